@@ -1,0 +1,150 @@
+//! What the operator writes and the agent answers: plain serde, no Kubernetes, no clock.
+//!
+//! `AgentConfig` travels as one JSON file in the revision's ConfigMap. `LoadReport` is the body of `GET /v1/load`,
+//! `DrainRequest` the body of `POST /v1/drain`. Unknown fields of `AgentConfig` are refused, so an operator that is
+//! newer than its agents is visible at start, never guessed. Nothing here does I/O.
+
+use serde::{Deserialize, Serialize};
+
+/// The port every agent serves HTTP on, and the name of that port in pods and Services.
+pub const AGENT_PORT: u16 = 8000;
+/// Name of [`AGENT_PORT`] in container and Service ports.
+pub const AGENT_PORT_NAME: &str = "http";
+/// Where the revision's ConfigMap is mounted in an agent pod.
+pub const CONFIG_DIR: &str = "/etc/stoker";
+/// File name of [`AgentConfig`] (JSON) inside [`CONFIG_DIR`].
+pub const CONFIG_FILE: &str = "agent.json";
+/// Tokens in one KV block. One definition for agent, operator and router.
+pub const KV_BLOCK_TOKENS: u32 = 16;
+
+/// Everything one replica needs to know. The operator writes it, the agent validates it before serving.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AgentConfig {
+    /// Revision of the deployment this configuration belongs to; echoed in `/v1/load`.
+    pub revision: String,
+    /// Which weights to serve.
+    pub model: ModelConfig,
+    /// Sizes of the engine.
+    #[serde(default)]
+    pub engine: EngineSettings,
+    /// How the agent leaves.
+    #[serde(default)]
+    pub drain: DrainSettings,
+}
+
+/// Which weights a replica serves and under which names.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelConfig {
+    /// `builtin://NAME` or a directory inside the pod (`pvc://` and `file://` are resolved by the operator).
+    pub source: String,
+    /// Names accepted in the `model` field of requests; the first is the one answers carry. Never empty.
+    pub served_names: Vec<String>,
+}
+
+/// Sizes of the engine. `None` means: the agent derives it from the model and the machine, and reports it.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct EngineSettings {
+    /// Longest prompt plus completion, in tokens. Default: the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// Sequences decoded together at most. Default: 64.
+    pub max_num_seqs: Option<u32>,
+    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512.
+    pub max_batched_tokens: Option<u32>,
+    /// Requests waiting at most before new ones are refused with 429. Default: 256.
+    pub max_waiting: Option<u32>,
+    /// Tokens the KV cache holds, rounded down to whole blocks. Default: from the memory the pod may use.
+    pub kv_cache_tokens: Option<u32>,
+    /// Compute threads of the CPU back end. Default: the CPUs the pod may use.
+    pub threads: Option<u32>,
+}
+
+/// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DrainSettings {
+    /// Seconds in-flight requests may take to finish before they are ended with an error.
+    pub deadline_seconds: u32,
+    /// Seconds a draining agent is unready but still admits, so that load balancers stop sending before it refuses.
+    pub withdraw_seconds: u32,
+}
+
+impl Default for DrainSettings {
+    fn default() -> Self {
+        Self { deadline_seconds: 600, withdraw_seconds: 3 }
+    }
+}
+
+/// Where an agent is in its life.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AgentPhase {
+    /// Reading weights, planning memory, warming up.
+    Loading,
+    /// Serving.
+    Ready,
+    /// Draining, unready, still admitting while endpoints are withdrawn.
+    Withdrawing,
+    /// Draining: admits nothing, finishes what runs.
+    Draining,
+    /// Drained: nothing runs and nothing is admitted; safe to delete.
+    Empty,
+    /// The model or the engine failed; `LoadReport::error` says why.
+    Failed,
+}
+
+/// Body of `GET /v1/load`: one reading of one replica.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadReport {
+    /// Unix time of the reading in milliseconds, by the agent's clock.
+    pub time_ms: u64,
+    /// Random per process start: counters restart when it changes.
+    pub start_id: String,
+    /// Revision the agent runs (empty when started by hand).
+    pub revision: String,
+    /// Where the agent is in its life.
+    pub phase: AgentPhase,
+    /// Why the phase is `Failed`: the path and the reason.
+    pub error: Option<String>,
+    /// Progress of loading, 0 to 1.
+    pub load_progress: f64,
+    /// Sequences being computed.
+    pub running: u32,
+    /// Requests waiting for their first step (preempted ones included).
+    pub waiting: u32,
+    /// Prompt tokens of waiting requests that still need prefill.
+    pub waiting_prefill_tokens: u64,
+    /// KV blocks in all.
+    pub total_blocks: u32,
+    /// KV blocks referenced by sequences.
+    pub referenced_blocks: u32,
+    /// KV blocks held only by the prefix cache; free for scaling (D4).
+    pub cached_blocks: u32,
+    /// KV blocks that hold nothing.
+    pub free_blocks: u32,
+    /// Preemptions since start.
+    pub preemptions: u64,
+    /// Requests that ended, in any way, since start.
+    pub finished: u64,
+    /// 95th percentile of the time to first token over the last minute, in seconds; `None` without samples.
+    pub ttft_p95_seconds: Option<f64>,
+    /// 95th percentile of the inter-token latency over the last minute, in seconds; `None` without samples.
+    pub itl_p95_seconds: Option<f64>,
+    /// Prefill speed over the last minute, tokens per second; `None` without samples.
+    pub prefill_tokens_per_second: Option<f64>,
+    /// Seconds since the last completed step while work was waiting; 0 when idle.
+    pub stalled_seconds: f64,
+}
+
+/// Body of `POST /v1/drain`; `DELETE /v1/drain` takes the agent back into service.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DrainRequest {
+    /// Overrides [`DrainSettings::deadline_seconds`].
+    pub deadline_seconds: Option<u32>,
+    /// Overrides [`DrainSettings::withdraw_seconds`].
+    pub withdraw_seconds: Option<u32>,
+}

@@ -1,0 +1,181 @@
+//! What a client asks of the engine and what it gets back. Owns the request types, never their execution.
+
+use std::collections::BTreeMap;
+
+/// Names one request for its whole life inside the engine.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RequestId(pub u64);
+
+/// A token of the model's vocabulary.
+pub type TokenId = u32;
+
+/// One prompt and how to continue it. `n > 1` is `n` requests that share the prompt; the caller sends them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Prompt tokens; never empty, shorter than the model's context.
+    pub prompt: Vec<TokenId>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// When generation ends.
+    pub stop: StopParams,
+    /// Log-probabilities wanted: `None` for none, `Some(k)` for the chosen token and the `k` likeliest.
+    pub logprobs: Option<u8>,
+}
+
+/// How the next token is chosen. Ranges are checked at the edge (`validate`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Nucleus: smallest set of tokens whose probability reaches `top_p`; 1 is off.
+    pub top_p: f32,
+    /// Only the `top_k` likeliest tokens; 0 is off.
+    pub top_k: u32,
+    /// Only tokens at least `min_p` times as likely as the likeliest; 0 is off.
+    pub min_p: f32,
+    /// Subtracted from the logit of tokens already generated.
+    pub presence_penalty: f32,
+    /// Subtracted once per earlier occurrence among generated tokens.
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or completion; 1 is off.
+    pub repetition_penalty: f32,
+    /// Added to single logits.
+    pub logit_bias: BTreeMap<TokenId, f32>,
+    /// Randomness is a function of (seed, position) only (D9).
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+        }
+    }
+}
+
+/// When generation ends.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StopParams {
+    /// Completion tokens at most; clamped to the room left in the context.
+    pub max_tokens: u32,
+    /// Completion tokens before an end token or stop string may end the request.
+    pub min_tokens: u32,
+    /// Go on after the model's end token.
+    pub ignore_eos: bool,
+    /// Strings that end the request; they are not part of the text unless `include_stop`.
+    pub stop: Vec<String>,
+    /// Keep the matched stop string in the text.
+    pub include_stop: bool,
+}
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FinishReason {
+    /// The model's end token, or a stop string.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+    /// The client went away, or asked.
+    Abort,
+    /// The engine failed; the text says how.
+    Error(String),
+}
+
+/// Log-probability of one token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: TokenId,
+    /// Its text alone (may be an incomplete UTF-8 sequence: see `bytes`).
+    pub text: String,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability, of the distribution before temperature and filters.
+    pub logprob: f32,
+}
+
+/// A chosen token's log-probability and its likeliest rivals, best first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PositionLogprobs {
+    /// The chosen token.
+    pub chosen: TokenLogprob,
+    /// The `k` likeliest tokens, best first.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Token counts of one request, by OpenAI's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Generated tokens, the end token included, tokens after a stop string excluded.
+    pub completion_tokens: u32,
+    /// Prompt tokens whose KV was found in the prefix cache.
+    pub cached_tokens: u32,
+}
+
+/// What a request's stream carries: any number of `Delta`, then exactly one `Finished`, then nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestEvent {
+    /// New text. `text` is whole UTF-8; it may be empty while a character or a stop string is undecided.
+    Delta {
+        /// Text that became certain.
+        text: String,
+        /// Tokens behind it.
+        tokens: Vec<TokenId>,
+        /// One entry a token, when asked for.
+        logprobs: Vec<PositionLogprobs>,
+    },
+    /// The only terminal.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// The stop string that matched, if one did.
+        stop_match: Option<String>,
+        /// Final counts.
+        usage: Usage,
+    },
+}
+
+/// Why a request was not taken. Nothing was started.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum RejectReason {
+    /// The prompt is empty.
+    #[error("the prompt is empty: send at least one token")]
+    EmptyPrompt,
+    /// Prompt does not fit the context with one token of completion.
+    #[error("the prompt has {prompt_tokens} tokens but the context is {max_model_len}: shorten the prompt to at most {} tokens", max_model_len - 1)]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens the context holds.
+        max_model_len: u32,
+    },
+    /// A token id beyond the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab_size}")]
+    BadToken {
+        /// The token.
+        token: TokenId,
+        /// Size of the vocabulary.
+        vocab_size: u32,
+    },
+    /// The waiting queue is full.
+    #[error("{waiting} requests are waiting, the queue holds {limit}: retry later")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: u32,
+        /// The bound.
+        limit: u32,
+    },
+    /// The engine has ended.
+    #[error("the engine has stopped: {0}")]
+    Stopped(String),
+}
