@@ -1,1 +1,5 @@
-//! Placeholder.
+//! Harness of the whole-system tests: processes and clusters that always stop. Holds no test itself.
+
+pub mod docs;
+pub mod figures;
+pub mod skip;

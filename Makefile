@@ -1,0 +1,77 @@
+# Every word a developer or CI says. `make help` lists them; `make check` is what CI runs.
+# Builds and downloads live in one cache outside the checkout, so a clean clone starts warm.
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+export STOKER_CACHE     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stoker
+export CARGO_TARGET_DIR ?= $(STOKER_CACHE)/target
+export SKIP_LOG         ?= $(STOKER_CACHE)/skipped.log
+CARGO_BIN   := $(STOKER_CACHE)/tools/bin
+CARGO_DENY  := $(CARGO_BIN)/cargo-deny
+DEMO_DIR    ?= $(STOKER_CACHE)/demo
+RELEASE     := $(CARGO_TARGET_DIR)/release
+
+help: ## List these words
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: kube ## Start a control plane, a node and the operator here; apply examples/chat.yaml; stream an answer
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster
+	$(RELEASE)/stoker-cluster demo --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --source $(CURDIR)
+
+demo-down: ## Stop the demo and remove everything it made
+	@if [ -x $(RELEASE)/stoker-cluster ]; then $(RELEASE)/stoker-cluster down --dir $(DEMO_DIR); else echo "no demo was built here"; fi
+
+test: kube binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+	@rm -f $(SKIP_LOG)
+	cargo test --workspace --no-fail-fast
+	tools/skipped.sh $(SKIP_LOG)
+
+check: fmt clippy generate-check test chart-check docs-check deny ## Everything CI runs
+
+e2e: kube helm ## The same on a real kubelet + containerd node with images and Helm (root)
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-image -p stoker-cluster
+	tools/e2e/run.sh
+
+bench: kube ## Measure agent and operator; append figures to docs/benchmarks/results and render the tables
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-tests --bins
+	$(RELEASE)/bench-agent --out docs/benchmarks/results/agent.jsonl
+	$(RELEASE)/bench-operator --out docs/benchmarks/results/control_plane.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
+fmt: ## Formatting, as rustfmt wants it
+	@cargo fmt --all --check
+
+clippy: ## Lints, warnings denied
+	@cargo clippy --workspace --all-targets -- -D warnings
+
+generate: ## Write the CRD into the chart from the Rust types
+	@cargo run -q -p stoker-crds --bin crdgen > charts/stoker/crds/inferencedeployments.yaml
+
+generate-check: ## The committed CRD equals the generated one
+	@cargo run -q -p stoker-crds --bin crdgen | diff -u charts/stoker/crds/inferencedeployments.yaml - \
+	  || { echo "the CRD in the chart is stale: run 'make generate' and commit"; exit 1; }
+
+chart-check: kube helm ## The chart lints, renders, and the API server accepts it
+	@charts/check.sh
+
+docs-check: ## Links in the docs lead somewhere; tables equal their figures
+	@cargo run -q -p stoker-tests --bin docs-check -- .
+
+deny: $(CARGO_DENY) ## Licences, duplicates and sources of dependencies
+	@$(CARGO_DENY) --all-features check bans licenses sources
+
+kube: ## Build the Kubernetes binaries once into the cache
+	@tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
+
+helm: ## Build Helm once into the cache
+	@tools/kube/build.sh helm
+
+binaries: ## The programs that tests start
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-image
+
+$(CARGO_DENY):
+	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
+
+.PHONY: help demo demo-down test check e2e bench fmt clippy generate generate-check chart-check docs-check deny kube helm binaries
