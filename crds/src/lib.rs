@@ -1,3 +1,19 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
+//!
+//! `contract` is plain serde and all the agent links; the Kubernetes resource stands behind the feature `resource`.
 
 pub mod contract;
+
+#[cfg(feature = "resource")]
+pub mod conditions;
+#[cfg(feature = "resource")]
+pub mod crd;
+#[cfg(feature = "resource")]
+pub mod inference_deployment;
+#[cfg(feature = "resource")]
+pub mod status;
+
+#[cfg(feature = "resource")]
+pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
+#[cfg(feature = "resource")]
+pub use status::InferenceDeploymentStatus;

@@ -1,0 +1,46 @@
+//! Names of conditions and their reasons: what `kubectl wait`, dashboards and our tests spell the same way.
+//!
+//! Reasons that Kubernetes itself coined for a pod (`Unschedulable`, `ErrImagePull`, `CrashLoopBackOff`, …) are passed
+//! through as they are and not listed here. Nothing here decides.
+
+/// True when every replica runs the revision of the current generation and serves.
+pub const READY: &str = "Ready";
+/// True when at least one replica serves.
+pub const AVAILABLE: &str = "Available";
+/// True while replicas are created, loaded, drained or replaced.
+pub const PROGRESSING: &str = "Progressing";
+/// True when something stays wrong until somebody, or the cluster, changes it.
+pub const DEGRADED: &str = "Degraded";
+
+/// `Ready`: all replicas serve the current revision.
+pub const REASON_SERVING: &str = "Serving";
+/// `Ready`, `Available`: the deployment asks for no replica.
+pub const REASON_SCALED_TO_ZERO: &str = "ScaledToZero";
+/// `Available`: some replica serves.
+pub const REASON_REPLICA_SERVES: &str = "ReplicaServes";
+/// `Available`: no replica serves.
+pub const REASON_NO_REPLICA_SERVES: &str = "NoReplicaServes";
+/// A replica is on its way: pod created, image or weights being read.
+pub const REASON_STARTING: &str = "Starting";
+/// Replicas of an older revision are being replaced, one more pod than asked for at a time.
+pub const REASON_ROLLING: &str = "RollingOut";
+/// As [`REASON_ROLLING`], but the surplus pod does not fit the cluster: one replica goes before its successor starts.
+pub const REASON_REPLACING: &str = "ReplacingInPlace";
+/// Surplus replicas are drained.
+pub const REASON_DRAINING: &str = "Draining";
+/// Nothing is on its way.
+pub const REASON_SETTLED: &str = "Settled";
+/// `Degraded`: nothing is wrong.
+pub const REASON_AS_EXPECTED: &str = "AsExpected";
+/// The object was accepted by the API server but cannot be deployed; the message names field and fix.
+pub const REASON_INVALID_SPEC: &str = "InvalidSpec";
+/// A Service, ConfigMap or Pod that we need exists and belongs to somebody else.
+pub const REASON_NAME_TAKEN: &str = "NameTaken";
+/// The API server refused a Pod, Service or ConfigMap (quota, admission, permissions); the message is its own.
+pub const REASON_REFUSED: &str = "ChildRefused";
+/// The agent could not load the model; the message has path and reason.
+pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
+/// A replica was serving and is not ready now.
+pub const REASON_NOT_READY: &str = "ReplicaNotReady";
+/// The operator's own plan broke an invariant and was not carried out.
+pub const REASON_PLAN_REFUSED: &str = "PlanRefused";

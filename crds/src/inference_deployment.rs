@@ -1,0 +1,284 @@
+//! `InferenceDeployment`: what a user may write, and what the API server refuses.
+//!
+//! Every field is live: it changes a child object or the agent's configuration. Ranges and CEL rules stand beside
+//! their field, and their messages name the field and the fix. The doc comments of fields are what `kubectl explain`
+//! prints; units and defaults belong there. Nothing here reads a cluster.
+
+#![expect(unreachable_pub, reason = "the schema derive repeats each struct, `pub` included, inside a private scope")]
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::util::intstr::IntOrString};
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::status::InferenceDeploymentStatus;
+
+/// One model, served by a number of equal replicas behind one Service of the same name.
+#[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[kube(
+    group = "stoker.dev",
+    version = "v1alpha1",
+    kind = "InferenceDeployment",
+    plural = "inferencedeployments",
+    singular = "inferencedeployment",
+    shortname = "infd",
+    category = "all",
+    namespaced,
+    status = "InferenceDeploymentStatus",
+    derive = "PartialEq",
+    doc = "InferenceDeployment serves one model with a number of equal replicas behind one Service of the same name. Unknown fields are refused by clients that validate strictly, as kubectl and Helm do by default.",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Replicas", type_ = "string", json_path = ".status.readyOfWanted"),
+    printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.source"),
+    printcolumn(name = "KV%", type_ = "integer", json_path = ".status.capacity.kvUsedPercent"),
+    printcolumn(name = "URL", type_ = "string", json_path = ".status.url"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    printcolumn(name = "Revision", type_ = "string", json_path = ".status.revision", priority = 1),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
+        "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceDeploymentSpec {
+    /// Which weights to serve and under which names. The only required field.
+    pub model: ModelSpec,
+    /// What each replica asks of its node. Default: nothing asked, nothing limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourcesSpec>,
+    /// Sizes of the engine in each replica. Default: derived from the model and the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineSpec>,
+    /// Number of replicas, 0 to 1000. Default: 1.
+    #[serde(default = "default_replicas")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub replicas: i32,
+    /// How a replica leaves when it is replaced or no longer wanted. Default: 3 s withdrawn, then up to 600 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainSpec>,
+    /// Where and as what the pods run. Default: the operator's agent image, anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodSpec>,
+}
+
+/// The default of `replicas`.
+fn default_replicas() -> i32 {
+    1
+}
+
+/// Which weights to serve and under which names.
+#[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelSpec {
+    /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `pvc://CLAIM/PATH` (a
+    /// directory on a PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (a directory of
+    /// the agent's image). Directories hold a Hugging Face model: config.json, tokenizer.json, *.safetensors.
+    #[schemars(length(min = 1, max = 1024))]
+    #[x_kube(
+        validation = Rule::new("self.startsWith('builtin://') || self.startsWith('pvc://') || self.startsWith('file://')").message(
+            "model.source: unknown scheme; use builtin://NAME, pvc://CLAIM/PATH or file:///PATH"
+        ),
+        validation = Rule::new("!self.startsWith('builtin://') || self.matches('^builtin://[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message(
+            "model.source: after builtin:// comes the name of a model inside the agent, for example builtin://ember"
+        ),
+        validation = Rule::new("!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$')").message(
+            "model.source: use pvc://CLAIM/PATH, where CLAIM is a PersistentVolumeClaim of this namespace and PATH a directory on it"
+        ),
+        validation = Rule::new("!self.startsWith('file://') || self.matches('^file://(/[^/]+)+/?$')").message(
+            "model.source: use file:///PATH with an absolute directory of the agent's image, for example file:///models/chat"
+        ),
+        validation = Rule::new("!self.matches('(^|/)[.][.]?(/|$)')").message(
+            "model.source: a path has no '.' or '..' parts; write it out"
+        )
+    )]
+    pub source: String,
+    /// Names that requests may use in their `model` field; the first is the one answers carry. At most 16. Default: the
+    /// name of this object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16), schema_with = "served_names_schema")]
+    #[x_kube(validation = Rule::new("self.all(n, self.exists_one(m, m == n))").message(
+        "model.servedNames: each name once; remove the repeated one"
+    ))]
+    pub served_names: Option<Vec<String>>,
+}
+
+/// A list of names whose length is bounded, so that CEL can estimate its cost.
+fn served_names_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]+$"},
+    })
+}
+
+/// What each replica asks of its node. Requests equal limits, so that a replica that fits keeps fitting.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourcesSpec {
+    /// CPUs per replica as a Kubernetes quantity (4, "500m"), request and limit, 50m to 1024. Default: none asked, none
+    /// limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity_schema")]
+    #[x_kube(validation = Rule::new(
+        "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('50m')) >= 0 && quantity(string(self)).compareTo(quantity('1024')) <= 0"
+    ).message("resources.cpu: a quantity of CPUs from 50m to 1024, for example 4 or \"500m\""))]
+    pub cpu: Option<IntOrString>,
+    /// Memory per replica as a Kubernetes quantity ("8Gi"), request and limit, 64Mi to 64Ti. It bounds weights and KV
+    /// cache together. Default: none asked, none limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity_schema")]
+    #[x_kube(validation = Rule::new(
+        "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('64Mi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0"
+    ).message("resources.memory: a quantity of bytes from 64Mi to 64Ti, for example \"8Gi\""))]
+    pub memory: Option<IntOrString>,
+}
+
+/// A Kubernetes quantity, written as number or string.
+fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"x-kubernetes-int-or-string": true, "maxLength": 32})
+}
+
+/// Sizes of the engine in each replica.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new(
+        "!has(self.kvCacheTokens) || !has(self.maxModelLen) || self.kvCacheTokens >= self.maxModelLen"
+    ).message("engine.kvCacheTokens must hold at least one sequence of engine.maxModelLen: raise kvCacheTokens or lower maxModelLen"),
+    validation = Rule::new(
+        "(has(self.maxBatchedTokens) ? self.maxBatchedTokens : 512) >= (has(self.maxNumSeqs) ? self.maxNumSeqs : 64)"
+    ).message("engine.maxBatchedTokens (default 512) must be at least engine.maxNumSeqs (default 64), as every running sequence computes one token a step: raise maxBatchedTokens or lower maxNumSeqs")
+)]
+pub struct EngineSpec {
+    /// Longest prompt plus completion, in tokens, 16 to 10485760. Default: the model's own limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 10_485_760))]
+    pub max_model_len: Option<u32>,
+    /// Sequences decoded together at most, 1 to 4096. Default: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_num_seqs: Option<u32>,
+    /// Tokens computed in one step at most, prompt chunks and decodes together, 16 to 1048576. Default: 512.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 1_048_576))]
+    pub max_batched_tokens: Option<u32>,
+    /// Tokens that the KV cache holds, rounded down to whole blocks of 16, 16 to 1073741824. Default: from the memory
+    /// that the pod may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 1_073_741_824))]
+    pub kv_cache_tokens: Option<u32>,
+    /// Requests that wait at most before new ones are refused with 429, 1 to 100000. Default: 256.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100_000))]
+    pub max_waiting: Option<u32>,
+    /// Compute threads of the CPU back end, 1 to 1024. Default: the CPUs that the pod may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub threads: Option<u32>,
+}
+
+/// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainSpec {
+    /// Seconds that streams may take to finish before they are ended with an error, 0 to 86400. Default: 600.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 86_400))]
+    pub deadline_seconds: Option<u32>,
+    /// Seconds that a leaving replica still takes requests while load balancers stop sending them, 0 to 300. Default: 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 300))]
+    pub withdraw_seconds: Option<u32>,
+}
+
+/// Where and as what the pods run.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSpec {
+    /// Image of the agent. Default: the image the operator was installed with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: Option<String>,
+    /// When the node pulls the image. Default: Always for the tag `latest` or no tag, otherwise IfNotPresent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+    /// Secrets of this namespace with registry credentials, at most 16. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub image_pull_secrets: Vec<SecretRef>,
+    /// Labels that a node must have to run a replica. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    pub node_selector: BTreeMap<String, String>,
+    /// Node taints that replicas tolerate, at most 64. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub tolerations: Vec<Toleration>,
+    /// More labels for the pods, at most 64. Keys of the operator (app.kubernetes.io/, stoker.dev/) are refused. Default:
+    /// none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('app.kubernetes.io/') && !k.startsWith('stoker.dev/'))").message(
+        "pod.labels: keys under app.kubernetes.io/ and stoker.dev/ belong to the operator; choose another prefix"
+    ))]
+    pub labels: BTreeMap<String, String>,
+    /// More annotations for the pods, at most 64. Keys under stoker.dev/ are refused: behaviour is set by fields. Default:
+    /// none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 64))]
+    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('stoker.dev/'))").message(
+        "pod.annotations: keys under stoker.dev/ belong to the operator; choose another prefix"
+    ))]
+    pub annotations: BTreeMap<String, String>,
+    /// ServiceAccount of the pods; no token of it is mounted. Default: the namespace's default account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account_name: Option<String>,
+    /// PriorityClass of the pods. Default: the cluster's default priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+}
+
+/// When a node pulls the image. Default: Always for the tag `latest` or no tag, otherwise IfNotPresent.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum ImagePullPolicy {
+    /// At every start.
+    Always,
+    /// When the node does not have it.
+    IfNotPresent,
+    /// Never: the node must have it.
+    Never,
+}
+
+impl ImagePullPolicy {
+    /// The word that a pod's container carries.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::IfNotPresent => "IfNotPresent",
+            Self::Never => "Never",
+        }
+    }
+}
+
+/// A Secret of the same namespace.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretRef {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}

@@ -1,0 +1,85 @@
+//! `InferenceDeployment.status`: what the operator reports. Written by the operator alone.
+//!
+//! Values that move all the time (KV use, start progress) are coarse on purpose: a settled deployment causes no writes.
+
+#![expect(unreachable_pub, reason = "the schema derive repeats each struct, `pub` included, inside a private scope")]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the operator saw when it last looked, and for which generation of the spec.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceDeploymentStatus {
+    /// Generation of the spec that everything else in this status is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Ready, Available, Progressing and Degraded, each with reason, message and the generation it is about.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+    /// Pods that exist and are not being deleted, of any revision.
+    #[serde(default)]
+    pub replicas: i32,
+    /// Pods of any revision that serve.
+    #[serde(default)]
+    pub ready_replicas: i32,
+    /// Pods of the current revision that serve.
+    #[serde(default)]
+    pub updated_replicas: i32,
+    /// Serving and wanted replicas, as "2/3".
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ready_of_wanted: String,
+    /// Label selector of the pods, for the scale subresource.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub selector: String,
+    /// Hash of everything that a replica's pod depends on.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub revision: String,
+    /// Base URL for OpenAI clients inside the cluster.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub url: String,
+    /// KV cache of the serving replicas together, as measured by the agents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<CapacityStatus>,
+    /// The replica that is furthest behind in starting; absent when none is starting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup: Option<StartupStatus>,
+}
+
+/// KV cache of the serving replicas together.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CapacityStatus {
+    /// Tokens that the KV caches hold together.
+    pub kv_tokens: i64,
+    /// Share of them that running sequences reference, in percent. Updated when it moved by 5 or more, at most every 30 s.
+    pub kv_used_percent: i32,
+    /// When these numbers were read.
+    pub observed_at: Time,
+}
+
+/// How far a starting replica is.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartupStatus {
+    /// Its pod.
+    pub pod: String,
+    /// What it waits for.
+    pub phase: StartupPhase,
+}
+
+/// What a starting replica waits for, in order.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum StartupPhase {
+    /// A node.
+    Scheduling,
+    /// Its image and volumes.
+    Preparing,
+    /// Weights being read, memory planned, a warm-up step.
+    Loading,
+    /// Its first good answer to the readiness probe.
+    BecomingReady,
+}
