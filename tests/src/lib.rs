@@ -2,4 +2,5 @@
 
 pub mod docs;
 pub mod figures;
+pub mod load;
 pub mod skip;
