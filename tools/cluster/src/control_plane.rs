@@ -1,0 +1,446 @@
+//! etcd, kube-apiserver and, on demand, kube-controller-manager and kube-scheduler on loopback addresses of their own.
+//!
+//! Owns their processes, their folder and their addresses; all three are gone when it is dropped, and also when the
+//! process that owns it is killed (see [`crate::keeper`]). Needs no root and touches nothing outside its folder. Never
+//! talks about nodes or pods.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use http::Request;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::{Api, Client, Config, config::KubeConfigOptions, config::Kubeconfig};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::{
+    binaries::Binaries,
+    blocking::block_on,
+    component::{Component, ComponentSpec},
+    credentials::{Credentials, Identity},
+    error::ClusterError,
+    keeper::Keeper,
+    slot::Slot,
+};
+
+/// Long enough for two busy cores; a healthy start takes about 3 s.
+const READY_TIMEOUT: Duration = Duration::from_secs(90);
+/// One look at a server that may hang.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Which control plane to start.
+#[derive(Clone, Debug, Default)]
+pub struct ControlPlaneOptions {
+    /// What runs beside etcd and the API server.
+    pub controllers: Controllers,
+    /// Whether every request is written to [`ControlPlane::audit_log`].
+    pub audit: Audit,
+    /// Where data, credentials and logs go. It is removed in the end. Default: a new temporary folder.
+    pub dir: Option<PathBuf>,
+}
+
+/// What runs beside etcd and the API server.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Controllers {
+    /// Nothing: objects are stored and validated, and that is all. Pods need no service account then.
+    #[default]
+    None,
+    /// The controller manager and the scheduler. Nodes that fall silent become NotReady after this long.
+    All {
+        /// kubelet renews every 10 s and Kubernetes' default is 40 s; fault tests want less.
+        node_grace: Duration,
+    },
+}
+
+impl Controllers {
+    /// All controllers, with the node grace period of a stock cluster.
+    pub fn all() -> Self {
+        Self::All { node_grace: Duration::from_secs(40) }
+    }
+}
+
+/// Whether requests are recorded.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Audit {
+    /// Not recorded.
+    #[default]
+    Off,
+    /// One JSON line a request: user, verb, object, status.
+    Metadata,
+}
+
+/// A running control plane. Dropping it stops everything.
+#[derive(Debug)]
+pub struct ControlPlane {
+    // In the order of their end: without etcd an API server takes half a minute to stop.
+    scheduler: Option<Component>,
+    controller_manager: Option<Component>,
+    apiserver: Component,
+    etcd: Component,
+    credentials: Credentials,
+    slot: Slot,
+    keeper: Arc<Keeper>,
+    binaries: Binaries,
+    dir: Dir,
+}
+
+impl ControlPlane {
+    /// Starts everything `options` ask for and waits until it is ready.
+    pub fn start(options: ControlPlaneOptions) -> Result<Self, ClusterError> {
+        let binaries = Binaries::find();
+        let keeper = Arc::new(Keeper::start().map_err(ClusterError::process("start", "keeper"))?);
+        let dir = Dir::create(options.dir.as_deref())?;
+        keeper.remove_at_end(dir.path());
+        let slot = Slot::claim()?;
+        let credentials = Credentials::create(&dir.path().join("credentials"), &slot)?;
+        let layout = Layout { binaries: &binaries, dir: dir.path(), slot: &slot, credentials: &credentials };
+        let etcd = Component::start(layout.etcd()?, &keeper)?;
+        let apiserver = Component::start(layout.apiserver(&options)?, &keeper)?;
+        let specs = layout.controllers(options.controllers)?;
+        let mut control_plane = Self {
+            scheduler: None,
+            controller_manager: None,
+            apiserver,
+            etcd,
+            credentials,
+            slot,
+            keeper,
+            binaries,
+            dir,
+        };
+        control_plane.wait_until_ready()?;
+        if let Some((controller_manager, scheduler)) = specs {
+            control_plane.controller_manager = Some(Component::start(controller_manager, &control_plane.keeper)?);
+            control_plane.scheduler = Some(Component::start(scheduler, &control_plane.keeper)?);
+            control_plane.wait_for_service_account()?;
+        }
+        Ok(control_plane)
+    }
+
+    /// A kubeconfig with all rights.
+    pub fn kubeconfig_path(&self) -> PathBuf {
+        self.credentials.kubeconfig(Identity::Admin)
+    }
+
+    /// A kubeconfig of `who`.
+    pub fn kubeconfig_of(&self, who: Identity) -> PathBuf {
+        self.credentials.kubeconfig(who)
+    }
+
+    /// Where the API server listens.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.slot.api())
+    }
+
+    /// The administrator's bearer token.
+    pub fn token(&self) -> &str {
+        self.credentials.token(Identity::Admin)
+    }
+
+    /// The CA that signed the API server's certificate, PEM.
+    pub fn ca_path(&self) -> PathBuf {
+        self.credentials.ca_certificate()
+    }
+
+    /// Where data, credentials and logs are.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The log of one component: `etcd`, `kube-apiserver`, `kube-controller-manager` or `kube-scheduler`.
+    pub fn log_path(&self, component: &str) -> PathBuf {
+        log_path(self.dir(), component)
+    }
+
+    /// One JSON line a request, when [`Audit::Metadata`] was asked for.
+    pub fn audit_log(&self) -> PathBuf {
+        self.dir().join("audit.log")
+    }
+
+    /// The keeper of everything that belongs to this cluster.
+    pub fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+
+    /// The binaries in use.
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// `kubectl` as administrator. Its discovery cache lies in the cluster's folder.
+    pub fn kubectl(&self) -> Result<Command, ClusterError> {
+        let mut command = Command::new(self.binaries.path("kubectl")?);
+        command.env("KUBECONFIG", self.kubeconfig_path()).env("KUBECACHEDIR", self.dir().join("kubectl-cache"));
+        Ok(command)
+    }
+
+    /// The client configuration of `who`, for kube.
+    pub async fn config_of(&self, who: Identity) -> Result<Config, ClusterError> {
+        read_config(&self.kubeconfig_of(who)).await
+    }
+
+    /// A client with all rights.
+    pub async fn client(&self) -> Result<Client, ClusterError> {
+        client_of(self.config_of(Identity::Admin).await?)
+    }
+
+    /// Kills the API server without warning (SIGKILL). Its data stays.
+    pub fn kill_apiserver(&mut self) {
+        self.apiserver.kill();
+    }
+
+    /// Starts the API server again, same address, same data, and waits until it is ready.
+    pub fn restart_apiserver(&mut self) -> Result<(), ClusterError> {
+        self.apiserver.restart()?;
+        self.wait_until_ready()
+    }
+
+    /// The API server accepts connections and answers nothing (SIGSTOP) until [`Self::thaw_apiserver`].
+    pub fn freeze_apiserver(&self) {
+        self.apiserver.signal(Signal::STOP);
+    }
+
+    /// Ends [`Self::freeze_apiserver`].
+    pub fn thaw_apiserver(&self) {
+        self.apiserver.signal(Signal::CONT);
+    }
+
+    /// Kills the controller manager and the scheduler; nothing is bound or collected until they are restarted.
+    pub fn kill_controllers(&mut self) {
+        for component in [&mut self.controller_manager, &mut self.scheduler].into_iter().flatten() {
+            component.kill();
+        }
+    }
+
+    /// Starts controller manager and scheduler again.
+    pub fn restart_controllers(&mut self) -> Result<(), ClusterError> {
+        [&mut self.controller_manager, &mut self.scheduler].into_iter().flatten().try_for_each(Component::restart)
+    }
+
+    /// Process ids of everything that runs, by component name.
+    pub fn pids(&self) -> Vec<(&'static str, u32)> {
+        let components = [
+            ("etcd", Some(&self.etcd)),
+            ("kube-apiserver", Some(&self.apiserver)),
+            ("kube-controller-manager", self.controller_manager.as_ref()),
+            ("kube-scheduler", self.scheduler.as_ref()),
+        ];
+        components.into_iter().filter_map(|(name, component)| Some((name, component?.pid()?))).collect()
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), ClusterError> {
+        let kubeconfig = self.kubeconfig_path();
+        let deadline = Instant::now() + READY_TIMEOUT;
+        while !block_on(is_ready(&kubeconfig))? {
+            for component in [&mut self.etcd, &mut self.apiserver] {
+                if component.has_exited() {
+                    return Err(component.not_ready("ended"));
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(self.apiserver.not_ready(format!("was not ready after {} s", READY_TIMEOUT.as_secs())));
+            }
+            sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Pods are refused until the controller manager has made the namespace's service account.
+    fn wait_for_service_account(&mut self) -> Result<(), ClusterError> {
+        let kubeconfig = self.kubeconfig_path();
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let controller_manager = self.controller_manager.as_mut().expect("started just before");
+        while !block_on(has_service_account(&kubeconfig))? {
+            if controller_manager.has_exited() {
+                return Err(controller_manager.not_ready("ended"));
+            }
+            if Instant::now() >= deadline {
+                return Err(controller_manager.not_ready("made no default service account"));
+            }
+            sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+/// The cluster's folder, removed at the end whoever named it.
+#[derive(Debug)]
+struct Dir(TempDir);
+
+impl Dir {
+    fn create(wanted: Option<&Path>) -> Result<Self, ClusterError> {
+        let Some(path) = wanted else {
+            return TempDir::with_prefix("stoker-cluster-")
+                .map(Self)
+                .map_err(ClusterError::file("create a folder in", std::env::temp_dir()));
+        };
+        let parent = path.parent().unwrap_or(Path::new("."));
+        let name = path.file_name().unwrap_or_default();
+        fs::create_dir_all(parent).map_err(ClusterError::file("create", parent))?;
+        // An exact name instead of a random one: a folder that exists already belongs to somebody else and is refused.
+        tempfile::Builder::new()
+            .prefix(name)
+            .rand_bytes(0)
+            .tempdir_in(parent)
+            .map(Self)
+            .map_err(ClusterError::file("create", path))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// Turns a cluster's files and addresses into command lines.
+struct Layout<'a> {
+    binaries: &'a Binaries,
+    dir: &'a Path,
+    slot: &'a Slot,
+    credentials: &'a Credentials,
+}
+
+impl Layout<'_> {
+    fn etcd(&self) -> Result<ComponentSpec, ClusterError> {
+        let client = format!("http://{}", self.slot.etcd_client());
+        let peer = format!("http://{}", self.slot.etcd_peer());
+        let args = vec![
+            flag("data-dir", self.dir.join("etcd").display()),
+            // The data dies with the cluster: what a power cut would lose is of no interest.
+            flag("unsafe-no-fsync", true),
+            flag("listen-client-urls", &client),
+            flag("advertise-client-urls", &client),
+            flag("listen-peer-urls", &peer),
+            flag("initial-advertise-peer-urls", &peer),
+            flag("initial-cluster", format!("default={peer}")),
+        ];
+        self.component("etcd", args)
+    }
+
+    fn apiserver(&self, options: &ControlPlaneOptions) -> Result<ComponentSpec, ClusterError> {
+        let (api, credentials) = (self.slot.api(), self.credentials);
+        let mut args = vec![
+            flag("etcd-servers", format!("http://{}", self.slot.etcd_client())),
+            flag("bind-address", api.ip()),
+            flag("advertise-address", api.ip()),
+            flag("secure-port", api.port()),
+            flag("tls-cert-file", credentials.server_certificate().display()),
+            flag("tls-private-key-file", credentials.server_key().display()),
+            flag("token-auth-file", credentials.token_file().display()),
+            flag("authorization-mode", "RBAC"),
+            flag("service-account-issuer", "https://kubernetes.default.svc"),
+            flag("service-account-key-file", credentials.service_account_public_key().display()),
+            flag("service-account-signing-key-file", credentials.service_account_key().display()),
+            flag("service-cluster-ip-range", self.slot.service_range()),
+            // Endpoints may not hold loopback addresses, and this API server has no other.
+            flag("endpoint-reconciler-type", "none"),
+            flag("kubelet-preferred-address-types", "InternalIP"),
+        ];
+        if options.controllers == Controllers::None {
+            args.push(flag("disable-admission-plugins", "ServiceAccount"));
+        }
+        if options.audit == Audit::Metadata {
+            args.extend(self.audit_flags()?);
+        }
+        self.component("kube-apiserver", args)
+    }
+
+    fn audit_flags(&self) -> Result<[String; 2], ClusterError> {
+        let policy = self.dir.join("audit-policy.json");
+        let text = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[{"level":"Metadata"}]}"#;
+        fs::write(&policy, text).map_err(ClusterError::file("write", &policy))?;
+        Ok([flag("audit-policy-file", policy.display()), flag("audit-log-path", self.dir.join("audit.log").display())])
+    }
+
+    fn controllers(&self, controllers: Controllers) -> Result<Option<(ComponentSpec, ComponentSpec)>, ClusterError> {
+        let Controllers::All { node_grace } = controllers else { return Ok(None) };
+        Ok(Some((self.controller_manager(node_grace)?, self.scheduler()?)))
+    }
+
+    fn controller_manager(&self, node_grace: Duration) -> Result<ComponentSpec, ClusterError> {
+        let args = vec![
+            flag("kubeconfig", self.credentials.kubeconfig(Identity::ControllerManager).display()),
+            flag("use-service-account-credentials", true),
+            flag("service-account-private-key-file", self.credentials.service_account_key().display()),
+            flag("root-ca-file", self.credentials.ca_certificate().display()),
+            flag("leader-elect", false),
+            flag("secure-port", 0),
+            // With the default limits the first pod is bound 5 s after the start, with these 0.5 s.
+            flag("kube-api-qps", 500),
+            flag("kube-api-burst", 1000),
+            flag("flex-volume-plugin-dir", self.dir.join("flex-volumes").display()),
+            flag("node-monitor-period", "1s"),
+            flag("node-monitor-grace-period", format!("{}s", node_grace.as_secs())),
+            // Endpoint objects refuse 127.0.0.0/8; the Service proxy of this crate reads pods instead.
+            flag(
+                "controllers",
+                "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
+            ),
+        ];
+        self.component("kube-controller-manager", args)
+    }
+
+    fn scheduler(&self) -> Result<ComponentSpec, ClusterError> {
+        let kubeconfig = self.credentials.kubeconfig(Identity::Scheduler);
+        let args = vec![flag("kubeconfig", kubeconfig.display()), flag("leader-elect", false), flag("secure-port", 0)];
+        self.component("kube-scheduler", args)
+    }
+
+    fn component(&self, name: &'static str, args: Vec<String>) -> Result<ComponentSpec, ClusterError> {
+        Ok(ComponentSpec {
+            name,
+            program: self.binaries.path(name)?,
+            args,
+            env: Vec::new(),
+            log: log_path(self.dir, name),
+        })
+    }
+}
+
+fn log_path(dir: &Path, component: &str) -> PathBuf {
+    dir.join(component).with_extension("log")
+}
+
+fn flag(name: &str, value: impl std::fmt::Display) -> String {
+    format!("--{name}={value}")
+}
+
+pub(crate) async fn read_config(kubeconfig: &Path) -> Result<Config, ClusterError> {
+    let doing = || format!("read {}", kubeconfig.display());
+    let file = Kubeconfig::read_from(kubeconfig).map_err(|error| ClusterError::api(doing())(error.into()))?;
+    let options = KubeConfigOptions::default();
+    Config::from_custom_kubeconfig(file, &options).await.map_err(|error| ClusterError::api(doing())(error.into()))
+}
+
+pub(crate) fn client_of(config: Config) -> Result<Client, ClusterError> {
+    Client::try_from(config).map_err(ClusterError::api("build a client"))
+}
+
+/// Whether the API server answers `ok`; a server that is not there yet is not ready, and no error.
+async fn is_ready(kubeconfig: &Path) -> Result<bool, ClusterError> {
+    let client = probe_client(kubeconfig).await?;
+    let request = Request::get("/readyz").body(Vec::new()).expect("a constant path is valid");
+    Ok(client.request_text(request).await.is_ok_and(|body| body == "ok"))
+}
+
+async fn has_service_account(kubeconfig: &Path) -> Result<bool, ClusterError> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(probe_client(kubeconfig).await?, "default");
+    Ok(accounts.get_opt("default").await.is_ok_and(|account| account.is_some()))
+}
+
+async fn probe_client(kubeconfig: &Path) -> Result<Client, ClusterError> {
+    let mut config = read_config(kubeconfig).await?;
+    config.connect_timeout = Some(PROBE_TIMEOUT);
+    config.read_timeout = Some(PROBE_TIMEOUT);
+    client_of(config)
+}

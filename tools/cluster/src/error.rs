@@ -1,0 +1,85 @@
+//! What can go wrong while a cluster is started, driven or stopped.
+
+use std::{io, path::PathBuf};
+
+/// Every failure of this crate. The text says what was being done and, where there is one, the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A binary of the control plane is not where it should be.
+    #[error("no {name} in {}; build it with: tools/kube/build.sh {name}", dir.display())]
+    BinaryMissing {
+        /// Which binary.
+        name: String,
+        /// The folder that was looked into.
+        dir: PathBuf,
+    },
+    /// A file or folder could not be read or written.
+    #[error("{doing} {}: {source}", path.display())]
+    File {
+        /// Present tense: what was tried.
+        doing: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A process could not be started, signalled or waited for.
+    #[error("{doing} {name}: {source}")]
+    Process {
+        /// Present tense: what was tried.
+        doing: &'static str,
+        /// The component.
+        name: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A component ended or never became ready.
+    #[error("{name} {what}; the end of its log:\n{log_tail}")]
+    NotReady {
+        /// The component.
+        name: String,
+        /// What was seen instead.
+        what: String,
+        /// Its last lines.
+        log_tail: String,
+    },
+    /// Every address range for a local cluster is taken.
+    #[error("all {0} address ranges for local clusters on this machine are taken; stop one (stoker-cluster down)")]
+    NoFreeSlot(usize),
+    /// Certificates could not be made.
+    #[error("make certificates: {0}")]
+    Certificates(#[from] rcgen::Error),
+    /// The API server said no, or nothing.
+    #[error("{doing}: {source}")]
+    Api {
+        /// Present tense: what was tried.
+        doing: String,
+        /// Why not.
+        source: Box<kube::Error>,
+    },
+    /// A fault was asked for a pod that this node does not run.
+    #[error("the node runs no process for pod {namespace}/{name}")]
+    NoSuchPod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl ClusterError {
+    pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+
+    pub(crate) fn process(doing: &'static str, name: &str) -> impl FnOnce(io::Error) -> Self {
+        let name = name.to_owned();
+        move |source| Self::Process { doing, name, source }
+    }
+
+    pub(crate) fn api(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Api { doing, source: Box::new(source) }
+    }
+}

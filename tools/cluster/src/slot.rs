@@ -1,0 +1,103 @@
+//! The addresses of one local cluster, disjoint from those of every other on this machine. Adds no address to any
+//! interface: on Linux all of 127.0.0.0/8 is local already, so nothing here needs root.
+//!
+//! ```text
+//! slot s    127.77.s.1            API server (6443), etcd (2379, 2380), the claim itself (1077)
+//!           127.77.s.2   - .127   pods of node 0
+//!           127.77.s.128 - .254   pods of node 1
+//!           127.96.s.0/24         Services
+//! ```
+//! A slot is claimed by listening on its port 1077: the kernel gives it back when the owner ends, however it ends.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::RangeInclusive,
+};
+
+use crate::error::ClusterError;
+
+const SLOTS: RangeInclusive<u8> = 0..=254;
+const CLAIM_PORT: u16 = 1077;
+const API_PORT: u16 = 6443;
+const ETCD_CLIENT_PORT: u16 = 2379;
+const ETCD_PEER_PORT: u16 = 2380;
+
+/// One claimed range of loopback addresses.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    number: u8,
+    _claim: TcpListener,
+}
+
+impl Slot {
+    /// Claims the first free slot.
+    pub(crate) fn claim() -> Result<Self, ClusterError> {
+        SLOTS.into_iter().find_map(Self::try_claim).ok_or(ClusterError::NoFreeSlot(SLOTS.count()))
+    }
+
+    fn try_claim(number: u8) -> Option<Self> {
+        let home = home(number);
+        let claim = TcpListener::bind((home, CLAIM_PORT)).ok()?;
+        // The previous owner may be gone while its servers are still being killed: then the slot is not free yet.
+        let free = |port| TcpListener::bind((home, port)).is_ok();
+        [API_PORT, ETCD_CLIENT_PORT, ETCD_PEER_PORT].into_iter().all(free).then_some(Self { number, _claim: claim })
+    }
+
+    /// Where the control plane listens.
+    pub(crate) fn home(&self) -> Ipv4Addr {
+        home(self.number)
+    }
+
+    pub(crate) fn api(&self) -> SocketAddr {
+        (self.home(), API_PORT).into()
+    }
+
+    pub(crate) fn etcd_client(&self) -> SocketAddr {
+        (self.home(), ETCD_CLIENT_PORT).into()
+    }
+
+    pub(crate) fn etcd_peer(&self) -> SocketAddr {
+        (self.home(), ETCD_PEER_PORT).into()
+    }
+
+    /// For `--service-cluster-ip-range`.
+    pub(crate) fn service_range(&self) -> String {
+        format!("127.96.{}.0/24", self.number)
+    }
+
+    /// The ClusterIP of the `kubernetes` Service, which the API server's certificate names.
+    pub(crate) fn first_service(&self) -> Ipv4Addr {
+        Ipv4Addr::new(127, 96, self.number, 1)
+    }
+
+    /// Pod addresses of one node; `None` beyond the second.
+    pub(crate) fn pod_addresses(&self, node_idx: usize) -> Option<RangeInclusive<Ipv4Addr>> {
+        let (first, last) = *[(2, 127), (128, 254)].get(node_idx)?;
+        Some(Ipv4Addr::new(127, 77, self.number, first)..=Ipv4Addr::new(127, 77, self.number, last))
+    }
+}
+
+fn home(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(127, 77, number, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_clusters_share_no_address() {
+        let (one, two) = (Slot::claim().unwrap(), Slot::claim().unwrap());
+        assert_ne!(one.home(), two.home());
+        assert_ne!(one.service_range(), two.service_range());
+    }
+
+    #[test]
+    fn two_nodes_share_no_address_and_a_third_is_refused() {
+        let slot = Slot::claim().unwrap();
+        let (first, second) = (slot.pod_addresses(0).unwrap(), slot.pod_addresses(1).unwrap());
+        assert!(first.end() < second.start());
+        assert!(!first.contains(&slot.home()));
+        assert!(slot.pod_addresses(2).is_none());
+    }
+}

