@@ -1,0 +1,36 @@
+//! The Helm chart: in and out again.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::kubectl::Kubectl;
+
+const NAMESPACE: &str = "stoker-system";
+const RELEASE: &str = "stoker";
+/// Images are imported, there is no registry to ask.
+const VALUES: [&str; 6] = [
+    "image.repository=localhost/stoker-operator",
+    "image.tag=dev",
+    "image.pullPolicy=Never",
+    "agent.image.repository=localhost/stoker-agent",
+    "agent.image.tag=dev",
+    "agent.image.pullPolicy=Never",
+];
+
+/// Installs the chart and waits until the operator is ready.
+pub(crate) fn install(kubectl: &Kubectl, chart: &Path) -> Result<()> {
+    let chart = chart.to_str().context("chart path is not UTF-8")?;
+    let values = VALUES.join(",");
+    let place = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
+    kubectl.helm(&[&["install", RELEASE, chart, "--set", &values], &place[..]].concat()).map(drop)
+}
+
+/// Uninstalls it. The CRD stays, as Helm leaves it and as `docs/install.md` says: deleting it deletes every deployment.
+pub(crate) fn uninstall(kubectl: &Kubectl) -> Result<()> {
+    kubectl.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s"])?;
+    let kinds = "deployments,pods,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
+    let left = kubectl.run(&["get", kinds, "-A", "-l", "app.kubernetes.io/instance=stoker", "-o", "name"])?;
+    ensure!(left.trim().is_empty(), "left behind: {left}");
+    kubectl.run(&["get", "crd", "inferencedeployments.stoker.dev"]).map(drop).context("the CRD is to stay")
+}

@@ -1,0 +1,147 @@
+//! The `InferenceDeployment` of the walk: what is done to it, and what must be seen in the cluster afterwards.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::Value;
+
+use super::LIMIT;
+use crate::{
+    kubectl::Kubectl,
+    wait::{Look, until},
+};
+
+const NAME: &str = "chat";
+/// The label by which the operator knows the objects of a deployment.
+const SELECTOR: &str = "stoker.dev/deployment=chat";
+/// Small enough that six replicas' worth of requests fit a small machine. The drain is short because a whole stream
+/// takes seconds here.
+const MANIFEST: &str = "
+apiVersion: stoker.dev/v1alpha1
+kind: InferenceDeployment
+metadata: {name: chat, namespace: default}
+spec:
+  model: {source: builtin://ember}
+  replicas: 2
+  resources: {cpu: 200m, memory: 256Mi}
+  drain: {deadlineSeconds: 120, withdrawSeconds: 3}
+";
+
+/// The deployment in the cluster.
+pub(crate) struct Deployment<'a> {
+    kubectl: &'a Kubectl,
+}
+
+impl<'a> Deployment<'a> {
+    /// The one deployment of the walk.
+    pub(crate) fn new(kubectl: &'a Kubectl) -> Self {
+        Self { kubectl }
+    }
+
+    /// Creates it with two replicas.
+    pub(crate) fn apply(&self) -> Result<()> {
+        self.kubectl.apply(MANIFEST)
+    }
+
+    /// Waits until the status says ready, for this generation, with exactly so many replicas.
+    pub(crate) fn wait_ready(&self, n_replicas: u64) -> Result<()> {
+        until(LIMIT, &format!("{n_replicas} ready replicas"), || Ok(judge(&self.get()?, n_replicas)))
+    }
+
+    /// The address of its Service inside the cluster.
+    pub(crate) fn url(&self) -> Result<String> {
+        let service = self.kubectl.json(&["get", "service", NAME])?;
+        let (address, port) = (&service["spec"]["clusterIP"], &service["spec"]["ports"][0]["port"]);
+        match (address.as_str(), port.as_u64()) {
+            (Some(address), Some(port)) => Ok(format!("http://{address}:{port}")),
+            _ => bail!("the Service has no address: {}", service["spec"]),
+        }
+    }
+
+    /// Changes a setting that every replica must be replaced for.
+    pub(crate) fn change_engine(&self) -> Result<()> {
+        self.patch("{\"spec\": {\"engine\": {\"maxNumSeqs\": 32}}}")
+    }
+
+    /// Waits until every pod is of another revision and ready, calling `meanwhile` again and again; returns how often.
+    /// Two replicas must be ready at every look.
+    pub(crate) fn wait_rolled(&self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<usize> {
+        let (started, mut n_calls) = (Instant::now(), 0);
+        loop {
+            meanwhile()?;
+            n_calls += 1;
+            let object = self.get()?;
+            let n_ready = object["status"]["readyReplicas"].as_u64().unwrap_or(0);
+            ensure!(n_ready >= 2, "{n_ready} replicas ready during the roll");
+            match judge(&object, 2) {
+                Look::Done(()) => return Ok(n_calls),
+                Look::NotYet(missing) => ensure!(started.elapsed() < LIMIT, "not rolled: {missing}"),
+            }
+        }
+    }
+
+    /// Scales through the scale subresource, as `kubectl scale` and autoscalers do, and waits.
+    pub(crate) fn scale(&self, n_replicas: u64) -> Result<()> {
+        self.kubectl.run(&["scale", "infd", NAME, &format!("--replicas={n_replicas}")])?;
+        self.wait_ready(n_replicas)
+    }
+
+    /// Deletes it and waits until nothing that belonged to it is left.
+    pub(crate) fn delete(&self) -> Result<()> {
+        self.kubectl.run(&["delete", "infd", NAME, "--timeout=150s"])?;
+        until(LIMIT, "everything to be gone", || {
+            let kinds = "infd,pods,services,configmaps,endpointslices";
+            let left = self.kubectl.run(&["get", kinds, "-l", SELECTOR, "-o", "name"])?;
+            Ok(if left.trim().is_empty() { Look::Done(()) } else { Look::NotYet(left.replace('\n', " ")) })
+        })
+    }
+
+    fn get(&self) -> Result<Value> {
+        self.kubectl.json(&["get", "infd", NAME])
+    }
+
+    fn patch(&self, patch: &str) -> Result<()> {
+        self.kubectl.run(&["patch", "infd", NAME, "--type=merge", "-p", patch]).map(drop)
+    }
+}
+
+/// Whether the status says that this very generation is served by `n_replicas`, and if not, what it says instead.
+fn judge(object: &Value, n_replicas: u64) -> Look<()> {
+    let status = &object["status"];
+    let ready = status["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == "Ready");
+    let Some(ready) = ready else { return Look::NotYet("it has no Ready condition yet".to_owned()) };
+    let current = ready["observedGeneration"] == object["metadata"]["generation"];
+    let counts = [&status["replicas"], &status["readyReplicas"]].iter().all(|n| n.as_u64() == Some(n_replicas));
+    if current && counts && ready["status"] == "True" {
+        return Look::Done(());
+    }
+    Look::NotYet(format!(
+        "replicas {}, ready {}, Ready is {} ({}: {}), current generation: {current}",
+        status["replicas"], status["readyReplicas"], ready["status"], ready["reason"], ready["message"]
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(observed: u64, status: &str, n_ready: u64) -> Value {
+        json!({
+            "metadata": {"generation": 2},
+            "status": {
+                "replicas": 2, "readyReplicas": n_ready,
+                "conditions": [{"type": "Ready", "status": status, "observedGeneration": observed, "reason": "R", "message": "M"}],
+            },
+        })
+    }
+
+    #[test]
+    fn only_the_current_generation_with_all_replicas_is_ready() {
+        assert!(matches!(judge(&object(2, "True", 2), 2), Look::Done(())));
+        for stale in [object(1, "True", 2), object(2, "False", 2), object(2, "True", 1), json!({"metadata": {}})] {
+            assert!(matches!(judge(&stale, 2), Look::NotYet(_)));
+        }
+    }
+}
