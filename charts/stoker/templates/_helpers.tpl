@@ -1,0 +1,51 @@
+{{/* Name of everything in the release: two releases in one namespace do not meet. */}}
+{{- define "stoker.name" -}}
+{{ printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of what has no namespace: two releases of the same name in two namespaces do not meet. */}}
+{{- define "stoker.clusterName" -}}
+{{ printf "%s-%s" .Release.Namespace (include "stoker.name" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "stoker.selector" -}}
+app.kubernetes.io/name: stoker-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "stoker.labels" -}}
+{{ include "stoker.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* REPOSITORY:TAG. Takes a list: the image's values, the name of the value, the chart. */}}
+{{- define "stoker.image" -}}
+{{- $image := index . 0 -}}
+{{- $repository := required (printf "%s.repository: name the image you built and pushed (docs/install.md)" (index . 1)) $image.repository -}}
+{{ $repository }}:{{ default (index . 2).AppVersion $image.tag }}
+{{- end }}
+
+{{/* What the operator may do where it watches. Each rule says what for. */}}
+{{- define "stoker.rules" -}}
+# The objects it serves; it writes only their status. `finalizers` lets it own children where owner references are checked.
+- apiGroups: [stoker.dev]
+  resources: [inferencedeployments]
+  verbs: [get, list, watch]
+- apiGroups: [stoker.dev]
+  resources: [inferencedeployments/status]
+  verbs: [patch]
+- apiGroups: [stoker.dev]
+  resources: [inferencedeployments/finalizers]
+  verbs: [update]
+# The children it makes: pods, one Service and one ConfigMap per revision.
+- apiGroups: [""]
+  resources: [pods, services, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# What it says about them in `kubectl describe`.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
