@@ -1,1 +1,32 @@
-//! Placeholder.
+//! The inference engine: paged KV cache, continuous batching, token sampling, one process-wide owner thread.
+//!
+//! It knows no HTTP and no Kubernetes. A request goes `EngineHandle::submit` → `schedule` → `Executor::execute` →
+//! `resolve` → ledger → `RequestStream`. Decisions (`sched`, `memory`, `sample`) are plain functions over values.
+
+pub mod config;
+mod engine;
+mod engine_loop;
+pub mod exec;
+mod handle;
+mod info;
+pub mod kv;
+mod latency;
+mod ledger;
+mod memory;
+mod metrics;
+mod output;
+mod request;
+pub mod sample;
+pub mod sched;
+mod sequence;
+pub mod text;
+
+pub use config::{EngineConfig, EngineLimits, LimitError, ModelFiles};
+pub use engine::{Engine, EngineParts, StartError};
+pub use handle::{EngineHandle, RequestStream};
+pub use info::{GenerationDefaults, ModelInfo};
+pub use memory::{MemoryError, MemoryNeeds, MemoryPlan};
+pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples};
+pub use request::*;
+pub use sequence::Sequence;
+pub use text::{Tokenizer, TokenizerError};

@@ -1,0 +1,166 @@
+//! What an engine is started with, and the bounds derived from it. Owns defaults and range checks; reads no file.
+
+use std::path::PathBuf;
+
+use crate::{request::TokenId, sched::SchedLimits};
+
+/// Which model to run, and how large.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The weights and what belongs to them.
+    pub model: ModelFiles,
+    /// Sizes.
+    pub limits: EngineLimits,
+}
+
+/// Where a model's files are. The names are Hugging Face's: `config.json`, `tokenizer.json`, `model.safetensors`, ...
+#[derive(Clone, Debug)]
+pub enum ModelFiles {
+    /// A directory.
+    Directory(PathBuf),
+    /// Files inside the binary.
+    Builtin {
+        /// The model's name, for messages.
+        name: &'static str,
+        /// File name and content.
+        files: &'static [(&'static str, &'static [u8])],
+    },
+}
+
+/// Sizes of an engine. `None` means: derived from the model and the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineLimits {
+    /// Longest prompt plus completion, in tokens. Default: the model's own limit.
+    pub max_model_len: Option<u32>,
+    /// Sequences decoded together at most.
+    pub max_num_seqs: u32,
+    /// Tokens computed in one step at most; not below `max_num_seqs`.
+    pub max_batched_tokens: u32,
+    /// Requests waiting for their first step at most; more are refused.
+    pub max_waiting: u32,
+    /// Tokens the KV cache holds, rounded down to whole blocks.
+    pub kv_cache_tokens: Option<u32>,
+    /// Memory the process may use. Default: what the machine or the container allows.
+    pub memory_limit_bytes: Option<u64>,
+    /// Compute threads. Default: the CPUs the process may use.
+    pub threads: Option<usize>,
+}
+
+impl Default for EngineLimits {
+    fn default() -> Self {
+        Self {
+            max_model_len: None,
+            max_num_seqs: 64,
+            max_batched_tokens: 512,
+            max_waiting: 256,
+            kv_cache_tokens: None,
+            memory_limit_bytes: None,
+            threads: None,
+        }
+    }
+}
+
+/// A size that cannot work; names the setting, its value and what would.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LimitError {
+    /// A size is zero.
+    #[error("{setting} is 0: set it to at least 1")]
+    Zero {
+        /// The setting's name.
+        setting: &'static str,
+    },
+    /// Decodes of all running sequences would not fit one step.
+    #[error(
+        "max_batched_tokens {max_batched_tokens} is below max_num_seqs {max_num_seqs}: every running sequence needs \
+         one token a step; raise max_batched_tokens to {max_num_seqs} or lower max_num_seqs to {max_batched_tokens}"
+    )]
+    BatchBelowSeqs {
+        /// Tokens a step.
+        max_batched_tokens: u32,
+        /// Sequences a step.
+        max_num_seqs: u32,
+    },
+    /// The model's positions end earlier.
+    #[error("max_model_len {max_model_len} is above the model's own limit of {model_limit} tokens: lower it")]
+    BeyondModel {
+        /// What was asked.
+        max_model_len: u32,
+        /// `max_position_embeddings` of the model.
+        model_limit: u32,
+    },
+    /// No room for a prompt token and a completion token.
+    #[error("max_model_len {max_model_len} is too short: set it to at least 2 (one prompt and one completion token)")]
+    ContextTooShort {
+        /// What was asked.
+        max_model_len: u32,
+    },
+}
+
+impl EngineLimits {
+    /// Checks every size and derives the scheduler's bounds.
+    pub fn validate(&self, model_limit: u32, eos: &[TokenId]) -> Result<SchedLimits, LimitError> {
+        let max_model_len = self.max_model_len.unwrap_or(model_limit);
+        self.refuse_zeros()?;
+        if self.max_batched_tokens < self.max_num_seqs {
+            let Self { max_batched_tokens, max_num_seqs, .. } = *self;
+            return Err(LimitError::BatchBelowSeqs { max_batched_tokens, max_num_seqs });
+        }
+        if max_model_len > model_limit {
+            return Err(LimitError::BeyondModel { max_model_len, model_limit });
+        }
+        if max_model_len < 2 {
+            return Err(LimitError::ContextTooShort { max_model_len });
+        }
+        Ok(SchedLimits {
+            max_num_seqs: self.max_num_seqs as usize,
+            max_batched_tokens: self.max_batched_tokens as usize,
+            max_model_len: max_model_len as usize,
+            eos: eos.to_vec(),
+        })
+    }
+
+    fn refuse_zeros(&self) -> Result<(), LimitError> {
+        let sizes = [
+            ("max_num_seqs", self.max_num_seqs as u64),
+            ("max_batched_tokens", self.max_batched_tokens as u64),
+            ("max_waiting", self.max_waiting as u64),
+            ("threads", self.threads.unwrap_or(1) as u64),
+            ("kv_cache_tokens", self.kv_cache_tokens.unwrap_or(1) as u64),
+            ("memory_limit_bytes", self.memory_limit_bytes.unwrap_or(1)),
+        ];
+        match sizes.into_iter().find(|(_, size)| *size == 0) {
+            Some((setting, _)) => Err(LimitError::Zero { setting }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_fit_any_model_with_two_positions() {
+        assert_eq!(EngineLimits::default().validate(2048, &[7]).unwrap().max_model_len, 2048);
+        assert!(EngineLimits::default().validate(2, &[]).is_ok());
+    }
+
+    #[test]
+    fn a_step_too_small_for_all_decodes_names_both_settings() {
+        let limits = EngineLimits { max_num_seqs: 32, max_batched_tokens: 16, ..EngineLimits::default() };
+        let message = limits.validate(2048, &[]).unwrap_err().to_string();
+        assert!(message.contains("max_batched_tokens 16") && message.contains("max_num_seqs 32"), "{message}");
+    }
+
+    #[test]
+    fn a_context_beyond_the_model_is_refused() {
+        let limits = EngineLimits { max_model_len: Some(4096), ..EngineLimits::default() };
+        assert_eq!(limits.validate(2048, &[]), Err(LimitError::BeyondModel { max_model_len: 4096, model_limit: 2048 }));
+    }
+
+    #[test]
+    fn a_size_of_zero_is_named() {
+        let limits = EngineLimits { kv_cache_tokens: Some(0), ..EngineLimits::default() };
+        assert_eq!(limits.validate(2048, &[]), Err(LimitError::Zero { setting: "kv_cache_tokens" }));
+    }
+}

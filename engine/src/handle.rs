@@ -1,0 +1,205 @@
+//! How the world talks to a running engine: submit, read the load, end requests, shut down.
+//! Never touches scheduler state; sends commands and reads published values.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Sender, SyncSender},
+    },
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::{
+    engine_loop::Command,
+    info::ModelInfo,
+    metrics::{EngineLoad, Meters, Samples},
+    output::OutputMessage,
+    request::{FinishReason, RejectReason, Request, RequestEvent, RequestId, Usage},
+    text::Tokenizer,
+};
+
+/// A running engine. Cheap to clone; the engine stops when the last handle and the last stream are gone.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+/// What handles and streams share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) output: SyncSender<OutputMessage>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) meters: Arc<Meters>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) model: ModelInfo,
+    pub(crate) next_id: AtomicU64,
+    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The line of requests that wait for their first step, bounded.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    waiting: AtomicUsize,
+    limit: usize,
+}
+
+impl Admission {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { waiting: AtomicUsize::new(0), limit }
+    }
+
+    fn enter_line(&self) -> Result<(), RejectReason> {
+        let enter = |waiting| (waiting < self.limit).then_some(waiting + 1);
+        match self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter) {
+            Ok(_) => Ok(()),
+            Err(waiting) => Err(RejectReason::QueueFull { waiting: waiting as u32, limit: self.limit as u32 }),
+        }
+    }
+
+    pub(crate) fn leave_line(&self, n: usize) {
+        self.waiting.fetch_sub(n, Ordering::AcqRel);
+    }
+}
+
+impl EngineHandle {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Takes a request, or says why not. Its events come through the returned stream.
+    pub fn submit(&self, request: Request) -> Result<RequestStream, RejectReason> {
+        let request = Arc::new(self.fit(request)?);
+        let (events, received) = unbounded_channel();
+        let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
+        if request.stop.max_tokens == 0 {
+            return Ok(self.finished_at_once(id, &request));
+        }
+        self.shared.admission.enter_line()?;
+        let at = Instant::now();
+        self.shared.meters.opened(at);
+        // The ledger hears of the request first, so whatever becomes of the engine, a terminal comes.
+        let open = OutputMessage::Open { id, request: Arc::clone(&request), events, at };
+        self.shared.output.send(open).expect("the output thread lives as long as any handle");
+        // An engine that stopped just now has told the output thread, which ends the request.
+        let _ = self.shared.commands.send(Command::Submit { id, request });
+        Ok(RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false })
+    }
+
+    /// The latest published reading.
+    pub fn load(&self) -> EngineLoad {
+        self.shared.meters.load(Instant::now())
+    }
+
+    /// Latency samples since the last call.
+    pub fn take_samples(&self) -> Samples {
+        self.shared.meters.take_samples()
+    }
+
+    /// The model being served.
+    pub fn model(&self) -> &ModelInfo {
+        &self.shared.model
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.shared.tokenizer
+    }
+
+    /// Ends every open request with an error; later ones are taken as usual.
+    pub fn abort_all(&self, reason: &str) {
+        let _ = self.shared.commands.send(Command::EndAll(FinishReason::Error(reason.to_owned())));
+    }
+
+    /// Stops the engine; open requests end with an error. Returns when the engine thread is gone.
+    pub fn shutdown(&self) {
+        let _ = self.shared.commands.send(Command::Shutdown);
+        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(_)) = thread.map(JoinHandle::join) {
+            tracing::error!("the engine thread panicked before it was shut down");
+        }
+    }
+
+    /// Checks a request against the model and clamps its length to the context.
+    fn fit(&self, mut request: Request) -> Result<Request, RejectReason> {
+        if let Some(reason) = self.shared.meters.stop_reason() {
+            return Err(RejectReason::Stopped(reason));
+        }
+        let ModelInfo { max_model_len, vocab_size, .. } = *self.model();
+        let prompt_tokens = request.prompt.len() as u32;
+        if prompt_tokens == 0 {
+            return Err(RejectReason::EmptyPrompt);
+        }
+        if prompt_tokens >= max_model_len {
+            return Err(RejectReason::PromptTooLong { prompt_tokens, max_model_len });
+        }
+        let mut named = request.prompt.iter().chain(request.sampling.logit_bias.keys());
+        if let Some(&token) = named.find(|token| **token >= vocab_size) {
+            return Err(RejectReason::BadToken { token, vocab_size });
+        }
+        request.stop.max_tokens = request.stop.max_tokens.min(max_model_len - prompt_tokens);
+        Ok(request)
+    }
+
+    /// A request for no token at all has ended before it began; the engine never hears of it.
+    fn finished_at_once(&self, id: RequestId, request: &Request) -> RequestStream {
+        let (events, received) = unbounded_channel();
+        let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
+        let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage };
+        events.send(finished).expect("the receiver is in this function");
+        RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The output thread holds a command sender too, so the engine would never see its inbox close by itself.
+        let _ = self.commands.send(Command::Shutdown);
+    }
+}
+
+/// The events of one request. Dropping it before the terminal aborts the request: its blocks are free after the
+/// next step.
+#[derive(Debug)]
+pub struct RequestStream {
+    id: RequestId,
+    received: UnboundedReceiver<RequestEvent>,
+    shared: Arc<Shared>,
+    is_finished: bool,
+}
+
+impl RequestStream {
+    /// The request's name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; `None` after the terminal.
+    pub async fn next(&mut self) -> Option<RequestEvent> {
+        let event = self.received.recv().await;
+        self.note(event)
+    }
+
+    /// The next event, for callers outside an async runtime; `None` after the terminal.
+    pub fn blocking_next(&mut self) -> Option<RequestEvent> {
+        let event = self.received.blocking_recv();
+        self.note(event)
+    }
+
+    fn note(&mut self, event: Option<RequestEvent>) -> Option<RequestEvent> {
+        self.is_finished |= !matches!(event, Some(RequestEvent::Delta { .. }));
+        event
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = self.shared.commands.send(Command::End { id: self.id, reason: FinishReason::Abort });
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! One sequence's list of KV blocks, in token order. It never frees by itself: blocks go back through the pool.
+
+use super::{BLOCK_TOKENS, BlockId, BlockPool, blocks_for};
+
+/// The blocks of one sequence: token `t` lies in block `t / 16` at offset `t % 16`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BlockTable {
+    blocks: Vec<BlockId>,
+}
+
+/// The pool has too few free blocks; nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NoFreeBlock;
+
+impl BlockTable {
+    /// The blocks in token order.
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// Tokens that fit the blocks held.
+    pub fn capacity_tokens(&self) -> usize {
+        self.blocks.len() * BLOCK_TOKENS
+    }
+
+    /// Takes blocks until `tokens` fit: all that are missing, or none.
+    pub fn grow_to(&mut self, tokens: usize, pool: &mut BlockPool) -> Result<(), NoFreeBlock> {
+        let missing = blocks_for(tokens).saturating_sub(self.blocks.len());
+        if missing > pool.n_free() {
+            return Err(NoFreeBlock);
+        }
+        self.blocks.extend((0..missing).map(|_| pool.take().expect("free blocks were counted above")));
+        Ok(())
+    }
+
+    /// Gives every block back.
+    pub fn release(&mut self, pool: &mut BlockPool) {
+        // From the end, so that the last-in-first-out pool hands the earliest block out first again.
+        while let Some(block) = self.blocks.pop() {
+            pool.release(block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_takes_all_missing_blocks_or_none() {
+        let mut pool = BlockPool::new(2);
+        let mut table = BlockTable::default();
+        assert_eq!(table.grow_to(33, &mut pool), Err(NoFreeBlock));
+        assert_eq!((table.blocks().len(), pool.n_free()), (0, 2));
+        assert_eq!(table.grow_to(32, &mut pool), Ok(()));
+        assert_eq!((table.capacity_tokens(), pool.n_free()), (32, 0));
+        table.release(&mut pool);
+        assert_eq!(pool.n_free(), 2);
+    }
+}

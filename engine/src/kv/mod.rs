@@ -1,0 +1,19 @@
+//! Paged KV cache bookkeeping: which blocks exist, who holds them, where a token's keys and values lie.
+//!
+//! Nothing here touches the cached numbers themselves; those belong to the back end's `Ops`.
+
+mod block_pool;
+mod block_table;
+mod layout;
+
+pub use block_pool::{BlockId, BlockPool};
+pub use block_table::{BlockTable, NoFreeBlock};
+pub use layout::KvLayout;
+
+/// Tokens in one KV block (D11).
+pub const BLOCK_TOKENS: usize = 16;
+
+/// Blocks that hold `tokens` tokens.
+pub fn blocks_for(tokens: usize) -> usize {
+    tokens.div_ceil(BLOCK_TOKENS)
+}

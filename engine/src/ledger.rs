@@ -1,0 +1,248 @@
+//! Open requests and their way out: every request that was opened gets exactly one terminal, whatever happens.
+//! Counts tokens and times. Lives on the output thread; never touches scheduler state.
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::{
+    metrics::{Meters, RequestSample},
+    request::{FinishReason, Request, RequestEvent, RequestId, Usage},
+    sched::{SampledToken, StepEffects},
+    text::{TextAssembler, Tokenizer, spell_logprobs},
+};
+
+/// Where a request's events go. Unbounded, because `max_tokens + 1` events already bound it.
+pub(crate) type EventSender = UnboundedSender<RequestEvent>;
+
+/// All open requests.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    open: HashMap<RequestId, OpenRequest>,
+    tokenizer: Arc<Tokenizer>,
+    meters: Arc<Meters>,
+}
+
+#[derive(Debug)]
+struct OpenRequest {
+    events: EventSender,
+    text: TextAssembler,
+    usage: Usage,
+    submitted: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Instant,
+    preemptions: u32,
+}
+
+/// How a request ends.
+struct Terminal {
+    reason: FinishReason,
+    stop_match: Option<String>,
+}
+
+impl Ledger {
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, meters: Arc<Meters>) -> Self {
+        Self { open: HashMap::new(), tokenizer, meters }
+    }
+
+    /// Begins a request.
+    pub(crate) fn open(&mut self, id: RequestId, request: &Request, events: EventSender, now: Instant) {
+        let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
+        let entry = OpenRequest {
+            events,
+            text: TextAssembler::new(&request.stop),
+            usage,
+            submitted: now,
+            started: None,
+            first_token: None,
+            last_token: now,
+            preemptions: 0,
+        };
+        let previous = self.open.insert(id, entry);
+        assert!(previous.is_none(), "{id:?} is opened once");
+    }
+
+    /// Applies one step. Returns the requests that ended here by a stop string: the engine does not know yet.
+    pub(crate) fn apply(&mut self, effects: StepEffects, now: Instant) -> Vec<RequestId> {
+        for id in effects.started {
+            self.started(id, now);
+        }
+        for id in effects.preempted {
+            self.open.entry(id).and_modify(|entry| entry.preemptions += 1);
+        }
+        let stopped = effects.tokens.into_iter().filter_map(|token| self.token(token, now)).collect();
+        for ended in effects.ended {
+            self.close(ended.id, Terminal { reason: ended.reason, stop_match: None }, now);
+        }
+        stopped
+    }
+
+    /// Ends every open request with an error.
+    pub(crate) fn close_all(&mut self, reason: &str, now: Instant) {
+        let ids: Vec<RequestId> = self.open.keys().copied().collect();
+        for id in ids {
+            let terminal = Terminal { reason: FinishReason::Error(reason.to_owned()), stop_match: None };
+            self.close(id, terminal, now);
+        }
+    }
+
+    fn started(&mut self, id: RequestId, now: Instant) {
+        if let Some(entry) = self.open.get_mut(&id) {
+            entry.started = Some(now);
+            self.meters.started(entry.usage.prompt_tokens);
+        }
+    }
+
+    /// Tokens of a request that has already ended by a stop string are dropped: it is no longer open.
+    fn token(&mut self, sampled: SampledToken, now: Instant) -> Option<RequestId> {
+        let SampledToken { id, token, logprobs } = sampled;
+        let entry = self.open.get_mut(&id)?;
+        entry.usage.completion_tokens += 1;
+        self.meters.token(entry.first_token.is_none(), (now - entry.last_token).as_secs_f64(), now);
+        entry.first_token.get_or_insert(now);
+        entry.last_token = now;
+        let scan = entry.text.push(token, &self.tokenizer);
+        let logprobs = logprobs.map(|raw| spell_logprobs(token, raw, &self.tokenizer)).into_iter().collect();
+        // A client that went away is noticed by its stream's drop; here its events just go nowhere.
+        let _ = entry.events.send(RequestEvent::Delta { text: scan.text, tokens: vec![token], logprobs });
+        scan.matched.as_ref()?;
+        self.close(id, Terminal { reason: FinishReason::Stop, stop_match: scan.matched }, now);
+        Some(id)
+    }
+
+    /// The only place a terminal is sent.
+    fn close(&mut self, id: RequestId, terminal: Terminal, now: Instant) {
+        let Some(mut entry) = self.open.remove(&id) else { return };
+        if terminal.stop_match.is_none() {
+            entry.flush_text();
+        }
+        let Terminal { reason, stop_match } = terminal;
+        self.meters.ended(entry.sample(reason.clone(), now));
+        let _ = entry.events.send(RequestEvent::Finished { reason, stop_match, usage: entry.usage });
+    }
+}
+
+impl OpenRequest {
+    fn flush_text(&mut self) {
+        let text = self.text.finish();
+        if !text.is_empty() {
+            let _ = self.events.send(RequestEvent::Delta { text, tokens: Vec::new(), logprobs: Vec::new() });
+        }
+    }
+
+    fn sample(&self, reason: FinishReason, now: Instant) -> RequestSample {
+        let since_submission = |at: Instant| (at - self.submitted).as_secs_f64();
+        RequestSample {
+            reason,
+            usage: self.usage,
+            queue_seconds: self.started.map(since_submission),
+            ttft_seconds: self.first_token.map(since_submission),
+            e2e_seconds: since_submission(now),
+            preemptions: self.preemptions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    use super::*;
+    use crate::{
+        request::{SamplingParams, StopParams},
+        sched::Ended,
+    };
+
+    struct Fixture {
+        ledger: Ledger,
+        now: Instant,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let now = Instant::now();
+            let ledger = Ledger::new(Arc::new(Tokenizer::bytes()), Arc::new(Meters::new(1, now)));
+            Self { ledger, now }
+        }
+
+        fn open(&mut self, id: u64, stop: &[&str]) -> UnboundedReceiver<RequestEvent> {
+            let (events, received) = unbounded_channel();
+            let stop = StopParams { stop: stop.iter().map(|s| s.to_string()).collect(), ..StopParams::default() };
+            let request = Request { prompt: vec![1, 2], sampling: SamplingParams::default(), stop, logprobs: None };
+            self.ledger.meters.opened(self.now);
+            self.ledger.open(RequestId(id), &request, events, self.now);
+            received
+        }
+
+        fn token(&mut self, id: u64, byte: u8) -> Vec<RequestId> {
+            let token = SampledToken { id: RequestId(id), token: byte.into(), logprobs: None };
+            self.ledger.apply(StepEffects { tokens: vec![token], ..StepEffects::default() }, self.now)
+        }
+
+        fn end(&mut self, id: u64, reason: FinishReason) {
+            let ended = Ended { id: RequestId(id), reason, never_started: false };
+            self.ledger.apply(StepEffects { ended: vec![ended], ..StepEffects::default() }, self.now);
+        }
+    }
+
+    fn drain(received: &mut UnboundedReceiver<RequestEvent>) -> (String, Vec<RequestEvent>) {
+        let mut text = String::new();
+        let mut terminals = Vec::new();
+        while let Ok(event) = received.try_recv() {
+            match event {
+                RequestEvent::Delta { text: piece, .. } => text.push_str(&piece),
+                terminal => terminals.push(terminal),
+            }
+        }
+        (text, terminals)
+    }
+
+    #[test]
+    fn a_stop_string_ends_the_request_once_and_later_tokens_go_nowhere() {
+        let mut fixture = Fixture::new();
+        let mut received = fixture.open(1, &["b"]);
+        assert!(fixture.token(1, b'a').is_empty());
+        assert_eq!(fixture.token(1, b'b'), [RequestId(1)]);
+        assert!(fixture.token(1, b'c').is_empty());
+        fixture.end(1, FinishReason::Abort);
+        let (text, terminals) = drain(&mut received);
+        assert_eq!(text, "a");
+        let usage = Usage { prompt_tokens: 2, completion_tokens: 2, cached_tokens: 0 };
+        let stop_match = Some("b".to_owned());
+        assert_eq!(terminals, [RequestEvent::Finished { reason: FinishReason::Stop, stop_match, usage }]);
+    }
+
+    #[test]
+    fn text_held_for_a_stop_string_is_shown_when_the_request_ends_otherwise() {
+        let mut fixture = Fixture::new();
+        let mut received = fixture.open(1, &["bc"]);
+        fixture.token(1, b'a');
+        fixture.token(1, b'b');
+        fixture.end(1, FinishReason::Length);
+        let (text, terminals) = drain(&mut received);
+        assert_eq!((text.as_str(), terminals.len()), ("ab", 1));
+    }
+
+    #[test]
+    fn a_stopped_engine_ends_every_open_request_with_an_error() {
+        let mut fixture = Fixture::new();
+        let mut streams: Vec<_> = (0..3).map(|id| fixture.open(id, &[])).collect();
+        fixture.end(1, FinishReason::Length);
+        fixture.ledger.close_all("lost the device", fixture.now);
+        fixture.ledger.close_all("again", fixture.now);
+        let reasons: Vec<_> = streams.iter_mut().map(|received| drain(received).1).collect();
+        assert!(reasons.iter().all(|terminals| terminals.len() == 1));
+        let load = fixture.ledger.meters.load(fixture.now);
+        assert_eq!((load.finished.error, load.finished.length, load.open_requests), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_client_that_went_away_is_still_counted_once() {
+        let mut fixture = Fixture::new();
+        drop(fixture.open(1, &[]));
+        fixture.token(1, b'a');
+        fixture.end(1, FinishReason::Abort);
+        assert_eq!(fixture.ledger.meters.load(fixture.now).finished.abort, 1);
+    }
+}

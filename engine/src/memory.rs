@@ -1,0 +1,235 @@
+//! The memory plan (D10): weights, workspace and KV cache are sized before serving. Pure arithmetic.
+
+use crate::{
+    config::EngineLimits,
+    kv::{BLOCK_TOKENS, blocks_for},
+    sched::SchedLimits,
+};
+
+/// Part of the memory left after weights and workspace that the KV cache may take by default. The rest is for the
+/// process itself: tokenizer, connections, allocator slack.
+const KV_SHARE_PERCENT: u64 = 80;
+
+/// Memory of one engine, in bytes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryPlan {
+    /// Weights as held.
+    pub weights_bytes: u64,
+    /// Intermediate results of the largest step.
+    pub workspace_bytes: u64,
+    /// Keys and values of one token.
+    pub kv_bytes_per_token: u64,
+    /// KV blocks.
+    pub kv_blocks: u32,
+    /// The KV cache.
+    pub kv_bytes: u64,
+    /// What the process may use.
+    pub limit_bytes: u64,
+}
+
+/// What a model needs, whatever the settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryNeeds {
+    /// Weights as held.
+    pub weights_bytes: u64,
+    /// Intermediate results of the largest step.
+    pub workspace_bytes: u64,
+    /// Keys and values of one token.
+    pub kv_bytes_per_token: u64,
+}
+
+/// Why a model does not fit; names the numbers and the setting that would.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MemoryError {
+    /// Weights and workspace alone are too much.
+    #[error(
+        "weights need {} and a step's workspace {}, but the memory limit is {}: raise the memory limit to at least {}",
+        mib(*weights_bytes), mib(*workspace_bytes), mib(*limit_bytes), mib(*least_bytes)
+    )]
+    WeightsTooLarge {
+        /// Weights.
+        weights_bytes: u64,
+        /// Workspace.
+        workspace_bytes: u64,
+        /// What may be used.
+        limit_bytes: u64,
+        /// What would do, with a KV cache for one sequence.
+        least_bytes: u64,
+    },
+    /// The KV cache would not hold one sequence of full length.
+    #[error(
+        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: lower max_model_len to \
+         {kv_tokens}, or raise {setting} to at least {needed}"
+    )]
+    KvBelowContext {
+        /// Tokens that fit.
+        kv_tokens: u64,
+        /// Tokens one sequence may have.
+        max_model_len: u64,
+        /// The setting that is too small.
+        setting: &'static str,
+        /// What it would have to be.
+        needed: String,
+    },
+    /// The KV cache asked for is beyond the limit.
+    #[error(
+        "a KV cache of {kv_tokens} tokens needs {}, but the memory limit of {} leaves {} for it: lower kv_cache_tokens \
+         to {fitting_tokens}",
+        mib(*kv_bytes), mib(*limit_bytes), mib(*left_bytes)
+    )]
+    KvTooLarge {
+        /// Tokens asked for.
+        kv_tokens: u64,
+        /// Their bytes.
+        kv_bytes: u64,
+        /// What may be used.
+        limit_bytes: u64,
+        /// What weights and workspace leave.
+        left_bytes: u64,
+        /// Tokens that would fit.
+        fitting_tokens: u64,
+    },
+}
+
+impl MemoryPlan {
+    /// Sizes the KV cache: as asked, or every sequence at full length as far as the limit allows.
+    pub fn new(
+        needs: MemoryNeeds,
+        limits: &EngineLimits,
+        sched: &SchedLimits,
+        limit_bytes: u64,
+    ) -> Result<Self, MemoryError> {
+        let left_bytes = left_for_kv(needs, sched, limit_bytes)?;
+        let fitting_tokens = left_bytes * KV_SHARE_PERCENT / 100 / needs.kv_bytes_per_token;
+        let kv_tokens = match limits.kv_cache_tokens {
+            Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, limit_bytes)?,
+            None => fitting_tokens.min(longest_use(sched)),
+        };
+        let kv_blocks = kv_tokens / BLOCK_TOKENS as u64;
+        if kv_blocks < blocks_for(sched.max_model_len) as u64 {
+            return Err(below_context(kv_blocks, limits, needs, sched));
+        }
+        Ok(Self {
+            weights_bytes: needs.weights_bytes,
+            workspace_bytes: needs.workspace_bytes,
+            kv_bytes_per_token: needs.kv_bytes_per_token,
+            kv_blocks: kv_blocks.try_into().unwrap_or(u32::MAX),
+            kv_bytes: kv_blocks * BLOCK_TOKENS as u64 * needs.kv_bytes_per_token,
+            limit_bytes,
+        })
+    }
+
+    /// Tokens the KV cache holds.
+    pub fn kv_tokens(&self) -> u64 {
+        u64::from(self.kv_blocks) * BLOCK_TOKENS as u64
+    }
+}
+
+/// Tokens of all sequences at full length, in whole blocks each.
+fn longest_use(sched: &SchedLimits) -> u64 {
+    (sched.max_num_seqs * blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64
+}
+
+fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, limit_bytes: u64) -> Result<u64, MemoryError> {
+    let fixed = needs.weights_bytes + needs.workspace_bytes;
+    limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
+        weights_bytes: needs.weights_bytes,
+        workspace_bytes: needs.workspace_bytes,
+        limit_bytes,
+        least_bytes: least_limit(needs, sched),
+    })
+}
+
+fn asked_tokens(
+    asked: u64,
+    fitting_tokens: u64,
+    needs: MemoryNeeds,
+    left_bytes: u64,
+    limit_bytes: u64,
+) -> Result<u64, MemoryError> {
+    if asked <= fitting_tokens {
+        return Ok(asked);
+    }
+    let kv_bytes = asked * needs.kv_bytes_per_token;
+    Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit_bytes, left_bytes, fitting_tokens })
+}
+
+fn below_context(kv_blocks: u64, limits: &EngineLimits, needs: MemoryNeeds, sched: &SchedLimits) -> MemoryError {
+    let context_tokens = blocks_for(sched.max_model_len) * BLOCK_TOKENS;
+    let (setting, needed) = match limits.kv_cache_tokens {
+        Some(_) => ("kv_cache_tokens", context_tokens.to_string()),
+        None => ("the memory limit", mib(least_limit(needs, sched))),
+    };
+    MemoryError::KvBelowContext {
+        kv_tokens: kv_blocks * BLOCK_TOKENS as u64,
+        max_model_len: sched.max_model_len as u64,
+        setting,
+        needed,
+    }
+}
+
+/// The smallest limit under which one sequence of full length fits.
+fn least_limit(needs: MemoryNeeds, sched: &SchedLimits) -> u64 {
+    let kv = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64 * needs.kv_bytes_per_token;
+    needs.weights_bytes + needs.workspace_bytes + kv * 100 / KV_SHARE_PERCENT + 1
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NEEDS: MemoryNeeds =
+        MemoryNeeds { weights_bytes: 32 * MIB, workspace_bytes: 8 * MIB, kv_bytes_per_token: 8192 };
+
+    fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
+        let sched = limits.validate(2048, &[]).unwrap();
+        MemoryPlan::new(NEEDS, &limits, &sched, limit_bytes)
+    }
+
+    #[test]
+    fn with_plenty_of_memory_every_sequence_may_be_full() {
+        assert_eq!(plan(EngineLimits::default(), 1 << 40).unwrap().kv_tokens(), 64 * 2048);
+    }
+
+    #[test]
+    fn with_little_memory_the_cache_is_a_share_of_what_is_left() {
+        let plan = plan(EngineLimits::default(), 240 * MIB).unwrap();
+        assert_eq!(plan.kv_bytes, 160 * MIB);
+        assert!(plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes < plan.limit_bytes);
+    }
+
+    #[test]
+    fn the_limit_named_in_a_refusal_is_enough() {
+        let Err(MemoryError::WeightsTooLarge { least_bytes, .. }) = plan(EngineLimits::default(), 30 * MIB) else {
+            panic!("30 MiB cannot hold 32 MiB of weights");
+        };
+        assert!(plan(EngineLimits::default(), least_bytes).is_ok());
+        assert!(matches!(
+            plan(EngineLimits::default(), least_bytes - MIB),
+            Err(MemoryError::KvBelowContext { setting: "the memory limit", .. })
+        ));
+    }
+
+    #[test]
+    fn a_cache_below_one_context_is_refused_with_the_size_that_works() {
+        let limits = EngineLimits { kv_cache_tokens: Some(1000), ..EngineLimits::default() };
+        let message = plan(limits, 1 << 40).unwrap_err().to_string();
+        assert!(message.contains("lower max_model_len to 992"), "{message}");
+        assert!(message.contains("raise kv_cache_tokens to at least 2048"), "{message}");
+    }
+
+    #[test]
+    fn a_cache_beyond_the_limit_is_refused_with_the_size_that_fits() {
+        let limits = EngineLimits { kv_cache_tokens: Some(1_000_000), ..EngineLimits::default() };
+        let Err(MemoryError::KvTooLarge { fitting_tokens, .. }) = plan(limits.clone(), 240 * MIB) else {
+            panic!("8 GB do not fit 240 MiB");
+        };
+        let fitting = EngineLimits { kv_cache_tokens: Some(fitting_tokens as u32), ..limits };
+        assert!(plan(fitting, 240 * MIB).is_ok());
+    }
+}

@@ -1,0 +1,308 @@
+//! What the engine measures of itself: gauges after each step, counters, latency samples. Written by the engine and
+//! the output thread under one short lock, read by anyone; no request ever waits for a reader.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use crate::{
+    latency::{LatencyWindow, RateWindow},
+    request::{FinishReason, Usage},
+    sched::{SchedState, StepPlan},
+};
+
+/// Latency samples kept for a reader that does not come; older ones make room and are counted.
+const MAX_SAMPLES: usize = 65_536;
+
+/// One reading of the engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Sequences that hold KV blocks.
+    pub running: u32,
+    /// Requests waiting for their first step, or preempted.
+    pub waiting: u32,
+    /// Tokens of waiting requests that need prefill.
+    pub waiting_prefill_tokens: u64,
+    /// KV blocks in all.
+    pub total_blocks: u32,
+    /// KV blocks referenced by sequences.
+    pub referenced_blocks: u32,
+    /// KV blocks held only by the prefix cache.
+    pub cached_blocks: u32,
+    /// KV blocks that hold nothing.
+    pub free_blocks: u32,
+    /// Requests taken and not ended.
+    pub open_requests: u32,
+    /// Preemptions since start.
+    pub preemptions: u64,
+    /// Steps since start.
+    pub steps: u64,
+    /// Requests that ended since start, by reason.
+    pub finished: FinishedCounts,
+    /// Prompt tokens of requests that started, since start.
+    pub prompt_tokens: u64,
+    /// Tokens generated since start.
+    pub generation_tokens: u64,
+    /// 95th percentile of the time to first token over the last minute.
+    pub ttft_p95_seconds: Option<f64>,
+    /// 95th percentile of the inter-token latency over the last minute.
+    pub itl_p95_seconds: Option<f64>,
+    /// Prefill speed over the last minute, tokens a second of prefill work.
+    pub prefill_tokens_per_second: Option<f64>,
+    /// Seconds since the last completed step (or since work arrived) while requests are open; 0 when idle.
+    pub stalled_seconds: f64,
+    /// Why the engine stopped, if it did.
+    pub stopped: Option<String>,
+}
+
+/// Ended requests by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FinishedCounts {
+    /// End token or stop string.
+    pub stop: u64,
+    /// `max_tokens` or the context.
+    pub length: u64,
+    /// The client went away.
+    pub abort: u64,
+    /// The engine failed or a deadline passed.
+    pub error: u64,
+}
+
+impl FinishedCounts {
+    /// Ended in any way.
+    pub fn total(&self) -> u64 {
+        self.stop + self.length + self.abort + self.error
+    }
+
+    fn count(&mut self, reason: &FinishReason) {
+        match reason {
+            FinishReason::Stop => self.stop += 1,
+            FinishReason::Length => self.length += 1,
+            FinishReason::Abort => self.abort += 1,
+            FinishReason::Error(_) => self.error += 1,
+        }
+    }
+}
+
+/// Latencies since the last call of `take_samples`, for histograms; seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Samples {
+    /// Time to first token, one a request that got one.
+    pub ttft: Vec<f64>,
+    /// Time between tokens, one a token after the first.
+    pub itl: Vec<f64>,
+    /// Requests that ended.
+    pub requests: Vec<RequestSample>,
+    /// Samples that nobody took in time.
+    pub dropped: u64,
+}
+
+/// One ended request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestSample {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Token counts.
+    pub usage: Usage,
+    /// From submission to the first step; `None` if it never started.
+    pub queue_seconds: Option<f64>,
+    /// From submission to the first token; `None` if there was none.
+    pub ttft_seconds: Option<f64>,
+    /// From submission to the end.
+    pub e2e_seconds: f64,
+    /// Times it lost its blocks.
+    pub preemptions: u32,
+}
+
+/// The one place measurements are kept.
+#[derive(Debug)]
+pub(crate) struct Meters {
+    epoch: Instant,
+    readings: Mutex<Readings>,
+}
+
+#[derive(Debug)]
+struct Readings {
+    load: EngineLoad,
+    ttft: LatencyWindow,
+    itl: LatencyWindow,
+    prefill: RateWindow,
+    samples: Samples,
+    /// When a step last completed, or when work arrived at an idle engine.
+    last_progress: Instant,
+}
+
+impl Meters {
+    pub(crate) fn new(n_blocks: usize, now: Instant) -> Self {
+        let load = EngineLoad { total_blocks: n_blocks as u32, free_blocks: n_blocks as u32, ..EngineLoad::default() };
+        let readings = Readings {
+            load,
+            ttft: LatencyWindow::new(),
+            itl: LatencyWindow::new(),
+            prefill: RateWindow::new(),
+            samples: Samples::default(),
+            last_progress: now,
+        };
+        Self { epoch: now, readings: Mutex::new(readings) }
+    }
+
+    /// A request was taken.
+    pub(crate) fn opened(&self, now: Instant) {
+        let mut readings = self.lock();
+        if readings.load.open_requests == 0 {
+            readings.last_progress = now;
+        }
+        readings.load.open_requests += 1;
+    }
+
+    /// A request ended.
+    pub(crate) fn ended(&self, sample: RequestSample) {
+        let mut readings = self.lock();
+        readings.load.open_requests -= 1;
+        readings.load.finished.count(&sample.reason);
+        let Samples { requests, dropped, .. } = &mut readings.samples;
+        push_bounded(requests, sample, dropped);
+    }
+
+    /// A request began to be computed.
+    pub(crate) fn started(&self, prompt_tokens: u32) {
+        self.lock().load.prompt_tokens += u64::from(prompt_tokens);
+    }
+
+    /// A token came, `seconds` after the submission if it is the first, after the token before it otherwise.
+    pub(crate) fn token(&self, is_first: bool, seconds: f64, now: Instant) {
+        let second = self.second(now);
+        let mut readings = self.lock();
+        readings.load.generation_tokens += 1;
+        let Readings { ttft, itl, samples, .. } = &mut *readings;
+        let (window, kept) = if is_first { (ttft, &mut samples.ttft) } else { (itl, &mut samples.itl) };
+        window.record(second, seconds);
+        push_bounded(kept, seconds, &mut samples.dropped);
+    }
+
+    /// The queues or blocks changed.
+    pub(crate) fn queues(&self, state: &SchedState) {
+        self.lock().load.set_queues(state);
+    }
+
+    /// A step completed: the scheduler stands at `state`.
+    pub(crate) fn step(&self, plan: &StepReading, state: &SchedState, now: Instant) {
+        let second = self.second(now);
+        let mut readings = self.lock();
+        readings.last_progress = now;
+        readings.load.steps += 1;
+        readings.load.preemptions += plan.n_preempted as u64;
+        if plan.n_prefill_tokens > 0 {
+            let share = plan.n_prefill_tokens as f64 / plan.n_tokens as f64;
+            readings.prefill.record(second, plan.n_prefill_tokens as f64, plan.seconds * share);
+        }
+        readings.load.set_queues(state);
+    }
+
+    /// The engine stopped for good.
+    pub(crate) fn stopped(&self, reason: &str) {
+        self.lock().load.stopped.get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// Why the engine stopped, if it did.
+    pub(crate) fn stop_reason(&self) -> Option<String> {
+        self.lock().load.stopped.clone()
+    }
+
+    pub(crate) fn load(&self, now: Instant) -> EngineLoad {
+        let second = self.second(now);
+        let readings = self.lock();
+        let is_idle = readings.load.open_requests == 0;
+        let stalled = now.saturating_duration_since(readings.last_progress).as_secs_f64();
+        EngineLoad {
+            ttft_p95_seconds: readings.ttft.p95(second),
+            itl_p95_seconds: readings.itl.p95(second),
+            prefill_tokens_per_second: readings.prefill.per_second(second),
+            stalled_seconds: if is_idle { 0.0 } else { stalled },
+            ..readings.load.clone()
+        }
+    }
+
+    pub(crate) fn take_samples(&self) -> Samples {
+        std::mem::take(&mut self.lock().samples)
+    }
+
+    fn second(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_secs()
+    }
+
+    /// A panic while the lock was held leaves plain numbers behind, which are still worth reading.
+    fn lock(&self) -> MutexGuard<'_, Readings> {
+        self.readings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a step's plan says for the meters, kept while `resolve` consumes the plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepReading {
+    n_tokens: usize,
+    n_prefill_tokens: usize,
+    n_preempted: usize,
+    seconds: f64,
+}
+
+impl StepReading {
+    pub(crate) fn new(plan: &StepPlan, seconds: f64) -> Self {
+        Self {
+            n_tokens: plan.n_tokens(),
+            n_prefill_tokens: plan.n_prefill_tokens(),
+            n_preempted: plan.preempted.len(),
+            seconds,
+        }
+    }
+}
+
+impl EngineLoad {
+    fn set_queues(&mut self, state: &SchedState) {
+        self.running = state.running.len() as u32;
+        self.waiting = state.waiting.len() as u32;
+        self.waiting_prefill_tokens = state.waiting_prefill_tokens() as u64;
+        self.referenced_blocks = state.pool.n_referenced() as u32;
+        self.free_blocks = state.pool.n_free() as u32;
+    }
+}
+
+fn push_bounded<T>(kept: &mut Vec<T>, sample: T, dropped: &mut u64) {
+    if kept.len() < MAX_SAMPLES {
+        kept.push(sample);
+    } else {
+        *dropped += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_engine_with_open_requests_and_no_step_is_stalled_and_an_idle_one_is_not() {
+        let start = Instant::now();
+        let meters = Meters::new(4, start);
+        let later = start + Duration::from_secs(100);
+        assert_eq!(meters.load(later).stalled_seconds, 0.0);
+        meters.opened(later);
+        assert_eq!(meters.load(later + Duration::from_secs(3)).stalled_seconds, 3.0);
+        meters.step(&StepReading::new(&StepPlan::default(), 0.1), &SchedState::new(4), later + Duration::from_secs(4));
+        assert_eq!(meters.load(later + Duration::from_secs(5)).stalled_seconds, 1.0);
+    }
+
+    #[test]
+    fn samples_are_handed_out_once_and_bounded() {
+        let now = Instant::now();
+        let meters = Meters::new(1, now);
+        for _ in 0..MAX_SAMPLES + 3 {
+            meters.token(false, 0.01, now);
+        }
+        let samples = meters.take_samples();
+        assert_eq!((samples.itl.len(), samples.dropped), (MAX_SAMPLES, 3));
+        assert_eq!(meters.take_samples(), Samples::default());
+    }
+}

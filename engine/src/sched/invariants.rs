@@ -1,0 +1,49 @@
+//! What must hold between any two calls on [`SchedState`]. Checked in debug builds and by the property tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{SchedLimits, SchedState};
+
+impl SchedState {
+    /// Panics when an invariant is broken; release builds skip it.
+    pub(super) fn debug_check(&self, limits: &SchedLimits) {
+        if cfg!(debug_assertions) {
+            self.check(limits);
+        }
+    }
+
+    /// Panics when an invariant is broken.
+    pub fn check(&self, limits: &SchedLimits) {
+        self.check_queues(limits);
+        self.check_blocks();
+        self.check_progress(limits);
+    }
+
+    fn check_queues(&self, limits: &SchedLimits) {
+        let ids: BTreeSet<_> = self.running.iter().chain(&self.waiting).map(|s| s.id).collect();
+        assert_eq!(ids.len(), self.running.len() + self.waiting.len(), "no sequence is in two queues");
+        assert!(self.running.len() <= limits.max_num_seqs, "no more sequences run than allowed");
+    }
+
+    fn check_blocks(&self) {
+        let mut holders: BTreeMap<_, u32> = BTreeMap::new();
+        for block in self.running.iter().flat_map(|s| s.table.blocks()) {
+            *holders.entry(*block).or_default() += 1;
+        }
+        assert_eq!(self.pool.n_free() + holders.len(), self.pool.n_total(), "free + held = total");
+        for (block, n) in holders {
+            assert_eq!(self.pool.refs(block), n, "{block:?} is counted once for each holder");
+            assert_eq!(n, 1, "{block:?} is writable, so it has one owner");
+        }
+        assert!(self.waiting.iter().all(|s| s.table.blocks().is_empty()), "a waiting sequence holds no block");
+    }
+
+    fn check_progress(&self, limits: &SchedLimits) {
+        for sequence in self.running.iter().chain(&self.waiting) {
+            let (id, len) = (sequence.id, sequence.tokens.len());
+            assert!(sequence.computed < len, "{id:?}: the newest token is never computed yet");
+            assert!(sequence.computed <= sequence.table.capacity_tokens(), "{id:?}: computed tokens lie in blocks");
+            assert!(len < limits.max_model_len, "{id:?}: an open sequence has room for one more token");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What the scheduler knows: who waits, who runs, which blocks are held. The engine thread is its only owner.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use crate::{
+    kv::BlockPool,
+    request::{FinishReason, Request, RequestId, TokenId},
+    sequence::Sequence,
+};
+
+/// Bounds of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedLimits {
+    /// Sequences in the running queue at most.
+    pub max_num_seqs: usize,
+    /// Tokens computed in one step at most; at least `max_num_seqs`, so that every decode fits.
+    pub max_batched_tokens: usize,
+    /// Tokens of one sequence at most, prompt and completion.
+    pub max_model_len: usize,
+    /// Tokens that end a completion.
+    pub eos: Vec<TokenId>,
+}
+
+/// The scheduler's whole state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchedState {
+    /// Requests without blocks, in the order they will start; preempted ones are at the front.
+    pub waiting: VecDeque<Sequence>,
+    /// Sequences that hold blocks, oldest first; the last one is preempted first.
+    pub running: Vec<Sequence>,
+    /// The KV blocks.
+    pub pool: BlockPool,
+}
+
+impl SchedState {
+    /// An idle scheduler over `n_blocks` KV blocks.
+    pub fn new(n_blocks: usize) -> Self {
+        Self { waiting: VecDeque::new(), running: Vec::new(), pool: BlockPool::new(n_blocks) }
+    }
+
+    /// Puts a request at the end of the line.
+    pub fn submit(&mut self, id: RequestId, request: Arc<Request>) {
+        self.waiting.push_back(Sequence::new(id, request));
+    }
+
+    /// Marks one sequence to leave at the next step. An unknown id has already left: nothing happens.
+    pub fn end(&mut self, id: RequestId, reason: FinishReason) {
+        if let Some(sequence) = self.sequences_mut().find(|sequence| sequence.id == id) {
+            sequence.leaving.get_or_insert(reason);
+        }
+    }
+
+    /// Marks every sequence to leave at the next step.
+    pub fn end_all(&mut self, reason: &FinishReason) {
+        for sequence in self.sequences_mut() {
+            sequence.leaving.get_or_insert_with(|| reason.clone());
+        }
+    }
+
+    /// Nothing waits and nothing runs.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Tokens of waiting sequences whose KV must be computed before they can go on.
+    pub fn waiting_prefill_tokens(&self) -> usize {
+        self.waiting.iter().map(Sequence::remaining).sum()
+    }
+
+    fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.running.iter_mut().chain(&mut self.waiting)
+    }
+}

@@ -1,0 +1,197 @@
+//! The engine around a scripted executor: streams, terminals, limits, aborts, failures.
+
+use std::time::{Duration, Instant};
+
+use stoker_engine::{
+    EngineHandle, EngineLimits, FinishReason, RejectReason, Request, RequestEvent, RequestStream, SamplingParams,
+    StopParams,
+    exec::sim::{SimExecutor, SimScript},
+};
+
+fn start(script: SimScript, limits: EngineLimits) -> EngineHandle {
+    SimExecutor::start(script, limits).expect("the simulated engine starts")
+}
+
+fn request(max_tokens: u32) -> Request {
+    let stop = StopParams { max_tokens, ..StopParams::default() };
+    Request { prompt: vec![65; 20], sampling: SamplingParams::default(), stop, logprobs: None }
+}
+
+fn endless() -> SimScript {
+    SimScript { completion: "x".repeat(2000), ..SimScript::default() }
+}
+
+fn read_all(mut stream: RequestStream) -> (String, RequestEvent) {
+    let mut text = String::new();
+    while let Some(event) = stream.blocking_next() {
+        match event {
+            RequestEvent::Delta { text: piece, .. } => text.push_str(&piece),
+            terminal => {
+                assert_eq!(stream.blocking_next(), None, "nothing follows the terminal");
+                return (text, terminal);
+            }
+        }
+    }
+    panic!("the stream ended without a terminal after {text:?}");
+}
+
+fn reason(terminal: RequestEvent) -> FinishReason {
+    match terminal {
+        RequestEvent::Finished { reason, .. } => reason,
+        delta => panic!("{delta:?} is no terminal"),
+    }
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} within 10 s");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_request_streams_its_text_and_ends_once() {
+    let engine = start(SimScript::default(), EngineLimits::default());
+    let (text, terminal) = read_all(engine.submit(request(100)).unwrap());
+    assert_eq!(text, "All is well.");
+    let RequestEvent::Finished { reason, usage, .. } = terminal else { panic!("{terminal:?}") };
+    assert_eq!((reason, usage.prompt_tokens, usage.completion_tokens), (FinishReason::Stop, 20, 13));
+    let load = engine.load();
+    assert_eq!((load.finished.stop, load.open_requests, load.generation_tokens), (1, 0, 13));
+    let samples = engine.take_samples();
+    assert_eq!((samples.ttft.len(), samples.itl.len(), samples.requests.len()), (1, 12, 1));
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let engine = start(SimScript::default(), EngineLimits::default());
+    let mut asked = request(100);
+    asked.stop.stop = vec!["well".into()];
+    let (text, terminal) = read_all(engine.submit(asked).unwrap());
+    assert_eq!(text, "All is ");
+    assert!(matches!(terminal, RequestEvent::Finished { stop_match: Some(stop), .. } if stop == "well"));
+    wait_until("the blocks are free", || engine.load().referenced_blocks == 0);
+}
+
+#[test]
+fn logprobs_carry_texts_one_entry_a_token() {
+    let engine = start(SimScript::default(), EngineLimits::default());
+    let mut stream = engine.submit(Request { logprobs: Some(2), ..request(3) }).unwrap();
+    let Some(RequestEvent::Delta { logprobs, tokens, .. }) = stream.blocking_next() else { panic!("a delta first") };
+    assert_eq!((tokens.len(), logprobs.len(), logprobs[0].top.len()), (1, 1, 2));
+    assert_eq!((logprobs[0].chosen.text.as_str(), logprobs[0].top[1].text.as_str()), ("A", "B"));
+}
+
+#[test]
+fn a_request_for_no_tokens_ends_at_once_by_length() {
+    let engine = start(SimScript::default(), EngineLimits::default());
+    let (text, terminal) = read_all(engine.submit(request(0)).unwrap());
+    assert_eq!((text.as_str(), reason(terminal)), ("", FinishReason::Length));
+}
+
+#[test]
+fn many_requests_at_once_all_get_their_whole_text() {
+    let limits = EngineLimits { kv_cache_tokens: Some(2048), ..EngineLimits::default() };
+    let engine = start(SimScript { completion: "abc".repeat(60), ..SimScript::default() }, limits);
+    let streams: Vec<_> = (0..100).map(|_| engine.submit(request(200)).unwrap()).collect();
+    for stream in streams {
+        assert_eq!(read_all(stream).0, "abc".repeat(60));
+    }
+    let load = engine.load();
+    assert!(load.preemptions > 0, "2048 tokens of KV are too few for 64 sequences of 200");
+    wait_until("the blocks are free", || engine.load().free_blocks == load.total_blocks);
+}
+
+#[test]
+fn a_dropped_stream_frees_its_blocks_after_the_next_step() {
+    let engine = start(endless(), EngineLimits::default());
+    let mut stream = engine.submit(request(2000)).unwrap();
+    stream.blocking_next();
+    assert!(engine.load().referenced_blocks > 0);
+    drop(stream);
+    wait_until("the blocks are free", || engine.load().referenced_blocks == 0);
+    wait_until("the abort is counted", || engine.load().finished.abort == 1);
+}
+
+#[test]
+fn a_full_line_refuses_with_its_bound_and_takes_again_later() {
+    let limits = EngineLimits { max_waiting: 2, max_num_seqs: 1, ..EngineLimits::default() };
+    let engine = start(endless(), limits);
+    let mut running = engine.submit(request(2000)).unwrap();
+    running.blocking_next();
+    let waiting: Vec<_> = (0..2).map(|_| engine.submit(request(5)).unwrap()).collect();
+    assert_eq!(engine.submit(request(5)).unwrap_err(), RejectReason::QueueFull { waiting: 2, limit: 2 });
+    drop(running);
+    for stream in waiting {
+        assert_eq!(read_all(stream).0, "xxxxx");
+    }
+    assert!(engine.submit(request(5)).is_ok());
+}
+
+#[test]
+fn impossible_requests_are_refused_before_anything_starts() {
+    let engine = start(SimScript::default(), EngineLimits { max_model_len: Some(64), ..EngineLimits::default() });
+    let with_prompt = |prompt: Vec<u32>| engine.submit(Request { prompt, ..request(5) }).unwrap_err();
+    assert_eq!(with_prompt(vec![]), RejectReason::EmptyPrompt);
+    assert_eq!(with_prompt(vec![1; 64]), RejectReason::PromptTooLong { prompt_tokens: 64, max_model_len: 64 });
+    assert_eq!(with_prompt(vec![1, 257]), RejectReason::BadToken { token: 257, vocab_size: 257 });
+    assert_eq!(engine.load().open_requests, 0);
+}
+
+#[test]
+fn the_completion_is_clamped_to_the_context() {
+    let engine = start(endless(), EngineLimits { max_model_len: Some(64), ..EngineLimits::default() });
+    let (text, terminal) = read_all(engine.submit(request(1000)).unwrap());
+    assert_eq!((text.len(), reason(terminal)), (44, FinishReason::Length));
+}
+
+#[test]
+fn a_failing_executor_ends_every_request_and_refuses_new_ones() {
+    let script = SimScript { fail_at_step: Some(3), ..endless() };
+    let engine = start(script, EngineLimits::default());
+    let streams: Vec<_> = (0..5).filter_map(|_| engine.submit(request(100)).ok()).collect();
+    for stream in streams {
+        assert!(matches!(reason(read_all(stream).1), FinishReason::Error(text) if text.contains("at step 3")));
+    }
+    wait_until("new requests are refused", || matches!(engine.submit(request(5)), Err(RejectReason::Stopped(_))));
+    assert!(engine.load().stopped.unwrap().contains("at step 3"));
+}
+
+#[test]
+fn ending_all_requests_says_why_and_the_engine_goes_on() {
+    let engine = start(endless(), EngineLimits::default());
+    let mut stream = engine.submit(request(2000)).unwrap();
+    stream.blocking_next();
+    engine.abort_all("the drain deadline passed");
+    assert_eq!(reason(read_all(stream).1), FinishReason::Error("the drain deadline passed".into()));
+    assert_eq!(read_all(engine.submit(request(3)).unwrap()).0, "xxx");
+}
+
+#[test]
+fn shutdown_ends_open_requests_and_returns() {
+    let engine = start(endless(), EngineLimits::default());
+    let mut stream = engine.submit(request(2000)).unwrap();
+    stream.blocking_next();
+    engine.shutdown();
+    assert!(matches!(reason(read_all(stream).1), FinishReason::Error(_)));
+    engine.shutdown();
+}
+
+#[test]
+fn a_stream_outlives_the_last_handle() {
+    let engine = start(SimScript::default(), EngineLimits::default());
+    let stream = engine.submit(request(100)).unwrap();
+    drop(engine);
+    assert_eq!(read_all(stream).0, "All is well.");
+}
+
+#[test]
+fn an_engine_with_work_and_no_step_shows_how_long_it_hangs() {
+    let script = SimScript { step_time: Duration::from_millis(300), ..SimScript::default() };
+    let engine = start(script, EngineLimits::default());
+    assert_eq!(engine.load().stalled_seconds, 0.0);
+    let _stream = engine.submit(request(100)).unwrap();
+    std::thread::sleep(Duration::from_millis(120));
+    assert!(engine.load().stalled_seconds >= 0.1);
+}
