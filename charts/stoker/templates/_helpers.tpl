@@ -40,9 +40,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [stoker.dev]
   resources: [inferencedeployments/finalizers]
   verbs: [update]
-# The children it makes: pods, one Service and one ConfigMap per revision.
+# The replicas. It deletes them itself, after their drain.
 - apiGroups: [""]
-  resources: [pods, services, configmaps]
+  resources: [pods]
+  verbs: [list, watch, create, patch, delete]
+# One Service per deployment, which goes with it.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch]
+# One ConfigMap per revision, deleted when no pod uses it.
+- apiGroups: [""]
+  resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
 # What it says about them in `kubectl describe`.
 - apiGroups: [events.k8s.io]

@@ -88,6 +88,8 @@ fn environment() -> Vec<(&'static str, OsString)> {
     vec![
         ("KUBECONFIG", kubeconfig("admin").into_os_string()),
         ("KUBECACHEDIR", below("kube")),
+        // `ctr` looks there, so commands in the docs need no address.
+        ("CONTAINERD_ADDRESS", Path::new(STATE).join("containerd.sock").into_os_string()),
         ("HELM_CACHE_HOME", below("helm/cache")),
         ("HELM_CONFIG_HOME", below("helm/config")),
         ("HELM_DATA_HOME", below("helm/data")),

@@ -9,21 +9,30 @@ use crate::kubectl::Kubectl;
 const NAMESPACE: &str = "stoker-system";
 const RELEASE: &str = "stoker";
 /// Images are imported, there is no registry to ask.
-const VALUES: [&str; 6] = [
+const VALUES: [&str; 5] = [
     "image.repository=localhost/stoker-operator",
     "image.tag=dev",
     "image.pullPolicy=Never",
     "agent.image.repository=localhost/stoker-agent",
     "agent.image.tag=dev",
-    "agent.image.pullPolicy=Never",
 ];
+/// The strictest namespaces there are: a pod that is not restricted would be refused.
+const NAMESPACES: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: stoker-system, labels: {pod-security.kubernetes.io/enforce: restricted}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: default, labels: {pod-security.kubernetes.io/enforce: restricted}}
+";
 
 /// Installs the chart and waits until the operator is ready.
 pub(crate) fn install(kubectl: &Kubectl, chart: &Path) -> Result<()> {
+    kubectl.apply(NAMESPACES)?;
     let chart = chart.to_str().context("chart path is not UTF-8")?;
-    let values = VALUES.join(",");
-    let place = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
-    kubectl.helm(&[&["install", RELEASE, chart, "--set", &values], &place[..]].concat()).map(drop)
+    let place = ["--namespace", NAMESPACE, "--wait", "--timeout", "120s"];
+    kubectl.helm(&[&["install", RELEASE, chart, "--set", &VALUES.join(",")], &place[..]].concat()).map(drop)
 }
 
 /// Uninstalls it. The CRD stays, as Helm leaves it and as `docs/install.md` says: deleting it deletes every deployment.

@@ -12,8 +12,8 @@ use crate::{
 };
 
 const NAME: &str = "chat";
-/// The label by which the operator knows the objects of a deployment.
-const SELECTOR: &str = "stoker.dev/deployment=chat";
+/// The labels by which the operator knows the objects of a deployment.
+const SELECTOR: &str = "app.kubernetes.io/managed-by=stoker,app.kubernetes.io/instance=chat";
 /// Small enough that six replicas' worth of requests fit a small machine. The drain is short because a whole stream
 /// takes seconds here.
 const MANIFEST: &str = "
