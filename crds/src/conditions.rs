@@ -42,5 +42,3 @@ pub const REASON_REFUSED: &str = "ChildRefused";
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
 /// A replica was serving and is not ready now.
 pub const REASON_NOT_READY: &str = "ReplicaNotReady";
-/// The operator's own plan broke an invariant and was not carried out.
-pub const REASON_PLAN_REFUSED: &str = "PlanRefused";

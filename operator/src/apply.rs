@@ -1,0 +1,221 @@
+//! Carries out a plan: the only writer of children, and the only one that tells agents to drain. No policy here.
+//!
+//! Order: configuration and Service before pods; taking back and deleting before creating, so that room and names are
+//! free. Deletes are bound to the UID that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
+//! the status; what may pass is an error, and the round is tried again.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{ConfigMap, Pod},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use stoker_crds::contract::DrainSettings;
+use tracing::{info, warn};
+
+use crate::{
+    agent_client::AgentClient,
+    desired::{Desired, labels},
+    error::ReconcileError,
+    metrics::Metrics,
+    plan::Plan,
+    rollout::{Deletion, PodRef, RolloutPlan, Why},
+};
+
+/// Owner of every field we write.
+pub const FIELD_MANAGER: &str = "stoker-operator";
+
+/// What was carried out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Applied {
+    /// Names of created pods.
+    pub created: Vec<String>,
+    /// Names of pods that were told to drain for the first time.
+    pub draining: Vec<String>,
+    /// Names of pods taken back into service.
+    pub undrained: Vec<String>,
+    /// Names of deleted pods, and why they could go.
+    pub deleted: Vec<(String, Why)>,
+    /// What the API server refused for good.
+    pub refusals: Vec<Refusal>,
+}
+
+/// A write that the API server refused, in its own words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// What was written.
+    pub what: String,
+    /// The API server's answer.
+    pub message: String,
+}
+
+/// Writes one deployment's children.
+#[derive(Clone)]
+pub struct Apply {
+    /// The API server.
+    pub client: Client,
+    /// The agents.
+    pub agents: AgentClient,
+    /// Counts writes.
+    pub metrics: Arc<Metrics>,
+    /// Namespace of the deployment.
+    pub namespace: String,
+    /// How its replicas leave.
+    pub drain: DrainSettings,
+}
+
+impl Apply {
+    /// Carries out `plan`. `now` is when drains begin.
+    pub async fn run(&self, plan: &Plan, desired: &Desired, now: Timestamp) -> Result<Applied, ReconcileError> {
+        let Plan { apply_service, apply_config_map, pods, revision: _, prune_config_maps, taken: _ } = plan;
+        let RolloutPlan { create, drain, remind, undrain, delete, strategy: _, look_again: _ } = pods;
+        let mut applied = Applied::default();
+        if *apply_config_map {
+            self.apply_child(&desired.config_map, &mut applied).await?;
+        }
+        if *apply_service {
+            self.apply_child(&desired.service, &mut applied).await?;
+        }
+        for pod in undrain {
+            self.undrain(pod, &mut applied).await?;
+        }
+        for deletion in delete {
+            self.delete(deletion, &mut applied).await?;
+        }
+        for ordinal in create {
+            self.create(desired.pod(*ordinal), &mut applied).await?;
+        }
+        for pod in drain {
+            self.drain(pod, now, &mut applied).await?;
+        }
+        for pod in remind {
+            self.tell_to_drain(pod).await;
+        }
+        for name in prune_config_maps {
+            self.prune(name).await?;
+        }
+        Ok(applied)
+    }
+
+    async fn apply_child<K>(&self, child: &K, applied: &mut Applied) -> Result<(), ReconcileError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Serialize,
+        K: Clone + std::fmt::Debug,
+    {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let kind = K::kind(&());
+        self.metrics.wrote(&kind, "apply");
+        let result = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
+        outcome(result, || format!("{kind} {}", child.name_any()), applied).map(drop)
+    }
+
+    async fn create(&self, pod: Pod, applied: &mut Applied) -> Result<(), ReconcileError> {
+        if !applied.refusals.is_empty() {
+            return Ok(());
+        }
+        self.metrics.wrote("Pod", "create");
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run: false };
+        let result = self.api::<Pod>().create(&params, &pod).await;
+        if outcome(result, || format!("Pod {}", pod.name_any()), applied)?.is_some() {
+            applied.created.push(pod.name_any());
+        }
+        Ok(())
+    }
+
+    /// Writes down when the drain began, then tells the agent.
+    async fn drain(&self, pod: &PodRef, now: Timestamp, applied: &mut Applied) -> Result<(), ReconcileError> {
+        if self.annotate_drain(pod, Some(now)).await? {
+            self.tell_to_drain(pod).await;
+            applied.draining.push(pod.name.clone());
+        }
+        Ok(())
+    }
+
+    /// An agent that cannot be told is told again in a later round.
+    async fn tell_to_drain(&self, pod: &PodRef) {
+        let Some(ip) = pod.ip.as_deref() else { return };
+        match self.agents.drain(ip, &self.drain).await {
+            Ok(()) => info!(pod = pod.name, "agent told to drain"),
+            Err(error) => warn!(pod = pod.name, %error, "agent was not told to drain, will be told again"),
+        }
+    }
+
+    /// Takes the agent back, then forgets that it drained. One that cannot be reached stays draining.
+    async fn undrain(&self, pod: &PodRef, applied: &mut Applied) -> Result<(), ReconcileError> {
+        let Some(ip) = pod.ip.as_deref() else { return Ok(()) };
+        if let Err(error) = self.agents.undrain(ip).await {
+            warn!(pod = pod.name, %error, "draining agent was not taken back");
+            return Ok(());
+        }
+        if self.annotate_drain(pod, None).await? {
+            applied.undrained.push(pod.name.clone());
+        }
+        Ok(())
+    }
+
+    /// Sets or removes the drain's beginning; false when the pod is gone.
+    async fn annotate_drain(&self, pod: &PodRef, since: Option<Timestamp>) -> Result<bool, ReconcileError> {
+        let since = since.map_or(Value::Null, |since| Value::String(since.to_string()));
+        let patch = json!({"metadata": {"uid": pod.uid, "annotations": {labels::DRAIN_STARTED: since}}});
+        self.metrics.wrote("Pod", "patch");
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let result = self.api::<Pod>().patch_metadata(&pod.name, &params, &Patch::Merge(&patch)).await;
+        found(result.map(drop), || format!("Pod {}", pod.name))
+    }
+
+    async fn delete(&self, deletion: &Deletion, applied: &mut Applied) -> Result<(), ReconcileError> {
+        let Deletion { pod, why } = deletion;
+        let uid = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(uid), ..DeleteParams::default() };
+        self.metrics.wrote("Pod", "delete");
+        let result = self.api::<Pod>().delete(&pod.name, &params).await;
+        if found(result.map(drop), || format!("Pod {}", pod.name))? {
+            self.metrics.pods_deleted.with_label_values(&[why.as_str()]).inc();
+            info!(pod = pod.name, why = why.as_str(), "pod deleted");
+            applied.deleted.push((pod.name.clone(), *why));
+        }
+        Ok(())
+    }
+
+    async fn prune(&self, name: &str) -> Result<(), ReconcileError> {
+        self.metrics.wrote("ConfigMap", "delete");
+        let result = self.api::<ConfigMap>().delete(name, &DeleteParams::default()).await;
+        found(result.map(drop), || format!("ConfigMap {name}")).map(drop)
+    }
+
+    fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
+/// `None` when the API server refused for good; the refusal is kept.
+fn outcome<K>(
+    result: kube::Result<K>,
+    what: impl Fn() -> String,
+    applied: &mut Applied,
+) -> Result<Option<K>, ReconcileError> {
+    match result {
+        Ok(object) => Ok(Some(object)),
+        Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
+            applied.refusals.push(Refusal { what: what(), message: status.message });
+            Ok(None)
+        }
+        Err(source) => Err(ReconcileError::Apply { what: what(), source }),
+    }
+}
+
+/// False when the object is gone, or another one has its name.
+fn found(result: kube::Result<()>, what: impl Fn() -> String) -> Result<bool, ReconcileError> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Err(source) => Err(ReconcileError::Apply { what: what(), source }),
+    }
+}

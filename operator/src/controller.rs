@@ -1,0 +1,374 @@
+//! Wires watches, readings and rounds together. `reconcile` lists the steps of a round; each step lives in its own file.
+//!
+//! A round decides on the caches first. Only if that would write anything does it read the API server and decide again,
+//! so a settled deployment costs no request and no decision that changes something rests on a stale cache.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, stream::BoxStream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{ConfigMap, Pod, Service},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{Patch, PatchParams},
+    runtime::{
+        Config, Controller, WatchStreamExt,
+        controller::Action,
+        events::Recorder,
+        reflector::{self, ObjectRef, Store, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use stoker_crds::{InferenceDeployment, InferenceDeploymentStatus};
+use tokio::sync::mpsc;
+use tracing::{Instrument, debug, error, info, info_span, warn};
+
+use crate::{
+    agent_client::AgentClient,
+    apply::{Applied, Apply, FIELD_MANAGER},
+    desired::{Desired, config_map_name, desired, labels},
+    error::ReconcileError,
+    events::events_of,
+    lease::Leadership,
+    lint,
+    metrics::Metrics,
+    observe::{Caches, Observed, observe_cached, observe_live},
+    plan::{self, Plan},
+    probe::{Probe, Readings},
+    revision::revision,
+    status::{Outlook, Round, status_of, status_of_invalid},
+    validate::{Defaults, SpecError, ValidatedDeployment, validate},
+};
+
+/// Deployments reconciled at the same time.
+const CONCURRENT_ROUNDS: u16 = 8;
+/// Pods that the probe may have found changed and that wait for a round.
+const CHANGES_WAITING: usize = 1024;
+/// A look at everything, even if no event asks for it.
+const SAFETY_NET: Duration = Duration::from_secs(3600);
+/// When to try again what the API server refused or somebody else's object blocks.
+const RETRY_BLOCKED: Duration = Duration::from_secs(10);
+/// Pauses after failures: the first and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
+
+/// What a controller needs to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Only this namespace, or all.
+    pub namespace: Option<String>,
+    /// What deployments fall back to.
+    pub defaults: Defaults,
+    /// Name of this process in Events.
+    pub identity: String,
+}
+
+/// What all rounds share.
+struct Context {
+    client: Client,
+    caches: Caches,
+    readings: Readings,
+    agents: AgentClient,
+    defaults: Defaults,
+    metrics: Arc<Metrics>,
+    leadership: Leadership,
+    recorder: Recorder,
+    /// Failures in a row by deployment.
+    failures: Mutex<HashMap<ObjectRef<InferenceDeployment>, u32>>,
+}
+
+/// Runs until `stop` resolves; rounds under way are finished.
+pub async fn run(
+    client: Client,
+    options: Options,
+    leadership: Leadership,
+    metrics: Arc<Metrics>,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
+    let scope = options.namespace.as_deref();
+    let (pods, pod_events) = cached::<Pod>(&client, scope);
+    let (services, service_events) = cached::<Service>(&client, scope);
+    let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope);
+    let (deployments, writer) = reflector::store();
+    let watched = watcher(api::<InferenceDeployment>(&client, scope), watcher::Config::default()).default_backoff();
+    let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
+
+    let (changed, changes) = mpsc::channel(CHANGES_WAITING);
+    let (readings, agents) = (Readings::default(), AgentClient::default());
+    let probe = Probe {
+        pods: pods.clone(),
+        agents: agents.clone(),
+        readings: readings.clone(),
+        changed,
+        metrics: metrics.clone(),
+    };
+    let probing = tokio::spawn(probe.run());
+
+    let reporter =
+        kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
+    let context = Arc::new(Context {
+        recorder: Recorder::new(client.clone(), reporter),
+        caches: Caches { pods, services, config_maps },
+        defaults: options.defaults,
+        failures: Mutex::default(),
+        client,
+        readings,
+        agents,
+        metrics,
+        leadership,
+    });
+    Controller::for_stream(deployment_events, deployments)
+        .with_config(Config::default().concurrency(CONCURRENT_ROUNDS))
+        .owns_stream(pod_events)
+        .owns_stream(service_events)
+        .owns_stream(config_map_events)
+        .reconcile_on(futures::stream::unfold(changes, |mut changes| async { Some((changes.recv().await?, changes)) }))
+        .graceful_shutdown_on(stop)
+        .run(reconcile, error_policy, context)
+        .for_each(|outcome| async move { log_outcome(outcome) })
+        .await;
+    probing.abort();
+}
+
+/// A cache of what the operator made, and the events that fill it.
+fn cached<K>(client: &Client, scope: Option<&str>) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
+    K: std::fmt::Debug + Send + Sync + 'static,
+{
+    let writer = Writer::<K>::default();
+    let store = writer.as_reader();
+    let config = watcher::Config::default().labels(&labels::managed_selector());
+    let events = watcher(api::<K>(client, scope), config).default_backoff();
+    (store, events.modify(strip).reflect(writer).touched_objects().boxed())
+}
+
+fn api<K>(client: &Client, scope: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match scope {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// Bookkeeping of the API server that nobody here reads is most of an object's size.
+fn strip<K: Resource>(object: &mut K) {
+    object.managed_fields_mut().clear();
+}
+
+/// One round with its metrics and log fields.
+async fn reconcile(deployment: Arc<InferenceDeployment>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let span = info_span!("round", namespace = deployment.namespace(), name = deployment.name_any());
+    let started = Instant::now();
+    let outcome = round(deployment.clone(), &context).instrument(span).await;
+    context.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
+    if outcome.is_ok() {
+        let object = ObjectRef::from_obj(&*deployment);
+        context.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
+    }
+    outcome
+}
+
+/// Observe, validate, plan, apply, status.
+async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Result<Action, ReconcileError> {
+    if deployment.metadata.deletion_timestamp.is_some() {
+        // Children are owned: the garbage collector deletes them, SIGTERM drains them.
+        return Ok(Action::await_change());
+    }
+    if !context.leadership.holds() {
+        return Err(ReconcileError::NotLeading);
+    }
+    let cached = observe_cached(deployment.clone(), &context.caches, &context.readings);
+    if let Some(settled) = context.settled(&cached, Timestamp::now()) {
+        return Ok(settled);
+    }
+    let revision_map = validate(&deployment, &context.defaults)
+        .map(|valid| config_map_name(&valid.identity.name, &revision(&valid.replica)))
+        .ok();
+    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.readings).await;
+    match live.map_err(ReconcileError::Observe)? {
+        Some(live) => context.carry_out(&live, Timestamp::now()).await,
+        None => Ok(Action::await_change()),
+    }
+}
+
+/// What was decided about a deployment.
+struct Decision {
+    deployment: ValidatedDeployment,
+    desired: Desired,
+    plan: Plan,
+}
+
+impl Context {
+    fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
+        let deployment = validate(&observed.deployment, &self.defaults)?;
+        let desired = desired(&deployment);
+        let plan = plan::plan(&deployment, &desired, observed, now);
+        Ok(Decision { deployment, desired, plan })
+    }
+
+    /// When to look again, if nothing is to be written; `None` if something is.
+    fn settled(&self, observed: &Observed, now: Timestamp) -> Option<Action> {
+        let before = observed.deployment.status.as_ref();
+        match self.decide(observed, now) {
+            Err(error) => {
+                let status = invalid_status(&error, observed, now);
+                (before == Some(&status)).then(|| Action::requeue(SAFETY_NET))
+            }
+            Ok(decision) => {
+                let outlook = decision.outlook(observed, &Applied::default(), now);
+                let settled = decision.plan.is_empty() && decision.plan.taken.is_empty();
+                (settled && before == Some(&outlook.status)).then(|| decision.next_look(&outlook, now))
+            }
+        }
+    }
+
+    /// Plans from a fresh observation and writes what it takes.
+    async fn carry_out(&self, observed: &Observed, now: Timestamp) -> Result<Action, ReconcileError> {
+        let decision = match self.decide(observed, now) {
+            Ok(decision) => decision,
+            Err(error) => {
+                warn!(%error, "cannot be deployed");
+                let status = invalid_status(&error, observed, now);
+                self.report(observed, &Applied::default(), &status).await?;
+                return Ok(Action::requeue(SAFETY_NET));
+            }
+        };
+        self.lint(&decision, observed, now)?;
+        let applied = self.apply(&decision, now).await?;
+        let outlook = decision.outlook(observed, &applied, now);
+        self.report(observed, &applied, &outlook.status).await?;
+        if !applied.refusals.is_empty() || !decision.plan.taken.is_empty() {
+            return Ok(Action::requeue(RETRY_BLOCKED));
+        }
+        Ok(decision.next_look(&outlook, now))
+    }
+
+    fn lint(&self, decision: &Decision, observed: &Observed, now: Timestamp) -> Result<(), ReconcileError> {
+        let wanted = plan::wanted(&decision.deployment, &decision.desired, observed);
+        let violations = lint::check(&decision.plan, &wanted, &observed.pods, now);
+        if violations.is_empty() {
+            return Ok(());
+        }
+        self.metrics.plans_refused.inc();
+        Err(ReconcileError::Lint(violations))
+    }
+
+    async fn apply(&self, decision: &Decision, now: Timestamp) -> Result<Applied, ReconcileError> {
+        if decision.plan.is_empty() {
+            return Ok(Applied::default());
+        }
+        info!(plan = %decision.plan.to_string().trim_end().replace('\n', "; "), "applying");
+        let apply = Apply {
+            client: self.client.clone(),
+            agents: self.agents.clone(),
+            metrics: self.metrics.clone(),
+            namespace: decision.deployment.identity.namespace.clone(),
+            drain: decision.deployment.replica.drain,
+        };
+        apply.run(&decision.plan, &decision.desired, now).await
+    }
+
+    /// Writes the status if it moved, and tells what happened.
+    async fn report(
+        &self,
+        observed: &Observed,
+        applied: &Applied,
+        status: &InferenceDeploymentStatus,
+    ) -> Result<(), ReconcileError> {
+        let deployment = &observed.deployment;
+        let before = deployment.status.as_ref();
+        if before != Some(status) {
+            self.write_status(deployment, status).await.map_err(ReconcileError::Status)?;
+        }
+        let reference = deployment.object_ref(&());
+        for event in events_of(applied, before, status) {
+            self.metrics.wrote("Event", "create");
+            if let Err(error) = self.recorder.publish(&event, &reference).await {
+                debug!(%error, "event was not published");
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_status(
+        &self,
+        deployment: &InferenceDeployment,
+        status: &InferenceDeploymentStatus,
+    ) -> kube::Result<()> {
+        let api =
+            Api::<InferenceDeployment>::namespaced(self.client.clone(), &deployment.namespace().unwrap_or_default());
+        // The UID keeps the status of a deleted namesake from landing here.
+        let patch = json!({
+            "apiVersion": InferenceDeployment::api_version(&()),
+            "kind": InferenceDeployment::kind(&()),
+            "metadata": {"uid": deployment.uid()},
+            "status": status,
+        });
+        self.metrics.wrote("InferenceDeployment", "apply_status");
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        match api.patch_status(&deployment.name_any(), &params, &Patch::Apply(&patch)).await {
+            // Deleted meanwhile.
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+impl Decision {
+    fn outlook(&self, observed: &Observed, applied: &Applied, now: Timestamp) -> Outlook {
+        let Self { deployment, desired, plan } = self;
+        status_of(&Round { deployment, desired, observed, plan, applied }, now)
+    }
+
+    /// The earliest moment at which time alone changes plan or status.
+    fn next_look(&self, outlook: &Outlook, now: Timestamp) -> Action {
+        let moments = [self.plan.pods.look_again, outlook.look_again];
+        let wait = moments.into_iter().flatten().min().map(|moment| moment.duration_since(now));
+        let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
+        Action::requeue(wait.map_or(SAFETY_NET, |wait| wait.min(SAFETY_NET)))
+    }
+}
+
+fn invalid_status(error: &SpecError, observed: &Observed, now: Timestamp) -> InferenceDeploymentStatus {
+    let deployment = &observed.deployment;
+    let previous = deployment.status.clone().unwrap_or_default();
+    status_of_invalid(error, deployment.metadata.generation, &previous, now)
+}
+
+/// Later each time a deployment fails in a row.
+fn error_policy(deployment: Arc<InferenceDeployment>, error: &ReconcileError, context: Arc<Context>) -> Action {
+    context.metrics.reconcile_errors.with_label_values(&[error.step()]).inc();
+    if matches!(error, ReconcileError::Lint(_)) {
+        error!(%error, name = deployment.name_any(), "not carried out");
+    }
+    let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_a_row = failures.entry(ObjectRef::from_obj(&*deployment)).or_default();
+    *in_a_row = in_a_row.saturating_add(1);
+    let (first, longest) = BACKOFF;
+    Action::requeue(first.saturating_mul(1 << (*in_a_row - 1).min(16)).min(longest))
+}
+
+type Outcome =
+    Result<(ObjectRef<InferenceDeployment>, Action), kube::runtime::controller::Error<ReconcileError, watcher::Error>>;
+
+fn log_outcome(outcome: Outcome) {
+    use kube::runtime::controller::Error;
+    match outcome {
+        Ok((object, action)) => debug!(%object, ?action, "round done"),
+        // The object went between event and round.
+        Err(Error::ObjectNotFound(object)) => debug!(%object, "gone"),
+        Err(Error::ReconcilerFailed(error, object)) => warn!(%object, %error, "round failed, will be tried again"),
+        Err(error) => warn!(%error, "watch"),
+    }
+}

@@ -1,0 +1,37 @@
+//! The ConfigMap with the agent's configuration: immutable, one per revision, so that a pod restarts with what it was
+//! started with. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use stoker_crds::contract::{AgentConfig, CONFIG_FILE, ModelConfig};
+
+use super::{config_map_name, labels, owner};
+use crate::validate::{ReplicaInputs, ValidatedDeployment};
+
+pub(super) fn config_map(deployment: &ValidatedDeployment, revision: &str) -> ConfigMap {
+    let identity = &deployment.identity;
+    let config = agent_config(&deployment.replica, revision);
+    let json = serde_json::to_string_pretty(&config).expect("an agent config is JSON");
+    ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(config_map_name(&identity.name, revision)),
+            namespace: Some(identity.namespace.clone()),
+            labels: Some(labels::child_of_revision(&identity.name, revision)),
+            owner_references: Some(vec![owner(identity)]),
+            ..ObjectMeta::default()
+        },
+        data: Some(BTreeMap::from([(CONFIG_FILE.to_owned(), json)])),
+        immutable: Some(true),
+        ..ConfigMap::default()
+    }
+}
+
+fn agent_config(inputs: &ReplicaInputs, revision: &str) -> AgentConfig {
+    AgentConfig {
+        revision: revision.to_owned(),
+        model: ModelConfig { source: inputs.model_source.clone(), served_names: inputs.served_names.clone() },
+        engine: inputs.engine.clone(),
+        drain: inputs.drain,
+    }
+}

@@ -1,0 +1,49 @@
+//! Labels and annotations that the operator writes and selects by. Pure.
+
+use std::collections::BTreeMap;
+
+/// Value of [`MANAGED_BY`] on everything we make.
+pub const MANAGER: &str = "stoker";
+/// Who made an object.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Which deployment an object belongs to.
+pub const INSTANCE: &str = "app.kubernetes.io/instance";
+/// Which revision a pod or ConfigMap belongs to.
+pub const REVISION: &str = "stoker.dev/revision";
+/// When draining a pod began (RFC 3339): bookkeeping of the operator, so that a successor keeps the deadline.
+pub const DRAIN_STARTED: &str = "stoker.dev/drain-started";
+
+const NAME: &str = "app.kubernetes.io/name";
+const COMPONENT: &str = "app.kubernetes.io/component";
+
+/// Selects everything the operator made, in a watch.
+pub fn managed_selector() -> String {
+    format!("{MANAGED_BY}={MANAGER}")
+}
+
+/// What the Service selects and the scale subresource reports.
+pub fn selector(deployment: &str) -> BTreeMap<String, String> {
+    owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])
+}
+
+/// [`selector`] in the form of a query.
+pub fn selector_text(deployment: &str) -> String {
+    let pairs: Vec<String> = selector(deployment).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.join(",")
+}
+
+/// Labels of a child that no revision owns.
+pub fn child(deployment: &str) -> BTreeMap<String, String> {
+    owned(&[(NAME, "stoker-agent"), (MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])
+}
+
+/// Labels of a child of a revision.
+pub fn child_of_revision(deployment: &str, revision: &str) -> BTreeMap<String, String> {
+    let mut labels = child(deployment);
+    labels.insert(REVISION.to_owned(), revision.to_owned());
+    labels
+}
+
+fn owned(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}

@@ -1,0 +1,82 @@
+//! What should exist for one deployment: a Service, the revision's ConfigMap, and pods of that revision. Pure.
+
+mod config_map;
+pub mod labels;
+mod pod;
+mod service;
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Pod, Service},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::Resource;
+use stoker_crds::InferenceDeployment;
+
+pub use self::pod::grace_period_seconds;
+use crate::{
+    revision::revision,
+    validate::{Identity, ValidatedDeployment},
+};
+
+/// Everything that should exist for one deployment.
+#[derive(Clone, Debug)]
+pub struct Desired {
+    /// Revision of the pods.
+    pub revision: String,
+    /// The one address of all replicas.
+    pub service: Service,
+    /// The agent's configuration, immutable, one per revision.
+    pub config_map: ConfigMap,
+    /// A replica's pod, still without name and ordinal.
+    template: Pod,
+    /// Name of the deployment, the first part of every pod name.
+    name: String,
+}
+
+/// Renders what `deployment` asks for.
+pub fn desired(deployment: &ValidatedDeployment) -> Desired {
+    let revision = revision(&deployment.replica);
+    Desired {
+        service: service::service(&deployment.identity),
+        config_map: config_map::config_map(deployment, &revision),
+        template: pod::template(deployment, &revision),
+        name: deployment.identity.name.clone(),
+        revision,
+    }
+}
+
+impl Desired {
+    /// Name of the pod with this ordinal.
+    pub fn pod_name(&self, ordinal: u32) -> String {
+        format!("{}-{}-{ordinal}", self.name, self.revision)
+    }
+
+    /// The pod with this ordinal.
+    pub fn pod(&self, ordinal: u32) -> Pod {
+        let mut pod = self.template.clone();
+        pod.metadata.name = Some(self.pod_name(ordinal));
+        pod
+    }
+}
+
+/// Name of the ConfigMap of a revision.
+pub fn config_map_name(deployment: &str, revision: &str) -> String {
+    format!("{deployment}-{revision}")
+}
+
+/// Base URL of the deployment's Service for OpenAI clients inside the cluster.
+pub fn url(identity: &Identity) -> String {
+    format!("http://{}.{}.svc:{}/v1", identity.name, identity.namespace, stoker_crds::contract::AGENT_PORT)
+}
+
+/// Makes the deployment the controlling owner, so that its children go when it goes.
+fn owner(identity: &Identity) -> OwnerReference {
+    OwnerReference {
+        api_version: InferenceDeployment::api_version(&()).into_owned(),
+        kind: InferenceDeployment::kind(&()).into_owned(),
+        name: identity.name.clone(),
+        uid: identity.uid.clone(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}

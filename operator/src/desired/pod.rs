@@ -1,0 +1,184 @@
+//! A replica's pod: one agent container, restricted, with probes on the agent's own answers. Pure.
+//!
+//! Owns the grace period: long enough for the agent to withdraw and finish its streams on SIGTERM. Pods are created
+//! from this and never patched; what changes here for running replicas needs a new `TEMPLATE_EPOCH`.
+
+use k8s_openapi::{
+    api::core::v1::{
+        Capabilities, ConfigMapVolumeSource, Container, ContainerPort, HTTPGetAction, LocalObjectReference,
+        PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
+        SeccompProfile, SecurityContext, Toleration, Volume, VolumeMount,
+    },
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+use stoker_crds::contract::{AGENT_PORT, AGENT_PORT_NAME, CONFIG_DIR, CONFIG_FILE, DrainSettings};
+
+use super::{config_map_name, labels, owner};
+use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
+
+/// Seconds a pod may take to exit after its streams ended.
+const EXIT_SECONDS: i64 = 10;
+/// Seconds after which a pod on an unreachable node is given up and replaced.
+const NODE_LOSS_SECONDS: i64 = 30;
+/// Seconds a model may take to load before the container is restarted.
+const START_SECONDS: i32 = 7200;
+/// An unprivileged user that no distribution hands out.
+const AGENT_UID: i64 = 65532;
+
+/// Seconds from SIGTERM to SIGKILL: withdraw, finish streams, exit.
+pub fn grace_period_seconds(drain: &DrainSettings) -> i64 {
+    i64::from(drain.withdraw_seconds) + i64::from(drain.deadline_seconds) + EXIT_SECONDS
+}
+
+/// The pod of a replica, still without a name.
+pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod {
+    let (identity, inputs) = (&deployment.identity, &deployment.replica);
+    let mut pod_labels = inputs.labels.clone();
+    pod_labels.extend(labels::child_of_revision(&identity.name, revision));
+    Pod {
+        metadata: ObjectMeta {
+            namespace: Some(identity.namespace.clone()),
+            labels: Some(pod_labels),
+            annotations: Some(inputs.annotations.clone()).filter(|annotations| !annotations.is_empty()),
+            owner_references: Some(vec![owner(identity)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(pod_spec(inputs, &config_map_name(&identity.name, revision))),
+        status: None,
+    }
+}
+
+fn pod_spec(inputs: &ReplicaInputs, config_map: &str) -> PodSpec {
+    PodSpec {
+        containers: vec![container(inputs)],
+        volumes: Some(volumes(inputs, config_map)),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(secret_ref).collect()),
+        node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
+        priority_class_name: inputs.priority_class_name.clone(),
+        security_context: Some(pod_security()),
+        service_account_name: inputs.service_account_name.clone(),
+        termination_grace_period_seconds: Some(grace_period_seconds(&inputs.drain)),
+        tolerations: Some(tolerations(inputs)),
+        ..PodSpec::default()
+    }
+}
+
+fn container(inputs: &ReplicaInputs) -> Container {
+    Container {
+        name: "agent".to_owned(),
+        image: Some(inputs.image.clone()),
+        image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
+        args: Some(vec!["--config".to_owned(), format!("{CONFIG_DIR}/{CONFIG_FILE}")]),
+        ports: Some(vec![ContainerPort {
+            name: Some(AGENT_PORT_NAME.to_owned()),
+            container_port: AGENT_PORT.into(),
+            ..ContainerPort::default()
+        }]),
+        resources: resource_requirements(inputs),
+        volume_mounts: Some(volume_mounts(inputs)),
+        startup_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: START_SECONDS })),
+        readiness_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: 2 })),
+        liveness_probe: Some(probe("/healthz", Pace { period: 10, timeout: 5, failures: 3 })),
+        security_context: Some(container_security()),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
+}
+
+/// How often a probe asks: seconds between questions, seconds to answer, failures in a row that count.
+struct Pace {
+    period: i32,
+    timeout: i32,
+    failures: i32,
+}
+
+fn probe(path: &str, pace: Pace) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::String(AGENT_PORT_NAME.to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(pace.period),
+        timeout_seconds: Some(pace.timeout),
+        failure_threshold: Some(pace.failures),
+        ..Probe::default()
+    }
+}
+
+fn resource_requirements(inputs: &ReplicaInputs) -> Option<ResourceRequirements> {
+    let quantities = Some(inputs.resources.clone()).filter(|quantities| !quantities.is_empty())?;
+    Some(ResourceRequirements { requests: Some(quantities.clone()), limits: Some(quantities), claims: None })
+}
+
+fn volumes(inputs: &ReplicaInputs, config_map: &str) -> Vec<Volume> {
+    let config = Volume {
+        name: "config".to_owned(),
+        config_map: Some(ConfigMapVolumeSource { name: config_map.to_owned(), ..ConfigMapVolumeSource::default() }),
+        ..Volume::default()
+    };
+    let model = inputs.model_claim.as_ref().map(|claim| Volume {
+        name: "model".to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.clone(),
+            read_only: Some(true),
+        }),
+        ..Volume::default()
+    });
+    [config].into_iter().chain(model).collect()
+}
+
+fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
+    let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
+    [read_only_mount("config", CONFIG_DIR)].into_iter().chain(model).collect()
+}
+
+fn read_only_mount(volume: &str, path: &str) -> VolumeMount {
+    VolumeMount {
+        name: volume.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    }
+}
+
+/// The user's tolerations, and a short patience with lost nodes: Kubernetes would wait for five minutes.
+fn tolerations(inputs: &ReplicaInputs) -> Vec<Toleration> {
+    let lost = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"].map(|key| Toleration {
+        key: Some(key.to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoExecute".to_owned()),
+        toleration_seconds: Some(NODE_LOSS_SECONDS),
+        value: None,
+    });
+    inputs.tolerations.iter().cloned().chain(lost).collect()
+}
+
+fn pod_security() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(AGENT_UID),
+        run_as_group: Some(AGENT_UID),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+        ..PodSecurityContext::default()
+    }
+}
+
+fn container_security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+        read_only_root_filesystem: Some(true),
+        ..SecurityContext::default()
+    }
+}
+
+fn secret_ref(name: &String) -> LocalObjectReference {
+    LocalObjectReference { name: name.clone() }
+}
+
+fn some_unless_empty<T>(items: Vec<T>) -> Option<Vec<T>> {
+    if items.is_empty() { None } else { Some(items) }
+}

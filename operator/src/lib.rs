@@ -1,0 +1,26 @@
+//! The operator of `InferenceDeployment`: observe → validate → plan → apply → status.
+//!
+//! `controller::reconcile` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
+//! `lint` and `status` are functions over values: no client, no clock, no randomness. `observe` and `probe` only read,
+//! `apply` and `events` are the only ones that write. The operator never links the engine.
+
+pub mod agent_client;
+pub mod apply;
+pub mod cause;
+pub mod controller;
+pub mod desired;
+pub mod error;
+pub mod events;
+pub mod lease;
+pub mod lint;
+pub mod metrics;
+pub mod observe;
+pub mod plan;
+pub mod probe;
+pub mod quantity;
+pub mod revision;
+pub mod rollout;
+pub mod server;
+pub mod status;
+pub mod telemetry;
+pub mod validate;

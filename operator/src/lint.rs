@@ -1,0 +1,148 @@
+//! Checks a plan against what no plan may do, whoever made it. Pure; run before every apply and in every test of plans.
+//!
+//! It repeats none of the rollout's reasoning: it only looks at what would be left if the plan were carried out.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use stoker_crds::contract::AgentPhase;
+use thiserror::Error;
+
+use crate::{
+    observe::{ObservedPod, Stage},
+    plan::Plan,
+    probe::Load,
+    rollout::{self, Deletion, PodRef, Strategy, Wanted, Why},
+};
+
+/// What a plan would break.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Violation {
+    /// A pod that may hold streams would be deleted before it is drained.
+    #[error("{pod} would be deleted ({why:?}) while it may hold streams", why = why.as_str())]
+    CutsStreams {
+        /// The pod.
+        pod: String,
+        /// The plan's reason.
+        why: Why,
+    },
+    /// Too few replicas would serve.
+    #[error("{after} replicas would serve, {needed} must ({before} do now)")]
+    ServesTooFew {
+        /// Serving now.
+        before: usize,
+        /// Serving afterwards.
+        after: usize,
+        /// Fewest allowed.
+        needed: usize,
+    },
+    /// More pods would be created than wanted plus one.
+    #[error("{after} pods would stay, {allowed} may")]
+    TooManyPods {
+        /// Staying afterwards.
+        after: usize,
+        /// Most allowed.
+        allowed: usize,
+    },
+    /// A created pod's name is in use.
+    #[error("pod name {name} is in use")]
+    NameInUse {
+        /// The name.
+        name: String,
+    },
+    /// A pod is named in two actions.
+    #[error("{pod} is named twice")]
+    NamedTwice {
+        /// The pod.
+        pod: String,
+    },
+    /// A pod that was not observed, or is on its way out already, is named.
+    #[error("{pod} is not there to act on")]
+    NotThere {
+        /// The pod.
+        pod: String,
+    },
+}
+
+/// What `plan` would break, carried out on `pods`.
+pub fn check(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    violations.extend(plan.pods.delete.iter().filter_map(|deletion| cuts_streams(deletion, wanted, pods, now)));
+    violations.extend(serves_too_few(plan, wanted, pods));
+    violations.extend(too_many_pods(plan, wanted, pods));
+    violations.extend(names_in_use(plan, wanted, pods));
+    violations.extend(named_wrongly(plan, pods));
+    violations
+}
+
+fn cuts_streams(deletion: &Deletion, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Option<Violation> {
+    let pod = find(pods, &deletion.pod)?;
+    let since = pod.drain_started;
+    let unread = matches!(pod.load, Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_));
+    let phase = pod.load.report().map(|report| report.phase);
+    let harmless = !pod.may_hold_streams()
+        || (since.is_some() && matches!(phase, Some(AgentPhase::Empty | AgentPhase::Loading | AgentPhase::Failed)))
+        || since.is_some_and(|since| now >= rollout::deadline(&wanted.drain, since))
+        || (unread && since.is_some_and(|since| now >= since + rollout::UNREACHABLE_PATIENCE));
+    (!harmless).then(|| Violation::CutsStreams { pod: pod.name.clone(), why: deletion.why })
+}
+
+fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
+    let serving: Vec<&ObservedPod> = pods.iter().filter(|pod| pod.serves()).collect();
+    let gone = going(plan);
+    let after = serving.iter().filter(|pod| !gone.contains(pod.uid.as_str())).count();
+    let dip = usize::from(plan.pods.strategy == Strategy::ReplaceInPlace);
+    let needed = serving.len().min(wanted.replicas.saturating_sub(dip));
+    (after < needed).then_some(Violation::ServesTooFew { before: serving.len(), after, needed })
+}
+
+fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
+    let gone = going(plan);
+    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_started.is_none());
+    let kept = staying.filter(|pod| !gone.contains(pod.uid.as_str())).count() + plan.pods.undrain.len();
+    let (after, allowed) = (kept + plan.pods.create.len(), wanted.replicas + 1);
+    (!plan.pods.create.is_empty() && after > allowed).then_some(Violation::TooManyPods { after, allowed })
+}
+
+fn names_in_use<'a>(
+    plan: &'a Plan,
+    wanted: &'a Wanted,
+    pods: &'a [ObservedPod],
+) -> impl Iterator<Item = Violation> + 'a {
+    let names = pods.iter().map(|pod| &pod.name).chain(&wanted.foreign_pods);
+    let names: Vec<&String> = names.collect();
+    plan.pods.create.iter().filter_map(move |ordinal| {
+        let end = format!("-{}-{ordinal}", plan.revision);
+        let name = names.iter().find(|name| name.ends_with(&end))?;
+        Some(Violation::NameInUse { name: (*name).clone() })
+    })
+}
+
+fn named_wrongly(plan: &Plan, pods: &[ObservedPod]) -> Vec<Violation> {
+    let mut seen = BTreeSet::new();
+    let mut violations = Vec::new();
+    for pod in named(plan) {
+        if !seen.insert(&pod.uid) {
+            violations.push(Violation::NamedTwice { pod: pod.name.clone() });
+        }
+        if find(pods, pod).is_none_or(|pod| pod.stage == Stage::Leaving) {
+            violations.push(Violation::NotThere { pod: pod.name.clone() });
+        }
+    }
+    violations
+}
+
+/// UIDs of pods that the plan takes out of service.
+fn going(plan: &Plan) -> BTreeSet<&str> {
+    let deleted = plan.pods.delete.iter().map(|deletion| &deletion.pod);
+    plan.pods.drain.iter().chain(deleted).map(|pod| pod.uid.as_str()).collect()
+}
+
+fn named(plan: &Plan) -> impl Iterator<Item = &PodRef> {
+    let deleted = plan.pods.delete.iter().map(|deletion| &deletion.pod);
+    plan.pods.drain.iter().chain(&plan.pods.remind).chain(&plan.pods.undrain).chain(deleted)
+}
+
+fn find<'a>(pods: &'a [ObservedPod], pod: &PodRef) -> Option<&'a ObservedPod> {
+    pods.iter().find(|observed| observed.uid == pod.uid)
+}

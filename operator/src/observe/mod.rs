@@ -1,0 +1,154 @@
+//! What exists for one deployment, as last read and possibly stale. Only reads.
+//!
+//! Two sources: the watch caches, good enough to see that nothing is to be done, and the API server itself. A plan that
+//! would change anything is made again from a fresh reading, so no decision rests on a stale cache.
+
+mod pod;
+
+use std::{collections::BTreeSet, fmt, sync::Arc};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::ListParams,
+    runtime::reflector::{ObjectRef, Store},
+};
+use serde::de::DeserializeOwned;
+use stoker_crds::InferenceDeployment;
+
+pub use self::pod::{Needs, ObservedPod, Stage, Trouble, observe_pod};
+use crate::{desired::labels, probe::Readings};
+
+/// Everything that exists for one deployment. Possibly stale.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The deployment itself, with the status last written.
+    pub deployment: Arc<InferenceDeployment>,
+    /// Pods that it controls.
+    pub pods: Vec<ObservedPod>,
+    /// Names of pods that carry its labels and that somebody else controls, such as a deleted namesake.
+    pub foreign_pods: BTreeSet<String>,
+    /// The Service of its name.
+    pub service: Child<Service>,
+    /// ConfigMaps that it controls, and those of the revision's name that it does not.
+    pub config_maps: Vec<Child<ConfigMap>>,
+}
+
+/// A child by name: ours, or in the way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Child<K> {
+    /// Nothing of that name.
+    Absent,
+    /// Controlled by the deployment.
+    Own(Arc<K>),
+    /// Of that name, but controlled by somebody else.
+    Foreign {
+        /// Its name.
+        name: String,
+        /// Whether it is being deleted already, as children of a deleted namesake are.
+        leaving: bool,
+    },
+}
+
+/// The watch caches that all reconciliations share.
+#[derive(Clone)]
+pub struct Caches {
+    /// Pods that the operator made.
+    pub pods: Store<Pod>,
+    /// Services that the operator made.
+    pub services: Store<Service>,
+    /// ConfigMaps that the operator made.
+    pub config_maps: Store<ConfigMap>,
+}
+
+impl fmt::Debug for Caches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caches").field("pods", &self.pods.len()).finish_non_exhaustive()
+    }
+}
+
+/// What exists according to the caches.
+pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, readings: &Readings) -> Observed {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let name = deployment.name_any();
+    let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
+    let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
+    let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
+    assemble(deployment, Found { pods, service, config_maps }, readings)
+}
+
+/// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
+pub async fn observe_live(
+    deployment: &InferenceDeployment,
+    revision_map: Option<&str>,
+    client: &Client,
+    readings: &Readings,
+) -> kube::Result<Option<Observed>> {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let name = deployment.name_any();
+    let pods = list::<Pod>(client, &namespace, &name);
+    let services = Api::<Service>::namespaced(client.clone(), &namespace);
+    let deployments = Api::<InferenceDeployment>::namespaced(client.clone(), &namespace);
+    let config_maps = list::<ConfigMap>(client, &namespace, &name);
+    let (fresh, pods, service, mut config_maps) =
+        tokio::try_join!(deployments.get_opt(&name), pods, services.get_opt(&name), config_maps)?;
+    let Some(fresh) = fresh.filter(|fresh| fresh.uid() == deployment.uid()) else { return Ok(None) };
+    // A ConfigMap of the name we need may carry none of our labels.
+    if let Some(wanted) = revision_map.filter(|wanted| config_maps.iter().all(|map| map.name_any() != **wanted)) {
+        let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
+        config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
+    }
+    let found = Found { pods, service: service.map(Arc::new), config_maps };
+    Ok(Some(assemble(Arc::new(fresh), found, readings)))
+}
+
+/// Objects found for a deployment, whoever controls them.
+struct Found {
+    pods: Vec<Arc<Pod>>,
+    service: Option<Arc<Service>>,
+    config_maps: Vec<Arc<ConfigMap>>,
+}
+
+fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
+    let uid = deployment.uid().unwrap_or_default();
+    let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
+    let mut pods: Vec<ObservedPod> =
+        own.iter().map(|pod| observe_pod(pod, readings.of(&pod.uid().unwrap_or_default()))).collect();
+    pods.sort_by(|a, b| (&a.revision, a.ordinal, &a.name).cmp(&(&b.revision, b.ordinal, &b.name)));
+    Observed {
+        pods,
+        foreign_pods: foreign.iter().map(|pod| pod.name_any()).collect(),
+        service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
+        config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
+        deployment,
+    }
+}
+
+fn child<K: Resource>(object: Arc<K>, uid: &str) -> Child<K> {
+    if controlled_by(&*object, uid) {
+        Child::Own(object)
+    } else {
+        Child::Foreign { name: object.name_any(), leaving: object.meta().deletion_timestamp.is_some() }
+    }
+}
+
+/// True when the object's controlling owner has this UID. A namesake's children are not ours.
+fn controlled_by<K: Resource>(object: &K, uid: &str) -> bool {
+    object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}
+
+/// True when the labels say that an object was made for the deployment of this name.
+fn belongs<K: Resource>(object: &K, namespace: &str, deployment: &str) -> bool {
+    let meta = object.meta();
+    let instance = meta.labels.as_ref().and_then(|labels| labels.get(labels::INSTANCE));
+    meta.namespace.as_deref() == Some(namespace) && instance.is_some_and(|instance| instance == deployment)
+}
+
+async fn list<K>(client: &Client, namespace: &str, deployment: &str) -> kube::Result<Vec<Arc<K>>>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + fmt::Debug,
+{
+    let selector = format!("{},{}={deployment}", labels::managed_selector(), labels::INSTANCE);
+    let found = Api::<K>::namespaced(client.clone(), namespace).list(&ListParams::default().labels(&selector)).await?;
+    Ok(found.items.into_iter().map(Arc::new).collect())
+}

@@ -1,0 +1,270 @@
+//! One pod as the rollout sees it: a stage, a reading, what it needs. Pure.
+//!
+//! Turns what kubelet and scheduler wrote into one [`Stage`], so that no later step looks at container statuses.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec},
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::ResourceExt;
+
+use crate::{desired::labels, probe::Load};
+
+/// One pod of a deployment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedPod {
+    /// Its name.
+    pub name: String,
+    /// Its UID: what a delete is bound to.
+    pub uid: String,
+    /// Revision it was made for.
+    pub revision: String,
+    /// Its number within the revision.
+    pub ordinal: u32,
+    /// Its address, once it has one.
+    pub ip: Option<String>,
+    /// How far it is.
+    pub stage: Stage,
+    /// When draining it began.
+    pub drain_started: Option<Timestamp>,
+    /// What its agent said last.
+    pub load: Load,
+    /// What it asks of a node.
+    pub needs: Needs,
+}
+
+/// How far a pod is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stage {
+    /// The scheduler finds no node for it.
+    Unscheduled {
+        /// The scheduler's reason.
+        trouble: Trouble,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// On its way to a node, or its image and volumes being prepared.
+    Preparing,
+    /// It cannot start, or starts and dies; the kubelet keeps trying.
+    Blocked(Trouble),
+    /// Its agent runs and was not ready yet.
+    Starting,
+    /// Ready: requests reach it.
+    Serving,
+    /// It was ready and is not now.
+    Faltering {
+        /// What the kubelet says.
+        trouble: Trouble,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It ended and will not start again: failed, evicted, completed.
+    Finished(Trouble),
+    /// Being deleted.
+    Leaving,
+}
+
+/// What is wrong with a pod, in the words of who noticed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trouble {
+    /// CamelCase word.
+    pub reason: String,
+    /// Sentence.
+    pub message: String,
+}
+
+impl Trouble {
+    /// A trouble of this reason.
+    pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { reason: reason.into(), message: message.into() }
+    }
+}
+
+/// What a pod asks of a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// Requested quantities by resource name.
+    pub requests: BTreeMap<String, Quantity>,
+    /// Labels that the node must have.
+    pub node_selector: BTreeMap<String, String>,
+}
+
+impl ObservedPod {
+    /// True when it exists for good: neither ended nor being deleted.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.stage, Stage::Finished(_) | Stage::Leaving)
+    }
+
+    /// True when requests reach it and it is meant to stay.
+    pub fn serves(&self) -> bool {
+        self.stage == Stage::Serving && self.drain_started.is_none()
+    }
+
+    /// True when its agent may be computing answers.
+    pub fn may_hold_streams(&self) -> bool {
+        match &self.stage {
+            Stage::Serving | Stage::Faltering { .. } => true,
+            Stage::Starting => self.load.report().is_some_and(|report| report.running + report.waiting > 0),
+            _ => false,
+        }
+    }
+}
+
+/// Reads one pod.
+pub fn observe_pod(pod: &Pod, load: Load) -> ObservedPod {
+    ObservedPod {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
+        ordinal: ordinal(&pod.name_any()),
+        ip: pod.status.as_ref().and_then(|status| status.pod_ip.clone()).filter(|ip| !ip.is_empty()),
+        stage: stage(pod),
+        drain_started: pod.annotations().get(labels::DRAIN_STARTED).and_then(|text| text.parse().ok()),
+        load,
+        needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
+    }
+}
+
+fn ordinal(name: &str) -> u32 {
+    name.rsplit('-').next().and_then(|digits| digits.parse().ok()).unwrap_or(u32::MAX)
+}
+
+fn needs(spec: &PodSpec) -> Needs {
+    let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.clone());
+    Needs { requests: requests.flatten().collect(), node_selector: spec.node_selector.clone().unwrap_or_default() }
+}
+
+fn stage(pod: &Pod) -> Stage {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Stage::Leaving;
+    }
+    let status = pod.status.clone().unwrap_or_default();
+    if let Some("Failed" | "Succeeded") = status.phase.as_deref() {
+        let reason = status.reason.unwrap_or_else(|| "PodFinished".to_owned());
+        return Stage::Finished(Trouble::new(reason, status.message.unwrap_or_default()));
+    }
+    let condition = |type_: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == type_);
+    if let Some(scheduled) = condition("PodScheduled").filter(|scheduled| scheduled.status == "False") {
+        return Stage::Unscheduled { since: since(scheduled), trouble: trouble_of(scheduled) };
+    }
+    let Some(container) = status.container_statuses.iter().flatten().next() else { return Stage::Preparing };
+    container_stage(container, condition("Ready"))
+}
+
+fn container_stage(container: &ContainerStatus, ready: Option<&PodCondition>) -> Stage {
+    let state = container.state.clone().unwrap_or_default();
+    let ended_before = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    if let Some(waiting) = state.waiting {
+        return match waiting.reason.as_deref() {
+            None | Some("ContainerCreating" | "PodInitializing") => Stage::Preparing,
+            Some("CrashLoopBackOff") => Stage::Blocked(crashed(container, ended_before)),
+            Some(reason) => Stage::Blocked(Trouble::new(reason, waiting.message.unwrap_or_default())),
+        };
+    }
+    if let Some(terminated) = &state.terminated {
+        return Stage::Blocked(crashed(container, Some(terminated)));
+    }
+    match (ready, container.started.unwrap_or(false)) {
+        (Some(ready), _) if ready.status == "True" => Stage::Serving,
+        (Some(ready), true) => Stage::Faltering { since: since(ready), trouble: trouble_of(ready) },
+        // Between two crashes the container runs for a moment: still the same trouble.
+        _ if container.restart_count > 0 && ended_before.is_some() => Stage::Blocked(crashed(container, ended_before)),
+        _ => Stage::Starting,
+    }
+}
+
+/// The trouble of a container that ended, with its exit code and last words.
+fn crashed(container: &ContainerStatus, ended: Option<&ContainerStateTerminated>) -> Trouble {
+    let restarts = container.restart_count;
+    let message = match ended {
+        None => format!("the agent ended, {restarts} restarts"),
+        Some(ended) => {
+            let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
+            let last_words = ended.message.as_deref().unwrap_or_default().trim();
+            format!("{cause} ended with exit code {}, {restarts} restarts: {last_words}", ended.exit_code)
+        }
+    };
+    Trouble::new("CrashLoopBackOff", message.trim_end_matches([':', ' ']))
+}
+
+fn trouble_of(condition: &PodCondition) -> Trouble {
+    let reason = condition.reason.clone().filter(|reason| !reason.is_empty());
+    Trouble::new(
+        reason.unwrap_or_else(|| format!("Not{}", condition.type_)),
+        condition.message.clone().unwrap_or_default(),
+    )
+}
+
+fn since(condition: &PodCondition) -> Timestamp {
+    condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn stage_of(status: Value) -> Stage {
+        stage(&serde_json::from_value(json!({"metadata": {"name": "chat-0a-1"}, "status": status})).unwrap())
+    }
+
+    fn container(state: Value, more: Value) -> Value {
+        let mut status =
+            json!({"name": "agent", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"phase": "Running", "containerStatuses": [status], "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "containers with unready status: [agent]",
+             "lastTransitionTime": "2026-11-21T10:00:00Z"}]})
+    }
+
+    #[test]
+    fn the_schedulers_words_are_kept() {
+        let stage = stage_of(json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+            "reason": "Unschedulable", "message": "0/1 nodes are available: 1 Insufficient cpu.",
+            "lastTransitionTime": "2026-11-21T10:00:00Z"}]}));
+        let trouble = Trouble::new("Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.");
+        assert_eq!(stage, Stage::Unscheduled { trouble, since: "2026-11-21T10:00:00Z".parse().unwrap() });
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_pulled_blocks() {
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image \"nope\""}});
+        let trouble = Trouble::new("ImagePullBackOff", "Back-off pulling image \"nope\"");
+        assert_eq!(stage_of(container(waiting, json!({}))), Stage::Blocked(trouble));
+    }
+
+    #[test]
+    fn a_crash_loop_names_exit_code_and_last_words() {
+        let more = json!({"restartCount": 4, "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such model\n"}}});
+        let trouble = Trouble::new("CrashLoopBackOff", "the agent ended with exit code 3, 4 restarts: no such model");
+        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}});
+        assert_eq!(stage_of(container(waiting, more.clone())), Stage::Blocked(trouble.clone()));
+        let between_crashes = json!({"running": {}});
+        assert_eq!(stage_of(container(between_crashes, more)), Stage::Blocked(trouble));
+    }
+
+    #[test]
+    fn a_pod_that_was_ready_falters_and_one_that_was_not_starts() {
+        let running = json!({"running": {}});
+        assert_eq!(stage_of(container(running.clone(), json!({"started": false}))), Stage::Starting);
+        let faltering = stage_of(container(running, json!({"started": true})));
+        assert!(matches!(faltering, Stage::Faltering { .. }), "{faltering:?}");
+    }
+
+    #[test]
+    fn an_evicted_pod_is_finished() {
+        let stage = stage_of(json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}));
+        assert_eq!(stage, Stage::Finished(Trouble::new("Evicted", "low on memory")));
+    }
+
+    #[test]
+    fn the_ordinal_is_the_last_part_of_the_name() {
+        assert_eq!(ordinal("chat-1234abcd-7"), 7);
+        assert_eq!(ordinal("chat"), u32::MAX);
+    }
+}

@@ -1,0 +1,173 @@
+//! Everything one round will do, as a value that can be printed, linted and compared. Pure.
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Display},
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    desired::{Desired, config_map_name, labels},
+    observe::{Child, Needs, Observed},
+    rollout::{RolloutPlan, Strategy, Wanted, plan_rollout},
+    validate::ValidatedDeployment,
+};
+
+/// Everything one round will do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Write the Service: it is missing or was changed.
+    pub apply_service: bool,
+    /// Write the revision's ConfigMap: it is missing.
+    pub apply_config_map: bool,
+    /// What to do with pods.
+    pub pods: RolloutPlan,
+    /// Revision of created pods.
+    pub revision: String,
+    /// ConfigMaps that no pod needs any more.
+    pub prune_config_maps: Vec<String>,
+    /// Names we need that belong to somebody else. Nothing is written while there are any.
+    pub taken: Vec<Taken>,
+}
+
+/// An object in our way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// Its kind.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+    /// True when it is being deleted already.
+    pub leaving: bool,
+}
+
+/// Decides what to do so that `observed` becomes `desired`.
+pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
+    let taken = taken(desired, observed);
+    if !taken.is_empty() {
+        return Plan { taken, revision: desired.revision.clone(), ..Plan::default() };
+    }
+    let wanted = wanted(deployment, desired, observed);
+    Plan {
+        apply_service: !matches!(&observed.service, Child::Own(service) if holds(&desired.service, service.as_ref())),
+        apply_config_map: own_config_map(desired, observed).is_none(),
+        pods: plan_rollout(&wanted, &observed.pods, now),
+        revision: desired.revision.clone(),
+        prune_config_maps: prunable(desired, observed),
+        taken,
+    }
+}
+
+/// What the rollout has to reach.
+pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> Wanted {
+    Wanted {
+        replicas: deployment.replicas as usize,
+        revision: desired.revision.clone(),
+        drain: deployment.replica.drain,
+        needs: Needs {
+            requests: deployment.replica.resources.clone(),
+            node_selector: deployment.replica.node_selector.clone(),
+        },
+        foreign_pods: observed.foreign_pods.clone(),
+    }
+}
+
+fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
+    let wanted_map = desired.config_map.name_any();
+    let maps = observed.config_maps.iter().filter_map(|map| match map {
+        Child::Foreign { name, leaving } if *name == wanted_map => {
+            Some(Taken { kind: "ConfigMap", name: name.clone(), leaving: *leaving })
+        }
+        _ => None,
+    });
+    let service = match &observed.service {
+        Child::Foreign { name, leaving } => Some(Taken { kind: "Service", name: name.clone(), leaving: *leaving }),
+        Child::Own(_) | Child::Absent => None,
+    };
+    service.into_iter().chain(maps).collect()
+}
+
+fn own_config_map<'a>(desired: &Desired, observed: &'a Observed) -> Option<&'a ConfigMap> {
+    own_config_maps(observed).find(|map| map.name_any() == desired.config_map.name_any())
+}
+
+fn own_config_maps(observed: &Observed) -> impl Iterator<Item = &ConfigMap> {
+    observed.config_maps.iter().filter_map(|map| match map {
+        Child::Own(map) if map.metadata.deletion_timestamp.is_none() => Some(map.as_ref()),
+        _ => None,
+    })
+}
+
+/// ConfigMaps of revisions that are not wanted and that no pod may still read.
+fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
+    let name = observed.deployment.name_any();
+    let used: BTreeSet<String> = observed.pods.iter().map(|pod| config_map_name(&name, &pod.revision)).collect();
+    let unused = own_config_maps(observed).filter(|map| map.labels().contains_key(labels::REVISION));
+    let names = unused.map(|map| map.name_any());
+    names.filter(|name| *name != desired.config_map.name_any() && !used.contains(name)).collect()
+}
+
+/// True when `found` has everything that `wanted` says. What others added is theirs.
+fn holds<K: Serialize>(wanted: &K, found: &K) -> bool {
+    let value = |object: &K| serde_json::to_value(object).expect("a Kubernetes object is JSON");
+    contains(&value(found), &value(wanted))
+}
+
+fn contains(found: &Value, wanted: &Value) -> bool {
+    match (found, wanted) {
+        (Value::Object(found), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, wanted)| found.get(key).is_some_and(|found| contains(found, wanted)))
+        }
+        (Value::Array(found), Value::Array(wanted)) => {
+            wanted.iter().all(|wanted| found.iter().any(|found| contains(found, wanted)))
+        }
+        (found, wanted) => found == wanted,
+    }
+}
+
+impl Plan {
+    /// True when the round writes nothing.
+    pub fn is_empty(&self) -> bool {
+        let Self { apply_service, apply_config_map, pods, revision: _, prune_config_maps, taken: _ } = self;
+        !apply_service && !apply_config_map && pods.is_empty() && prune_config_maps.is_empty()
+    }
+}
+
+/// One line for each thing the round will do.
+impl Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { apply_service, apply_config_map, pods, revision, prune_config_maps, taken } = self;
+        for taken in taken {
+            let how = if taken.leaving { "being deleted" } else { "somebody else's" };
+            writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
+        }
+        if *apply_service {
+            writeln!(f, "apply Service")?;
+        }
+        if *apply_config_map {
+            writeln!(f, "apply ConfigMap of {revision}")?;
+        }
+        write_pods(f, pods, revision)?;
+        prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))
+    }
+}
+
+fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revision: &str) -> fmt::Result {
+    let RolloutPlan { create, drain, remind, undrain, delete, strategy, look_again } = plan;
+    undrain.iter().try_for_each(|pod| writeln!(f, "undrain {}", pod.name))?;
+    delete.iter().try_for_each(|delete| writeln!(f, "delete {}: {}", delete.pod.name, delete.why.as_str()))?;
+    create.iter().try_for_each(|ordinal| writeln!(f, "create {revision}-{ordinal}"))?;
+    drain.iter().try_for_each(|pod| writeln!(f, "drain {}", pod.name))?;
+    remind.iter().try_for_each(|pod| writeln!(f, "remind {}", pod.name))?;
+    match strategy {
+        Strategy::Settled => {}
+        Strategy::Surge => writeln!(f, "rolling: surge")?,
+        Strategy::ReplaceInPlace => writeln!(f, "rolling: replace in place")?,
+    }
+    look_again.iter().try_for_each(|moment| writeln!(f, "look again at {moment}"))
+}

@@ -1,0 +1,199 @@
+//! Which pods to create, drain, take back and delete so that the wanted replicas of the wanted revision serve. Pure.
+//!
+//! Rules: missing capacity is created at once; an older revision is replaced one pod at a time, the new one first when
+//! it fits (surge), the old one first when it does not (replace in place); nobody who may hold streams is deleted
+//! before it is drained; serving replicas never become fewer than wanted, except by the one that replacing in place
+//! costs. Never looks at a clock: `now` is an argument.
+
+mod fleet;
+mod leave;
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use stoker_crds::contract::DrainSettings;
+
+use self::fleet::Fleet;
+pub(crate) use self::leave::deadline;
+use crate::observe::{Needs, ObservedPod};
+
+/// Seconds that a surplus pod may be unschedulable before a pod is given up for it.
+pub const SURGE_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
+pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
+/// Seconds that a draining agent may be unreachable before it is left to the kubelet, whose SIGTERM drains it too.
+pub const UNREACHABLE_PATIENCE: SignedDuration = SignedDuration::from_secs(15);
+/// Seconds beyond the deadline in which the agent ends its last streams itself.
+pub const DEADLINE_SLACK: SignedDuration = SignedDuration::from_secs(2);
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Replicas.
+    pub replicas: usize,
+    /// Revision of each.
+    pub revision: String,
+    /// How replicas leave.
+    pub drain: DrainSettings,
+    /// What a pod of the revision asks of a node.
+    pub needs: Needs,
+    /// Names of pods that exist and are not ours.
+    pub foreign_pods: BTreeSet<String>,
+}
+
+/// What to do with pods now, and when to look again if nothing happens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RolloutPlan {
+    /// Ordinals of pods to create.
+    pub create: Vec<u32>,
+    /// Pods to begin draining.
+    pub drain: Vec<PodRef>,
+    /// Draining pods whose agent did not hear it, or forgot it in a restart.
+    pub remind: Vec<PodRef>,
+    /// Draining pods to take back into service.
+    pub undrain: Vec<PodRef>,
+    /// Pods to delete.
+    pub delete: Vec<Deletion>,
+    /// How an older revision is being replaced.
+    pub strategy: Strategy,
+    /// When time alone changes the plan.
+    pub look_again: Option<Timestamp>,
+}
+
+/// How an older revision is being replaced.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Strategy {
+    /// No pod of an older revision is left.
+    #[default]
+    Settled,
+    /// One pod more than wanted: the new one serves before an old one goes.
+    Surge,
+    /// The surplus pod does not fit: an old one goes before the new one starts.
+    ReplaceInPlace,
+}
+
+/// A pod that a plan names.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct PodRef {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its address, if it has one.
+    pub ip: Option<String>,
+}
+
+impl PodRef {
+    /// Names an observed pod.
+    pub fn to(pod: &ObservedPod) -> Self {
+        Self { name: pod.name.clone(), uid: pod.uid.clone(), ip: pod.ip.clone() }
+    }
+}
+
+/// A pod to delete, and why that cuts no stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Deletion {
+    /// The pod.
+    pub pod: PodRef,
+    /// Why it may go.
+    pub why: Why,
+}
+
+/// Why a pod may be deleted.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Why {
+    /// It ended by itself.
+    Finished,
+    /// It never served, or its agent does not run.
+    HoldsNoStreams,
+    /// Its agent reports that it is empty.
+    Drained,
+    /// The drain deadline passed.
+    DeadlinePassed,
+    /// Its agent cannot be reached; the kubelet's SIGTERM drains it.
+    Unreachable,
+}
+
+impl Why {
+    /// The word for plans, Events and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::HoldsNoStreams => "holds no streams",
+            Self::Drained => "drained",
+            Self::DeadlinePassed => "drain deadline passed",
+            Self::Unreachable => "agent unreachable",
+        }
+    }
+}
+
+/// Decides what to do with `pods` now.
+pub fn plan_rollout(wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> RolloutPlan {
+    let mut plan = RolloutPlan::default();
+    let mut fleet = Fleet::sort(wanted, pods);
+    leave::bury_finished(pods, &mut plan);
+    take_back(wanted, &mut fleet, &mut plan);
+    leave::settle_draining(wanted, &fleet.draining, now, &mut plan);
+    leave::remove_useless_old(&mut fleet, &mut plan);
+    plan.strategy = strategy(wanted, &fleet, now, &mut plan);
+    create_missing(wanted, &fleet, &mut plan);
+    leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
+    plan
+}
+
+/// Demand that returned is met by replicas that are still there before new ones are made.
+fn take_back(wanted: &Wanted, fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
+    while fleet.current.len() < wanted.replicas {
+        let Some(found) = fleet.draining.iter().position(|pod| fleet::can_return(pod, wanted)) else { break };
+        let pod = fleet.draining.remove(found);
+        plan.undrain.push(PodRef::to(pod));
+        fleet.current.push(pod);
+    }
+}
+
+/// Surge, unless the surplus pod has been waiting for a node that an old pod would free.
+fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) -> Strategy {
+    if fleet.old.is_empty() {
+        return Strategy::Settled;
+    }
+    // Pods on their way out will free their place by themselves.
+    let Some(since) = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves) else { return Strategy::Surge };
+    if !fleet.old.iter().any(|pod| fleet::frees_enough(&pod.needs, &wanted.needs)) {
+        return Strategy::Surge;
+    }
+    if plan.wait_until(since + SURGE_PATIENCE, now) { Strategy::Surge } else { Strategy::ReplaceInPlace }
+}
+
+/// Creates what is missing, and one surplus pod to roll an older revision.
+fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, plan: &mut RolloutPlan) {
+    let staying = fleet.current.len() + fleet.old.len();
+    let missing = wanted.replicas.saturating_sub(staying);
+    let surge = fleet.old.len().min(1).min(wanted.replicas.saturating_sub(fleet.current.len()));
+    let room_to_surge =
+        staying + fleet.draining.len() <= wanted.replicas && fleet.current.iter().all(|pod| pod.serves());
+    let count = if missing > 0 {
+        missing
+    } else if room_to_surge {
+        surge
+    } else {
+        0
+    };
+    plan.create = fleet.free_ordinals(wanted).take(count).collect();
+}
+
+impl RolloutPlan {
+    /// True while `moment` lies ahead; then the plan is looked at again when it comes.
+    fn wait_until(&mut self, moment: Timestamp, now: Timestamp) -> bool {
+        let ahead = now < moment;
+        if ahead {
+            self.look_again = Some(self.look_again.map_or(moment, |earlier| earlier.min(moment)));
+        }
+        ahead
+    }
+
+    /// True when pods stay as they are.
+    pub fn is_empty(&self) -> bool {
+        let Self { create, drain, remind, undrain, delete, strategy: _, look_again: _ } = self;
+        create.is_empty() && drain.is_empty() && remind.is_empty() && undrain.is_empty() && delete.is_empty()
+    }
+}

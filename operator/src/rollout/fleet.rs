@@ -1,0 +1,74 @@
+//! The pods of a deployment, sorted by what the rollout may do with them. Pure.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
+use super::Wanted;
+use crate::{
+    observe::{Needs, ObservedPod, Stage},
+    quantity::amount,
+};
+
+/// Live pods by what the rollout may do with them.
+pub(super) struct Fleet<'a> {
+    /// Of the wanted revision, meant to stay.
+    pub(super) current: Vec<&'a ObservedPod>,
+    /// Of older revisions, not yet draining.
+    pub(super) old: Vec<&'a ObservedPod>,
+    /// Draining, of any revision.
+    pub(super) draining: Vec<&'a ObservedPod>,
+    /// True when no pod is draining or being deleted.
+    pub(super) nobody_leaves: bool,
+    names: BTreeSet<&'a str>,
+}
+
+impl<'a> Fleet<'a> {
+    pub(super) fn sort(wanted: &'a Wanted, pods: &'a [ObservedPod]) -> Self {
+        let live = || pods.iter().filter(|pod| pod.is_live());
+        let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_started.is_some());
+        let (current, old) = staying.into_iter().partition(|pod| pod.revision == wanted.revision);
+        let leaving = pods.iter().any(|pod| pod.stage == Stage::Leaving);
+        let names = pods.iter().map(|pod| pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
+        Self { current, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
+    }
+
+    /// Replicas that serve and are meant to stay.
+    pub(super) fn serving(&self) -> usize {
+        self.current.iter().chain(&self.old).filter(|pod| pod.serves()).count()
+    }
+
+    /// Since when a wanted pod waits for room on a node: for lack of resources, not for want of a matching node.
+    pub(super) fn short_of_room_since(&self) -> Option<Timestamp> {
+        let waiting = self.current.iter().filter_map(|pod| match &pod.stage {
+            Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
+            _ => None,
+        });
+        waiting.min()
+    }
+
+    /// Ordinals whose pod name is free, smallest first.
+    pub(super) fn free_ordinals(&self, wanted: &Wanted) -> impl Iterator<Item = u32> {
+        let suffix = |ordinal: u32| format!("-{}-{ordinal}", wanted.revision);
+        (0..).filter(move |&ordinal| !self.names.iter().any(|name| name.ends_with(&suffix(ordinal))))
+    }
+}
+
+/// The scheduler's words for nodes that match but are full.
+fn is_shortage(message: &str) -> bool {
+    message.contains("Insufficient") || message.contains("Too many pods")
+}
+
+/// True when a draining pod can still serve what is wanted.
+pub(super) fn can_return(pod: &ObservedPod, wanted: &Wanted) -> bool {
+    pod.revision == wanted.revision && matches!(pod.stage, Stage::Serving | Stage::Faltering { .. })
+}
+
+/// True when a pod that goes surely makes room for one with `needs`: the same nodes, at least as much of everything.
+pub(super) fn frees_enough(victim: &Needs, needs: &Needs) -> bool {
+    victim.node_selector == needs.node_selector
+        && needs.requests.iter().all(|(name, wanted)| {
+            let freed = victim.requests.get(name).and_then(amount);
+            freed.zip(amount(wanted)).is_some_and(|(freed, wanted)| freed >= wanted)
+        })
+}

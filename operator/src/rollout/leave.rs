@@ -1,0 +1,123 @@
+//! How pods leave: drained before they are deleted, the least missed first. Pure.
+
+use std::cmp::Reverse;
+
+use jiff::{SignedDuration, Timestamp};
+use stoker_crds::contract::{AgentPhase, DrainSettings};
+
+use super::{
+    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
+    fleet::{Fleet, frees_enough},
+};
+use crate::{
+    observe::{ObservedPod, Stage},
+    probe::Load,
+};
+
+/// Pods that ended make room for successors of any name.
+pub(super) fn bury_finished(pods: &[ObservedPod], plan: &mut RolloutPlan) {
+    let finished = pods.iter().filter(|pod| matches!(pod.stage, Stage::Finished(_)));
+    plan.delete.extend(finished.map(|pod| Deletion { pod: PodRef::to(pod), why: Why::Finished }));
+}
+
+/// Each draining pod is deleted, reminded, or waited for.
+pub(super) fn settle_draining(wanted: &Wanted, draining: &[&ObservedPod], now: Timestamp, plan: &mut RolloutPlan) {
+    for pod in draining {
+        match next_of_draining(&wanted.drain, pod, now, plan) {
+            Next::Delete(why) => plan.delete.push(Deletion { pod: PodRef::to(pod), why }),
+            Next::Remind => plan.remind.push(PodRef::to(pod)),
+            Next::Wait => {}
+        }
+    }
+}
+
+/// What happens to a draining pod.
+enum Next {
+    Delete(Why),
+    Remind,
+    Wait,
+}
+
+fn next_of_draining(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, plan: &mut RolloutPlan) -> Next {
+    let since = pod.drain_started.unwrap_or(now);
+    if !matches!(pod.stage, Stage::Serving | Stage::Faltering { .. } | Stage::Starting) {
+        return Next::Delete(Why::HoldsNoStreams);
+    }
+    if !plan.wait_until(deadline(drain, since), now) {
+        return Next::Delete(Why::DeadlinePassed);
+    }
+    match &pod.load {
+        Load::Fresh(report) => match report.phase {
+            AgentPhase::Empty => Next::Delete(Why::Drained),
+            AgentPhase::Loading | AgentPhase::Failed => Next::Delete(Why::HoldsNoStreams),
+            AgentPhase::Ready => Next::Remind,
+            AgentPhase::Withdrawing | AgentPhase::Draining => Next::Wait,
+        },
+        Load::Unread => Next::Wait,
+        Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_) => {
+            if plan.wait_until(since + UNREACHABLE_PATIENCE, now) { Next::Wait } else { Next::Delete(Why::Unreachable) }
+        }
+    }
+}
+
+/// When a drain that began at `since` has taken long enough.
+pub(crate) fn deadline(drain: &DrainSettings, since: Timestamp) -> Timestamp {
+    let seconds = i64::from(drain.withdraw_seconds) + i64::from(drain.deadline_seconds);
+    since + SignedDuration::from_secs(seconds) + DEADLINE_SLACK
+}
+
+/// Pods of an older revision that never served are in nobody's way but ours.
+pub(super) fn remove_useless_old(fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
+    fleet.old.retain(|pod| {
+        let useless = !pod.may_hold_streams();
+        if useless {
+            plan.delete.push(Deletion { pod: PodRef::to(pod), why: Why::HoldsNoStreams });
+        }
+        !useless
+    });
+}
+
+/// Lets surplus pods go, older revisions first, without serving fewer than wanted.
+pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) {
+    let dip = usize::from(plan.strategy == Strategy::ReplaceInPlace);
+    let floor = wanted.replicas.saturating_sub(dip);
+    let mut serving = fleet.serving();
+    let mut surplus = (fleet.current.len() + fleet.old.len()).saturating_sub(wanted.replicas);
+    let surplus_current = fleet.current.len().saturating_sub(wanted.replicas);
+    sort_by_loss(&mut fleet.old);
+    sort_by_loss(&mut fleet.current);
+    for pod in fleet.old.iter().chain(fleet.current.iter().take(surplus_current)) {
+        let blocked = match &pod.stage {
+            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.needs, &wanted.needs)),
+            Stage::Faltering { since, .. } if pod.revision != wanted.revision => {
+                plan.wait_until(*since + FALTER_PATIENCE, now)
+            }
+            _ => false,
+        };
+        if surplus == 0 || blocked {
+            continue;
+        }
+        surplus -= 1;
+        serving -= usize::from(pod.serves());
+        let_go(pod, plan);
+    }
+}
+
+fn let_go(pod: &ObservedPod, plan: &mut RolloutPlan) {
+    if pod.may_hold_streams() {
+        plan.drain.push(PodRef::to(pod));
+    } else {
+        plan.delete.push(Deletion { pod: PodRef::to(pod), why: Why::HoldsNoStreams });
+    }
+}
+
+/// The least missed first: not serving, fewest requests, least KV in use, the youngest.
+fn sort_by_loss(pods: &mut [&ObservedPod]) {
+    pods.sort_by_key(|pod| {
+        let report = pod.load.report();
+        // A serving replica that cannot be read is taken for a busy one.
+        let requests = report.map_or(u32::MAX, |report| report.running.saturating_add(report.waiting));
+        let referenced = report.map_or(u32::MAX, |report| report.referenced_blocks);
+        (pod.may_hold_streams(), pod.serves(), requests, referenced, Reverse(pod.ordinal))
+    });
+}

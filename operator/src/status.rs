@@ -1,0 +1,296 @@
+//! The status of a deployment, from what was observed and what was applied. Pure: `now` is an argument.
+//!
+//! Says nothing about generations it has not seen, and moves only when something a reader would act on has moved.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use stoker_crds::{
+    conditions::{self, AVAILABLE, DEGRADED, PROGRESSING, READY},
+    contract::{AgentPhase, KV_BLOCK_TOKENS},
+    status::{CapacityStatus, InferenceDeploymentStatus, StartupPhase, StartupStatus},
+};
+
+use crate::{
+    apply::Applied,
+    cause::{Cause, root_cause},
+    desired::{Desired, labels, url},
+    observe::{Observed, ObservedPod, Stage, Trouble},
+    plan::Plan,
+    rollout::Strategy,
+    validate::{SpecError, ValidatedDeployment},
+};
+
+/// Percentage points that KV use moves before it is written again.
+const KV_STEP_PERCENT: i32 = 5;
+/// Least time between two writes of KV use.
+const KV_PAUSE: SignedDuration = SignedDuration::from_secs(30);
+
+/// What a status is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// What was asked for.
+    pub deployment: &'a ValidatedDeployment,
+    /// What that renders to.
+    pub desired: &'a Desired,
+    /// What was seen.
+    pub observed: &'a Observed,
+    /// What was decided.
+    pub plan: &'a Plan,
+    /// What was carried out.
+    pub applied: &'a Applied,
+}
+
+/// A status, and when time alone changes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outlook {
+    /// The status.
+    pub status: InferenceDeploymentStatus,
+    /// When to compute it again.
+    pub look_again: Option<Timestamp>,
+}
+
+/// The status after a round.
+pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
+    let Round { deployment, desired, observed, plan, applied } = round;
+    let previous = observed.deployment.status.clone().unwrap_or_default();
+    let counts = Counts::of(round);
+    let cause = root_cause(plan, &applied.refusals, &observed.pods);
+    let verdicts = [
+        (READY, ready(&counts, cause.as_ref(), plan)),
+        (AVAILABLE, available(&counts)),
+        (PROGRESSING, progressing(&counts, plan)),
+        (DEGRADED, degraded(cause.as_ref())),
+    ];
+    let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
+    let (capacity, look_again) = capacity(&observed.pods, previous.capacity.as_ref(), now);
+    let status = InferenceDeploymentStatus {
+        observed_generation: Some(deployment.identity.generation),
+        conditions: verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict)).collect(),
+        replicas: as_i32(counts.existing),
+        ready_replicas: as_i32(counts.serving),
+        updated_replicas: as_i32(counts.updated),
+        ready_of_wanted: format!("{}/{}", counts.serving, counts.wanted),
+        selector: labels::selector_text(&deployment.identity.name),
+        revision: desired.revision.clone(),
+        url: url(&deployment.identity),
+        capacity,
+        startup: startup(&observed.pods, &desired.revision),
+    };
+    Outlook { status, look_again }
+}
+
+/// The status of an object that cannot be deployed. Replicas that run are left alone, so their numbers stay.
+pub fn status_of_invalid(
+    error: &SpecError,
+    generation: Option<i64>,
+    previous: &InferenceDeploymentStatus,
+    now: Timestamp,
+) -> InferenceDeploymentStatus {
+    let dated = Dated { previous: &previous.conditions, generation: generation.unwrap_or_default(), now };
+    let verdict = |value| Verdict { value, trouble: Trouble::new(conditions::REASON_INVALID_SPEC, error.to_string()) };
+    let available = previous.conditions.iter().filter(|condition| condition.type_ == AVAILABLE).cloned();
+    let mut status = previous.clone();
+    status.conditions = available.collect();
+    status.conditions.push(dated.condition(READY, verdict(false)));
+    status.conditions.push(dated.condition(PROGRESSING, verdict(false)));
+    status.conditions.push(dated.condition(DEGRADED, verdict(true)));
+    status.observed_generation = generation;
+    status
+}
+
+/// Pods by what a reader counts.
+struct Counts {
+    wanted: usize,
+    /// Neither ended nor being deleted.
+    existing: usize,
+    /// Requests reach them.
+    serving: usize,
+    /// Of the wanted revision, serving.
+    updated: usize,
+    /// Of an older revision, meant to stay for now.
+    old: usize,
+    /// Draining or being deleted.
+    leaving: usize,
+}
+
+impl Counts {
+    fn of(round: &Round<'_>) -> Self {
+        let pods = &round.observed.pods;
+        let count = |fits: &dyn Fn(&ObservedPod) -> bool| pods.iter().filter(|pod| fits(pod)).count();
+        let current = |pod: &ObservedPod| pod.revision == round.desired.revision;
+        Self {
+            wanted: round.deployment.replicas as usize,
+            existing: count(&ObservedPod::is_live),
+            serving: count(&ObservedPod::serves),
+            updated: count(&|pod| pod.serves() && current(pod)),
+            old: count(&|pod| pod.is_live() && pod.drain_started.is_none() && !current(pod)),
+            leaving: count(&|pod| pod.stage == Stage::Leaving || (pod.is_live() && pod.drain_started.is_some())),
+        }
+    }
+}
+
+/// Status, reason and message of a condition.
+struct Verdict {
+    value: bool,
+    trouble: Trouble,
+}
+
+impl Verdict {
+    fn new(value: bool, reason: &str, message: impl Into<String>) -> Self {
+        Self { value, trouble: Trouble::new(reason, message) }
+    }
+}
+
+fn ready(counts: &Counts, cause: Option<&Cause>, plan: &Plan) -> Verdict {
+    let blocked =
+        cause.is_some_and(|cause| cause.is_stuck() && counts.updated < counts.wanted) || !plan.taken.is_empty();
+    let complete = counts.updated >= counts.wanted && counts.old == 0 && !blocked;
+    let of_wanted = format!("{} of {} replicas serve revision {}", counts.updated, counts.wanted, plan.revision);
+    match cause {
+        _ if complete && counts.wanted == 0 => {
+            Verdict::new(true, conditions::REASON_SCALED_TO_ZERO, "no replica is wanted")
+        }
+        _ if complete => Verdict::new(true, conditions::REASON_SERVING, of_wanted),
+        Some(cause) if cause.is_stuck() => Verdict { value: false, trouble: cause.trouble.clone() },
+        _ if counts.old > 0 => Verdict::new(false, rolling_reason(plan), of_wanted),
+        Some(cause) => Verdict { value: false, trouble: cause.trouble.clone() },
+        None => Verdict::new(false, conditions::REASON_STARTING, of_wanted),
+    }
+}
+
+fn available(counts: &Counts) -> Verdict {
+    match (counts.serving, counts.wanted) {
+        (0, 0) => Verdict::new(false, conditions::REASON_SCALED_TO_ZERO, "no replica is wanted"),
+        (0, _) => Verdict::new(false, conditions::REASON_NO_REPLICA_SERVES, "requests are not answered"),
+        _ => Verdict::new(true, conditions::REASON_REPLICA_SERVES, "requests are answered"),
+    }
+}
+
+fn progressing(counts: &Counts, plan: &Plan) -> Verdict {
+    let of_wanted = format!("{} of {} replicas serve revision {}", counts.updated, counts.wanted, plan.revision);
+    if counts.old > 0 {
+        Verdict::new(true, rolling_reason(plan), of_wanted)
+    } else if counts.updated < counts.wanted {
+        Verdict::new(true, conditions::REASON_STARTING, of_wanted)
+    } else if counts.leaving > 0 || !plan.pods.is_empty() {
+        Verdict::new(true, conditions::REASON_DRAINING, "replicas that are not wanted leave")
+    } else {
+        Verdict::new(false, conditions::REASON_SETTLED, "nothing is on its way")
+    }
+}
+
+fn rolling_reason(plan: &Plan) -> &'static str {
+    match plan.pods.strategy {
+        Strategy::ReplaceInPlace => conditions::REASON_REPLACING,
+        Strategy::Surge | Strategy::Settled => conditions::REASON_ROLLING,
+    }
+}
+
+fn degraded(cause: Option<&Cause>) -> Verdict {
+    match cause.filter(|cause| cause.is_stuck()) {
+        Some(cause) => Verdict { value: true, trouble: cause.trouble.clone() },
+        None => Verdict::new(false, conditions::REASON_AS_EXPECTED, "nothing is wrong"),
+    }
+}
+
+/// Makes conditions that remember when their status last changed.
+struct Dated<'a> {
+    previous: &'a [Condition],
+    generation: i64,
+    now: Timestamp,
+}
+
+impl Dated<'_> {
+    fn condition(&self, type_: &str, verdict: Verdict) -> Condition {
+        let status = if verdict.value { "True" } else { "False" };
+        let before = self.previous.iter().find(|condition| condition.type_ == type_ && condition.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: camel_case(&verdict.trouble.reason),
+            message: bounded(&verdict.trouble.message),
+            observed_generation: Some(self.generation),
+            last_transition_time: before
+                .map_or(Time(whole_seconds(self.now)), |before| before.last_transition_time.clone()),
+        }
+    }
+}
+
+/// A reason as conditions may carry it: others coined some of ours.
+fn camel_case(reason: &str) -> String {
+    let kept: String = reason.chars().filter(char::is_ascii_alphanumeric).take(128).collect();
+    if kept.is_empty() { conditions::REASON_NOT_READY.to_owned() } else { kept }
+}
+
+/// The first 1000 characters: last words of a process can be long.
+fn bounded(message: &str) -> String {
+    message.chars().take(1000).collect()
+}
+
+/// Times in objects have no fractions; what is written must equal what is read back.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).expect("the seconds of a timestamp are one")
+}
+
+/// KV cache of the serving replicas; kept as it is while it hardly moves or some replica cannot be read.
+fn capacity(
+    pods: &[ObservedPod],
+    previous: Option<&CapacityStatus>,
+    now: Timestamp,
+) -> (Option<CapacityStatus>, Option<Timestamp>) {
+    let serving: Vec<_> = pods.iter().filter(|pod| pod.serves()).collect();
+    if serving.is_empty() {
+        return (None, None);
+    }
+    let reports: Option<Vec<_>> = serving.iter().map(|pod| pod.load.report()).collect();
+    let Some(reports) = reports else { return (previous.cloned(), None) };
+    let total: u64 = reports.iter().map(|report| u64::from(report.total_blocks)).sum();
+    let referenced: u64 = reports.iter().map(|report| u64::from(report.referenced_blocks)).sum();
+    let measured = CapacityStatus {
+        kv_tokens: i64::try_from(total * u64::from(KV_BLOCK_TOKENS)).unwrap_or(i64::MAX),
+        kv_used_percent: i32::try_from(referenced * 100 / total.max(1)).unwrap_or(100),
+        observed_at: Time(whole_seconds(now)),
+    };
+    keep_or_replace(previous, measured, now)
+}
+
+fn keep_or_replace(
+    previous: Option<&CapacityStatus>,
+    measured: CapacityStatus,
+    now: Timestamp,
+) -> (Option<CapacityStatus>, Option<Timestamp>) {
+    let Some(previous) = previous.filter(|previous| previous.kv_tokens == measured.kv_tokens) else {
+        return (Some(measured), None);
+    };
+    let next_write = previous.observed_at.0 + KV_PAUSE;
+    if (previous.kv_used_percent - measured.kv_used_percent).abs() < KV_STEP_PERCENT {
+        (Some(previous.clone()), None)
+    } else if now < next_write {
+        (Some(previous.clone()), Some(next_write))
+    } else {
+        (Some(measured), None)
+    }
+}
+
+/// The starting replica of the wanted revision that is furthest behind.
+fn startup(pods: &[ObservedPod], revision: &str) -> Option<StartupStatus> {
+    let phases = pods.iter().filter(|pod| pod.revision == revision).filter_map(|pod| Some((startup_phase(pod)?, pod)));
+    let (phase, pod) = phases.min_by_key(|(phase, _)| *phase)?;
+    Some(StartupStatus { pod: pod.name.clone(), phase })
+}
+
+fn startup_phase(pod: &ObservedPod) -> Option<StartupPhase> {
+    match &pod.stage {
+        Stage::Unscheduled { .. } => Some(StartupPhase::Scheduling),
+        Stage::Preparing | Stage::Blocked(_) => Some(StartupPhase::Preparing),
+        Stage::Starting => Some(match pod.load.report().map(|report| report.phase) {
+            Some(AgentPhase::Ready) => StartupPhase::BecomingReady,
+            _ => StartupPhase::Loading,
+        }),
+        Stage::Serving | Stage::Faltering { .. } | Stage::Finished(_) | Stage::Leaving => None,
+    }
+}
+
+fn as_i32(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,23 @@
+//! Logs: text for people, JSON for collectors. The filter comes from `RUST_LOG`, by default INFO.
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// Form of log lines.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging to standard error.
+pub fn start(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().init(),
+    }
+}

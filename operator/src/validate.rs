@@ -1,0 +1,256 @@
+//! From the object as stored to one that can be deployed: defaults filled in, references resolved.
+//!
+//! The API server has checked ranges and combinations already (CEL beside the types). What is left is what a schema
+//! cannot say, and objects stored under an older schema. Pure: no client, no clock.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::Toleration,
+    apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
+};
+use kube::ResourceExt;
+use serde::Serialize;
+use stoker_crds::{
+    InferenceDeployment,
+    contract::{DrainSettings, EngineSettings},
+    inference_deployment::{DrainSpec, EngineSpec, PodSpec},
+};
+use thiserror::Error;
+
+/// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
+pub const MODEL_MOUNT: &str = "/models";
+
+/// What the operator was started with and every deployment falls back to.
+#[derive(Clone, Debug)]
+pub struct Defaults {
+    /// Agent image of deployments that name none.
+    pub agent_image: String,
+}
+
+/// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
+#[derive(Clone, Debug)]
+pub struct ValidatedDeployment {
+    /// Who it is.
+    pub identity: Identity,
+    /// Replicas asked for.
+    pub replicas: u32,
+    /// Everything a replica's pod depends on.
+    pub replica: ReplicaInputs,
+    /// Keeps every other module from building one.
+    _validated: (),
+}
+
+/// Name and ownership of a deployment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Identity {
+    /// Its name, also that of its Service.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID: a namesake created later is another owner.
+    pub uid: String,
+    /// Generation of its spec.
+    pub generation: i64,
+}
+
+/// Everything a replica's pod depends on; hashed into its revision. Absent options are left out of the hash, so that a
+/// later operator with more options does not roll pods that use none of them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReplicaInputs {
+    /// `builtin://NAME` or a directory inside the container.
+    pub model_source: String,
+    /// PersistentVolumeClaim mounted at [`MODEL_MOUNT`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_claim: Option<String>,
+    /// Names accepted in requests; never empty.
+    pub served_names: Vec<String>,
+    /// Sizes of the engine.
+    pub engine: EngineSettings,
+    /// How the replica leaves.
+    pub drain: DrainSettings,
+    /// Quantities asked for and limited to, by resource name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources: BTreeMap<String, Quantity>,
+    /// Image of the agent.
+    pub image: String,
+    /// When the node pulls it; `None`: by its tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<&'static str>,
+    /// Names of Secrets with registry credentials.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub image_pull_secrets: Vec<String>,
+    /// Labels a node must have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints the pods tolerate.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    /// More labels of the pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// More annotations of the pods.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// ServiceAccount of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account_name: Option<String>,
+    /// PriorityClass of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_class_name: Option<String>,
+}
+
+/// Why an object cannot be deployed, and what to change.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SpecError {
+    /// The source has none of the known forms.
+    #[error("spec.model.source: \"{found}\" is not builtin://NAME, pvc://CLAIM/PATH or file:///PATH")]
+    ModelSource {
+        /// What the object says.
+        found: String,
+    },
+    /// A deployment without an image cannot run.
+    #[error("spec.pod.image: not set, and the operator was started without --agent-image; set one of them")]
+    NoImage,
+    /// The API server always sets these.
+    #[error("metadata.{field}: missing; the object does not come from an API server")]
+    Metadata {
+        /// The missing field.
+        field: &'static str,
+    },
+}
+
+/// Checks `deployment` and fills in its defaults.
+pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result<ValidatedDeployment, SpecError> {
+    let identity = identity(deployment)?;
+    let replica = replica_inputs(deployment, &identity, defaults)?;
+    let replicas = deployment.spec.replicas.max(0).unsigned_abs();
+    Ok(ValidatedDeployment { identity, replicas, replica, _validated: () })
+}
+
+fn identity(deployment: &InferenceDeployment) -> Result<Identity, SpecError> {
+    Ok(Identity {
+        name: deployment.name_any(),
+        namespace: deployment.namespace().ok_or(SpecError::Metadata { field: "namespace" })?,
+        uid: deployment.uid().ok_or(SpecError::Metadata { field: "uid" })?,
+        generation: deployment.metadata.generation.ok_or(SpecError::Metadata { field: "generation" })?,
+    })
+}
+
+fn replica_inputs(
+    deployment: &InferenceDeployment,
+    identity: &Identity,
+    defaults: &Defaults,
+) -> Result<ReplicaInputs, SpecError> {
+    let spec = &deployment.spec;
+    let source = model_source(&spec.model.source)?;
+    let pod = spec.pod.clone().unwrap_or_default();
+    Ok(ReplicaInputs {
+        model_source: source.path,
+        model_claim: source.claim,
+        served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
+        engine: engine_settings(spec.engine.as_ref()),
+        drain: drain_settings(spec.drain.as_ref()),
+        resources: resources(deployment),
+        image: image(&pod, defaults)?,
+        image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str()),
+        image_pull_secrets: pod.image_pull_secrets.into_iter().map(|secret| secret.name).collect(),
+        node_selector: pod.node_selector,
+        tolerations: pod.tolerations,
+        labels: pod.labels,
+        annotations: pod.annotations,
+        service_account_name: pod.service_account_name,
+        priority_class_name: pod.priority_class_name,
+    })
+}
+
+/// A model source as the container sees it.
+#[derive(Debug, PartialEq)]
+struct ResolvedSource {
+    path: String,
+    claim: Option<String>,
+}
+
+fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
+    let (scheme, rest) = source.split_once("://").unwrap_or_default();
+    match (scheme, rest.split_once('/')) {
+        ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource { path: source.to_owned(), claim: None }),
+        ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource { path: rest.to_owned(), claim: None }),
+        ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
+        ("pvc", None) if !rest.is_empty() => Ok(claimed(rest, "")),
+        _ => Err(SpecError::ModelSource { found: source.to_owned() }),
+    }
+}
+
+fn claimed(claim: &str, path: &str) -> ResolvedSource {
+    let path = path.trim_end_matches('/');
+    let path = if path.is_empty() { MODEL_MOUNT.to_owned() } else { format!("{MODEL_MOUNT}/{path}") };
+    ResolvedSource { path, claim: Some(claim.to_owned()) }
+}
+
+fn image(pod: &PodSpec, defaults: &Defaults) -> Result<String, SpecError> {
+    let image = pod.image.clone().unwrap_or_else(|| defaults.agent_image.clone());
+    if image.is_empty() { Err(SpecError::NoImage) } else { Ok(image) }
+}
+
+fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
+    let spec = spec.cloned().unwrap_or_default();
+    EngineSettings {
+        max_model_len: spec.max_model_len,
+        max_num_seqs: spec.max_num_seqs,
+        max_batched_tokens: spec.max_batched_tokens,
+        max_waiting: spec.max_waiting,
+        kv_cache_tokens: spec.kv_cache_tokens,
+        threads: spec.threads,
+    }
+}
+
+fn drain_settings(spec: Option<&DrainSpec>) -> DrainSettings {
+    let default = DrainSettings::default();
+    let spec = spec.cloned().unwrap_or_default();
+    DrainSettings {
+        deadline_seconds: spec.deadline_seconds.unwrap_or(default.deadline_seconds),
+        withdraw_seconds: spec.withdraw_seconds.unwrap_or(default.withdraw_seconds),
+    }
+}
+
+fn resources(deployment: &InferenceDeployment) -> BTreeMap<String, Quantity> {
+    let spec = deployment.spec.resources.clone().unwrap_or_default();
+    [("cpu", spec.cpu), ("memory", spec.memory)]
+        .into_iter()
+        .filter_map(|(name, quantity)| Some((name.to_owned(), as_quantity(quantity?))))
+        .collect()
+}
+
+fn as_quantity(value: IntOrString) -> Quantity {
+    match value {
+        IntOrString::Int(number) => Quantity(number.to_string()),
+        IntOrString::String(text) => Quantity(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolved(source: &str) -> (String, Option<String>) {
+        let resolved = model_source(source).unwrap();
+        (resolved.path, resolved.claim)
+    }
+
+    #[test]
+    fn sources_resolve_to_what_the_container_sees() {
+        assert_eq!(resolved("builtin://ember"), ("builtin://ember".into(), None));
+        assert_eq!(resolved("file:///models/chat"), ("/models/chat".into(), None));
+        assert_eq!(resolved("pvc://weights/llama/8b/"), ("/models/llama/8b".into(), Some("weights".into())));
+        assert_eq!(resolved("pvc://weights"), ("/models".into(), Some("weights".into())));
+    }
+
+    #[test]
+    fn other_sources_are_refused_by_name() {
+        for source in ["", "ember", "builtin://", "file://relative", "pvc:///x", "http://host/x", "builtin://a/b"] {
+            let refused = model_source(source).unwrap_err();
+            assert_eq!(refused, SpecError::ModelSource { found: source.into() });
+        }
+    }
+}
