@@ -1,0 +1,112 @@
+//! The Helm chart: renders in every shape, and a real API server accepts what it renders. Installing it on a real node
+//! is `make e2e`.
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use stoker_cluster::{ControlPlane, ControlPlaneOptions};
+
+const IMAGES: [&str; 2] =
+    ["image.repository=registry.example/stoker-operator", "agent.image.repository=registry.example/stoker-agent"];
+/// The shapes that change which objects there are.
+const SHAPES: [&[&str]; 4] = [
+    &[],
+    &["watchNamespace=default"],
+    &["replicas=2", "priorityClassName=system-cluster-critical", "log.filter=debug", "log.format=json", "podLabels.team=ml"],
+    &["imagePullSecrets[0].name=pull", "nodeSelector.disk=ssd", "tolerations[0].operator=Exists"],
+];
+
+fn repository() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn helm() -> Command {
+    let where_is = Command::new(repository().join("tools/kube/build.sh")).args(["--where", "helm"]).output().unwrap();
+    let helm = PathBuf::from(String::from_utf8(where_is.stdout).unwrap().trim());
+    assert!(helm.is_file(), "no {}; build it with: tools/kube/build.sh helm", helm.display());
+    Command::new(helm)
+}
+
+fn template(values: &[&str]) -> Output {
+    let chart = repository().join("charts/stoker");
+    let set = values.iter().flat_map(|value| ["--set", value]);
+    helm().args(["template", "stoker"]).arg(chart).args(["--namespace", "default"]).args(set).output().unwrap()
+}
+
+fn refusal(values: &[&str]) -> String {
+    let output = template(values);
+    assert!(!output.status.success(), "{values:?} was accepted");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn manifests(values: &[&str]) -> String {
+    let output = template(&[&IMAGES, values].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Applies without storing, as strictly as the API server can; panics with its answer.
+fn dry_run(cluster: &ControlPlane, manifests: &str) {
+    let mut child = cluster
+        .kubectl()
+        .unwrap()
+        .args(["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(manifests.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}\n{manifests}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_api_server_accepts_the_chart_in_every_shape() {
+    let cluster = ControlPlane::start(ControlPlaneOptions::default()).unwrap();
+    for shape in SHAPES {
+        dry_run(&cluster, &manifests(shape));
+    }
+    let crds = repository().join("charts/stoker/crds");
+    dry_run(&cluster, &std::fs::read_to_string(crds.join("inferencedeployments.yaml")).unwrap());
+}
+
+#[test]
+fn without_images_it_says_which_value_is_missing() {
+    assert!(refusal(&[]).contains("image.repository: name the image you built and pushed"));
+    assert!(refusal(&IMAGES[..1]).contains("agent.image.repository: name the image"));
+}
+
+#[test]
+fn a_misspelt_or_absurd_value_is_refused_by_name() {
+    assert!(refusal(&[&IMAGES[..], &["image.tagg=1"]].concat()).contains("tagg"));
+    assert!(refusal(&[&IMAGES[..], &["replicas=-1"]].concat()).contains("/replicas"));
+    assert!(refusal(&[&IMAGES[..], &["watchNamespace=Not_A_Name"]].concat()).contains("/watchNamespace"));
+}
+
+#[test]
+fn watching_one_namespace_needs_no_cluster_wide_right() {
+    let text = manifests(&["watchNamespace=team"]);
+    assert!(!text.contains("ClusterRole"), "{text}");
+    assert!(text.contains("--namespace=team"), "{text}");
+    assert!(manifests(&[]).contains("kind: ClusterRole\n"));
+}
+
+#[test]
+fn prometheus_is_asked_for_never_assumed() {
+    assert!(!manifests(&[]).contains("ServiceMonitor"));
+    let text = manifests(&["metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prom"]);
+    assert!(text.contains("kind: ServiceMonitor") && text.contains("release: prom"), "{text}");
+}
+
+#[test]
+fn no_container_of_the_chart_can_gain_rights() {
+    let text = manifests(&[]);
+    for line in ["runAsNonRoot: true", "allowPrivilegeEscalation: false", "readOnlyRootFilesystem: true", "drop: [ALL]"] {
+        assert!(text.contains(line), "{line} is missing");
+    }
+    assert!(!text.contains("secrets"), "the operator reads no Secret");
+}
