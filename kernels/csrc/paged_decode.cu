@@ -1,0 +1,293 @@
+// Attention of one query token a sequence over its paged KV, split over the context (flash decoding).
+//
+//   out[b][h] = softmax(q[b][h] . K[b][h/G]^T * scale) V[b][h/G]      G = n_q / n_kv query heads share a KV head
+//
+// Layout: q is batch rows of q_stride elements, heads of D from the row's start (the fused QKV row); out is batch x n_q x
+// D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. D is 64 or 128, G at most 16.
+// The host plans items (launch.rs, `plan_decode`): a piece [begin, end) of one sequence, begin a multiple of 16. One
+// thread block takes one item and one KV head. Surplus items have sequence -1: a captured graph keeps its grid.
+// The G queries of a KV head are the rows of a 16-row tensor-core tile, so KV is read once for all of them. Each of the
+// 4 warps has its own ring of 3 stages in shared memory and takes every 4th KV block:
+//
+//       warp w: blocks w, w+4, w+8, ...     stage = one KV block of K and V (8 KiB at D = 128), filled by cp.async
+//
+// so warps never wait for each other until the end, and 4 x 3 x 8 KiB = 96 KiB are in flight a thread block (two fit a
+// multiprocessor). Warps' results are merged through shared memory; pieces of a sequence are merged by whichever thread
+// block finishes last, in the order of the pieces: the result does not depend on timing.
+// Bound by memory, 4 B * D * n_kv a context token: 90 % of the read ceiling from 128 sequences of 1024 tokens; 1 x 1024 is
+// latency, 6 to 8 us.
+#include "attention.cuh"
+
+namespace stoker {
+
+constexpr int kWarps = 4, kStages = 3, kRows = 16;
+
+// The same fields as `DecodeItem` in launch.rs.
+struct DecodeItem {
+  int32_t sequence, begin, end;  // sequence -1: nothing to do
+  int32_t first_item, n_items;   // all pieces of this sequence, this one included
+};
+
+struct PagedDecode {
+  bf16* out;
+  const bf16* q;
+  const bf16* k_cache;
+  const bf16* v_cache;
+  const int32_t* block_table;
+  const DecodeItem* items;
+  float* partial_out;   // items x n_kv x G x D, only pieces of split sequences
+  float2* partial_sum;  // items x n_kv x G: maximum and sum of exponentials
+  uint32_t* tickets;    // one a sequence and KV head; zero before and after
+  int q_stride, table_stride, n_q, n_kv;
+  float scale;
+};
+
+template <int kDim>
+struct Softmax {
+  float out[kDim / 8][4];           // rows g and g+8 of out, columns 8j + 2t and the next
+  float maximum[2], sum[2];         // rows g and g+8, in units of log2
+};
+
+template <int kDim>
+__device__ __forceinline__ void load_block(uint32_t stage, const bf16* k, const bf16* v, int n_tokens) {
+  constexpr int kPieces = kDim / 8;
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < kBlockSize * kPieces / kWarp; ++i) {
+    const int row = (i * kWarp + lane) / kPieces, piece = (i * kWarp + lane) % kPieces;
+    // Slots past the end were never written. Zeros, because 0 * NaN would reach the output.
+    const bool present = row < n_tokens;
+    copy_async(stage + swizzled<kDim>(row, piece), k + row * kDim + piece * 8, present);
+    copy_async(stage + kBlockSize * kDim * 2 + swizzled<kDim>(row, piece), v + row * kDim + piece * 8, present);
+  }
+}
+
+// Query rows g and g+8 as A fragments; rows past the group are zero.
+template <int kDim>
+__device__ __forceinline__ void load_queries(uint32_t (&q)[kDim / 16][4], const bf16* rows, int group) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = g + 8 * (i % 2), column = step * 16 + 2 * t + 8 * (i / 2);
+      q[step][i] = row < group ? *reinterpret_cast<const uint32_t*>(rows + row * kDim + column) : 0u;
+    }
+  }
+}
+
+// Scores of 16 tokens against 16 query rows: tokens 8j + 2t and the next in score[j].
+template <int kDim>
+__device__ __forceinline__ void score_block(float (&score)[2][4], const uint32_t (&q)[kDim / 16][4], uint32_t k_tile) {
+  const int lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    uint32_t k[4];
+    ldmatrix(k, k_tile + swizzled<kDim>(matrix / 2 * 8 + row, step * 2 + matrix % 2));
+    mma(score[0], q[step][0], q[step][1], q[step][2], q[step][3], k[0], k[1]);
+    mma(score[1], q[step][0], q[step][1], q[step][2], q[step][3], k[2], k[3]);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const float (&p)[2][4], uint32_t v_tile) {
+  const int lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
+  const uint32_t a0 = pack(p[0][0], p[0][1]), a1 = pack(p[0][2], p[0][3]);
+  const uint32_t a2 = pack(p[1][0], p[1][1]), a3 = pack(p[1][2], p[1][3]);
+#pragma unroll
+  for (int pair = 0; pair < kDim / 16; ++pair) {
+    uint32_t v[4];
+    ldmatrix_transposed(v, v_tile + swizzled<kDim>(matrix % 2 * 8 + row, pair * 2 + matrix / 2));
+    mma(out[pair * 2], a0, a1, a2, a3, v[0], v[1]);
+    mma(out[pair * 2 + 1], a0, a1, a2, a3, v[2], v[3]);
+  }
+}
+
+// One KV block into the running softmax. Tokens from n_tokens on get no weight.
+template <int kDim>
+__device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_t (&q)[kDim / 16][4], uint32_t stage,
+                                             int n_tokens, float scale) {
+  const int t = threadIdx.x % 4;
+  float score[2][4] = {};
+  score_block<kDim>(score, q, stage);
+  float highest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool present = 8 * j + 2 * t + i % 2 < n_tokens;
+      score[j][i] = present ? score[j][i] * scale : -INFINITY;
+      highest[i / 2] = fmaxf(highest[i / 2], score[j][i]);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float maximum = fmaxf(state.maximum[half], quad_max(highest[half]));
+    const float keep = weight_of(state.maximum[half], maximum);
+    state.maximum[half] = maximum;
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) sum += score[j][i] = weight_of(score[j][i], maximum);
+    }
+    state.sum[half] = state.sum[half] * keep + quad_sum(sum);
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j) state.out[j][2 * half] *= keep, state.out[j][2 * half + 1] *= keep;
+  }
+  add_values<kDim>(state.out, score, stage + kBlockSize * kDim * 2);
+}
+
+// All KV blocks of this warp, prefetching kStages - 1 ahead.
+template <int kDim>
+__device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDecode& p, const DecodeItem& item,
+                                             int kv_head, uint32_t ring) {
+  constexpr uint32_t kStageBytes = 2 * kBlockSize * kDim * 2;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int32_t* table = p.block_table + static_cast<size_t>(item.sequence) * p.table_stride + item.begin / kBlockSize;
+  const int n_blocks = (item.end - item.begin + kBlockSize - 1) / kBlockSize;
+  const int n_mine = (n_blocks - warp + kWarps - 1) / kWarps;
+  // Lane l holds the id of this warp's l-th block of the next 32: the copies never wait for the table.
+  int ids = 0;
+  auto request = [&](int i) {
+    if (i % kWarp == 0 && i + lane < n_mine) ids = table[(i + lane) * kWarps + warp];
+    const int id = __shfl_sync(~0u, ids, i % kWarp);
+    if (i < n_mine) {
+      const size_t at = (static_cast<size_t>(id) * p.n_kv + kv_head) * kBlockSize * kDim;
+      const int n_tokens = item.end - item.begin - (i * kWarps + warp) * kBlockSize;
+      load_block<kDim>(ring + i % kStages * kStageBytes, p.k_cache + at, p.v_cache + at, n_tokens);
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) request(i);
+  uint32_t q[kDim / 16][4];
+  const int group = p.n_q / p.n_kv;
+  load_queries<kDim>(q, p.q + static_cast<size_t>(item.sequence) * p.q_stride + kv_head * group * kDim, group);
+  for (int i = 0; i < n_mine; ++i) {
+    wait_for_copies<kStages - 2>();
+    __syncwarp();
+    // Fills the stage that the previous round has read; all lanes are past it.
+    request(i + kStages - 1);
+    const int n_tokens = item.end - item.begin - (i * kWarps + warp) * kBlockSize;
+    attend_block<kDim>(state, q, ring + i % kStages * kStageBytes, n_tokens, p.scale * kLog2e);
+  }
+  wait_for_copies<0>();
+}
+
+// What the warps leave for the merge; it lies over the rings once all of them are read.
+template <int kDim>
+struct WarpResults {
+  float out[kWarps][kRows][kDim];
+  float maximum[kWarps][kRows], sum[kWarps][kRows];
+};
+
+template <int kDim>
+__device__ __forceinline__ void leave_result(WarpResults<kDim>& results, const Softmax<kDim>& state) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int j = 0; j < kDim / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) results.out[warp][g + 8 * (i / 2)][8 * j + 2 * t + i % 2] = state.out[j][i];
+  }
+  if (t == 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      results.maximum[warp][g + 8 * half] = state.maximum[half], results.sum[warp][g + 8 * half] = state.sum[half];
+    }
+  }
+}
+
+// The last thread block of a split sequence adds up the pieces, first to last.
+template <int kDim>
+__device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeItem& item, int kv_head, int group) {
+  const size_t first = (static_cast<size_t>(item.first_item) * p.n_kv + kv_head) * group;
+  const size_t next = static_cast<size_t>(p.n_kv) * group;
+  bf16* out = p.out + (static_cast<size_t>(item.sequence) * p.n_q + kv_head * group) * kDim;
+  for (int at = threadIdx.x; at < group * kDim; at += blockDim.x) {
+    const int row = at / kDim;
+    float maximum = -INFINITY;
+    for (int i = 0; i < item.n_items; ++i) maximum = fmaxf(maximum, __ldcg(&p.partial_sum[first + i * next + row]).x);
+    float total = 0.f, sum = 0.f;
+    for (int i = 0; i < item.n_items; ++i) {
+      const float2 piece = __ldcg(&p.partial_sum[first + i * next + row]);
+      const float share = weight_of(piece.x, maximum);
+      total += share * __ldcg(&p.partial_out[(first + i * next) * kDim + at]), sum += share * piece.y;
+    }
+    out[at] = __float2bfloat16_rn(total / sum);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int kv_head, int group,
+                                            const WarpResults<kDim>& results) {
+  const size_t piece = (static_cast<size_t>(blockIdx.y) * p.n_kv + kv_head) * group;
+  bf16* out = p.out + (static_cast<size_t>(item.sequence) * p.n_q + kv_head * group) * kDim;
+  for (int at = threadIdx.x; at < group * kDim; at += blockDim.x) {
+    const int row = at / kDim, column = at % kDim;
+    float maximum = -INFINITY, total = 0.f, sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, results.maximum[w][row]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float share = weight_of(results.maximum[w][row], maximum);
+      total += share * results.out[w][row][column], sum += share * results.sum[w][row];
+    }
+    if (item.n_items == 1) {
+      out[at] = __float2bfloat16_rn(total / sum);
+    } else {
+      p.partial_out[piece * kDim + at] = total;
+      if (column == 0) p.partial_sum[piece + row] = make_float2(maximum, sum);
+    }
+  }
+}
+
+// True in the thread block that took the last of a sequence's tickets; it also puts the counter back to zero.
+__device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_items) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(ticket, 1u) == static_cast<uint32_t>(n_items) - 1;
+    if (last) *ticket = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+template <int kDim>
+__device__ __forceinline__ void paged_decode(const PagedDecode& p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  constexpr uint32_t kRingBytes = kStages * 2 * kBlockSize * kDim * 2;
+  static_assert(sizeof(WarpResults<kDim>) <= kWarps * kRingBytes, "the merge must fit over the rings");
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const DecodeItem item = p.items[blockIdx.y];
+  if (item.sequence < 0) return;
+  const int kv_head = blockIdx.x, group = p.n_q / p.n_kv;
+  Softmax<kDim> state = {{}, {-INFINITY, -INFINITY}, {0.f, 0.f}};
+  attend_piece<kDim>(state, p, item, kv_head, shared_address(shared) + threadIdx.x / kWarp * kRingBytes);
+  __syncthreads();
+  auto& results = *reinterpret_cast<WarpResults<kDim>*>(shared);
+  leave_result<kDim>(results, state);
+  __syncthreads();
+  merge_warps<kDim>(p, item, kv_head, group, results);
+  if (item.n_items == 1) return;
+  if (is_last_piece(p.tickets + static_cast<size_t>(item.sequence) * p.n_kv + kv_head, item.n_items)) {
+    merge_pieces<kDim>(p, item, kv_head, group);
+  }
+}
+
+}  // namespace stoker
+
+#define PAGED_DECODE(dim)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(128) paged_decode_d##dim(                                            \
+      stoker::bf16* out, const stoker::bf16* q, const stoker::bf16* k_cache, const stoker::bf16* v_cache,           \
+      const int32_t* block_table, const stoker::DecodeItem* items, float* partial_out, float2* partial_sum,         \
+      uint32_t* tickets, int q_stride, int table_stride, int n_q, int n_kv, float scale) {                          \
+    stoker::paged_decode<dim>({out, q, k_cache, v_cache, block_table, items, partial_out, partial_sum, tickets,     \
+                               q_stride, table_stride, n_q, n_kv, scale});                                          \
+  }
+PAGED_DECODE(64)
+PAGED_DECODE(128)

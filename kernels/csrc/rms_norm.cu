@@ -1,0 +1,66 @@
+// RMSNorm, alone or with the residual addition in front of it.
+//
+//   residual[r] += x[r]                                        (add_rms_norm only, stored in bf16)
+//   out[r] = bf16(x[r] / sqrt(mean(x[r]^2) + eps)) * weight    over rows r; x is the residual in add_rms_norm
+//
+// Layout: rows x width bf16, row-major; width is a multiple of 8. The row stays in registers between the two passes, so
+// each value is read once: 4 B/value (rms_norm: in, out) or 8 B/value (add: x, residual in and out, out). One block a
+// row, one 16-byte vector or a few a thread.
+// Bound by memory: about 85 % of the copy ceiling once rows fill the chip (256 rows or more); below that a launch of
+// 1.5 to 2.5 us is latency, and the point of fusing is one launch less.
+// The normalised value is rounded to bf16 before the weight multiplies it, as the models' reference code does.
+#include "common.cuh"
+
+namespace stoker {
+
+template <bool kAdd, int kVecs>
+__device__ __forceinline__ void rms_norm_row(uint4* out, uint4* residual, const uint4* x, const uint4* weight,
+                                             int n_vecs, float eps) {
+  __shared__ float scratch[kWarp];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const size_t row = static_cast<size_t>(blockIdx.x) * n_vecs;
+  float value[kVecs][8];
+  float squares = 0.f;
+#pragma unroll
+  for (int j = 0; j < kVecs; ++j) {
+    const int i = threadIdx.x + j * blockDim.x;
+    if (i >= n_vecs) break;
+    unpack(x[row + i], value[j]);
+    if constexpr (kAdd) {
+      float carried[8];
+      unpack(residual[row + i], carried);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) value[j][e] = rounded(value[j][e] + carried[e]);
+      residual[row + i] = pack(value[j]);
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) squares += value[j][e] * value[j][e];
+  }
+  const float scale = rsqrtf(block_sum(squares, scratch) / (8.f * n_vecs) + eps);
+#pragma unroll
+  for (int j = 0; j < kVecs; ++j) {
+    const int i = threadIdx.x + j * blockDim.x;
+    if (i >= n_vecs) break;
+    float w[8], y[8];
+    unpack(weight[i], w);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[e] = rounded(value[j][e] * scale) * w[e];
+    out[row + i] = pack(y);
+  }
+}
+
+}  // namespace stoker
+
+// `vecs` is how many 16-byte vectors a thread holds: 1 up to width 8192, 4 up to 32768.
+#define RMS_NORM(vecs)                                                                                                \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                  \
+      rms_norm_v##vecs(uint4* out, const uint4* x, const uint4* weight, int n_vecs, float eps) {                      \
+    stoker::rms_norm_row<false, vecs>(out, nullptr, x, weight, n_vecs, eps);                                          \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                  \
+      add_rms_norm_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) { \
+    stoker::rms_norm_row<true, vecs>(out, residual, x, weight, n_vecs, eps);                                          \
+  }
+RMS_NORM(1)
+RMS_NORM(4)

@@ -1,0 +1,280 @@
+//! Matrix products through cuBLASLt, for the shapes where it is the fastest there is (m of 64 and more). Owns the handle,
+//! the workspace and, per shape, the descriptors and the algorithm: the library's own lookup costs 10 us a call.
+
+use std::{collections::HashMap, ffi::c_void, sync::Mutex};
+
+use cudarc::{
+    cublaslt::{result, result::CublasError, sys},
+    driver::{CudaSlice, DevicePtr, DevicePtrMut, sys::CUevent_flags},
+};
+
+use crate::{
+    Device, KernelError,
+    launch::{GemmShape, OutputType, refused},
+    linear::{self, Linear, Output},
+};
+
+/// What NVIDIA recommends for Hopper; split-K algorithms need it.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// The library's name for a transposed operand; the bindings have the enum only in another module.
+const CUBLAS_OP_T: i32 = 1;
+/// Algorithms that `tune` times.
+const CANDIDATES: usize = 8;
+/// Timed rounds of each.
+const ROUNDS: usize = 7;
+
+/// cuBLASLt on one device.
+#[derive(Debug)]
+pub struct Blas {
+    handle: sys::cublasLtHandle_t,
+    device: Device,
+    workspace: CudaSlice<u8>,
+    plans: Mutex<HashMap<Key, Plan>>,
+}
+
+// SAFETY: the library allows a handle to be used from any thread; the plans are behind a mutex.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+type Key = (GemmShape, OutputType);
+
+/// Descriptors and algorithm of one shape, freed with the `Blas`.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    product: sys::cublasLtMatmulDesc_t,
+    w: sys::cublasLtMatrixLayout_t,
+    x: sys::cublasLtMatrixLayout_t,
+    y: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// Device addresses of a product's operands.
+#[derive(Clone, Copy, Debug)]
+struct Operands {
+    w: u64,
+    x: u64,
+    y: u64,
+}
+
+impl Blas {
+    /// Loads the library and allocates its workspace.
+    pub fn new(device: &Device) -> Result<Self, KernelError> {
+        // SAFETY: only looks whether the library can be loaded.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(KernelError::NoBlas);
+        }
+        device.context().bind_to_thread().map_err(KernelError::driver("bind the context"))?;
+        let handle = result::create_handle().map_err(|source| failed("create a handle", String::new(), source))?;
+        let workspace = device.stream().alloc_zeros(WORKSPACE_BYTES);
+        let workspace = workspace.map_err(KernelError::driver("allocate the workspace of cuBLASLt"))?;
+        Ok(Self { handle, device: device.clone(), workspace, plans: Mutex::default() })
+    }
+
+    /// Multiplies. The first product of a shape asks the library for its algorithm, unless `tune` has chosen one.
+    pub fn gemm(&self, mut op: Linear<'_>) -> Result<(), KernelError> {
+        linear::check("gemm", &op)?;
+        let key = (op.shape, op.y.output_type());
+        let plan = self.plan(key)?;
+        let operands = self.operands(&mut op);
+        self.multiply(&plan, operands).map_err(|source| failed("gemm", describe(key), source))
+    }
+
+    /// Times the library's candidates for the shape of `op` and keeps the fastest; returns its microseconds. For start-up,
+    /// not while capturing. The heuristic alone leaves 4 to 6 % (engines measured it on several chips).
+    pub fn tune(&self, mut op: Linear<'_>) -> Result<f64, KernelError> {
+        linear::check("gemm", &op)?;
+        let key = (op.shape, op.y.output_type());
+        let mut plan = self.plan(key)?;
+        let operands = self.operands(&mut op);
+        let mut best = (f64::INFINITY, plan.algorithm);
+        for algorithm in self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))? {
+            plan.algorithm = algorithm;
+            // A candidate that needs more than this call offers is refused by the library: not a candidate then.
+            if let Ok(us) = self.time(&plan, operands)
+                && us < best.0
+            {
+                best = (us, algorithm);
+            }
+        }
+        plan.algorithm = best.1;
+        self.plans.lock().expect("no holder of this lock panics").insert(key, plan);
+        Ok(best.0)
+    }
+
+    fn operands(&self, op: &mut Linear<'_>) -> Operands {
+        let stream = self.device.stream();
+        let y = match &mut op.y {
+            Output::Bf16(y) => y.device_ptr_mut(stream).0,
+            Output::F32(y) => y.device_ptr_mut(stream).0,
+        };
+        Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y }
+    }
+
+    fn plan(&self, key: Key) -> Result<Plan, KernelError> {
+        let mut plans = self.plans.lock().expect("no holder of this lock panics");
+        if let Some(plan) = plans.get(&key) {
+            return Ok(*plan);
+        }
+        let plan = self.make_plan(key)?;
+        plans.insert(key, plan);
+        Ok(plan)
+    }
+
+    fn make_plan(&self, key: Key) -> Result<Plan, KernelError> {
+        let (shape, output) = key;
+        if shape.m == 0 || shape.n == 0 || shape.k == 0 {
+            return Err(refused("gemm", "nothing to do: a dimension is 0".to_owned()));
+        }
+        let mut plan = describe_product(shape, output).map_err(|source| failed("gemm", describe(key), source))?;
+        let found = self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))?;
+        let Some(first) = found.into_iter().next() else {
+            return Err(refused("gemm", format!("cuBLASLt has no algorithm for {}", describe(key))));
+        };
+        plan.algorithm = first;
+        Ok(plan)
+    }
+
+    /// The library's candidates, best guess first.
+    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+        let preference = result::create_matmul_pref()?;
+        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let bytes = WORKSPACE_BYTES;
+        // SAFETY: a C struct of integers, filled by the call below.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut n_found = 0;
+        // SAFETY: the attribute is a size_t; all descriptors of the plan are alive.
+        let outcome = unsafe {
+            result::set_matmul_pref_attribute(preference, attribute, (&raw const bytes).cast(), size_of_val(&bytes))
+        }
+        .and_then(|()| {
+            // SAFETY: as above; `found` has room for CANDIDATES results.
+            unsafe {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    plan.product,
+                    plan.w,
+                    plan.x,
+                    plan.y,
+                    plan.y,
+                    preference,
+                    CANDIDATES as i32,
+                    found.as_mut_ptr(),
+                    &raw mut n_found,
+                )
+            }
+            .result()
+        });
+        // SAFETY: created above, freed once.
+        unsafe { result::destroy_matmul_pref(preference) }?;
+        outcome?;
+        let usable = found.iter().take(usize::try_from(n_found).unwrap_or(0));
+        Ok(usable.filter(|found| found.state.result().is_ok()).map(|found| found.algo).collect())
+    }
+
+    fn multiply(&self, plan: &Plan, operands: Operands) -> Result<(), CublasError> {
+        let (one, zero) = (1f32, 0f32);
+        let stream = self.device.stream();
+        let workspace = self.workspace.device_ptr(stream).0;
+        // SAFETY: the layouts describe operands whose lengths `linear::check` has compared with the shape; alpha and beta
+        // are host f32, as the descriptor says; the workspace is used by this stream only.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.product,
+                (&raw const one).cast(),
+                (&raw const zero).cast(),
+                operands.w as *const c_void,
+                plan.w,
+                operands.x as *const c_void,
+                plan.x,
+                operands.y as *const c_void,
+                plan.y,
+                operands.y as *mut c_void,
+                plan.y,
+                &raw const plan.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.cu_stream().cast(),
+            )
+        }
+    }
+
+    /// Median of some rounds, microseconds.
+    fn time(&self, plan: &Plan, operands: Operands) -> Result<f64, KernelError> {
+        let (stream, context) = (self.device.stream(), self.device.context());
+        let event =
+            || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(KernelError::driver("create an event"));
+        let failed = |source| failed("gemm", String::new(), source);
+        self.multiply(plan, operands).map_err(failed)?;
+        let mut rounds = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            let (begin, end) = (event()?, event()?);
+            begin.record(stream).map_err(KernelError::driver("record an event"))?;
+            self.multiply(plan, operands).map_err(failed)?;
+            end.record(stream).map_err(KernelError::driver("record an event"))?;
+            let ms = begin.elapsed_ms(&end).map_err(KernelError::driver("time a product"))?;
+            rounds.push(f64::from(ms) * 1e3);
+        }
+        rounds.sort_by(f64::total_cmp);
+        Ok(rounds[ROUNDS / 2])
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
+        for plan in plans.into_values() {
+            // SAFETY: made by `describe_product`, freed once: copies of a plan live only inside calls of this object.
+            let _ = unsafe { free(&plan) };
+        }
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// The library is column-major: what it sees as y (n x m) = w^T (k x n, transposed) * x (k x m) is our row-major
+/// y = x * w^T without moving anything.
+fn describe_product(shape: GemmShape, output: OutputType) -> Result<Plan, CublasError> {
+    use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
+    let y_type = match output {
+        OutputType::Bf16 => CUDA_R_16BF,
+        OutputType::F32 => CUDA_R_32F,
+    };
+    let [m, n, k] = [shape.m, shape.n, shape.k].map(|size| size as u64);
+    let product = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
+    let transposed: i32 = CUBLAS_OP_T;
+    let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+    // SAFETY: the descriptor was just made; the attribute is a C enum, an int.
+    unsafe {
+        result::set_matmul_desc_attribute(product, attribute, (&raw const transposed).cast(), size_of_val(&transposed))
+    }?;
+    Ok(Plan {
+        product,
+        w: result::create_matrix_layout(CUDA_R_16BF, k, n, k as i64)?,
+        x: result::create_matrix_layout(CUDA_R_16BF, k, m, k as i64)?,
+        y: result::create_matrix_layout(y_type, n, m, n as i64)?,
+        // SAFETY: opaque words, replaced by the heuristic's before use.
+        algorithm: unsafe { std::mem::zeroed() },
+    })
+}
+
+/// # Safety
+/// The plan's descriptors are alive and not used again.
+unsafe fn free(plan: &Plan) -> Result<(), CublasError> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        result::destroy_matmul_desc(plan.product)?;
+        result::destroy_matrix_layout(plan.w)?;
+        result::destroy_matrix_layout(plan.x)?;
+        result::destroy_matrix_layout(plan.y)
+    }
+}
+
+fn describe((shape, output): Key) -> String {
+    format!("m {} n {} k {} to {output:?}", shape.m, shape.n, shape.k)
+}
+
+fn failed(op: &'static str, shape: String, source: CublasError) -> KernelError {
+    KernelError::Blas { op, shape, source }
+}

@@ -1,0 +1,191 @@
+//! Comparisons of attention over a cache whose blocks lie in any order and whose unused slots are NaN.
+
+use super::{Gpu, Outcome, fixture::widened, relative_error};
+use crate::{
+    CudaSlice, KernelError,
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
+    bf16,
+    launch::{BLOCK_SIZE, Heads},
+    plan::{self, PrefillChunk, SplitPolicy},
+    reference::{self, AttentionRow},
+};
+
+/// Output and weights are bf16, and the weights of a long context are added up with it: 1.9e-3 is what other
+/// implementations show against f32; the limit is the bound of two roundings.
+const LIMIT: f64 = super::TWO_ROUNDINGS;
+
+const HEADS: [Heads; 4] = [
+    Heads { n_q: 32, n_kv: 8, dim: 128 },
+    Heads { n_q: 14, n_kv: 2, dim: 64 },
+    Heads { n_q: 4, n_kv: 4, dim: 64 },
+    Heads { n_q: 16, n_kv: 1, dim: 128 },
+];
+
+pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+    let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::Fixed { piece_tokens: 256 }];
+    let mut outcomes = Vec::new();
+    for heads in HEADS {
+        for policy in policies {
+            outcomes.push(decode(gpu, &[1, 15, 16, 17, 333, 1024, 2047], heads, policy)?);
+            outcomes.push(decode(gpu, &[3001], heads, policy)?);
+        }
+        outcomes.push(independence(gpu, heads)?);
+        outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads)?);
+        outcomes.push(prefill(gpu, &[(0, 513)], heads)?);
+    }
+    Ok(outcomes)
+}
+
+/// Sequences of given lengths in a fresh cache.
+struct Cache {
+    heads: Heads,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    table: Vec<i32>,
+    blocks_per_row: usize,
+    on_device: (CudaSlice<bf16>, CudaSlice<bf16>, CudaSlice<i32>),
+}
+
+impl Cache {
+    fn new(gpu: &mut Gpu, lens: &[usize], heads: Heads) -> Result<Self, KernelError> {
+        let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE)) + 1;
+        let order = gpu.noise.permutation(lens.len() * blocks_per_row);
+        let size = order.len() * heads.block_values();
+        let mut caches = [vec![f32::NAN; size], vec![f32::NAN; size]];
+        for (row, &len) in lens.iter().enumerate() {
+            for token in 0..len {
+                let block = order[row * blocks_per_row + token / BLOCK_SIZE] as usize;
+                for head in 0..heads.n_kv {
+                    let at = reference::cache_offset(block * BLOCK_SIZE + token % BLOCK_SIZE, head, heads);
+                    for cache in &mut caches {
+                        cache[at..at + heads.dim].copy_from_slice(&gpu.noise.normals(heads.dim));
+                    }
+                }
+            }
+        }
+        let [k, v] = caches;
+        let on_device = (gpu.upload_bf16(&k)?, gpu.upload_bf16(&v)?, gpu.upload(&order)?);
+        Ok(Self { heads, k, v, table: order, blocks_per_row, on_device })
+    }
+
+    fn view(&self) -> PagedKv<'_> {
+        let (k, v, table) = &self.on_device;
+        PagedKv {
+            k_cache: k.as_view(),
+            v_cache: v.as_view(),
+            block_table: table.as_view(),
+            blocks_per_row: self.blocks_per_row,
+        }
+    }
+
+    /// The reference of one token of `sequence` that sees `n_visible` tokens. `q` is a fused row.
+    fn attend(&self, q: &[f32], sequence: usize, n_visible: usize) -> Vec<f32> {
+        reference::attention(&AttentionRow {
+            q: &q[..self.heads.n_q * self.heads.dim],
+            k_cache: &self.k,
+            v_cache: &self.v,
+            blocks: &self.table[sequence * self.blocks_per_row..][..self.blocks_per_row],
+            n_visible,
+            heads: self.heads,
+            scale: scale(self.heads),
+        })
+    }
+}
+
+fn scale(heads: Heads) -> f32 {
+    1.0 / (heads.dim as f32).sqrt()
+}
+
+fn decode(gpu: &mut Gpu, lens: &[usize], heads: Heads, policy: SplitPolicy) -> Result<Outcome, KernelError> {
+    let cache = Cache::new(gpu, lens, heads)?;
+    let q = gpu.noise.normals(lens.len() * heads.qkv_width());
+    let found = run_decode(gpu, &cache, &q, lens, policy)?;
+    let rows = q.chunks(heads.qkv_width()).enumerate();
+    let wanted: Vec<f32> = rows.flat_map(|(row, q)| cache.attend(q, row, lens[row])).collect();
+    let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &wanted));
+    let case = format!("{} sequences up to {}, {}, {policy:?}", lens.len(), lens[lens.len() - 1], describe(heads));
+    Ok(Outcome { op: "paged_decode", case, error, limit: LIMIT })
+}
+
+fn run_decode(
+    gpu: &Gpu,
+    cache: &Cache,
+    q: &[f32],
+    lens: &[usize],
+    policy: SplitPolicy,
+) -> Result<Option<Vec<f32>>, KernelError> {
+    let heads = cache.heads;
+    let len_max = lens.iter().copied().max().unwrap_or(1);
+    let n_items = plan::decode_items_max(lens.len(), len_max, heads, policy);
+    let items = gpu.upload(&plan::pad_items(plan::plan_decode(lens, heads, policy), n_items))?;
+    let size = ScratchSize { n_sequences: lens.len(), n_items, heads };
+    let mut scratch = DecodeScratch::new(gpu.stream(), size)?;
+    let q = gpu.upload_bf16(q)?;
+    let mut out = gpu.poisoned(lens.len() * heads.n_q * heads.dim)?;
+    // Twice: the second launch finds the tickets as the first one left them.
+    for _ in 0..2 {
+        gpu.kernels.paged_decode(PagedDecode {
+            out: out.view(),
+            q: q.as_view(),
+            q_stride: heads.qkv_width(),
+            kv: cache.view(),
+            items: items.as_view(),
+            scratch: &mut scratch,
+            heads,
+            scale: scale(heads),
+        })?;
+    }
+    Ok(gpu.written(&out)?.map(|found| widened(&found)))
+}
+
+/// With fixed pieces a sequence's result must not depend on the batch, to the last bit.
+fn independence(gpu: &mut Gpu, heads: Heads) -> Result<Outcome, KernelError> {
+    let policy = SplitPolicy::Fixed { piece_tokens: 256 };
+    let lens = [1000, 40, 2000, 7];
+    let cache = Cache::new(gpu, &lens, heads)?;
+    let q = gpu.noise.normals(lens.len() * heads.qkv_width());
+    let together = run_decode(gpu, &cache, &q, &lens, policy)?;
+    let alone = run_decode(gpu, &cache, &q[..heads.qkv_width()], &lens[..1], policy)?;
+    let equal = matches!((&together, &alone), (Some(together), Some(alone)) if together[..alone.len()] == alone[..]);
+    let error = if equal { 0.0 } else { f64::INFINITY };
+    Ok(Outcome { op: "paged_decode", case: format!("{}: a sequence alone", describe(heads)), error, limit: 0.0 })
+}
+
+/// `chunks` are (tokens computed before, tokens of the chunk).
+fn prefill(gpu: &mut Gpu, chunks: &[(usize, usize)], heads: Heads) -> Result<Outcome, KernelError> {
+    let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
+    let cache = Cache::new(gpu, &lens, heads)?;
+    let mut planned = Vec::new();
+    let mut n_rows = 0;
+    for (sequence, &(n_computed, n_tokens)) in chunks.iter().enumerate() {
+        planned.push(PrefillChunk { sequence, first_row: n_rows, n_computed, n_tokens });
+        n_rows += n_tokens;
+    }
+    let q = gpu.noise.normals(n_rows * heads.qkv_width());
+    let q_gpu = gpu.upload_bf16(&q)?;
+    let tiles = gpu.upload(&plan::plan_prefill(&planned, heads))?;
+    let mut out = gpu.poisoned(n_rows * heads.n_q * heads.dim)?;
+    gpu.kernels.paged_prefill(PagedPrefill {
+        out: out.view(),
+        q: q_gpu.as_view(),
+        q_stride: heads.qkv_width(),
+        kv: cache.view(),
+        tiles: tiles.as_view(),
+        heads,
+        scale: scale(heads),
+    })?;
+    let row_of = |chunk: &PrefillChunk, token: usize| {
+        let q = &q[(chunk.first_row + token) * heads.qkv_width()..];
+        cache.attend(q, chunk.sequence, chunk.n_computed + token + 1)
+    };
+    let wanted: Vec<f32> =
+        planned.iter().flat_map(|chunk| (0..chunk.n_tokens).flat_map(move |token| row_of(chunk, token))).collect();
+    let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
+    let case = format!("{} chunks, {n_rows} rows, {}", chunks.len(), describe(heads));
+    Ok(Outcome { op: "paged_prefill", case, error, limit: LIMIT })
+}
+
+fn describe(heads: Heads) -> String {
+    format!("{} / {} heads of {}", heads.n_q, heads.n_kv, heads.dim)
+}

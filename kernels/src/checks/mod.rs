@@ -1,0 +1,67 @@
+//! Every operation on the device against its reference, over odd shapes, with poisoned outputs. `kernel-check` prints the
+//! outcomes, `cargo test` asserts them. Measures no time.
+
+mod attention;
+mod fixture;
+mod linear;
+mod pointwise;
+mod sampling;
+
+pub use self::fixture::{Gpu, Noise};
+use crate::{Device, KernelError};
+
+/// Both the output and one intermediate are rounded to bf16, by at most 2^-9 of their size each.
+const TWO_ROUNDINGS: f64 = 1.0 / 256.0;
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The operation.
+    pub op: &'static str,
+    /// Its shape and options.
+    pub case: String,
+    /// Distance of the device's result from the reference, relative to the reference's size; infinite where something was
+    /// not written, or written out of place.
+    pub error: f64,
+    /// What rounding explains.
+    pub limit: f64,
+}
+
+impl Outcome {
+    /// Whether rounding explains the difference. A NaN never passes.
+    pub fn passes(&self) -> bool {
+        self.error <= self.limit
+    }
+}
+
+/// Runs all comparisons on one device.
+pub fn run(device: &Device) -> Result<Vec<Outcome>, KernelError> {
+    let mut gpu = Gpu::new(device)?;
+    let groups = [pointwise::run, linear::run, attention::run, sampling::run];
+    let outcomes: Result<Vec<_>, _> = groups.iter().map(|group| group(&mut gpu)).collect();
+    Ok(outcomes?.concat())
+}
+
+/// ‖found - wanted‖ / ‖wanted‖.
+fn relative_error(found: &[f32], wanted: &[f32]) -> f64 {
+    if found.len() != wanted.len() {
+        return f64::INFINITY;
+    }
+    let square = |x: f64| x * x;
+    let difference: f64 = found.iter().zip(wanted).map(|(f, w)| square(f64::from(*f) - f64::from(*w))).sum();
+    let size: f64 = wanted.iter().map(|w| square(f64::from(*w))).sum();
+    let error = (difference / size.max(f64::MIN_POSITIVE)).sqrt();
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_with_a_hole_is_infinitely_wrong() {
+        assert_eq!(relative_error(&[1.0, f32::NAN], &[1.0, 1.0]), f64::INFINITY);
+        assert_eq!(relative_error(&[1.0], &[1.0, 1.0]), f64::INFINITY);
+        assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
+    }
+}

@@ -1,0 +1,82 @@
+//! One GPU as this crate uses it: its context, one stream for everything, and the few properties that launch shapes
+//! depend on. Never panics where a driver is missing.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, sys::CUdevice_attribute as Attribute};
+
+use crate::error::KernelError;
+
+/// An opened GPU.
+#[derive(Clone, Debug)]
+pub struct Device {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    properties: Properties,
+}
+
+/// What launch shapes depend on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Properties {
+    /// Multiprocessors.
+    pub n_multiprocessors: u32,
+    /// Compute capability, e.g. (9, 0).
+    pub capability: (i32, i32),
+    /// Bytes of the L2 cache.
+    pub l2_bytes: usize,
+}
+
+impl Device {
+    /// Opens the GPU `ordinal`. All work of this crate goes to one stream of it, in order: the context's own tracking of
+    /// buffers by events is switched off, because a stream under capture cannot wait for it.
+    pub fn open(ordinal: usize) -> Result<Self, KernelError> {
+        // SAFETY: only looks whether the library can be loaded.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
+            return Err(KernelError::NoDriver);
+        }
+        let context = CudaContext::new(ordinal).map_err(|source| KernelError::NoDevice { ordinal, source })?;
+        // SAFETY: nothing has been allocated yet, and buffers are used on the one stream below; whoever adds a stream
+        // orders it by events of his own.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(KernelError::driver("create a stream"))?;
+        let properties = Properties::read(&context)?;
+        Ok(Self { context, stream, properties })
+    }
+
+    /// The stream that all launches go to.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The context, for memory queries and further streams.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// What launch shapes depend on.
+    pub fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    /// The name that the driver gives it.
+    pub fn name(&self) -> Result<String, KernelError> {
+        self.context.name().map_err(KernelError::driver("read the device's name"))
+    }
+}
+
+impl Properties {
+    fn read(context: &CudaContext) -> Result<Self, KernelError> {
+        let read = |attribute| context.attribute(attribute).map_err(KernelError::driver("read a device attribute"));
+        let capability = context.compute_capability().map_err(KernelError::driver("read the compute capability"))?;
+        Ok(Self {
+            n_multiprocessors: read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs(),
+            capability,
+            l2_bytes: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.unsigned_abs() as usize,
+        })
+    }
+
+    /// Whether a kernel may start before the one in front has ended (programmatic dependent launch).
+    pub fn overlaps_launches(&self) -> bool {
+        self.capability >= (9, 0)
+    }
+}

@@ -1,0 +1,82 @@
+//! What can go wrong here. A failed call names the operation and its shape.
+
+use cudarc::{cublaslt::result::CublasError, driver::DriverError};
+
+/// Why the GPU cannot be used, or why one call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The machine has no NVIDIA driver.
+    #[error("no CUDA driver: libcuda is not found on this machine")]
+    NoDriver,
+    /// The driver finds no device, or cannot start.
+    #[error("no CUDA device {ordinal}: {source}")]
+    NoDevice {
+        /// The device asked for.
+        ordinal: usize,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// The crate was compiled on a machine without nvcc.
+    #[error("this program was built without GPU kernels: run kernels/tools/cuda.sh and build again")]
+    NotBuilt,
+    /// The kernels hold no code for this device.
+    #[error("the kernels do not load on {device} (compute capability {major}.{minor}): {source}")]
+    Unloadable {
+        /// The device's name.
+        device: String,
+        /// Its compute capability.
+        major: i32,
+        /// Its compute capability.
+        minor: i32,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// cuBLASLt is not installed.
+    #[error("cuBLASLt (libcublasLt.so.13) is not found on this machine")]
+    NoBlas,
+    /// The context waits for events by itself, which the launchers and captured graphs rule out.
+    #[error("the CUDA context tracks events: open it with Device::open")]
+    EventTracking,
+    /// Arguments that do not fit each other or the kernel.
+    #[error("{op}: {problem}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// What was given, what is expected.
+        problem: String,
+    },
+    /// The driver refused a launch.
+    #[error("{op} {shape}: {source}")]
+    Launch {
+        /// The operation.
+        op: &'static str,
+        /// Grid and block.
+        shape: String,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// cuBLASLt refused a product.
+    #[error("{op} {shape}: {source}")]
+    Blas {
+        /// The operation.
+        op: &'static str,
+        /// Rows, columns and depth.
+        shape: String,
+        /// What the library says.
+        source: CublasError,
+    },
+    /// Any other call of the driver.
+    #[error("{call}: {source}")]
+    Driver {
+        /// What was being done.
+        call: &'static str,
+        /// What the driver says.
+        source: DriverError,
+    },
+}
+
+impl KernelError {
+    pub(crate) fn driver(call: &'static str) -> impl Fn(DriverError) -> Self {
+        move |source| Self::Driver { call, source }
+    }
+}

@@ -1,0 +1,360 @@
+//! Launch shapes: from the description of an operation to entry point, grid, block and shared memory. Pure; nothing here
+//! touches the device. A shape that the kernels do not cover is refused here, with what they do cover.
+
+use crate::error::KernelError;
+
+/// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
+pub const BLOCK_SIZE: usize = 16;
+/// Most rows of x that the small-batch matrix product takes.
+pub const SKINNY_ROWS_MAX: usize = 16;
+/// Most query heads a KV head may serve: the rows of a tensor-core tile.
+pub const GROUP_MAX: usize = 16;
+/// Rows of a prefill tile: tokens times query heads of one KV head.
+pub const PREFILL_TILE_ROWS: usize = 128;
+/// Pieces of one row of logits at most.
+pub const SAMPLE_PIECES_MAX: usize = 32;
+
+macro_rules! entries {
+    ($($variant:ident = $module:literal $name:literal,)*) => {
+        /// A kernel's entry point.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub enum Entry { $(#[doc = concat!("`", $name, "` of `", $module, ".cu`.")] $variant,)* }
+
+        impl Entry {
+            /// All, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The source file's stem.
+            pub fn module(self) -> &'static str {
+                match self { $(Self::$variant => $module,)* }
+            }
+
+            /// The symbol in the module.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+entries! {
+    Embed = "embed" "embed",
+    RmsNormV1 = "rms_norm" "rms_norm_v1",
+    RmsNormV4 = "rms_norm" "rms_norm_v4",
+    AddRmsNormV1 = "rms_norm" "add_rms_norm_v1",
+    AddRmsNormV4 = "rms_norm" "add_rms_norm_v4",
+    SiluMul = "silu_mul" "silu_mul",
+    RopeKvD64 = "rope_kv" "rope_kv_d64",
+    RopeKvD128 = "rope_kv" "rope_kv_d128",
+    SkinnyM8Bf16 = "skinny_gemm" "skinny_gemm_m8_bf16",
+    SkinnyM8F32 = "skinny_gemm" "skinny_gemm_m8_f32",
+    SkinnyM16Bf16 = "skinny_gemm" "skinny_gemm_m16_bf16",
+    SkinnyM16F32 = "skinny_gemm" "skinny_gemm_m16_f32",
+    PagedDecodeD64 = "paged_decode" "paged_decode_d64",
+    PagedDecodeD128 = "paged_decode" "paged_decode_d128",
+    PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",
+    PagedPrefillD128 = "paged_prefill" "paged_prefill_d128",
+    EditLogits = "edit_logits" "edit_logits",
+    SamplingFloor = "sampling_floor" "sampling_floor",
+    Sample = "sample" "sample",
+}
+
+/// Everything the driver needs to start a kernel, besides its arguments.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LaunchConfig {
+    /// What is started.
+    pub entry: Entry,
+    /// Thread blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// Rows of equal width.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Rows {
+    /// Number of rows.
+    pub n_rows: usize,
+    /// Values of a row.
+    pub width: usize,
+}
+
+/// Attention heads of one rank.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Heads {
+    /// Query heads.
+    pub n_q: usize,
+    /// KV heads.
+    pub n_kv: usize,
+    /// Dimensions of a head.
+    pub dim: usize,
+}
+
+/// y = x * w^T, with x of `m` rows, w of `n` rows, both `k` wide.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct GemmShape {
+    /// Rows of x and y.
+    pub m: usize,
+    /// Rows of w, columns of y.
+    pub n: usize,
+    /// Width of x and w.
+    pub k: usize,
+}
+
+/// How y is stored.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum OutputType {
+    /// Activations.
+    Bf16,
+    /// Logits: bf16 would make ties of distinct tokens.
+    F32,
+}
+
+impl Heads {
+    /// Query heads that share a KV head.
+    pub fn group(self) -> usize {
+        self.n_q / self.n_kv
+    }
+
+    /// Width of a fused QKV row.
+    pub fn qkv_width(self) -> usize {
+        (self.n_q + 2 * self.n_kv) * self.dim
+    }
+
+    /// Values of one KV block of one layer, in each of the two caches.
+    pub fn block_values(self) -> usize {
+        self.n_kv * BLOCK_SIZE * self.dim
+    }
+
+    fn check(self, op: &'static str) -> Result<(), KernelError> {
+        if !matches!(self.dim, 64 | 128) {
+            return Err(refused(op, format!("head dimension {} is not supported: 64 and 128 are", self.dim)));
+        }
+        if self.n_kv == 0 || self.n_q == 0 || !self.n_q.is_multiple_of(self.n_kv) || self.group() > GROUP_MAX {
+            let Self { n_q, n_kv, .. } = self;
+            return Err(refused(
+                op,
+                format!("{n_q} query heads do not share {n_kv} KV heads in groups of 1 to {GROUP_MAX}"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Embedding gather of `rows`.
+pub fn embed(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    let n_vecs = vectors("embed", rows)?;
+    Ok(config(Entry::Embed, [count(rows.n_rows), 1, 1], warps_for(n_vecs, 256)))
+}
+
+/// RMSNorm of `rows`, after adding to the residual if `adds`.
+pub fn rms_norm(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelError> {
+    let n_vecs = vectors("rms_norm", rows)?;
+    let entry = match (adds, n_vecs) {
+        (Residual::None, 0..=1024) => Entry::RmsNormV1,
+        (Residual::Added, 0..=1024) => Entry::AddRmsNormV1,
+        (Residual::None, 1025..=4096) => Entry::RmsNormV4,
+        (Residual::Added, 1025..=4096) => Entry::AddRmsNormV4,
+        _ => return Err(refused("rms_norm", format!("width {} is more than 32768", rows.width))),
+    };
+    let per_thread = if n_vecs <= 1024 { 1 } else { 4 };
+    Ok(config(entry, [count(rows.n_rows), 1, 1], warps_for(n_vecs.div_ceil(per_thread), 1024)))
+}
+
+/// Whether a norm adds its input to the residual first.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Residual {
+    /// The norm of the input alone.
+    None,
+    /// The input is added to the residual, and the norm is of the sum.
+    Added,
+}
+
+/// Gated activation to `rows`.
+pub fn silu_mul(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    let n_vecs = vectors("silu_mul", rows)?;
+    let threads = warps_for(n_vecs, 256);
+    if rows.n_rows > 65535 {
+        return Err(refused("silu_mul", format!("{} rows are more than 65535", rows.n_rows)));
+    }
+    Ok(config(Entry::SiluMul, [count(n_vecs.div_ceil(threads as usize)), count(rows.n_rows), 1], threads))
+}
+
+/// Rotary embedding and KV write of `n_rows` fused rows: a warp a head, four to a block so that few rows still spread
+/// over the chip.
+pub fn rope_kv(n_rows: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
+    heads.check("rope_kv")?;
+    not_empty("rope_kv", n_rows)?;
+    let entry = if heads.dim == 64 { Entry::RopeKvD64 } else { Entry::RopeKvD128 };
+    let n_heads = heads.n_q + 2 * heads.n_kv;
+    Ok(config(entry, [count(n_rows), count(n_heads.div_ceil(4)), 1], 128))
+}
+
+/// Matrix product of up to [`SKINNY_ROWS_MAX`] rows.
+pub fn skinny_gemm(shape: GemmShape, output: OutputType) -> Result<LaunchConfig, KernelError> {
+    const OP: &str = "skinny_gemm";
+    not_empty(OP, shape.m.min(shape.n).min(shape.k))?;
+    if shape.m > SKINNY_ROWS_MAX {
+        return Err(refused(OP, format!("{} rows are more than {SKINNY_ROWS_MAX}", shape.m)));
+    }
+    if !shape.k.is_multiple_of(8) {
+        return Err(refused(OP, format!("depth {} is not a multiple of 8", shape.k)));
+    }
+    let entry = match (shape.m, output) {
+        (0..=8, OutputType::Bf16) => Entry::SkinnyM8Bf16,
+        (0..=8, OutputType::F32) => Entry::SkinnyM8F32,
+        (_, OutputType::Bf16) => Entry::SkinnyM16Bf16,
+        (_, OutputType::F32) => Entry::SkinnyM16F32,
+    };
+    Ok(config(entry, [count(shape.n.div_ceil(16)), 1, 1], 256))
+}
+
+/// Decode attention over planned pieces.
+pub fn paged_decode(n_items: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
+    heads.check("paged_decode")?;
+    tiles("paged_decode", n_items)?;
+    let entry = if heads.dim == 64 { Entry::PagedDecodeD64 } else { Entry::PagedDecodeD128 };
+    // 4 warps x 3 stages x one KV block of K and V.
+    let shared_bytes = count(4 * 3 * 2 * BLOCK_SIZE * heads.dim * 2);
+    Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_items), 1], threads: 128, shared_bytes })
+}
+
+/// Prefill attention over planned tiles.
+pub fn paged_prefill(n_tiles: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
+    heads.check("paged_prefill")?;
+    tiles("paged_prefill", n_tiles)?;
+    let entry = if heads.dim == 64 { Entry::PagedPrefillD64 } else { Entry::PagedPrefillD128 };
+    // The tile's queries, and two stages of 64 tokens of K and of V.
+    let shared_bytes = count((PREFILL_TILE_ROWS + 2 * 2 * 64) * heads.dim * 2);
+    Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_tiles), 1], threads: 128, shared_bytes })
+}
+
+/// Edits of single logits, one a thread.
+pub fn edit_logits(n_edits: usize) -> Result<LaunchConfig, KernelError> {
+    not_empty("edit_logits", n_edits)?;
+    Ok(config(Entry::EditLogits, [count(n_edits.div_ceil(128)), 1, 1], 128))
+}
+
+/// Floors of filtered rows of logits, one block a row.
+pub fn sampling_floor(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    not_empty("sampling_floor", rows.n_rows.min(rows.width))?;
+    Ok(config(Entry::SamplingFloor, [count(rows.n_rows), 1, 1], 1024))
+}
+
+/// The draw over rows of logits: pieces of 4096 logits, but no more than two rounds of blocks for the chip.
+pub fn sample(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    not_empty("sample", rows.width)?;
+    tiles("sample", rows.n_rows)?;
+    let n_pieces = rows.width.div_ceil(4096).min(512 / rows.n_rows.min(512)).clamp(1, SAMPLE_PIECES_MAX);
+    Ok(config(Entry::Sample, [count(n_pieces), count(rows.n_rows), 1], 512))
+}
+
+fn config(entry: Entry, grid: [u32; 3], threads: u32) -> LaunchConfig {
+    LaunchConfig { entry, grid, threads, shared_bytes: 0 }
+}
+
+/// 16-byte vectors of a row.
+fn vectors(op: &'static str, rows: Rows) -> Result<usize, KernelError> {
+    not_empty(op, rows.n_rows.min(rows.width))?;
+    if !rows.width.is_multiple_of(8) {
+        return Err(refused(op, format!("width {} is not a multiple of 8", rows.width)));
+    }
+    Ok(rows.width / 8)
+}
+
+fn tiles(op: &'static str, n: usize) -> Result<(), KernelError> {
+    not_empty(op, n)?;
+    if n > 65535 {
+        return Err(refused(op, format!("{n} planned pieces are more than 65535 in one launch")));
+    }
+    Ok(())
+}
+
+fn not_empty(op: &'static str, n: usize) -> Result<(), KernelError> {
+    if n == 0 { Err(refused(op, "nothing to do: a dimension is 0".to_owned())) } else { Ok(()) }
+}
+
+/// Threads for `n` vectors, in whole warps.
+fn warps_for(n: usize, most: u32) -> u32 {
+    count(n.div_ceil(32) * 32).min(most)
+}
+
+pub(crate) fn refused(op: &'static str, problem: String) -> KernelError {
+    KernelError::Shape { op, problem }
+}
+
+/// Dimensions of a launch fit u32: they come from buffers that fit a GPU.
+pub(crate) fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("a dimension of a launch is below 2^32")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA_8B: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
+
+    fn rows(n_rows: usize, width: usize) -> Rows {
+        Rows { n_rows, width }
+    }
+
+    #[test]
+    fn a_norm_takes_one_block_a_row_and_one_vector_a_thread() {
+        let config = rms_norm(rows(7, 4096), Residual::Added).unwrap();
+        assert_eq!((config.entry, config.grid, config.threads), (Entry::AddRmsNormV1, [7, 1, 1], 512));
+    }
+
+    #[test]
+    fn a_wide_norm_takes_four_vectors_a_thread() {
+        let config = rms_norm(rows(1, 16384), Residual::None).unwrap();
+        assert_eq!((config.entry, config.threads), (Entry::RmsNormV4, 512));
+    }
+
+    #[test]
+    fn threads_are_whole_warps() {
+        assert_eq!(rms_norm(rows(1, 328), Residual::None).unwrap().threads, 64);
+        assert_eq!(embed(rows(1, 8)).unwrap().threads, 32);
+    }
+
+    #[test]
+    fn a_skinny_product_takes_sixteen_weight_rows_a_block() {
+        let config = skinny_gemm(GemmShape { m: 9, n: 4097, k: 4096 }, OutputType::F32).unwrap();
+        assert_eq!((config.entry, config.grid), (Entry::SkinnyM16F32, [257, 1, 1]));
+        let config = skinny_gemm(GemmShape { m: 8, n: 16, k: 8 }, OutputType::Bf16).unwrap();
+        assert_eq!((config.entry, config.grid), (Entry::SkinnyM8Bf16, [1, 1, 1]));
+    }
+
+    #[test]
+    fn every_refusal_names_the_operation_the_value_and_the_limit() {
+        let refusals = [
+            (rms_norm(rows(1, 100), Residual::None), "rms_norm: width 100 is not a multiple of 8"),
+            (embed(rows(0, 64)), "embed: nothing to do: a dimension is 0"),
+            (skinny_gemm(GemmShape { m: 17, n: 1, k: 8 }, OutputType::Bf16), "skinny_gemm: 17 rows are more than 16"),
+            (rope_kv(1, Heads { dim: 96, ..LLAMA_8B }), "rope_kv: head dimension 96 is not supported: 64 and 128 are"),
+            (
+                paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }),
+                "paged_decode: 32 query heads do not share 1 KV heads in groups of 1 to 16",
+            ),
+            (paged_prefill(70_000, LLAMA_8B), "paged_prefill: 70000 planned pieces are more than 65535 in one launch"),
+        ];
+        for (refusal, text) in refusals {
+            assert_eq!(refusal.unwrap_err().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn few_rows_of_logits_are_cut_finer_than_many() {
+        let pieces = |n_rows| sample(rows(n_rows, 128_256)).unwrap().grid[0];
+        assert_eq!([1, 16, 64, 256, 4096].map(pieces), [32, 32, 8, 2, 1]);
+        assert_eq!(sample(rows(1, 100)).unwrap().grid, [1, 1, 1]);
+    }
+
+    #[test]
+    fn attention_asks_for_the_shared_memory_its_tiles_need() {
+        assert_eq!(paged_decode(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
+        assert_eq!(paged_prefill(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
+        assert_eq!(paged_decode(3, Heads { dim: 64, ..LLAMA_8B }).unwrap().shared_bytes, 48 * 1024);
+    }
+}

@@ -1,0 +1,61 @@
+//! CUDA kernels of a Llama step in bf16, behind safe launchers. `csrc` holds one operation a file; `sys` loads and starts
+//! them, `launch` and `plan` decide shapes from values, the modules below check buffers and launch. `reference` computes
+//! every operation naively on the CPU and is what they are tested against.
+//!
+//! Everything runs in order on the one stream of a [`Device`]; nothing here waits for the GPU or allocates while
+//! launching, so any sequence of launches may be captured into a graph.
+
+pub mod attention;
+pub mod blas;
+pub mod checks;
+pub mod device;
+pub mod error;
+pub mod launch;
+pub mod linear;
+pub mod plan;
+pub mod pointwise;
+pub mod reference;
+pub mod sampling;
+mod sys;
+#[cfg(test)]
+mod toolchain;
+
+pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+pub use half::bf16;
+
+pub use crate::{device::Device, error::KernelError, sys::built_with_kernels};
+
+/// All kernels, loaded on one device. Operations are methods; their arguments travel in a struct each.
+#[derive(Debug)]
+pub struct Kernels {
+    functions: sys::Functions,
+    device: Device,
+}
+
+impl Kernels {
+    /// Loads the kernels that this program was built with.
+    pub fn load(device: &Device) -> Result<Self, KernelError> {
+        Ok(Self { functions: sys::Functions::load(device)?, device: device.clone() })
+    }
+
+    /// The device they were loaded on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+/// Refuses a buffer whose length is not what the shape needs.
+fn check_len(op: &'static str, name: &str, found: usize, expected: usize) -> Result<(), KernelError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(launch::refused(op, format!("{name} holds {found} values, the shape needs {expected}")))
+}
+
+/// Refuses a buffer that is too small; a larger one is fine (caches, tables, capacity of a captured graph).
+fn check_room(op: &'static str, name: &str, found: usize, needed: usize) -> Result<(), KernelError> {
+    if found >= needed {
+        return Ok(());
+    }
+    Err(launch::refused(op, format!("{name} holds {found} values, at least {needed} are needed")))
+}

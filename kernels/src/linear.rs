@@ -1,0 +1,79 @@
+//! The matrix product of a linear layer, y = x * w^T: our own kernel for few rows, cuBLASLt above. Which one is a function
+//! of the shape alone.
+
+use cudarc::driver::{CudaView, CudaViewMut};
+use half::bf16;
+
+use crate::{
+    KernelError, Kernels,
+    blas::Blas,
+    check_len,
+    launch::{self, GemmShape, OutputType, SKINNY_ROWS_MAX},
+};
+
+/// y = x * w^T.
+#[derive(Debug)]
+pub struct Linear<'a> {
+    /// m x n.
+    pub y: Output<'a>,
+    /// m x k.
+    pub x: CudaView<'a, bf16>,
+    /// n x k, as checkpoints store it.
+    pub w: CudaView<'a, bf16>,
+    /// Sizes.
+    pub shape: GemmShape,
+}
+
+/// Where y goes.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// Activations.
+    Bf16(CudaViewMut<'a, bf16>),
+    /// Logits.
+    F32(CudaViewMut<'a, f32>),
+}
+
+impl Output<'_> {
+    /// Its number format.
+    pub fn output_type(&self) -> OutputType {
+        match self {
+            Self::Bf16(_) => OutputType::Bf16,
+            Self::F32(_) => OutputType::F32,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Bf16(y) => y.len(),
+            Self::F32(y) => y.len(),
+        }
+    }
+}
+
+impl Kernels {
+    /// Multiplies with whichever is faster for the shape.
+    pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
+        if op.shape.m <= SKINNY_ROWS_MAX { self.skinny_gemm(op) } else { blas.gemm(op) }
+    }
+
+    /// Multiplies up to [`SKINNY_ROWS_MAX`] rows. A row's result does not depend on the others.
+    pub fn skinny_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
+        let GemmShape { m, n, k } = op.shape;
+        let config = launch::skinny_gemm(op.shape, op.y.output_type())?;
+        check("skinny_gemm", &op)?;
+        let launch = self.functions.launch("skinny_gemm", config);
+        let launch = match op.y {
+            Output::Bf16(mut y) => launch.write(&mut y),
+            Output::F32(mut y) => launch.write(&mut y),
+        };
+        launch.read(&op.w).read(&op.x).int(m).int(n).int(k).start()
+    }
+}
+
+/// Every buffer holds exactly what the shape says.
+pub(crate) fn check(op: &'static str, linear: &Linear<'_>) -> Result<(), KernelError> {
+    let GemmShape { m, n, k } = linear.shape;
+    check_len(op, "y", linear.y.len(), m * n)?;
+    check_len(op, "x", linear.x.len(), m * k)?;
+    check_len(op, "w", linear.w.len(), n * k)
+}

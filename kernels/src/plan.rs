@@ -1,0 +1,244 @@
+//! How attention is cut into pieces that the kernels take one each: contexts of decoding sequences, tokens of prefill
+//! chunks. Pure: lengths in, pieces out; the host plans once a step and all layers use it.
+
+use crate::launch::{BLOCK_SIZE, Heads, PREFILL_TILE_ROWS};
+
+/// Smallest piece of a context worth its merge: four KV blocks, one for each warp.
+const PIECE_TOKENS_MIN: usize = 4 * BLOCK_SIZE;
+
+/// One piece of a decoding sequence's context. The same fields as in `csrc/paged_decode.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DecodeItem {
+    /// Row of the batch, or -1: nothing to do.
+    pub sequence: i32,
+    /// First token, a multiple of the block size.
+    pub begin: i32,
+    /// One past the last token.
+    pub end: i32,
+    /// Index of the sequence's first piece.
+    pub first_item: i32,
+    /// Pieces of the sequence.
+    pub n_items: i32,
+}
+
+/// Neighbouring tokens of one prefill chunk. The same fields as in `csrc/paged_prefill.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PrefillTile {
+    /// Row of the block table, or -1: nothing to do.
+    pub sequence: i32,
+    /// The first token's row in q and out.
+    pub first_row: i32,
+    /// Tokens of the tile.
+    pub n_tokens: i32,
+    /// KV tokens that the first token sees, itself included.
+    pub first_visible: i32,
+}
+
+// SAFETY: five and four i32 without padding, as the kernels read them.
+unsafe impl cudarc::driver::DeviceRepr for DecodeItem {}
+// SAFETY: as above.
+unsafe impl cudarc::driver::DeviceRepr for PrefillTile {}
+
+/// How contexts are cut.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SplitPolicy {
+    /// So that the pieces fill the chip: the result's last bits depend on who else is in the batch.
+    Balanced {
+        /// Thread blocks that run at once: two a multiprocessor.
+        n_slots: usize,
+    },
+    /// Always pieces of this many tokens, a multiple of the block size: the same bits at any batch size.
+    Fixed {
+        /// Tokens of a piece.
+        piece_tokens: usize,
+    },
+}
+
+/// A chunk of one sequence's prompt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PrefillChunk {
+    /// Row of the block table.
+    pub sequence: usize,
+    /// The first token's row in q and out.
+    pub first_row: usize,
+    /// Tokens computed before this chunk.
+    pub n_computed: usize,
+    /// Tokens of the chunk.
+    pub n_tokens: usize,
+}
+
+/// Cuts the contexts `lens` (tokens of each row of the batch, the new one included). Long pieces come first, so that the
+/// last ones to run are short; pieces of one sequence are neighbours.
+pub fn plan_decode(lens: &[usize], heads: Heads, policy: SplitPolicy) -> Vec<DecodeItem> {
+    let share = share_tokens(lens, heads, policy);
+    let mut order: Vec<usize> = (0..lens.len()).filter(|&row| lens[row] > 0).collect();
+    order.sort_by_key(|&row| std::cmp::Reverse(piece_tokens(lens[row], share)));
+    let mut items = Vec::with_capacity(lens.len());
+    for row in order {
+        cut(&mut items, row, lens[row], piece_tokens(lens[row], share));
+    }
+    items
+}
+
+/// Pieces at most, for `n_sequences` of any length up to `len_max`: what a captured graph and its workspace are made for.
+pub fn decode_items_max(n_sequences: usize, len_max: usize, heads: Heads, policy: SplitPolicy) -> usize {
+    let longest = len_max.div_ceil(PIECE_TOKENS_MIN).max(1);
+    match policy {
+        // Each sequence has round(len / share) pieces, at least one; the shares fill the slots of one KV head.
+        SplitPolicy::Balanced { n_slots } => (n_sequences + n_slots.div_ceil(heads.n_kv)).min(n_sequences * longest),
+        SplitPolicy::Fixed { piece_tokens } => n_sequences * len_max.div_ceil(piece_tokens),
+    }
+}
+
+/// Fills up to `capacity` with pieces that do nothing, so that a captured graph keeps its grid.
+pub fn pad_items(mut items: Vec<DecodeItem>, capacity: usize) -> Vec<DecodeItem> {
+    assert!(items.len() <= capacity, "{} pieces were planned for a capacity of {capacity}", items.len());
+    items.resize(capacity, DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 });
+    items
+}
+
+/// Cuts prefill chunks into tiles, those that see most first: they take longest.
+pub fn plan_prefill(chunks: &[PrefillChunk], heads: Heads) -> Vec<PrefillTile> {
+    let tokens = PREFILL_TILE_ROWS / heads.group();
+    let mut tiles: Vec<PrefillTile> = chunks.iter().flat_map(|chunk| tiles_of(*chunk, tokens)).collect();
+    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.first_visible + tile.n_tokens));
+    tiles
+}
+
+/// Tokens that each slot gets if all contexts are spread evenly over the slots.
+fn share_tokens(lens: &[usize], heads: Heads, policy: SplitPolicy) -> Share {
+    match policy {
+        SplitPolicy::Fixed { piece_tokens } => Share::Fixed(piece_tokens),
+        SplitPolicy::Balanced { n_slots } => {
+            let total: usize = lens.iter().sum();
+            Share::Even((total * heads.n_kv).div_ceil(n_slots).max(PIECE_TOKENS_MIN))
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Share {
+    Even(usize),
+    Fixed(usize),
+}
+
+/// Tokens of each piece of a context. Even pieces, as near to the share as their number allows: 1.03 shares in two
+/// pieces would cost a merge for nothing.
+fn piece_tokens(len: usize, share: Share) -> usize {
+    match share {
+        Share::Fixed(tokens) => tokens,
+        Share::Even(share) => {
+            let n_pieces = ((len + share / 2) / share).max(1);
+            len.div_ceil(n_pieces).next_multiple_of(PIECE_TOKENS_MIN)
+        }
+    }
+}
+
+fn cut(items: &mut Vec<DecodeItem>, row: usize, len: usize, piece_tokens: usize) {
+    let first_item = index(items.len());
+    let n_items = index(len.div_ceil(piece_tokens));
+    items.extend((0..len).step_by(piece_tokens).map(|begin| DecodeItem {
+        sequence: index(row),
+        begin: index(begin),
+        end: index((begin + piece_tokens).min(len)),
+        first_item,
+        n_items,
+    }));
+}
+
+fn tiles_of(chunk: PrefillChunk, tokens: usize) -> impl Iterator<Item = PrefillTile> {
+    (0..chunk.n_tokens).step_by(tokens).map(move |offset| PrefillTile {
+        sequence: index(chunk.sequence),
+        first_row: index(chunk.first_row + offset),
+        n_tokens: index(tokens.min(chunk.n_tokens - offset)),
+        first_visible: index(chunk.n_computed + offset + 1),
+    })
+}
+
+fn index(n: usize) -> i32 {
+    i32::try_from(n).expect("rows and tokens of a step are below 2^31")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
+    const H200: SplitPolicy = SplitPolicy::Balanced { n_slots: 264 };
+
+    fn covered(items: &[DecodeItem], row: i32) -> Vec<(i32, i32)> {
+        items.iter().filter(|item| item.sequence == row).map(|item| (item.begin, item.end)).collect()
+    }
+
+    #[test]
+    fn pieces_cover_every_context_exactly_and_begin_on_blocks() {
+        let lens = [1, 15, 16, 17, 333, 0, 1024, 40_001];
+        for policy in [H200, SplitPolicy::Fixed { piece_tokens: 512 }] {
+            let items = plan_decode(&lens, HEADS, policy);
+            for (row, &len) in lens.iter().enumerate() {
+                let pieces = covered(&items, index(row));
+                let ends: Vec<i32> = std::iter::once(0).chain(pieces.iter().map(|piece| piece.1)).collect();
+                assert_eq!(*ends.last().unwrap(), index(len), "row {row}");
+                assert!(pieces.iter().zip(&ends).all(|(piece, &end)| piece.0 == end && end % 16 == 0), "row {row}");
+            }
+            assert!(items.len() <= decode_items_max(lens.len(), 40_001, HEADS, policy));
+        }
+    }
+
+    #[test]
+    fn pieces_of_a_sequence_are_neighbours_that_know_each_other() {
+        let items = plan_decode(&[5000, 100, 9000], HEADS, H200);
+        for (at, item) in items.iter().enumerate() {
+            let own = item.first_item..item.first_item + item.n_items;
+            assert!(own.contains(&index(at)));
+            assert!(own.clone().all(|other| items[other as usize].sequence == item.sequence));
+        }
+    }
+
+    #[test]
+    fn a_single_sequence_is_spread_over_the_chip() {
+        let items = plan_decode(&[4096], HEADS, H200);
+        assert!((24..=33).contains(&items.len()), "{} pieces", items.len());
+    }
+
+    #[test]
+    fn a_full_batch_of_equal_contexts_is_not_split() {
+        assert_eq!(plan_decode(&[1024; 256], HEADS, H200).len(), 256);
+        assert_eq!(plan_decode(&[1024; 32], HEADS, H200).len(), 32);
+    }
+
+    #[test]
+    fn fixed_pieces_do_not_depend_on_the_rest_of_the_batch() {
+        let policy = SplitPolicy::Fixed { piece_tokens: 512 };
+        let alone = covered(&plan_decode(&[3000], HEADS, policy), 0);
+        let mut lens = vec![777; 255];
+        lens.insert(0, 3000);
+        assert_eq!(covered(&plan_decode(&lens, HEADS, policy), 0), alone);
+    }
+
+    #[test]
+    fn padding_does_nothing_and_keeps_the_grid() {
+        let items = pad_items(plan_decode(&[10], HEADS, H200), 4);
+        assert_eq!(items.iter().map(|item| item.sequence).collect::<Vec<_>>(), [0, -1, -1, -1]);
+    }
+
+    #[test]
+    fn prefill_tiles_cover_the_chunk_and_see_their_past() {
+        let chunk = PrefillChunk { sequence: 2, first_row: 10, n_computed: 100, n_tokens: 70 };
+        let mut tiles = plan_prefill(&[chunk], HEADS);
+        tiles.sort_by_key(|tile| tile.first_row);
+        let found: Vec<_> = tiles.iter().map(|tile| (tile.first_row, tile.n_tokens, tile.first_visible)).collect();
+        assert_eq!(found, [(10, 32, 101), (42, 32, 133), (74, 6, 165)]);
+    }
+
+    #[test]
+    fn the_tile_that_sees_most_runs_first() {
+        let chunks = [
+            PrefillChunk { sequence: 0, first_row: 0, n_computed: 0, n_tokens: 64 },
+            PrefillChunk { sequence: 1, first_row: 64, n_computed: 8000, n_tokens: 1 },
+        ];
+        assert_eq!(plan_prefill(&chunks, HEADS)[0].sequence, 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! Every operation, naively, in f32 on the CPU: the oracle that kernels are tested against. Rounds to bf16 where the model's
+//! definition stores bf16. Never fast, never used for serving.
+
+use half::bf16;
+
+use crate::{
+    launch::{BLOCK_SIZE, GemmShape, Heads},
+    sampling::{LogitEdit, NO_TOKEN, Penalties, SampleRow},
+};
+
+/// The value as bf16 stores it.
+pub fn rounded(x: f32) -> f32 {
+    bf16::from_f32(x).to_f32()
+}
+
+/// Rows of the table; zeros for a token outside it.
+pub fn embed(table: &[f32], tokens: &[u32], width: usize) -> Vec<f32> {
+    let zeros = vec![0.0; width];
+    let row = |&token: &u32| table.chunks(width).nth(token as usize).unwrap_or(&zeros).to_vec();
+    tokens.iter().flat_map(row).collect()
+}
+
+/// `x / sqrt(mean(x^2) + eps)`, rounded, times the weight, by rows.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let row = |row: &[f32]| {
+        let mean = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
+        let scale = 1.0 / (mean + eps).sqrt();
+        row.iter().zip(weight).map(|(x, w)| rounded(x * scale) * w).collect::<Vec<_>>()
+    };
+    x.chunks(weight.len()).flat_map(row).collect()
+}
+
+/// The sum as the residual stream stores it.
+pub fn add(x: &[f32], residual: &[f32]) -> Vec<f32> {
+    x.iter().zip(residual).map(|(x, r)| rounded(x + r)).collect()
+}
+
+/// `silu(gate) * up` of rows of gate, then up.
+pub fn silu_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
+    let row = |row: &[f32]| {
+        let (gate, up) = row.split_at(width);
+        gate.iter().zip(up).map(|(g, u)| rounded(g / (1.0 + (-g).exp())) * u).collect::<Vec<_>>()
+    };
+    gate_up.chunks(2 * width).flat_map(row).collect()
+}
+
+/// x (m x k) times the transpose of w (n x k).
+pub fn linear(x: &[f32], w: &[f32], shape: GemmShape) -> Vec<f32> {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32;
+    x.chunks(shape.k).flat_map(|x| w.chunks(shape.k).map(move |w| dot(x, w))).collect()
+}
+
+/// One fused QKV row after bias, qk-norm and rotation.
+#[derive(Clone, Debug)]
+pub struct RopeRow<'a> {
+    /// The row.
+    pub qkv: &'a [f32],
+    /// Added first.
+    pub bias: Option<&'a [f32]>,
+    /// Weights of query and key heads, and epsilon.
+    pub norm: Option<(&'a [f32], &'a [f32], f32)>,
+    /// Cosines, then sines, of the row's position.
+    pub angles: &'a [f32],
+    /// Heads.
+    pub heads: Heads,
+}
+
+/// The row's q heads, k heads and v heads, in the row's own order.
+pub fn rope(row: &RopeRow<'_>) -> Vec<f32> {
+    let Heads { n_q, n_kv, dim } = row.heads;
+    let biased: Vec<f32> = match row.bias {
+        Some(bias) => row.qkv.iter().zip(bias).map(|(x, b)| rounded(x + b)).collect(),
+        None => row.qkv.to_vec(),
+    };
+    let head = |(idx, head): (usize, &[f32])| {
+        let weight = row.norm.map(|(q, k, eps)| (if idx < n_q { q } else { k }, eps));
+        match (idx < n_q + n_kv, weight) {
+            (false, _) => head.to_vec(),
+            (true, None) => rotate(head, row.angles),
+            (true, Some((weight, eps))) => {
+                let normed: Vec<f32> = rms_norm(head, weight, eps).into_iter().map(rounded).collect();
+                rotate(&normed, row.angles)
+            }
+        }
+    };
+    biased.chunks(dim).enumerate().flat_map(head).collect()
+}
+
+fn rotate(head: &[f32], angles: &[f32]) -> Vec<f32> {
+    let half = head.len() / 2;
+    let (low, high) = head.split_at(half);
+    let (cos, sin) = angles.split_at(half);
+    let first = (0..half).map(|i| low[i] * cos[i] - high[i] * sin[i]);
+    let second = (0..half).map(|i| high[i] * cos[i] + low[i] * sin[i]);
+    first.chain(second).collect()
+}
+
+/// Where a slot's head begins in a cache.
+pub fn cache_offset(slot: usize, head: usize, heads: Heads) -> usize {
+    ((slot / BLOCK_SIZE * heads.n_kv + head) * BLOCK_SIZE + slot % BLOCK_SIZE) * heads.dim
+}
+
+/// One query token's attention over the first `n_visible` tokens of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionRow<'a> {
+    /// Query heads x dim.
+    pub q: &'a [f32],
+    /// The layer's keys.
+    pub k_cache: &'a [f32],
+    /// The layer's values.
+    pub v_cache: &'a [f32],
+    /// The sequence's block ids.
+    pub blocks: &'a [i32],
+    /// Tokens seen.
+    pub n_visible: usize,
+    /// Heads.
+    pub heads: Heads,
+    /// Of the scores.
+    pub scale: f32,
+}
+
+/// Softmax attention, one row.
+pub fn attention(row: &AttentionRow<'_>) -> Vec<f32> {
+    let Heads { dim, .. } = row.heads;
+    let at = |token: usize, kv_head: usize| {
+        let slot = row.blocks[token / BLOCK_SIZE] as usize * BLOCK_SIZE + token % BLOCK_SIZE;
+        cache_offset(slot, kv_head, row.heads)
+    };
+    let head = |(idx, q): (usize, &[f32])| {
+        let kv_head = idx / row.heads.group();
+        let scores: Vec<f32> = (0..row.n_visible)
+            .map(|token| {
+                let k = &row.k_cache[at(token, kv_head)..][..dim];
+                q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * row.scale
+            })
+            .collect();
+        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
+        let total: f32 = weights.iter().sum();
+        let mut out = vec![0.0; dim];
+        for (token, weight) in weights.iter().enumerate() {
+            let v = &row.v_cache[at(token, kv_head)..][..dim];
+            out.iter_mut().zip(v).for_each(|(out, v)| *out += weight / total * v);
+        }
+        out
+    };
+    row.q.chunks(dim).enumerate().flat_map(head).collect()
+}
+
+/// Applies edits to rows of `vocab` logits.
+pub fn edit_logits(logits: &mut [f32], edits: &[LogitEdit], penalties: &[Penalties], vocab: usize) {
+    for edit in edits {
+        let penalties = penalties[edit.row as usize];
+        let logit = &mut logits[edit.row as usize * vocab + edit.token as usize];
+        if edit.n_generated >= 0 {
+            *logit = if *logit > 0.0 { *logit / penalties.repetition } else { *logit * penalties.repetition };
+        }
+        if edit.n_generated > 0 {
+            *logit -= penalties.presence + penalties.frequency * edit.n_generated as f32;
+        }
+        *logit += edit.bias;
+    }
+}
+
+/// The token of one row, by sorting. [`NO_TOKEN`] if a logit is NaN.
+pub fn sample(logits: &[f32], row: SampleRow) -> u32 {
+    if logits.iter().any(|logit| logit.is_nan()) {
+        return NO_TOKEN;
+    }
+    if row.temperature == 0.0 {
+        return first_largest(logits.iter().copied().map(Some));
+    }
+    let tempered: Vec<f32> = logits.iter().map(|logit| logit / row.temperature).collect();
+    let floor = floor(&tempered, row);
+    let score = |(token, t): (usize, &f32)| (*t >= floor).then(|| t + gumbel(row, token as u64));
+    first_largest(tempered.iter().enumerate().map(score))
+}
+
+fn first_largest(scores: impl Iterator<Item = Option<f32>>) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (token, score) in scores.enumerate() {
+        if let Some(score) = score
+            && score > best.0
+        {
+            best = (score, token as u32);
+        }
+    }
+    best.1
+}
+
+/// The smallest tempered logit that all filters keep.
+pub fn floor(tempered: &[f32], row: SampleRow) -> f32 {
+    let mut sorted = tempered.to_vec();
+    sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+    let max = sorted[0];
+    if row.top_k > 0 {
+        sorted.truncate(row.top_k as usize);
+    }
+    let mass = |t: &f32| f64::from((t - max).exp());
+    let wanted = f64::from(row.top_p) * sorted.iter().map(mass).sum::<f64>();
+    let mut sum = 0.0;
+    let last = sorted.iter().find(|t| {
+        sum += mass(t);
+        row.top_p < 1.0 && sum >= wanted
+    });
+    let ranked = row.top_k > 0 || row.top_p < 1.0;
+    let rank_floor = last.copied().or(sorted.last().copied().filter(|_| ranked)).unwrap_or(f32::NEG_INFINITY);
+    rank_floor.max(max + row.ln_min_p)
+}
+
+fn gumbel(row: SampleRow, token: u64) -> f32 {
+    let bits = mix(mix(mix(row.seed).wrapping_add(row.position)).wrapping_add(token)) >> 41;
+    let u = (bits as f32 + 0.5) / (1u32 << 23) as f32;
+    -(-u.ln()).ln()
+}
+
+fn mix(state: u64) -> u64 {
+    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_over_equal_keys_is_the_mean_of_the_values() {
+        let heads = Heads { n_q: 1, n_kv: 1, dim: 2 };
+        let v_cache: Vec<f32> = (0..2 * 2 * BLOCK_SIZE).map(|i| i as f32).collect();
+        let row = AttentionRow {
+            q: &[1.0, 1.0],
+            k_cache: &vec![0.0; v_cache.len()],
+            v_cache: &v_cache,
+            blocks: &[1, 0],
+            n_visible: 2,
+            heads,
+            scale: 1.0,
+        };
+        // Tokens 0 and 1 lie in block 1: values (32, 33) and (34, 35).
+        assert_eq!(attention(&row), [33.0, 34.0]);
+    }
+
+    #[test]
+    fn a_floor_keeps_what_its_filter_keeps() {
+        let tempered = [0.05f32, 0.15, 0.3, 0.5].map(f32::ln);
+        let row = SampleRow { temperature: 1.0, ..SampleRow::GREEDY };
+        let kept = |row| tempered.iter().filter(|t| **t >= floor(&tempered, row)).count();
+        assert_eq!(kept(row), 4);
+        assert_eq!(kept(SampleRow { top_k: 2, ..row }), 2);
+        assert_eq!(kept(SampleRow { top_p: 0.81, ..row }), 3);
+        assert_eq!(kept(SampleRow { top_k: 3, top_p: 0.5, ..row }), 1);
+        assert_eq!(kept(SampleRow { ln_min_p: 0.5f32.ln(), ..row }), 2);
+    }
+
+    #[test]
+    fn rotation_by_a_right_angle_swaps_the_halves() {
+        assert_eq!(rotate(&[1.0, 2.0, 3.0, 4.0], &[0.0, 0.0, 1.0, 1.0]), [-3.0, -4.0, 1.0, 2.0]);
+    }
+}

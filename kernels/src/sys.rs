@@ -1,0 +1,228 @@
+//! The compiled kernels inside this program, loaded into a context, and the one call that starts them. Knows no shapes:
+//! whoever calls `Launch::start` has checked them.
+
+use std::{ffi::CString, ptr, sync::Arc};
+
+use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, result, sys};
+
+use crate::{
+    device::Device,
+    error::KernelError,
+    launch::{Entry, LaunchConfig},
+};
+
+/// The driver reads a fatbin's header in place, as 8-byte words.
+#[repr(C, align(16))]
+struct Aligned<Bytes: ?Sized>(Bytes);
+
+macro_rules! fatbins {
+    ($($name:literal),*) => {
+        /// Empty where the crate was built without nvcc.
+        static FATBINS: &[(&str, &Aligned<[u8]>)] =
+            &[$(($name, &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin"))))),*];
+    };
+}
+fatbins!(
+    "edit_logits",
+    "embed",
+    "paged_decode",
+    "paged_prefill",
+    "rms_norm",
+    "rope_kv",
+    "sample",
+    "sampling_floor",
+    "silu_mul",
+    "skinny_gemm"
+);
+
+/// A kernel takes this many arguments at most.
+const ARGUMENTS_MAX: usize = 20;
+
+/// Whether this program holds compiled kernels.
+pub fn built_with_kernels() -> bool {
+    FATBINS.iter().all(|(_, image)| !image.0.is_empty())
+}
+
+/// Compiled kernels of one source file, loaded.
+#[derive(Debug)]
+struct Module {
+    handle: sys::CUmodule,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: a module handle may be used from any thread that has its context bound.
+unsafe impl Send for Module {}
+// SAFETY: as above; nothing here changes a loaded module.
+unsafe impl Sync for Module {}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: the handle came from load_data and is dropped once. A failure means that the context is gone.
+            let _ = unsafe { result::module::unload(self.handle) };
+        }
+    }
+}
+
+/// Every entry point, loaded. The modules live as long as the functions that point into them.
+#[derive(Debug)]
+pub(crate) struct Functions {
+    by_entry: Vec<sys::CUfunction>,
+    _modules: Vec<Module>,
+    stream: Arc<CudaStream>,
+    overlaps_launches: bool,
+}
+
+// SAFETY: function handles may be used from any thread that has their context bound.
+unsafe impl Send for Functions {}
+// SAFETY: as above; nothing here changes them after loading.
+unsafe impl Sync for Functions {}
+
+impl Functions {
+    pub(crate) fn load(device: &Device) -> Result<Self, KernelError> {
+        if !built_with_kernels() {
+            return Err(KernelError::NotBuilt);
+        }
+        if device.context().is_event_tracking() {
+            return Err(KernelError::EventTracking);
+        }
+        device.context().bind_to_thread().map_err(KernelError::driver("bind the context"))?;
+        let modules: Vec<Module> =
+            FATBINS.iter().map(|(_, image)| load_module(device, &image.0)).collect::<Result<_, _>>()?;
+        let find = |&entry: &Entry| {
+            let at =
+                FATBINS.iter().position(|(name, _)| *name == entry.module()).expect("every entry's module is embedded");
+            find_function(&modules[at], entry)
+        };
+        let by_entry = Entry::ALL.iter().map(find).collect::<Result<_, _>>()?;
+        let overlaps_launches = device.properties().overlaps_launches();
+        Ok(Self { by_entry, _modules: modules, stream: device.stream().clone(), overlaps_launches })
+    }
+
+    /// Begins a launch on the device's stream.
+    pub(crate) fn launch(&self, op: &'static str, config: LaunchConfig) -> Launch<'_> {
+        Launch { functions: self, op, config, arguments: [0; ARGUMENTS_MAX], n_arguments: 0 }
+    }
+}
+
+fn load_module(device: &Device, image: &[u8]) -> Result<Module, KernelError> {
+    // SAFETY: the image is a fatbin that nvcc wrote; its header carries its length.
+    let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|source| {
+        let (major, minor) = device.properties().capability;
+        KernelError::Unloadable { device: device.name().unwrap_or_default(), major, minor, source }
+    })?;
+    Ok(Module { handle, context: device.context().clone() })
+}
+
+fn find_function(module: &Module, entry: Entry) -> Result<sys::CUfunction, KernelError> {
+    let name = CString::new(entry.name()).expect("entry names hold no NUL");
+    // SAFETY: the module is loaded and outlives the function (both are owned by `Functions`).
+    let function = unsafe { result::module::get_function(module.handle, name) }
+        .map_err(KernelError::driver("find a kernel's entry point"))?;
+    if matches!(
+        entry,
+        Entry::PagedDecodeD64 | Entry::PagedDecodeD128 | Entry::PagedPrefillD64 | Entry::PagedPrefillD128
+    ) {
+        allow_large_shared_memory(function)?;
+    }
+    Ok(function)
+}
+
+/// A block gets more than 48 KiB of dynamic shared memory only if its function says so beforehand. 96 KiB is what our
+/// attention asks for and what every chip that we compile for has (sm_89: 99 KiB).
+fn allow_large_shared_memory(function: sys::CUfunction) -> Result<(), KernelError> {
+    let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: the function handle is valid and the attribute takes a byte count.
+    unsafe { result::function::set_function_attribute(function, attribute, 96 * 1024) }
+        .map_err(KernelError::driver("allow 96 KiB of shared memory"))
+}
+
+/// One launch being put together: arguments in the kernel's order, then `start`.
+pub(crate) struct Launch<'a> {
+    functions: &'a Functions,
+    op: &'static str,
+    config: LaunchConfig,
+    // Every argument is a pointer, an i32 or an f32, so eight bytes hold any of them (the low ones of the smaller).
+    arguments: [u64; ARGUMENTS_MAX],
+    n_arguments: usize,
+}
+
+impl Launch<'_> {
+    pub(crate) fn read<T>(self, view: &CudaView<'_, T>) -> Self {
+        let pointer = view.device_ptr(&self.functions.stream).0;
+        self.raw(pointer)
+    }
+
+    pub(crate) fn write<T>(self, view: &mut CudaViewMut<'_, T>) -> Self {
+        let pointer = view.device_ptr_mut(&self.functions.stream).0;
+        self.raw(pointer)
+    }
+
+    pub(crate) fn read_optional<T>(self, view: Option<&CudaView<'_, T>>) -> Self {
+        match view {
+            Some(view) => self.read(view),
+            None => self.raw(0),
+        }
+    }
+
+    pub(crate) fn int(self, value: usize) -> Self {
+        let value = i32::try_from(value).expect("sizes were checked to fit a launch");
+        self.raw(u64::from(value.cast_unsigned()))
+    }
+
+    pub(crate) fn float(self, value: f32) -> Self {
+        self.raw(u64::from(value.to_bits()))
+    }
+
+    fn raw(mut self, bits: u64) -> Self {
+        self.arguments[self.n_arguments] = bits;
+        self.n_arguments += 1;
+        self
+    }
+
+    pub(crate) fn start(mut self) -> Result<(), KernelError> {
+        let LaunchConfig { entry, grid, threads, shared_bytes } = self.config;
+        let mut pointers: [*mut std::ffi::c_void; ARGUMENTS_MAX] = [ptr::null_mut(); ARGUMENTS_MAX];
+        for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
+            *pointer = ptr::from_mut(argument).cast();
+        }
+        let mut overlap = overlap_attribute();
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.functions.stream.cu_stream(),
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(self.functions.overlaps_launches),
+        };
+        self.functions.stream.context().bind_to_thread().map_err(KernelError::driver("bind the context"))?;
+        // SAFETY: the function was loaded in this context; the launcher pushed the arguments in the order and types of
+        // the kernel's signature and checked every buffer against the shape. They are copied before the call returns.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.functions.by_entry[entry as usize],
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|source| {
+            let shape = format!("{} grid {grid:?} of {threads} threads, {shared_bytes} B shared", entry.name());
+            KernelError::Launch { op: self.op, shape, source }
+        })
+    }
+}
+
+/// Programmatic dependent launch: every kernel of ours waits for the earlier ones itself (`common.cuh`).
+fn overlap_attribute() -> sys::CUlaunchAttribute {
+    // SAFETY: a C struct of integers and a union of them; all zeros is a value of it.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
+}
