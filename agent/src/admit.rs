@@ -1,0 +1,223 @@
+//! Says yes or no to a request before the engine sees it: is the replica in service, does the prompt fit, is there room
+//! in the queue. Pure: readings and limits come in, a verdict goes out; nothing is reserved here.
+
+use stoker_crds::contract::AgentPhase;
+
+/// What the replica reports about itself at the moment of the decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueueLoad {
+    /// Requests waiting for their first step.
+    pub waiting: u32,
+    /// Their prompt tokens that still need prefill.
+    pub waiting_prefill_tokens: u64,
+    /// Recent prefill speed; `None` without samples.
+    pub prefill_tokens_per_second: Option<f64>,
+}
+
+/// What the replica can take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Requests that may wait.
+    pub max_waiting: u32,
+    /// Prompt plus completion tokens of one sequence.
+    pub max_model_len: u32,
+}
+
+/// What matters of a request for the decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RequestShape {
+    /// Tokens of its longest prompt.
+    pub prompt_tokens: u32,
+    /// Sequences it becomes: prompts times `n`.
+    pub sequences: u32,
+    /// Completion tokens wanted, and by which field; `None` is "as many as fit".
+    pub max_tokens: Option<MaxTokens>,
+}
+
+/// The bound on completion tokens a client sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaxTokens {
+    /// The bound.
+    pub tokens: u32,
+    /// The field that carried it.
+    pub field: &'static str,
+}
+
+/// Why a request is refused. Each names what was asked, the limit and what to change.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The model is still being read.
+    #[error("the model is still loading ({percent} %): retry in {retry_after_seconds} s")]
+    Loading {
+        /// How far.
+        percent: u32,
+        /// When to come back.
+        retry_after_seconds: u32,
+    },
+    /// The replica leaves service.
+    #[error("this replica is draining and takes no new requests: retry, another replica will answer")]
+    Draining {
+        /// When to come back.
+        retry_after_seconds: u32,
+    },
+    /// The engine does not run.
+    #[error("this replica cannot serve: {0}")]
+    Failed(String),
+    /// The queue is full.
+    #[error(
+        "{waiting} requests are waiting and this one needs {sequences} more of {limit} places: retry in {retry_after_seconds} s"
+    )]
+    QueueFull {
+        /// Requests waiting.
+        waiting: u32,
+        /// Places this request needs.
+        sequences: u32,
+        /// Places in all.
+        limit: u32,
+        /// When to come back.
+        retry_after_seconds: u32,
+    },
+    /// The request needs more places than the queue has.
+    #[error("this request needs {sequences} sequences but at most {limit} may wait: lower `n` or send fewer prompts")]
+    TooManySequences {
+        /// Places this request needs.
+        sequences: u32,
+        /// Places in all.
+        limit: u32,
+    },
+    /// No token of completion fits behind the prompt.
+    #[error("This model's maximum context length is {max_model_len} tokens. However, your prompt contains {prompt_tokens} input tokens, which leaves no room for output tokens. Please reduce the length of the input prompt to at most {} tokens.", max_model_len - 1)]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens of the context.
+        max_model_len: u32,
+    },
+    /// More completion tokens than any prompt leaves room for.
+    #[error("{}={} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens.", asked.field, asked.tokens)]
+    MaxTokensTooLarge {
+        /// What was asked.
+        asked: MaxTokens,
+        /// Tokens of the context.
+        max_model_len: u32,
+    },
+}
+
+/// A reload of a small model takes about this long; larger ones are asked for again.
+const LOADING_RETRY_SECONDS: u32 = 5;
+/// Endpoints follow readiness within about a second, so the next try meets another replica.
+const DRAINING_RETRY_SECONDS: u32 = 1;
+/// Bounds of the hint when the queue is full: never "now", never longer than a client would wait.
+const QUEUE_RETRY_SECONDS: std::ops::RangeInclusive<u32> = 1..=60;
+
+/// Whether the replica takes requests in this phase.
+pub fn in_service(phase: AgentPhase, load_progress: f64, error: Option<&str>) -> Result<(), Refusal> {
+    match phase {
+        AgentPhase::Ready | AgentPhase::Withdrawing => Ok(()),
+        AgentPhase::Loading => Err(Refusal::Loading {
+            percent: (load_progress * 100.0) as u32,
+            retry_after_seconds: LOADING_RETRY_SECONDS,
+        }),
+        AgentPhase::Draining | AgentPhase::Empty => {
+            Err(Refusal::Draining { retry_after_seconds: DRAINING_RETRY_SECONDS })
+        }
+        AgentPhase::Failed => Err(Refusal::Failed(error.unwrap_or("unknown reason").to_owned())),
+    }
+}
+
+/// The completion tokens this request may have, or why it is refused.
+pub fn admit(load: QueueLoad, limits: Limits, shape: RequestShape) -> Result<u32, Refusal> {
+    let max_tokens = completion_room(limits.max_model_len, shape)?;
+    if shape.sequences > limits.max_waiting {
+        return Err(Refusal::TooManySequences { sequences: shape.sequences, limit: limits.max_waiting });
+    }
+    if load.waiting + shape.sequences > limits.max_waiting {
+        return Err(Refusal::QueueFull {
+            waiting: load.waiting,
+            sequences: shape.sequences,
+            limit: limits.max_waiting,
+            retry_after_seconds: queue_retry_seconds(load),
+        });
+    }
+    Ok(max_tokens)
+}
+
+/// A bound that fits the context but not behind this prompt is clamped, as OpenAI's and vLLM's servers do: the answer
+/// then ends with `finish_reason: length`.
+fn completion_room(max_model_len: u32, shape: RequestShape) -> Result<u32, Refusal> {
+    if shape.prompt_tokens >= max_model_len {
+        return Err(Refusal::PromptTooLong { prompt_tokens: shape.prompt_tokens, max_model_len });
+    }
+    let room = max_model_len - shape.prompt_tokens;
+    match shape.max_tokens {
+        Some(asked) if asked.tokens > max_model_len => Err(Refusal::MaxTokensTooLarge { asked, max_model_len }),
+        Some(asked) => Ok(asked.tokens.min(room)),
+        None => Ok(room),
+    }
+}
+
+/// The time the queue's prefill takes at the recent speed.
+pub fn queue_retry_seconds(load: QueueLoad) -> u32 {
+    let seconds = match load.prefill_tokens_per_second {
+        Some(speed) if speed > 0.0 => (load.waiting_prefill_tokens as f64 / speed).ceil() as u32,
+        _ => *QUEUE_RETRY_SECONDS.start(),
+    };
+    seconds.clamp(*QUEUE_RETRY_SECONDS.start(), *QUEUE_RETRY_SECONDS.end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_waiting: 4, max_model_len: 100 };
+    const IDLE: QueueLoad = QueueLoad { waiting: 0, waiting_prefill_tokens: 0, prefill_tokens_per_second: None };
+
+    fn shape(prompt_tokens: u32, sequences: u32, max_tokens: Option<u32>) -> RequestShape {
+        let max_tokens = max_tokens.map(|tokens| MaxTokens { tokens, field: "max_tokens" });
+        RequestShape { prompt_tokens, sequences, max_tokens }
+    }
+
+    #[test]
+    fn completion_tokens_are_clamped_to_the_room_behind_the_prompt() {
+        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, None)), Ok(60));
+        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, Some(7))), Ok(7));
+        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, Some(100))), Ok(60));
+        let refused = admit(IDLE, LIMITS, shape(40, 1, Some(101))).unwrap_err();
+        assert!(refused.to_string().starts_with("max_tokens=101 cannot be greater than max_model_len=100"));
+    }
+
+    #[test]
+    fn a_prompt_that_leaves_no_room_is_refused_with_both_numbers() {
+        assert_eq!(admit(IDLE, LIMITS, shape(99, 1, None)), Ok(1));
+        let refused = admit(IDLE, LIMITS, shape(100, 1, None)).unwrap_err().to_string();
+        assert!(refused.contains("maximum context length is 100 tokens"), "{refused}");
+        assert!(refused.contains("contains 100 input tokens") && refused.contains("at most 99"), "{refused}");
+    }
+
+    #[test]
+    fn a_full_queue_is_refused_with_the_time_its_prefill_takes() {
+        let load = QueueLoad { waiting: 3, waiting_prefill_tokens: 900, prefill_tokens_per_second: Some(100.0) };
+        assert!(admit(load, LIMITS, shape(1, 1, None)).is_ok());
+        let refused = admit(load, LIMITS, shape(1, 2, None)).unwrap_err();
+        assert!(matches!(refused, Refusal::QueueFull { retry_after_seconds: 9, .. }), "{refused:?}");
+        assert_eq!(queue_retry_seconds(QueueLoad { waiting_prefill_tokens: 1 << 40, ..load }), 60);
+        assert_eq!(queue_retry_seconds(IDLE), 1);
+    }
+
+    #[test]
+    fn more_sequences_than_the_queue_holds_is_the_clients_mistake() {
+        let refused = admit(IDLE, LIMITS, shape(1, 5, None)).unwrap_err();
+        assert_eq!(refused, Refusal::TooManySequences { sequences: 5, limit: 4 });
+    }
+
+    #[test]
+    fn only_ready_and_withdrawing_replicas_admit() {
+        use AgentPhase::*;
+        assert!(in_service(Ready, 1.0, None).is_ok() && in_service(Withdrawing, 1.0, None).is_ok());
+        assert!(matches!(in_service(Loading, 0.42, None), Err(Refusal::Loading { percent: 42, .. })));
+        for phase in [Draining, Empty] {
+            assert!(matches!(in_service(phase, 1.0, None), Err(Refusal::Draining { .. })));
+        }
+        assert_eq!(in_service(Failed, 0.0, Some("no such file")), Err(Refusal::Failed("no such file".into())));
+    }
+}

@@ -1,0 +1,137 @@
+//! The command line. Parses only; what the values mean is `config`'s.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use clap::Parser;
+use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig};
+
+/// Serves one language model over an OpenAI-compatible HTTP API.
+///
+/// Try it with the model inside this program, which needs no download and no GPU:
+///
+///     stoker-agent --model builtin://ember --port 8000
+///
+/// then ask it something:
+///
+///     curl http://127.0.0.1:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
+///
+/// Everything not given on the command line is derived from the model and the machine, and printed at start.
+/// In a pod the operator writes all of it into one file: see --config.
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+pub struct Args {
+    /// Model to serve: builtin://NAME, or a directory in Hugging Face's layout (config.json, *.safetensors,
+    /// tokenizer.json).
+    #[arg(long, default_value = "builtin://ember", conflicts_with = "config")]
+    pub model: String,
+
+    /// Configuration file (JSON) that the operator writes; replaces every flag but the addresses.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Address to listen on.
+    #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
+    pub host: IpAddr,
+
+    /// Port to listen on; 0 picks a free one, which the log names.
+    #[arg(long, default_value_t = AGENT_PORT)]
+    pub port: u16,
+
+    /// What to log: error, warn, info, debug, or a filter such as `stoker_agent=debug,info`.
+    #[arg(long, env = "STOKER_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+
+    #[command(flatten)]
+    pub(crate) flags: Flags,
+}
+
+/// What the configuration file says in a pod.
+#[derive(Clone, Debug, clap::Args)]
+#[group(id = "flags", conflicts_with = "config", multiple = true)]
+pub(crate) struct Flags {
+    /// Name clients send in `model`; repeat for more, the first is the one answers carry. Default: the model's own name.
+    #[arg(long = "served-name", value_name = "NAME")]
+    served_names: Vec<String>,
+
+    /// Longest prompt plus completion, in tokens. Default: the model's own limit.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    max_model_len: Option<u32>,
+
+    /// Sequences decoded together at most. Default: 64.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_seqs: Option<u32>,
+
+    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    max_batched_tokens: Option<u32>,
+
+    /// Requests that may wait; more are refused with 429. Default: 256.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_waiting: Option<u32>,
+
+    /// Tokens the KV cache holds. Default: what the memory allows.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
+    kv_cache_tokens: Option<u32>,
+
+    /// Compute threads. Default: the CPUs this process may use.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threads: Option<u32>,
+
+    /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    drain_deadline_seconds: u32,
+
+    /// After SIGTERM or Ctrl-C, seconds to go on admitting while load balancers notice.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    drain_withdraw_seconds: u32,
+}
+
+impl Args {
+    /// The configuration the flags describe; a file, if given, takes its place.
+    pub(crate) fn agent_config(&self) -> AgentConfig {
+        let flags = self.flags.clone();
+        AgentConfig {
+            revision: String::new(),
+            model: ModelConfig { source: self.model.clone(), served_names: flags.served_names },
+            engine: EngineSettings {
+                max_model_len: flags.max_model_len,
+                max_num_seqs: flags.max_num_seqs,
+                max_batched_tokens: flags.max_batched_tokens,
+                max_waiting: flags.max_waiting,
+                kv_cache_tokens: flags.kv_cache_tokens,
+                threads: flags.threads,
+            },
+            drain: DrainSettings {
+                deadline_seconds: flags.drain_deadline_seconds,
+                withdraw_seconds: flags.drain_withdraw_seconds,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn without_flags_the_builtin_model_is_served_and_leaves_at_once() {
+        let config = Args::parse_from(["stoker-agent"]).agent_config();
+        assert_eq!(config.model.source, "builtin://ember");
+        assert_eq!(config.drain, DrainSettings { deadline_seconds: 30, withdraw_seconds: 0 });
+        assert_eq!(config.engine, EngineSettings::default());
+    }
+
+    #[test]
+    fn a_file_and_flags_that_it_replaces_are_refused_together() {
+        assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--port", "0"]).is_ok());
+        assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--threads", "2"]).is_err());
+        assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--model", "x"]).is_err());
+        assert!(Args::try_parse_from(["stoker-agent", "--max-num-seqs", "0"]).is_err());
+    }
+}

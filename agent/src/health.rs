@@ -1,0 +1,81 @@
+//! What liveness means: the process makes progress. Pure; `/healthz` and the watchdog ask the same function, so that what
+//! the log says is what the kubelet sees.
+
+use crate::lifecycle::Engine;
+
+/// Work waits and no step completed for this long: the engine hangs. A step on the slowest supported machine (512 tokens
+/// of an 8 B model on two cores) takes under 60 s.
+const STALL_LIMIT_SECONDS: f64 = 120.0;
+/// Loading reported no progress for this long. Network volumes pause for minutes while they fail over.
+const LOAD_STALL_LIMIT_SECONDS: f64 = 600.0;
+
+/// What was read off the process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Seconds since the last completed step while work was waiting; 0 when idle.
+    pub stalled_seconds: f64,
+    /// Seconds since loading last reported progress.
+    pub load_idle_seconds: f64,
+}
+
+/// Whether the process is alive.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Unhealthy {
+    /// Work waits and no step completes.
+    #[error("no step completed for {seconds:.0} s while work was waiting")]
+    Hung {
+        /// For how long.
+        seconds: f64,
+    },
+    /// Loading does not move.
+    #[error("loading made no progress for {seconds:.0} s")]
+    LoadHung {
+        /// For how long.
+        seconds: f64,
+    },
+    /// The engine stopped; a restart may help.
+    #[error("the engine stopped: {0}")]
+    Died(String),
+}
+
+/// A model that cannot be loaded is healthy on purpose: restarting would not help and would hide the reason.
+pub fn check(engine: &Engine, progress: Progress) -> Result<(), Unhealthy> {
+    match engine {
+        Engine::Loading if progress.load_idle_seconds > LOAD_STALL_LIMIT_SECONDS => {
+            Err(Unhealthy::LoadHung { seconds: progress.load_idle_seconds })
+        }
+        Engine::Running if progress.stalled_seconds > STALL_LIMIT_SECONDS => {
+            Err(Unhealthy::Hung { seconds: progress.stalled_seconds })
+        }
+        Engine::Died(reason) => Err(Unhealthy::Died(reason.clone())),
+        Engine::Loading | Engine::Running | Engine::LoadFailed(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(stalled_seconds: f64, load_idle_seconds: f64) -> Progress {
+        Progress { stalled_seconds, load_idle_seconds }
+    }
+
+    #[test]
+    fn an_engine_that_completes_no_step_while_work_waits_is_hung() {
+        assert_eq!(check(&Engine::Running, progress(0.0, 1e6)), Ok(()), "idle is healthy however long");
+        let error = check(&Engine::Running, progress(121.0, 0.0)).unwrap_err();
+        assert_eq!(error.to_string(), "no step completed for 121 s while work was waiting");
+    }
+
+    #[test]
+    fn a_load_that_moves_is_healthy_and_one_that_stands_still_is_not() {
+        assert_eq!(check(&Engine::Loading, progress(0.0, 599.0)), Ok(()));
+        assert!(check(&Engine::Loading, progress(0.0, 601.0)).is_err());
+    }
+
+    #[test]
+    fn only_failures_that_a_restart_may_mend_are_unhealthy() {
+        assert_eq!(check(&Engine::LoadFailed("no file".into()), progress(0.0, 1e6)), Ok(()));
+        assert!(check(&Engine::Died("step panicked".into()), progress(0.0, 0.0)).is_err());
+    }
+}

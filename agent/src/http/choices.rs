@@ -1,0 +1,87 @@
+//! The open sequences of one HTTP request: merges their events and ends them all when it is dropped, which is what
+//! happens when the client goes away. Decides nothing and formats nothing.
+
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream, SelectAll},
+};
+use stoker_engine::{EngineHandle, PositionLogprobs, RejectReason, Request, RequestEvent, RequestStream};
+
+use crate::{
+    http::{
+        error::ApiError,
+        stream::finish_name,
+        usage::{UsageBody, UsageSum},
+    },
+    replica::OpenRequest,
+};
+
+/// Sequences being generated for one request, numbered by their place in the answer.
+pub(crate) struct Choices {
+    events: SelectAll<BoxStream<'static, (u32, RequestEvent)>>,
+    n_choices: u32,
+    /// Holds the drain open until the answer has been written or given up.
+    _open: OpenRequest,
+}
+
+/// One ended sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Completion {
+    /// Its whole text.
+    pub(crate) text: String,
+    /// One entry a token, when asked for.
+    pub(crate) logprobs: Vec<PositionLogprobs>,
+    /// Why it ended, by its wire name.
+    pub(crate) finish_reason: &'static str,
+}
+
+impl Choices {
+    /// Hands all sequences to the engine; if it refuses one, those before it are dropped and so aborted.
+    pub(crate) fn submit(
+        engine: &EngineHandle,
+        requests: Vec<Request>,
+        open: OpenRequest,
+    ) -> Result<Self, RejectReason> {
+        let n_choices = u32::try_from(requests.len()).expect("admission bounds the number of sequences");
+        let streams: Vec<RequestStream> =
+            requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
+        let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
+        Ok(Self { events, n_choices, _open: open })
+    }
+
+    /// Sequences in all.
+    pub(crate) fn n_choices(&self) -> u32 {
+        self.n_choices
+    }
+
+    /// The next event of any sequence; `None` after all ended.
+    pub(crate) async fn next(&mut self) -> Option<(u32, RequestEvent)> {
+        self.events.next().await
+    }
+
+    /// Waits for all sequences to end.
+    pub(crate) async fn collect(mut self, mut usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
+        let mut completions = vec![Completion::default(); self.n_choices as usize];
+        let mut unfinished = self.n_choices;
+        while let Some((index, event)) = self.next().await {
+            let completion = &mut completions[index as usize];
+            match event {
+                RequestEvent::Delta { text, logprobs, .. } => {
+                    completion.text.push_str(&text);
+                    completion.logprobs.extend(logprobs);
+                }
+                RequestEvent::Finished { reason, usage: counts, .. } => {
+                    completion.finish_reason = finish_name(&reason)?;
+                    usage.add(index, counts);
+                    unfinished -= 1;
+                }
+            }
+        }
+        if unfinished > 0 { Err(ApiError::engine_failed("it stopped")) } else { Ok((completions, usage.body())) }
+    }
+}
+
+fn numbered(stream: RequestStream, index: u32) -> BoxStream<'static, (u32, RequestEvent)> {
+    stream::unfold(stream, move |mut stream| async move { stream.next().await.map(|event| ((index, event), stream)) })
+        .boxed()
+}

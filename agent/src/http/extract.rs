@@ -1,0 +1,77 @@
+//! Reads a request body within its bounds. Knows no endpoint.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::{FromRequest, Request},
+    http::StatusCode,
+};
+use bytes::BytesMut;
+use http_body_util::BodyExt;
+
+use crate::{
+    http::{error::ApiError, fields::Fields},
+    replica::Replica,
+};
+
+/// Largest body, in bytes. A prompt that fills a context of a million tokens is smaller.
+pub(crate) const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+/// A body above the limit is read to its end up to here: a client that still writes would see a broken connection
+/// instead of the answer.
+const MAX_DISCARDED_BYTES: usize = 8 * MAX_BODY_BYTES;
+/// A body that has not arrived by then is given up.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The fields of a JSON body.
+pub(crate) struct JsonFields(pub(crate) Fields);
+
+impl FromRequest<Arc<Replica>> for JsonFields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &Arc<Replica>) -> Result<Self, ApiError> {
+        Ok(Self(Fields::parse(&read_body(request).await?)?))
+    }
+}
+
+/// The body, or why it is refused.
+pub(crate) async fn read_body(request: Request) -> Result<BytesMut, ApiError> {
+    match tokio::time::timeout(BODY_TIMEOUT, read_bounded(request)).await {
+        Ok(body) => body,
+        Err(_) => {
+            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
+        }
+    }
+}
+
+async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
+    let mut body = request.into_body();
+    let mut kept = BytesMut::new();
+    let mut received = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| broken(&error))?;
+        let Some(data) = frame.data_ref() else { continue };
+        received += data.len();
+        if received > MAX_DISCARDED_BYTES {
+            break;
+        }
+        if received <= MAX_BODY_BYTES {
+            kept.extend_from_slice(data);
+        } else {
+            kept = BytesMut::new();
+        }
+    }
+    if received > MAX_BODY_BYTES { Err(too_large(received)) } else { Ok(kept) }
+}
+
+fn broken(error: &axum::Error) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the body ended early: {error}"))
+}
+
+fn too_large(received: usize) -> ApiError {
+    let message = format!(
+        "the body has at least {received} bytes, the limit is {MAX_BODY_BYTES} ({} MiB): send a shorter prompt",
+        MAX_BODY_BYTES / (1024 * 1024)
+    );
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+}

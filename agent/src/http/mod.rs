@@ -1,0 +1,89 @@
+//! The HTTP surface: which path leads to which handler, and what every request passes through. Decides nothing itself.
+
+mod admin;
+mod body;
+mod chat;
+mod choices;
+mod completions;
+mod error;
+mod extract;
+mod fields;
+mod generate;
+mod logprobs;
+mod messages;
+mod models;
+mod params;
+mod stream;
+mod tokenize;
+mod usage;
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Router,
+    extract::{MatchedPath, Request, State},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri},
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+
+use crate::{http::error::ApiError, replica::Replica};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longer ids are replaced: they end up in logs.
+const MAX_REQUEST_ID_BYTES: usize = 128;
+
+/// All endpoints of one replica.
+pub fn router(replica: Arc<Replica>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/healthz", get(admin::healthz))
+        .route("/readyz", get(admin::readyz))
+        .route("/metrics", get(admin::metrics))
+        .route("/v1/load", get(admin::load))
+        .route("/v1/drain", post(admin::drain).delete(admin::undrain))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
+        .layer(middleware::from_fn_with_state(replica.clone(), observe))
+        .with_state(replica)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    let message = format!("there is no endpoint {}: see GET /v1/models, POST /v1/chat/completions", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not answer to {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// Gives every request an id, counts it and logs it. The duration is that of the head: a streamed body goes on after it.
+async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(&request);
+    let method = request.method().clone();
+    let path =
+        request.extensions().get::<MatchedPath>().map_or("unmatched".to_owned(), |path| path.as_str().to_owned());
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    replica.metrics().http_request(&path, status);
+    let seconds = started.elapsed().as_secs_f64();
+    tracing::debug!(%method, path, status, seconds, request_id = id.to_str().unwrap_or_default(), "request");
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn request_id(request: &Request) -> HeaderValue {
+    let sent = request.headers().get(REQUEST_ID).filter(|id| id.len() <= MAX_REQUEST_ID_BYTES && id.to_str().is_ok());
+    sent.cloned().unwrap_or_else(|| {
+        let drawn = format!("req-{:016x}", rand::random::<u64>());
+        HeaderValue::from_str(&drawn).expect("hexadecimal digits are visible ASCII")
+    })
+}

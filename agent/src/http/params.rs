@@ -1,0 +1,342 @@
+//! Generation parameters shared by chat and text completions: names, ranges and defaults, checked once into `Generation`.
+//! Pure: defaults and the random seed are arguments. Ranges are vLLM's where OpenAI's API does not define the field.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use stoker_engine::{SamplingParams, StopParams, TokenId};
+
+use crate::{
+    admit::MaxTokens,
+    http::{
+        error::ApiError,
+        fields::{FieldError, Fields},
+    },
+};
+
+/// Stop strings one request may have.
+const MAX_STOP_STRINGS: usize = 16;
+/// Completions of one prompt.
+const MAX_N: u32 = 128;
+/// Likeliest tokens reported at each position.
+pub(crate) const MAX_TOP_LOGPROBS: u8 = 20;
+
+/// How to continue a prompt and how to answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Generation {
+    /// How tokens are chosen; `seed` is the first completion's.
+    pub(crate) sampling: SamplingParams,
+    /// When generation ends; its `max_tokens` is set by admission.
+    pub(crate) stop: StopParams,
+    /// The bound the client sent.
+    pub(crate) max_tokens: Option<MaxTokens>,
+    /// Completions of each prompt.
+    pub(crate) n: u32,
+    /// How the answer travels.
+    pub(crate) delivery: Delivery,
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Delivery {
+    /// One JSON body.
+    Whole,
+    /// Server-sent events.
+    Stream {
+        /// A last chunk carries the token counts.
+        include_usage: bool,
+    },
+}
+
+/// What the model and the process bring to a request that does not say.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Defaults {
+    /// From the model's generation config.
+    pub(crate) sampling: SamplingParams,
+    /// For a request without one.
+    pub(crate) seed: u64,
+    /// Tokens the model knows.
+    pub(crate) vocab_size: u32,
+}
+
+impl Generation {
+    /// Takes every generation parameter out of `fields`.
+    pub(crate) fn take(fields: &mut Fields, defaults: &Defaults) -> Result<Self, ApiError> {
+        refuse_unsupported(fields)?;
+        let max_tokens = max_tokens(fields)?;
+        let stop = stop_params(fields, max_tokens)?;
+        Ok(Self {
+            sampling: sampling(fields, defaults)?,
+            stop,
+            max_tokens,
+            n: fields.number("n", 1..=MAX_N)?.unwrap_or(1),
+            delivery: delivery(fields)?,
+        })
+    }
+
+    /// Parameters of the `choice`-th completion: the same but for randomness, which must differ.
+    pub(crate) fn sampling_of(&self, choice: u32) -> SamplingParams {
+        SamplingParams { seed: seed_of(self.sampling.seed, choice), ..self.sampling.clone() }
+    }
+}
+
+/// The first completion keeps the client's seed, so `n` does not change it.
+fn seed_of(seed: u64, choice: u32) -> u64 {
+    // Odd multiplier (2^64 / golden ratio): distinct for every choice, far apart in every bit.
+    seed ^ u64::from(choice).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+fn sampling(fields: &mut Fields, defaults: &Defaults) -> Result<SamplingParams, ApiError> {
+    let base = &defaults.sampling;
+    Ok(SamplingParams {
+        temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(base.temperature),
+        top_p: fields.checked("top_p", "above 0 and at most 1", |p| *p > 0.0 && *p <= 1.0)?.unwrap_or(base.top_p),
+        top_k: top_k(fields)?.unwrap_or(base.top_k),
+        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(base.min_p),
+        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(base.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(base.frequency_penalty),
+        repetition_penalty: repetition_penalty(fields)?.unwrap_or(base.repetition_penalty),
+        logit_bias: logit_bias(fields, defaults.vocab_size)?,
+        seed: seed(fields)?.unwrap_or(defaults.seed),
+    })
+}
+
+/// -1 and 0 both mean "off".
+fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+    let top_k = fields.checked::<i64>("top_k", "-1 or more", |k| (-1..=i64::from(u32::MAX)).contains(k))?;
+    Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
+}
+
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, FieldError> {
+    fields.checked("repetition_penalty", "above 0", |penalty: &f32| *penalty > 0.0 && penalty.is_finite())
+}
+
+/// Any 64-bit integer: negative ones are the same bits.
+fn seed(fields: &mut Fields) -> Result<Option<u64>, FieldError> {
+    let range = i128::from(i64::MIN)..=i128::from(u64::MAX);
+    let seed = fields.checked::<i128>("seed", "a 64-bit integer", |seed| range.contains(seed))?;
+    Ok(seed.map(|seed| seed as u64))
+}
+
+fn logit_bias(fields: &mut Fields, vocab_size: u32) -> Result<BTreeMap<TokenId, f32>, ApiError> {
+    let sent: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
+    sent.into_iter().map(|(token, bias)| bias_of(&token, bias, vocab_size)).collect()
+}
+
+fn bias_of(token: &str, bias: f32, vocab_size: u32) -> Result<(TokenId, f32), ApiError> {
+    let param = format!("logit_bias.{token}");
+    let id = token.parse().ok().filter(|id: &TokenId| *id < vocab_size).ok_or_else(|| {
+        ApiError::invalid(&param, format!("`{param}`: keys are token ids from 0 to {}", vocab_size - 1))
+    })?;
+    if !(-100.0..=100.0).contains(&bias) {
+        return Err(ApiError::invalid(&param, format!("`{param}` must be between -100 and 100, got {bias}")));
+    }
+    Ok((id, bias))
+}
+
+fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
+    let mut bound = |field| {
+        let tokens = fields.checked::<u32>(field, "1 or more", |tokens| *tokens >= 1)?;
+        Ok::<_, FieldError>(tokens.map(|tokens| MaxTokens { tokens, field }))
+    };
+    let (new, old) = (bound("max_completion_tokens")?, bound("max_tokens")?);
+    match (new, old) {
+        (Some(new), Some(old)) if new.tokens != old.tokens => Err(ApiError::invalid(
+            "max_tokens",
+            format!("max_tokens={} contradicts max_completion_tokens={}: send one of them", old.tokens, new.tokens),
+        )),
+        (new, old) => Ok(new.or(old)),
+    }
+}
+
+fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>) -> Result<StopParams, ApiError> {
+    let min_tokens = fields.take::<u32>("min_tokens")?.unwrap_or(0);
+    if let Some(max) = max_tokens.filter(|max| min_tokens > max.tokens) {
+        let message = format!("min_tokens={min_tokens} cannot be greater than {}={}", max.field, max.tokens);
+        return Err(ApiError::invalid("min_tokens", message));
+    }
+    Ok(StopParams {
+        max_tokens: 0,
+        min_tokens,
+        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        stop: stop_strings(fields)?,
+        include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of strings")]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let stop = match fields.take("stop")? {
+        None => vec![],
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stop)) => stop,
+    };
+    if stop.len() > MAX_STOP_STRINGS {
+        let message = format!("`stop` has {} strings, at most {MAX_STOP_STRINGS} are supported", stop.len());
+        return Err(ApiError::invalid("stop", message));
+    }
+    if stop.iter().any(String::is_empty) {
+        return Err(ApiError::invalid("stop", "`stop` has an empty string: it would end every answer at once"));
+    }
+    Ok(stop)
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
+    let stream = fields.take("stream")?.unwrap_or(false);
+    let options = fields.take::<StreamOptions>("stream_options")?;
+    match (stream, options) {
+        (true, options) => {
+            let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
+            Ok(Delivery::Stream { include_usage })
+        }
+        (false, None) => Ok(Delivery::Whole),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "stream_options",
+            "`stream_options` needs `stream: true`: set it or remove this field",
+        )),
+    }
+}
+
+/// Fields that describe the caller and change no answer are taken and dropped; fields that would change it and are not
+/// implemented are taken only at the value that changes nothing.
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    for label in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.take::<String>(label)?;
+    }
+    fields.take::<BTreeMap<String, String>>("metadata")?;
+    only(fields, "store", &false, "nothing is stored here")?;
+    only(fields, "skip_special_tokens", &true, "special tokens are never part of the text")?;
+    let tier = fields.take::<String>("service_tier")?.unwrap_or_default();
+    if !["", "auto", "default"].contains(&tier.as_str()) {
+        return Err(ApiError::unsupported(
+            "service_tier",
+            format!("service_tier `{tier}` is not supported: use `auto`"),
+        ));
+    }
+    Ok(())
+}
+
+/// Takes a field that is supported at one value only.
+pub(crate) fn only<T>(fields: &mut Fields, field: &str, supported: &T, why: &str) -> Result<(), ApiError>
+where
+    T: serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    match fields.take::<T>(field)? {
+        Some(value) if value != *supported => Err(ApiError::unsupported(
+            field,
+            format!("`{field}: {value:?}` is not supported ({why}): use {supported:?}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(json: &str) -> Result<Generation, ApiError> {
+        let defaults = Defaults {
+            sampling: SamplingParams { temperature: 0.6, ..SamplingParams::default() },
+            seed: 99,
+            vocab_size: 100,
+        };
+        let mut fields = Fields::parse(json.as_bytes())?;
+        let generation = Generation::take(&mut fields, &defaults)?;
+        fields.finish()?;
+        Ok(generation)
+    }
+
+    #[test]
+    fn absent_parameters_come_from_the_models_generation_config() {
+        let generation = take("{}").unwrap();
+        assert_eq!((generation.sampling.temperature, generation.sampling.seed), (0.6, 99));
+        assert_eq!((generation.n, generation.delivery, generation.max_tokens), (1, Delivery::Whole, None));
+    }
+
+    #[test]
+    fn every_range_is_checked_and_names_its_field() {
+        for (field, bad) in [
+            ("temperature", "2.1"),
+            ("temperature", "-0.1"),
+            ("top_p", "0"),
+            ("top_p", "1.01"),
+            ("top_k", "-2"),
+            ("min_p", "1.5"),
+            ("presence_penalty", "-2.5"),
+            ("frequency_penalty", "3"),
+            ("repetition_penalty", "0"),
+            ("n", "0"),
+            ("n", "129"),
+            ("max_tokens", "0"),
+            ("max_completion_tokens", "0"),
+            ("seed", "36893488147419103232"),
+            ("seed", "1.5"),
+            ("min_tokens", "-1"),
+            ("stop", "\"\""),
+            ("stop", "[\"a\", \"\"]"),
+            ("stop", "5"),
+            ("stream", "\"yes\""),
+            ("stream_options", "{\"include_usage\": true}"),
+            ("store", "true"),
+            ("service_tier", "\"flex\""),
+            ("skip_special_tokens", "false"),
+            ("stop_token_ids", "[1]"),
+            ("guided_json", "{}"),
+        ] {
+            let error = take(&format!("{{\"{field}\": {bad}}}")).unwrap_err();
+            assert_eq!(
+                (error.param.as_deref(), error.status.as_u16()),
+                (Some(field), 400),
+                "{field} = {bad}: {error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_openais_clients_send_along_is_accepted() {
+        let generation = take(
+            r#"{"user": "u", "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "top_k": -1,
+                "stream": true, "stream_options": {"include_usage": true}, "stop": "x", "seed": -1, "logprobs": null}"#,
+        )
+        .unwrap();
+        assert_eq!(generation.delivery, Delivery::Stream { include_usage: true });
+        assert_eq!((generation.sampling.top_k, generation.sampling.seed), (0, u64::MAX));
+        assert_eq!(generation.stop.stop, ["x"]);
+    }
+
+    #[test]
+    fn contradicting_bounds_are_refused() {
+        assert!(take(r#"{"max_tokens": 5, "max_completion_tokens": 5}"#).is_ok());
+        assert_eq!(take(r#"{"max_tokens": 5, "max_completion_tokens": 6}"#).unwrap_err().param.unwrap(), "max_tokens");
+        assert_eq!(take(r#"{"max_tokens": 5, "min_tokens": 6}"#).unwrap_err().param.unwrap(), "min_tokens");
+    }
+
+    #[test]
+    fn logit_bias_names_the_bad_entry() {
+        assert_eq!(take(r#"{"logit_bias": {"7": -100}}"#).unwrap().sampling.logit_bias[&7], -100.0);
+        for bad in [r#"{"100": 1}"#, r#"{"x": 1}"#, r#"{"7": 101}"#] {
+            let error = take(&format!(r#"{{"logit_bias": {bad}}}"#)).unwrap_err();
+            assert!(error.param.unwrap().starts_with("logit_bias."));
+        }
+    }
+
+    #[test]
+    fn the_first_completion_keeps_the_seed_and_the_others_differ() {
+        let generation = take(r#"{"seed": 5, "n": 3}"#).unwrap();
+        let seeds: Vec<u64> = (0..3).map(|choice| generation.sampling_of(choice).seed).collect();
+        assert_eq!(seeds[0], 5);
+        assert!(seeds[1] != seeds[0] && seeds[2] != seeds[1] && seeds[2] != seeds[0]);
+    }
+}

@@ -1,0 +1,17 @@
+//! The node agent: one process that serves one replica over an OpenAI-compatible HTTP API.
+//!
+//! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it, `lifecycle` and
+//! `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes API.
+
+pub mod admit;
+pub mod args;
+pub mod builtin;
+pub mod chat_template;
+pub mod config;
+pub mod health;
+pub mod http;
+pub mod lifecycle;
+pub mod metrics;
+pub mod replica;
+pub mod shutdown;
+pub mod telemetry;

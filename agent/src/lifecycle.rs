@@ -1,0 +1,322 @@
+//! The life of one replica as a pure state machine: which phase it is in, what it admits, and what an event leads to.
+//!
+//! Two things vary independently: what the engine is (`Engine`) and whether the replica is in service (`Service`).
+//! `next` takes the time inside the event and returns the new state with the actions that the caller carries out.
+//! Nothing here reads a clock, sends a signal or knows HTTP.
+
+use std::time::{Duration, Instant};
+
+use stoker_crds::contract::{AgentPhase, DrainSettings};
+
+/// After the drain deadline every request has been told to end; this long the engine may take to say so. Past it the
+/// engine is taken for hung, and waiting longer would only delay the exit.
+const ABORT_GRACE: Duration = Duration::from_secs(5);
+
+/// Where a replica is in its life.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// What the engine is.
+    pub engine: Engine,
+    /// Whether the replica takes requests.
+    pub service: Service,
+}
+
+/// What the engine is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Engine {
+    /// Reading weights, planning memory, warming up.
+    Loading,
+    /// Loaded and warm.
+    Running,
+    /// The model never loaded. A restart would fail the same way.
+    LoadFailed(String),
+    /// The engine stopped by itself after it ran. A restart may help.
+    Died(String),
+}
+
+/// Whether the replica takes requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Service {
+    /// In service (as soon as the engine runs).
+    Serving,
+    /// Unready, still admitting: load balancers are learning that it leaves.
+    Withdrawing(Departure),
+    /// Admits nothing, finishes what runs.
+    Draining(Departure),
+    /// Nothing runs, nothing is admitted.
+    Empty(Purpose),
+}
+
+/// Why a replica leaves service.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// Asked over HTTP: it stays up and can be taken back.
+    Drain,
+    /// Told to end by a signal: it exits once empty.
+    Exit,
+}
+
+impl Purpose {
+    fn stricter(self, other: Self) -> Self {
+        if self == Self::Exit { self } else { other }
+    }
+}
+
+/// When a leaving replica does what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Departure {
+    /// Why it leaves.
+    pub purpose: Purpose,
+    /// Until then new requests are still admitted.
+    pub withdraw_until: Instant,
+    /// From then on open requests are ended with an error.
+    pub deadline: Instant,
+}
+
+/// What happens to a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The engine is loaded and warm.
+    Loaded,
+    /// The model cannot be loaded.
+    LoadFailed(String),
+    /// The engine stopped by itself.
+    Died(String),
+    /// Leave service.
+    Leave(Departure),
+    /// Come back into service.
+    Return,
+    /// Time passed.
+    Tick {
+        /// The time.
+        now: Instant,
+        /// Requests that have not been answered to the end.
+        open: usize,
+    },
+}
+
+/// What the caller must do after an event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// End every open request with this error.
+    AbortAll(String),
+    /// End the process with this code.
+    Exit(u8),
+}
+
+impl Departure {
+    /// A departure that begins `now` with the given windows.
+    pub fn new(purpose: Purpose, now: Instant, window: DrainSettings) -> Self {
+        let withdraw_until = now + Duration::from_secs(window.withdraw_seconds.into());
+        Self { purpose, withdraw_until, deadline: withdraw_until + Duration::from_secs(window.deadline_seconds.into()) }
+    }
+
+    /// A departure under way that is asked for again: it never starts over, and the stricter of both wins.
+    fn hastened_by(self, other: Self) -> Self {
+        Self {
+            purpose: self.purpose.stricter(other.purpose),
+            withdraw_until: self.withdraw_until.min(other.withdraw_until),
+            deadline: self.deadline.min(other.deadline),
+        }
+    }
+}
+
+impl State {
+    /// A replica at process start.
+    pub fn new() -> Self {
+        Self { engine: Engine::Loading, service: Service::Serving }
+    }
+
+    /// The phase as `/v1/load` names it. Leaving hides loading and failing: what matters then is whether it is empty.
+    pub fn phase(&self) -> AgentPhase {
+        match (&self.service, &self.engine) {
+            (Service::Withdrawing(_), _) => AgentPhase::Withdrawing,
+            (Service::Draining(_), _) => AgentPhase::Draining,
+            (Service::Empty(_), _) => AgentPhase::Empty,
+            (Service::Serving, Engine::Loading) => AgentPhase::Loading,
+            (Service::Serving, Engine::Running) => AgentPhase::Ready,
+            (Service::Serving, Engine::LoadFailed(_) | Engine::Died(_)) => AgentPhase::Failed,
+        }
+    }
+
+    /// Why the engine does not run, if it failed.
+    pub fn error(&self) -> Option<&str> {
+        match &self.engine {
+            Engine::LoadFailed(error) | Engine::Died(error) => Some(error),
+            Engine::Loading | Engine::Running => None,
+        }
+    }
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The state after `event`, and what must be done about it.
+pub fn next(state: State, event: Event) -> (State, Vec<Action>) {
+    let State { engine, service } = state;
+    match event {
+        Event::Loaded => (State { engine: Engine::Running, service }, vec![]),
+        Event::LoadFailed(error) => (State { engine: Engine::LoadFailed(error), service }, vec![]),
+        Event::Died(error) => {
+            let abort = Action::AbortAll(error.clone());
+            (State { engine: Engine::Died(error), service }, vec![abort])
+        }
+        Event::Leave(departure) => with_service(leave(&engine, service, departure), engine),
+        Event::Return => (State { engine, service: returned(service) }, vec![]),
+        Event::Tick { now, open } => with_service(tick(service, now, open), engine),
+    }
+}
+
+fn with_service((service, actions): (Service, Vec<Action>), engine: Engine) -> (State, Vec<Action>) {
+    (State { engine, service }, actions)
+}
+
+fn leave(engine: &Engine, service: Service, departure: Departure) -> (Service, Vec<Action>) {
+    match (engine, service) {
+        (Engine::Running, Service::Serving) => (Service::Withdrawing(departure), vec![]),
+        (Engine::Running, Service::Withdrawing(earlier)) => {
+            (Service::Withdrawing(earlier.hastened_by(departure)), vec![])
+        }
+        (Engine::Running, Service::Draining(earlier)) => (Service::Draining(earlier.hastened_by(departure)), vec![]),
+        (Engine::Running, Service::Empty(purpose)) => empty(purpose.stricter(departure.purpose)),
+        // Without a running engine nothing was admitted, so there is nothing to wait for.
+        (Engine::Loading | Engine::LoadFailed(_) | Engine::Died(_), _) => empty(departure.purpose),
+    }
+}
+
+fn returned(service: Service) -> Service {
+    let purpose = match &service {
+        Service::Serving => return Service::Serving,
+        Service::Withdrawing(departure) | Service::Draining(departure) => departure.purpose,
+        Service::Empty(purpose) => *purpose,
+    };
+    match purpose {
+        Purpose::Drain => Service::Serving,
+        Purpose::Exit => service,
+    }
+}
+
+fn tick(service: Service, now: Instant, open: usize) -> (Service, Vec<Action>) {
+    match service {
+        Service::Serving | Service::Empty(_) => (service, vec![]),
+        Service::Withdrawing(departure) if now < departure.withdraw_until => (service, vec![]),
+        Service::Withdrawing(departure) | Service::Draining(departure) => draining(departure, now, open),
+    }
+}
+
+fn draining(departure: Departure, now: Instant, open: usize) -> (Service, Vec<Action>) {
+    if open == 0 || now >= departure.deadline + ABORT_GRACE {
+        return empty(departure.purpose);
+    }
+    let mut actions = vec![];
+    if now >= departure.deadline {
+        // Repeated every tick on purpose: it also ends a request that was being submitted during the last one.
+        actions.push(Action::AbortAll("the drain deadline passed".to_owned()));
+    }
+    (Service::Draining(departure), actions)
+}
+
+fn empty(purpose: Purpose) -> (Service, Vec<Action>) {
+    let actions = match purpose {
+        Purpose::Drain => vec![],
+        Purpose::Exit => vec![Action::Exit(0)],
+    };
+    (Service::Empty(purpose), actions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: DrainSettings = DrainSettings { deadline_seconds: 10, withdraw_seconds: 3 };
+
+    fn ready() -> State {
+        next(State::new(), Event::Loaded).0
+    }
+
+    fn after(state: State, events: impl IntoIterator<Item = Event>) -> (State, Vec<Action>) {
+        events.into_iter().fold((state, vec![]), |(state, _), event| next(state, event))
+    }
+
+    fn leave_for(purpose: Purpose, now: Instant) -> Event {
+        Event::Leave(Departure::new(purpose, now, WINDOW))
+    }
+
+    fn tick_at(start: Instant, seconds: u64, open: usize) -> Event {
+        Event::Tick { now: start + Duration::from_secs(seconds), open }
+    }
+
+    #[test]
+    fn loading_becomes_ready_or_failed_with_the_reason() {
+        assert_eq!(State::new().phase(), AgentPhase::Loading);
+        assert_eq!(ready().phase(), AgentPhase::Ready);
+        let (failed, actions) = next(State::new(), Event::LoadFailed("config.json: absent".into()));
+        assert_eq!((failed.phase(), failed.error()), (AgentPhase::Failed, Some("config.json: absent")));
+        assert!(actions.is_empty());
+    }
+
+    #[test]
+    fn a_drain_withdraws_first_then_waits_for_open_requests() {
+        let start = Instant::now();
+        let drain = leave_for(Purpose::Drain, start);
+        let (state, _) = after(ready(), [drain.clone(), tick_at(start, 2, 0)]);
+        assert_eq!(state.phase(), AgentPhase::Withdrawing, "still admitting although nothing is open");
+        let (state, _) = after(ready(), [drain.clone(), tick_at(start, 3, 1)]);
+        assert_eq!(state.phase(), AgentPhase::Draining);
+        let (state, actions) = next(state, tick_at(start, 4, 0));
+        assert_eq!((state.phase(), actions), (AgentPhase::Empty, vec![]));
+    }
+
+    #[test]
+    fn the_deadline_ends_open_requests_and_a_hung_engine_does_not_hold_the_exit() {
+        let start = Instant::now();
+        let (state, actions) = after(ready(), [leave_for(Purpose::Exit, start), tick_at(start, 13, 1)]);
+        assert_eq!(state.phase(), AgentPhase::Draining);
+        assert!(matches!(actions[..], [Action::AbortAll(_)]));
+        let (state, actions) = next(state, tick_at(start, 18, 1));
+        assert_eq!((state.phase(), actions), (AgentPhase::Empty, vec![Action::Exit(0)]));
+    }
+
+    #[test]
+    fn undrain_returns_to_service_but_never_from_an_exit() {
+        let start = Instant::now();
+        for seconds in [1, 5, 60] {
+            let open = usize::from(seconds < 60);
+            let events = [leave_for(Purpose::Drain, start), tick_at(start, seconds, open), Event::Return];
+            assert_eq!(after(ready(), events).0.phase(), AgentPhase::Ready, "after {seconds} s");
+        }
+        let (state, _) = after(ready(), [leave_for(Purpose::Exit, start), Event::Return]);
+        assert_eq!(state.phase(), AgentPhase::Withdrawing);
+    }
+
+    #[test]
+    fn a_signal_during_a_drain_exits_without_starting_over() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(5);
+        let (state, _) = after(ready(), [leave_for(Purpose::Drain, start), leave_for(Purpose::Exit, later)]);
+        let Service::Withdrawing(departure) = state.service else { panic!("{state:?}") };
+        assert_eq!(departure.purpose, Purpose::Exit);
+        assert_eq!(departure.withdraw_until, start + Duration::from_secs(3));
+    }
+
+    #[test]
+    fn a_signal_exits_at_once_when_nothing_can_be_open() {
+        let start = Instant::now();
+        let drained = after(ready(), [leave_for(Purpose::Drain, start), tick_at(start, 4, 0)]).0;
+        let failed = next(State::new(), Event::LoadFailed("no".into())).0;
+        for state in [State::new(), drained, failed] {
+            let (_, actions) = next(state, leave_for(Purpose::Exit, start));
+            assert_eq!(actions, [Action::Exit(0)]);
+        }
+    }
+
+    #[test]
+    fn a_dead_engine_ends_what_is_open() {
+        let (state, actions) = next(ready(), Event::Died("step failed".into()));
+        assert_eq!(state.phase(), AgentPhase::Failed);
+        assert_eq!(actions, [Action::AbortAll("step failed".into())]);
+    }
+}

@@ -1,0 +1,392 @@
+//! Prometheus metrics: our own families (`stoker_*`, buckets fine enough for a step of a few milliseconds) and the vLLM
+//! families that dashboards and inference gateways scrape (D18). Owns the registry; readings come in by argument.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    core::Collector,
+};
+use stoker_crds::contract::{AgentPhase, KV_BLOCK_TOKENS, LoadReport};
+use stoker_engine::{EngineLoad, RequestSample, Samples};
+
+/// Seconds from 0.5 ms to 2 min: a token of a small model takes 1 ms, a long prompt on a CPU minutes.
+const FINE_SECONDS: [f64; 24] = [
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0,
+    2.0, 5.0, 10.0, 30.0, 60.0, 120.0,
+];
+/// vLLM's buckets, so that dashboards made for it add up across servers.
+const VLLM_TTFT: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+const VLLM_ITL: [f64; 19] =
+    [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+const VLLM_REQUEST: [f64; 21] = [
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+/// Powers of two up to a million tokens.
+const TOKENS: [f64; 21] = [
+    1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
+    65536.0, 131072.0, 262144.0, 524288.0, 1048576.0,
+];
+
+/// Every metric of this process.
+pub struct Metrics {
+    registry: Registry,
+    own: OwnFamilies,
+    vllm: VllmFamilies,
+    /// Totals are raised to the engine's: two writers at once would count an increase twice.
+    raising: Mutex<()>,
+}
+
+struct OwnFamilies {
+    http_requests: IntCounterVec,
+    phase: GaugeVec,
+    load_progress: Gauge,
+    start_seconds: Gauge,
+    stalled_seconds: Gauge,
+    kv_blocks: GaugeVec,
+    waiting_prefill_tokens: IntGauge,
+    ttft: Histogram,
+    itl: Histogram,
+    e2e: Histogram,
+    queue: Histogram,
+}
+
+struct VllmFamilies {
+    running: IntGauge,
+    waiting: IntGauge,
+    kv_usage: Gauge,
+    cache_config: GaugeVec,
+    preemptions: IntCounter,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    request_success: IntCounterVec,
+    ttft: Histogram,
+    itl: Histogram,
+    e2e: Histogram,
+    queue: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+}
+
+impl Metrics {
+    /// All families at zero.
+    pub fn new(model_name: &str) -> Self {
+        let register = Registration { registry: Registry::new(), model_name };
+        let (own, vllm) = (OwnFamilies::new(&register), VllmFamilies::new(&register));
+        Self { registry: register.registry, own, vllm, raising: Mutex::new(()) }
+    }
+
+    /// Counts an answered request by its route and status.
+    pub fn http_request(&self, path: &str, status: u16) {
+        self.own.http_requests.with_label_values(&[path, &status.to_string()]).inc();
+    }
+
+    /// Notes how long the start took.
+    pub fn loaded(&self, took: Duration) {
+        self.own.start_seconds.set(took.as_secs_f64());
+    }
+
+    /// Takes over the engine's totals and the latencies since the last call.
+    pub fn observe(&self, load: &EngineLoad, samples: &Samples) {
+        let _raising = self.raising.lock().unwrap_or_else(PoisonError::into_inner);
+        self.vllm.raise(load);
+        for seconds in &samples.ttft {
+            self.own.ttft.observe(*seconds);
+            self.vllm.ttft.observe(*seconds);
+        }
+        for seconds in &samples.itl {
+            self.own.itl.observe(*seconds);
+            self.vllm.itl.observe(*seconds);
+        }
+        for request in &samples.requests {
+            self.own.request(request);
+            self.vllm.request(request);
+        }
+    }
+
+    /// The text form, with the gauges of this reading.
+    pub fn text(&self, report: &LoadReport) -> String {
+        self.own.set(report);
+        self.vllm.set(report);
+        TextEncoder::new().encode_to_string(&self.registry.gather()).expect("metric names and labels are valid")
+    }
+}
+
+impl OwnFamilies {
+    fn new(register: &Registration<'_>) -> Self {
+        Self {
+            http_requests: register.own_counter_vec(
+                "stoker_http_requests_total",
+                "HTTP requests answered, by route and status",
+                &["path", "status"],
+            ),
+            phase: register.own_gauge_vec("stoker_phase", "1 for the phase the replica is in", &["phase"]),
+            load_progress: register.own_gauge("stoker_load_progress", "Progress of loading the model, 0 to 1"),
+            start_seconds: register.own_gauge("stoker_start_seconds", "From process start to ready"),
+            stalled_seconds: register.own_gauge(
+                "stoker_stalled_seconds",
+                "Since the last completed step while work was waiting; 0 when idle",
+            ),
+            kv_blocks: register.own_gauge_vec(
+                "stoker_kv_blocks",
+                "KV blocks: referenced by sequences, cached (held by the prefix cache only), free",
+                &["state"],
+            ),
+            waiting_prefill_tokens: register.own_int_gauge(
+                "stoker_waiting_prefill_tokens",
+                "Prompt tokens of waiting requests that still need prefill",
+            ),
+            ttft: register.own_seconds("stoker_time_to_first_token_seconds", "From submission to the first token"),
+            itl: register.own_seconds("stoker_inter_token_latency_seconds", "Between two tokens of one sequence"),
+            e2e: register.own_seconds("stoker_e2e_request_latency_seconds", "From submission to the last token"),
+            queue: register.own_seconds("stoker_request_queue_time_seconds", "From submission to the first step"),
+        }
+    }
+
+    fn request(&self, request: &RequestSample) {
+        self.e2e.observe(request.e2e_seconds);
+        if let Some(seconds) = request.queue_seconds {
+            self.queue.observe(seconds);
+        }
+    }
+
+    fn set(&self, report: &LoadReport) {
+        for (phase, name) in PHASES {
+            self.phase.with_label_values(&[name]).set(f64::from(u8::from(report.phase == phase)));
+        }
+        for (state, blocks) in
+            [("referenced", report.referenced_blocks), ("cached", report.cached_blocks), ("free", report.free_blocks)]
+        {
+            self.kv_blocks.with_label_values(&[state]).set(f64::from(blocks));
+        }
+        self.load_progress.set(report.load_progress);
+        self.stalled_seconds.set(report.stalled_seconds);
+        self.waiting_prefill_tokens.set(report.waiting_prefill_tokens as i64);
+    }
+}
+
+const PHASES: [(AgentPhase, &str); 6] = [
+    (AgentPhase::Loading, "loading"),
+    (AgentPhase::Ready, "ready"),
+    (AgentPhase::Withdrawing, "withdrawing"),
+    (AgentPhase::Draining, "draining"),
+    (AgentPhase::Empty, "empty"),
+    (AgentPhase::Failed, "failed"),
+];
+
+impl VllmFamilies {
+    fn new(register: &Registration<'_>) -> Self {
+        Self {
+            running: register.vllm_gauge("vllm:num_requests_running", "Sequences being computed"),
+            waiting: register.vllm_gauge("vllm:num_requests_waiting", "Requests waiting to be computed"),
+            kv_usage: register.vllm_ratio("vllm:kv_cache_usage_perc", "Referenced part of the KV cache, 0 to 1"),
+            cache_config: register.vllm_info(
+                "vllm:cache_config_info",
+                "Sizes of the KV cache",
+                &["block_size", "num_gpu_blocks"],
+            ),
+            preemptions: register.vllm_counter("vllm:num_preemptions_total", "Preemptions since start"),
+            prompt_tokens: register.vllm_counter("vllm:prompt_tokens_total", "Prompt tokens since start"),
+            generation_tokens: register.vllm_counter("vllm:generation_tokens_total", "Tokens generated since start"),
+            request_success: register.vllm_counter_vec(
+                "vllm:request_success_total",
+                "Requests that ended, by reason",
+                &["finished_reason"],
+            ),
+            ttft: register.vllm_histogram("vllm:time_to_first_token_seconds", "Time to first token", &VLLM_TTFT),
+            itl: register.vllm_histogram("vllm:inter_token_latency_seconds", "Time between tokens", &VLLM_ITL),
+            e2e: register.vllm_histogram("vllm:e2e_request_latency_seconds", "Time of a request", &VLLM_REQUEST),
+            queue: register.vllm_histogram("vllm:request_queue_time_seconds", "Time in the queue", &VLLM_REQUEST),
+            request_prompt_tokens: register.vllm_histogram("vllm:request_prompt_tokens", "Tokens of a prompt", &TOKENS),
+            request_generation_tokens: register.vllm_histogram(
+                "vllm:request_generation_tokens",
+                "Tokens generated for a request",
+                &TOKENS,
+            ),
+        }
+    }
+
+    fn request(&self, request: &RequestSample) {
+        self.e2e.observe(request.e2e_seconds);
+        if let Some(seconds) = request.queue_seconds {
+            self.queue.observe(seconds);
+        }
+        self.request_prompt_tokens.observe(f64::from(request.usage.prompt_tokens));
+        self.request_generation_tokens.observe(f64::from(request.usage.completion_tokens));
+    }
+
+    fn raise(&self, load: &EngineLoad) {
+        raise(&self.preemptions, load.preemptions);
+        raise(&self.prompt_tokens, load.prompt_tokens);
+        raise(&self.generation_tokens, load.generation_tokens);
+        let ended = &load.finished;
+        for (reason, total) in
+            [("stop", ended.stop), ("length", ended.length), ("abort", ended.abort), ("error", ended.error)]
+        {
+            raise(&self.request_success.with_label_values(&[reason]), total);
+        }
+    }
+
+    fn set(&self, report: &LoadReport) {
+        self.running.set(report.running.into());
+        self.waiting.set(report.waiting.into());
+        // D4: blocks held only by the prefix cache are free.
+        let total = report.total_blocks.max(1);
+        self.kv_usage.set(f64::from(report.referenced_blocks) / f64::from(total));
+        let sizes = [KV_BLOCK_TOKENS.to_string(), report.total_blocks.to_string()];
+        self.cache_config.reset();
+        self.cache_config.with_label_values(&[&sizes[0], &sizes[1]]).set(1.0);
+    }
+}
+
+/// Raises a counter to a total that another component keeps.
+fn raise(counter: &IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
+}
+
+/// Makes families and enters them into the registry. The vLLM ones carry the labels vLLM gives them.
+struct Registration<'a> {
+    registry: Registry,
+    model_name: &'a str,
+}
+
+impl Registration<'_> {
+    fn own_counter_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.enter(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn own_gauge(&self, name: &str, help: &str) -> Gauge {
+        self.enter(Gauge::with_opts(Opts::new(name, help)))
+    }
+
+    fn own_int_gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.enter(IntGauge::with_opts(Opts::new(name, help)))
+    }
+
+    fn own_gauge_vec(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.enter(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn own_seconds(&self, name: &str, help: &str) -> Histogram {
+        self.enter(Histogram::with_opts(HistogramOpts::new(name, help).buckets(FINE_SECONDS.to_vec())))
+    }
+
+    fn vllm_gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.enter(IntGauge::with_opts(self.vllm(name, help)))
+    }
+
+    fn vllm_ratio(&self, name: &str, help: &str) -> Gauge {
+        self.enter(Gauge::with_opts(self.vllm(name, help)))
+    }
+
+    fn vllm_info(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.enter(GaugeVec::new(self.vllm(name, help), labels))
+    }
+
+    fn vllm_counter(&self, name: &str, help: &str) -> IntCounter {
+        self.enter(IntCounter::with_opts(self.vllm(name, help)))
+    }
+
+    fn vllm_counter_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.enter(IntCounterVec::new(self.vllm(name, help), labels))
+    }
+
+    fn vllm_histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let opts = HistogramOpts { common_opts: self.vllm(name, help), buckets: buckets.to_vec() };
+        self.enter(Histogram::with_opts(opts))
+    }
+
+    fn vllm(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label("model_name", self.model_name).const_label("engine", "0")
+    }
+
+    fn enter<C: Collector + Clone + 'static>(&self, family: prometheus::Result<C>) -> C {
+        let family = family.expect("names and labels are constants of this file");
+        self.registry.register(Box::new(family.clone())).expect("every name is used once");
+        family
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_engine::{FinishReason, FinishedCounts, Usage};
+
+    use super::*;
+
+    fn report() -> LoadReport {
+        LoadReport {
+            time_ms: 0,
+            start_id: String::new(),
+            revision: String::new(),
+            phase: AgentPhase::Ready,
+            error: None,
+            load_progress: 1.0,
+            running: 3,
+            waiting: 2,
+            waiting_prefill_tokens: 40,
+            total_blocks: 10,
+            referenced_blocks: 5,
+            cached_blocks: 2,
+            free_blocks: 3,
+            preemptions: 1,
+            finished: 1,
+            ttft_p95_seconds: None,
+            itl_p95_seconds: None,
+            prefill_tokens_per_second: None,
+            stalled_seconds: 0.0,
+        }
+    }
+
+    fn samples() -> Samples {
+        let request = RequestSample {
+            reason: FinishReason::Stop,
+            usage: Usage { prompt_tokens: 5, completion_tokens: 3, cached_tokens: 0 },
+            queue_seconds: Some(0.001),
+            ttft_seconds: Some(0.01),
+            e2e_seconds: 0.03,
+            preemptions: 0,
+        };
+        Samples { ttft: vec![0.01], itl: vec![0.004, 0.004], requests: vec![request], dropped: 0 }
+    }
+
+    #[test]
+    fn dashboards_made_for_vllm_find_their_families_and_labels() {
+        let metrics = Metrics::new("m");
+        metrics.observe(&EngineLoad::default(), &samples());
+        let text = metrics.text(&report());
+        for line in [
+            "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3",
+            "vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 2",
+            "vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.5",
+            "vllm:cache_config_info{block_size=\"16\",engine=\"0\",model_name=\"m\",num_gpu_blocks=\"10\"} 1",
+            "vllm:inter_token_latency_seconds_count{engine=\"0\",model_name=\"m\"} 2",
+            "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"m\"} 0",
+            "stoker_phase{phase=\"ready\"} 1",
+            "stoker_kv_blocks{state=\"free\"} 3",
+            "stoker_inter_token_latency_seconds_bucket{le=\"0.004\"} 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn totals_are_raised_and_never_counted_twice() {
+        let metrics = Metrics::new("m");
+        let load = EngineLoad {
+            prompt_tokens: 7,
+            finished: FinishedCounts { stop: 2, ..FinishedCounts::default() },
+            ..EngineLoad::default()
+        };
+        metrics.observe(&load, &Samples::default());
+        metrics.observe(&load, &Samples::default());
+        assert_eq!(metrics.vllm.prompt_tokens.get(), 7);
+        assert_eq!(metrics.vllm.request_success.with_label_values(&["stop"]).get(), 2);
+    }
+}

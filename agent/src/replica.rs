@@ -1,0 +1,274 @@
+//! The one replica this process is: its life, its engine once loaded, its open requests. Owns the lifecycle state and
+//! carries out the actions that `lifecycle::next` names; decides nothing itself. No lock is held across an await.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
+use tokio::sync::watch;
+
+use crate::{
+    admit::{Limits, QueueLoad, Refusal, in_service},
+    chat_template::ChatTemplate,
+    config::Settings,
+    health::{Progress, Unhealthy, check},
+    lifecycle::{Action, Event, State, next},
+    metrics::Metrics,
+};
+
+/// This process's replica.
+pub struct Replica {
+    settings: Settings,
+    start_id: String,
+    started: Instant,
+    started_unix: u64,
+    life: Mutex<Life>,
+    served: OnceLock<Arc<Served>>,
+    metrics: Metrics,
+    exit: watch::Sender<Option<u8>>,
+}
+
+/// A loaded model: the engine and what turns messages into its prompts.
+pub struct Served {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// `None` for a model without one.
+    pub template: Option<ChatTemplate>,
+}
+
+/// What changes, behind one lock so that "no request is open" and "none can be opened" are one observation.
+struct Life {
+    state: State,
+    open: usize,
+    load_progress: f64,
+    load_moved: Instant,
+}
+
+/// One request that is being answered. Dropping it closes it.
+pub struct OpenRequest {
+    replica: Arc<Replica>,
+}
+
+impl Replica {
+    /// A replica at process start.
+    pub fn new(settings: Settings) -> Arc<Self> {
+        let now = Instant::now();
+        let metrics = Metrics::new(&settings.served_names[0]);
+        Arc::new(Self {
+            settings,
+            start_id: format!("{:016x}", rand::random::<u64>()),
+            started: now,
+            started_unix: unix_time().as_secs(),
+            life: Mutex::new(Life { state: State::new(), open: 0, load_progress: 0.0, load_moved: now }),
+            served: OnceLock::new(),
+            metrics,
+            exit: watch::Sender::new(None),
+        })
+    }
+
+    /// What this process runs with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// When the process started, in Unix seconds.
+    pub fn started_unix(&self) -> u64 {
+        self.started_unix
+    }
+
+    /// Its metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Becomes `Some(code)` when the process must end.
+    pub fn exit_code(&self) -> watch::Receiver<Option<u8>> {
+        self.exit.subscribe()
+    }
+
+    /// Opens a request, if the replica takes any.
+    pub fn enter(self: &Arc<Self>) -> Result<OpenRequest, Refusal> {
+        let mut life = self.life();
+        in_service(life.state.phase(), life.load_progress, life.state.error())?;
+        life.open += 1;
+        drop(life);
+        Ok(OpenRequest { replica: self.clone() })
+    }
+
+    /// The loaded model.
+    pub fn served(&self) -> Result<Arc<Served>, Refusal> {
+        let Some(served) = self.served.get() else {
+            let life = self.life();
+            // A replica that was drained while loading has no model either, and says that it drains.
+            in_service(life.state.phase(), life.load_progress, life.state.error())?;
+            return Err(Refusal::Failed("the model is not loaded".to_owned()));
+        };
+        Ok(served.clone())
+    }
+
+    /// Puts the loaded model in service.
+    pub fn serve(&self, served: Served) {
+        if self.served.set(Arc::new(served)).is_err() {
+            unreachable!("the model is loaded once");
+        }
+        self.metrics.loaded(self.started.elapsed());
+        self.apply(Event::Loaded);
+    }
+
+    /// Notes how far loading is, 0 to 1.
+    pub fn note_load_progress(&self, progress: f32) {
+        let mut life = self.life();
+        life.load_progress = f64::from(progress);
+        life.load_moved = Instant::now();
+    }
+
+    /// Lets an event happen and carries out what follows from it. Returns the phase after it.
+    pub fn apply(&self, event: Event) -> AgentPhase {
+        let (phase, actions) = self.life().advance(event);
+        for action in actions {
+            self.act(action);
+        }
+        phase
+    }
+
+    /// Time passed: moves a drain on, publishes latencies, notices a dead engine.
+    pub fn tick(&self) {
+        let open = self.life().open;
+        self.apply(Event::Tick { now: Instant::now(), open });
+        if let Some(served) = self.served.get() {
+            let load = served.engine.load();
+            self.metrics.observe(&load, &served.engine.take_samples());
+            if let Some(reason) = load.stopped {
+                self.die(reason);
+            }
+        }
+    }
+
+    /// Whether the process makes progress.
+    pub fn health(&self) -> Result<(), Unhealthy> {
+        let life = self.life();
+        let progress = Progress {
+            stalled_seconds: self.engine_load().map_or(0.0, |load| load.stalled_seconds),
+            load_idle_seconds: life.load_moved.elapsed().as_secs_f64(),
+        };
+        check(&life.state.engine, progress)
+    }
+
+    /// The engine's own view, once it is loaded.
+    pub fn engine_load(&self) -> Option<EngineLoad> {
+        self.served.get().map(|served| served.engine.load())
+    }
+
+    /// What admission needs to know about the queue.
+    pub fn queue_load(&self) -> QueueLoad {
+        let load = self.engine_load().unwrap_or_default();
+        QueueLoad {
+            waiting: load.waiting,
+            waiting_prefill_tokens: load.waiting_prefill_tokens,
+            prefill_tokens_per_second: load.prefill_tokens_per_second,
+        }
+    }
+
+    /// What admission measures requests by.
+    pub fn limits(&self, served: &Served) -> Limits {
+        Limits {
+            max_waiting: self.settings.engine.limits.max_waiting,
+            max_model_len: served.engine.model().max_model_len,
+        }
+    }
+
+    /// One reading for `/v1/load`.
+    pub fn load_report(&self) -> LoadReport {
+        let life = self.life();
+        let load = self.engine_load().unwrap_or_default();
+        LoadReport {
+            time_ms: unix_time().as_millis() as u64,
+            start_id: self.start_id.clone(),
+            revision: self.settings.revision.clone(),
+            phase: life.state.phase(),
+            error: life.state.error().map(str::to_owned),
+            load_progress: life.load_progress,
+            running: load.running,
+            waiting: load.waiting,
+            waiting_prefill_tokens: load.waiting_prefill_tokens,
+            total_blocks: load.total_blocks,
+            referenced_blocks: load.referenced_blocks,
+            cached_blocks: load.cached_blocks,
+            free_blocks: load.free_blocks,
+            preemptions: load.preemptions,
+            finished: load.finished.total(),
+            ttft_p95_seconds: load.ttft_p95_seconds,
+            itl_p95_seconds: load.itl_p95_seconds,
+            prefill_tokens_per_second: load.prefill_tokens_per_second,
+            stalled_seconds: load.stalled_seconds,
+        }
+    }
+
+    fn die(&self, reason: String) {
+        if self.life().state.error().is_none() {
+            tracing::error!(reason, "the engine stopped");
+            self.apply(Event::Died(reason));
+        }
+    }
+
+    fn act(&self, action: Action) {
+        match action {
+            Action::AbortAll(reason) => {
+                if let Some(served) = self.served.get() {
+                    served.engine.abort_all(&reason);
+                }
+            }
+            // Only the first code counts: a later one would be about the way out.
+            Action::Exit(code) => {
+                self.exit.send_if_modified(|exit| exit.replace(exit.unwrap_or(code)).is_none());
+            }
+        }
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        // Every critical section leaves a valid state, so a panic elsewhere does not spoil it.
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Life {
+    fn advance(&mut self, event: Event) -> (AgentPhase, Vec<Action>) {
+        let before = self.state.phase();
+        let (state, actions) = next(self.state.clone(), event);
+        self.state = state;
+        let after = self.state.phase();
+        if after != before {
+            tracing::info!(from = ?before, to = ?after, open = self.open, "phase");
+        }
+        (after, actions)
+    }
+}
+
+impl Served {
+    /// The model's generation config where it has one, else OpenAI's defaults.
+    pub fn default_sampling(&self) -> SamplingParams {
+        let model = &self.engine.model().defaults;
+        let fallback = SamplingParams::default();
+        SamplingParams {
+            temperature: model.temperature.unwrap_or(fallback.temperature),
+            top_p: model.top_p.unwrap_or(fallback.top_p),
+            top_k: model.top_k.unwrap_or(fallback.top_k),
+            min_p: model.min_p.unwrap_or(fallback.min_p),
+            repetition_penalty: model.repetition_penalty.unwrap_or(fallback.repetition_penalty),
+            ..fallback
+        }
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.replica.life().open -= 1;
+    }
+}

@@ -1,0 +1,352 @@
+//! The HTTP surface over a simulated engine: scripted text, scripted timing, scripted failures. The real engine behind a
+//! real socket is tested in the `tests` crate.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response, StatusCode},
+};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use stoker_agent::{
+    chat_template::{ChatTemplate, SpecialTokens},
+    config::{OnFailure, Settings},
+    http,
+    lifecycle::{Departure, Event, Purpose},
+    replica::{Replica, Served},
+};
+use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig};
+use stoker_engine::{
+    EngineLimits,
+    exec::sim::{SimExecutor, SimScript},
+};
+use tower::ServiceExt;
+
+const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+/// Long enough for any step of these scripts, short enough to fail soon.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+struct Agent {
+    replica: Arc<Replica>,
+    router: Router,
+}
+
+impl Agent {
+    fn loading(limits: &EngineLimits) -> Self {
+        let config = AgentConfig {
+            revision: "r1".into(),
+            model: ModelConfig { source: "/simulated".into(), served_names: vec!["sim".into(), "alias".into()] },
+            engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
+            drain: DrainSettings::default(),
+        };
+        let replica = Replica::new(Settings::validate(config, OnFailure::Report).unwrap());
+        Self { router: http::router(replica.clone()), replica }
+    }
+
+    fn with(script: SimScript, limits: EngineLimits) -> Self {
+        let agent = Self::loading(&limits);
+        let template = ChatTemplate::compile(TEMPLATE.into(), SpecialTokens::default()).unwrap();
+        let engine = SimExecutor::start(script, limits).unwrap();
+        agent.replica.serve(Served { engine, template: Some(template) });
+        agent
+    }
+
+    fn new() -> Self {
+        Self::with(SimScript::default(), EngineLimits::default())
+    }
+
+    /// Steps of 10 ms and a text that does not end soon.
+    fn slow(limits: EngineLimits) -> Self {
+        let script =
+            SimScript { completion: "x".repeat(1000), step_time: Duration::from_millis(10), ..SimScript::default() };
+        Self::with(script, limits)
+    }
+
+    async fn send(&self, method: &str, path: &str, body: &str) -> Response<Body> {
+        let request = Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
+        json_of(self.send("POST", path, &body.to_string()).await).await
+    }
+
+    async fn get(&self, path: &str) -> (StatusCode, Value) {
+        json_of(self.send("GET", path, "").await).await
+    }
+
+    /// A stream that has delivered its first chunk.
+    async fn open_stream(&self) -> Stream {
+        let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1000});
+        let response = self.send("POST", "/v1/completions", &body.to_string()).await;
+        assert_eq!(response.status(), 200);
+        let mut stream = Stream { body: response.into_body() };
+        assert!(stream.next().await.unwrap().contains("\"text\":\"x"));
+        stream
+    }
+
+    async fn wait_until(&self, what: &str, holds: impl Fn(&stoker_crds::contract::LoadReport) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(&self.replica.load_report()) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", self.replica.load_report());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            self.replica.tick();
+        }
+    }
+
+    fn leave(&self, withdraw_seconds: u32, deadline_seconds: u32) {
+        let window = DrainSettings { withdraw_seconds, deadline_seconds };
+        self.replica.apply(Event::Leave(Departure::new(Purpose::Drain, Instant::now(), window)));
+        self.replica.tick();
+    }
+}
+
+struct Stream {
+    body: Body,
+}
+
+impl Stream {
+    async fn next(&mut self) -> Option<String> {
+        let frame = self.body.frame().await?.unwrap();
+        Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+    }
+
+    async fn rest(mut self) -> String {
+        let mut text = String::new();
+        while let Some(frame) = self.next().await {
+            text.push_str(&frame);
+        }
+        text
+    }
+}
+
+async fn json_of(response: Response<Body>) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+}
+
+/// The data of every event but `[DONE]`, which must be the last.
+fn events(stream: &str) -> Vec<Value> {
+    let mut lines: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(lines.pop(), Some("[DONE]"), "{stream}");
+    lines.into_iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({"model": "sim", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_chat_answer_has_openais_form() {
+    let (status, answer) = Agent::new().post("/v1/chat/completions", chat(json!({}))).await;
+    assert_eq!(status, 200);
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(
+        answer["choices"][0]["message"],
+        json!({"role": "assistant", "content": "All is well.", "refusal": null})
+    );
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let prompt_tokens = "[user]hi[assistant]".len();
+    assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens);
+    assert_eq!(answer["usage"]["completion_tokens"], "All is well.".len() + 1);
+}
+
+#[tokio::test]
+async fn a_stream_opens_every_choice_with_its_role_and_ends_with_usage() {
+    let body = chat(json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}}));
+    let response = Agent::new().send("POST", "/v1/chat/completions", &body.to_string()).await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    let events = events(&Stream { body: response.into_body() }.rest().await);
+
+    for index in 0..2 {
+        let of_choice: Vec<&Value> = events
+            .iter()
+            .filter_map(|event| event["choices"].get(0))
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        assert_eq!(of_choice[0]["delta"], json!({"role": "assistant", "content": ""}));
+        let text: String = of_choice.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(text, "All is well.");
+        let ends: Vec<&Value> =
+            of_choice.iter().map(|choice| &choice["finish_reason"]).filter(|end| !end.is_null()).collect();
+        assert_eq!(ends, ["stop"]);
+    }
+    let last = events.last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(26)));
+    assert!(events[..events.len() - 1].iter().all(|event| event["usage"].is_null()));
+}
+
+#[tokio::test]
+async fn completions_take_all_four_forms_of_prompt() {
+    let agent = Agent::new();
+    for (prompt, n_choices) in
+        [(json!("hi"), 1), (json!([104, 105]), 1), (json!(["hi", "you"]), 2), (json!([[104], [105], [106]]), 3)]
+    {
+        let (status, answer) = agent.post("/v1/completions", json!({"prompt": prompt, "n": 2})).await;
+        assert_eq!(status, 200, "{answer}");
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 2 * n_choices);
+        assert!(choices.iter().enumerate().all(|(index, choice)| choice["index"] == index));
+    }
+    let (status, answer) = agent.post("/v1/completions", json!({"prompt": []})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("prompt")));
+}
+
+#[tokio::test]
+async fn log_probabilities_come_once_a_token() {
+    let agent = Agent::new();
+    let body = chat(json!({"logprobs": true, "top_logprobs": 3, "max_tokens": 4}));
+    let (_, answer) = agent.post("/v1/chat/completions", body).await;
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!((content.len(), content[0]["top_logprobs"].as_array().unwrap().len()), (4, 3));
+    let (_, answer) = agent.post("/v1/completions", json!({"prompt": "x", "logprobs": 2, "max_tokens": 4})).await;
+    assert_eq!(answer["choices"][0]["logprobs"]["text_offset"], json!([0, 1, 2, 3]));
+}
+
+#[tokio::test]
+async fn every_refusal_names_its_parameter_and_the_next_request_works() {
+    let agent = Agent::new();
+    let long = "x".repeat(3000);
+    for (body, status, param) in [
+        (chat(json!({"guided_json": {}})), 400, "guided_json"),
+        (chat(json!({"temperature": "hot"})), 400, "temperature"),
+        (chat(json!({"model": "gpt-4"})), 404, "model"),
+        (chat(json!({"response_format": {"type": "json_object"}})), 400, "response_format"),
+        (chat(json!({"logit_bias": {"999": 1}})), 400, "logit_bias.999"),
+        (chat(json!({"max_tokens": 3000})), 400, "max_tokens"),
+        (chat(json!({"n": 128, "max_tokens": 1, "messages": [{"role": "robot"}]})), 400, "messages[0].role"),
+        (chat(json!({"messages": [{"role": "user", "content": long}]})), 400, "prompt"),
+        (chat(json!({"top_logprobs": 2})), 400, "top_logprobs"),
+    ] {
+        let (got, answer) = agent.post("/v1/chat/completions", body).await;
+        assert_eq!((got.as_u16(), &answer["error"]["param"]), (status, &json!(param)), "{answer}");
+        assert!(answer["error"]["message"].is_string() && answer["error"]["type"] == "invalid_request_error");
+    }
+    for (field, value) in
+        [("echo", json!(true)), ("best_of", json!(2)), ("suffix", json!("x")), ("logprobs", json!(21))]
+    {
+        let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", field: value})).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+    }
+    assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_step_that_fails_ends_the_stream_with_an_error_and_makes_the_replica_unhealthy() {
+    let script = SimScript { fail_at_step: Some(5), completion: "x".repeat(100), ..SimScript::default() };
+    let agent = Agent::with(script, EngineLimits::default());
+    let stream = agent.open_stream().await.rest().await;
+    let last = events(&stream).pop().unwrap();
+    assert!(last["error"]["message"].as_str().unwrap().contains("scripted failure"), "{last}");
+
+    agent.wait_until("the failure is noticed", |report| report.phase == AgentPhase::Failed).await;
+    let (status, health) = agent.get("/healthz").await;
+    assert_eq!(status, 503, "{health}");
+    assert_eq!(agent.post("/v1/completions", json!({"prompt": "x"})).await.0, 503);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_with_429_and_a_time_to_retry() {
+    let agent = Agent::slow(EngineLimits { max_num_seqs: 1, max_waiting: 1, ..EngineLimits::default() });
+    let _running = agent.open_stream().await;
+    let body = json!({"prompt": "x", "stream": true, "max_tokens": 1000}).to_string();
+    let waiting = agent.send("POST", "/v1/completions", &body).await;
+    agent.wait_until("one waits", |report| report.waiting == 1).await;
+    let refused = agent.send("POST", "/v1/completions", &body).await;
+    assert_eq!(refused.status(), 429);
+    assert!(refused.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
+    drop(waiting);
+    agent.wait_until("a place is free", |report| report.waiting == 0).await;
+    assert_eq!(agent.send("POST", "/v1/completions", &body).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_frees_its_blocks() {
+    let agent = Agent::slow(EngineLimits::default());
+    let stream = agent.open_stream().await;
+    agent.wait_until("it runs", |report| report.referenced_blocks > 0).await;
+    drop(stream);
+    agent.wait_until("its blocks are free", |report| report.referenced_blocks == 0 && report.running == 0).await;
+}
+
+#[tokio::test]
+async fn a_drain_admits_until_withdrawn_then_finishes_what_runs_and_can_be_undone() {
+    let agent = Agent::slow(EngineLimits::default());
+    let stream = agent.open_stream().await;
+    let (status, answer) = agent.post("/v1/drain", json!({"withdrawSeconds": 60})).await;
+    assert_eq!((status.as_u16(), &answer["phase"]), (202, &json!("withdrawing")));
+    assert_eq!(agent.get("/readyz").await.0, 503);
+    let other = agent.open_stream().await;
+
+    agent.leave(0, 60);
+    let refused = agent.send("POST", "/v1/completions", r#"{"prompt": "x"}"#).await;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    assert_eq!(agent.replica.load_report().phase, AgentPhase::Draining);
+    drop((stream, other));
+    agent.wait_until("it is empty", |report| report.phase == AgentPhase::Empty).await;
+
+    let response = agent.send("DELETE", "/v1/drain", "").await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(agent.get("/readyz").await.0, 200);
+    agent.open_stream().await;
+}
+
+#[tokio::test]
+async fn the_drain_deadline_ends_a_stream_with_an_error_terminal() {
+    let agent = Agent::slow(EngineLimits::default());
+    let stream = agent.open_stream().await;
+    agent.leave(0, 0);
+    let last = events(&stream.rest().await).pop().unwrap();
+    assert!(last["error"]["message"].as_str().unwrap().contains("drain deadline"), "{last}");
+    agent.wait_until("it is empty", |report| report.phase == AgentPhase::Empty).await;
+}
+
+#[tokio::test]
+async fn while_loading_it_is_alive_unready_and_says_when_to_retry() {
+    let agent = Agent::loading(&EngineLimits::default());
+    agent.replica.note_load_progress(0.4);
+    assert_eq!(agent.get("/healthz").await.0, 200);
+    let (status, ready) = agent.get("/readyz").await;
+    assert_eq!((status.as_u16(), &ready["phase"]), (503, &json!("loading")));
+    let refused = agent.send("POST", "/v1/chat/completions", &chat(json!({})).to_string()).await;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+    assert_eq!(agent.get("/v1/models").await.1["data"][1]["id"], "alias");
+
+    agent.replica.apply(Event::LoadFailed("config.json: no such file".into()));
+    assert_eq!(agent.get("/healthz").await.0, 200, "a restart would hide the reason");
+    let (_, load) = agent.get("/v1/load").await;
+    assert_eq!((&load["phase"], &load["error"]), (&json!("failed"), &json!("config.json: no such file")));
+}
+
+#[tokio::test]
+async fn errors_outside_the_endpoints_have_the_same_body() {
+    let agent = Agent::new();
+    for (method, path, status) in
+        [("GET", "/v1/chat/completions", 405), ("GET", "/nope", 404), ("GET", "/v1/models/a/b", 404)]
+    {
+        let (got, answer) = json_of(agent.send(method, path, "").await).await;
+        assert_eq!(got, status, "{method} {path}");
+        assert!(answer["error"]["message"].is_string(), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn the_request_id_is_echoed_or_made() {
+    let agent = Agent::new();
+    let request = Request::builder().uri("/healthz").header("x-request-id", "abc").body(Body::empty()).unwrap();
+    let response = agent.router.clone().oneshot(request).await.unwrap();
+    assert_eq!(response.headers()["x-request-id"], "abc");
+    assert!(agent.send("GET", "/healthz", "").await.headers()["x-request-id"].to_str().unwrap().starts_with("req-"));
+}
