@@ -1,0 +1,367 @@
+//! What is timed: the operations of a Llama-3.1-8B step at decode and prefill sizes, and the two ceilings. Buffers hold
+//! random data and are rotated so that nothing is found in the L2 cache that would not be there while serving.
+
+use anyhow::Result;
+use stoker_kernels::{
+    CudaSlice, KernelError,
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
+    bf16,
+    checks::Gpu,
+    launch::{BLOCK_SIZE, GemmShape, Heads},
+    linear::{Linear, Output},
+    plan::{self, PrefillChunk, SplitPolicy},
+    pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
+    sampling::{Filters, Sample, SampleRow, SampleScratch},
+};
+
+use crate::{
+    clock,
+    figures::{Ceilings, Report, Work, median},
+};
+
+const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
+const HIDDEN: usize = 4096;
+const INTERMEDIATE: usize = 14336;
+const VOCAB: usize = 128_256;
+/// Three times the L2 cache of an H200: what rotated buffers hold together at least.
+const ROTATED_BYTES: usize = 180 << 20;
+
+/// Copy and product, the best of what the machine does.
+pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
+    let n = 1 << 30;
+    let (source, mut target) = (random(gpu, n)?, random(gpu, n)?);
+    let copied = clock::time(gpu, 4, |_| {
+        gpu.stream().memcpy_dtod(&source, &mut target).map_err(|source| KernelError::Driver { call: "copy", source })
+    })?;
+    let (shape, size) = (GemmShape { m: 8192, n: 8192, k: 8192 }, 8192 * 8192);
+    let mut product = |gpu: &Gpu| -> Result<Vec<f64>> {
+        let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
+        gpu.blas.tune(Linear { y: Output::Bf16(y), x, w, shape })?;
+        clock::time(gpu, 4, |_| {
+            let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
+            gpu.blas.gemm(Linear { y: Output::Bf16(y), x, w, shape })
+        })
+    };
+    let products = product(gpu)?;
+    Ok(Ceilings {
+        gb_s: 4.0 * n as f64 / median(&copied) / 1e3,
+        tflop_s: 2.0 * 8192f64.powi(3) / median(&products) / 1e6,
+    })
+}
+
+/// Embedding, norm, rotary embedding and activation.
+pub(crate) fn pointwise(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    for n_rows in [1, 32, 256, 2048] {
+        embed(gpu, report, n_rows)?;
+        add_rms_norm(gpu, report, n_rows)?;
+        rope_kv(gpu, report, n_rows)?;
+        silu_mul(gpu, report, n_rows)?;
+    }
+    Ok(())
+}
+
+fn embed(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
+    let name = format!("kernel_embed_{n_rows}x{HIDDEN}");
+    if !report.wants(&name) {
+        return Ok(());
+    }
+    let table = random(gpu, VOCAB * HIDDEN)?;
+    let tokens: Vec<u32> = (0..16 * n_rows).map(|_| gpu.noise.below(VOCAB) as u32).collect();
+    let (tokens, mut out) = (gpu.upload(&tokens)?, random(gpu, n_rows * HIDDEN)?);
+    let us = clock::time(gpu, 16, |i| {
+        let tokens = tokens.slice(i * n_rows..(i + 1) * n_rows);
+        gpu.kernels.embed(Embed { out: out.as_view_mut(), table: table.as_view(), tokens, width: HIDDEN })
+    })?;
+    report.add(&name, "stoker", Work::Bytes((4 * n_rows * HIDDEN) as f64), us);
+    Ok(())
+}
+
+fn add_rms_norm(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
+    let name = format!("kernel_add_rms_norm_{n_rows}x{HIDDEN}");
+    if !report.wants(&name) {
+        return Ok(());
+    }
+    let size = n_rows * HIDDEN;
+    let turns = turns(6 * size);
+    let (x, weight) = (random(gpu, turns * size)?, random(gpu, HIDDEN)?);
+    let (mut out, mut residual) = (random(gpu, turns * size)?, random(gpu, turns * size)?);
+    let us = clock::time(gpu, 32, |i| {
+        let own = i % turns * size..(i % turns + 1) * size;
+        gpu.kernels.add_rms_norm(AddRmsNorm {
+            out: out.slice_mut(own.clone()),
+            residual: residual.slice_mut(own.clone()),
+            x: x.slice(own),
+            weight: weight.as_view(),
+            eps: 1e-5,
+        })
+    })?;
+    report.add(&name, "stoker", Work::Bytes((8 * size) as f64), us);
+    Ok(())
+}
+
+fn rope_kv(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
+    let name = format!("kernel_rope_kv_{n_rows}");
+    if !report.wants(&name) {
+        return Ok(());
+    }
+    let (width, n_positions) = (HEADS.qkv_width(), 8192);
+    let turns = turns(2 * n_rows * width);
+    let n_blocks = n_positions / BLOCK_SIZE;
+    let inv_freq: Vec<f64> = (0..HEADS.dim / 2).map(|i| 5e5f64.powf(-2.0 * i as f64 / HEADS.dim as f64)).collect();
+    let angles = gpu.upload(&angle_table(n_positions, &inv_freq, 1.0))?;
+    let positions: Vec<i32> = (0..n_rows).map(|_| gpu.noise.below(n_positions) as i32).collect();
+    let mut slots = gpu.noise.permutation(n_blocks * BLOCK_SIZE);
+    slots.truncate(n_rows);
+    let (positions, slots) = (gpu.upload(&positions)?, gpu.upload(&slots)?);
+    let mut qkv = random(gpu, turns * n_rows * width)?;
+    let mut caches = [random(gpu, n_blocks * HEADS.block_values())?, random(gpu, n_blocks * HEADS.block_values())?];
+    let us = clock::time(gpu, 32, |i| {
+        let [k_cache, v_cache] = &mut caches;
+        gpu.kernels.rope_kv(RopeKv {
+            qkv: qkv.slice_mut(i % turns * n_rows * width..(i % turns + 1) * n_rows * width),
+            k_cache: k_cache.as_view_mut(),
+            v_cache: v_cache.as_view_mut(),
+            bias: None,
+            norm: None,
+            angles: angles.as_view(),
+            positions: positions.as_view(),
+            slots: slots.as_view(),
+            heads: HEADS,
+        })
+    })?;
+    report.add(&name, "stoker", Work::Bytes((n_rows * (4 * width + 4 * HEADS.dim)) as f64), us);
+    Ok(())
+}
+
+fn silu_mul(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
+    let name = format!("kernel_silu_mul_{n_rows}x{INTERMEDIATE}");
+    if !report.wants(&name) {
+        return Ok(());
+    }
+    let size = n_rows * INTERMEDIATE;
+    let turns = turns(6 * size);
+    let (gate_up, mut out) = (random(gpu, turns * 2 * size)?, random(gpu, turns * size)?);
+    let us = clock::time(gpu, 32, |i| {
+        let turn = i % turns;
+        gpu.kernels.silu_mul(SiluMul {
+            out: out.slice_mut(turn * size..(turn + 1) * size),
+            gate_up: gate_up.slice(2 * turn * size..2 * (turn + 1) * size),
+            width: INTERMEDIATE,
+        })
+    })?;
+    report.add(&name, "stoker", Work::Bytes((6 * size) as f64), us);
+    Ok(())
+}
+
+/// The five products of a step: ours up to 16 rows, cuBLASLt beside them and above.
+pub(crate) fn linear(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    let layers = [
+        ("qkv", HEADS.qkv_width(), HIDDEN),
+        ("o", HIDDEN, HIDDEN),
+        ("gate_up", 2 * INTERMEDIATE, HIDDEN),
+        ("down", HIDDEN, INTERMEDIATE),
+        ("lm_head", VOCAB, HIDDEN),
+    ];
+    for m in [1, 8, 16, 32, 64, 128, 256, 2048] {
+        for (layer, n, k) in layers {
+            // Logits are wanted of one row a sequence: never of a prefill's 2048.
+            if m == 2048 && layer == "lm_head" {
+                continue;
+            }
+            product(gpu, report, &format!("kernel_gemm_{layer}_m{m}"), GemmShape { m, n, k })?;
+        }
+    }
+    Ok(())
+}
+
+fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> Result<()> {
+    if !report.wants(name) {
+        return Ok(());
+    }
+    let GemmShape { m, n, k } = shape;
+    let turns = turns(2 * n * k);
+    let (x, w) = (random(gpu, m * k)?, random(gpu, turns * n * k)?);
+    let mut logits = gpu.stream().alloc_zeros::<f32>(m * n)?;
+    let mut y = random(gpu, m * n)?;
+    let is_head = n == VOCAB;
+    let mut linear = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
+        let y = if is_head { Output::F32(logits.as_view_mut()) } else { Output::Bf16(y.as_view_mut()) };
+        run(Linear { y, x: x.as_view(), w: w.slice(turn * n * k..(turn + 1) * n * k), shape })
+    };
+    let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
+    let n_launches = if m < 256 { 20 } else { 4 };
+    if m <= 16 {
+        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm(op)))?;
+        report.add(name, "stoker", work, us);
+    }
+    linear(0, &|op| gpu.blas.tune(op).map(|_| ()))?;
+    let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
+    report.add(name, "cublaslt", work, us);
+    Ok(())
+}
+
+/// Decode attention over contexts of equal and of random length.
+pub(crate) fn decode(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    for (batch, context) in
+        [(1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024), (256, 4096)]
+    {
+        decode_case(gpu, report, &format!("kernel_paged_decode_{batch}x{context}"), &vec![context; batch])?;
+    }
+    let lens: Vec<usize> = (0..256).map(|_| 64 + gpu.noise.below(4032)).collect();
+    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &lens)
+}
+
+fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -> Result<()> {
+    if !report.wants(name) {
+        return Ok(());
+    }
+    let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+    let kv_bytes = 4 * lens.iter().sum::<usize>() * HEADS.n_kv * HEADS.dim;
+    let turns = turns(kv_bytes);
+    let caches = (0..turns).map(|_| Cache::new(gpu, lens)).collect::<Result<Vec<_>>>()?;
+    let items = plan::plan_decode(lens, HEADS, SplitPolicy::Balanced { n_slots });
+    let size = ScratchSize { n_sequences: lens.len(), n_items: items.len(), heads: HEADS };
+    let (items, mut scratch) = (gpu.upload(&items)?, DecodeScratch::new(gpu.stream(), size)?);
+    let (q, mut out) = (random(gpu, lens.len() * HEADS.qkv_width())?, random(gpu, lens.len() * HIDDEN)?);
+    let us = clock::time(gpu, 20, |i| {
+        gpu.kernels.paged_decode(PagedDecode {
+            out: out.as_view_mut(),
+            q: q.as_view(),
+            q_stride: HEADS.qkv_width(),
+            kv: caches[i % turns].view(),
+            items: items.as_view(),
+            scratch: &mut scratch,
+            heads: HEADS,
+            scale: 0.088,
+        })
+    })?;
+    report.add(name, "stoker", Work::Bytes(kv_bytes as f64), us);
+    Ok(())
+}
+
+/// Causal attention of whole prompts, and of a chunk over a long past.
+pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
+        prefill_case(gpu, report, &format!("kernel_paged_prefill_{batch}x{tokens}"), &vec![(0, tokens); batch])?;
+    }
+    prefill_case(gpu, report, "kernel_paged_prefill_512_over_8192", &[(8192 - 512, 512)])
+}
+
+fn prefill_case(gpu: &mut Gpu, report: &mut Report, name: &str, chunks: &[(usize, usize)]) -> Result<()> {
+    if !report.wants(name) {
+        return Ok(());
+    }
+    let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
+    let n_rows = chunks.iter().map(|(_, n)| n).sum::<usize>();
+    let mut first_row = 0;
+    let planned: Vec<PrefillChunk> = chunks
+        .iter()
+        .enumerate()
+        .map(|(sequence, &(n_computed, n_tokens))| {
+            let chunk = PrefillChunk { sequence, first_row, n_computed, n_tokens };
+            first_row += n_tokens;
+            chunk
+        })
+        .collect();
+    let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS))?);
+    let (q, mut out) = (random(gpu, n_rows * HEADS.qkv_width())?, random(gpu, n_rows * HIDDEN)?);
+    let us = clock::time(gpu, 4, |_| {
+        gpu.kernels.paged_prefill(PagedPrefill {
+            out: out.as_view_mut(),
+            q: q.as_view(),
+            q_stride: HEADS.qkv_width(),
+            kv: cache.view(),
+            tiles: tiles.as_view(),
+            heads: HEADS,
+            scale: 0.088,
+        })
+    })?;
+    // Two products of 2 * dim operations for each query head and pair of tokens that see each other.
+    let pairs: f64 = chunks.iter().map(|&(before, n)| n as f64 * (before as f64 + (n + 1) as f64 / 2.0)).sum();
+    report.add(name, "stoker", Work::Flops(4.0 * (HEADS.n_q * HEADS.dim) as f64 * pairs), us);
+    Ok(())
+}
+
+/// The tail of a step over logits of the whole vocabulary.
+pub(crate) fn sampling(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    let drawn = SampleRow { temperature: 0.8, seed: 7, ..SampleRow::GREEDY };
+    let filtered = SampleRow { top_k: 50, top_p: 0.9, ..drawn };
+    for n_rows in [1, 32, 256] {
+        for (kind, row, filters) in [
+            ("greedy", SampleRow::GREEDY, Filters::Off),
+            ("draw", drawn, Filters::Off),
+            ("filtered", filtered, Filters::On),
+        ] {
+            let name = format!("kernel_sample_{kind}_{n_rows}");
+            if report.wants(&name) {
+                let us = sample(gpu, &vec![row; n_rows], filters)?;
+                report.add(&name, "stoker", Work::Bytes((4 * n_rows * VOCAB) as f64), us);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sample(gpu: &mut Gpu, rows: &[SampleRow], filters: Filters) -> Result<Vec<f64>> {
+    let size = rows.len() * VOCAB;
+    let turns = turns(4 * size);
+    let piece: Vec<f32> = (0..1 << 20).map(|_| 3.0 * gpu.noise.normal()).collect();
+    let logits: Vec<f32> = piece.iter().copied().cycle().take(turns * size).collect();
+    let (logits, rows_gpu, mut tokens) =
+        (gpu.upload(&logits)?, gpu.upload(rows)?, gpu.upload(&vec![0u32; rows.len()])?);
+    let mut scratch = SampleScratch::new(gpu.stream(), rows.len())?;
+    clock::time(gpu, 10, |i| {
+        gpu.kernels.sample(Sample {
+            tokens: tokens.as_view_mut(),
+            logits: logits.slice(i % turns * size..(i % turns + 1) * size),
+            rows: rows_gpu.as_view(),
+            scratch: &mut scratch,
+            vocab: VOCAB,
+            filters,
+        })
+    })
+}
+
+/// Random KV in blocks of any order.
+struct Cache {
+    k: CudaSlice<bf16>,
+    v: CudaSlice<bf16>,
+    table: CudaSlice<i32>,
+    blocks_per_row: usize,
+}
+
+impl Cache {
+    fn new(gpu: &mut Gpu, lens: &[usize]) -> Result<Self> {
+        let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE));
+        let order = gpu.noise.permutation(lens.len() * blocks_per_row);
+        let size = order.len() * HEADS.block_values();
+        Ok(Self { k: random(gpu, size)?, v: random(gpu, size)?, table: gpu.upload(&order)?, blocks_per_row })
+    }
+
+    fn view(&self) -> PagedKv<'_> {
+        PagedKv {
+            k_cache: self.k.as_view(),
+            v_cache: self.v.as_view(),
+            block_table: self.table.as_view(),
+            blocks_per_row: self.blocks_per_row,
+        }
+    }
+}
+
+/// Copies needed so that a rotation of `bytes` each does not fit the cache.
+fn turns(bytes: usize) -> usize {
+    ROTATED_BYTES.div_ceil(bytes).clamp(1, 32)
+}
+
+/// Random values on the device: one piece made here, repeated there at a length that no tile divides.
+fn random(gpu: &mut Gpu, n: usize) -> Result<CudaSlice<bf16>> {
+    const PIECE: usize = (1 << 20) - 24;
+    let piece = gpu.noise.normals(PIECE.min(n));
+    let piece = gpu.upload_bf16(&piece)?;
+    let mut all = gpu.stream().alloc_zeros::<bf16>(n)?;
+    for begin in (0..n).step_by(PIECE) {
+        let len = PIECE.min(n - begin);
+        gpu.stream().memcpy_dtod(&piece.slice(..len), &mut all.slice_mut(begin..begin + len))?;
+    }
+    Ok(all)
+}

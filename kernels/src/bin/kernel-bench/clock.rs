@@ -1,0 +1,40 @@
+//! Time of a launch inside a captured graph: what it costs where it will run. Launches rotate over buffers larger than
+//! the L2 cache (the caller's `launch` picks by index).
+
+use anyhow::{Context, Result};
+use cudarc::driver::sys;
+use stoker_kernels::{KernelError, checks::Gpu};
+
+/// Replays that are timed, after `WARM` that are not.
+const REPLAYS: usize = 15;
+const WARM: usize = 2;
+
+/// Microseconds of one launch, one sample a replay of a graph of `n_launches`.
+pub(crate) fn time(
+    gpu: &Gpu,
+    n_launches: usize,
+    mut launch: impl FnMut(usize) -> Result<(), KernelError>,
+) -> Result<Vec<f64>> {
+    let (stream, context) = (gpu.stream(), gpu.kernels.device().context());
+    // Outside the capture first: a library may allocate when it sees a shape for the first time.
+    launch(0)?;
+    stream.synchronize()?;
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let launched = (0..n_launches).try_for_each(&mut launch);
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags_enum(0));
+    launched?;
+    let graph = graph?.context("the capture is empty")?;
+    let mut samples = Vec::with_capacity(REPLAYS);
+    for round in 0..WARM + REPLAYS {
+        let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        let (begin, end) = (event()?, event()?);
+        begin.record(stream)?;
+        graph.launch()?;
+        end.record(stream)?;
+        let us = f64::from(begin.elapsed_ms(&end)?) * 1e3 / n_launches as f64;
+        if round >= WARM {
+            samples.push(us);
+        }
+    }
+    Ok(samples)
+}
