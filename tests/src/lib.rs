@@ -1,5 +1,6 @@
 //! Harness of the whole-system tests: processes and clusters that always stop. Holds no test itself.
 
+pub mod cluster;
 pub mod docs;
 pub mod figures;
 pub mod load;

@@ -57,6 +57,9 @@ pub enum ClusterError {
         /// Why not.
         source: Box<kube::Error>,
     },
+    /// A slot has addresses for two nodes.
+    #[error("a local cluster has addresses for two nodes: node_idx is 0 or 1")]
+    TooManyNodes,
     /// A fault was asked for a pod that this node does not run.
     #[error("the node runs no process for pod {namespace}/{name}")]
     NoSuchPod {

@@ -12,6 +12,8 @@ mod control_plane;
 mod credentials;
 mod error;
 mod keeper;
+mod node;
+mod proxy;
 mod slot;
 
 pub use binaries::{Binaries, cache_dir};
@@ -19,3 +21,5 @@ pub use control_plane::{Audit, ControlPlane, ControlPlaneOptions, Controllers};
 pub use credentials::Identity;
 pub use error::ClusterError;
 pub use keeper::Keeper;
+pub use node::{BackoffLimits, Capacity, ImageBinary, ImageMap, NodeOptions, ProcessNode};
+pub use proxy::ServiceProxy;

@@ -1,0 +1,142 @@
+//! A cluster for tests: control plane, Service proxy and one process node, with the few words a test needs to drive them.
+//! Everything stops when the value is dropped, and also when the test process is killed.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+    process::Stdio,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use stoker_cluster::{
+    BackoffLimits, ClusterError, ControlPlane, ControlPlaneOptions, Controllers, NodeOptions, ProcessNode, ServiceProxy,
+};
+
+/// Generous for two busy cores; what is waited for usually takes a second.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A whole cluster. Fields drop in order: what uses the API server goes first.
+pub struct TestCluster {
+    /// Runs the pods.
+    pub node: ProcessNode,
+    /// Makes Services reachable.
+    pub proxy: ServiceProxy,
+    /// etcd, API server, controllers.
+    pub control_plane: ControlPlane,
+}
+
+impl TestCluster {
+    /// Starts everything, with back-offs short enough for a test.
+    pub fn start(node: NodeOptions) -> Self {
+        Self::start_with(ControlPlaneOptions { controllers: Controllers::all(), ..Default::default() }, node)
+    }
+
+    /// The same with other control plane options.
+    pub fn start_with(options: ControlPlaneOptions, node: NodeOptions) -> Self {
+        Self::try_start(options, node).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn try_start(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self, ClusterError> {
+        let control_plane = ControlPlane::start(options)?;
+        let proxy = ServiceProxy::start(&control_plane)?;
+        let backoff = BackoffLimits { base: Duration::from_secs(2), longest: Duration::from_secs(5) };
+        let node = ProcessNode::start(&control_plane, NodeOptions { backoff, ..node })?;
+        Ok(Self { node, proxy, control_plane })
+    }
+
+    /// Output of `kubectl ARGS`; a panic with its complaint when it fails.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.try_kubectl(args).unwrap_or_else(|complaint| panic!("kubectl {}: {complaint}", args.join(" ")))
+    }
+
+    /// Output of `kubectl ARGS`, or its complaint.
+    pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = self.control_plane.kubectl().map_err(|error| error.to_string())?;
+        let output = command.args(args).output().map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// `kubectl apply` of a manifest, checked strictly.
+    pub fn apply(&self, manifest: &str) -> Result<String, String> {
+        let mut command = self.control_plane.kubectl().map_err(|error| error.to_string())?;
+        command
+            .args(["apply", "--validate=strict", "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut kubectl = command.spawn().map_err(|error| error.to_string())?;
+        kubectl
+            .stdin
+            .take()
+            .expect("stdin is piped")
+            .write_all(manifest.as_bytes())
+            .map_err(|error| error.to_string())?;
+        let output = kubectl.wait_with_output().map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// One object as JSON; `None` when it does not exist or the API server is away.
+    pub fn get(&self, kind: &str, name: &str) -> Option<Value> {
+        let json = self.try_kubectl(&["get", kind, name, "-o", "json"]).ok()?;
+        serde_json::from_str(&json).ok()
+    }
+
+    /// Whether the pod says that it is ready.
+    pub fn is_ready(&self, pod: &str) -> bool {
+        let pod = self.get("pod", pod).unwrap_or_default();
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    }
+
+    /// ClusterIP and port of a Service's first port.
+    pub fn service_address(&self, name: &str) -> SocketAddr {
+        let service = self.get("service", name).expect("the Service exists");
+        let address = format!(
+            "{}:{}",
+            service["spec"]["clusterIP"].as_str().unwrap_or_default(),
+            service["spec"]["ports"][0]["port"]
+        );
+        address.parse().expect("the Service has an address")
+    }
+}
+
+/// Waits until `look` finds something; a panic that names `what` when patience ends.
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_at_most(PATIENCE, what, look)
+}
+
+/// [`wait_for`] with another patience.
+pub fn wait_at_most<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not seen within {} s: {what}", patience.as_secs());
+        sleep(Duration::from_millis(100));
+    }
+}
+
+/// The body of `GET http://ADDRESS/PATH` with status 200; the status or the failure otherwise.
+pub fn http_get(address: SocketAddr, path: &str) -> Result<String, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).map_err(failed)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").map_err(failed)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(failed)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
+    if head.starts_with("HTTP/1.1 200") {
+        Ok(body.to_owned())
+    } else {
+        Err(head.lines().next().unwrap_or_default().to_owned())
+    }
+}
+
+/// Whether a process runs. A zombie does not: nobody has waited for it, but it is over.
+pub fn is_running(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| !command_line.is_empty())
+}

@@ -1,0 +1,296 @@
+//! The life of one pod on this node: an address, volumes, containers, its status in the API server, and its removal when
+//! all containers have ended. Writes only this pod's status, and only when it changed; repeats a write that failed.
+
+use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    container::{ContainerLoop, StopAt},
+    context::{EventKind, NodeContext},
+    status::{PodFacts, status_of},
+    view::ContainerView,
+    volumes::{VolumeDirs, VolumeMaker, mounts},
+};
+
+/// Between two tries of a write that failed, or of volumes that could not be made.
+const RETRY: Duration = Duration::from_secs(1);
+/// One write; an API server that hangs must not hang the node.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the API server says about a pod.
+#[derive(Clone, Debug)]
+pub(crate) enum PodUpdate {
+    Present(Arc<Pod>),
+    Gone,
+}
+
+/// How a write went.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Written {
+    Yes,
+    NotNow,
+    /// The pod is no more: there is nothing to write to.
+    Gone,
+}
+
+/// One pod's run.
+pub(crate) struct PodRun {
+    ctx: Arc<NodeContext>,
+    pod: Arc<Pod>,
+    updates: watch::Receiver<PodUpdate>,
+    address: Ipv4Addr,
+    started_at: Timestamp,
+    views: watch::Receiver<Vec<ContainerView>>,
+    published: Option<PodStatus>,
+    state: ApiState,
+}
+
+/// Whether the API server knows what we know.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum ApiState {
+    Current,
+    Behind,
+    Gone,
+}
+
+/// Runs the pod that `updates` show until it is gone.
+pub(crate) async fn run_pod(ctx: Arc<NodeContext>, updates: watch::Receiver<PodUpdate>) {
+    let PodUpdate::Present(pod) = updates.borrow().clone() else { return };
+    let Some(address) = ctx.addresses.take() else {
+        return ctx
+            .event(&pod, EventKind::Warning, "FailedCreatePodSandBox", "the node has no free address".to_owned());
+    };
+    let dir = ctx.pod_dir(&pod);
+    let n_containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+    let (show, views) = watch::channel(vec![ContainerView::creating(); n_containers]);
+    let run = PodRun {
+        ctx: Arc::clone(&ctx),
+        pod,
+        updates,
+        address,
+        started_at: Timestamp::now(),
+        views,
+        published: None,
+        state: ApiState::Behind,
+    };
+    run.live(Arc::new(show)).await;
+    ctx.addresses.give_back(address);
+    // A folder that does not go is removed with the node's.
+    let _left = fs::remove_dir_all(dir);
+}
+
+impl PodRun {
+    async fn live(mut self, show: Arc<watch::Sender<Vec<ContainerView>>>) {
+        if !self.is_over() {
+            self.publish().await;
+            if let Some(volumes) = self.make_volumes().await {
+                self.run_containers(show, &volumes).await;
+            }
+        }
+        self.leave().await;
+    }
+
+    /// The pod ran to its end on an earlier run of this node.
+    fn is_over(&self) -> bool {
+        let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
+    }
+
+    /// `None` when the pod was deleted before they could be made.
+    async fn make_volumes(&mut self) -> Option<VolumeDirs> {
+        let dir = self.ctx.pod_dir(&self.pod).join("volumes");
+        while self.stop_at().is_none() {
+            let place = self.ctx.place(self.address);
+            let maker = VolumeMaker { client: &self.ctx.client, pod: &self.pod, place, dir: &dir };
+            let made = fs::create_dir_all(&dir).map_err(|error| format!("create {}: {error}", dir.display()));
+            let made = match made {
+                Ok(()) => maker.make_all().await,
+                Err(problem) => Err(problem),
+            };
+            match made {
+                Ok(volumes) => return Some(volumes),
+                Err(problem) => self.ctx.event(&self.pod, EventKind::Warning, "FailedMount", problem),
+            }
+            self.wait_for_update(RETRY).await;
+        }
+        None
+    }
+
+    async fn run_containers(&mut self, show: Arc<watch::Sender<Vec<ContainerView>>>, volumes: &VolumeDirs) {
+        let (stop, stopped) = watch::channel(self.stop_at());
+        let mut containers = self.start_containers(&show, &stopped, volumes);
+        while !containers.is_empty() {
+            tokio::select! {
+                Some(_) = containers.join_next() => {}
+                Ok(()) = self.views.changed() => {}
+                Ok(()) = self.updates.changed() => {
+                    self.hear();
+                    let wanted = self.stop_at();
+                    stop.send_if_modified(|at| bring_forward(at, wanted));
+                }
+                () = sleep(RETRY), if self.state == ApiState::Behind => {}
+            }
+            self.publish().await;
+        }
+    }
+
+    fn start_containers(
+        &self,
+        show: &Arc<watch::Sender<Vec<ContainerView>>>,
+        stop: &watch::Receiver<StopAt>,
+        volumes: &VolumeDirs,
+    ) -> JoinSet<()> {
+        let containers = self.pod.spec.iter().flat_map(|spec| &spec.containers).enumerate();
+        let container_loop =
+            |(container_idx, container): (usize, &k8s_openapi::api::core::v1::Container)| ContainerLoop {
+                ctx: Arc::clone(&self.ctx),
+                pod: Arc::clone(&self.pod),
+                container_idx,
+                container: container.clone(),
+                address: self.address,
+                mounts: mounts(container, volumes),
+                dir: self.ctx.pod_dir(&self.pod),
+                views: Arc::clone(show),
+                stop: stop.clone(),
+                view: ContainerView::creating(),
+            };
+        containers.map(|container| container_loop(container).run()).collect()
+    }
+
+    /// Writes the last status, waits for the deletion if nobody asked for it yet, and lets the API server forget the pod.
+    async fn leave(&mut self) {
+        while self.state == ApiState::Behind {
+            self.wait_for_update(RETRY).await;
+            self.publish().await;
+        }
+        while self.state != ApiState::Gone && self.stop_at().is_none() {
+            self.wait_for_update(Duration::MAX).await;
+        }
+        while self.state != ApiState::Gone && self.delete().await == Written::NotNow {
+            self.wait_for_update(RETRY).await;
+        }
+    }
+
+    async fn wait_for_update(&mut self, at_most: Duration) {
+        // Both ends of the wait are good: an update, or time for another try.
+        if let Ok(Ok(())) = timeout(at_most, self.updates.changed()).await {
+            self.hear();
+        }
+    }
+
+    fn hear(&mut self) {
+        match &*self.updates.borrow_and_update() {
+            PodUpdate::Present(pod) => self.pod = Arc::clone(pod),
+            PodUpdate::Gone => self.state = ApiState::Gone,
+        }
+    }
+
+    /// When the containers must be gone, if they must.
+    fn stop_at(&self) -> StopAt {
+        if self.state == ApiState::Gone {
+            return Some(Instant::now());
+        }
+        self.pod.metadata.deletion_timestamp.as_ref()?;
+        let seconds = self.pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+        Some(Instant::now() + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+    }
+
+    async fn publish(&mut self) {
+        let views = self.views.borrow_and_update().clone();
+        let facts = PodFacts {
+            host: self.ctx.host,
+            address: self.address,
+            node: &self.ctx.name,
+            started_at: self.started_at,
+            views: &views,
+            now: Timestamp::now(),
+        };
+        let status = status_of(&self.pod, &facts);
+        if self.state == ApiState::Gone || self.published.as_ref().is_some_and(|published| same(published, &status)) {
+            return;
+        }
+        self.state = match self.write_status(&status).await {
+            Written::Yes => ApiState::Current,
+            Written::NotNow => ApiState::Behind,
+            Written::Gone => ApiState::Gone,
+        };
+        if self.state == ApiState::Current {
+            self.published = Some(status);
+        }
+    }
+
+    async fn write_status(&self, status: &PodStatus) -> Written {
+        self.ctx.speaking().await;
+        // The uid makes the write fail when another pod has taken the name.
+        let patch = json!({"metadata": {"uid": self.pod.uid()}, "status": status});
+        let (api, params) = (self.api(), PatchParams::default());
+        let name = self.pod.name_any();
+        written(
+            timeout(WRITE_TIMEOUT, api.patch_status(&name, &params, &Patch::Merge(&patch)))
+                .await
+                .map(|answer| answer.map(drop)),
+            &name,
+        )
+    }
+
+    async fn delete(&self) -> Written {
+        self.ctx.speaking().await;
+        let preconditions = Preconditions { uid: self.pod.uid(), resource_version: None };
+        let params =
+            DeleteParams { grace_period_seconds: Some(0), preconditions: Some(preconditions), ..Default::default() };
+        let (api, name) = (self.api(), self.pod.name_any());
+        written(timeout(WRITE_TIMEOUT, api.delete(&name, &params)).await.map(|answer| answer.map(drop)), &name)
+    }
+
+    fn api(&self) -> Api<Pod> {
+        Api::namespaced(self.ctx.client.clone(), &self.pod.namespace().unwrap_or_default())
+    }
+}
+
+fn written(answer: Result<kube::Result<()>, tokio::time::error::Elapsed>, name: &str) -> Written {
+    match answer {
+        Ok(Ok(())) => Written::Yes,
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 || is_other_uid(&status.message) => Written::Gone,
+        Ok(Err(error)) => {
+            tracing::warn!(pod = name, %error, "the API server did not take a write; trying again");
+            Written::NotNow
+        }
+        Err(_) => Written::NotNow,
+    }
+}
+
+/// A conflict has many causes; only this one says that the name belongs to another pod now.
+fn is_other_uid(message: &str) -> bool {
+    message.contains("UID in precondition")
+}
+
+/// Whether `at` changes to the earlier of both.
+fn bring_forward(at: &mut StopAt, wanted: StopAt) -> bool {
+    let earlier = wanted.is_some_and(|wanted| at.is_none_or(|at| wanted < at));
+    if earlier {
+        *at = wanted;
+    }
+    earlier
+}
+
+/// Equal but for the moment of the last change: a status is not written again because time has passed.
+fn same(one: &PodStatus, other: &PodStatus) -> bool {
+    let timeless = |status: &PodStatus| {
+        let mut status = status.clone();
+        status.conditions.iter_mut().flatten().for_each(|condition| condition.last_transition_time = None);
+        status
+    };
+    timeless(one) == timeless(other)
+}
