@@ -1,0 +1,289 @@
+//! The decision: how many replicas from now on, which term wanted them and which bound held them.
+//!
+//! [`decide_scale`] is a function of its four arguments: it reads no clock, no environment and nothing random, so the
+//! operator, the simulator and `explain` get the same answer from the same inputs. It never acts.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    demand::{Cause, Demand, Mood, is_jump},
+    hold::Hold,
+    law::ServiceLaw,
+    regret::Regret,
+    signals::Signals,
+    spec::ScalingSpec,
+    window::LoadWindow,
+};
+
+/// Learned stabilisation time in start times: what a replica costs while it is kept for nothing against what its
+/// absence costs while it comes back.
+const HOLD_STARTS: f64 = 5.0;
+
+/// Bounds of the learned stabilisation time before regret.
+const HOLD_SECONDS_MIN: f64 = 120.0;
+const HOLD_SECONDS_MAX: f64 = 900.0;
+
+/// What one decision leaves for the next. Small enough for the object's status, so that a new operator goes on where
+/// the old one stopped.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScaleState {
+    /// Replicas wanted since the last decision.
+    pub desired: u32,
+    /// Until when a jump forbids going down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub panic_until_ms: Option<u64>,
+    /// What was needed lately.
+    #[serde(default)]
+    pub hold: Hold,
+    /// How going down turned out.
+    #[serde(default)]
+    pub regret: Regret,
+    /// What was learned of the replicas' speed.
+    #[serde(default)]
+    pub law: ServiceLaw,
+}
+
+impl ScaleState {
+    /// The state of a deployment that is seen for the first time with this many replicas.
+    pub fn starting_at(desired: u32) -> Self {
+        Self {
+            desired,
+            panic_until_ms: None,
+            hold: Hold::default(),
+            regret: Regret::default(),
+            law: ServiceLaw::default(),
+        }
+    }
+}
+
+/// Why the number is not simply what the load wants.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Bound {
+    /// It is.
+    Nothing,
+    /// `scaling.min`.
+    Min,
+    /// `scaling.max`.
+    Max,
+    /// `behavior.up`: one decision may not add more.
+    UpStep,
+    /// `behavior.down`: one decision may not remove more.
+    DownStep,
+    /// Too few fresh readings to go up.
+    QuorumUp,
+    /// Not every needed reading is fresh, so nothing goes down.
+    QuorumDown,
+    /// Less history than the stable window, for instance after a restart of the operator.
+    ShortHistory,
+    /// A jump was seen within the stable window.
+    Panic,
+    /// Preemptions: there is no room to give away.
+    Preemptions,
+    /// The higher number was needed within the stabilisation time.
+    Stabilisation,
+    /// Fewer would do, but they would be loaded above `behavior.downPressure`.
+    DownPressure,
+    /// Idle, but not yet for `toZero.afterSeconds`.
+    NotIdleYet,
+    /// Idle, but the last replica would take too long to come back.
+    SlowWake,
+}
+
+/// What to do from now on.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScaleDecision {
+    /// Replicas wanted from now on.
+    pub desired: u32,
+    /// Replicas wanted before.
+    pub previous: u32,
+    /// The load alone wants this many.
+    pub unbounded: u32,
+    /// The largest term over the serving replicas; 0 while none serves.
+    pub pressure: f64,
+    /// The term that wanted most.
+    pub cause: Option<Cause>,
+    /// What kept the decision from `unbounded`.
+    pub bound: Bound,
+    /// Every term.
+    pub demand: Demand,
+}
+
+/// One decision with the inputs it was made from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decided {
+    /// What to do.
+    pub decision: ScaleDecision,
+    /// State for the next decision.
+    pub next: ScaleState,
+    /// What was looked at.
+    pub signals: Signals,
+}
+
+/// Decides from a window of readings.
+pub fn decide_scale(spec: &ScalingSpec, window: &LoadWindow, state: &ScaleState, now_ms: u64) -> Decided {
+    let signals = Signals::of(window, spec, now_ms);
+    let (decision, next) = decide(spec, &signals, state, now_ms);
+    Decided { decision, next, signals }
+}
+
+/// Decides from signals: what [`decide_scale`] does once the window is reduced, and what a replay repeats.
+pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms: u64) -> (ScaleDecision, ScaleState) {
+    let mut next = state.clone();
+    next.law.learn(signals, now_ms);
+    let mood = mood(spec, signals, &mut next, now_ms);
+    let demand = Demand::of(signals, &next.law, &spec.targets, mood);
+    let choice = choose(&Round { spec, signals, demand: &demand, now_ms }, &mut next);
+    let (desired, bound) = within_limits(spec, choice);
+    next.regret.note(state.desired, desired, now_ms);
+    next.desired = desired;
+    let decision = ScaleDecision {
+        desired,
+        previous: state.desired,
+        unbounded: whole(demand.replicas()),
+        pressure: pressure(&demand, signals),
+        cause: demand.largest().map(|term| term.cause),
+        bound,
+        demand,
+    };
+    (decision, next)
+}
+
+/// A jump starts the panic or prolongs it; it ends one stable window after its last cause.
+fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u64) -> Mood {
+    if is_jump(signals) && has_quorum(signals, spec.behavior.quorum.up) {
+        next.panic_until_ms = Some(now_ms + u64::from(spec.behavior.stable_window_seconds) * 1000);
+        return Mood::Jump;
+    }
+    next.panic_until_ms = next.panic_until_ms.filter(|until_ms| *until_ms > now_ms);
+    if next.panic_until_ms.is_some() { Mood::AfterJump } else { Mood::Calm }
+}
+
+struct Round<'a> {
+    spec: &'a ScalingSpec,
+    signals: &'a Signals,
+    demand: &'a Demand,
+    now_ms: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Choice {
+    desired: u32,
+    bound: Bound,
+}
+
+impl Choice {
+    fn free(desired: u32) -> Self {
+        Self { desired, bound: Bound::Nothing }
+    }
+}
+
+fn choose(round: &Round<'_>, next: &mut ScaleState) -> Choice {
+    let current = next.desired;
+    if current == 0 {
+        return if round.signals.held_requests > 0 { Choice::free(1) } else { Choice::free(0) };
+    }
+    if round.signals.coverage.serving == 0 || !has_quorum(round.signals, round.spec.behavior.quorum.up) {
+        return Choice { desired: current, bound: Bound::QuorumUp };
+    }
+    let wanted = whole(round.demand.replicas());
+    let patient = whole(round.demand.replicas() / round.spec.behavior.down_pressure).max(1);
+    let held = next.hold.keep(patient, hold_ms(round, next.regret), round.now_ms);
+    if wanted > current { up(round.spec, current, wanted) } else { down(round, next, held) }
+}
+
+fn up(spec: &ScalingSpec, current: u32, wanted: u32) -> Choice {
+    let most = current.saturating_add(spec.behavior.up.of(current));
+    if wanted > most { Choice { desired: most, bound: Bound::UpStep } } else { Choice::free(wanted) }
+}
+
+/// Going down has to pass every veto; the first that objects is the bound.
+fn down(round: &Round<'_>, state: &ScaleState, held: u32) -> Choice {
+    let current = state.desired;
+    let stay = |bound| Choice { desired: current, bound };
+    if let Some(choice) = to_zero(round, current) {
+        return choice;
+    }
+    if whole(round.demand.replicas()) == current {
+        return Choice::free(current);
+    }
+    if let Some(bound) = veto(round, state) {
+        return stay(bound);
+    }
+    if held >= current {
+        let patient = whole(round.demand.replicas() / round.spec.behavior.down_pressure);
+        return stay(if patient >= current { Bound::DownPressure } else { Bound::Stabilisation });
+    }
+    let least = current.saturating_sub(round.spec.behavior.down.of(current));
+    if held < least { Choice { desired: least, bound: Bound::DownStep } } else { Choice::free(held) }
+}
+
+fn veto(round: &Round<'_>, state: &ScaleState) -> Option<Bound> {
+    let Round { spec, signals, demand, .. } = round;
+    if !has_quorum(signals, spec.behavior.quorum.down) {
+        return Some(Bound::QuorumDown);
+    }
+    if signals.coverage.window_seconds < f64::from(spec.behavior.stable_window_seconds) {
+        return Some(Bound::ShortHistory);
+    }
+    if state.panic_until_ms.is_some() {
+        return Some(Bound::Panic);
+    }
+    (demand.is_preempting || signals.preemptions_panic > 0).then_some(Bound::Preemptions)
+}
+
+/// The last replica of an idle deployment; `None` when this is not about going to zero.
+fn to_zero(round: &Round<'_>, current: u32) -> Option<Choice> {
+    let rule = round.spec.to_zero?;
+    if current > 1 || round.demand.replicas() > 0.0 {
+        return None;
+    }
+    let stay = |bound| Some(Choice { desired: current, bound });
+    if round.signals.start_seconds > f64::from(rule.max_wake_seconds) {
+        return stay(Bound::SlowWake);
+    }
+    if round.signals.idle_seconds < f64::from(rule.after_seconds) {
+        return stay(Bound::NotIdleYet);
+    }
+    Some(veto_zero(round).map_or(Choice::free(0), |bound| Choice { desired: current, bound }))
+}
+
+fn veto_zero(round: &Round<'_>) -> Option<Bound> {
+    (!has_quorum(round.signals, round.spec.behavior.quorum.down)).then_some(Bound::QuorumDown)
+}
+
+fn within_limits(spec: &ScalingSpec, choice: Choice) -> (u32, Bound) {
+    let may_be_zero = spec.to_zero.is_some() && choice.desired == 0;
+    if choice.desired > spec.max {
+        (spec.max, Bound::Max)
+    } else if choice.desired < spec.min && !may_be_zero {
+        (spec.min, Bound::Min)
+    } else {
+        (choice.desired, choice.bound)
+    }
+}
+
+/// How long a higher number is remembered: the given time, or as a replica is slow to come back and as going down was
+/// regretted before.
+fn hold_ms(round: &Round<'_>, regret: Regret) -> u64 {
+    let patience = regret.patience(round.now_ms);
+    let learned = patience * (HOLD_STARTS * round.signals.start_seconds).clamp(HOLD_SECONDS_MIN, HOLD_SECONDS_MAX);
+    let seconds = round.spec.behavior.down_stabilization_seconds.map_or(learned, f64::from);
+    (seconds * 1000.0) as u64
+}
+
+fn has_quorum(signals: &Signals, share: f64) -> bool {
+    signals.coverage.serving > 0 && signals.coverage.share() >= share
+}
+
+fn pressure(demand: &Demand, signals: &Signals) -> f64 {
+    let serving = signals.coverage.serving;
+    if serving == 0 { 0.0 } else { demand.replicas() / f64::from(serving) }
+}
+
+/// Whole replicas for a real demand. A hair above a whole number is the noise of the mean, not a replica.
+fn whole(replicas: f64) -> u32 {
+    (replicas - 1e-6).ceil().clamp(0.0, f64::from(u32::MAX)) as u32
+}

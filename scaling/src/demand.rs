@@ -1,0 +1,184 @@
+//! The formula: signals in, wanted replicas out, one number for each reason.
+//!
+//! Owns the terms and their constants. Every term says how many replicas *it* would want as a real number; the largest
+//! decides. Dividing by the replicas that serve gives the pressure. Knows nothing of limits, windows of patience or
+//! readings.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{law::ServiceLaw, signals::Signals, spec::Targets};
+
+/// A sudden rise is believed when it is this many standard deviations beyond chance.
+const DEVIATIONS_OF_A_JUMP: f64 = 3.0;
+/// Terms that only know "too much" (queue, preemptions, latency) ask for at most this multiple of what serves: they
+/// cannot tell how much is missing, and the replicas they asked for must arrive before they may ask again.
+const BLIND_FACTOR_MAX: f64 = 1.5;
+/// Growth is followed this far ahead at most: a line drawn through two minutes means little ten minutes later.
+const LEAD_SECONDS_MAX: f64 = 600.0;
+/// Foreseen load is at most this multiple of the present one.
+const LEAD_FACTOR_MAX: f64 = 2.0;
+/// The middle of the stable window lies this far back: a growing rate is already that much higher.
+const LAG_SECONDS: f64 = 30.0;
+/// Requests that wait are to be gone after this many seconds.
+const DRAIN_SECONDS: f64 = 60.0;
+/// Room is kept for this many standard deviations of the number in flight.
+const DEVIATIONS_OF_CHANCE: f64 = 2.0;
+/// One plus the squared coefficient of variation of blocks per request; 0.6 for log-normal sizes as they are observed.
+const SIZE_SPREAD: f64 = 1.6;
+/// Preemptions in the panic window below which no burst is seen: one unlucky sequence is not a trend.
+const BURST_PREEMPTIONS_MIN: u64 = 3;
+
+/// Why replicas are wanted.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Cause {
+    /// Blocks referenced and needed by the waiting.
+    Kv,
+    /// Blocks that those arriving will reference once they are in flight.
+    Arrivals,
+    /// Prefill that waits.
+    Queue,
+    /// Sequences thrown out for lack of blocks.
+    Preemptions,
+    /// Time to first token above its target.
+    Ttft,
+    /// Inter-token latency above its target.
+    Itl,
+    /// Requests held at the gateway while nothing serves.
+    Held,
+}
+
+/// Which part of the past tells what comes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mood {
+    /// The stable window and its growth.
+    Calm,
+    /// The panic window: load has risen beyond chance.
+    Jump,
+    /// The stable window without its growth: a jump is within it.
+    AfterJump,
+}
+
+/// One reason and how many replicas it wants.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Term {
+    /// The reason.
+    pub cause: Cause,
+    /// Replicas it wants.
+    pub replicas: f64,
+}
+
+/// What the load wants, before any limit.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Demand {
+    /// Every term that applied, in a fixed order.
+    pub terms: Vec<Term>,
+    /// Which part of the past was looked at.
+    pub mood: Mood,
+    /// Preemptions have come in a burst.
+    pub is_preempting: bool,
+}
+
+impl Demand {
+    /// Applies the formula.
+    pub fn of(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Self {
+        let mut terms = Vec::with_capacity(6);
+        let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
+        term(Cause::Kv, kv_replicas(signals, targets));
+        term(Cause::Arrivals, arrival_replicas(signals, law, targets, mood));
+        let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
+        let blind = |times_target: f64| blind(times_target, signals);
+        let ratio = |measured: Option<f64>, target: Option<f64>| Some(blind(measured? / target?));
+        term(Cause::Queue, Some(blind(signals.queue_seconds / targets.queue_seconds)));
+        term(Cause::Preemptions, Some(blind(preemptions)));
+        term(Cause::Ttft, ratio(signals.ttft_p95_ms, targets.ttft_ms));
+        term(Cause::Itl, ratio(signals.itl_p95_ms, targets.itl_ms));
+        term(Cause::Held, (signals.held_requests > 0).then_some(1.0));
+        Self { terms, mood, is_preempting: preemptions > 1.0 }
+    }
+
+    /// The term that wants most; the first of equals.
+    pub fn largest(&self) -> Option<Term> {
+        self.terms.iter().copied().reduce(|most, term| if term.replicas > most.replicas { term } else { most })
+    }
+
+    /// Replicas wanted, as a real number.
+    pub fn replicas(&self) -> f64 {
+        self.largest().map_or(0.0, |term| term.replicas)
+    }
+}
+
+/// Replicas wanted by a term that knows only how many times its target is exceeded. While replicas are on their way, or
+/// have just arrived, it waits for what they bring.
+fn blind(times_target: f64, signals: &Signals) -> f64 {
+    let serving = f64::from(signals.coverage.serving);
+    let is_settled = signals.coverage.starting == 0 && signals.panic.serving >= serving;
+    serving * times_target.min(if is_settled { BLIND_FACTOR_MAX } else { 1.0 })
+}
+
+/// Replicas that would bring the referenced blocks to the target if usage were shared out.
+fn kv_replicas(signals: &Signals, targets: &Targets) -> Option<f64> {
+    let carried = signals.blocks_per_replica * targets.kv;
+    (carried > 0.0).then(|| signals.stable.referenced / carried)
+}
+
+/// Replicas at which those that arrive, staying as long as requests stay at the target, fill the KV cache to it:
+/// Little's law with the residence the service law gives for the target instead of the one seen now.
+fn arrival_replicas(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Option<f64> {
+    let line = law.line()?;
+    let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown));
+    let carried = signals.blocks_per_replica * kv;
+    let residence = line.residence_seconds(kv);
+    let flow = if mood == Mood::Jump { &signals.panic } else { &signals.stable };
+    if carried <= 0.0 || flow.running <= 0.0 {
+        return None;
+    }
+    let blocks_per_request = flow.referenced / flow.running;
+    let rate = arrival_rate(signals, mood) + signals.panic.waiting / DRAIN_SECONDS;
+    let replicas = rate * blocks_per_request * residence / carried;
+    Some(replicas + chance_replicas(replicas, carried / blocks_per_request))
+}
+
+/// Replicas for chance: the number in flight wanders by its square root, more when sizes differ, and the fewer there
+/// are the more that is. A large fleet pools it.
+fn chance_replicas(replicas: f64, requests_per_replica: f64) -> f64 {
+    DEVIATIONS_OF_CHANCE * (replicas * SIZE_SPREAD / requests_per_replica.max(1.0)).sqrt()
+}
+
+/// Requests per second to be ready for.
+fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
+    let arrivals = &signals.arrivals;
+    match mood {
+        Mood::Jump => arrivals.panic_rate.max(arrivals.stable_rate),
+        // A step that is half inside the window looks like steep growth; it is not.
+        Mood::AfterJump => arrivals.stable_rate,
+        Mood::Calm => {
+            let lead = signals.start_seconds.min(LEAD_SECONDS_MAX) + LAG_SECONDS;
+            arrivals.stable_rate * (1.0 + arrivals.growth_per_second.max(0.0) * lead).min(LEAD_FACTOR_MAX)
+        }
+    }
+}
+
+/// Arrivals beyond three standard deviations of what the stable window predicts.
+pub(crate) fn is_jump(signals: &Signals) -> bool {
+    let arrivals = &signals.arrivals;
+    let expected = arrivals.stable_rate * arrivals.panic_seconds;
+    let arrived = arrivals.panic_rate * arrivals.panic_seconds;
+    arrived > expected + DEVIATIONS_OF_A_JUMP * expected.max(1.0).sqrt()
+}
+
+/// Preemptions per minute and serving replica: the burst of the panic window if there is one, else the rate of the
+/// stable window, which tells nothing about now when replicas have joined within it.
+fn preemptions_per_minute(signals: &Signals) -> f64 {
+    let serving = f64::from(signals.coverage.serving.max(1));
+    let is_unchanged = signals.stable.serving >= serving;
+    let window_minutes = signals.coverage.window_seconds.clamp(1.0, 60.0) / 60.0;
+    let stable = if is_unchanged { signals.preemptions_stable as f64 / window_minutes } else { 0.0 };
+    let panic_minutes = signals.arrivals.panic_seconds.max(1.0) / 60.0;
+    let is_burst = signals.preemptions_panic >= BURST_PREEMPTIONS_MIN;
+    let burst = if is_burst { signals.preemptions_panic as f64 / panic_minutes } else { 0.0 };
+    stable.max(burst) / serving
+}

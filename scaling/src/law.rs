@@ -1,0 +1,100 @@
+//! The service law: how long a request stays in a replica, as a function of how full its KV cache is.
+//!
+//! A decode step takes a fixed time plus a time proportional to the KV it reads, and prefill takes a share of the
+//! steps proportional to throughput. Both together give, for a replica in balance,
+//!
+//! ```text
+//!     residence = alone + slope × kv            (seconds; kv = share of the blocks referenced)
+//! ```
+//!
+//! so KV usage is *not* proportional to load: with a slope of six times `alone`, half the replicas do not use twice
+//! the KV each but seven times, or saturate. A rule that divides usage by a target therefore gives away far too much
+//! when load is low and flaps around the edge. This module owns the two numbers, learned from what the deployment
+//! itself showed, with a prior until it has shown enough. It never decides.
+
+use serde::{Deserialize, Serialize};
+
+use crate::signals::Signals;
+
+/// Seconds after which an observation counts a third: the mix of requests changes within a day.
+const MEMORY_SECONDS: f64 = 1200.0;
+/// Slope in units of `alone` assumed before usage has varied: the ratio of an 8B model on one H200, whose step goes from
+/// 4.9 ms alone to about 35 ms with a full cache.
+const PRIOR_SLOPE: f64 = 6.0;
+/// Variance of usage at which observations weigh as much as the prior.
+const PRIOR_VARIANCE: f64 = 0.01;
+/// `alone` is at least this share of the mean residence, whatever the regression says.
+const ALONE_SHARE_MIN: f64 = 0.05;
+/// Fewer requests per window than this say nothing about their mean.
+const REQUESTS_MIN: f64 = 10.0;
+
+/// See the module: sums of a weighted least-squares line of residence over usage.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServiceLaw {
+    weight: f64,
+    kv: f64,
+    residence: f64,
+    kv_kv: f64,
+    kv_residence: f64,
+    learned_ms: u64,
+}
+
+impl ServiceLaw {
+    /// Takes in what the stable window shows.
+    pub fn learn(&mut self, signals: &Signals, now_ms: u64) {
+        let flow = &signals.stable;
+        let capacity = flow.serving * signals.blocks_per_replica;
+        let is_telling = flow.through_rate * 60.0 >= REQUESTS_MIN && capacity > 0.0 && flow.running > 0.0;
+        if !is_telling || signals.coverage.fresh < signals.coverage.serving {
+            return;
+        }
+        let (kv, residence) = (flow.referenced / capacity, flow.running / flow.through_rate);
+        let age = now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0;
+        let keep = (-age / MEMORY_SECONDS).exp();
+        let add = |sum: &mut f64, value: f64| *sum = *sum * keep + value * (1.0 - keep);
+        add(&mut self.weight, 1.0);
+        add(&mut self.kv, kv);
+        add(&mut self.residence, residence);
+        add(&mut self.kv_kv, kv * kv);
+        add(&mut self.kv_residence, kv * residence);
+        self.learned_ms = now_ms;
+    }
+
+    /// The line; `None` before anything was seen.
+    pub fn line(&self) -> Option<Line> {
+        if self.weight <= 0.0 {
+            return None;
+        }
+        let (mean_kv, mean) = (self.kv / self.weight, self.residence / self.weight);
+        let variance = (self.kv_kv / self.weight - mean_kv * mean_kv).max(0.0);
+        let covariance = self.kv_residence / self.weight - mean_kv * mean;
+        let prior = PRIOR_SLOPE * mean / (1.0 + PRIOR_SLOPE * mean_kv);
+        let slope = (covariance + PRIOR_VARIANCE * prior) / (variance + PRIOR_VARIANCE);
+        let alone_min = ALONE_SHARE_MIN * mean;
+        let slope_max = if mean_kv > 0.0 { (mean - alone_min) / mean_kv } else { f64::MAX };
+        let slope = slope.clamp(0.0, slope_max);
+        Some(Line { alone: mean - slope * mean_kv, slope })
+    }
+}
+
+/// Residence over usage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Seconds a request stays in an otherwise empty replica.
+    pub alone: f64,
+    /// Seconds more that it stays when all blocks are referenced.
+    pub slope: f64,
+}
+
+impl Line {
+    /// Seconds a request stays at this usage.
+    pub fn residence_seconds(self, kv: f64) -> f64 {
+        self.alone + self.slope * kv
+    }
+
+    /// Usage at which requests stay this many times as long as alone.
+    pub fn kv_at_slowdown(self, times: f64) -> f64 {
+        if self.slope > 0.0 { (times - 1.0) * self.alone / self.slope } else { f64::INFINITY }
+    }
+}

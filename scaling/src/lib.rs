@@ -1,0 +1,30 @@
+//! How many replicas a deployment should have, and why.
+//!
+//! The decision is a plain function: [`decide_scale`] takes a specification, a window of readings, the state the last
+//! decision left, and the time. It is the same function in the operator, in `explain` and in the simulator ([`sim`]).
+//! Nothing here reads a clock, talks to a cluster or awaits.
+
+mod decide;
+mod demand;
+mod hold;
+mod law;
+mod reading;
+mod regret;
+mod signals;
+pub mod sim;
+mod spec;
+mod startup;
+mod window;
+
+pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale};
+pub use demand::{Cause, Demand, Mood, Term};
+pub use hold::Hold;
+pub use law::ServiceLaw;
+pub use reading::{Absurdity, Answer, CLOCK_AHEAD_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading};
+pub use regret::Regret;
+pub use signals::{Arrivals, Coverage, Flow, Signals};
+pub use spec::{
+    Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,
+};
+pub use startup::{ASSUMED_START_SECONDS, StartTimes};
+pub use window::{LoadWindow, Standing, TICKS_KEPT};

@@ -1,0 +1,87 @@
+//! The memory of having gone down too early: patience grows each time it is regretted and comes back slowly.
+//!
+//! Owns one factor and when it was learned. Load that returns every few minutes teaches the deployment to wait for it;
+//! load that goes for good costs the learned wait once. Never decides.
+
+use serde::{Deserialize, Serialize};
+
+/// Going up this soon after going down means that going down was a mistake.
+const REGRET_SECONDS: f64 = 900.0;
+/// Patience is multiplied by this with each regret.
+const GROWTH: f64 = 2.0;
+/// Patience grows to this at most: with five minutes of patience, an hour and twenty minutes.
+const PATIENCE_MAX: f64 = 16.0;
+/// Seconds after which a third of the extra patience is left.
+const MEMORY_SECONDS: f64 = 4.0 * 3600.0;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Regret {
+    /// Patience beyond 1 when it was last learned.
+    #[serde(default)]
+    extra: f64,
+    #[serde(default)]
+    learned_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    went_down_ms: Option<u64>,
+}
+
+impl Regret {
+    /// Factor on the stabilisation time, at least 1.
+    pub fn patience(self, now_ms: u64) -> f64 {
+        let age = now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0;
+        1.0 + self.extra * (-age / MEMORY_SECONDS).exp()
+    }
+
+    /// Learns from a decision.
+    pub fn note(&mut self, previous: u32, desired: u32, now_ms: u64) {
+        if desired < previous {
+            self.went_down_ms = Some(now_ms);
+        }
+        if desired > previous
+            && let Some(went_down_ms) = self.went_down_ms.take()
+            && now_ms.saturating_sub(went_down_ms) as f64 <= REGRET_SECONDS * 1000.0
+        {
+            self.extra = (self.patience(now_ms) * GROWTH).min(PATIENCE_MAX) - 1.0;
+            self.learned_ms = now_ms;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE_MS: u64 = 60_000;
+
+    #[test]
+    fn each_regret_doubles_the_patience_up_to_a_bound() {
+        let mut regret = Regret::default();
+        let mut seen = Vec::new();
+        for round in 0..6 {
+            regret.note(4, 2, round * 10 * MINUTE_MS);
+            regret.note(2, 4, (round * 10 + 5) * MINUTE_MS);
+            seen.push(regret.patience((round * 10 + 5) * MINUTE_MS).round());
+        }
+        assert_eq!(seen, [2.0, 4.0, 8.0, 15.0, 16.0, 16.0]);
+    }
+
+    #[test]
+    fn going_up_long_after_or_twice_is_no_regret() {
+        let mut regret = Regret::default();
+        regret.note(4, 2, 0);
+        regret.note(2, 3, 16 * MINUTE_MS);
+        regret.note(3, 4, 17 * MINUTE_MS);
+        assert_eq!(regret.patience(17 * MINUTE_MS), 1.0);
+    }
+
+    #[test]
+    fn patience_comes_back_over_hours() {
+        let mut regret = Regret::default();
+        regret.note(4, 2, 0);
+        regret.note(2, 4, MINUTE_MS);
+        assert!(regret.patience(61 * MINUTE_MS) > 1.7);
+        assert!(regret.patience(24 * 60 * MINUTE_MS) < 1.01);
+    }
+}

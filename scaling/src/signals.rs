@@ -1,0 +1,230 @@
+//! What the decision looks at: a load window reduced to a few numbers.
+//!
+//! Owns the reduction and nothing else. The numbers are all a replay needs, so a record carries them whole.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    reading::NotFresh,
+    spec::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec},
+    startup::ASSUMED_START_SECONDS,
+    window::{LoadWindow, Standing, Totals},
+};
+
+/// Replicas named in a record as not fresh; more are only counted.
+const NAMED_NOT_FRESH: usize = 4;
+
+/// The inputs of one decision.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Signals {
+    /// Who was there and who could be believed.
+    pub coverage: Coverage,
+    /// KV blocks one replica has.
+    pub blocks_per_replica: f64,
+    /// What ran over the stable window.
+    pub stable: Flow,
+    /// What ran over the panic window.
+    pub panic: Flow,
+    /// How requests arrive.
+    pub arrivals: Arrivals,
+    /// Seconds of prefill waiting in front of each replica, mean of the panic window.
+    pub queue_seconds: f64,
+    /// Preemptions within the stable window.
+    pub preemptions_stable: u64,
+    /// Preemptions within the panic window.
+    pub preemptions_panic: u64,
+    /// 95th percentile of the time to first token, milliseconds.
+    pub ttft_p95_ms: Option<f64>,
+    /// 95th percentile of the inter-token latency, milliseconds.
+    pub itl_p95_ms: Option<f64>,
+    /// Learned 90th percentile of the start time.
+    pub start_seconds: f64,
+    /// Requests the gateway holds because nothing serves.
+    pub held_requests: u32,
+    /// Seconds since a request was last seen.
+    pub idle_seconds: f64,
+}
+
+/// How many replicas there are, and how many of the serving ones could be believed.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Coverage {
+    /// Replicas that serve.
+    pub serving: u32,
+    /// Of those, replicas whose reading is fresh.
+    pub fresh: u32,
+    /// Replicas on their way in.
+    pub starting: u32,
+    /// Replicas on their way out.
+    pub draining: u32,
+    /// Some of the serving replicas that are not fresh, with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_fresh: Vec<(String, NotFresh)>,
+    /// Seconds of history there are.
+    pub window_seconds: f64,
+}
+
+impl Coverage {
+    /// Share of the serving replicas whose reading is fresh.
+    pub fn share(&self) -> f64 {
+        if self.serving == 0 { 0.0 } else { f64::from(self.fresh) / f64::from(self.serving) }
+    }
+}
+
+/// What ran, over all serving replicas, as means of a window.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Flow {
+    /// Replicas that served.
+    pub serving: f64,
+    /// KV blocks referenced.
+    pub referenced: f64,
+    /// Sequences being computed.
+    pub running: f64,
+    /// Requests waiting.
+    pub waiting: f64,
+    /// Requests per second that went through: the mean of those that began to run and those that ended.
+    pub through_rate: f64,
+}
+
+/// How requests arrive, in requests per second.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Arrivals {
+    /// Over the panic window.
+    pub panic_rate: f64,
+    /// Over the stable window.
+    pub stable_rate: f64,
+    /// Seconds the panic window really covers.
+    pub panic_seconds: f64,
+    /// Relative growth per second over the last minutes, 0 when it is within chance.
+    pub growth_per_second: f64,
+}
+
+impl Signals {
+    /// Reduces a window.
+    pub fn of(window: &LoadWindow, spec: &ScalingSpec, now_ms: u64) -> Self {
+        let start_seconds = window.start_seconds().unwrap_or(ASSUMED_START_SECONDS);
+        let past = Past { window, now_ms };
+        let panic = past.last(spec.behavior.panic_window_seconds);
+        let stable = past.last(spec.behavior.stable_window_seconds);
+        let newest = panic.last();
+        Self {
+            coverage: past.coverage(),
+            blocks_per_replica: newest.map_or(0.0, |totals| totals.blocks_per_replica),
+            stable: past.flow(stable),
+            panic: past.flow(panic),
+            arrivals: past.arrivals(spec, start_seconds),
+            queue_seconds: mean(panic, |totals| totals.queue_seconds),
+            preemptions_stable: stable.iter().map(|totals| totals.preemptions).sum(),
+            preemptions_panic: panic.iter().map(|totals| totals.preemptions).sum(),
+            ttft_p95_ms: newest.and_then(|totals| totals.ttft_p95_seconds).map(|seconds| seconds * 1000.0),
+            itl_p95_ms: newest.and_then(|totals| totals.itl_p95_seconds).map(|seconds| seconds * 1000.0),
+            start_seconds,
+            held_requests: window.held_requests(),
+            idle_seconds: window.busy_ms().map_or(0.0, |busy_ms| seconds_between(busy_ms, now_ms)),
+        }
+    }
+}
+
+struct Past<'a> {
+    window: &'a LoadWindow,
+    now_ms: u64,
+}
+
+impl<'a> Past<'a> {
+    fn ticks(&self) -> &'a [Totals] {
+        self.window.ticks()
+    }
+
+    /// Ticks younger than `seconds`.
+    fn last(&self, seconds: u32) -> &'a [Totals] {
+        self.between(f64::from(seconds), 0.0)
+    }
+
+    /// Ticks younger than `from` and at least `to` seconds old.
+    fn between(&self, from: f64, to: f64) -> &'a [Totals] {
+        let ticks = self.ticks();
+        let older_than =
+            |seconds: f64| ticks.partition_point(|totals| seconds_between(totals.at_ms, self.now_ms) >= seconds);
+        let (first, end) = (older_than(from), if to > 0.0 { older_than(to) } else { ticks.len() });
+        &ticks[first.min(end)..end]
+    }
+
+    fn coverage(&self) -> Coverage {
+        let serving = self.window.count(Standing::Serving);
+        let not_fresh = self.window.not_fresh(self.now_ms).count();
+        let named = self.window.not_fresh(self.now_ms).take(NAMED_NOT_FRESH);
+        Coverage {
+            serving,
+            fresh: serving - u32::try_from(not_fresh).expect("fewer than 2^32 replicas"),
+            starting: self.window.count(Standing::Starting),
+            draining: self.window.count(Standing::Draining),
+            not_fresh: named.map(|(id, why)| (id.to_owned(), why)).collect(),
+            window_seconds: self.ticks().first().map_or(0.0, |oldest| seconds_between(oldest.at_ms, self.now_ms)),
+        }
+    }
+
+    fn arrivals(&self, spec: &ScalingSpec, start_seconds: f64) -> Arrivals {
+        let (panic_rate, panic_seconds) = self.rate(f64::from(spec.behavior.panic_window_seconds), 0.0);
+        Arrivals {
+            panic_rate,
+            stable_rate: self.rate(f64::from(spec.behavior.stable_window_seconds), 0.0).0,
+            panic_seconds,
+            growth_per_second: self.growth(f64::from(spec.behavior.stable_window_seconds).max(start_seconds)),
+        }
+    }
+
+    /// Arrivals per second between two ages, and the seconds this covers.
+    fn rate(&self, from: f64, to: f64) -> (f64, f64) {
+        let ticks = self.between(from, to);
+        let covered = self.covered(ticks);
+        let arrivals: i64 = ticks.iter().map(|totals| totals.arrivals).sum();
+        if covered > 0.0 { (arrivals.max(0) as f64 / covered, covered) } else { (0.0, 0.0) }
+    }
+
+    /// A tick's arrivals came between the tick before and itself; the very first tick has no such time.
+    fn covered(&self, ticks: &[Totals]) -> f64 {
+        let (Some(first), Some(last)) = (ticks.first(), ticks.last()) else { return 0.0 };
+        let idx = self.ticks().partition_point(|totals| totals.at_ms < first.at_ms);
+        let since = if idx == 0 { first.at_ms } else { self.ticks()[idx - 1].at_ms };
+        seconds_between(since, last.at_ms)
+    }
+
+    fn flow(&self, ticks: &[Totals]) -> Flow {
+        let (Some(first), Some(last)) = (ticks.first(), ticks.last()) else { return Flow::default() };
+        let finished: u64 = ticks.iter().map(|totals| totals.finished).sum();
+        let covered = self.covered(ticks);
+        // Those that began are those that ended plus the growth of those that run.
+        let through = finished as f64 + (last.running - first.running) / 2.0;
+        Flow {
+            serving: mean(ticks, |totals| f64::from(totals.serving)),
+            referenced: mean(ticks, |totals| totals.referenced),
+            running: mean(ticks, |totals| totals.running),
+            waiting: mean(ticks, |totals| totals.waiting),
+            through_rate: if covered > 0.0 { (through / covered).max(0.0) } else { 0.0 },
+        }
+    }
+
+    /// Relative growth per second from the half window before to the last one, if the counts differ by more than two
+    /// standard deviations of their difference (arrivals are close to Poisson, so a count's variance is the count).
+    fn growth(&self, half: f64) -> f64 {
+        let half = half.min(f64::from(STABLE_WINDOW_SECONDS_MAX));
+        let ((late, late_seconds), (early, early_seconds)) = (self.rate(half, 0.0), self.rate(2.0 * half, half));
+        let is_covered = late_seconds >= 0.8 * half && early_seconds >= 0.8 * half;
+        let deviation = (late / late_seconds.max(1.0) + early / early_seconds.max(1.0)).sqrt();
+        if !is_covered || early <= 0.0 || (late - early).abs() < 2.0 * deviation {
+            return 0.0;
+        }
+        (late - early) / (late * half)
+    }
+}
+
+fn mean(ticks: &[Totals], of: fn(&Totals) -> f64) -> f64 {
+    if ticks.is_empty() { 0.0 } else { ticks.iter().map(of).sum::<f64>() / ticks.len() as f64 }
+}
+
+fn seconds_between(from_ms: u64, to_ms: u64) -> f64 {
+    to_ms.saturating_sub(from_ms) as f64 / 1000.0
+}

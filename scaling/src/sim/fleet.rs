@@ -1,0 +1,277 @@
+//! A deployment in virtual time: replicas start, serve, drain and go, requests are routed, a rule is asked.
+//!
+//! Owns the clock of the simulation and the order of events. Every rule meets the same requests, the same router, the
+//! same start times and the same graceful scale-down, so that only the decisions differ.
+
+use std::collections::VecDeque;
+
+use super::{
+    model::Promise,
+    outcome::{Outcomes, Sample},
+    replica::Replica,
+    rng::Rng,
+    trace::{Request, Trace},
+};
+
+/// The rule is shown the fleet this often; it keeps its own, longer period.
+pub const LOOK_SECONDS: f64 = 1.0;
+/// A point of the plots covers this much.
+const SAMPLE_SECONDS: f64 = 10.0;
+
+/// A scaling rule.
+pub trait Rule {
+    /// Looks at the fleet; answers with the number of replicas from now on when this is a moment to decide.
+    fn look(&mut self, view: &View<'_>) -> Option<u32>;
+}
+
+/// What a rule may look at.
+#[derive(Debug)]
+pub struct View<'a> {
+    /// Seconds since the simulation began.
+    pub now: f64,
+    /// Replicas wanted at present.
+    pub desired: u32,
+    /// Requests waiting for a first replica.
+    pub held: u32,
+    /// Every replica there is.
+    pub members: &'a [Member],
+}
+
+impl View<'_> {
+    /// Replicas that serve.
+    pub fn serving(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.stage == Stage::Serving)
+    }
+
+    /// Replicas on their way in.
+    pub fn starting(&self) -> usize {
+        self.members.iter().filter(|member| matches!(member.stage, Stage::Starting { .. })).count()
+    }
+}
+
+/// Where a simulated replica is in its life.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stage {
+    /// Loading until then.
+    Starting {
+        /// When it will serve.
+        until: f64,
+    },
+    /// Taking requests.
+    Serving,
+    /// Finishing what it has, until then at most.
+    Draining {
+        /// When it goes at the latest.
+        until: f64,
+    },
+}
+
+/// One replica of the fleet.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its number, never used twice.
+    pub id: u32,
+    /// When it was created.
+    pub created: f64,
+    /// Where it is in its life.
+    pub stage: Stage,
+    /// Its engine.
+    pub replica: Replica,
+}
+
+/// Bounds and seed of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// Replicas at least, and at the beginning.
+    pub min: u32,
+    /// Replicas at most.
+    pub max: u32,
+    /// Seed of start times and routing.
+    pub seed: u64,
+    /// What users were promised.
+    pub promise: Promise,
+}
+
+/// Runs a trace under a rule until its last request is answered.
+pub fn simulate(trace: &Trace, rule: &mut dyn Rule, setting: &Setting) -> Outcomes {
+    let mut fleet = Fleet::new(trace, setting);
+    let mut requests = trace.requests.iter().copied().peekable();
+    let mut now = 0.0;
+    while requests.peek().is_some() || !fleet.is_idle() {
+        let next_look = now + LOOK_SECONDS;
+        while let Some(request) = requests.next_if(|request| request.arrived < next_look) {
+            fleet.advance(request.arrived);
+            fleet.route(request);
+        }
+        now = next_look;
+        fleet.advance(now);
+        fleet.account(now);
+        fleet.grow_up_and_go(now);
+        let view = View { now, desired: fleet.desired, held: fleet.held.len() as u32, members: &fleet.members };
+        if let Some(desired) = rule.look(&view) {
+            fleet.want(desired.clamp(setting.min, setting.max), now);
+        }
+    }
+    fleet.outcomes
+}
+
+struct Fleet<'a> {
+    trace: &'a Trace,
+    starts: Rng,
+    choices: Rng,
+    desired: u32,
+    members: Vec<Member>,
+    n_created: u32,
+    held: VecDeque<Request>,
+    outcomes: Outcomes,
+    sample: Sample,
+    preemptions_of_the_gone: u64,
+}
+
+impl<'a> Fleet<'a> {
+    fn new(trace: &'a Trace, setting: &Setting) -> Self {
+        let mut fleet = Self {
+            trace,
+            starts: Rng::seeded(setting.seed),
+            choices: Rng::seeded(setting.seed ^ 0x5eed),
+            desired: setting.min,
+            members: Vec::new(),
+            n_created: 0,
+            held: VecDeque::new(),
+            outcomes: Outcomes::new(setting.promise),
+            sample: Sample::default(),
+            preemptions_of_the_gone: 0,
+        };
+        (0..setting.min).for_each(|_| fleet.create(0.0, 0.0));
+        fleet.members.iter_mut().for_each(|member| member.stage = Stage::Serving);
+        fleet
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.members.iter().all(|member| member.replica.is_empty())
+    }
+
+    fn create(&mut self, now: f64, start_seconds: f64) {
+        let until = now + start_seconds;
+        let replica = Replica::serving_from(now, &self.trace.model);
+        self.members.push(Member { id: self.n_created, created: now, stage: Stage::Starting { until }, replica });
+        self.n_created += 1;
+    }
+
+    fn advance(&mut self, until: f64) {
+        for member in &mut self.members {
+            member.replica.advance(until);
+        }
+    }
+
+    /// The better of two random serving replicas, by KV wanted: close to what a gateway with prefix affinity and load
+    /// information does, and no better.
+    fn route(&mut self, request: Request) {
+        self.sample.arrivals += 1;
+        let serving: Vec<usize> =
+            (0..self.members.len()).filter(|idx| self.members[*idx].stage == Stage::Serving).collect();
+        if serving.is_empty() {
+            self.held.push_back(request);
+            return;
+        }
+        let mut pick = || serving[(self.choices.uniform() * serving.len() as f64) as usize];
+        let (one, other) = (pick(), pick());
+        let wanted = |idx: usize| self.members[idx].replica.blocks_wanted();
+        let best = if wanted(other) < wanted(one) { other } else { one };
+        self.members[best].replica.submit(request);
+    }
+
+    /// Replicas that finished starting serve; drained ones go.
+    fn grow_up_and_go(&mut self, now: f64) {
+        for member in &mut self.members {
+            if matches!(member.stage, Stage::Starting { until } if until <= now) {
+                member.stage = Stage::Serving;
+            }
+        }
+        let is_gone = |member: &Member| match member.stage {
+            Stage::Draining { until } => member.replica.is_empty() || until <= now,
+            Stage::Starting { .. } | Stage::Serving => false,
+        };
+        let gone = self.members.iter().filter(|member| is_gone(member));
+        self.preemptions_of_the_gone += gone.map(|member| member.replica.preemptions()).sum::<u64>();
+        self.members.retain(|member| !is_gone(member));
+        if self.members.iter().any(|member| member.stage == Stage::Serving) {
+            let held = std::mem::take(&mut self.held);
+            self.sample.arrivals -= held.len() as u32;
+            held.into_iter().for_each(|request| self.route(request));
+        }
+    }
+
+    fn account(&mut self, now: f64) {
+        for member in &mut self.members {
+            for outcome in member.replica.take_outcomes() {
+                self.sample.misses += u32::from(self.outcomes.add(&outcome));
+            }
+        }
+        let preemptions: u64 = self.members.iter().map(|member| member.replica.preemptions()).sum();
+        self.outcomes.preemptions = preemptions + self.preemptions_of_the_gone;
+        if now > self.trace.seconds {
+            return;
+        }
+        self.outcomes.gpu_seconds += LOOK_SECONDS * self.members.len() as f64;
+        self.outcomes.seconds = now;
+        if now % SAMPLE_SECONDS < LOOK_SECONDS {
+            self.close_sample(now);
+        }
+    }
+
+    fn close_sample(&mut self, now: f64) {
+        let serving: Vec<&Replica> =
+            self.members.iter().filter(|member| member.stage == Stage::Serving).map(|member| &member.replica).collect();
+        let kv = serving.iter().map(|replica| replica.kv_usage()).sum::<f64>() / serving.len().max(1) as f64;
+        let waiting: u32 = serving.iter().map(|replica| replica.waiting()).sum();
+        let sample = std::mem::take(&mut self.sample);
+        self.outcomes.samples.push(Sample {
+            at: now,
+            desired: self.desired,
+            serving: serving.len() as u32,
+            members: self.members.len() as u32,
+            kv,
+            waiting: waiting + self.held.len() as u32,
+            preemptions: self.outcomes.preemptions,
+            ..sample
+        });
+    }
+
+    fn want(&mut self, desired: u32, now: f64) {
+        if desired == self.desired {
+            return;
+        }
+        self.outcomes.change(now, self.desired, desired);
+        self.desired = desired;
+        let present =
+            self.members.iter().filter(|member| !matches!(member.stage, Stage::Draining { .. })).count() as u32;
+        (present..desired).for_each(|_| self.add(now));
+        (desired..present).for_each(|_| self.remove(now));
+    }
+
+    /// Takes a draining replica back before it creates a new one.
+    fn add(&mut self, now: f64) {
+        let draining = self.members.iter_mut().find(|member| matches!(member.stage, Stage::Draining { .. }));
+        if let Some(member) = draining {
+            member.stage = Stage::Serving;
+            return;
+        }
+        let model = &self.trace.model;
+        let start_seconds = self.starts.log_normal(model.start_seconds, model.start_sigma);
+        self.create(now, start_seconds);
+    }
+
+    /// A replica that does not serve yet goes first, the youngest; else the one with the fewest requests drains.
+    fn remove(&mut self, now: f64) {
+        if let Some(idx) = self.members.iter().rposition(|member| matches!(member.stage, Stage::Starting { .. })) {
+            self.members.remove(idx);
+            return;
+        }
+        let until = now + self.trace.model.drain_seconds;
+        let serving = self.members.iter_mut().filter(|member| member.stage == Stage::Serving);
+        if let Some(victim) = serving.min_by_key(|member| member.replica.running() + member.replica.waiting()) {
+            victim.stage = Stage::Draining { until };
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What a run came to: promises broken, sequences thrown out, GPU time, changes of mind.
+
+use super::{model::Promise, replica::Outcome};
+
+/// A change of direction within this time of the last change is a reversal: the earlier one was a mistake.
+pub const REVERSAL_SECONDS: f64 = 600.0;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Outcomes {
+    promise: Promise,
+    /// Requests answered.
+    pub requests: u64,
+    /// Requests whose first token or whose tokens came later than promised.
+    pub misses: u64,
+    /// Of those, by the first token.
+    pub ttft_misses: u64,
+    /// Sequences thrown out for lack of blocks.
+    pub preemptions: u64,
+    /// Seconds of existence, summed over the replicas, while the trace lasted.
+    pub gpu_seconds: f64,
+    /// Seconds the trace lasted.
+    pub seconds: f64,
+    /// Changes of direction, see [`REVERSAL_SECONDS`].
+    pub reversals: u32,
+    /// Decisions that changed the number.
+    pub changes: u32,
+    /// Points of the plots.
+    pub samples: Vec<Sample>,
+    last_change: Option<(f64, bool)>,
+}
+
+/// One point of the plots.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Seconds since the beginning.
+    pub at: f64,
+    /// Replicas wanted.
+    pub desired: u32,
+    /// Replicas serving.
+    pub serving: u32,
+    /// Replicas that cost money.
+    pub members: u32,
+    /// Mean share of KV blocks referenced.
+    pub kv: f64,
+    /// Requests waiting.
+    pub waiting: u32,
+    /// Requests that arrived since the point before.
+    pub arrivals: u32,
+    /// Requests answered late since the point before.
+    pub misses: u32,
+    /// Preemptions since the beginning.
+    pub preemptions: u64,
+}
+
+impl Outcomes {
+    /// Nothing yet.
+    pub fn new(promise: Promise) -> Self {
+        Self {
+            promise,
+            requests: 0,
+            misses: 0,
+            ttft_misses: 0,
+            preemptions: 0,
+            gpu_seconds: 0.0,
+            seconds: 0.0,
+            reversals: 0,
+            changes: 0,
+            samples: Vec::new(),
+            last_change: None,
+        }
+    }
+
+    /// Counts an answer; true when it came later than promised.
+    pub fn add(&mut self, outcome: &Outcome) -> bool {
+        let is_late_first = outcome.ttft > outcome.unloaded + self.promise.ttft_seconds;
+        let is_late = is_late_first || outcome.itl > self.promise.itl_seconds;
+        self.requests += 1;
+        self.ttft_misses += u64::from(is_late_first);
+        self.misses += u64::from(is_late);
+        is_late
+    }
+
+    /// Counts a change of the number.
+    pub fn change(&mut self, now: f64, from: u32, to: u32) {
+        let is_up = to > from;
+        let turned = |(at, was_up): (f64, bool)| was_up != is_up && now - at <= REVERSAL_SECONDS;
+        self.reversals += u32::from(self.last_change.is_some_and(turned));
+        self.changes += 1;
+        self.last_change = Some((now, is_up));
+    }
+
+    /// GPU time in hours.
+    pub fn gpu_hours(&self) -> f64 {
+        self.gpu_seconds / 3600.0
+    }
+
+    /// Reversals per hour of the trace.
+    pub fn reversals_per_hour(&self) -> f64 {
+        f64::from(self.reversals) * 3600.0 / self.seconds.max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_soon_after_a_change_is_a_reversal_and_a_late_one_is_not() {
+        let mut outcomes = Outcomes::new(Promise::default());
+        outcomes.change(0.0, 1, 2);
+        outcomes.change(10.0, 2, 4);
+        outcomes.change(20.0, 4, 3);
+        outcomes.change(20.0 + REVERSAL_SECONDS + 1.0, 3, 5);
+        assert_eq!((outcomes.reversals, outcomes.changes), (1, 4));
+    }
+
+    #[test]
+    fn a_late_answer_counts_once_however_late_it_is() {
+        let mut outcomes = Outcomes::new(Promise::default());
+        let fine = Outcome { arrived: 0.0, finished: 5.0, ttft: 1.4, itl: 0.05, unloaded: 0.5 };
+        assert!(!outcomes.add(&fine));
+        assert!(outcomes.add(&Outcome { ttft: 1.6, itl: 0.06, ..fine }));
+        assert_eq!((outcomes.requests, outcomes.misses, outcomes.ttft_misses), (2, 1, 1));
+    }
+}

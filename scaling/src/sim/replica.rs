@@ -1,0 +1,317 @@
+//! One simulated replica: paged KV blocks, continuous batching, chunked prefill, preemption by recompute.
+//!
+//! Owns its queues, its blocks and its own time, which runs ahead of the fleet's by at most one step. Deterministic.
+//! Decodes come first, then prefill chunks, then admission from the front of the queue; who came last is preempted.
+
+use std::collections::VecDeque;
+
+use stoker_crds::contract::KV_BLOCK_TOKENS;
+
+use super::{model::ReplicaModel, trace::Request};
+
+/// What became of one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// When it arrived.
+    pub arrived: f64,
+    /// When its last token came.
+    pub finished: f64,
+    /// Seconds to its first token.
+    pub ttft: f64,
+    /// Mean seconds between its tokens; 0 for a single one.
+    pub itl: f64,
+    /// Seconds its prompt takes on an idle replica.
+    pub unloaded: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Sequence {
+    request: Request,
+    /// Tokens whose KV is present.
+    computed: u32,
+    /// Tokens that must be present before the next one can be sampled.
+    needed: u32,
+    generated: u32,
+    blocks: u32,
+    first_token: Option<f64>,
+}
+
+impl Sequence {
+    fn new(request: Request) -> Self {
+        let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
+        Self { computed: cached, needed: request.prompt_tokens, generated: 0, blocks: 0, first_token: None, request }
+    }
+
+    fn is_decoding(&self) -> bool {
+        self.needed == self.computed + 1 && self.generated > 0
+    }
+
+    /// Throws the KV away. Its blocks are the first to be reused under this pressure, so also the cached prefix goes.
+    fn preempt(&mut self) -> u32 {
+        self.computed = 0;
+        std::mem::take(&mut self.blocks)
+    }
+}
+
+/// See the module. Times are seconds of virtual time.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    model: ReplicaModel,
+    now: f64,
+    running: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
+    waiting_tokens: u64,
+    waiting_blocks: u64,
+    free_blocks: u32,
+    preemptions: u64,
+    finished: u64,
+    outcomes: Vec<Outcome>,
+    prefill: PrefillMeter,
+}
+
+/// Speed of prefill, forgetting within about a minute of prefill.
+#[derive(Clone, Copy, Debug, Default)]
+struct PrefillMeter {
+    tokens: f64,
+    seconds: f64,
+}
+
+impl PrefillMeter {
+    fn add(&mut self, tokens: u32, seconds: f64) {
+        let keep = (-seconds / 60.0).exp();
+        self.tokens = self.tokens * keep + f64::from(tokens);
+        self.seconds = self.seconds * keep + seconds;
+    }
+
+    fn rate(self) -> Option<f64> {
+        (self.tokens > 0.0).then(|| self.tokens / self.seconds)
+    }
+}
+
+/// What a step will compute.
+#[derive(Default)]
+struct Step {
+    decodes: u32,
+    context: u64,
+    prefill_tokens: u32,
+    prefill_seconds: f64,
+    preempted: bool,
+}
+
+impl Replica {
+    /// An empty replica that serves from `now` on.
+    pub fn serving_from(now: f64, model: &ReplicaModel) -> Self {
+        Self {
+            model: model.clone(),
+            now,
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            waiting_tokens: 0,
+            waiting_blocks: 0,
+            free_blocks: model.blocks,
+            preemptions: 0,
+            finished: 0,
+            outcomes: Vec::new(),
+            prefill: PrefillMeter::default(),
+        }
+    }
+
+    /// Puts a request into the queue.
+    pub fn submit(&mut self, request: Request) {
+        self.now = if self.is_empty() { self.now.max(request.arrived) } else { self.now };
+        let sequence = Sequence::new(request);
+        self.count_waiting(&sequence);
+        self.waiting.push_back(sequence);
+    }
+
+    /// Steps until `until` is reached or nothing is left to do.
+    pub fn advance(&mut self, until: f64) {
+        while self.now < until && !self.is_empty() {
+            self.step();
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Outcomes since the last call.
+    pub fn take_outcomes(&mut self) -> Vec<Outcome> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// Nothing runs and nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Sequences being computed.
+    pub fn running(&self) -> u32 {
+        self.running.len() as u32
+    }
+
+    /// Requests waiting.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.len() as u32
+    }
+
+    /// Prompt tokens of waiting requests that still need prefill.
+    pub fn waiting_prefill_tokens(&self) -> u64 {
+        self.waiting_tokens
+    }
+
+    /// KV blocks referenced.
+    pub fn referenced_blocks(&self) -> u32 {
+        self.model.blocks - self.free_blocks
+    }
+
+    /// KV blocks in all.
+    pub fn total_blocks(&self) -> u32 {
+        self.model.blocks
+    }
+
+    /// Share of the KV blocks that are referenced.
+    pub fn kv_usage(&self) -> f64 {
+        f64::from(self.referenced_blocks()) / f64::from(self.model.blocks)
+    }
+
+    /// Blocks referenced and needed by the waiting: what a router that knows KV looks at.
+    pub fn blocks_wanted(&self) -> u64 {
+        u64::from(self.referenced_blocks()) + self.waiting_blocks
+    }
+
+    /// Preemptions so far.
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// Requests ended so far.
+    pub fn finished(&self) -> u64 {
+        self.finished
+    }
+
+    /// Prefill speed, tokens per second.
+    pub fn prefill_rate(&self) -> Option<f64> {
+        self.prefill.rate()
+    }
+
+    fn step(&mut self) {
+        let mut step = Step::default();
+        self.make_room_for_decodes(&mut step);
+        let mut budget = self.model.max_batched_tokens.saturating_sub(step.decodes);
+        for sequence in self.running.iter_mut().filter(|sequence| !sequence.is_decoding()) {
+            budget -= prefill_chunk(sequence, budget, &self.model, &mut step);
+        }
+        if !step.preempted {
+            self.admit(budget, &mut step);
+        }
+        let decode = self.model.decode_seconds(step.decodes, step.context);
+        let seconds = decode + step.prefill_seconds;
+        if step.prefill_tokens > 0 {
+            self.prefill.add(step.prefill_tokens, seconds);
+        }
+        self.now += seconds;
+        self.sample();
+    }
+
+    /// Every decode may need one more block; without one, the youngest sequence goes back to the front of the queue.
+    fn make_room_for_decodes(&mut self, step: &mut Step) {
+        let mut idx = 0;
+        while idx < self.running.len() {
+            let sequence = &self.running[idx];
+            if !sequence.is_decoding() {
+                idx += 1;
+                continue;
+            }
+            let extra = blocks_of(sequence.needed).saturating_sub(sequence.blocks);
+            if extra > self.free_blocks {
+                self.preempt_youngest();
+                step.preempted = true;
+                continue;
+            }
+            self.free_blocks -= extra;
+            let sequence = &mut self.running[idx];
+            sequence.blocks += extra;
+            step.decodes += 1;
+            step.context += u64::from(sequence.computed);
+            sequence.computed += 1;
+            idx += 1;
+        }
+    }
+
+    /// The youngest may be the one that asked; then it waits itself.
+    fn preempt_youngest(&mut self) {
+        let mut youngest = self.running.pop().expect("a running sequence asked for a block");
+        self.free_blocks += youngest.preempt();
+        self.preemptions += 1;
+        self.count_waiting(&youngest);
+        self.waiting.push_front(youngest);
+    }
+
+    fn count_waiting(&mut self, sequence: &Sequence) {
+        self.waiting_tokens += u64::from(sequence.needed - sequence.computed);
+        self.waiting_blocks += u64::from(blocks_of(sequence.needed));
+    }
+
+    fn admit(&mut self, mut budget: u32, step: &mut Step) {
+        while budget > 0 && self.running.len() < self.model.max_num_seqs as usize {
+            let Some(next) = self.waiting.front() else { return };
+            let blocks = blocks_of(next.needed);
+            if blocks > self.free_blocks {
+                return;
+            }
+            let mut sequence = self.waiting.pop_front().expect("a front was seen");
+            self.waiting_tokens -= u64::from(sequence.needed - sequence.computed);
+            self.waiting_blocks -= u64::from(blocks);
+            self.free_blocks -= blocks;
+            sequence.blocks = blocks;
+            budget -= prefill_chunk(&mut sequence, budget, &self.model, step);
+            self.running.push(sequence);
+        }
+    }
+
+    /// Sequences whose KV is complete get their next token; those that are done leave.
+    fn sample(&mut self) {
+        let mut idx = 0;
+        while idx < self.running.len() {
+            let sequence = &mut self.running[idx];
+            if sequence.computed == sequence.needed {
+                sequence.generated += 1;
+                sequence.needed += 1;
+                sequence.first_token.get_or_insert(self.now);
+                if sequence.generated >= sequence.request.completion_tokens {
+                    self.finish(idx);
+                    continue;
+                }
+            }
+            idx += 1;
+        }
+    }
+
+    fn finish(&mut self, idx: usize) {
+        let sequence = self.running.remove(idx);
+        self.free_blocks += sequence.blocks;
+        self.finished += 1;
+        let Sequence { request, first_token, generated, .. } = sequence;
+        let first = first_token.expect("a finished sequence has a token");
+        let gaps = generated.saturating_sub(1);
+        let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
+        let uncached = request.prompt_tokens - cached;
+        self.outcomes.push(Outcome {
+            arrived: request.arrived,
+            finished: self.now,
+            ttft: first - request.arrived,
+            itl: if gaps == 0 { 0.0 } else { (self.now - first) / f64::from(gaps) },
+            unloaded: self.model.step_seconds + self.model.prefill_seconds(uncached, cached),
+        });
+    }
+}
+
+fn prefill_chunk(sequence: &mut Sequence, budget: u32, model: &ReplicaModel, step: &mut Step) -> u32 {
+    let tokens = (sequence.needed - sequence.computed).min(budget);
+    step.prefill_seconds += model.prefill_seconds(tokens, sequence.computed);
+    step.prefill_tokens += tokens;
+    sequence.computed += tokens;
+    tokens
+}
+
+fn blocks_of(tokens: u32) -> u32 {
+    tokens.div_ceil(KV_BLOCK_TOKENS)
+}

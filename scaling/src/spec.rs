@@ -1,0 +1,358 @@
+//! What a user may say about scaling, with a default for everything but `max`.
+//!
+//! Owns the fields, their defaults and the refusal of impossible ones, each naming the field and the fix. Plain serde,
+//! so that the custom resource can embed it. Decides nothing.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How the number of replicas of one deployment follows its load.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScalingSpec {
+    /// Replicas kept at least, except when `toZero` lets an idle deployment go. Default: 1.
+    #[serde(default = "one")]
+    pub min: u32,
+    /// Replicas at most.
+    pub max: u32,
+    /// Who acts on the decision. Default: `native`.
+    #[serde(default)]
+    pub mode: ScalingMode,
+    /// What a replica may carry.
+    #[serde(default)]
+    pub targets: Targets,
+    /// How fast and how reluctantly the number follows.
+    #[serde(default)]
+    pub behavior: Behavior,
+    /// Lets an idle deployment go to zero replicas. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_zero: Option<ToZero>,
+}
+
+/// Who acts on the decision.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum ScalingMode {
+    /// The operator creates and drains replicas.
+    #[default]
+    Native,
+    /// The `scale` subresource belongs to a person, an HPA or KEDA; decisions are not even computed.
+    External,
+    /// Decisions are computed and recorded, and nothing changes.
+    Advisory,
+}
+
+/// What a replica may carry. Each target is one term of the pressure; the largest term decides.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Targets {
+    /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
+    pub kv: f64,
+    /// How many times as long as alone a request may stay in a replica, above 1: bounds latency where compute runs out
+    /// before KV does. Default: 5.
+    pub slowdown: f64,
+    /// Seconds of prefill that may wait in front of a replica. Default: 1.
+    pub queue_seconds: f64,
+    /// Preemptions per minute and replica that are still normal. Default: 6.
+    pub preemptions_per_minute: f64,
+    /// 95th percentile of the time to first token, in milliseconds. Default: not looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft_ms: Option<f64>,
+    /// 95th percentile of the inter-token latency, in milliseconds. Default: not looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub itl_ms: Option<f64>,
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        Self { kv: 0.8, slowdown: 5.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+    }
+}
+
+/// How fast and how reluctantly the number of replicas follows the pressure.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Behavior {
+    /// Seconds over which load is averaged when nothing sudden happens. Default: 60.
+    pub stable_window_seconds: u32,
+    /// Seconds over which a sudden rise is judged. Default: 6.
+    pub panic_window_seconds: u32,
+    /// Pressure the remaining replicas may have after a step down, above 0 and below 1. Default: 0.85.
+    pub down_pressure: f64,
+    /// Seconds the lower number must have been enough before replicas go. Default: eight times the learned start time,
+    /// between 120 and 900: a replica that is slow to get back is worth keeping longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub down_stabilization_seconds: Option<u32>,
+    /// How much one decision may add.
+    pub up: StepLimit,
+    /// How much one decision may remove.
+    pub down: StepLimit,
+    /// Share of the serving replicas whose readings must be fresh.
+    pub quorum: Quorum,
+}
+
+impl Default for Behavior {
+    fn default() -> Self {
+        Self {
+            stable_window_seconds: 60,
+            panic_window_seconds: 6,
+            down_pressure: 0.85,
+            down_stabilization_seconds: None,
+            up: StepLimit { replicas: 4, percent: 400 },
+            down: StepLimit { replicas: 1, percent: 50 },
+            quorum: Quorum::default(),
+        }
+    }
+}
+
+/// The larger of two bounds on one step.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StepLimit {
+    /// Replicas one decision may always move.
+    pub replicas: u32,
+    /// Percent of the replicas wanted so far that one decision may move.
+    pub percent: u32,
+}
+
+impl StepLimit {
+    /// Replicas one decision may move from `desired`.
+    pub fn of(self, desired: u32) -> u32 {
+        let share = u64::from(desired) * u64::from(self.percent) / 100;
+        self.replicas.max(u32::try_from(share).unwrap_or(u32::MAX))
+    }
+}
+
+/// Shares of the serving replicas whose readings must be fresh before the number may move.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Quorum {
+    /// Share needed to go up, above 0 and at most 1. Default: 0.5.
+    pub up: f64,
+    /// Share needed to go down, above 0 and at most 1. Default: 1: a replica that cannot be seen may be the busy one.
+    pub down: f64,
+}
+
+impl Default for Quorum {
+    fn default() -> Self {
+        Self { up: 0.5, down: 1.0 }
+    }
+}
+
+/// When an idle deployment goes to zero replicas.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ToZero {
+    /// Seconds without any request before the last replica goes. Default: 600.
+    pub after_seconds: u32,
+    /// The last replica stays when its return is learned to take longer than this. Default: 60.
+    pub max_wake_seconds: u32,
+}
+
+impl Default for ToZero {
+    fn default() -> Self {
+        Self { after_seconds: 600, max_wake_seconds: 60 }
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Why a specification cannot be followed: the field, what was asked, and what to change.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SpecError {
+    /// `min` above `max`.
+    #[error("scaling.min is {min} and scaling.max is {max}: raise max or lower min")]
+    MinAboveMax {
+        /// What was asked for `min`.
+        min: u32,
+        /// What was asked for `max`.
+        max: u32,
+    },
+    /// A bound that would keep the deployment at no replica for ever.
+    #[error("scaling.{field} is 0: use at least 1, and scaling.toZero to let an idle deployment go")]
+    Zero {
+        /// Which bound.
+        field: &'static str,
+    },
+    /// A share outside of 0 to 1.
+    #[error("scaling.{field} is {value}: use a share above 0 and at most {limit}")]
+    Share {
+        /// Which share.
+        field: &'static str,
+        /// What was asked.
+        value: f64,
+        /// The largest one accepted.
+        limit: f64,
+    },
+    /// A quantity that must be above zero.
+    #[error("scaling.{field} is {value}: use a number above 0")]
+    NotPositive {
+        /// Which quantity.
+        field: &'static str,
+        /// What was asked.
+        value: f64,
+    },
+    /// A step limit that never moves.
+    #[error("scaling.behavior.{field} allows no step: set replicas to at least 1")]
+    NoStep {
+        /// Which limit.
+        field: &'static str,
+    },
+    /// A panic window that is not inside the stable one.
+    #[error(
+        "scaling.behavior.panicWindowSeconds is {panic} and stableWindowSeconds is {stable}: \
+         use 2 to {STABLE_WINDOW_SECONDS_MAX} seconds, panic at most stable"
+    )]
+    Windows {
+        /// Seconds of the panic window.
+        panic: u32,
+        /// Seconds of the stable window.
+        stable: u32,
+    },
+}
+
+/// The longest stable window: the history kept of each deployment is bounded by it.
+pub const STABLE_WINDOW_SECONDS_MAX: u32 = 600;
+
+impl ScalingSpec {
+    /// The smallest specification: everything but the bounds is the default.
+    pub fn between(min: u32, max: u32) -> Self {
+        Self {
+            min,
+            max,
+            mode: ScalingMode::default(),
+            targets: Targets::default(),
+            behavior: Behavior::default(),
+            to_zero: None,
+        }
+    }
+
+    /// Everything that is wrong with the specification; empty when it can be followed.
+    pub fn errors(&self) -> Vec<SpecError> {
+        let mut errors = self.bound_errors();
+        errors.extend(self.target_errors());
+        errors.extend(self.behavior_errors());
+        errors
+    }
+
+    fn bound_errors(&self) -> Vec<SpecError> {
+        let zeros = [("min", self.min), ("max", self.max)];
+        let mut errors: Vec<_> =
+            zeros.iter().filter(|(_, value)| *value == 0).map(|(field, _)| SpecError::Zero { field }).collect();
+        if self.min > self.max {
+            errors.push(SpecError::MinAboveMax { min: self.min, max: self.max });
+        }
+        errors
+    }
+
+    fn target_errors(&self) -> Vec<SpecError> {
+        let targets = &self.targets;
+        let quantities = [
+            ("targets.queueSeconds", Some(targets.queue_seconds)),
+            ("targets.preemptionsPerMinute", Some(targets.preemptions_per_minute)),
+            ("targets.ttftMs", targets.ttft_ms),
+            ("targets.itlMs", targets.itl_ms),
+        ];
+        let mut errors: Vec<_> = quantities
+            .into_iter()
+            .filter_map(|(field, value)| value.map(|value| (field, value)))
+            .filter(|(_, value)| !(value.is_finite() && *value > 0.0))
+            .map(|(field, value)| SpecError::NotPositive { field, value })
+            .collect();
+        errors.extend(share("targets.kv", targets.kv, 1.0));
+        errors
+    }
+
+    fn behavior_errors(&self) -> Vec<SpecError> {
+        let behavior = &self.behavior;
+        let mut errors: Vec<_> = [
+            share("behavior.downPressure", behavior.down_pressure, 0.95),
+            share("behavior.quorum.up", behavior.quorum.up, 1.0),
+            share("behavior.quorum.down", behavior.quorum.down, 1.0),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        let limits = [("up", behavior.up), ("down", behavior.down)];
+        errors.extend(
+            limits.iter().filter(|(_, limit)| limit.replicas == 0).map(|(field, _)| SpecError::NoStep { field }),
+        );
+        let (panic, stable) = (behavior.panic_window_seconds, behavior.stable_window_seconds);
+        if panic < 2 || panic > stable || stable > STABLE_WINDOW_SECONDS_MAX {
+            errors.push(SpecError::Windows { panic, stable });
+        }
+        errors
+    }
+}
+
+fn share(field: &'static str, value: f64, limit: f64) -> Option<SpecError> {
+    let fits = value.is_finite() && value > 0.0 && value <= limit;
+    (!fits).then_some(SpecError::Share { field, value, limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(spec: &ScalingSpec) -> Vec<String> {
+        spec.errors().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_smallest_specification_is_one_number() {
+        let spec: ScalingSpec = serde_json::from_str(r#"{"max": 4}"#).unwrap();
+        assert_eq!(spec, ScalingSpec::between(1, 4));
+        assert!(spec.errors().is_empty());
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused() {
+        assert!(serde_json::from_str::<ScalingSpec>(r#"{"max": 4, "targets": {"cpu": 0.5}}"#).is_err());
+    }
+
+    #[test]
+    fn each_impossible_value_is_named_with_its_field_and_the_fix() {
+        let mut spec = ScalingSpec::between(5, 2);
+        spec.targets.kv = 1.2;
+        spec.targets.queue_seconds = -1.0;
+        spec.targets.itl_ms = Some(f64::NAN);
+        spec.behavior.down_pressure = 0.0;
+        spec.behavior.panic_window_seconds = 90;
+        spec.behavior.down.replicas = 0;
+        assert_eq!(
+            messages(&spec),
+            [
+                "scaling.min is 5 and scaling.max is 2: raise max or lower min",
+                "scaling.targets.queueSeconds is -1: use a number above 0",
+                "scaling.targets.itlMs is NaN: use a number above 0",
+                "scaling.targets.kv is 1.2: use a share above 0 and at most 1",
+                "scaling.behavior.downPressure is 0: use a share above 0 and at most 0.95",
+                "scaling.behavior.down allows no step: set replicas to at least 1",
+                "scaling.behavior.panicWindowSeconds is 90 and stableWindowSeconds is 60: use 2 to 600 seconds, panic \
+                 at most stable",
+            ]
+        );
+    }
+
+    #[test]
+    fn zero_replicas_are_a_matter_of_to_zero() {
+        let fixes = messages(&ScalingSpec::between(0, 0));
+        assert_eq!(fixes.len(), 2);
+        assert!(fixes[0].contains("scaling.toZero"), "{fixes:?}");
+    }
+
+    #[test]
+    fn a_step_limit_is_the_larger_of_its_two_bounds() {
+        let limit = StepLimit { replicas: 2, percent: 50 };
+        assert_eq!([0, 3, 10, 100].map(|desired| limit.of(desired)), [2, 2, 5, 50]);
+    }
+}
