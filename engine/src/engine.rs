@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::AtomicU64,
         mpsc::{channel, sync_channel},
     },
@@ -10,19 +10,26 @@ use std::{
     time::Instant,
 };
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
 use crate::{
-    config::LimitError,
+    config::{EngineConfig, LimitError},
     engine_loop::EngineLoop,
-    exec::Executor,
+    exec::{CpuExecutor, Executor, kv_layout, workspace_bytes},
     handle::{Admission, EngineHandle, Shared},
+    host,
     info::ModelInfo,
     ledger::Ledger,
-    memory::MemoryError,
+    memory::{MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
+    model::{Llama, LlamaConfig, ModelAssets, ModelError, ModelSource, WeightStore},
+    ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{SchedLimits, SchedState},
     text::Tokenizer,
 };
+
+const CONFIG_FILE: &str = "config.json";
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +40,17 @@ pub enum StartError {
     /// The model does not fit the memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The model's files cannot be used.
+    #[error("load model: {0}")]
+    Model(#[from] ModelError),
+    /// The compute threads cannot be started.
+    #[error("start {threads} compute threads: {reason}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What the operating system said.
+        reason: String,
+    },
 }
 
 /// Starts engines.
@@ -53,6 +71,16 @@ pub struct EngineParts {
 }
 
 impl Engine {
+    /// Reads the model, plans memory, warms up with a real step, then serves. Blocking; `progress` hears 0 to 1.
+    pub fn start(config: EngineConfig, progress: impl Fn(f32) + Send + 'static) -> Result<EngineHandle, StartError> {
+        let progress = Mutex::new(progress);
+        let report = |share| (progress.lock().unwrap_or_else(PoisonError::into_inner))(share);
+        let LoadedModel { mut executor, parts } = LoadedModel::open(&config, &report)?;
+        executor.warm_up();
+        report(1.0);
+        Ok(Self::start_with(Box::new(executor), parts))
+    }
+
     /// Starts the engine and output threads over an executor that is ready to step.
     pub fn start_with(executor: Box<dyn Executor>, parts: EngineParts) -> EngineHandle {
         let EngineParts { model, tokenizer, sched, max_waiting } = parts;
@@ -86,6 +114,77 @@ impl Engine {
             next_id: AtomicU64::new(0),
             thread: Mutex::new(Some(thread)),
         })
+    }
+}
+
+/// A model ready to step on the CPU, and what the engine needs beside it.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// The model with its KV cache.
+    pub executor: CpuExecutor,
+    /// The rest.
+    pub parts: EngineParts,
+}
+
+/// Share of the start that is over when the weights are taken in; the rest is the warm-up step.
+const WEIGHTS_SHARE: f32 = 0.95;
+
+impl LoadedModel {
+    /// Reads and checks everything, plans memory, then takes the weights in.
+    pub fn open(config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
+        let EngineConfig { model, limits } = config;
+        let source = ModelSource::new(model.clone());
+        let llama = LlamaConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
+        let assets = ModelAssets::open(&source, &llama)?;
+        let weights = WeightStore::open(&source)?;
+        let sched = limits.validate(llama.max_position_embeddings as u32, &assets.eos)?;
+        let limit_bytes = limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes);
+        let memory = MemoryPlan::new(memory_needs(&llama, &weights, &sched), limits, &sched, limit_bytes)?;
+        let threads = limits.threads.unwrap_or_else(host::n_cpus);
+        let pool = thread_pool(threads)?;
+        let take = |share| progress(WEIGHTS_SHARE * share);
+        let model = pool.install(|| Llama::load(&CpuOps, llama.clone(), weights, sched.max_model_len, &take))?;
+        let info = model_info(&model, &llama, &assets, memory, &sched, threads);
+        let executor = CpuExecutor::new(model, &llama, info.memory.kv_blocks as usize, pool);
+        let max_waiting = limits.max_waiting as usize;
+        Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
+    }
+}
+
+fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits) -> MemoryNeeds {
+    MemoryNeeds {
+        weights_bytes: weights.n_values() * size_of::<f32>() as u64,
+        workspace_bytes: workspace_bytes(llama, sched.max_batched_tokens, sched.max_num_seqs),
+        kv_bytes_per_token: kv_layout(llama, 0).bytes_per_token(),
+    }
+}
+
+fn thread_pool(threads: usize) -> Result<ThreadPool, StartError> {
+    let builder = ThreadPoolBuilder::new().num_threads(threads).thread_name(|idx| format!("engine-cpu-{idx}"));
+    builder.build().map_err(|error| StartError::Threads { threads, reason: error.to_string() })
+}
+
+fn model_info(
+    model: &Llama<CpuOps>,
+    llama: &LlamaConfig,
+    assets: &ModelAssets,
+    memory: MemoryPlan,
+    sched: &SchedLimits,
+    threads: usize,
+) -> ModelInfo {
+    ModelInfo {
+        architecture: model.architecture().into(),
+        n_params: model.n_params(),
+        dtype: model.dtype().into(),
+        max_model_len: sched.max_model_len as u32,
+        vocab_size: llama.vocab_size as u32,
+        eos: assets.eos.clone(),
+        memory,
+        defaults: assets.defaults.clone(),
+        chat_template: assets.chat_template.clone(),
+        bos_token: assets.bos_token.clone(),
+        eos_token: assets.eos_token.clone(),
+        device: format!("cpu, {threads} threads"),
     }
 }
 

@@ -3,17 +3,22 @@
 //! It knows no HTTP and no Kubernetes. A request goes `EngineHandle::submit` → `schedule` → `Executor::execute` →
 //! `resolve` → ledger → `RequestStream`. Decisions (`sched`, `memory`, `sample`) are plain functions over values.
 
+#![deny(unsafe_code)]
+
 pub mod config;
 mod engine;
 mod engine_loop;
 pub mod exec;
 mod handle;
+mod host;
 mod info;
 pub mod kv;
 mod latency;
 mod ledger;
 mod memory;
 mod metrics;
+pub mod model;
+pub mod ops;
 mod output;
 mod request;
 pub mod sample;
@@ -22,11 +27,13 @@ mod sequence;
 pub mod text;
 
 pub use config::{EngineConfig, EngineLimits, LimitError, ModelFiles};
-pub use engine::{Engine, EngineParts, StartError};
+pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};
 pub use memory::{MemoryError, MemoryNeeds, MemoryPlan};
 pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples};
+pub use model::ModelError;
 pub use request::*;
+pub use sample::{Choice, choose};
 pub use sequence::Sequence;
 pub use text::{Tokenizer, TokenizerError};

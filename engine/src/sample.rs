@@ -1,279 +1,292 @@
-//! Chooses the next token from one row of logits. Pure: all randomness is a function of (seed, position, token), so a
-//! preempted or moved request continues exactly as it would have (D9), whatever else is in the batch.
-//!
-//! Order: log-probabilities of the raw distribution; penalties; logit bias; banned tokens; temperature; top-k, top-p and
-//! min-p as masks over the tempered distribution; the Gumbel-max draw. The draw needs no running sum over the
-//! vocabulary, so its outcome does not depend on the order of a reduction, on a CPU or on a GPU.
+//! Choosing the next token from logits. Pure: all randomness is a function of (seed, position), so a sequence goes on
+//! the same after preemption or on another replica (D9).
 
-use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 use crate::{
     request::{SamplingParams, TokenId},
     sched::{RawLogprobs, SampleSpec},
 };
 
-/// A chosen token and, when asked for, the log-probabilities around it.
+/// What was chosen at one position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The token.
     pub token: TokenId,
-    /// Of the raw distribution.
+    /// Set when the request asked for log-probabilities.
     pub logprobs: Option<RawLogprobs>,
 }
 
-/// Chooses the token that follows. `logits` holds the whole vocabulary and is left in an unspecified state.
-pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Choice {
-    let request = &spec.request;
-    let raw = request.logprobs.map(|k| (raw_logprobs(logits), usize::from(k)));
-    shape(logits, spec);
-    let token = match request.sampling.temperature {
-        0.0 => argmax(logits),
-        _ => draw(logits, &request.sampling, spec.position),
-    };
-    Choice { token, logprobs: raw.map(|(all, k)| around(&all, token, k)) }
-}
+/// A candidate token and its logit after penalties and temperature.
+type Candidate = (TokenId, f32);
 
-/// Penalties, bias and bans: everything that changes single logits.
-fn shape(logits: &mut [f32], spec: &SampleSpec) {
+/// Chooses the token that follows. Log-probabilities are those of the model's own distribution, before any change.
+pub fn choose(logits: &[f32], spec: &SampleSpec) -> Choice {
     let params = &spec.request.sampling;
-    if !spec.history.is_empty() {
-        penalise(logits, params, &spec.history, spec.request.prompt.len());
-    }
-    for (&token, &bias) in &params.logit_bias {
-        logits[token as usize] += bias;
-    }
-    for &token in &spec.banned {
-        logits[token as usize] = f32::NEG_INFINITY;
+    let mut changed = logits.to_vec();
+    apply_bias(&mut changed, &params.logit_bias);
+    apply_penalties(&mut changed, params, &spec.history, spec.request.prompt.len());
+    ban(&mut changed, &spec.banned);
+    let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
+    let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize));
+    Choice { token, logprobs }
+}
+
+/// A number in 0..1 from a seed and a counter: two rounds of SplitMix64's finaliser, which passes through every bit.
+pub(crate) fn uniform(seed: u64, counter: u64) -> f64 {
+    let bits = mix(mix(seed) ^ counter.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+fn apply_bias(logits: &mut [f32], bias: &BTreeMap<TokenId, f32>) {
+    for (token, bias) in bias {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit += bias;
+        }
     }
 }
 
-/// Repetition reads prompt and completion (Keskar et al. 2019, CTRL); presence and frequency the completion only
-/// (OpenAI's definition).
-fn penalise(logits: &mut [f32], params: &SamplingParams, history: &[TokenId], n_prompt: usize) {
-    let mut counts: std::collections::BTreeMap<TokenId, u32> = history.iter().map(|&token| (token, 0)).collect();
-    for token in &history[n_prompt..] {
-        *counts.entry(*token).or_default() += 1;
+/// Repetition reads prompt and completion, presence and frequency the completion only. `history` is empty when no
+/// penalty is set.
+fn apply_penalties(logits: &mut [f32], params: &SamplingParams, history: &[TokenId], prompt_len: usize) {
+    if history.is_empty() {
+        return;
+    }
+    let mut counts: BTreeMap<TokenId, u32> = BTreeMap::new();
+    for (position, token) in history.iter().enumerate() {
+        *counts.entry(*token).or_default() += u32::from(position >= prompt_len);
     }
     for (token, n_generated) in counts {
         let logit = &mut logits[token as usize];
         *logit = if *logit > 0.0 { *logit / params.repetition_penalty } else { *logit * params.repetition_penalty };
         if n_generated > 0 {
-            *logit -= params.presence_penalty + params.frequency_penalty * n_generated as f32;
+            *logit -= params.frequency_penalty * n_generated as f32 + params.presence_penalty;
         }
     }
 }
 
-/// The first of the largest logits. A NaN is never larger.
-fn argmax(logits: &[f32]) -> TokenId {
-    let best = logits.iter().enumerate().fold(0, |best, (idx, &logit)| if logit > logits[best] { idx } else { best });
-    best as TokenId
-}
-
-/// The Gumbel-max draw: argmax over kept tokens of `logit / temperature - ln(-ln(u))`.
-fn draw(logits: &mut [f32], params: &SamplingParams, position: usize) -> TokenId {
-    logits.iter_mut().for_each(|logit| *logit /= params.temperature);
-    let floor = kept_from(logits, params);
-    let mut best = (f32::NEG_INFINITY, argmax(logits));
-    for (idx, &logit) in logits.iter().enumerate().filter(|(_, logit)| **logit >= floor) {
-        let score = logit + gumbel(uniform(params.seed, position as u64, idx as u64));
-        if score > best.0 {
-            best = (score, idx as TokenId);
+fn ban(logits: &mut [f32], banned: &[TokenId]) {
+    for token in banned {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit = f32::NEG_INFINITY;
         }
     }
-    best.1
 }
 
-/// The smallest tempered logit that top-k, top-p and min-p all keep. Equal logits are kept or dropped together.
-fn kept_from(logits: &[f32], params: &SamplingParams) -> f32 {
+/// The likeliest token; of equals the one with the lowest id.
+fn greedy(logits: &[f32]) -> TokenId {
+    let best = logits
+        .iter()
+        .enumerate()
+        .fold((0, f32::NEG_INFINITY), |best, (token, logit)| if *logit > best.1 { (token, *logit) } else { best });
+    best.0 as TokenId
+}
+
+fn draw(logits: &[f32], params: &SamplingParams, position: usize) -> TokenId {
+    let candidates = candidates(logits, params);
+    let max = candidates.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |logit: f32| f64::from(logit - max).exp();
+    let total: f64 = candidates.iter().map(|(_, logit)| weight(*logit)).sum();
+    let mut left = uniform(params.seed, position as u64) * total;
+    for (token, logit) in &candidates {
+        left -= weight(*logit);
+        if left < 0.0 {
+            return *token;
+        }
+    }
+    // Rounding may leave a crumb after the last candidate.
+    candidates.last().expect("filters keep at least one candidate").0
+}
+
+/// Tokens left by the filters, with logits at the temperature. Order: by id if nothing is filtered by rank, else the
+/// likeliest first; either way it depends on the logits only.
+fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<Candidate> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut floor = f32::NEG_INFINITY;
-    if params.min_p > 0.0 {
-        floor = max + params.min_p.ln();
+    // min_p is a bound on the ratio to the likeliest; on logits that is a difference.
+    let least = if params.min_p > 0.0 { max / params.temperature + params.min_p.ln() } else { f32::NEG_INFINITY };
+    let scaled = logits.iter().enumerate().map(|(token, logit)| (token as TokenId, logit / params.temperature));
+    let mut kept: Vec<Candidate> = scaled.filter(|(_, logit)| *logit > f32::NEG_INFINITY && *logit >= least).collect();
+    if kept.is_empty() {
+        return vec![(greedy(logits), 0.0)];
     }
     if params.top_k > 0 || params.top_p < 1.0 {
-        floor = floor.max(rank_floor(logits, max, params));
+        kept.sort_unstable_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
+        keep_top(&mut kept, params);
     }
-    floor
+    kept
 }
 
-/// The floor of top-k and top-p, which need the order: the k-th largest logit, then the last of the smallest set whose
-/// share of the top-k mass reaches top-p.
-fn rank_floor(logits: &[f32], max: f32, params: &SamplingParams) -> f32 {
-    let mut sorted = logits.to_vec();
-    let k = if params.top_k == 0 { sorted.len() } else { (params.top_k as usize).min(sorted.len()) };
-    if k < sorted.len() {
-        sorted.select_nth_unstable_by(k - 1, |a, b| descending(*a, *b));
-        sorted.truncate(k);
+fn keep_top(ranked: &mut Vec<Candidate>, params: &SamplingParams) {
+    if params.top_k > 0 {
+        ranked.truncate(params.top_k as usize);
     }
-    sorted.sort_unstable_by(|a, b| descending(*a, *b));
-    if params.top_p >= 1.0 {
-        return sorted[k - 1];
+    if params.top_p < 1.0 {
+        ranked.truncate(nucleus(ranked, params.top_p));
     }
-    let total: f64 = sorted.iter().map(|logit| f64::from((logit - max).exp())).sum();
-    let mut mass = 0.0;
-    let last = sorted.iter().find(|logit| {
-        mass += f64::from((**logit - max).exp());
-        mass >= f64::from(params.top_p) * total
+}
+
+/// Candidates whose probabilities reach `top_p`, counting from the likeliest; at least one.
+fn nucleus(ranked: &[Candidate], top_p: f32) -> usize {
+    let weight = |logit: f32| f64::from(logit - ranked[0].1).exp();
+    let total: f64 = ranked.iter().map(|(_, logit)| weight(*logit)).sum();
+    let mut reached = 0.0;
+    let needed = ranked.iter().take_while(|(_, logit)| {
+        let is_needed = reached < f64::from(top_p) * total;
+        reached += weight(*logit);
+        is_needed
     });
-    last.copied().unwrap_or(sorted[k - 1])
+    needed.count().max(1)
 }
 
-fn descending(a: f32, b: f32) -> Ordering {
-    b.total_cmp(&a)
-}
-
-/// Standard Gumbel noise from a uniform number in (0, 1).
-fn gumbel(u: f32) -> f32 {
-    -(-u.ln()).ln()
-}
-
-/// A uniform number in (0, 1), the middle of one of 2^23 equal steps, from a stateless hash of its arguments.
-pub fn uniform(seed: u64, position: u64, token: u64) -> f32 {
-    let bits = mix(mix(mix(seed).wrapping_add(position)).wrapping_add(token)) >> 41;
-    (bits as f32 + 0.5) / (1u32 << 23) as f32
-}
-
-/// One step of SplitMix64 (Steele, Lea, Flood 2014): increment, then its finaliser.
-fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// Natural log-probabilities of the whole vocabulary.
-fn raw_logprobs(logits: &[f32]) -> Vec<f32> {
+fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
-    let log_sum = max + sum.ln() as f32;
-    logits.iter().map(|logit| logit - log_sum).collect()
+    let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let logprob = |logit: f32| (f64::from(logit - max) - total.ln()) as f32;
+    let top = likeliest(logits, k).into_iter().map(|(token, logit)| (token, logprob(logit))).collect();
+    RawLogprobs { chosen: logprob(logits[chosen as usize]), top }
 }
 
-fn around(all: &[f32], token: TokenId, k: usize) -> RawLogprobs {
-    let mut order: Vec<TokenId> = (0..all.len() as TokenId).collect();
-    let by_rank = |a: &TokenId, b: &TokenId| descending(all[*a as usize], all[*b as usize]).then(a.cmp(b));
-    let k = k.min(order.len());
-    if k > 0 && k < order.len() {
-        order.select_nth_unstable_by(k - 1, by_rank);
+fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
+    let mut ranked: Vec<Candidate> =
+        logits.iter().enumerate().map(|(token, logit)| (token as TokenId, *logit)).collect();
+    let by_rank = |(a, x): &Candidate, (b, y): &Candidate| y.total_cmp(x).then(a.cmp(b));
+    if k < ranked.len() {
+        ranked.select_nth_unstable_by(k, by_rank);
+        ranked.truncate(k);
     }
-    order.truncate(k);
-    order.sort_unstable_by(by_rank);
-    let top = order.into_iter().map(|token| (token, all[token as usize])).collect();
-    RawLogprobs { chosen: all[token as usize], top }
+    ranked.sort_unstable_by(by_rank);
+    ranked
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, sync::Arc};
+    use std::sync::Arc;
 
     use super::*;
     use crate::request::{Request, StopParams};
 
-    fn spec(sampling: SamplingParams, position: usize) -> SampleSpec {
-        let request = Request { prompt: vec![0, 1], sampling, stop: StopParams::default(), logprobs: None };
-        SampleSpec { request: Arc::new(request), position, banned: Vec::new(), history: Vec::new() }
+    const LOGITS: [f32; 4] = [1.0, 3.0, 2.0, 0.0];
+
+    fn spec(sampling: SamplingParams) -> SampleSpec {
+        let request = Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None };
+        SampleSpec { request: Arc::new(request), position: 1, banned: vec![], history: vec![] }
     }
 
-    fn chosen(logits: &[f32], sampling: SamplingParams, position: usize) -> TokenId {
-        sample(&mut logits.to_vec(), &spec(sampling, position)).token
-    }
-
-    /// Relative frequencies over many positions.
-    fn frequencies(logits: &[f32], sampling: &SamplingParams) -> Vec<f64> {
-        let n = 20_000;
-        let mut counts = vec![0.0; logits.len()];
-        for position in 0..n {
-            counts[chosen(logits, sampling.clone(), position) as usize] += 1.0 / n as f64;
+    /// Shares of the tokens over many positions.
+    fn shares(sampling: SamplingParams) -> Vec<f64> {
+        const N: usize = 20_000;
+        let mut counts = vec![0.0; LOGITS.len()];
+        let mut spec = spec(sampling);
+        for position in 0..N {
+            spec.position = position;
+            counts[choose(&LOGITS, &spec).token as usize] += 1.0 / N as f64;
         }
         counts
     }
 
-    #[test]
-    fn temperature_zero_takes_the_first_of_the_largest() {
-        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        assert_eq!(chosen(&[1.0, 3.0, 3.0, 2.0], greedy, 7), 1);
+    fn softmax(temperature: f64) -> Vec<f64> {
+        let weights: Vec<f64> = LOGITS.iter().map(|logit| (f64::from(*logit) / temperature).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / total).collect()
     }
 
-    #[test]
-    fn tokens_come_as_often_as_their_probability_says() {
-        let logits = [0.1f32, 0.2, 0.3, 0.4].map(f32::ln);
-        let seen = frequencies(&logits, &SamplingParams { seed: 42, ..SamplingParams::default() });
-        // Four standard deviations of a share over 20 000 draws are at most 4 * sqrt(0.25 / 20 000) = 0.0142.
-        for (seen, wanted) in seen.iter().zip([0.1, 0.2, 0.3, 0.4]) {
-            assert!((seen - wanted).abs() < 0.0142, "{seen} of {wanted}");
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        // Five standard deviations of a share over 20,000 draws.
+        let bound = 5.0 * (0.25f64 / 20_000.0).sqrt();
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < bound, "{found} is not {expected}");
         }
     }
 
     #[test]
-    fn the_same_seed_and_position_choose_the_same_token_and_others_differ() {
-        let logits = vec![0.0; 1000];
-        let with = |seed, position| chosen(&logits, SamplingParams { seed, ..SamplingParams::default() }, position);
-        assert_eq!(with(1, 5), with(1, 5));
-        assert_ne!(with(1, 5), with(2, 5));
-        assert_ne!(with(1, 5), with(1, 6));
+    fn temperature_zero_takes_the_likeliest_and_the_lowest_id_of_equals() {
+        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        assert_eq!(choose(&LOGITS, &spec(greedy.clone())).token, 1);
+        assert_eq!(choose(&[5.0, 7.0, 7.0], &spec(greedy)).token, 1);
     }
 
     #[test]
-    fn top_k_top_p_and_min_p_keep_only_the_likeliest() {
-        let logits = [0.05f32, 0.15, 0.3, 0.5].map(f32::ln);
-        let kept = |sampling: SamplingParams| {
-            let seen = frequencies(&logits, &sampling);
-            (0..4).filter(|&idx| seen[idx] > 0.0).collect::<Vec<_>>()
+    fn draws_follow_the_distribution_at_the_temperature() {
+        assert_close(&shares(SamplingParams::default()), &softmax(1.0));
+        assert_close(&shares(SamplingParams { temperature: 2.0, ..SamplingParams::default() }), &softmax(2.0));
+    }
+
+    #[test]
+    fn filters_keep_the_likeliest_and_their_ratios() {
+        let ratio = 1f64.exp();
+        let two = [0.0, ratio / (1.0 + ratio), 1.0 / (1.0 + ratio), 0.0];
+        assert_close(&shares(SamplingParams { top_k: 2, ..SamplingParams::default() }), &two);
+        assert_close(&shares(SamplingParams { top_p: 0.8, ..SamplingParams::default() }), &two);
+        assert_close(&shares(SamplingParams { min_p: 0.3, ..SamplingParams::default() }), &two);
+        assert_close(&shares(SamplingParams { top_k: 1, ..SamplingParams::default() }), &[0.0, 1.0, 0.0, 0.0]);
+        assert_close(&shares(SamplingParams { top_p: 1e-6, ..SamplingParams::default() }), &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_same_seed_and_position_give_the_same_token() {
+        let tokens = |seed| -> Vec<TokenId> {
+            let mut spec = spec(SamplingParams { seed, ..SamplingParams::default() });
+            (0..50)
+                .map(|position| {
+                    spec.position = position;
+                    choose(&LOGITS, &spec).token
+                })
+                .collect()
         };
-        let all = SamplingParams::default;
-        assert_eq!(kept(all()), [0, 1, 2, 3]);
-        assert_eq!(kept(SamplingParams { top_k: 2, ..all() }), [2, 3]);
-        assert_eq!(kept(SamplingParams { top_p: 0.79, ..all() }), [2, 3]);
-        assert_eq!(kept(SamplingParams { top_p: 0.81, ..all() }), [1, 2, 3]);
-        assert_eq!(kept(SamplingParams { min_p: 0.5, ..all() }), [2, 3]);
-        assert_eq!(kept(SamplingParams { top_k: 3, top_p: 0.5, ..all() }), [3]);
-        assert_eq!(kept(SamplingParams { top_k: 100, ..all() }), [0, 1, 2, 3]);
+        assert_eq!(tokens(7), tokens(7));
+        assert_ne!(tokens(7), tokens(8));
     }
 
     #[test]
-    fn penalties_read_prompt_and_completion_as_their_definitions_say() {
-        let params = SamplingParams {
-            presence_penalty: 0.5,
-            frequency_penalty: 0.25,
-            repetition_penalty: 2.0,
-            ..SamplingParams::default()
-        };
-        let mut spec = spec(params, 5);
-        spec.history = vec![0, 1, 2, 2, 1];
-        let mut logits = vec![4.0, 4.0, -4.0, 4.0];
-        shape(&mut logits, &spec);
-        // 0: prompt only. 1: prompt and once generated. 2: twice generated. 3: never.
-        assert_eq!(logits, [2.0, 2.0 - 0.75, -8.0 - 1.0, 4.0]);
+    fn uniform_numbers_fill_the_interval_for_neighbouring_seeds_and_counters() {
+        for fixed in 0..3 {
+            let mean_by_counter: f64 = (0..10_000).map(|i| uniform(fixed, i)).sum::<f64>() / 10_000.0;
+            let mean_by_seed: f64 = (0..10_000).map(|i| uniform(i, fixed)).sum::<f64>() / 10_000.0;
+            assert!((mean_by_counter - 0.5).abs() < 0.02 && (mean_by_seed - 0.5).abs() < 0.02);
+        }
+        assert!((0..10_000).all(|i| (0.0..1.0).contains(&uniform(i, i))));
     }
 
     #[test]
-    fn banned_and_biased_tokens_change_the_choice() {
-        let greedy =
-            SamplingParams { temperature: 0.0, logit_bias: BTreeMap::from([(0, 10.0)]), ..SamplingParams::default() };
-        let mut spec = spec(greedy, 0);
-        assert_eq!(sample(&mut [1.0, 3.0, 2.0], &spec).token, 0);
-        spec.banned = vec![0, 1];
-        assert_eq!(sample(&mut [1.0, 3.0, 2.0], &spec).token, 2);
-    }
-
-    #[test]
-    fn logprobs_are_of_the_raw_distribution_best_first() {
-        let mut spec = spec(SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 0);
-        spec.banned = vec![3];
-        Arc::get_mut(&mut spec.request).unwrap().logprobs = Some(2);
-        let choice = sample(&mut [0.1f32, 0.2, 0.3, 0.4].map(f32::ln), &spec);
+    fn bias_and_bans_change_the_choice_but_not_the_logprobs() {
+        let params = SamplingParams { temperature: 0.0, logit_bias: [(3, 100.0)].into(), ..SamplingParams::default() };
+        let mut spec = spec(params);
+        let request = Arc::make_mut(&mut spec.request);
+        request.logprobs = Some(2);
+        let choice = choose(&LOGITS, &spec);
         let logprobs = choice.logprobs.unwrap();
-        assert_eq!(choice.token, 2);
-        assert!((logprobs.chosen - 0.3f32.ln()).abs() < 1e-6);
-        assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [3, 2]);
+        let expected = softmax(1.0);
+        assert_eq!(choice.token, 3);
+        assert!((f64::from(logprobs.chosen) - expected[3].ln()).abs() < 1e-6);
+        assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
+        spec.banned = vec![3, 1, 99];
+        assert_eq!(choose(&LOGITS, &spec).token, 2);
     }
 
     #[test]
-    fn uniform_numbers_stay_inside_the_open_interval_and_centre_on_a_half() {
-        let n = 10_000;
-        let all: Vec<f32> = (0..n).map(|token| uniform(3, 9, token)).collect();
-        assert!(all.iter().all(|u| *u > 0.0 && *u < 1.0));
-        let mean = all.iter().map(|u| f64::from(*u)).sum::<f64>() / n as f64;
-        assert!((mean - 0.5).abs() < 4.0 * (1.0f64 / 12.0 / n as f64).sqrt());
+    fn penalties_count_what_their_definition_says() {
+        let choose_with = |sampling: SamplingParams| {
+            let mut spec = spec(SamplingParams { temperature: 0.0, ..sampling });
+            Arc::make_mut(&mut spec.request).prompt = vec![1];
+            spec.history = vec![1, 2, 2];
+            choose(&LOGITS, &spec).token
+        };
+        let none = SamplingParams::default;
+        assert_eq!(choose_with(SamplingParams { presence_penalty: 2.0, ..none() }), 1, "the prompt does not count");
+        assert_eq!(choose_with(SamplingParams { repetition_penalty: 4.0, ..none() }), 0, "prompt and completion count");
+        let mut logits = [0.0, 1.0, 5.0, -1.0];
+        let params = SamplingParams { frequency_penalty: 1.5, presence_penalty: 0.5, ..none() };
+        apply_penalties(&mut logits, &params, &[1, 2, 2], 1);
+        assert_eq!(logits, [0.0, 1.0, 1.5, -1.0]);
+        let params = SamplingParams { repetition_penalty: 2.0, ..none() };
+        apply_penalties(&mut logits, &params, &[1, 3], 2);
+        assert_eq!(logits, [0.0, 0.5, 1.5, -2.0]);
     }
 }

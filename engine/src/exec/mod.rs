@@ -1,6 +1,11 @@
 //! Executors carry out a step plan: compute the chunks, sample the next tokens. They decide nothing.
 
+mod batch;
+mod cpu;
 pub mod sim;
+
+pub use batch::BatchInputs;
+pub use cpu::{CpuExecutor, kv_layout, workspace_bytes};
 
 use crate::sched::{StepOutput, StepPlan};
 

@@ -1,0 +1,115 @@
+//! The executor on the CPU: forward pass over `CpuOps`, then sampling, in a thread pool of its own.
+
+use rayon::{ThreadPool, prelude::*};
+
+use super::{BatchInputs, ExecError, Executor};
+use crate::{
+    kv::{BLOCK_TOKENS, BlockId, KvLayout, blocks_for},
+    model::{Llama, LlamaConfig},
+    ops::{CpuCache, CpuOps, Ops},
+    request::{Request, RequestId, SamplingParams, StopParams, TokenId},
+    sample::choose,
+    sched::{Chunk, SampleSpec, SampledToken, StepOutput, StepPlan},
+};
+
+/// A model, its KV cache and the threads that compute it.
+#[derive(Debug)]
+pub struct CpuExecutor {
+    model: Llama<CpuOps>,
+    ops: CpuOps,
+    cache: CpuCache,
+    vocab_size: usize,
+    pool: ThreadPool,
+}
+
+impl CpuExecutor {
+    /// An executor over an empty cache of `n_blocks` blocks.
+    pub fn new(model: Llama<CpuOps>, config: &LlamaConfig, n_blocks: usize, pool: ThreadPool) -> Self {
+        let ops = CpuOps;
+        let cache = ops.kv_cache(kv_layout(config, n_blocks));
+        Self { model, ops, cache, vocab_size: config.vocab_size, pool }
+    }
+
+    /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
+    /// leaves in the block is overwritten by whoever takes it.
+    pub fn warm_up(&mut self) {
+        let chunk = probe_chunk(&[0], 0, 1);
+        self.logits(&BatchInputs::new(&StepPlan { chunks: vec![chunk], ..StepPlan::default() }));
+    }
+
+    /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time on the path requests
+    /// take. Uses the first KV blocks: only for an executor that serves nobody.
+    pub fn teacher_forced_logits(&mut self, tokens: &[TokenId], chunk_len: usize) -> Vec<Vec<f32>> {
+        let n_blocks = blocks_for(tokens.len());
+        let mut rows = Vec::with_capacity(tokens.len());
+        for (idx, chunk) in tokens.chunks(chunk_len).enumerate() {
+            let chunk = probe_chunk(chunk, idx * chunk_len, n_blocks);
+            let mut inputs = BatchInputs::new(&StepPlan { chunks: vec![chunk], ..StepPlan::default() });
+            inputs.sampled_rows = (0..inputs.token_ids.len() as u32).collect();
+            rows.extend(self.logits(&inputs).chunks(self.vocab_size).map(<[f32]>::to_vec));
+        }
+        rows
+    }
+
+    fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
+        let Self { model, ops, cache, pool, .. } = self;
+        pool.install(|| {
+            let logits = model.forward(ops, cache, inputs);
+            ops.read(&logits)
+        })
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError> {
+        let logits = self.logits(&BatchInputs::new(plan));
+        let specs: Vec<(&Chunk, &SampleSpec)> =
+            plan.chunks.iter().filter_map(|chunk| Some((chunk, chunk.sample.as_ref()?))).collect();
+        let rows = logits.par_chunks(self.vocab_size).zip(specs);
+        let sample = |(logits, (chunk, spec)): (&[f32], (&Chunk, &SampleSpec))| {
+            let choice = choose(logits, spec);
+            SampledToken { id: chunk.id, token: choice.token, logprobs: choice.logprobs }
+        };
+        Ok(StepOutput { sampled: self.pool.install(|| rows.map(sample).collect()) })
+    }
+}
+
+/// The cache of a Llama model in f32.
+pub fn kv_layout(config: &LlamaConfig, n_blocks: usize) -> KvLayout {
+    KvLayout {
+        n_layers: config.num_hidden_layers,
+        n_kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        n_blocks,
+        bytes_per_value: size_of::<f32>(),
+    }
+}
+
+/// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
+/// a normed copy and the feed-forward's three matrices, or attention's four; and logits with their copies.
+pub fn workspace_bytes(config: &LlamaConfig, max_batched_tokens: usize, max_num_seqs: usize) -> u64 {
+    let heads = config.num_attention_heads + config.num_key_value_heads;
+    let attention = 2 * heads * config.head_dim + config.hidden_size;
+    let feed_forward = 2 * config.intermediate_size + config.hidden_size;
+    let rows = max_batched_tokens * (2 * config.hidden_size + attention.max(feed_forward));
+    let logits = 3 * max_num_seqs * config.vocab_size;
+    let angles = config.max_position_embeddings * config.head_dim;
+    ((rows + logits + angles) * size_of::<f32>()) as u64
+}
+
+/// Tokens in the KV blocks `0..n_blocks`, greedy, of nobody.
+fn probe_chunk(tokens: &[TokenId], start: usize, n_blocks: usize) -> Chunk {
+    assert!(start + tokens.len() <= n_blocks * BLOCK_TOKENS, "the tokens fit the blocks");
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let request = Request { prompt: tokens.to_vec(), sampling, stop: StopParams::default(), logprobs: None };
+    let position = start + tokens.len();
+    let sample = SampleSpec { request: request.into(), position, banned: Vec::new(), history: Vec::new() };
+    Chunk {
+        id: RequestId(u64::MAX),
+        tokens: tokens.to_vec(),
+        start,
+        blocks: (0..n_blocks as u32).map(BlockId).collect(),
+        sample: Some(sample),
+        is_prefill: true,
+    }
+}

@@ -1,0 +1,146 @@
+//! Why a model is refused. Every variant names the file and, where there is one, the field or tensor.
+
+use crate::text::TokenizerError;
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file cannot be opened or read.
+    #[error("open {file}: {source}")]
+    Open {
+        /// The file.
+        file: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A file of a built-in model is missing.
+    #[error("built-in model {model} has no {file}")]
+    NotBuiltin {
+        /// The model.
+        model: String,
+        /// The file.
+        file: String,
+    },
+    /// A JSON file is not JSON.
+    #[error("{file} is not JSON: {reason}")]
+    Json {
+        /// The file.
+        file: String,
+        /// Where and why.
+        reason: String,
+    },
+    /// A field has a value we cannot use.
+    #[error("{file}: field `{field}` {problem}")]
+    Field {
+        /// The file.
+        file: String,
+        /// The field.
+        field: String,
+        /// What is wrong, with the value and what would be right.
+        problem: String,
+    },
+    /// The architecture has no implementation here.
+    #[error("{file}: architecture {found} is not supported; supported: {}", supported.join(", "))]
+    UnsupportedArchitecture {
+        /// The file.
+        file: String,
+        /// What the model says it is.
+        found: String,
+        /// What we can run.
+        supported: &'static [&'static str],
+    },
+    /// A weight file's own description cannot be read.
+    #[error("{file} is not a safetensors file: {reason}")]
+    Header {
+        /// The file.
+        file: String,
+        /// Why.
+        reason: String,
+    },
+    /// A weight file ends before its tensors do.
+    #[error("{file} is truncated: tensor {tensor} ends at byte {expected}, the file at byte {found}: copy it again")]
+    Truncated {
+        /// The file.
+        file: String,
+        /// The first tensor that is not whole.
+        tensor: String,
+        /// Bytes it needs.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// A tensor's bytes are not what its shape needs.
+    #[error("{file}: tensor {tensor} has {found} bytes, its shape {shape} needs {expected}")]
+    Size {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Its shape and number format.
+        shape: String,
+        /// Bytes needed.
+        expected: String,
+        /// Bytes described.
+        found: u64,
+    },
+    /// A tensor the architecture needs is missing.
+    #[error("{file}: tensor {tensor} is missing; expected shape {expected:?}")]
+    MissingTensor {
+        /// The file, or the index.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Its shape by config.json.
+        expected: Vec<usize>,
+    },
+    /// A tensor the architecture does not know: computing without it would be wrong.
+    #[error("{file}: tensor {tensor} is not part of {architecture}: the model is not what config.json says")]
+    UnexpectedTensor {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// The architecture.
+        architecture: String,
+    },
+    /// A tensor has another shape than config.json says.
+    #[error("{file}: tensor {tensor} has shape {found:?}, config.json says {expected:?}")]
+    Shape {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// By config.json.
+        expected: Vec<usize>,
+        /// By the file.
+        found: Vec<usize>,
+    },
+    /// A tensor's number format is not supported.
+    #[error("{file}: tensor {tensor} is {found}; supported: F32, BF16, F16")]
+    Dtype {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Its format.
+        found: String,
+    },
+    /// The tokenizer cannot be used.
+    #[error("{file}: {source}")]
+    Tokenizer {
+        /// The file.
+        file: String,
+        /// Why.
+        source: TokenizerError,
+    },
+    /// The tokenizer has tokens that the model has no embedding for.
+    #[error("{file} has {found} tokens, but the model's vocabulary is {expected}: it belongs to another model")]
+    WrongTokenizer {
+        /// The file.
+        file: String,
+        /// Tokens of the model.
+        expected: usize,
+        /// Tokens of the tokenizer.
+        found: usize,
+    },
+}

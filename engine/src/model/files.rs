@@ -1,0 +1,105 @@
+//! A model's files, in a directory or inside the binary. Opens and reads; never interprets.
+
+use std::{fs, io, ops::Deref, path::Path};
+
+use memmap2::Mmap;
+use serde_json::Value;
+
+use super::ModelError;
+use crate::config::ModelFiles;
+
+/// Where a model's files come from.
+#[derive(Clone, Debug)]
+pub struct ModelSource {
+    files: ModelFiles,
+}
+
+/// A file's content, not copied where that can be avoided.
+#[derive(Debug)]
+pub enum FileBytes {
+    /// Mapped from disk.
+    Mapped(Mmap),
+    /// Inside the binary.
+    Static(&'static [u8]),
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl ModelSource {
+    /// Files of one model.
+    pub fn new(files: ModelFiles) -> Self {
+        Self { files }
+    }
+
+    /// How a file is called in messages.
+    pub fn display(&self, file: &str) -> String {
+        match &self.files {
+            ModelFiles::Directory(directory) => directory.join(file).display().to_string(),
+            ModelFiles::Builtin { name, .. } => format!("builtin://{name}/{file}"),
+        }
+    }
+
+    /// A file that must be there.
+    pub fn open(&self, file: &str) -> Result<FileBytes, ModelError> {
+        match &self.files {
+            ModelFiles::Directory(directory) => {
+                map(&directory.join(file)).map_err(|source| ModelError::Open { file: self.display(file), source })
+            }
+            ModelFiles::Builtin { name, files } => {
+                let found = files.iter().find(|(name, _)| *name == file);
+                let missing = || ModelError::NotBuiltin { model: (*name).into(), file: file.into() };
+                found.map(|(_, bytes)| FileBytes::Static(bytes)).ok_or_else(missing)
+            }
+        }
+    }
+
+    /// A file that may be missing.
+    pub fn open_optional(&self, file: &str) -> Result<Option<FileBytes>, ModelError> {
+        match self.open(file) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(ModelError::NotBuiltin { .. }) => Ok(None),
+            Err(ModelError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A JSON file that must be there.
+    pub fn json(&self, file: &str) -> Result<Value, ModelError> {
+        self.parse(file, &self.open(file)?)
+    }
+
+    /// A JSON file that may be missing: then it is `null`.
+    pub fn json_optional(&self, file: &str) -> Result<Value, ModelError> {
+        match self.open_optional(file)? {
+            Some(bytes) => self.parse(file, &bytes),
+            None => Ok(Value::Null),
+        }
+    }
+
+    fn parse(&self, file: &str, bytes: &[u8]) -> Result<Value, ModelError> {
+        serde_json::from_slice(bytes)
+            .map_err(|error| ModelError::Json { file: self.display(file), reason: error.to_string() })
+    }
+}
+
+#[expect(unsafe_code, reason = "mapping a file has no safe form")]
+fn map(path: &Path) -> io::Result<FileBytes> {
+    let file = fs::File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::IsADirectory));
+    }
+    // SAFETY: the map is read-only and private to this process. Model files are never written while they are served
+    // (the operator mounts them read-only); one that is truncated meanwhile ends the process by a signal, which the
+    // kubelet restarts, rather than giving wrong numbers.
+    let map = unsafe { Mmap::map(&file)? };
+    Ok(FileBytes::Mapped(map))
+}

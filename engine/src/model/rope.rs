@@ -1,0 +1,93 @@
+//! Rotary position embedding: the angles. Pure arithmetic in f32, as the models were trained.
+//!
+//! Pair `i` of a head turns by `position x frequency[i]`; the two halves of the head hold the pairs' two coordinates.
+
+use super::config::{Llama3Scaling, LlamaConfig, RopeScaling, YarnScaling};
+
+/// Cosines and sines of every position and pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTable {
+    /// Pairs of one head: half its width.
+    pub n_pairs: usize,
+    /// `positions x n_pairs`.
+    pub cos: Vec<f32>,
+    /// `positions x n_pairs`.
+    pub sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// Angles of positions `0..n_positions`.
+    pub fn new(config: &LlamaConfig, n_positions: usize) -> Self {
+        let frequencies = frequencies(config);
+        let scale = attention_factor(&config.rope_scaling);
+        let angles = || (0..n_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f));
+        Self {
+            n_pairs: frequencies.len(),
+            cos: angles().map(|angle| angle.cos() * scale).collect(),
+            sin: angles().map(|angle| angle.sin() * scale).collect(),
+        }
+    }
+}
+
+fn frequencies(config: &LlamaConfig) -> Vec<f32> {
+    let plain = plain_frequencies(config);
+    match &config.rope_scaling {
+        RopeScaling::Default => plain,
+        RopeScaling::Llama3(scaling) => plain.into_iter().map(|f| llama3_frequency(f, scaling)).collect(),
+        RopeScaling::Yarn(scaling) => yarn_frequencies(plain, scaling, config),
+    }
+}
+
+fn plain_frequencies(config: &LlamaConfig) -> Vec<f32> {
+    let exponent = |pair: usize| (2 * pair) as f32 / config.head_dim as f32;
+    (0..config.head_dim / 2).map(|pair| 1.0 / config.rope_theta.powf(exponent(pair))).collect()
+}
+
+/// Llama 3.1: long wavelengths are stretched by `factor`, short ones stay, between them the two are mixed.
+fn llama3_frequency(frequency: f32, scaling: &Llama3Scaling) -> f32 {
+    let Llama3Scaling { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } = *scaling;
+    let wavelength = 2.0 * std::f32::consts::PI / frequency;
+    if wavelength < original_max_position_embeddings / high_freq_factor {
+        return frequency;
+    }
+    if wavelength > original_max_position_embeddings / low_freq_factor {
+        return frequency / factor;
+    }
+    let turns = original_max_position_embeddings / wavelength;
+    let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+    (1.0 - smooth) * frequency / factor + smooth * frequency
+}
+
+/// YaRN: pairs that turn often over the original context stay, those that turn rarely are stretched, with a linear
+/// ramp over the pairs between.
+fn yarn_frequencies(plain: Vec<f32>, scaling: &YarnScaling, config: &LlamaConfig) -> Vec<f32> {
+    let (low, high) = yarn_ramp(scaling, config);
+    let mix = |(pair, frequency): (usize, f32)| {
+        let stretched = ((pair as f32 - low) / (high - low)).clamp(0.0, 1.0);
+        frequency / scaling.factor * stretched + frequency * (1.0 - stretched)
+    };
+    plain.into_iter().enumerate().map(mix).collect()
+}
+
+/// The pairs that turn `beta_fast` and `beta_slow` times over the original context.
+fn yarn_ramp(scaling: &YarnScaling, config: &LlamaConfig) -> (f32, f32) {
+    let width = config.head_dim as f32;
+    let pair_of_turns = |turns: f32| {
+        let positions = scaling.original_max_position_embeddings;
+        width * (positions / (turns * 2.0 * std::f32::consts::PI)).ln() / (2.0 * config.rope_theta.ln())
+    };
+    let (mut low, mut high) = (pair_of_turns(scaling.beta_fast), pair_of_turns(scaling.beta_slow));
+    if scaling.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(width - 1.0));
+    // The paper's code keeps the ramp from having no width.
+    if low == high { (low, high + 0.001) } else { (low, high) }
+}
+
+fn attention_factor(scaling: &RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::Yarn(yarn) => yarn.attention_factor,
+        RopeScaling::Default | RopeScaling::Llama3(_) => 1.0,
+    }
+}

@@ -1,0 +1,237 @@
+//! The CPU back end: the readable reference that other back ends must agree with.
+//!
+//! Every row of every result is computed with the same operations in the same order however many rows there are, so
+//! a sequence's numbers do not depend on who shares its step, on chunking or on preemption (style rule 25).
+
+mod attention;
+mod gemm;
+mod weights;
+
+use rayon::prelude::*;
+pub use weights::{CpuMatrix, CpuVector};
+
+use super::{HeadShape, Ops};
+use crate::{
+    exec::BatchInputs,
+    kv::KvLayout,
+    model::{RopeTable, Tensor},
+};
+
+/// Work below this many numbers is not worth handing to another thread.
+const MIN_VALUES_PER_TASK: usize = 16 * 1024;
+
+/// The CPU back end. Runs in whatever thread pool it is called in.
+#[derive(Debug, Default)]
+pub struct CpuOps;
+
+/// Rows of f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuTensor {
+    /// Numbers of one row.
+    pub width: usize,
+    /// All rows, one after the other.
+    pub values: Vec<f32>,
+}
+
+/// Keys and values of all layers, as [`KvLayout`] draws them.
+#[derive(Debug)]
+pub struct CpuCache {
+    layout: KvLayout,
+    /// Zeroed memory from the system is not resident before it is written, so blocks cost memory when first used.
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl CpuTensor {
+    fn zeros(n_rows: usize, width: usize) -> Self {
+        Self { width, values: vec![0.0; n_rows * width] }
+    }
+
+    fn n_rows(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.width..][..self.width]
+    }
+
+    fn rows_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [f32]> {
+        let rows_per_task = (MIN_VALUES_PER_TASK / self.width).max(1);
+        self.values.par_chunks_mut(self.width).with_min_len(rows_per_task)
+    }
+}
+
+impl Ops for CpuOps {
+    type Activations = CpuTensor;
+    type Matrix = CpuMatrix;
+    type Vector = CpuVector;
+    type Cache = CpuCache;
+    type Rope = RopeTable;
+    type Batch = BatchInputs;
+
+    fn matrix(&self, tensor: &Tensor) -> CpuMatrix {
+        CpuMatrix::new(tensor)
+    }
+
+    fn vector(&self, tensor: &Tensor) -> CpuVector {
+        CpuVector::new(tensor)
+    }
+
+    fn rope_table(&self, table: RopeTable) -> RopeTable {
+        table
+    }
+
+    fn kv_cache(&self, layout: KvLayout) -> CpuCache {
+        let layers = || (0..layout.n_layers).map(|_| vec![0.0; layout.layer_values()]).collect();
+        CpuCache { layout, keys: layers(), values: layers() }
+    }
+
+    fn bind(&mut self, inputs: &BatchInputs) -> BatchInputs {
+        inputs.clone()
+    }
+
+    fn embed(&mut self, table: &CpuMatrix, batch: &BatchInputs) -> CpuTensor {
+        let values = batch.token_ids.iter().flat_map(|token| table.row(*token as usize)).copied().collect();
+        CpuTensor { width: table.n_inputs(), values }
+    }
+
+    fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
+        let mut out = CpuTensor::zeros(x.n_rows(), x.width);
+        out.rows_mut().enumerate().for_each(|(row, out)| {
+            let x = x.row(row);
+            let mean_square = sum_of_squares(x) / x.len() as f32;
+            let scale = 1.0 / (mean_square + eps).sqrt();
+            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight.values()) {
+                *out = x * scale * weight;
+            }
+        });
+        out
+    }
+
+    fn linear(&mut self, x: &CpuTensor, weight: &CpuMatrix, bias: Option<&CpuVector>) -> CpuTensor {
+        assert_eq!(x.width, weight.n_inputs(), "a row has one number for each input");
+        let mut out = CpuTensor { width: weight.n_outputs(), values: gemm::multiply(&x.values, weight) };
+        if let Some(bias) = bias {
+            out.rows_mut().for_each(|row| add_to(row, bias.values()));
+        }
+        out
+    }
+
+    fn rope(&mut self, x: &mut CpuTensor, rope: &RopeTable, batch: &BatchInputs) {
+        let n_pairs = rope.n_pairs;
+        x.rows_mut().zip(&batch.positions).for_each(|(row, position)| {
+            let angles = *position as usize * n_pairs..(*position as usize + 1) * n_pairs;
+            let (cos, sin) = (&rope.cos[angles.clone()], &rope.sin[angles]);
+            for head in row.chunks_exact_mut(2 * n_pairs) {
+                rotate(head, cos, sin);
+            }
+        });
+    }
+
+    fn store_kv(
+        &mut self,
+        cache: &mut CpuCache,
+        layer: usize,
+        keys: &CpuTensor,
+        values: &CpuTensor,
+        batch: &BatchInputs,
+    ) {
+        let CpuCache { layout, keys: cached_keys, values: cached_values } = cache;
+        for (row, slot) in batch.slot_mapping.iter().enumerate() {
+            scatter(&mut cached_keys[layer], keys.row(row), *slot as usize, layout);
+            scatter(&mut cached_values[layer], values.row(row), *slot as usize, layout);
+        }
+    }
+
+    fn attention(
+        &mut self,
+        cache: &CpuCache,
+        layer: usize,
+        queries: &CpuTensor,
+        heads: HeadShape,
+        batch: &BatchInputs,
+    ) -> CpuTensor {
+        attention::attend(cache, layer, queries, heads, batch)
+    }
+
+    fn silu_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor) -> CpuTensor {
+        gate.rows_mut().enumerate().for_each(|(row, gate)| {
+            for (gate, up) in gate.iter_mut().zip(up.row(row)) {
+                *gate = *gate / (1.0 + (-*gate).exp()) * up;
+            }
+        });
+        gate
+    }
+
+    fn add(&mut self, x: &mut CpuTensor, y: &CpuTensor) {
+        add_to(&mut x.values, &y.values);
+    }
+
+    fn sampled_rows(&mut self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {
+        let values = batch.sampled_rows.iter().flat_map(|row| x.row(*row as usize)).copied().collect();
+        CpuTensor { width: x.width, values }
+    }
+
+    fn read(&mut self, x: &CpuTensor) -> Vec<f32> {
+        x.values.clone()
+    }
+}
+
+fn add_to(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// Sums in 16 lanes, always the same ones: fast, and independent of everything but the row.
+fn sum_of_squares(x: &[f32]) -> f32 {
+    dot(x, x)
+}
+
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut lanes = [0.0f32; LANES];
+    let (x_chunks, y_chunks) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    let rest: f32 = x_chunks.remainder().iter().zip(y_chunks.remainder()).map(|(x, y)| x * y).sum();
+    for (x, y) in x_chunks.zip(y_chunks) {
+        for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane += x * y;
+        }
+    }
+    lanes.iter().sum::<f32>() + rest
+}
+
+/// The halves of a head hold the two coordinates of its pairs.
+fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(cos.len());
+    for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+fn scatter(cache: &mut [f32], row: &[f32], slot: usize, layout: &KvLayout) {
+    for (kv_head, values) in row.chunks_exact(layout.head_dim).enumerate() {
+        cache[layout.offset(slot, kv_head)..][..layout.head_dim].copy_from_slice(values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dot_product_counts_every_number_once() {
+        for len in [0, 1, 15, 16, 17, 64, 100] {
+            let ones = vec![1.0; len];
+            assert_eq!(dot(&ones, &ones), len as f32);
+        }
+    }
+
+    #[test]
+    fn turning_a_pair_keeps_its_length() {
+        let mut head = [3.0, 0.0, 4.0, 1.0];
+        rotate(&mut head, &[0.6, 1.0], &[0.8, 0.0]);
+        assert!((head[0].hypot(head[2]) - 5.0).abs() < 1e-6);
+        assert_eq!((head[1], head[3]), (0.0, 1.0));
+    }
+}

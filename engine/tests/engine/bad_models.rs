@@ -1,0 +1,218 @@
+//! Models that must be refused: each with a message that names the file and what is wrong, none with a panic.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use stoker_engine::EngineLimits;
+use tempfile::TempDir;
+
+use crate::common;
+
+/// A private copy of a checkpoint to break.
+struct Copy(TempDir);
+
+impl Copy {
+    fn of(name: &str) -> Self {
+        let copy = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(common::checkpoint(name)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+        Self(copy)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn edit_json(&self, file: &str, edit: impl Fn(&mut Value)) {
+        let path = self.path().join(file);
+        let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        edit(&mut value);
+        fs::write(path, value.to_string()).unwrap();
+    }
+
+    fn edit_bytes(&self, file: &str, edit: impl Fn(&mut Vec<u8>)) {
+        let path = self.path().join(file);
+        let mut bytes = fs::read(&path).unwrap();
+        edit(&mut bytes);
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Rewrites the header of `model.safetensors`.
+    fn edit_header(&self, edit: impl Fn(&mut Value)) {
+        self.edit_bytes("model.safetensors", |bytes| {
+            let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            let mut header = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+            edit(&mut header);
+            let header = header.to_string();
+            let mut edited = (header.len() as u64).to_le_bytes().to_vec();
+            edited.extend_from_slice(header.as_bytes());
+            edited.extend_from_slice(&bytes[8 + len..]);
+            *bytes = edited;
+        });
+    }
+
+    /// The refusal, which must contain every part.
+    fn refused_with(&self, parts: &[&str]) {
+        let message = match common::open(self.path()) {
+            Ok(_) => panic!("the model was accepted; expected a refusal with {parts:?}"),
+            Err(error) => error.to_string(),
+        };
+        for part in parts {
+            assert!(message.contains(part), "{part:?} is not in: {message}");
+        }
+    }
+}
+
+const NORM: &str = "model.norm.weight";
+
+#[test]
+fn a_directory_that_is_not_there() {
+    let message = common::open(Path::new("no/such/model")).unwrap_err().to_string();
+    assert!(message.contains("no/such/model/config.json"), "{message}");
+}
+
+#[test]
+fn missing_files_are_named() {
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let copy = Copy::of("gqa-f32");
+        fs::remove_file(copy.path().join(file)).unwrap();
+        copy.refused_with(&[file, "No such file"]);
+    }
+    let copy = Copy::of("sharded-bf16");
+    fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
+    copy.refused_with(&["model-00002-of-00003.safetensors", "No such file"]);
+}
+
+#[test]
+fn another_architecture_names_what_is_supported() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_json("config.json", |config| config["architectures"] = json!(["GPT2LMHeadModel"]));
+    copy.refused_with(&["config.json", "GPT2LMHeadModel is not supported", "LlamaForCausalLM"]);
+}
+
+#[test]
+fn a_config_that_is_not_json() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_bytes("config.json", |bytes| bytes.truncate(40));
+    copy.refused_with(&["config.json", "not JSON", "line"]);
+}
+
+#[test]
+fn weights_cut_short_name_the_tensor_that_is_not_whole() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_bytes("model.safetensors", |bytes| bytes.truncate(bytes.len() - 1));
+    copy.refused_with(&["model.safetensors is truncated", "tensor "]);
+    copy.edit_bytes("model.safetensors", |bytes| bytes.truncate(100));
+    copy.refused_with(&["model.safetensors", "header claims", "the file has 100"]);
+    copy.edit_bytes("model.safetensors", |bytes| bytes.truncate(3));
+    copy.refused_with(&["model.safetensors", "3 bytes"]);
+    copy.edit_bytes("model.safetensors", |bytes| bytes.clear());
+    copy.refused_with(&["model.safetensors", "0 bytes"]);
+}
+
+#[test]
+fn a_header_that_claims_more_than_any_file_has() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_bytes("model.safetensors", |bytes| bytes[..8].fill(0xFF));
+    copy.refused_with(&["model.safetensors", "header claims 18446744073709551615 bytes"]);
+}
+
+#[test]
+fn a_header_that_is_not_json() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_bytes("model.safetensors", |bytes| bytes[8..40].fill(b'x'));
+    copy.refused_with(&["model.safetensors is not a safetensors file"]);
+}
+
+#[test]
+fn offsets_that_lie() {
+    let beyond = Copy::of("gqa-f32");
+    beyond.edit_header(|header| header[NORM]["data_offsets"] = json!([1_000_000_000, 1_000_000_256]));
+    beyond.refused_with(&["model.safetensors is truncated", NORM]);
+    let short = Copy::of("gqa-f32");
+    short.edit_header(|header| header[NORM]["data_offsets"] = json!([0, 8]));
+    short.refused_with(&["model.safetensors", NORM, "has 8 bytes", "needs 256"]);
+    let backwards = Copy::of("gqa-f32");
+    backwards.edit_header(|header| header[NORM]["data_offsets"] = json!([256, 0]));
+    backwards.refused_with(&["model.safetensors", NORM]);
+    let enormous = Copy::of("gqa-f32");
+    enormous.edit_header(|header| header[NORM]["shape"] = json!([u64::MAX, u64::MAX]));
+    enormous.refused_with(&["model.safetensors", NORM, "more than any machine has"]);
+    let overlapping = Copy::of("gqa-f32");
+    overlapping.edit_header(|header| header["another"] = header[NORM].clone());
+    overlapping.refused_with(&["model.safetensors", "its tensors describe", "its data has"]);
+}
+
+#[test]
+fn a_missing_tensor_names_its_shape() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_header(|header| {
+        let described = header.as_object_mut().unwrap().remove(NORM).unwrap();
+        header["model.norm.scale"] = described;
+    });
+    copy.refused_with(&["model.safetensors", "tensor model.norm.weight is missing", "[64]"]);
+}
+
+#[test]
+fn a_tensor_nobody_uses_is_refused_since_the_answer_would_be_wrong() {
+    let copy = Copy::of("yarn-biases-f32");
+    copy.edit_json("config.json", |config| config["mlp_bias"] = json!(false));
+    copy.refused_with(&["model.safetensors", "bias is not part of LlamaForCausalLM"]);
+}
+
+#[test]
+fn a_shape_that_config_json_does_not_say() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_json("config.json", |config| config["num_key_value_heads"] = json!(1));
+    copy.refused_with(&["model.safetensors", "k_proj.weight has shape [32, 64]", "says [16, 64]"]);
+}
+
+#[test]
+fn an_unsupported_number_format() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_header(|header| header[NORM]["dtype"] = json!("I32"));
+    copy.refused_with(&["tensor model.norm.weight is I32; supported: F32, BF16, F16"]);
+}
+
+#[test]
+fn an_index_that_leads_out_of_the_directory() {
+    let copy = Copy::of("sharded-bf16");
+    copy.edit_json("model.safetensors.index.json", |index| {
+        index["weight_map"][NORM] = json!("../../etc/passwd");
+    });
+    copy.refused_with(&["model.safetensors.index.json", "weight_map", "../../etc/passwd"]);
+}
+
+#[test]
+fn a_tokenizer_of_another_model() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_json("tokenizer.json", |tokenizer| {
+        let mut token = tokenizer["added_tokens"][0].clone();
+        (token["id"], token["content"]) = (json!(999), json!("<other>"));
+        tokenizer["added_tokens"].as_array_mut().unwrap().extend((0..20).map(|n| {
+            let mut token = token.clone();
+            (token["id"], token["content"]) = (json!(300 + n), json!(format!("<other{n}>")));
+            token
+        }));
+    });
+    copy.refused_with(&["tokenizer.json has 278 tokens", "vocabulary is 272"]);
+    copy.edit_bytes("tokenizer.json", |bytes| bytes.truncate(100));
+    copy.refused_with(&["tokenizer.json", "not a tokenizer"]);
+}
+
+#[test]
+fn sizes_that_do_not_fit_name_the_setting_that_would() {
+    let directory = common::checkpoint("gqa-f32");
+    let refused = |limits| {
+        let config = common::config(&directory, limits);
+        stoker_engine::LoadedModel::open(&config, &|_| {}).unwrap_err().to_string()
+    };
+    let message = refused(EngineLimits { memory_limit_bytes: Some(1 << 20), ..EngineLimits::default() });
+    assert!(message.contains("raise the memory limit to at least"), "{message}");
+    let message = refused(EngineLimits { max_model_len: Some(4096), ..EngineLimits::default() });
+    assert!(message.contains("max_model_len 4096") && message.contains("256 tokens"), "{message}");
+    let message = refused(EngineLimits { kv_cache_tokens: Some(100), ..EngineLimits::default() });
+    assert!(message.contains("raise kv_cache_tokens to at least 256"), "{message}");
+}

@@ -1,0 +1,50 @@
+//! Shared by the engine's integration tests: where the tiny checkpoints lie, and how to run one.
+
+use std::path::{Path, PathBuf};
+
+use stoker_engine::{
+    Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, LoadedModel, ModelFiles, Request, RequestEvent,
+    RequestStream, SamplingParams, StartError, StopParams, TokenId,
+};
+
+/// A model of `tests/goldens/engine`.
+pub(crate) fn checkpoint(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/engine").join(name)
+}
+
+/// A configuration of one model directory.
+pub(crate) fn config(directory: &Path, limits: EngineLimits) -> EngineConfig {
+    EngineConfig { model: ModelFiles::Directory(directory.to_path_buf()), limits }
+}
+
+/// Opens a model without serving it.
+pub(crate) fn open(directory: &Path) -> Result<LoadedModel, StartError> {
+    LoadedModel::open(&config(directory, EngineLimits::default()), &|_| {})
+}
+
+/// Serves a model.
+pub(crate) fn start(directory: &Path, limits: EngineLimits) -> EngineHandle {
+    Engine::start(config(directory, limits), |_| {}).expect("the checkpoint starts")
+}
+
+/// A greedy request that ends by length only.
+pub(crate) fn greedy(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
+    Request { prompt, sampling, stop, logprobs: None }
+}
+
+/// All tokens and the text of a stream that must end by length.
+pub(crate) fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String) {
+    let (mut all, mut whole) = (Vec::new(), String::new());
+    while let Some(event) = stream.blocking_next() {
+        match event {
+            RequestEvent::Delta { text, tokens, .. } => {
+                all.extend(tokens);
+                whole.push_str(&text);
+            }
+            RequestEvent::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+        }
+    }
+    (all, whole)
+}

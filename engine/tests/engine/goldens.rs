@@ -1,0 +1,102 @@
+//! Logits and greedy tokens agree with Hugging Face transformers. The goldens are made by
+//! `tests/tools/make_engine_goldens.py`, which explains their fields.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+use stoker_engine::{EngineLimits, TokenId};
+
+use crate::common;
+
+/// Largest difference of a row relative to its largest logit, both computed in f32: the order of sums is all that
+/// differs. Measured: at most 2e-6 over the checkpoints here.
+const F32_TOLERANCE: f64 = 1e-4;
+
+struct Golden(Value);
+
+impl Golden {
+    fn of(name: &str) -> Self {
+        let file = common::checkpoint(name).join("golden.json");
+        let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        Self(serde_json::from_str(&text).unwrap())
+    }
+
+    fn tokens(&self, pointer: &str) -> Vec<TokenId> {
+        let list = self.0.pointer(pointer).and_then(Value::as_array).unwrap();
+        list.iter().map(|token| token.as_u64().unwrap() as TokenId).collect()
+    }
+}
+
+/// The largest relative difference between our rows and the golden's.
+fn difference(ours: &[Vec<f32>], rows: &Value, ids: &[TokenId]) -> f64 {
+    let of_row = |row: &Value| {
+        let ours = &ours[row["position"].as_u64().unwrap() as usize];
+        let scale = ours.iter().fold(0.0f64, |max, logit| max.max(f64::from(logit.abs())));
+        let theirs = row["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap());
+        let pairs = ids.iter().zip(theirs).map(|(id, theirs)| (f64::from(ours[*id as usize]), theirs));
+        let largest = pairs.map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f64::max);
+        let sum: f64 = ours.iter().map(|logit| f64::from(*logit).exp()).sum();
+        largest.max((sum.ln() - row["log_sum_exp"].as_f64().unwrap()).abs()) / scale
+    };
+    rows.as_array().unwrap().iter().map(of_row).fold(0.0, f64::max)
+}
+
+fn check_logits(name: &str, directory: &Path) {
+    let golden = Golden::of(name);
+    let (tokens, ids) = (golden.tokens("/tokens"), golden.tokens("/ids"));
+    let logits_in_chunks = |chunk_len| {
+        let mut model = common::open(directory).unwrap();
+        model.executor.teacher_forced_logits(&tokens, chunk_len)
+    };
+    let ours = logits_in_chunks(tokens.len());
+    let f32_difference = difference(&ours, &golden.0["rows"], &ids);
+    println!("{name}: {f32_difference:.1e} from transformers in f32");
+    assert!(f32_difference < F32_TOLERANCE, "{name}: {f32_difference}");
+    if let Some(noise_floor) = golden.0["noise_floor"].as_f64() {
+        let bf16_difference = difference(&ours, &golden.0["rows_bf16"], &ids);
+        println!("{name}: {bf16_difference:.1e} from transformers in bf16, noise floor {noise_floor:.1e}");
+        assert!(bf16_difference < noise_floor + F32_TOLERANCE, "{name}: {bf16_difference}");
+    }
+    for chunk_len in [1, 16, 37] {
+        assert_eq!(logits_in_chunks(chunk_len), ours, "{name}: chunks of {chunk_len} give the same bits");
+    }
+}
+
+fn check_greedy(name: &str, directory: &Path) {
+    let golden = Golden::of(name);
+    let expected = golden.tokens("/greedy/tokens");
+    let engine = common::start(directory, EngineLimits::default());
+    let request = common::greedy(golden.tokens("/greedy/prompt"), expected.len() as u32);
+    assert_eq!(common::read_all(engine.submit(request).unwrap()).0, expected, "{name}");
+}
+
+fn check(name: &str) {
+    let directory = common::checkpoint(name);
+    check_logits(name, &directory);
+    check_greedy(name, &directory);
+}
+
+#[test]
+fn grouped_query_attention_in_f32() {
+    check("gqa-f32");
+}
+
+#[test]
+fn llama3_rope_tied_embeddings_and_wide_heads_in_bf16() {
+    check("llama3-rope-tied-bf16");
+}
+
+#[test]
+fn yarn_and_biases_in_f32() {
+    check("yarn-biases-f32");
+}
+
+#[test]
+fn a_sharded_checkpoint_in_bf16() {
+    check("sharded-bf16");
+}
+
+#[test]
+fn multi_query_attention_in_f16() {
+    check("mqa-f16");
+}

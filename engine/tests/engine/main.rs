@@ -1,0 +1,9 @@
+//! The engine as its users see it: scripted, on tiny checkpoints, and on models that must be refused.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod bad_models;
+mod batch_invariance;
+mod common;
+mod goldens;
+mod sim;
