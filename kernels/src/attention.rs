@@ -8,7 +8,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len, check_room,
-    launch::{self, Heads},
+    launch::{self, Heads, PrefillKernel},
     plan::{DecodeItem, PrefillTile},
 };
 
@@ -126,11 +126,19 @@ impl Kernels {
         launch.float(op.scale).start()
     }
 
-    /// Attends the rows of prefill chunks. Rows without a tile keep what `out` held.
-    pub fn paged_prefill(&self, mut op: PagedPrefill<'_>) -> Result<(), KernelError> {
+    /// Attends the rows of prefill chunks, by the faster kernel of the chip. Rows without a tile keep what `out` held.
+    pub fn paged_prefill(&self, op: PagedPrefill<'_>) -> Result<(), KernelError> {
+        self.paged_prefill_by(op, PrefillKernel::for_capability(self.device.properties().capability))
+    }
+
+    /// The same by a given kernel, which the chip must have.
+    pub fn paged_prefill_by(&self, mut op: PagedPrefill<'_>, kernel: PrefillKernel) -> Result<(), KernelError> {
         const OP: &str = "paged_prefill";
         let heads = op.heads;
-        let config = launch::paged_prefill(op.tiles.len(), heads)?;
+        if kernel == PrefillKernel::Wgmma && self.device.properties().capability != (9, 0) {
+            return Err(launch::refused(OP, "wgmma needs compute capability 9.0".to_owned()));
+        }
+        let config = launch::paged_prefill(op.tiles.len(), heads, kernel)?;
         check_rows(OP, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(OP, &op.kv, heads)?;
         let launch = self.functions.launch(OP, config).write(&mut op.out).read(&op.q);

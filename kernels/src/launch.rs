@@ -54,6 +54,8 @@ entries! {
     PagedDecodeD128 = "paged_decode" "paged_decode_d128",
     PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",
     PagedPrefillD128 = "paged_prefill" "paged_prefill_d128",
+    PagedPrefillSm90D64 = "paged_prefill_sm90" "paged_prefill_sm90_d64",
+    PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
     EditLogits = "edit_logits" "edit_logits",
     SamplingFloor = "sampling_floor" "sampling_floor",
     Sample = "sample" "sample",
@@ -221,14 +223,37 @@ pub fn paged_decode(n_items: usize, heads: Heads) -> Result<LaunchConfig, Kernel
     Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_items), 1], threads: 128, shared_bytes })
 }
 
+/// Which tensor-core instructions prefill attention uses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PrefillKernel {
+    /// mma.sync: every chip that we compile for.
+    Mma,
+    /// wgmma: Hopper only.
+    Wgmma,
+}
+
+impl PrefillKernel {
+    /// The faster one that the chip has.
+    pub fn for_capability(capability: (i32, i32)) -> Self {
+        if capability == (9, 0) { Self::Wgmma } else { Self::Mma }
+    }
+}
+
 /// Prefill attention over planned tiles.
-pub fn paged_prefill(n_tiles: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
+pub fn paged_prefill(n_tiles: usize, heads: Heads, kernel: PrefillKernel) -> Result<LaunchConfig, KernelError> {
     heads.check("paged_prefill")?;
     tiles("paged_prefill", n_tiles)?;
-    let entry = if heads.dim == 64 { Entry::PagedPrefillD64 } else { Entry::PagedPrefillD128 };
     // The tile's queries, and two stages of 64 tokens of K and of V.
     let shared_bytes = count((PREFILL_TILE_ROWS + 2 * 2 * 64) * heads.dim * 2);
-    Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_tiles), 1], threads: 128, shared_bytes })
+    let grid = [count(heads.n_kv), count(n_tiles), 1];
+    let (entry, threads, slack) = match (kernel, heads.dim) {
+        (PrefillKernel::Mma, 64) => (Entry::PagedPrefillD64, 128, 0),
+        (PrefillKernel::Mma, _) => (Entry::PagedPrefillD128, 128, 0),
+        // Swizzled tiles begin at multiples of 1024, wherever the dynamic shared memory begins.
+        (PrefillKernel::Wgmma, 64) => (Entry::PagedPrefillSm90D64, 256, 1024),
+        (PrefillKernel::Wgmma, _) => (Entry::PagedPrefillSm90D128, 256, 1024),
+    };
+    Ok(LaunchConfig { entry, grid, threads, shared_bytes: shared_bytes + slack })
 }
 
 /// Edits of single logits, one a thread.
@@ -337,11 +362,21 @@ mod tests {
                 paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }),
                 "paged_decode: 32 query heads do not share 1 KV heads in groups of 1 to 16",
             ),
-            (paged_prefill(70_000, LLAMA_8B), "paged_prefill: 70000 planned pieces are more than 65535 in one launch"),
+            (
+                paged_prefill(70_000, LLAMA_8B, PrefillKernel::Mma),
+                "paged_prefill: 70000 planned pieces are more than 65535 in one launch",
+            ),
         ];
         for (refusal, text) in refusals {
             assert_eq!(refusal.unwrap_err().to_string(), text);
         }
+    }
+
+    #[test]
+    fn only_hopper_prefills_with_warpgroup_products() {
+        let kernels = [(8, 0), (8, 9), (9, 0), (10, 0)].map(PrefillKernel::for_capability);
+        use PrefillKernel::{Mma, Wgmma};
+        assert_eq!(kernels, [Mma, Mma, Wgmma, Mma]);
     }
 
     #[test]
@@ -354,7 +389,8 @@ mod tests {
     #[test]
     fn attention_asks_for_the_shared_memory_its_tiles_need() {
         assert_eq!(paged_decode(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
-        assert_eq!(paged_prefill(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
+        assert_eq!(paged_prefill(3, LLAMA_8B, PrefillKernel::Mma).unwrap().shared_bytes, 96 * 1024);
+        assert_eq!(paged_prefill(3, LLAMA_8B, PrefillKernel::Wgmma).unwrap().shared_bytes, 97 * 1024);
         assert_eq!(paged_decode(3, Heads { dim: 64, ..LLAMA_8B }).unwrap().shared_bytes, 48 * 1024);
     }
 }

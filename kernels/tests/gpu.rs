@@ -13,7 +13,7 @@ fn kernels_agree_with_their_references() {
     if !stoker_kernels::built_with_kernels() {
         return skip("kernels_agree_with_their_references", "built without GPU kernels");
     }
-    let outcomes = checks::run(&device).unwrap();
+    let outcomes = checks::run(&device, "").unwrap();
     let wrong: Vec<_> = outcomes.iter().filter(|outcome| !outcome.passes()).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -4,9 +4,19 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Parser;
 use stoker_kernels::{Device, KernelError, checks};
 
+/// Compares kernels with their references.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Only groups whose name contains this: pointwise, linear, attention, sampling.
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
 fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
     let device = match Device::open(0) {
         Ok(device) => device,
         Err(absent @ (KernelError::NoDriver | KernelError::NoDevice { .. })) => {
@@ -16,7 +26,7 @@ fn main() -> Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     println!("{}", device.name()?);
-    let outcomes = checks::run(&device)?;
+    let outcomes = checks::run(&device, &arguments.only)?;
     for outcome in outcomes.iter().filter(|outcome| !outcome.passes()) {
         println!("WRONG {} {}: error {:.2e}, limit {:.2e}", outcome.op, outcome.case, outcome.error, outcome.limit);
     }

@@ -5,7 +5,7 @@ use crate::{
     CudaSlice, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
     bf16,
-    launch::{BLOCK_SIZE, Heads},
+    launch::{BLOCK_SIZE, Heads, PrefillKernel},
     plan::{self, PrefillChunk, SplitPolicy},
     reference::{self, AttentionRow},
 };
@@ -31,10 +31,18 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             outcomes.push(decode(gpu, &[3001], heads, policy)?);
         }
         outcomes.push(independence(gpu, heads)?);
-        outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads)?);
-        outcomes.push(prefill(gpu, &[(0, 513)], heads)?);
+        for kernel in prefill_kernels(gpu) {
+            outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads, kernel)?);
+            outcomes.push(prefill(gpu, &[(0, 513)], heads, kernel)?);
+        }
     }
     Ok(outcomes)
+}
+
+/// Those that this chip has.
+fn prefill_kernels(gpu: &Gpu) -> Vec<PrefillKernel> {
+    let best = PrefillKernel::for_capability(gpu.kernels.device().properties().capability);
+    if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 
 /// Sequences of given lengths in a fresh cache.
@@ -153,7 +161,12 @@ fn independence(gpu: &mut Gpu, heads: Heads) -> Result<Outcome, KernelError> {
 }
 
 /// `chunks` are (tokens computed before, tokens of the chunk).
-fn prefill(gpu: &mut Gpu, chunks: &[(usize, usize)], heads: Heads) -> Result<Outcome, KernelError> {
+fn prefill(
+    gpu: &mut Gpu,
+    chunks: &[(usize, usize)],
+    heads: Heads,
+    kernel: PrefillKernel,
+) -> Result<Outcome, KernelError> {
     let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
     let cache = Cache::new(gpu, &lens, heads)?;
     let mut planned = Vec::new();
@@ -166,7 +179,7 @@ fn prefill(gpu: &mut Gpu, chunks: &[(usize, usize)], heads: Heads) -> Result<Out
     let q_gpu = gpu.upload_bf16(&q)?;
     let tiles = gpu.upload(&plan::plan_prefill(&planned, heads))?;
     let mut out = gpu.poisoned(n_rows * heads.n_q * heads.dim)?;
-    gpu.kernels.paged_prefill(PagedPrefill {
+    let op = PagedPrefill {
         out: out.view(),
         q: q_gpu.as_view(),
         q_stride: heads.qkv_width(),
@@ -174,7 +187,8 @@ fn prefill(gpu: &mut Gpu, chunks: &[(usize, usize)], heads: Heads) -> Result<Out
         tiles: tiles.as_view(),
         heads,
         scale: scale(heads),
-    })?;
+    };
+    gpu.kernels.paged_prefill_by(op, kernel)?;
     let row_of = |chunk: &PrefillChunk, token: usize| {
         let q = &q[(chunk.first_row + token) * heads.qkv_width()..];
         cache.attend(q, chunk.sequence, chunk.n_computed + token + 1)
@@ -182,7 +196,7 @@ fn prefill(gpu: &mut Gpu, chunks: &[(usize, usize)], heads: Heads) -> Result<Out
     let wanted: Vec<f32> =
         planned.iter().flat_map(|chunk| (0..chunk.n_tokens).flat_map(move |token| row_of(chunk, token))).collect();
     let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
-    let case = format!("{} chunks, {n_rows} rows, {}", chunks.len(), describe(heads));
+    let case = format!("{} chunks, {n_rows} rows, {}, {kernel:?}", chunks.len(), describe(heads));
     Ok(Outcome { op: "paged_prefill", case, error, limit: LIMIT })
 }
 

@@ -34,12 +34,25 @@ impl Outcome {
     }
 }
 
-/// Runs all comparisons on one device.
-pub fn run(device: &Device) -> Result<Vec<Outcome>, KernelError> {
+/// Comparisons that belong together.
+type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
+
+/// All groups by name.
+const GROUPS: [(&str, Group); 4] = [
+    ("pointwise", pointwise::run),
+    ("linear", linear::run),
+    ("attention", attention::run),
+    ("sampling", sampling::run),
+];
+
+/// Runs the comparisons of every group whose name contains `only`, on one device.
+pub fn run(device: &Device, only: &str) -> Result<Vec<Outcome>, KernelError> {
     let mut gpu = Gpu::new(device)?;
-    let groups = [pointwise::run, linear::run, attention::run, sampling::run];
-    let outcomes: Result<Vec<_>, _> = groups.iter().map(|group| group(&mut gpu)).collect();
-    Ok(outcomes?.concat())
+    let mut outcomes = Vec::new();
+    for (_, group) in GROUPS.iter().filter(|(name, _)| name.contains(only)) {
+        outcomes.extend(group(&mut gpu)?);
+    }
+    Ok(outcomes)
 }
 
 /// ‖found - wanted‖ / ‖wanted‖.

@@ -7,7 +7,7 @@ use stoker_kernels::{
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
     bf16,
     checks::Gpu,
-    launch::{BLOCK_SIZE, GemmShape, Heads},
+    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel},
     linear::{Linear, Output},
     plan::{self, PrefillChunk, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
@@ -241,13 +241,30 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
 
 /// Causal attention of whole prompts, and of a chunk over a long past.
 pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
-        prefill_case(gpu, report, &format!("kernel_paged_prefill_{batch}x{tokens}"), &vec![(0, tokens); batch])?;
+    let hopper = gpu.kernels.device().properties().capability == (9, 0);
+    let kernels = if hopper {
+        vec![("mma", PrefillKernel::Mma), ("wgmma", PrefillKernel::Wgmma)]
+    } else {
+        vec![("mma", PrefillKernel::Mma)]
+    };
+    for (kind, kernel) in kernels {
+        for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
+            let name = format!("kernel_paged_prefill_{kind}_{batch}x{tokens}");
+            prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel)?;
+        }
+        let name = format!("kernel_paged_prefill_{kind}_512_over_8192");
+        prefill_case(gpu, report, &name, &[(8192 - 512, 512)], kernel)?;
     }
-    prefill_case(gpu, report, "kernel_paged_prefill_512_over_8192", &[(8192 - 512, 512)])
+    Ok(())
 }
 
-fn prefill_case(gpu: &mut Gpu, report: &mut Report, name: &str, chunks: &[(usize, usize)]) -> Result<()> {
+fn prefill_case(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    name: &str,
+    chunks: &[(usize, usize)],
+    kernel: PrefillKernel,
+) -> Result<()> {
     if !report.wants(name) {
         return Ok(());
     }
@@ -266,7 +283,7 @@ fn prefill_case(gpu: &mut Gpu, report: &mut Report, name: &str, chunks: &[(usize
     let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS))?);
     let (q, mut out) = (random(gpu, n_rows * HEADS.qkv_width())?, random(gpu, n_rows * HIDDEN)?);
     let us = clock::time(gpu, 4, |_| {
-        gpu.kernels.paged_prefill(PagedPrefill {
+        let op = PagedPrefill {
             out: out.as_view_mut(),
             q: q.as_view(),
             q_stride: HEADS.qkv_width(),
@@ -274,7 +291,8 @@ fn prefill_case(gpu: &mut Gpu, report: &mut Report, name: &str, chunks: &[(usize
             tiles: tiles.as_view(),
             heads: HEADS,
             scale: 0.088,
-        })
+        };
+        gpu.kernels.paged_prefill_by(op, kernel)
     })?;
     // Two products of 2 * dim operations for each query head and pair of tokens that see each other.
     let pairs: f64 = chunks.iter().map(|&(before, n)| n as f64 * (before as f64 + (n + 1) as f64 / 2.0)).sum();

@@ -1,0 +1,67 @@
+// Hopper's warpgroup products (sm_90a): 128 threads multiply a 64-row tile with operands that the hardware reads from
+// shared memory by descriptor. One wrapper an instruction. Shared tiles are rows of 64 bf16 (128 bytes), 1024-byte aligned, with
+// the 16-byte piece index xored with the row modulo 8: the layout that the instruction calls 128-byte swizzle.
+#pragma once
+#include "mma.cuh"
+
+// Set only in the pass that compiles for sm_90a; the kernels are empty elsewhere and never chosen there.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define STOKER_HAS_WGMMA 1
+
+namespace stoker {
+
+// Shared-memory descriptor of a swizzled tile. `group` is the distance of 8-row groups; `half` that of the two 64-value
+// halves of a 128-wide operand that is read across its rows (V), not used when it is read along them (Q, K).
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t half, uint32_t group) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  auto field = [](uint32_t bytes) { return static_cast<uint64_t>((bytes & 0x3ffff) >> 4); };
+  return field(address) | field(half) << 16 | field(group) << 32 | kSwizzle128;
+}
+
+// Accumulators may have been written by ordinary instructions before this.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+
+__device__ __forceinline__ void finish_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+}
+
+// What cp.async or ordinary stores wrote to shared memory becomes visible to the tensor cores' own path to it. By each
+// writing thread, before the barrier.
+__device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+#define STOKER_FOUR(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define STOKER_32(c, j)                                                                                             \
+  STOKER_FOUR(c, j), STOKER_FOUR(c, j + 1), STOKER_FOUR(c, j + 2), STOKER_FOUR(c, j + 3), STOKER_FOUR(c, j + 4),    \
+      STOKER_FOUR(c, j + 5), STOKER_FOUR(c, j + 6), STOKER_FOUR(c, j + 7)
+#define STOKER_NAMES_32                                                                                             \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"  \
+  "%30,%31"
+#define STOKER_NAMES_64                                                                                             \
+  STOKER_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"   \
+  "%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// c[64x64] = a[64x16] * b[64x16]^T, or added to c if `accumulate`; a and b in shared memory, read along their rows. A
+// thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t.
+__device__ __forceinline__ void wgmma_rows(float (&c)[8][4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" STOKER_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0; }\n"
+      : STOKER_32(c, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.
+__device__ __forceinline__ void wgmma_columns(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" STOKER_NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
+               : STOKER_32(c, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void wgmma_columns(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" STOKER_NAMES_64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
+               : STOKER_32(c, 0), STOKER_32(c, 8)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+}  // namespace stoker
+#endif
