@@ -57,6 +57,17 @@ pub enum ClusterError {
         /// Why not.
         source: Box<kube::Error>,
     },
+    /// The chart does not hold what the operator needs.
+    #[error("read charts/stoker: {0}")]
+    Chart(String),
+    /// kubectl refused.
+    #[error("kubectl {args}: {complaint}")]
+    Kubectl {
+        /// What was asked.
+        args: String,
+        /// What it said.
+        complaint: String,
+    },
     /// A slot has addresses for two nodes.
     #[error("a local cluster has addresses for two nodes: node_idx is 0 or 1")]
     TooManyNodes,

@@ -13,6 +13,7 @@ mod credentials;
 mod error;
 mod keeper;
 mod node;
+mod operator;
 mod proxy;
 mod slot;
 
@@ -22,4 +23,5 @@ pub use credentials::Identity;
 pub use error::ClusterError;
 pub use keeper::Keeper;
 pub use node::{BackoffLimits, Capacity, ImageBinary, ImageMap, NodeOptions, ProcessNode};
+pub use operator::{OperatorOptions, OperatorProcess};
 pub use proxy::ServiceProxy;

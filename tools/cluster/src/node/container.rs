@@ -172,8 +172,7 @@ impl ContainerLoop {
                 };
             }
         };
-        self.ctx
-            .event(&self.pod, EventKind::Normal, "Started", format!("Container {} started", self.container.name));
+        self.ctx.event(&self.pod, EventKind::Normal, "Started", format!("Container {} started", self.container.name));
         self.view.started = prepared.probes.startup.is_none();
         self.view.ready = self.view.started && prepared.probes.readiness.is_none();
         self.show(ContainerPhase::Running { since: started_at });

@@ -69,8 +69,12 @@ enum ApiState {
 pub(crate) async fn run_pod(ctx: Arc<NodeContext>, updates: watch::Receiver<PodUpdate>) {
     let PodUpdate::Present(pod) = updates.borrow().clone() else { return };
     let Some(address) = ctx.addresses.take() else {
-        return ctx
-            .event(&pod, EventKind::Warning, "FailedCreatePodSandBox", "the node has no free address".to_owned());
+        return ctx.event(
+            &pod,
+            EventKind::Warning,
+            "FailedCreatePodSandBox",
+            "the node has no free address".to_owned(),
+        );
     };
     let dir = ctx.pod_dir(&pod);
     let n_containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());

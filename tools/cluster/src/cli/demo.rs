@@ -1,0 +1,211 @@
+//! The demo: from nothing to a streamed answer of a model, with the time of every stage, leaving everything running.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    process::{Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use super::{
+    ClusterArgs, DemoArgs, background,
+    state::{Files, Found, State},
+};
+
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const DEPLOYMENT: &str = "chat";
+const QUESTION: &str = "What is 12 plus 30?";
+
+pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let state = cluster(args)?;
+    let kubectl = Kubectl { state: &state, files: &Files::at(&args.dir.dir) };
+    let example = args.source.join("examples/chat.yaml");
+    timed("apply", || kubectl.run(&["apply", "-f", &example.to_string_lossy()]))?;
+    timed("ready", || kubectl.wait_until_ready())?;
+    let url = kubectl.service_url()?;
+    let total = ask(&url, begun)?;
+    println!("\nFirst token {:.1} s after the start of this command.\n", total.as_secs_f64());
+    print_next_steps(&state, args, &url);
+    Ok(())
+}
+
+/// The cluster that runs already, or a new one.
+fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
+    if let Found::Running(state) = Files::at(&args.dir.dir).find() {
+        println!("A demo is running already; using it (`make demo-down` stops it, for a fresh one).");
+        return Ok(state);
+    }
+    let args = ClusterArgs {
+        dir: args.dir.clone(),
+        images: Vec::new(),
+        agent: Some(args.agent.clone()),
+        operator: Some(args.operator.clone()),
+        gpus: 0,
+        source: args.source.canonicalize().with_context(|| format!("find {}", args.source.display()))?,
+    };
+    background::start(&args, &mut |stage| print_stage(&stage.stage, stage.seconds))
+}
+
+fn print_stage(stage: &str, seconds: f64) {
+    println!("{stage:<18} {seconds:6.1} s");
+}
+
+fn timed<T>(stage: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let begun = Instant::now();
+    let done = work()?;
+    print_stage(stage, begun.elapsed().as_secs_f64());
+    Ok(done)
+}
+
+/// kubectl on the demo's cluster.
+struct Kubectl<'a> {
+    state: &'a State,
+    files: &'a Files,
+}
+
+impl Kubectl<'_> {
+    fn run(&self, args: &[&str]) -> anyhow::Result<String> {
+        let mut command = Command::new(self.state.binaries.join("kubectl"));
+        command
+            .env("KUBECONFIG", &self.state.kubeconfig)
+            .env("KUBECACHEDIR", self.files.cluster_dir().join("kubectl-cache"));
+        let output = command.args(args).output().context("run kubectl")?;
+        if !output.status.success() {
+            bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn get(&self, kind: &str, name: &str) -> anyhow::Result<Value> {
+        let text = self.run(&["get", kind, name, "-o", "json"])?;
+        serde_json::from_str(&text).with_context(|| format!("read {kind} {name}"))
+    }
+
+    fn wait_until_ready(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + READY_TIMEOUT;
+        loop {
+            let deployment = self.get("inferencedeployment", DEPLOYMENT)?;
+            if is_ready(&deployment) {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "{DEPLOYMENT} is not ready after {} s: {}",
+                    READY_TIMEOUT.as_secs(),
+                    deployment["status"]["conditions"]
+                );
+            }
+            sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Where the deployment's Service listens.
+    fn service_url(&self) -> anyhow::Result<String> {
+        let service = self.get("service", DEPLOYMENT)?;
+        let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
+        Ok(format!("http://{address}:{}", service["spec"]["ports"][0]["port"]))
+    }
+}
+
+/// `Ready` counts only for the generation that is there now.
+fn is_ready(deployment: &Value) -> bool {
+    let conditions = deployment["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    let generation = &deployment["metadata"]["generation"];
+    conditions.iter().any(|condition| {
+        condition["type"] == "Ready" && condition["status"] == "True" && condition["observedGeneration"] == *generation
+    })
+}
+
+/// Streams an answer with curl and prints it as it comes; says how long after `begun` its first token came.
+fn ask(url: &str, begun: Instant) -> anyhow::Result<Duration> {
+    let body = json!({"model": DEPLOYMENT, "stream": true, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}).to_string();
+    let endpoint = format!("{url}/v1/chat/completions");
+    println!("\n$ curl -N {endpoint} -H 'content-type: application/json' \\\n    -d '{body}'\n");
+    let asked = Instant::now();
+    let mut curl = Command::new("curl")
+        .args(["-sSN", "--fail-with-body", &endpoint, "-H", "content-type: application/json", "-d", &body])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("run curl; install it to see the answer")?;
+    let lines = BufReader::new(curl.stdout.take().expect("stdout is piped")).lines();
+    let first = print_answer(lines, &mut io::stdout())?;
+    if !curl.wait().context("wait for curl")?.success() {
+        bail!("{endpoint} did not answer");
+    }
+    let first = first.with_context(|| format!("{endpoint} answered without a token"))?;
+    println!("\n");
+    print_stage("first token", (first - asked).as_secs_f64());
+    Ok(first - begun)
+}
+
+/// Prints the text of a stream of server-sent events; says when its first piece came.
+fn print_answer(
+    lines: impl Iterator<Item = io::Result<String>>,
+    out: &mut impl Write,
+) -> anyhow::Result<Option<Instant>> {
+    let mut first = None;
+    for line in lines {
+        let line = line.context("read the answer")?;
+        let Some(event) = line.strip_prefix("data: ").and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
+            continue;
+        };
+        let text = event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+        if !text.is_empty() {
+            first = first.or_else(|| Some(Instant::now()));
+            write!(out, "{text}")?;
+            out.flush()?;
+        }
+    }
+    Ok(first)
+}
+
+fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
+    let (binaries, kubeconfig) = (state.binaries.display(), state.kubeconfig.display());
+    let cluster = Files::at(&args.dir.dir).cluster_dir();
+    println!(
+        "It is still running. Try:\n
+  export PATH={binaries}:$PATH KUBECONFIG={kubeconfig}
+  kubectl get infd,pods,services                  # what there is, and why it is in its state
+  kubectl scale infd chat --replicas=2            # a second replica
+  kubectl edit infd chat                          # e.g. spec.engine.maxModelLen: replicas roll one by one
+  kubectl explain infd.spec                       # every field, with unit and default
+  curl {url}/v1/models
+  kubectl delete infd chat                        # drains, then leaves nothing
+
+Logs are in {}. `make demo-down` stops everything.",
+        cluster.display()
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_its_pieces_and_nothing_else() {
+        let stream = [
+            ": comment",
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}",
+            "",
+            "data: {\"choices\":[{\"delta\":{\"content\":\"4\"}}]}",
+            "data: {\"choices\":[{\"delta\":{\"content\":\"2\"}}]}",
+            "data: [DONE]",
+        ];
+        let mut out = Vec::new();
+        let first = print_answer(stream.iter().map(|line| Ok((*line).to_owned())), &mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "42");
+        assert!(first.is_some());
+    }
+
+    #[test]
+    fn ready_for_an_older_generation_is_not_ready() {
+        let deployment = |observed: u32| json!({"metadata": {"generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": observed}]}});
+        assert!(is_ready(&deployment(2)));
+        assert!(!is_ready(&deployment(1)));
+    }
+}

@@ -1,0 +1,108 @@
+//! The command line of `stoker-cluster`.
+
+mod background;
+mod demo;
+mod serve;
+mod state;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use stoker_cluster::{ImageBinary, cache_dir};
+
+/// A Kubernetes cluster on this machine, without root, containers or images.
+///
+/// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are real and run as ordinary processes on loopback
+/// addresses. One node runs the containers of pods as local processes: it knows images only by name and runs the binary
+/// that stands for each. Services are reachable at their ClusterIPs from this machine.
+///
+///     stoker-cluster up --image web=target/debug/web     # start; prints the kubeconfig
+///     stoker-cluster status
+///     stoker-cluster down                                # stop everything, remove everything
+///
+/// The Kubernetes binaries come from tools/kube/build.sh.
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a cluster in the background and return when it is ready.
+    Up(ClusterArgs),
+    /// Stop it: no process, address or file is left.
+    Down(DirArgs),
+    /// Say whether it runs, and where its kubeconfig is.
+    Status(DirArgs),
+    /// Start a cluster with the operator, apply examples/chat.yaml and stream an answer; leaves it running.
+    Demo(DemoArgs),
+    /// The cluster itself, in the foreground.
+    #[command(hide = true)]
+    Serve(ClusterArgs),
+}
+
+/// Where a cluster keeps its files.
+#[derive(Args, Clone, Debug)]
+struct DirArgs {
+    /// Folder of the cluster; it is made by `up` and removed by `down`. Default: `demo` in the project's cache.
+    #[arg(long, value_name = "DIR", default_value_os_t = cache_dir().join("demo"))]
+    dir: PathBuf,
+}
+
+/// What runs in a cluster.
+#[derive(Args, Clone, Debug)]
+struct ClusterArgs {
+    #[command(flatten)]
+    dir: DirArgs,
+
+    /// The binary that runs for a container image; repeat for more. NAME without a tag stands for every tag.
+    #[arg(long = "image", value_name = "NAME=BINARY")]
+    images: Vec<ImageBinary>,
+
+    /// The agent: the binary that runs for the image `stoker-agent`.
+    #[arg(long, value_name = "BINARY")]
+    agent: Option<PathBuf>,
+
+    /// Install the CRD and run this operator beside the cluster, with the rights the chart gives it.
+    #[arg(long, value_name = "BINARY")]
+    operator: Option<PathBuf>,
+
+    /// `nvidia.com/gpu` devices that the node pretends to have.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    gpus: u32,
+
+    /// The source tree: where charts/ and examples/ are.
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    source: PathBuf,
+}
+
+/// What the demo needs: both programs.
+#[derive(Args, Clone, Debug)]
+struct DemoArgs {
+    #[command(flatten)]
+    dir: DirArgs,
+
+    /// The agent's binary.
+    #[arg(long, value_name = "BINARY")]
+    agent: PathBuf,
+
+    /// The operator's binary.
+    #[arg(long, value_name = "BINARY")]
+    operator: PathBuf,
+
+    /// The source tree: where charts/ and examples/ are.
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    source: PathBuf,
+}
+
+pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Up(args) => background::up(&args),
+        Command::Down(args) => background::down(&args.dir),
+        Command::Status(args) => background::status(&args.dir),
+        Command::Demo(args) => demo::demo(&args),
+        Command::Serve(args) => serve::serve(&args),
+    }
+}

@@ -1,0 +1,153 @@
+//! The operator as a local process, with the chart's CRD installed and exactly the rights that the chart grants it.
+//! Reads the chart's files as text; renders no template.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    component::{Component, ComponentSpec},
+    control_plane::ControlPlane,
+    credentials::Identity,
+    error::ClusterError,
+};
+
+const NAMESPACE: &str = "stoker-system";
+const NAME: &str = "stoker-operator";
+const METRICS_PORT: u16 = 8080;
+
+/// Which operator to run.
+#[derive(Clone, Debug)]
+pub struct OperatorOptions {
+    /// The program.
+    pub binary: PathBuf,
+    /// The folder `charts/stoker` of the source tree.
+    pub chart: PathBuf,
+    /// The image that pods get when their deployment names none.
+    pub agent_image: String,
+}
+
+/// A running operator. Dropping it kills it.
+#[derive(Debug)]
+pub struct OperatorProcess {
+    component: Component,
+}
+
+impl OperatorProcess {
+    /// Installs CRD and rights, then starts the operator.
+    pub fn start(control_plane: &ControlPlane, options: &OperatorOptions) -> Result<Self, ClusterError> {
+        apply(control_plane, &read(&options.chart.join("crds/inferencedeployments.yaml"))?)?;
+        kubectl(control_plane, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None)?;
+        apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
+        let spec = ComponentSpec {
+            name: NAME,
+            program: options.binary.clone(),
+            args: vec![
+                format!("--kubeconfig={}", control_plane.kubeconfig_of(Identity::Operator).display()),
+                format!("--agent-image={}", options.agent_image),
+                format!("--lease-namespace={NAMESPACE}"),
+                format!("--listen={}:{METRICS_PORT}", control_plane.slot().home()),
+            ],
+            env: Vec::new(),
+            log: control_plane.log_path(NAME),
+        };
+        Ok(Self { component: Component::start(spec, control_plane.keeper())? })
+    }
+
+    /// Starts the operator again when it has ended; it ends by itself when it loses its lease. Says whether it had.
+    pub fn revive(&mut self) -> Result<bool, ClusterError> {
+        let ended = self.component.has_exited();
+        if ended {
+            self.component.restart()?;
+        }
+        Ok(ended)
+    }
+
+    /// A fault: SIGKILL.
+    pub fn kill(&mut self) {
+        self.component.kill();
+    }
+}
+
+/// Namespace, ClusterRole with the chart's rules, and the right to its own lease.
+fn rights(helpers: &str) -> Result<String, ClusterError> {
+    let rules = rules(helpers)
+        .ok_or_else(|| ClusterError::Chart("templates/_helpers.tpl defines no stoker.rules".to_owned()))?;
+    let rules: Value =
+        serde_norway::from_str(rules).map_err(|error| ClusterError::Chart(format!("stoker.rules: {error}")))?;
+    let lease =
+        json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]);
+    let rbac = "rbac.authorization.k8s.io";
+    let version = format!("{rbac}/v1");
+    let subjects = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]);
+    let reference = |kind: &str| json!({"apiGroup": rbac, "kind": kind, "name": NAME});
+    let items = json!([
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": NAME}, "rules": rules},
+        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": NAME}, "roleRef": reference("ClusterRole"), "subjects": subjects},
+        {"apiVersion": version, "kind": "Role", "metadata": {"name": NAME, "namespace": NAMESPACE}, "rules": lease},
+        {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": NAME, "namespace": NAMESPACE}, "roleRef": reference("Role"), "subjects": subjects},
+    ]);
+    Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
+}
+
+/// The chart keeps the rules as plain YAML between a define and its end.
+fn rules(helpers: &str) -> Option<&str> {
+    let (_, rest) = helpers.split_once("{{- define \"stoker.rules\" -}}")?;
+    rest.split_once("{{- end }}").map(|(rules, _)| rules)
+}
+
+fn read(path: &Path) -> Result<String, ClusterError> {
+    fs::read_to_string(path).map_err(ClusterError::file("read", path))
+}
+
+fn apply(control_plane: &ControlPlane, manifest: &str) -> Result<(), ClusterError> {
+    kubectl(control_plane, &["apply", "--server-side", "-f", "-"], Some(manifest))
+}
+
+fn kubectl(control_plane: &ControlPlane, args: &[&str], input: Option<&str>) -> Result<(), ClusterError> {
+    let failed = || ClusterError::process("run", "kubectl");
+    let mut command: Command = control_plane.kubectl()?;
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed())?;
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    stdin.write_all(input.unwrap_or_default().as_bytes()).map_err(failed())?;
+    drop(stdin);
+    let output = child.wait_with_output().map_err(failed())?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(ClusterError::Kubectl {
+        args: args.join(" "),
+        complaint: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_gets_the_rules_of_the_chart_and_its_own_lease() {
+        let helpers = include_str!("../../../charts/stoker/templates/_helpers.tpl");
+        let list: Value = serde_json::from_str(&rights(helpers).unwrap()).unwrap();
+        let granted: Vec<&str> = list["items"][1]["rules"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|rule| rule["resources"][0].as_str())
+            .collect();
+        assert!(granted.contains(&"inferencedeployments") && granted.contains(&"pods"), "{granted:?}");
+        assert!(!granted.contains(&"leases"), "the lease is granted in one namespace only");
+    }
+
+    #[test]
+    fn a_chart_without_rules_is_refused() {
+        assert!(rights("").unwrap_err().to_string().contains("stoker.rules"));
+    }
+}
