@@ -38,8 +38,12 @@ pub struct ValidatedDeployment {
     /// Everything a replica's pod depends on.
     pub replica: ReplicaInputs,
     /// Keeps every other module from building one.
-    _validated: (),
+    _checked: Checked,
 }
+
+/// Only [`validate`] has one to give.
+#[derive(Clone, Copy, Debug)]
+struct Checked;
 
 /// Name and ownership of a deployment.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,7 +129,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
     let replicas = deployment.spec.replicas.max(0).unsigned_abs();
-    Ok(ValidatedDeployment { identity, replicas, replica, _validated: () })
+    Ok(ValidatedDeployment { identity, replicas, replica, _checked: Checked })
 }
 
 fn identity(deployment: &InferenceDeployment) -> Result<Identity, SpecError> {

@@ -1,7 +1,9 @@
 //! Harness of the whole-system tests: processes and clusters that always stop. Holds no test itself.
 
+pub mod agent;
 pub mod cluster;
 pub mod docs;
 pub mod figures;
 pub mod load;
+pub mod operator;
 pub mod skip;

@@ -54,7 +54,7 @@ fn pod_spec(inputs: &ReplicaInputs, config_map: &str) -> PodSpec {
         volumes: Some(volumes(inputs, config_map)),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(secret_ref).collect()),
+        image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(|name| secret_ref(name)).collect()),
         node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
         priority_class_name: inputs.priority_class_name.clone(),
         security_context: Some(pod_security()),
@@ -175,8 +175,8 @@ fn container_security() -> SecurityContext {
     }
 }
 
-fn secret_ref(name: &String) -> LocalObjectReference {
-    LocalObjectReference { name: name.clone() }
+fn secret_ref(name: &str) -> LocalObjectReference {
+    LocalObjectReference { name: name.to_owned() }
 }
 
 fn some_unless_empty<T>(items: Vec<T>) -> Option<Vec<T>> {

@@ -1,0 +1,256 @@
+//! `stand-in-agent`: an agent without an engine, for tests of the operator. It takes the same configuration, gives the
+//! same answers to `/healthz`, `/readyz`, `/v1/load` and `/v1/drain`, and streams ticks instead of tokens.
+//!
+//! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
+//! `file:///stand-in/loads-seconds/N`; anything else loads at once. `GET /stream/SECONDS` holds a stream open.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use clap::Parser;
+use futures::stream;
+use stoker_crds::contract::{AGENT_PORT, AgentConfig, AgentPhase, DrainRequest, DrainSettings, LoadReport};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::Mutex,
+    time::sleep,
+};
+
+const TOTAL_BLOCKS: u32 = 1000;
+const BLOCKS_PER_STREAM: u32 = 10;
+const TICK: Duration = Duration::from_millis(100);
+const CRASH_CODE: u8 = 3;
+
+#[derive(Debug, Parser)]
+struct Args {
+    /// Configuration written by the operator.
+    #[arg(long)]
+    config: PathBuf,
+    #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
+    host: String,
+}
+
+/// How the model behaves.
+enum Behaviour {
+    Loads(Duration),
+    LoadFails(String),
+    Crashes,
+}
+
+impl Behaviour {
+    fn of(source: &str) -> Self {
+        let parts: Vec<&str> = source.trim_start_matches('/').split('/').collect();
+        match parts[..] {
+            ["stand-in", "load-fails"] => Self::LoadFails(format!("open {source}/config.json: no such file")),
+            ["stand-in", "crashes"] => Self::Crashes,
+            ["stand-in", "loads-seconds", seconds] => Self::Loads(Duration::from_secs(seconds.parse().unwrap_or(0))),
+            _ => Self::Loads(Duration::ZERO),
+        }
+    }
+}
+
+struct Agent {
+    config: AgentConfig,
+    loads: Duration,
+    error: Option<String>,
+    started: Instant,
+    start_id: String,
+    drain: Mutex<Option<Drain>>,
+    running: AtomicU32,
+    finished: AtomicU32,
+}
+
+#[derive(Clone, Copy)]
+struct Drain {
+    since: Instant,
+    settings: DrainSettings,
+}
+
+type Shared = Arc<Agent>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run(&Args::parse()).await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("stand-in-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: &Args) -> Result<ExitCode> {
+    let text = std::fs::read(&args.config).with_context(|| format!("read {}", args.config.display()))?;
+    let config: AgentConfig = serde_json::from_slice(&text).context("parse the configuration")?;
+    let (loads, error) = match Behaviour::of(&config.model.source) {
+        Behaviour::Loads(time) => (time, None),
+        Behaviour::LoadFails(why) => (Duration::ZERO, Some(why)),
+        Behaviour::Crashes => {
+            eprintln!("stand-in-agent: told to crash");
+            return Ok(ExitCode::from(CRASH_CODE));
+        }
+    };
+    let agent = Arc::new(Agent {
+        config,
+        loads,
+        error,
+        started: Instant::now(),
+        start_id: std::process::id().to_string(),
+        drain: Mutex::default(),
+        running: AtomicU32::new(0),
+        finished: AtomicU32::new(0),
+    });
+    let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        served = async { axum::serve(listener, routes(agent.clone())).await } => served?,
+        () = async { terminate.recv().await; agent.drained().await } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn routes(agent: Shared) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(readyz))
+        .route("/v1/load", get(load))
+        .route("/v1/drain", post(drain).delete(undrain))
+        .route("/stream/{seconds}", get(open_stream))
+        .with_state(agent)
+}
+
+impl Agent {
+    async fn phase(&self) -> AgentPhase {
+        if self.error.is_some() {
+            return AgentPhase::Failed;
+        }
+        let Some(drain) = *self.drain.lock().await else {
+            return if self.started.elapsed() < self.loads { AgentPhase::Loading } else { AgentPhase::Ready };
+        };
+        if drain.since.elapsed() < Duration::from_secs(drain.settings.withdraw_seconds.into()) {
+            AgentPhase::Withdrawing
+        } else if self.running.load(Ordering::SeqCst) > 0 {
+            AgentPhase::Draining
+        } else {
+            AgentPhase::Empty
+        }
+    }
+
+    /// True once streams are to be cut.
+    async fn past_deadline(&self) -> bool {
+        self.drain.lock().await.is_some_and(|drain| {
+            let seconds = drain.settings.withdraw_seconds + drain.settings.deadline_seconds;
+            drain.since.elapsed() > Duration::from_secs(seconds.into())
+        })
+    }
+
+    /// Drains as on SIGTERM; returns when empty.
+    async fn drained(&self) {
+        self.drain.lock().await.get_or_insert(Drain { since: Instant::now(), settings: self.config.drain });
+        while !matches!(self.phase().await, AgentPhase::Empty | AgentPhase::Failed) {
+            sleep(TICK / 4).await;
+        }
+    }
+}
+
+async fn readyz(State(agent): State<Shared>) -> (StatusCode, String) {
+    let phase = agent.phase().await;
+    let status = if phase == AgentPhase::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, format!("{phase:?}"))
+}
+
+async fn load(State(agent): State<Shared>) -> Json<LoadReport> {
+    let running = agent.running.load(Ordering::SeqCst);
+    let referenced = (running * BLOCKS_PER_STREAM).min(TOTAL_BLOCKS);
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Json(LoadReport {
+        time_ms: u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX),
+        start_id: agent.start_id.clone(),
+        revision: agent.config.revision.clone(),
+        phase: agent.phase().await,
+        error: agent.error.clone(),
+        load_progress: 1.0,
+        running,
+        waiting: 0,
+        waiting_prefill_tokens: 0,
+        total_blocks: TOTAL_BLOCKS,
+        referenced_blocks: referenced,
+        cached_blocks: 0,
+        free_blocks: TOTAL_BLOCKS - referenced,
+        preemptions: 0,
+        finished: agent.finished.load(Ordering::SeqCst).into(),
+        ttft_p95_seconds: None,
+        itl_p95_seconds: None,
+        prefill_tokens_per_second: None,
+        stalled_seconds: 0.0,
+    })
+}
+
+async fn drain(State(agent): State<Shared>, body: Bytes) -> StatusCode {
+    let Ok(request) = serde_json::from_slice::<DrainRequest>(&body) else { return StatusCode::BAD_REQUEST };
+    let settings = DrainSettings {
+        deadline_seconds: request.deadline_seconds.unwrap_or(agent.config.drain.deadline_seconds),
+        withdraw_seconds: request.withdraw_seconds.unwrap_or(agent.config.drain.withdraw_seconds),
+    };
+    agent.drain.lock().await.get_or_insert(Drain { since: Instant::now(), settings });
+    StatusCode::OK
+}
+
+async fn undrain(State(agent): State<Shared>) -> StatusCode {
+    agent.drain.lock().await.take();
+    StatusCode::OK
+}
+
+/// Ticks for the asked time, then `done`; `cut` when the drain deadline ends it.
+async fn open_stream(State(agent): State<Shared>, Path(seconds): Path<u64>) -> Response {
+    if !matches!(agent.phase().await, AgentPhase::Ready | AgentPhase::Withdrawing) {
+        return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], "draining").into_response();
+    }
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let ticks = stream::unfold(Some(Held::new(agent)), move |held| async move {
+        let held = held?;
+        sleep(TICK).await;
+        if held.0.past_deadline().await {
+            Some((Ok::<_, std::convert::Infallible>("cut\n"), None))
+        } else if Instant::now() < until {
+            Some((Ok("tick\n"), Some(held)))
+        } else {
+            Some((Ok("done\n"), None))
+        }
+    });
+    Body::from_stream(ticks).into_response()
+}
+
+/// A stream counts as running for as long as this lives.
+struct Held(Shared);
+
+impl Held {
+    fn new(agent: Shared) -> Self {
+        agent.running.fetch_add(1, Ordering::SeqCst);
+        Self(agent)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.finished.fetch_add(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,349 @@
+//! A cluster with a node and the operator in it, for tests and benchmarks of the control plane: everything real but the
+//! engine. Agents are stand-ins, so that tests say what an agent does.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::{
+    api::{
+        core::v1::{ConfigMap, Namespace, Pod, Service},
+        rbac::v1::{ClusterRole, ClusterRoleBinding},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Config, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+use stoker_cluster::{Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions};
+use stoker_crds::InferenceDeployment;
+use tokio::runtime::Runtime;
+
+use crate::cluster::TestCluster;
+
+/// The image that deployments get by default: the stand-in agent.
+pub const AGENT_IMAGE: &str = "stand-in/agent:1";
+/// Namespace of the tests' deployments.
+pub const NAMESPACE: &str = "default";
+/// Namespace of the operator's Lease.
+const OPERATOR_NAMESPACE: &str = "stoker-system";
+/// How long a node may be silent before it counts as lost.
+const NODE_GRACE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A cluster with an operator. Everything stops when it is dropped.
+pub struct Rig {
+    /// The operator's process.
+    pub operator: Operator,
+    /// Control plane, node and Service proxy, with their faults.
+    pub cluster: TestCluster,
+    client: Client,
+    runtime: Runtime,
+}
+
+impl Rig {
+    /// Starts everything and waits until the CRD can be used.
+    pub fn start(audit: Audit) -> Result<Self> {
+        let controllers = Controllers::All { node_grace: NODE_GRACE };
+        let options = ControlPlaneOptions { controllers, audit, ..ControlPlaneOptions::default() };
+        let cluster = TestCluster::start_with(options, NodeOptions::default());
+        cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
+        let runtime = Runtime::new()?;
+        let client = runtime.block_on(admin(&cluster.control_plane.kubeconfig_path()))?;
+        runtime.block_on(prepare(&client))?;
+        let operator = Operator::start(&cluster.control_plane)?;
+        Ok(Self { operator, cluster, client, runtime })
+    }
+
+    /// Creates or changes a deployment, as `kubectl apply --server-side` does.
+    pub fn apply(&self, name: &str, spec: Value) -> Result<()> {
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec,
+        });
+        let params = PatchParams { field_validation: Some(kube::api::ValidationDirective::Strict), ..applying() };
+        self.runtime.block_on(self.deployments().patch(name, &params, &Patch::Apply(object)))?;
+        Ok(())
+    }
+
+    /// Scales through the scale subresource.
+    pub fn scale(&self, name: &str, replicas: i32) -> Result<()> {
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        self.runtime.block_on(self.deployments().patch_scale(name, &PatchParams::default(), &patch))?;
+        Ok(())
+    }
+
+    /// Deletes a deployment; its children are the garbage collector's.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        self.runtime.block_on(self.deployments().delete(name, &DeleteParams::default()))?;
+        Ok(())
+    }
+
+    /// Deletes a pod, as `kubectl delete pod` does.
+    pub fn delete_pod(&self, name: &str) -> Result<()> {
+        self.runtime.block_on(self.api::<Pod>().delete(name, &DeleteParams::default()))?;
+        Ok(())
+    }
+
+    /// The deployment as it is now.
+    pub fn get(&self, name: &str) -> Result<InferenceDeployment> {
+        Ok(self.runtime.block_on(self.deployments().get(name))?)
+    }
+
+    /// Pods of a deployment, those being deleted included, by name.
+    pub fn pods(&self, name: &str) -> Result<Vec<Pod>> {
+        let found = self.runtime.block_on(self.api::<Pod>().list(&of(name)))?;
+        Ok(found.items)
+    }
+
+    /// ConfigMaps of a deployment.
+    pub fn config_maps(&self, name: &str) -> Result<Vec<ConfigMap>> {
+        Ok(self.runtime.block_on(self.api::<ConfigMap>().list(&of(name)))?.items)
+    }
+
+    /// Everything in the namespace that carries the deployment's name.
+    pub fn children(&self, name: &str) -> Result<usize> {
+        let services = self.runtime.block_on(self.api::<Service>().list(&of(name)))?.items.len();
+        Ok(self.pods(name)?.len() + self.config_maps(name)?.len() + services)
+    }
+
+    /// The deployment's Service.
+    pub fn service(&self, name: &str) -> Result<Service> {
+        Ok(self.runtime.block_on(self.api::<Service>().get(name))?)
+    }
+
+    /// Runs a future on the rig's runtime.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// An API with all rights.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    fn deployments(&self) -> Api<InferenceDeployment> {
+        self.api()
+    }
+
+    /// Waits until `holds` is true; errors of it count as not yet. Fails with the state it was left in.
+    pub fn wait(&self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> Result<bool>) -> Result<Duration> {
+        let started = Instant::now();
+        loop {
+            let outcome = holds(self);
+            match outcome {
+                Ok(true) => return Ok(started.elapsed()),
+                _ if started.elapsed() < limit => std::thread::sleep(POLL),
+                Ok(false) => bail!("{what}: not within {limit:?}\n{}", self.describe()),
+                Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
+            }
+        }
+    }
+
+    /// Waits until a deployment is ready for its own generation.
+    pub fn wait_ready(&self, name: &str, limit: Duration) -> Result<Duration> {
+        self.wait(&format!("{name} is ready"), limit, |rig| Ok(is_ready(&rig.get(name)?)))
+    }
+
+    /// What there is, for failures.
+    fn describe(&self) -> String {
+        let kubectl = |args: &[&str]| {
+            let output = self.cluster.control_plane.kubectl().ok()?.args(args).output().ok()?;
+            Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let objects = kubectl(&["get", "infd,pods,services,configmaps", "-A", "-o", "wide"]).unwrap_or_default();
+        format!("{objects}\noperator's last words:\n{}", self.operator.last_words())
+    }
+}
+
+/// True when the deployment's status says ready, about the generation that it has.
+pub fn is_ready(deployment: &InferenceDeployment) -> bool {
+    let generation = deployment.metadata.generation;
+    condition(deployment, "Ready").is_some_and(|(status, _, _)| status == "True")
+        && deployment.status.as_ref().is_some_and(|status| status.observed_generation == generation)
+}
+
+/// Status, reason and message of a condition.
+pub fn condition(deployment: &InferenceDeployment, type_: &str) -> Option<(String, String, String)> {
+    let conditions = &deployment.status.as_ref()?.conditions;
+    let found = conditions.iter().find(|condition| condition.type_ == type_)?;
+    Some((found.status.clone(), found.reason.clone(), found.message.clone()))
+}
+
+/// True when requests reach the pod.
+pub fn serves(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// A pod's revision.
+pub fn revision_of(pod: &Pod) -> String {
+    pod.labels().get("stoker.dev/revision").cloned().unwrap_or_default()
+}
+
+/// The operator as a process, with a rights-limited identity. Killed when dropped.
+pub struct Operator {
+    child: Option<Child>,
+    /// Kills the process when this one is killed.
+    keeper: Arc<Keeper>,
+    kubeconfig: PathBuf,
+    log: PathBuf,
+    port: u16,
+}
+
+impl Operator {
+    fn start(control_plane: &ControlPlane) -> Result<Self> {
+        let log = control_plane.dir().join("operator.log");
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let kubeconfig = control_plane.kubeconfig_of(Identity::Operator);
+        let keeper = control_plane.keeper().clone();
+        let mut operator = Self { child: None, keeper, kubeconfig, log, port };
+        operator.restart()?;
+        Ok(operator)
+    }
+
+    /// Starts the process, if it does not run.
+    pub fn restart(&mut self) -> Result<()> {
+        if self.is_running() {
+            return Ok(());
+        }
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let child = self
+            .keeper
+            .command(&program("stoker-operator")?)?
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(["--agent-image", AGENT_IMAGE, "--lease-namespace", OPERATOR_NAMESPACE])
+            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .stderr(log)
+            .stdout(Stdio::null())
+            .spawn()
+            .context("start the operator")?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// True while the process lives.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+            self.keeper.forget(child.id());
+        }
+        Ok(())
+    }
+
+    /// The text of `/metrics`.
+    pub fn metrics(&self) -> Result<String> {
+        get(&format!("http://127.0.0.1:{}/metrics", self.port))
+    }
+
+    /// Resident memory in MB.
+    pub fn rss_mb(&self) -> Result<f64> {
+        let pid = self.child.as_ref().context("the operator does not run")?.id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+        Ok(kib * 1024.0 / 1e6)
+    }
+
+    /// The end of its log.
+    pub fn last_words(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        // Nothing is left to do about a process that cannot be killed.
+        let _ = self.kill();
+    }
+}
+
+/// A GET with curl: the tests' own HTTP must not share bugs with what they test.
+pub fn get(url: &str) -> Result<String> {
+    let output = Command::new("curl").args(["-sS", "--max-time", "5", url]).output().context("run curl")?;
+    ensure!(output.status.success(), "GET {url}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// A program of this workspace, built beside the running one.
+fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folders = own.ancestors().skip(1).take(2);
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| {
+        format!("{name} is not built; build it with: cargo build -p stoker-operator -p stoker-tests --bins")
+    })
+}
+
+async fn admin(kubeconfig: &Path) -> Result<Client> {
+    let file = Kubeconfig::read_from(kubeconfig)?;
+    Ok(Client::try_from(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)?)
+}
+
+/// Installs the CRD and gives the operator the chart's rights.
+async fn prepare(client: &Client) -> Result<()> {
+    let crd = stoker_crds::crd::crd();
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    crds.patch(&crd.name_any(), &applying(), &Patch::Apply(&crd)).await?;
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": OPERATOR_NAMESPACE}}))?;
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    grant(client).await?;
+    let deployments = Api::<InferenceDeployment>::namespaced(client.clone(), NAMESPACE);
+    while deployments.list(&ListParams::default()).await.is_err() {
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+/// Gives the operator the rights that the chart gives it, and no other.
+async fn grant(client: &Client) -> Result<()> {
+    let subject = json!({"kind": "ServiceAccount", "name": "stoker-operator", "namespace": OPERATOR_NAMESPACE});
+    let lease =
+        json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]});
+    let rules = chart_rules()?.into_iter().chain([lease]).collect::<Vec<_>>();
+    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": "stoker-operator"}, "rules": rules}))?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": "stoker-operator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "stoker-operator"},
+        "subjects": [subject],
+    }))?;
+    Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
+    Api::<ClusterRoleBinding>::all(client.clone()).create(&PostParams::default(), &binding).await?;
+    Ok(())
+}
+
+/// The rules in the chart's helper `stoker.rules`: plain YAML between its define and its end.
+fn chart_rules() -> Result<Vec<Value>> {
+    let helpers = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/stoker/templates/_helpers.tpl"))?;
+    let (_, rest) = helpers.split_once("{{- define \"stoker.rules\" -}}").context("the chart has rules")?;
+    let (rules, _) = rest.split_once("{{- end }}").context("the rules end")?;
+    Ok(serde_norway::from_str(rules)?)
+}
+
+fn applying() -> PatchParams {
+    PatchParams::apply("test").force()
+}
+
+fn of(name: &str) -> ListParams {
+    ListParams::default().labels(&format!("app.kubernetes.io/instance={name}"))
+}

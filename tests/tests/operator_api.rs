@@ -1,0 +1,183 @@
+//! What a user may write, asked of a real API server: bad objects are refused with a message that names field and fix.
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use serde_json::{Value, json};
+use stoker_cluster::{ControlPlane, ControlPlaneOptions};
+
+/// One API server for all tests of this file.
+static API: LazyLock<Mutex<ControlPlane>> = LazyLock::new(|| {
+    let api = ControlPlane::start(ControlPlaneOptions::default()).unwrap();
+    let crd = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/stoker/crds/inferencedeployments.yaml");
+    run(&api, &["apply", "-f", crd], None).unwrap();
+    run(&api, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None).unwrap();
+    Mutex::new(api)
+});
+
+fn kubectl(args: &[&str], input: Option<Value>) -> Result<String, String> {
+    let api = API.lock().unwrap_or_else(PoisonError::into_inner);
+    run(&api, args, input)
+}
+
+fn run(api: &ControlPlane, args: &[&str], input: Option<Value>) -> Result<String, String> {
+    let mut command = api.kubectl().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), input.unwrap_or_default().to_string()).unwrap();
+    let output = command.args(args).stdin(file.reopen().unwrap()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+fn apply_as(name: &str, spec: &Value) -> Result<String, String> {
+    let object = json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec});
+    kubectl(&["apply", "--dry-run=server", "-f", "-"], Some(object))
+}
+
+/// The smallest object with more fields.
+fn ember_with(more: Value) -> Value {
+    let mut spec = json!({"model": {"source": "builtin://ember"}});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[track_caller]
+fn refused(spec: Value, words: &[&str]) {
+    let answer = apply_as("chat", &spec).expect_err(&format!("{spec} was accepted"));
+    for word in words {
+        assert!(answer.contains(word), "{spec}: no {word:?} in: {answer}");
+    }
+}
+
+#[track_caller]
+fn accepted(spec: Value) {
+    let answer = apply_as("chat", &spec);
+    assert!(answer.is_ok(), "{spec}: {answer:?}");
+}
+
+#[test]
+fn the_smallest_object_is_accepted() {
+    accepted(ember_with(json!({})));
+}
+
+#[test]
+fn every_field_of_the_whole_object_is_accepted() {
+    accepted(json!({
+        "model": {"source": "pvc://weights/llama/8b", "servedNames": ["llama", "meta/llama-3.1:8b"]},
+        "resources": {"cpu": "1500m", "memory": "8Gi"},
+        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2},
+        "replicas": 3,
+        "drain": {"deadlineSeconds": 60, "withdrawSeconds": 0},
+        "pod": {
+            "image": "registry.example/agent:1", "imagePullPolicy": "IfNotPresent", "imagePullSecrets": [{"name": "pull"}],
+            "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "labels": {"team": "a"}, "annotations": {"note": "b"}, "serviceAccountName": "default", "priorityClassName": "high"
+        }
+    }));
+    accepted(ember_with(json!({"resources": {"cpu": 2}, "replicas": 0})));
+    accepted(json!({"model": {"source": "file:///models/chat"}}));
+}
+
+#[test]
+fn a_wrong_source_names_the_right_ones() {
+    let source = |source: &str| json!({"model": {"source": source}});
+    refused(source("http://example/model"), &["model.source", "builtin://NAME", "pvc://CLAIM/PATH", "file:///PATH"]);
+    refused(source("ember"), &["model.source: unknown scheme"]);
+    refused(source("builtin://"), &["for example builtin://ember"]);
+    refused(source("file://relative/path"), &["file:///PATH with an absolute directory"]);
+    refused(source("pvc://Weights/x"), &["CLAIM is a PersistentVolumeClaim of this namespace"]);
+    refused(source("pvc://weights/../../etc"), &["'..' parts"]);
+    refused(source("file:///models/../etc"), &["'..' parts"]);
+    refused(json!({"model": {}}), &["spec.model.source", "Required"]);
+    refused(json!({}), &["spec.model", "Required"]);
+}
+
+#[test]
+fn absurd_numbers_name_field_and_limit() {
+    refused(ember_with(json!({"replicas": 1_000_000})), &["spec.replicas", "1000"]);
+    refused(ember_with(json!({"replicas": -1})), &["spec.replicas", "greater than or equal to 0"]);
+    refused(
+        ember_with(json!({"engine": {"maxNumSeqs": 0}})),
+        &["spec.engine.maxNumSeqs", "greater than or equal to 1"],
+    );
+    refused(ember_with(json!({"engine": {"threads": 99_999}})), &["spec.engine.threads", "1024"]);
+    refused(ember_with(json!({"drain": {"deadlineSeconds": 1_000_000_000}})), &["spec.drain.deadlineSeconds", "86400"]);
+    refused(ember_with(json!({"resources": {"cpu": "0"}})), &["resources.cpu: a quantity of CPUs from 50m to 1024"]);
+    refused(ember_with(json!({"resources": {"cpu": "five"}})), &["resources.cpu", "for example 4"]);
+    refused(ember_with(json!({"resources": {"memory": "1Ki"}})), &["resources.memory", "64Mi to 64Ti"]);
+}
+
+#[test]
+fn wrong_types_name_field_and_type() {
+    refused(ember_with(json!({"replicas": "three"})), &["spec.replicas", "integer"]);
+    refused(ember_with(json!({"engine": []})), &["spec.engine", "object"]);
+    refused(ember_with(json!({"resources": {"cpu": 1.5}})), &["spec.resources.cpu", "integer,string"]);
+}
+
+#[test]
+fn combinations_that_cannot_work_name_both_fields() {
+    let engine = |engine: Value| ember_with(json!({"engine": engine}));
+    refused(
+        engine(json!({"maxModelLen": 4096, "kvCacheTokens": 1024})),
+        &["engine.kvCacheTokens", "engine.maxModelLen", "raise"],
+    );
+    refused(
+        engine(json!({"maxNumSeqs": 600})),
+        &["engine.maxBatchedTokens (default 512)", "engine.maxNumSeqs", "lower"],
+    );
+    refused(engine(json!({"maxBatchedTokens": 32})), &["engine.maxNumSeqs (default 64)"]);
+}
+
+#[test]
+fn labels_and_annotations_of_the_operator_are_refused() {
+    refused(
+        ember_with(json!({"pod": {"labels": {"app.kubernetes.io/instance": "x"}}})),
+        &["pod.labels", "choose another prefix"],
+    );
+    refused(
+        ember_with(json!({"pod": {"annotations": {"stoker.dev/x": "y"}}})),
+        &["pod.annotations", "belong to the operator"],
+    );
+}
+
+#[test]
+fn a_name_given_twice_is_refused() {
+    refused(
+        json!({"model": {"source": "builtin://ember", "servedNames": ["a", "b", "a"]}}),
+        &["model.servedNames: each name once"],
+    );
+    refused(
+        json!({"model": {"source": "builtin://ember", "servedNames": []}}),
+        &["spec.model.servedNames", "at least 1"],
+    );
+}
+
+#[test]
+fn unknown_fields_are_refused_by_name() {
+    refused(ember_with(json!({"gpus": 8})), &["unknown field \"spec.gpus\""]);
+    refused(ember_with(json!({"engine": {"maxNumSeq": 8}})), &["unknown field \"spec.engine.maxNumSeq\""]);
+}
+
+#[test]
+fn a_name_that_no_service_can_have_is_refused() {
+    for name in ["1chat", "chat.a", "a-name-that-is-longer-than-forty-five-characters"] {
+        let answer = apply_as(name, &ember_with(json!({}))).unwrap_err();
+        assert!(answer.contains("metadata.name") && answer.contains("at most 45 characters"), "{name}: {answer}");
+    }
+    let longest = format!("a{}", "b".repeat(44));
+    assert!(apply_as(&longest, &ember_with(json!({}))).is_ok());
+}
+
+#[test]
+fn malformed_yaml_is_refused() {
+    let answer = kubectl(&["apply", "--dry-run=server", "-f", "-"], Some(json!("kind: [")));
+    assert!(answer.is_err(), "{answer:?}");
+}
+
+#[test]
+fn kubectl_explains_every_field_with_its_default() {
+    let text = kubectl(&["explain", "infd.spec.engine"], None).unwrap();
+    for field in ["maxModelLen", "maxNumSeqs", "maxBatchedTokens", "kvCacheTokens", "maxWaiting", "threads"] {
+        assert!(text.contains(field), "{text}");
+    }
+    assert_eq!(text.matches("Default: ").count(), 7, "{text}");
+}

@@ -1,0 +1,359 @@
+//! A deployment's life on a real API server with real scheduling and garbage collection: ready, scaled, rolled, drained,
+//! blocked, deleted. Agents are stand-ins; the operator is the real process with the chart's rights.
+
+use std::{
+    collections::BTreeSet,
+    process::{Child, Command, Stdio},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    thread::sleep,
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::operator::{Rig, condition, is_ready, revision_of, serves};
+
+/// Long enough for two busy cores.
+const SOON: Duration = Duration::from_secs(40);
+
+/// One cluster for all tests of this file, one test at a time.
+static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
+
+fn rig() -> MutexGuard<'static, Rig> {
+    let mut rig = RIG.lock().unwrap_or_else(PoisonError::into_inner);
+    rig.operator.restart().unwrap();
+    rig
+}
+
+/// A spec whose replicas leave fast.
+fn spec(replicas: i32, more: Value) -> Value {
+    let mut spec = json!({
+        "model": {"source": "builtin://ember"}, "replicas": replicas, "drain": {"withdrawSeconds": 1, "deadlineSeconds": 60},
+    });
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+/// A change that rolls pods and nothing else.
+fn annotated(value: &str) -> Value {
+    json!({"pod": {"annotations": {"change": value}}})
+}
+
+fn gone(rig: &Rig, name: &str) {
+    rig.wait("everything is gone", SOON, |rig| Ok(rig.children(name)? == 0)).unwrap();
+}
+
+fn delete(rig: &Rig, name: &str) {
+    rig.delete(name).unwrap();
+    gone(rig, name);
+}
+
+fn names(pods: &[Pod]) -> BTreeSet<String> {
+    pods.iter().map(ResourceExt::name_any).collect()
+}
+
+fn serving(pods: &[Pod]) -> usize {
+    pods.iter().filter(|pod| serves(pod)).count()
+}
+
+fn address(pod: &Pod) -> String {
+    format!("{}:8000", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap())
+}
+
+/// A stream that a client holds open.
+fn hold(address: &str, seconds: u64) -> Child {
+    let url = format!("http://{address}/stream/{seconds}");
+    Command::new("curl").args(["-sSN", "--max-time", "90", &url]).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// The last line of a stream.
+fn end_of(stream: Child) -> String {
+    let output = stream.wait_with_output().unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_deployment_becomes_ready_and_its_status_says_what_there_is() {
+    let rig = rig();
+    rig.apply("smallest", json!({"model": {"source": "builtin://ember"}})).unwrap();
+    rig.wait_ready("smallest", SOON).unwrap();
+    let status = rig.get("smallest").unwrap().status.unwrap();
+    assert_eq!((status.replicas, status.ready_replicas, status.updated_replicas), (1, 1, 1));
+    assert_eq!(status.ready_of_wanted, "1/1");
+    assert_eq!(status.url, "http://smallest.default.svc:8000/v1");
+    let pods = rig.pods("smallest").unwrap();
+    assert_eq!(names(&pods), BTreeSet::from([format!("smallest-{}-0", status.revision)]));
+    let maps = rig.config_maps("smallest").unwrap();
+    assert_eq!(maps.len(), 1);
+    assert_eq!(maps[0].name_any(), format!("smallest-{}", status.revision));
+    assert_eq!(maps[0].immutable, Some(true));
+    rig.wait("KV cache is measured", SOON, |rig| {
+        Ok(rig
+            .get("smallest")?
+            .status
+            .and_then(|status| status.capacity)
+            .is_some_and(|capacity| capacity.kv_tokens == 16_000))
+    })
+    .unwrap();
+    delete(&rig, "smallest");
+}
+
+#[test]
+fn a_settled_deployment_causes_no_writes() {
+    let rig = rig();
+    rig.apply("settled", spec(2, json!({}))).unwrap();
+    rig.wait_ready("settled", SOON).unwrap();
+    sleep(Duration::from_secs(4));
+    let writes = |rig: &Rig| -> Vec<String> {
+        let text = rig.operator.metrics().unwrap();
+        text.lines().filter(|line| line.starts_with("stoker_operator_api_writes_total")).map(str::to_owned).collect()
+    };
+    let (before, version) = (writes(&rig), rig.get("settled").unwrap().resource_version());
+    // The same object again, and time for five rounds of readings.
+    rig.apply("settled", spec(2, json!({}))).unwrap();
+    sleep(Duration::from_secs(10));
+    assert_eq!(writes(&rig), before);
+    assert_eq!(rig.get("settled").unwrap().resource_version(), version);
+    delete(&rig, "settled");
+}
+
+#[test]
+fn scaling_goes_up_and_down_and_to_zero() {
+    let rig = rig();
+    rig.apply("scaled", spec(1, json!({}))).unwrap();
+    rig.wait_ready("scaled", SOON).unwrap();
+    rig.scale("scaled", 3).unwrap();
+    rig.wait("three serve", SOON, |rig| Ok(serving(&rig.pods("scaled")?) == 3)).unwrap();
+    rig.scale("scaled", 0).unwrap();
+    rig.wait("no pod is left", SOON, |rig| Ok(rig.pods("scaled")?.is_empty())).unwrap();
+    rig.wait_ready("scaled", SOON).unwrap();
+    let (_, reason, _) = condition(&rig.get("scaled").unwrap(), "Ready").unwrap();
+    assert_eq!(reason, "ScaledToZero");
+    delete(&rig, "scaled");
+}
+
+#[test]
+fn the_idle_replica_goes_and_the_busy_ones_stream_ends_by_itself() {
+    let rig = rig();
+    rig.apply("idle", spec(2, json!({}))).unwrap();
+    rig.wait_ready("idle", SOON).unwrap();
+    let pods = rig.pods("idle").unwrap();
+    // The one with the higher ordinal would go otherwise.
+    let busy = pods.iter().max_by_key(|pod| pod.name_any()).unwrap();
+    let stream = hold(&address(busy), 8);
+    sleep(Duration::from_secs(4));
+    rig.scale("idle", 1).unwrap();
+    rig.wait("one pod is left", SOON, |rig| Ok(rig.pods("idle")?.len() == 1)).unwrap();
+    assert_eq!(names(&rig.pods("idle").unwrap()), BTreeSet::from([busy.name_any()]));
+    assert_eq!(end_of(stream), "done");
+    delete(&rig, "idle");
+}
+
+#[test]
+fn a_busy_replica_is_drained_before_it_is_deleted() {
+    let rig = rig();
+    rig.apply("drained", spec(1, json!({}))).unwrap();
+    rig.wait_ready("drained", SOON).unwrap();
+    let pod = rig.pods("drained").unwrap().remove(0);
+    let stream = hold(&address(&pod), 8);
+    sleep(Duration::from_secs(1));
+    rig.scale("drained", 0).unwrap();
+    rig.wait("it drains", SOON, |rig| {
+        Ok(rig.pods("drained")?.iter().all(|pod| pod.annotations().contains_key("stoker.dev/drain-started")))
+    })
+    .unwrap();
+    sleep(Duration::from_secs(3));
+    let pods = rig.pods("drained").unwrap();
+    assert!(pods.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "deleted while streaming");
+    assert_eq!(end_of(stream), "done");
+    rig.wait("it is deleted", SOON, |rig| Ok(rig.pods("drained")?.is_empty())).unwrap();
+    delete(&rig, "drained");
+}
+
+#[test]
+fn demand_that_returns_takes_the_draining_replica_back() {
+    let rig = rig();
+    rig.apply("back", spec(2, json!({}))).unwrap();
+    rig.wait_ready("back", SOON).unwrap();
+    let pods = rig.pods("back").unwrap();
+    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod), 12)).collect();
+    sleep(Duration::from_secs(1));
+    rig.scale("back", 1).unwrap();
+    rig.wait("one drains", SOON, |rig| Ok(serving(&rig.pods("back")?) == 1)).unwrap();
+    rig.scale("back", 2).unwrap();
+    rig.wait("both serve again", SOON, |rig| Ok(serving(&rig.pods("back")?) == 2)).unwrap();
+    assert_eq!(names(&rig.pods("back").unwrap()), names(&pods), "a new pod was made");
+    rig.wait_ready("back", SOON).unwrap();
+    for stream in streams {
+        assert_eq!(end_of(stream), "done");
+    }
+    delete(&rig, "back");
+}
+
+#[test]
+fn a_change_rolls_one_pod_at_a_time_without_serving_fewer() {
+    let rig = rig();
+    rig.apply("rolled", spec(3, annotated("a"))).unwrap();
+    rig.wait_ready("rolled", SOON).unwrap();
+    let before = rig.get("rolled").unwrap().status.unwrap().revision;
+    let service = rig.service("rolled").unwrap().spec.unwrap().cluster_ip.unwrap();
+    let stream = hold(&format!("{service}:8000"), 10);
+    rig.apply("rolled", spec(3, annotated("b"))).unwrap();
+    let (mut fewest, mut most) = (usize::MAX, 0);
+    rig.wait("the change is rolled out", SOON * 2, |rig| {
+        let pods = rig.pods("rolled")?;
+        let staying = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).count();
+        (fewest, most) = (fewest.min(serving(&pods)), most.max(staying));
+        let deployment = rig.get("rolled")?;
+        Ok(is_ready(&deployment) && pods.iter().all(|pod| revision_of(pod) != before))
+    })
+    .unwrap();
+    assert!(fewest >= 3, "only {fewest} served");
+    assert!(most <= 4, "{most} pods at a time");
+    assert_eq!(end_of(stream), "done");
+    rig.wait("the old configuration is gone", SOON, |rig| Ok(rig.config_maps("rolled")?.len() == 1)).unwrap();
+    delete(&rig, "rolled");
+}
+
+#[test]
+fn a_bad_change_stops_at_its_first_pod_and_the_way_back_is_free() {
+    let rig = rig();
+    rig.apply("bad", spec(2, json!({}))).unwrap();
+    rig.wait_ready("bad", SOON).unwrap();
+    let good = names(&rig.pods("bad").unwrap());
+    let bad = json!({"model": {"source": "file:///stand-in/load-fails"}});
+    rig.apply("bad", spec(2, bad)).unwrap();
+    rig.wait("the reason is told", SOON, |rig| {
+        Ok(condition(&rig.get("bad")?, "Ready").is_some_and(|(_, reason, _)| reason == "ModelLoadFailed"))
+    })
+    .unwrap();
+    sleep(Duration::from_secs(3));
+    let pods = rig.pods("bad").unwrap();
+    assert_eq!((pods.len(), serving(&pods)), (3, 2));
+    rig.apply("bad", spec(2, json!({}))).unwrap();
+    rig.wait_ready("bad", SOON).unwrap();
+    assert_eq!(names(&rig.pods("bad").unwrap().into_iter().filter(serves).collect::<Vec<_>>()), good);
+    delete(&rig, "bad");
+}
+
+/// Applies a spec that cannot serve and returns reason and message of `Ready` once it is not a passing one.
+fn blocked(rig: &Rig, name: &str, more: Value) -> (String, String) {
+    rig.apply(name, spec(1, more)).unwrap();
+    let mut told = (String::new(), String::new());
+    rig.wait("it is degraded", SOON, |rig| {
+        let deployment = rig.get(name)?;
+        let (_, reason, message) = condition(&deployment, "Ready").unwrap_or_default();
+        told = (reason, message);
+        Ok(condition(&deployment, "Degraded").is_some_and(|(status, _, _)| status == "True"))
+    })
+    .unwrap();
+    delete(rig, name);
+    told
+}
+
+#[test]
+fn the_reason_is_the_schedulers_when_no_node_has_room() {
+    let (reason, message) = blocked(&rig(), "large", json!({"resources": {"cpu": 1000}}));
+    assert_eq!(reason, "Unschedulable");
+    assert!(message.contains("Insufficient cpu"), "{message}");
+}
+
+#[test]
+fn the_reason_is_the_kubelets_when_the_image_is_missing() {
+    let (reason, message) = blocked(&rig(), "imageless", json!({"pod": {"image": "nowhere.example/agent:9"}}));
+    assert!(["ErrImagePull", "ImagePullBackOff"].contains(&reason.as_str()), "{reason}");
+    assert!(message.contains("nowhere.example/agent:9"), "{message}");
+}
+
+#[test]
+fn the_reason_is_the_agents_when_the_model_cannot_be_loaded() {
+    let (reason, message) = blocked(&rig(), "weightless", json!({"model": {"source": "file:///stand-in/load-fails"}}));
+    assert_eq!(reason, "ModelLoadFailed");
+    assert!(message.contains("open /stand-in/load-fails/config.json: no such file"), "{message}");
+}
+
+#[test]
+fn the_reason_has_exit_code_and_last_words_when_the_agent_crashes() {
+    let (reason, message) = blocked(&rig(), "crashing", json!({"model": {"source": "file:///stand-in/crashes"}}));
+    assert_eq!(reason, "CrashLoopBackOff");
+    assert!(message.contains("exit code 3") && message.contains("told to crash"), "{message}");
+}
+
+#[test]
+fn a_service_of_somebody_else_is_left_alone_and_named() {
+    let rig = rig();
+    let service =
+        json!({"metadata": {"name": "taken"}, "spec": {"selector": {"app": "other"}, "ports": [{"port": 1}]}});
+    let service = serde_json::from_value(service).unwrap();
+    let services = rig.api::<k8s_openapi::api::core::v1::Service>();
+    rig.block_on(services.create(&Default::default(), &service)).unwrap();
+    rig.apply("taken", spec(1, json!({}))).unwrap();
+    rig.wait("it says so", SOON, |rig| {
+        let told = condition(&rig.get("taken")?, "Ready");
+        Ok(told.is_some_and(|(_, reason, message)| reason == "NameTaken" && message.contains("Service taken")))
+    })
+    .unwrap();
+    assert_eq!(rig.service("taken").unwrap().spec.unwrap().selector.unwrap()["app"], "other");
+    assert!(rig.pods("taken").unwrap().is_empty());
+    rig.block_on(services.delete("taken", &Default::default())).unwrap();
+    rig.wait_ready("taken", SOON).unwrap();
+    delete(&rig, "taken");
+}
+
+#[test]
+fn what_others_change_in_the_service_is_put_right_and_what_they_add_stays() {
+    let rig = rig();
+    rig.apply("edited", spec(1, json!({}))).unwrap();
+    rig.wait_ready("edited", SOON).unwrap();
+    let services = rig.api::<k8s_openapi::api::core::v1::Service>();
+    let edit = json!({"metadata": {"annotations": {"note": "theirs"}}, "spec": {"selector": {"app.kubernetes.io/instance": "other"}}});
+    let patch = kube::api::Patch::Merge(edit);
+    rig.block_on(services.patch("edited", &Default::default(), &patch)).unwrap();
+    rig.wait("the selector is right again", SOON, |rig| {
+        Ok(rig.service("edited")?.spec.unwrap_or_default().selector.unwrap_or_default()["app.kubernetes.io/instance"]
+            == "edited")
+    })
+    .unwrap();
+    assert_eq!(rig.service("edited").unwrap().annotations()["note"], "theirs");
+    delete(&rig, "edited");
+}
+
+#[test]
+fn a_deleted_pod_is_replaced() {
+    let rig = rig();
+    rig.apply("replaced", spec(2, json!({}))).unwrap();
+    rig.wait_ready("replaced", SOON).unwrap();
+    let victim = rig.pods("replaced").unwrap().remove(0);
+    rig.delete_pod(&victim.name_any()).unwrap();
+    rig.wait("another one serves", SOON, |rig| {
+        let pods = rig.pods("replaced")?;
+        Ok(serving(&pods) == 2 && pods.iter().all(|pod| pod.uid() != victim.uid()))
+    })
+    .unwrap();
+    delete(&rig, "replaced");
+}
+
+#[test]
+fn delete_leaves_nothing_even_when_the_operator_is_down() {
+    let mut rig = rig();
+    rig.apply("orphan", spec(2, json!({}))).unwrap();
+    rig.wait_ready("orphan", SOON).unwrap();
+    rig.operator.kill().unwrap();
+    delete(&rig, "orphan");
+    rig.operator.restart().unwrap();
+}
+
+#[test]
+fn a_namesake_created_at_once_starts_anew() {
+    let rig = rig();
+    rig.apply("again", spec(1, json!({}))).unwrap();
+    rig.wait_ready("again", SOON).unwrap();
+    let first = rig.pods("again").unwrap().remove(0);
+    rig.delete("again").unwrap();
+    rig.apply("again", spec(1, json!({}))).unwrap();
+    rig.wait_ready("again", SOON).unwrap();
+    assert!(rig.pods("again").unwrap().iter().filter(|pod| serves(pod)).all(|pod| pod.uid() != first.uid()));
+    delete(&rig, "again");
+}
