@@ -11,11 +11,14 @@ use minijinja::{
 };
 use serde::Serialize;
 
+use crate::tool_calls;
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     specials: SpecialTokens,
+    writes_tool_calls: bool,
 }
 
 /// Texts of the tokens a template may print.
@@ -110,8 +113,14 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
+        let writes_tool_calls = tool_calls::understands(&source);
         environment.add_template_owned(NAME, source).map_err(compile)?;
-        Ok(Self { environment, specials })
+        Ok(Self { environment, specials, writes_tool_calls })
+    }
+
+    /// Whether a model trained with this template calls tools in a format that `tool_calls` reads.
+    pub fn writes_tool_calls(&self) -> bool {
+        self.writes_tool_calls
     }
 
     /// The prompt of a conversation.

@@ -14,4 +14,6 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
+pub mod startup;
 pub mod telemetry;
+pub mod tool_calls;

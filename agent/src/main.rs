@@ -1,2 +1,101 @@
-//! Placeholder.
-fn main() {}
+//! `stoker-agent`: arguments to settings, listen, load, serve, drain, exit code. Knows no request and no model.
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::serve::ListenerExt;
+use clap::Parser;
+use stoker_agent::{args::Args, config::Settings, http, replica::Replica, shutdown, startup, telemetry};
+use tokio::net::TcpListener;
+
+/// Once empty, connections get this long to close before the process ends without them.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// Long texts being tokenized at once; more wait.
+const MAX_BLOCKING_THREADS: usize = 8;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("stoker-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<u8> {
+    telemetry::init(&args.log).context("log filter")?;
+    let settings = Settings::from_args(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(http_threads())
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .enable_all()
+        .build()?;
+    let code = runtime.block_on(serve(args, settings));
+    // Loading cannot be cancelled; what still runs ends with the process.
+    runtime.shutdown_background();
+    code
+}
+
+/// HTTP work is small next to the engine's: a second thread only so that one slow handler stops no other.
+fn http_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, std::num::NonZero::get).clamp(2, 4)
+}
+
+async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
+    let listener = TcpListener::bind((args.host, args.port))
+        .await
+        .with_context(|| format!("listen on {}:{}", args.host, args.port))?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, source = settings.source, revision = settings.revision, "listening");
+
+    let replica = Replica::new(settings);
+    let mut exit = replica.exit_code();
+    tokio::spawn(shutdown::watch_signals(replica.clone()));
+    tokio::spawn(shutdown::tick(replica.clone()));
+    let mut server = tokio::spawn(serve_http(listener, replica.clone()));
+    let loading = load(replica, address);
+
+    let code = tokio::select! {
+        error = loading => return Err(error),
+        ended = &mut server => { ended??; anyhow::bail!("the HTTP server ended by itself") }
+        code = exit.wait_for(Option::is_some) => code?.expect("waited for it"),
+    };
+    // An answer that was being written when the last request closed still reaches its client.
+    let _ = tokio::time::timeout(CLOSE_GRACE, server).await;
+    Ok(code)
+}
+
+async fn serve_http(listener: TcpListener, replica: Arc<Replica>) -> std::io::Result<()> {
+    let mut exit = replica.exit_code();
+    // Without this the kernel holds a token back for up to 40 ms to fill a packet.
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "no TCP_NODELAY");
+        }
+    });
+    let ended = async move {
+        // The sender lives in the replica, which outlives this server.
+        let _ = exit.wait_for(Option::is_some).await;
+    };
+    axum::serve(listener, http::router(replica)).with_graceful_shutdown(ended).await
+}
+
+/// Loads in the background. Returns only if the process must end because of it.
+async fn load(replica: Arc<Replica>, address: std::net::SocketAddr) -> anyhow::Error {
+    let (report, outcome) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("load".to_owned());
+    let spawned = thread.spawn(move || {
+        // No receiver means that the process is ending for another reason.
+        let _ = report.send(startup::load(&replica, address));
+    });
+    if let Err(error) = spawned {
+        return error.into();
+    }
+    match outcome.await {
+        Ok(Ok(())) => std::future::pending().await,
+        Ok(Err(error)) => error,
+        Err(_) => anyhow::anyhow!("loading panicked"),
+    }
+}

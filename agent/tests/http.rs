@@ -50,12 +50,20 @@ impl Agent {
         Self { router: http::router(replica.clone()), replica }
     }
 
-    fn with(script: SimScript, limits: EngineLimits) -> Self {
+    fn serving(script: SimScript, limits: EngineLimits, template: &str) -> Self {
         let agent = Self::loading(&limits);
-        let template = ChatTemplate::compile(TEMPLATE.into(), SpecialTokens::default()).unwrap();
+        let template = ChatTemplate::compile(template.into(), SpecialTokens::default()).unwrap();
         let engine = SimExecutor::start(script, limits).unwrap();
         agent.replica.serve(Served { engine, template: Some(template) });
         agent
+    }
+
+    fn with(script: SimScript, limits: EngineLimits) -> Self {
+        Self::serving(script, limits, TEMPLATE)
+    }
+
+    fn with_template(script: SimScript, template: &str) -> Self {
+        Self::serving(script, EngineLimits::default(), template)
     }
 
     fn new() -> Self {
@@ -214,6 +222,32 @@ async fn log_probabilities_come_once_a_token() {
 }
 
 #[tokio::test]
+async fn tool_calls_are_parsed_the_same_in_a_stream_and_in_a_whole_answer() {
+    let completion = r#"I look.<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>"#;
+    let script = SimScript { completion: completion.into(), ..SimScript::default() };
+    let agent = Agent::with_template(script, "{{ tools | tojson }}<tool_call>");
+    let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {}}}]);
+    let (_, whole) = agent.post("/v1/chat/completions", chat(json!({"tools": tools}))).await;
+    let message = &whole["choices"][0]["message"];
+    assert_eq!((&message["content"], &whole["choices"][0]["finish_reason"]), (&json!("I look."), &json!("tool_calls")));
+    let function = json!({"name": "weather", "arguments": "{\"city\": \"Oslo\"}"});
+    assert_eq!(message["tool_calls"][0]["function"], function);
+
+    let body = chat(json!({"tools": tools, "stream": true})).to_string();
+    let response = agent.send("POST", "/v1/chat/completions", &body).await;
+    let events = events(&Stream { body: response.into_body() }.rest().await);
+    let deltas: Vec<&Value> = events.iter().map(|event| &event["choices"][0]["delta"]).collect();
+    let text: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+    let calls: Vec<&Value> = deltas.iter().filter_map(|delta| delta["tool_calls"].get(0)).collect();
+    assert_eq!((text.as_str(), calls.len()), ("I look.", 1));
+    assert_eq!((&calls[0]["index"], &calls[0]["function"]), (&json!(0), &function));
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    let (_, plain) = agent.post("/v1/chat/completions", chat(json!({"tools": tools, "tool_choice": "none"}))).await;
+    assert_eq!(plain["choices"][0]["message"]["content"], completion, "no tool was offered, so nothing is a call");
+}
+
+#[tokio::test]
 async fn every_refusal_names_its_parameter_and_the_next_request_works() {
     let agent = Agent::new();
     let long = "x".repeat(3000);
@@ -227,6 +261,9 @@ async fn every_refusal_names_its_parameter_and_the_next_request_works() {
         (chat(json!({"n": 128, "max_tokens": 1, "messages": [{"role": "robot"}]})), 400, "messages[0].role"),
         (chat(json!({"messages": [{"role": "user", "content": long}]})), 400, "prompt"),
         (chat(json!({"top_logprobs": 2})), 400, "top_logprobs"),
+        (chat(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})), 400, "tools"),
+        (chat(json!({"tools": [{"type": "retrieval"}]})), 400, "tools[0]"),
+        (chat(json!({"tool_choice": "required"})), 400, "tool_choice"),
     ] {
         let (got, answer) = agent.post("/v1/chat/completions", body).await;
         assert_eq!((got.as_u16(), &answer["error"]["param"]), (status, &json!(param)), "{answer}");

@@ -55,38 +55,38 @@ impl<S: Shape> Streaming<S> {
             let frame = match self.stage {
                 Stage::Opening => {
                     self.stage = Stage::Running;
-                    Some(self.frames.opening(self.choices.n_choices()))
+                    self.frames.opening(self.choices.n_choices())
                 }
                 Stage::Running => match tokio::time::timeout(KEEP_ALIVE_PERIOD, self.choices.next()).await {
                     Ok(Some((index, event))) => self.encode(index, event),
-                    Ok(None) => Some(self.fail(&ApiError::engine_failed("it stopped"))),
-                    Err(_) => Some(Bytes::from_static(KEEP_ALIVE.as_bytes())),
+                    Ok(None) => self.fail(&ApiError::engine_failed("it stopped")),
+                    Err(_) => Bytes::from_static(KEEP_ALIVE.as_bytes()),
                 },
                 Stage::Ended => return None,
             };
-            if let Some(frame) = frame.filter(|frame| !frame.is_empty()) {
+            if !frame.is_empty() {
                 return Some(frame);
             }
         }
     }
 
-    fn encode(&mut self, index: u32, event: RequestEvent) -> Option<Bytes> {
+    fn encode(&mut self, index: u32, event: RequestEvent) -> Bytes {
         let (reason, usage) = match event {
             RequestEvent::Delta { text, logprobs, .. } => return self.frames.delta(index, text, logprobs),
             RequestEvent::Finished { reason, usage, .. } => (reason, usage),
         };
         let name = match finish_name(&reason) {
             Ok(name) => name,
-            Err(error) => return Some(self.fail(&error)),
+            Err(error) => return self.fail(&error),
         };
         self.usage.add(index, usage);
         self.unfinished -= 1;
         let finish = self.frames.finish(index, name);
         if self.unfinished > 0 {
-            return Some(finish);
+            return finish;
         }
         self.stage = Stage::Ended;
-        Some([finish, self.frames.closing(self.usage.body())].concat().into())
+        [finish, self.frames.closing(self.usage.body())].concat().into()
     }
 
     fn fail(&mut self, error: &ApiError) -> Bytes {

@@ -152,13 +152,13 @@ impl Shape for TextShape {
         None
     }
 
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> TextChoice {
+    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Vec<TextChoice> {
         let offset = &mut self.offsets[index as usize];
         let logprobs = self.logprobs.then(|| TextLogprobs::new(logprobs, offset));
-        TextChoice { index, text, logprobs, finish_reason: None }
+        vec![TextChoice { index, text, logprobs, finish_reason: None }]
     }
 
-    fn finish(&mut self, index: u32, reason: &'static str) -> TextChoice {
-        TextChoice { index, text: String::new(), logprobs: None, finish_reason: Some(reason) }
+    fn finish(&mut self, index: u32, reason: &'static str) -> Vec<TextChoice> {
+        vec![TextChoice { index, text: String::new(), logprobs: None, finish_reason: Some(reason) }]
     }
 }

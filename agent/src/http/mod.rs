@@ -3,6 +3,7 @@
 mod admin;
 mod body;
 mod chat;
+mod chat_answer;
 mod choices;
 mod completions;
 mod error;
@@ -13,6 +14,7 @@ mod logprobs;
 mod messages;
 mod models;
 mod params;
+mod prompt;
 mod stream;
 mod tokenize;
 mod usage;

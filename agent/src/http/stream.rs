@@ -26,11 +26,11 @@ pub(crate) trait Shape {
     /// The entry that opens a choice, if this shape has one.
     fn opening(&mut self, index: u32) -> Option<Self::Choice>;
 
-    /// New text of a choice.
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Self::Choice;
+    /// New text of a choice, and what it became.
+    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Vec<Self::Choice>;
 
-    /// The end of a choice.
-    fn finish(&mut self, index: u32, reason: &'static str) -> Self::Choice;
+    /// The end of a choice: what was held back, then the reason.
+    fn finish(&mut self, index: u32, reason: &'static str) -> Vec<Self::Choice>;
 }
 
 /// What all chunks of one answer share.
@@ -72,24 +72,23 @@ impl<S: Shape> Frames<S> {
 
     /// The frames before any token.
     pub(crate) fn opening(&mut self, n_choices: u32) -> Bytes {
-        let choices: Vec<S::Choice> = (0..n_choices).filter_map(|index| self.shape.opening(index)).collect();
-        let frames: String = choices.into_iter().map(|choice| self.frame(&[choice], None)).collect();
-        frames.into()
+        let choices = (0..n_choices).filter_map(|index| self.shape.opening(index)).collect();
+        self.frames(choices)
     }
 
     /// New text of one choice; nothing while no text is certain and no logprobs are due.
-    pub(crate) fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Option<Bytes> {
+    pub(crate) fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Bytes {
         if text.is_empty() && logprobs.is_empty() {
-            return None;
+            return Bytes::new();
         }
-        let choice = self.shape.delta(index, text, logprobs);
-        Some(self.frame(&[choice], None).into())
+        let choices = self.shape.delta(index, text, logprobs);
+        self.frames(choices)
     }
 
     /// The end of one choice.
     pub(crate) fn finish(&mut self, index: u32, reason: &'static str) -> Bytes {
-        let choice = self.shape.finish(index, reason);
-        self.frame(&[choice], None).into()
+        let choices = self.shape.finish(index, reason);
+        self.frames(choices)
     }
 
     /// The end of the stream, after every choice has ended.
@@ -97,6 +96,11 @@ impl<S: Shape> Frames<S> {
         let mut frames = if self.include_usage { self.frame(&[], Some(usage)) } else { String::new() };
         frames.push_str(DONE);
         frames.into()
+    }
+
+    /// One frame an entry: clients expect at most one choice in a chunk.
+    fn frames(&self, choices: Vec<S::Choice>) -> Bytes {
+        choices.into_iter().map(|choice| self.frame(&[choice], None)).collect::<String>().into()
     }
 
     fn frame(&self, choices: &[S::Choice], usage: Option<UsageBody>) -> String {
@@ -144,12 +148,12 @@ mod tests {
             Some(format!("open {index}"))
         }
 
-        fn delta(&mut self, index: u32, text: String, _: Vec<PositionLogprobs>) -> String {
-            format!("{index} {text}")
+        fn delta(&mut self, index: u32, text: String, _: Vec<PositionLogprobs>) -> Vec<String> {
+            vec![format!("{index} {text}")]
         }
 
-        fn finish(&mut self, index: u32, reason: &'static str) -> String {
-            format!("{index} {reason}")
+        fn finish(&mut self, index: u32, reason: &'static str) -> Vec<String> {
+            vec![format!("{index} {reason}")]
         }
     }
 
@@ -167,14 +171,14 @@ mod tests {
     fn every_choice_is_opened_and_ended_by_its_own_chunk() {
         let mut frames = frames(false);
         assert_eq!(text(frames.opening(2)), format!("{HEAD}[\"open 0\"]}}\n\n{HEAD}[\"open 1\"]}}\n\n"));
-        assert_eq!(text(frames.delta(1, "x".into(), vec![]).unwrap()), format!("{HEAD}[\"1 x\"]}}\n\n"));
+        assert_eq!(text(frames.delta(1, "x".into(), vec![])), format!("{HEAD}[\"1 x\"]}}\n\n"));
         assert_eq!(text(frames.finish(1, "stop")), format!("{HEAD}[\"1 stop\"]}}\n\n"));
         assert_eq!(text(frames.closing(stoker_engine::Usage::default().into())), DONE);
     }
 
     #[test]
     fn undecided_text_makes_no_chunk() {
-        assert_eq!(frames(false).delta(0, String::new(), vec![]), None);
+        assert!(frames(false).delta(0, String::new(), vec![]).is_empty());
     }
 
     #[test]

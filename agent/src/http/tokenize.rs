@@ -8,7 +8,7 @@ use serde::Serialize;
 use stoker_engine::TokenId;
 
 use crate::{
-    http::{chat, error::ApiError, extract::JsonFields, fields::Fields, generate},
+    http::{error::ApiError, extract::JsonFields, fields::Fields, generate, prompt::Prompt},
     replica::{Replica, Served},
 };
 
@@ -51,7 +51,7 @@ fn text_of(fields: &mut Fields, served: &Served) -> Result<(String, generate::Ad
     if let Some(prompt) = fields.take("prompt")? {
         return Ok((prompt, fields.take("add_special_tokens")?.unwrap_or(true).into()));
     }
-    let prompt = chat::Prompt::take(fields)?;
+    let prompt = Prompt::take(fields)?;
     Ok((prompt.render(served)?, prompt.add_specials))
 }
 

@@ -1,0 +1,118 @@
+//! Loading: starts the engine off the threads that serve HTTP, shows how far it is, and says at the end what is served.
+
+use std::{
+    io::{IsTerminal, Write},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use stoker_engine::{Engine, EngineHandle, ModelInfo};
+
+use crate::{
+    chat_template::{ChatTemplate, SpecialTokens},
+    config::{OnFailure, Settings},
+    lifecycle::Event,
+    replica::{Replica, Served},
+};
+
+/// Loads the model and puts it in service, or notes why not. Blocks until then. An error means: end the process.
+pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
+    match start_engine(replica) {
+        Ok(served) => {
+            println!("{}", summary(replica.settings(), served.engine.model(), address));
+            replica.serve(served);
+            Ok(())
+        }
+        Err(error) => fail(replica, error),
+    }
+}
+
+/// A replica that the operator started stays up and reports why; one started by hand exits with the reason.
+fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<()> {
+    let error = error.context(format!("load {}", replica.settings().source));
+    match replica.settings().on_failure {
+        OnFailure::Exit => Err(error),
+        OnFailure::Report => {
+            let reason = format!("{error:#}");
+            tracing::error!(reason, "the model cannot be loaded; staying up to report it");
+            replica.apply(Event::LoadFailed(reason));
+            Ok(())
+        }
+    }
+}
+
+fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
+    let progress = ProgressLine::new(&replica.settings().source);
+    let noted = replica.clone();
+    let engine = Engine::start(replica.settings().engine.clone(), move |fraction| {
+        noted.note_load_progress(fraction);
+        progress.show(fraction);
+    })?;
+    let template = chat_template(&engine).context("chat template")?;
+    Ok(Served { engine, template })
+}
+
+fn chat_template(engine: &EngineHandle) -> anyhow::Result<Option<ChatTemplate>> {
+    let model = engine.model();
+    let Some(source) = model.chat_template.clone() else { return Ok(None) };
+    let specials = SpecialTokens { bos: model.bos_token.clone(), eos: model.eos_token.clone() };
+    Ok(Some(ChatTemplate::compile(source, specials)?))
+}
+
+/// What is served, on what, with how much KV cache, and how to try it.
+fn summary(settings: &Settings, model: &ModelInfo, address: SocketAddr) -> String {
+    let name = &settings.served_names[0];
+    let ModelInfo { architecture, n_params, dtype, max_model_len, device, memory, .. } = model;
+    let millions = *n_params as f64 / 1e6;
+    let mib = |bytes: u64| bytes / (1 << 20);
+    let (weights, kv) = (mib(memory.weights_bytes), mib(memory.kv_bytes));
+    let kv_tokens = memory.kv_tokens();
+    let blocks = memory.kv_blocks;
+    let seqs = settings.engine.limits.max_num_seqs;
+    let url = reachable(address);
+    format!(
+        "serving {name} ({architecture}, {millions:.1} M parameters, {dtype}, {weights} MiB) on {device}\n\
+         context {max_model_len} tokens, KV cache {kv_tokens} tokens ({blocks} blocks, {kv} MiB), up to {seqs} sequences\n\
+         try: curl {url}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
+    )
+}
+
+/// A URL that works from this machine, also when listening on every address.
+fn reachable(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        format!("http://127.0.0.1:{}", address.port())
+    } else {
+        format!("http://{address}")
+    }
+}
+
+/// One line on a terminal that is written over; nothing elsewhere, where `/readyz` tells the progress.
+struct ProgressLine {
+    label: Option<String>,
+}
+
+impl ProgressLine {
+    fn new(source: &str) -> Self {
+        Self { label: std::io::stderr().is_terminal().then(|| source.to_owned()) }
+    }
+
+    fn show(&self, fraction: f32) {
+        let Some(label) = &self.label else { return };
+        let end = if fraction < 1.0 { "" } else { "\n" };
+        let mut terminal = std::io::stderr().lock();
+        // A terminal that went away is no reason to stop loading.
+        let _ = write!(terminal, "\rloading {label}: {:3.0} %{end}", fraction * 100.0).and_then(|()| terminal.flush());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_url_to_try_works_from_this_machine() {
+        assert_eq!(reachable("0.0.0.0:8000".parse().unwrap()), "http://127.0.0.1:8000");
+        assert_eq!(reachable("127.77.0.2:80".parse().unwrap()), "http://127.77.0.2:80");
+    }
+}

@@ -1,0 +1,156 @@
+"""The official OpenAI client against a running agent that serves ember.
+
+STOKER_BASE_URL names the agent, e.g. http://127.0.0.1:8000. Every test is one thing an application does with the
+client; none looks at anything the client does not show.
+"""
+
+import os
+import time
+import unittest
+import urllib.request
+import json
+
+import openai
+
+BASE_URL = os.environ["STOKER_BASE_URL"]
+MODEL = "ember"
+
+
+def client() -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{BASE_URL}/v1", api_key="unused", max_retries=0, timeout=60)
+
+
+def user(content: str) -> list[dict]:
+    return [{"role": "user", "content": content}]
+
+
+def load() -> dict:
+    with urllib.request.urlopen(f"{BASE_URL}/v1/load", timeout=10) as response:
+        return json.load(response)
+
+
+class Chat(unittest.TestCase):
+    def setUp(self):
+        self.client = client()
+
+    def ask(self, content: str, **options):
+        return self.client.chat.completions.create(model=MODEL, messages=user(content), **options)
+
+    def test_a_question_is_answered(self):
+        answer = self.ask("What is 12 + 30?", temperature=0)
+        self.assertEqual(answer.choices[0].message.content, "42")
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
+
+    def test_a_stream_adds_up_to_the_whole_answer(self):
+        whole = self.ask("Hello!", temperature=0).choices[0].message.content
+        chunks = list(self.ask("Hello!", temperature=0, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        self.assertEqual(text, whole)
+        self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
+        self.assertGreater(chunks[-1].usage.completion_tokens, 1)
+        self.assertEqual(chunks[-1].choices, [])
+
+    def test_logprobs_come_with_their_rivals(self):
+        answer = self.ask("Hello!", temperature=0, logprobs=True, top_logprobs=3, max_tokens=4)
+        positions = answer.choices[0].logprobs.content
+        self.assertEqual(len(positions), 4)
+        for position in positions:
+            self.assertEqual(len(position.top_logprobs), 3)
+            self.assertEqual(position.token, position.top_logprobs[0].token, "greedy takes the likeliest")
+            self.assertEqual(bytes(position.bytes).decode(), position.token)
+        text = b"".join(bytes(position.bytes) for position in positions).decode()
+        self.assertEqual(text, answer.choices[0].message.content)
+
+    def test_two_completions_of_one_prompt(self):
+        options = {"n": 2, "temperature": 2, "top_p": 1, "seed": 3, "max_tokens": 20}
+        answer = self.ask("Write a story about a cat.", **options)
+        texts = [choice.message.content for choice in answer.choices]
+        self.assertEqual([choice.index for choice in answer.choices], [0, 1])
+        self.assertNotEqual(texts[0], texts[1])
+        again = self.ask("Write a story about a cat.", **options)
+        self.assertEqual(texts, [choice.message.content for choice in again.choices])
+
+    def test_a_stop_string_ends_the_answer_before_it(self):
+        whole = self.ask("Hello!", temperature=0).choices[0].message.content
+        word = whole.split()[2]
+        answer = self.ask("Hello!", temperature=0, stop=[word, "never this"])
+        self.assertEqual(answer.choices[0].message.content, whole[: whole.index(word)])
+        self.assertEqual(answer.choices[0].finish_reason, "stop")
+
+    def test_max_completion_tokens_ends_with_length(self):
+        answer = self.ask("Hello!", max_completion_tokens=2)
+        self.assertEqual((answer.choices[0].finish_reason, answer.usage.completion_tokens), ("length", 2))
+
+    def test_a_tool_call_and_its_result(self):
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        function = {"name": "get_weather", "description": "Weather of a city", "parameters": parameters}
+        tools = [{"type": "function", "function": function}]
+        answer = self.ask("What is the weather in Oslo?", temperature=0, tools=tools)
+        self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+        call = answer.choices[0].message.tool_calls[0]
+        self.assertEqual((call.function.name, json.loads(call.function.arguments)), ("get_weather", {"city": "Oslo"}))
+        result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 7}'}
+        messages = [*user("What is the weather in Oslo?"), answer.choices[0].message, result]
+        answer = self.client.chat.completions.create(model=MODEL, messages=messages, tools=tools, temperature=0)
+        self.assertIn("7", answer.choices[0].message.content)
+
+    def test_an_aborted_stream_frees_the_engine(self):
+        stream = self.ask("Count from 1 to 1000.", stream=True, max_tokens=1900, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        deadline = time.monotonic() + 10
+        while load()["referencedBlocks"] > 0:
+            self.assertLess(time.monotonic(), deadline, load())
+            time.sleep(0.05)
+
+
+class Completions(unittest.TestCase):
+    def test_prompts_of_tokens_and_of_text(self):
+        for prompt, n_choices in [("one", 1), (["one", "two"], 2), ([5, 6, 7], 1), ([[5], [6, 7]], 2)]:
+            answer = client().completions.create(model=MODEL, prompt=prompt, max_tokens=3, logprobs=2)
+            self.assertEqual(len(answer.choices), n_choices)
+            for choice in answer.choices:
+                self.assertEqual(len(choice.logprobs.tokens), len(choice.logprobs.text_offset))
+
+    def test_streams_of_two_completions_are_told_apart_by_index(self):
+        texts = {0: "", 1: ""}
+        options = {"max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 2}
+        for chunk in client().completions.create(model=MODEL, prompt="one two", stream=True, **options):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        whole = client().completions.create(model=MODEL, prompt="one two", **options)
+        self.assertEqual(texts, {choice.index: choice.text for choice in whole.choices})
+
+
+class Errors(unittest.TestCase):
+    def chat(self, **options):
+        return client().chat.completions.create(**{"model": MODEL, "messages": user("Hello!"), **options})
+
+    def test_an_unknown_model_is_not_found(self):
+        with self.assertRaises(openai.NotFoundError) as caught:
+            self.chat(model="gpt-5")
+        self.assertEqual((caught.exception.code, caught.exception.param), ("model_not_found", "model"))
+
+    def test_an_unknown_parameter_is_named(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(extra_body={"guided_json": {}})
+        self.assertEqual(caught.exception.param, "guided_json")
+
+    def test_a_value_out_of_range_is_named(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(temperature=3)
+        self.assertEqual(caught.exception.param, "temperature")
+        self.assertIn("between 0 and 2", str(caught.exception))
+
+    def test_a_prompt_that_is_too_long_has_openais_code(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(messages=user("word " * 5000))
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
+
+    def test_models_are_listed(self):
+        self.assertEqual([model.id for model in client().models.list()], [MODEL])
+        self.assertEqual(client().models.retrieve(MODEL).id, MODEL)
+
+
+if __name__ == "__main__":
+    unittest.main()

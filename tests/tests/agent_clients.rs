@@ -1,0 +1,60 @@
+//! Official client libraries against a real agent. They run in a virtual environment in the cache, made once for each
+//! set of pinned versions.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use stoker_cluster::cache_dir;
+use stoker_tests::{agent::AgentProcess, skip::skip};
+
+const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
+
+#[tokio::test]
+async fn the_official_openai_client_works_unchanged() -> Result<()> {
+    let python = match python_with_clients() {
+        Ok(python) => python,
+        Err(error) => {
+            skip("the_official_openai_client_works_unchanged", &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    let agent = AgentProcess::ready(&[]).await?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/test_openai.py");
+    let mut tests = Command::new(python);
+    // Bytecode beside the script would be litter in the checkout.
+    tests.arg("-B").arg(script).env("STOKER_BASE_URL", agent.base());
+    let output = tokio::task::spawn_blocking(move || tests.output()).await??;
+    ensure!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), agent.log());
+    Ok(())
+}
+
+/// Python of the virtual environment, which is made if it is not there. An error is a reason to skip.
+fn python_with_clients() -> Result<PathBuf> {
+    let mut versions = DefaultHasher::new();
+    REQUIREMENTS.hash(&mut versions);
+    let home = cache_dir().join(format!("python-clients-{:016x}", versions.finish()));
+    let python = home.join("bin/python");
+    let complete = home.join("complete");
+    if complete.is_file() {
+        return Ok(python);
+    }
+    fs::create_dir_all(&home)?;
+    let requirements = home.join("requirements.txt");
+    fs::write(&requirements, REQUIREMENTS)?;
+    run(Command::new("python3").args(["-m", "venv"]).arg(&home)).context("python3 -m venv")?;
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(&requirements))
+        .context("pip install of the pinned clients")?;
+    fs::write(complete, "")?;
+    Ok(python)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! A real agent process that serves ember: every endpoint, bad input, clients that leave, drains and signals.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::{StreamExt, future::join_all};
+use reqwest::{Client, Response, StatusCode};
+use serde_json::{Value, json};
+use stoker_crds::contract::AgentPhase;
+use stoker_tests::agent::AgentProcess;
+
+/// A completion that lasts: more tokens than any test waits for.
+fn long_stream() -> Value {
+    json!({"prompt": "Once upon a time", "stream": true, "ignore_eos": true, "max_tokens": 1900, "seed": 1})
+}
+
+async fn post(agent: &AgentProcess, path: &str, body: &Value) -> Result<(StatusCode, Value)> {
+    let response = Client::new().post(agent.url(path)).json(body).send().await?;
+    Ok((response.status(), response.json().await?))
+}
+
+async fn get(agent: &AgentProcess, path: &str) -> Result<(StatusCode, String)> {
+    let response = reqwest::get(agent.url(path)).await?;
+    Ok((response.status(), response.text().await?))
+}
+
+/// Opens a stream and waits for its first token.
+async fn open_stream(agent: &AgentProcess, body: &Value) -> Result<Response> {
+    let mut response = Client::new().post(agent.url("/v1/completions")).json(body).send().await?;
+    assert_eq!(response.status(), 200);
+    response.chunk().await?;
+    Ok(response)
+}
+
+async fn rest_of(response: Response) -> Result<String> {
+    let mut text = Vec::new();
+    let mut chunks = response.bytes_stream();
+    while let Some(chunk) = chunks.next().await {
+        text.extend_from_slice(&chunk?);
+    }
+    Ok(String::from_utf8(text)?)
+}
+
+fn chat(content: &str, max_tokens: u32) -> Value {
+    json!({"model": "ember", "temperature": 0, "max_tokens": max_tokens,
+           "messages": [{"role": "user", "content": content}]})
+}
+
+#[tokio::test]
+async fn every_endpoint_answers() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    for path in ["/healthz", "/readyz", "/v1/load", "/v1/models", "/v1/models/ember", "/metrics"] {
+        assert_eq!(get(&agent, path).await?.0, 200, "{path}");
+    }
+    let (status, answer) = post(&agent, "/v1/chat/completions", &chat("What is 12 + 30?", 20)).await?;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["choices"][0]["message"]["content"], "42");
+
+    let (_, tokenized) = post(&agent, "/tokenize", &json!({"prompt": "Grüße, 世界!", "add_special_tokens": false})).await?;
+    assert_eq!((&tokenized["max_model_len"], tokenized["tokens"].as_array().map(Vec::len)), (&json!(2048), tokenized["count"].as_u64().map(|n| n as usize)));
+    let (_, text) = post(&agent, "/detokenize", &json!({"tokens": tokenized["tokens"]})).await?;
+    assert_eq!(text["prompt"], "Grüße, 世界!");
+
+    let metrics = get(&agent, "/metrics").await?.1;
+    for family in [
+        "vllm:num_requests_running{engine=\"0\",model_name=\"ember\"} 0",
+        "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"ember\"} 1",
+        "stoker_time_to_first_token_seconds_count 1",
+    ] {
+        assert!(metrics.contains(family), "{family} is not in\n{metrics}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn bad_input_is_a_clear_4xx_and_the_next_request_works() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let url = agent.url("/v1/chat/completions");
+    let long_prompt = chat(&"word ".repeat(5000), 10).to_string();
+    let cases: [(&str, Vec<u8>, u16, &str); 6] = [
+        ("10 MB", vec![b'a'; 10_000_000], 413, "the limit is 8388608"),
+        ("not UTF-8", b"{\"model\": \"\xff\"}".to_vec(), 400, "not UTF-8 at byte 11"),
+        ("not JSON", b"{\"model\":".to_vec(), 400, "EOF while parsing"),
+        ("unknown field", chat_with("guided_json", &json!({})), 400, "guided_json"),
+        ("wrong type", chat_with("messages", &json!([{"role": "user", "content": 7}])), 400, "messages[0].content"),
+        ("too long", long_prompt.into_bytes(), 400, "maximum context length is 2048 tokens"),
+    ];
+    for (name, body, status, reason) in cases {
+        let response = Client::new().post(&url).body(body).send().await?;
+        let got = response.status();
+        let answer: Value = response.json().await?;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(got == status && message.contains(reason), "{name}: {got} {answer}");
+        assert_eq!(post(&agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 200, "after {name}");
+    }
+    Ok(())
+}
+
+fn chat_with(field: &str, value: &Value) -> Vec<u8> {
+    let mut body = chat("Hello!", 4);
+    body[field] = value.clone();
+    body.to_string().into_bytes()
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_frees_its_blocks() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let stream = open_stream(&agent, &long_stream()).await?;
+    agent.wait_until("running", |load| load.running == 1 && load.referenced_blocks > 0).await?;
+    drop(stream);
+    let load = agent.wait_until("idle", |load| load.running == 0 && load.referenced_blocks == 0).await?;
+    assert_eq!(load.free_blocks + load.cached_blocks, load.total_blocks);
+
+    // The same without a stream: the client hangs up before the whole answer is there.
+    let mut body = long_stream();
+    body["stream"] = json!(false);
+    let request = Client::new().post(agent.url("/v1/completions")).json(&body).timeout(Duration::from_millis(300));
+    assert!(request.send().await.is_err_and(|error| error.is_timeout()));
+    agent.wait_until("idle again", |load| load.running == 0 && load.referenced_blocks == 0).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigterm_finishes_the_open_stream_then_exits_with_0() -> Result<()> {
+    let mut agent = AgentProcess::ready(&[]).await?;
+    let mut body = long_stream();
+    body["max_tokens"] = json!(400);
+    let stream = open_stream(&agent, &body).await?;
+    agent.terminate()?;
+    agent.wait_until("draining", |load| load.phase == AgentPhase::Draining).await?;
+    let refused = Client::new().post(agent.url("/v1/completions")).json(&json!({"prompt": "x"})).send().await?;
+    assert_eq!(refused.status(), 503);
+    assert!(refused.headers().contains_key("retry-after"));
+
+    let text = rest_of(stream).await?;
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(agent.ended().await?.code(), Some(0), "{}", agent.log());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_drain_deadline_ends_a_stream_with_an_error_and_the_process_still_exits_with_0() -> Result<()> {
+    let mut agent = AgentProcess::ready(&["--drain-deadline-seconds", "0"]).await?;
+    let stream = open_stream(&agent, &long_stream()).await?;
+    agent.terminate()?;
+    let text = rest_of(stream).await?;
+    assert!(text.contains("data: {\"error\":") && text.contains("drain deadline"), "{text}");
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(agent.ended().await?.code(), Some(0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_signal_exits_at_once() -> Result<()> {
+    let mut agent = AgentProcess::ready(&[]).await?;
+    let _stream = open_stream(&agent, &long_stream()).await?;
+    agent.terminate()?;
+    agent.wait_until("draining", |load| load.phase != AgentPhase::Ready).await?;
+    agent.terminate()?;
+    assert_eq!(agent.ended().await?.code(), Some(130));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_drained_agent_is_empty_and_comes_back() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let (status, _) = post(&agent, "/v1/drain", &json!({"withdrawSeconds": 0})).await?;
+    assert_eq!(status, 202);
+    agent.wait_until("empty", |load| load.phase == AgentPhase::Empty).await?;
+    assert_eq!(get(&agent, "/readyz").await?.0, 503);
+    assert_eq!(get(&agent, "/healthz").await?.0, 200);
+    assert_eq!(post(&agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 503);
+
+    let back = Client::new().delete(agent.url("/v1/drain")).send().await?;
+    assert_eq!(back.status(), 200);
+    assert_eq!(get(&agent, "/readyz").await?.0, 200);
+    assert_eq!(post(&agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 200);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sixty_four_streams_at_once_all_end_well_and_say_what_each_says_alone() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let body = |index: u32| {
+        let mut body = chat(&format!("What is {index} + {}?", index + 7), 24);
+        body["stream"] = json!(true);
+        body
+    };
+    let url = agent.url("/v1/chat/completions");
+    let ask = |index| {
+        let request = Client::new().post(&url).json(&body(index));
+        async move { Ok::<_, anyhow::Error>(content(&rest_of(request.send().await?).await?)) }
+    };
+    let together: Vec<String> = join_all((0..64).map(&ask)).await.into_iter().collect::<Result<_>>()?;
+    for index in (0..64).step_by(9) {
+        assert_eq!(together[index as usize], ask(index).await?, "stream {index}");
+    }
+    let load = agent.wait_until("idle", |load| load.running == 0).await?;
+    assert_eq!((load.waiting, load.referenced_blocks), (0, 0));
+    Ok(())
+}
+
+/// Text of a stream that ended with a finish reason and `[DONE]`.
+fn content(stream: &str) -> String {
+    assert!(stream.ends_with("data: [DONE]\n\n") && !stream.contains("\"error\""), "{stream}");
+    let chunks = stream.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let chunks: Vec<Value> = chunks.map(|data| serde_json::from_str(data).unwrap()).collect();
+    assert!(chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"].is_string()), "{stream}");
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_is_reported_by_a_pod_and_ends_a_hand_started_agent() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("agent.json");
+    let model = dir.path().join("no-model");
+    let config = json!({"revision": "r7", "model": {"source": model, "servedNames": ["chat"]}});
+    std::fs::write(&file, config.to_string())?;
+    let agent = AgentProcess::start(&["--config", file.to_str().unwrap()])?;
+    let load = agent.wait_until("failed", |load| load.phase == AgentPhase::Failed).await?;
+    let error = load.error.unwrap_or_default();
+    assert!(error.contains(model.to_str().unwrap()), "{error}");
+    assert_eq!(load.revision, "r7");
+    assert_eq!(get(&agent, "/healthz").await?.0, 200, "a restart would hide the reason");
+    assert_eq!(get(&agent, "/readyz").await?.0, 503);
+
+    let mut by_hand = AgentProcess::start(&["--model", model.to_str().unwrap()])?;
+    assert_eq!(by_hand.ended().await?.code(), Some(1));
+    assert!(by_hand.log().contains(model.to_str().unwrap()), "{}", by_hand.log());
+    Ok(())
+}
