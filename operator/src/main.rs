@@ -82,8 +82,11 @@ async fn main() -> anyhow::Result<()> {
     };
     let rounds = |stop| controller::run(client, options, leadership, metrics, stopped(stop));
     let outcome = match &mut elector {
-        None => Ok(rounds(stop).await),
         Some(elector) => lead(elector, stop, rounds).await,
+        None => {
+            rounds(stop).await;
+            Ok(())
+        }
     };
     server.abort();
     outcome

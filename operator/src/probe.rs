@@ -91,6 +91,8 @@ struct Reading {
     report: Option<(LoadReport, Instant)>,
     trouble: Option<Load>,
     asked: Option<Instant>,
+    /// What a reconciliation was last asked for; readings age between answers, too.
+    told: Signature,
 }
 
 impl Reading {
@@ -126,9 +128,9 @@ impl Readings {
     fn record(&self, pod_uid: &str, load: Load, now: Instant) -> bool {
         let mut by_pod = self.by_pod.write().unwrap_or_else(PoisonError::into_inner);
         let reading = by_pod.entry(pod_uid.to_owned()).or_default();
-        let before = signature(&reading.view(now));
         reading.take_in(load, now);
-        before != signature(&reading.view(now))
+        let told = signature(&reading.view(now));
+        told != std::mem::replace(&mut reading.told, told.clone())
     }
 
     fn last_asked(&self, pod_uid: &str) -> Option<Instant> {
@@ -140,15 +142,20 @@ impl Readings {
     }
 }
 
-/// The part of a reading that plans and statuses depend on; KV use in twentieths.
-fn signature(load: &Load) -> (&'static str, Option<AgentPhase>, Option<String>, u64) {
-    match load.report() {
-        None => (load.kind(), None, None, 0),
-        Some(report) => {
-            let twentieths = u64::from(report.referenced_blocks) * 20 / u64::from(report.total_blocks.max(1));
-            (load.kind(), Some(report.phase), report.error.clone(), twentieths)
-        }
-    }
+/// The part of a reading that plans and statuses depend on.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Signature {
+    kind: &'static str,
+    phase: Option<AgentPhase>,
+    error: Option<String>,
+    kv_twentieths: u64,
+}
+
+fn signature(load: &Load) -> Signature {
+    let kind = load.kind();
+    let Some(report) = load.report() else { return Signature { kind, ..Signature::default() } };
+    let kv_twentieths = u64::from(report.referenced_blocks) * 20 / u64::from(report.total_blocks.max(1));
+    Signature { kind, phase: Some(report.phase), error: report.error.clone(), kv_twentieths }
 }
 
 /// Reads agents for as long as it runs.

@@ -1,0 +1,243 @@
+//! Whatever happens to pods, and however often the spec changes: no plan breaks what the linter guards, plans come to
+//! rest without news, and once the world calms down exactly the wanted replicas serve.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use stoker_crds::contract::{AgentPhase, DrainSettings, LoadReport};
+use stoker_operator::{
+    lint,
+    observe::{Needs, ObservedPod, Stage, Trouble},
+    plan::Plan,
+    probe::Load,
+    rollout::{RolloutPlan, Wanted, plan_rollout},
+};
+
+/// Something that happens between two rounds.
+#[derive(Clone, Debug)]
+enum Happening {
+    TimePasses { seconds: i64 },
+    SpecChanges { replicas: usize, revision: usize },
+    Pod { which: usize, what: PodChange },
+}
+
+/// Something that happens to one pod.
+#[derive(Clone, Copy, Debug)]
+enum PodChange {
+    NoRoom,
+    Prepared,
+    Started,
+    Served,
+    Faltered,
+    Crashed,
+    Evicted,
+    DeletedByOthers,
+    Gone,
+    GotWork(u32),
+    RanEmpty,
+    ForgotTheDrain,
+    Silent,
+}
+
+struct World {
+    now: Timestamp,
+    wanted: Wanted,
+    pods: Vec<ObservedPod>,
+    made: u32,
+}
+
+/// A plan may make room for the next one, but without news there is soon nothing left to do.
+const ROUNDS_TO_REST: usize = 4;
+const REVISIONS: [&str; 3] = ["aaaaaaaa", "bbbbbbbb", "cccccccc"];
+
+impl World {
+    fn new() -> Self {
+        let drain = DrainSettings { deadline_seconds: 60, withdraw_seconds: 3 };
+        let wanted = Wanted {
+            replicas: 2,
+            revision: REVISIONS[0].into(),
+            drain,
+            needs: Needs::default(),
+            foreign_pods: BTreeSet::new(),
+        };
+        Self { now: "2026-11-21T10:00:00Z".parse().unwrap(), wanted, pods: Vec::new(), made: 0 }
+    }
+
+    fn happen(&mut self, happening: &Happening) {
+        match happening {
+            Happening::TimePasses { seconds } => self.now += SignedDuration::from_secs(*seconds),
+            Happening::SpecChanges { replicas, revision } => {
+                self.wanted.replicas = *replicas;
+                self.wanted.revision = REVISIONS[*revision].into();
+            }
+            Happening::Pod { which, what } if !self.pods.is_empty() => {
+                let which = which % self.pods.len();
+                change(&mut self.pods[which], *what, self.now);
+            }
+            Happening::Pod { .. } => {}
+        }
+        self.pods.retain(|pod| pod.uid != "gone");
+    }
+
+    /// Plans, lints and carries out.
+    fn round(&mut self) -> RolloutPlan {
+        let pods = plan_rollout(&self.wanted, &self.pods, self.now);
+        let plan = Plan { pods: pods.clone(), revision: self.wanted.revision.clone(), ..Plan::default() };
+        let violations = lint::check(&plan, &self.wanted, &self.pods, self.now);
+        assert!(violations.is_empty(), "{violations:?}\n{plan}{:#?}", self.pods);
+        self.carry_out(&pods);
+        pods
+    }
+
+    fn carry_out(&mut self, plan: &RolloutPlan) {
+        let now = self.now;
+        let named = |pods: &[stoker_operator::rollout::PodRef]| -> BTreeSet<String> {
+            pods.iter().map(|pod| pod.uid.clone()).collect()
+        };
+        let (drain, remind, undrain) = (named(&plan.drain), named(&plan.remind), named(&plan.undrain));
+        let delete: BTreeSet<String> = plan.delete.iter().map(|deletion| deletion.pod.uid.clone()).collect();
+        for pod in &mut self.pods {
+            if drain.contains(&pod.uid) {
+                pod.drain_started = Some(now);
+            }
+            if drain.contains(&pod.uid) || remind.contains(&pod.uid) {
+                set_phase(pod, AgentPhase::Draining);
+            }
+            if undrain.contains(&pod.uid) {
+                pod.drain_started = None;
+                set_phase(pod, AgentPhase::Ready);
+            }
+            if delete.contains(&pod.uid) {
+                pod.stage = Stage::Leaving;
+            }
+        }
+        for ordinal in &plan.create {
+            self.made += 1;
+            self.pods.push(new_pod(&self.wanted.revision, *ordinal, self.made));
+        }
+    }
+
+    /// Every pod gets one step further on its way.
+    fn calm(&mut self) {
+        self.now += SignedDuration::from_secs(5);
+        for pod in &mut self.pods {
+            pod.stage = match &pod.stage {
+                Stage::Leaving => {
+                    pod.uid = "gone".into();
+                    Stage::Leaving
+                }
+                Stage::Finished(trouble) => Stage::Finished(trouble.clone()),
+                Stage::Starting | Stage::Faltering { .. } | Stage::Serving => Stage::Serving,
+                Stage::Unscheduled { .. } | Stage::Preparing | Stage::Blocked(_) => Stage::Starting,
+            };
+            let phase = if pod.drain_started.is_some() { AgentPhase::Empty } else { AgentPhase::Ready };
+            pod.load = Load::Fresh(report(phase, 0));
+        }
+        self.pods.retain(|pod| pod.uid != "gone");
+    }
+}
+
+fn new_pod(revision: &str, ordinal: u32, made: u32) -> ObservedPod {
+    ObservedPod {
+        name: format!("chat-{revision}-{ordinal}"),
+        uid: format!("uid-{made}"),
+        revision: revision.into(),
+        ordinal,
+        ip: None,
+        stage: Stage::Preparing,
+        drain_started: None,
+        load: Load::Unread,
+        needs: Needs::default(),
+    }
+}
+
+fn change(pod: &mut ObservedPod, what: PodChange, now: Timestamp) {
+    if pod.stage == Stage::Leaving && !matches!(what, PodChange::Gone) {
+        return;
+    }
+    let trouble = |reason: &str| Trouble::new(reason, "1 Insufficient cpu");
+    match what {
+        PodChange::NoRoom => pod.stage = Stage::Unscheduled { trouble: trouble("Unschedulable"), since: now },
+        PodChange::Prepared => pod.stage = Stage::Preparing,
+        PodChange::Started => pod.stage = Stage::Starting,
+        PodChange::Served => pod.stage = Stage::Serving,
+        PodChange::Faltered => pod.stage = Stage::Faltering { trouble: trouble("NotReady"), since: now },
+        PodChange::Crashed => pod.stage = Stage::Blocked(trouble("CrashLoopBackOff")),
+        PodChange::Evicted => pod.stage = Stage::Finished(trouble("Evicted")),
+        PodChange::DeletedByOthers => pod.stage = Stage::Leaving,
+        PodChange::Gone if pod.stage == Stage::Leaving => pod.uid = "gone".into(),
+        PodChange::Gone => {}
+        PodChange::GotWork(running) => pod.load = Load::Fresh(report(AgentPhase::Ready, running)),
+        PodChange::RanEmpty if pod.drain_started.is_some() => set_phase(pod, AgentPhase::Empty),
+        PodChange::RanEmpty => {}
+        PodChange::ForgotTheDrain => set_phase(pod, AgentPhase::Ready),
+        PodChange::Silent => pod.load = Load::Missing("connection refused".into()),
+    }
+}
+
+fn set_phase(pod: &mut ObservedPod, phase: AgentPhase) {
+    let running = pod.load.report().map_or(0, |report| report.running);
+    pod.load = Load::Fresh(report(phase, if phase == AgentPhase::Empty { 0 } else { running }));
+}
+
+fn report(phase: AgentPhase, running: u32) -> LoadReport {
+    LoadReport {
+        time_ms: 0,
+        start_id: String::new(),
+        revision: String::new(),
+        phase,
+        error: None,
+        load_progress: 1.0,
+        running,
+        waiting: 0,
+        waiting_prefill_tokens: 0,
+        total_blocks: 100,
+        referenced_blocks: running,
+        cached_blocks: 0,
+        free_blocks: 100 - running,
+        preemptions: 0,
+        finished: 0,
+        ttft_p95_seconds: None,
+        itl_p95_seconds: None,
+        prefill_tokens_per_second: None,
+        stalled_seconds: 0.0,
+    }
+}
+
+fn pod_change() -> impl Strategy<Value = PodChange> {
+    use PodChange::*;
+    let plain = vec![
+        NoRoom, Prepared, Started, Faltered, Crashed, Evicted, DeletedByOthers, Gone, RanEmpty, ForgotTheDrain, Silent,
+    ];
+    prop_oneof![6 => Just(Served), 6 => prop::sample::select(plain), 2 => (0..50u32).prop_map(GotWork)]
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        2 => (1..40i64).prop_map(|seconds| Happening::TimePasses { seconds }),
+        1 => (0..5usize, 0..3usize).prop_map(|(replicas, revision)| Happening::SpecChanges { replicas, revision }),
+        8 => (any::<usize>(), pod_change()).prop_map(|(which, what)| Happening::Pod { which, what }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_plan_breaks_a_rule_and_a_calm_world_ends_as_wanted(happenings in prop::collection::vec(happening(), 1..80)) {
+        let mut world = World::new();
+        for happening in &happenings {
+            world.happen(happening);
+            let rounds = (0..ROUNDS_TO_REST).take_while(|_| !world.round().is_empty()).count();
+            prop_assert!(rounds < ROUNDS_TO_REST, "plans without end\n{:#?}", world.pods);
+        }
+        for _ in 0..120 {
+            world.calm();
+            world.round();
+        }
+        let serving = world.pods.iter().filter(|pod| pod.serves() && pod.revision == world.wanted.revision).count();
+        prop_assert_eq!(serving, world.wanted.replicas, "{:#?}", world.pods);
+        prop_assert_eq!(world.pods.len(), world.wanted.replicas, "{:#?}", world.pods);
+    }
+}
