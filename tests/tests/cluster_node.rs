@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use stoker_cluster::{ImageMap, NodeOptions};
+use stoker_cluster::{ControlPlaneOptions, Controllers, ImageMap, NodeOptions};
 use stoker_tests::cluster::{TestCluster, http_get, is_running, wait_for};
 
 /// One cluster for all tests of this file: each takes names of its own. It ends with the process.
@@ -21,9 +21,13 @@ fn cluster() -> &'static TestCluster {
 }
 
 fn start_cluster() -> TestCluster {
+    TestCluster::start(node_options())
+}
+
+fn node_options() -> NodeOptions {
     let mut images = ImageMap::default();
     images.insert("stand-in", env!("CARGO_BIN_EXE_stand-in"));
-    TestCluster::start(NodeOptions { images, ..Default::default() })
+    NodeOptions { images, ..Default::default() }
 }
 
 /// A pod of the stand-in with probes, and a Service of the same name before it.
@@ -165,6 +169,68 @@ fn a_pod_that_is_removed_by_force_leaves_no_process() {
     let pid = cluster.node.pids_of("default", "forced")[0];
     cluster.kubectl(&["delete", "pod", "forced", "--force", "--grace-period=0"]);
     wait_for("the process is gone", || (!is_running(pid)).then_some(()));
+}
+
+#[test]
+fn logs_of_this_run_and_the_one_before_can_be_read() {
+    let cluster = run_until_served("talking", json!({}));
+    let _cut_off = http_get(cluster.service_address("talking"), "/crash/5");
+    wait_for("one restart", || Some(container_status(cluster, "talking")).filter(|status| status["restartCount"] == 1));
+    let before = cluster.kubectl(&["logs", "talking", "--previous", "--tail=1"]);
+    assert_eq!(before, "crashing with 5\n");
+    let now =
+        wait_for("a line of the new run", || Some(cluster.kubectl(&["logs", "talking"])).filter(|log| !log.is_empty()));
+    assert!(now.starts_with("listening on") && !now.contains("crashing"), "{now}");
+}
+
+#[test]
+fn a_claim_that_is_bound_to_a_local_folder_is_mounted() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("weights"), "seven").unwrap();
+    let capacity = json!({"storage": "1Gi"});
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"},
+         "spec": {"capacity": capacity, "accessModes": ["ReadOnlyMany"], "storageClassName": "", "hostPath": {"path": folder.path()}}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"},
+         "spec": {"resources": {"requests": capacity}, "accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": "models"}}]});
+    cluster().apply(&objects.to_string()).unwrap();
+    let container = json!({"args": ["/models/weights"], "volumeMounts": [{"name": "models", "mountPath": "/models"}]});
+    let mut manifest: Value = serde_json::from_str(&manifest("claiming", container)).unwrap();
+    manifest["items"][1]["spec"]["volumes"] =
+        json!([{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]);
+    cluster().apply(&manifest.to_string()).unwrap();
+    let address = cluster().service_address("claiming");
+    let path = wait_for("an answer", || http_get(address, "/args").ok());
+    assert_eq!(http_get(address, &format!("/file{path}")).unwrap(), "seven");
+}
+
+#[test]
+fn what_the_node_cannot_do_is_refused_in_the_status() {
+    let cluster = run("refused", json!({"envFrom": [{"configMapRef": {"name": "any"}}]}));
+    let status = wait_for("a refusal", || {
+        Some(container_status(cluster, "refused"))
+            .filter(|status| status["state"]["waiting"]["reason"] == "CreateContainerConfigError")
+    });
+    assert!(status["state"]["waiting"]["message"].as_str().unwrap().contains("envFrom"), "{status}");
+}
+
+/// Has a cluster of its own, with little patience for silence.
+#[test]
+fn a_silent_node_is_marked_its_pods_go_on_and_all_is_well_when_it_speaks_again() {
+    let options = ControlPlaneOptions {
+        controllers: Controllers::All { node_grace: Duration::from_secs(5) },
+        ..Default::default()
+    };
+    let cluster = TestCluster::start_with(options, NodeOptions { heartbeat: Duration::from_secs(1), ..node_options() });
+    cluster.apply(&manifest("lonely", json!({}))).unwrap();
+    let address = cluster.service_address("lonely");
+    wait_for("an answer", || http_get(address, "/healthz").ok());
+    let pid = cluster.node.pids_of("default", "lonely");
+    cluster.node.fall_silent();
+    wait_for("the pod is marked as not ready", || (!cluster.is_ready("lonely")).then_some(()));
+    cluster.node.speak();
+    wait_for("the pod is ready again", || cluster.is_ready("lonely").then_some(()));
+    assert_eq!(cluster.node.pids_of("default", "lonely"), pid, "the process was not restarted");
 }
 
 /// Has a cluster of its own: the others must not notice.

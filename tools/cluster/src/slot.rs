@@ -2,7 +2,8 @@
 //! interface: on Linux all of 127.0.0.0/8 is local already, so nothing here needs root.
 //!
 //! ```text
-//! slot s    127.77.s.1            API server (6443), etcd (2379, 2380), the claim itself (1077)
+//! slot s    127.77.s.1            API server (6443), etcd (2379, 2380), logs (10250, 10251),
+//!                           operator (8080), the claim itself (1077)
 //!           127.77.s.2   - .127   pods of node 0
 //!           127.77.s.128 - .254   pods of node 1
 //!           127.96.s.0/24         Services
@@ -19,6 +20,8 @@ use crate::error::ClusterError;
 const SLOTS: RangeInclusive<u8> = 0..=254;
 const CLAIM_PORT: u16 = 1077;
 const API_PORT: u16 = 6443;
+/// Of node 0; node 1 has the next.
+const KUBELET_PORT: u16 = 10250;
 const ETCD_CLIENT_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
 
@@ -68,6 +71,12 @@ impl Slot {
     /// The ClusterIP of the `kubernetes` Service, which the API server's certificate names.
     pub(crate) fn first_service(&self) -> Ipv4Addr {
         Ipv4Addr::new(127, 96, self.number, 1)
+    }
+
+    /// Where one node answers the API server's questions for logs.
+    pub(crate) fn kubelet(&self, node_idx: usize) -> SocketAddr {
+        let node_idx = u16::try_from(node_idx).expect("a slot has two nodes");
+        (self.home(), KUBELET_PORT + node_idx).into()
     }
 
     /// Pod addresses of one node; `None` beyond the second.

@@ -167,18 +167,19 @@ fn print_answer(
 fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
     let (binaries, kubeconfig) = (state.binaries.display(), state.kubeconfig.display());
     let cluster = Files::at(&args.dir.dir).cluster_dir();
+    let cluster = cluster.display();
     println!(
         "It is still running. Try:\n
-  export PATH={binaries}:$PATH KUBECONFIG={kubeconfig}
+  export PATH={binaries}:$PATH KUBECONFIG={kubeconfig} KUBECACHEDIR={cluster}/kubectl-cache
   kubectl get infd,pods,services                  # what there is, and why it is in its state
   kubectl scale infd chat --replicas=2            # a second replica
   kubectl edit infd chat                          # e.g. spec.engine.maxModelLen: replicas roll one by one
   kubectl explain infd.spec                       # every field, with unit and default
+  kubectl logs -f -l app.kubernetes.io/managed-by=stoker
   curl {url}/v1/models
   kubectl delete infd chat                        # drains, then leaves nothing
 
-Logs are in {}. `make demo-down` stops everything.",
-        cluster.display()
+Logs are in {cluster}. `make demo-down` stops everything."
     );
 }
 

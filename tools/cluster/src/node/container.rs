@@ -139,6 +139,9 @@ impl ContainerLoop {
     }
 
     async fn understand(&self, entry_point: &Path) -> Result<Prepared, String> {
+        if let Some(unsupported) = unsupported(&self.pod, &self.container) {
+            return Err(format!("the process node does not support {unsupported}"));
+        }
         let place = self.ctx.place(self.address);
         let mut env = environment(&self.ctx.client, &self.pod, &self.container, place).await?;
         env.extend([
@@ -323,6 +326,20 @@ fn earlier(one: StopAt, other: StopAt) -> StopAt {
     one.into_iter().chain(other).min()
 }
 
+/// What the pod asks for and this node cannot do. Refused, because a pod that runs without it would be another pod.
+fn unsupported(pod: &Pod, container: &Container) -> Option<&'static str> {
+    let spec = pod.spec.as_ref()?;
+    let hooks = container.lifecycle.as_ref();
+    let only_sleeps = hooks.and_then(|hooks| hooks.pre_stop.as_ref()).is_none_or(|hook| hook.sleep.is_some());
+    let checks = [
+        (spec.init_containers.as_ref().is_some_and(|containers| !containers.is_empty()), "init containers"),
+        (hooks.is_some_and(|hooks| hooks.post_start.is_some()), "postStart hooks"),
+        (!only_sleeps, "preStop hooks other than sleep"),
+        (container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()), "envFrom"),
+    ];
+    checks.into_iter().find(|(asked, _)| *asked).map(|(_, what)| what)
+}
+
 fn grace(pod: &Pod) -> Duration {
     let seconds = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
@@ -366,6 +383,25 @@ mod tests {
         assert_eq!(end_of_log(&"line\n".repeat(200)).lines().count(), MESSAGE_MAX_LINES);
         assert_eq!(end_of_log(&"é".repeat(5000)).len(), MESSAGE_MAX_BYTES);
         assert_eq!(end_of_log(""), "");
+    }
+
+    #[test]
+    fn what_this_node_cannot_do_is_named() {
+        let pod =
+            |spec: serde_json::Value| -> Pod { serde_json::from_value(serde_json::json!({"spec": spec})).unwrap() };
+        let plain = serde_json::json!({"name": "a"});
+        let check = |spec: serde_json::Value| {
+            let pod = pod(spec);
+            let container = pod.spec.as_ref().unwrap().containers[0].clone();
+            unsupported(&pod, &container)
+        };
+        assert_eq!(check(serde_json::json!({"containers": [plain]})), None);
+        assert_eq!(
+            check(serde_json::json!({"containers": [plain], "initContainers": [plain]})),
+            Some("init containers")
+        );
+        let sleeps = serde_json::json!({"name": "a", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
+        assert_eq!(check(serde_json::json!({"containers": [sleeps]})), None);
     }
 
     #[test]

@@ -34,9 +34,6 @@ pub(crate) async fn environment(
             variables.insert(entry.name.clone(), value);
         }
     }
-    if container.env_from.iter().flatten().next().is_some() {
-        return Err(format!("container {}: the process node does not support envFrom", container.name));
-    }
     order.sort();
     order.dedup();
     Ok(order

@@ -13,6 +13,7 @@ mod context;
 mod environment;
 mod images;
 mod launch;
+mod logs;
 mod pod;
 mod probe;
 mod processes;
@@ -41,6 +42,7 @@ use tokio::{runtime::Runtime, sync::watch};
 use self::{
     addresses::AddressPool,
     context::{NodeContext, Voice},
+    logs::LogServer,
     pod::{PodUpdate, run_pod},
     processes::{Processes, signal_group},
 };
@@ -98,7 +100,9 @@ impl ProcessNode {
     pub fn start(control_plane: &ControlPlane, options: NodeOptions) -> Result<Self, ClusterError> {
         let runtime = start_runtime(&options.name)?;
         let ctx = Arc::new(enter(&runtime, context(control_plane, &options))?);
+        let logs = enter(&runtime, LogServer::bind(ctx.logs))?;
         enter(&runtime, registration::register(&ctx, &options))?;
+        runtime.spawn(logs.serve(Arc::clone(&ctx)));
         runtime.spawn(registration::heartbeat(Arc::clone(&ctx), options));
         runtime.spawn(run_pods(Arc::clone(&ctx)));
         Ok(Self { ctx, runtime: Some(runtime) })
@@ -172,6 +176,7 @@ async fn context(control_plane: &ControlPlane, options: &NodeOptions) -> Result<
         name: options.name.clone(),
         host: slot.home(),
         api: slot.api(),
+        logs: slot.kubelet(options.node_idx),
         dir: control_plane.dir().join(&options.name),
         images: RwLock::new(options.images.clone()),
         backoff: options.backoff,

@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     container::{ContainerLoop, StopAt},
     context::{EventKind, NodeContext},
-    status::{PodFacts, status_of},
+    status::{PodFacts, is_ready, says_ready, status_of},
     view::ContainerView,
     volumes::{VolumeDirs, VolumeMaker, mounts},
 };
@@ -36,10 +36,9 @@ pub(crate) enum PodUpdate {
     Gone,
 }
 
-/// How a write went.
+/// Why a write did not happen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Written {
-    Yes,
+enum NotWritten {
     NotNow,
     /// The pod is no more: there is nothing to write to.
     Gone,
@@ -53,8 +52,14 @@ pub(crate) struct PodRun {
     address: Ipv4Addr,
     started_at: Timestamp,
     views: watch::Receiver<Vec<ContainerView>>,
-    published: Option<PodStatus>,
+    published: Option<Published>,
     state: ApiState,
+}
+
+/// What was written last, and which version of the pod that made.
+struct Published {
+    status: PodStatus,
+    version: u64,
 }
 
 /// Whether the API server knows what we know.
@@ -182,7 +187,7 @@ impl PodRun {
         while self.state != ApiState::Gone && self.stop_at().is_none() {
             self.wait_for_update(Duration::MAX).await;
         }
-        while self.state != ApiState::Gone && self.delete().await == Written::NotNow {
+        while self.state != ApiState::Gone && self.delete().await == Err(NotWritten::NotNow) {
             self.wait_for_update(RETRY).await;
         }
     }
@@ -222,40 +227,39 @@ impl PodRun {
             now: Timestamp::now(),
         };
         let status = status_of(&self.pod, &facts);
-        if self.state == ApiState::Gone || self.published.as_ref().is_some_and(|published| same(published, &status)) {
+        if self.state == ApiState::Gone
+            || self.published.as_ref().is_some_and(|published| published.still_says(&status, &self.pod))
+        {
             return;
         }
         self.state = match self.write_status(&status).await {
-            Written::Yes => ApiState::Current,
-            Written::NotNow => ApiState::Behind,
-            Written::Gone => ApiState::Gone,
+            Ok(version) => {
+                self.published = Some(Published { status, version });
+                ApiState::Current
+            }
+            Err(NotWritten::NotNow) => ApiState::Behind,
+            Err(NotWritten::Gone) => ApiState::Gone,
         };
-        if self.state == ApiState::Current {
-            self.published = Some(status);
-        }
     }
 
-    async fn write_status(&self, status: &PodStatus) -> Written {
+    /// The version of the pod after the write.
+    async fn write_status(&self, status: &PodStatus) -> Result<u64, NotWritten> {
         self.ctx.speaking().await;
         // The uid makes the write fail when another pod has taken the name.
         let patch = json!({"metadata": {"uid": self.pod.uid()}, "status": status});
-        let (api, params) = (self.api(), PatchParams::default());
-        let name = self.pod.name_any();
-        written(
-            timeout(WRITE_TIMEOUT, api.patch_status(&name, &params, &Patch::Merge(&patch)))
-                .await
-                .map(|answer| answer.map(drop)),
-            &name,
-        )
+        let (api, name) = (self.api(), self.pod.name_any());
+        let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+        let pod = written(timeout(WRITE_TIMEOUT, api.patch_status(&name, &params, &patch)).await, &name)?;
+        Ok(version(&pod))
     }
 
-    async fn delete(&self) -> Written {
+    async fn delete(&self) -> Result<(), NotWritten> {
         self.ctx.speaking().await;
         let preconditions = Preconditions { uid: self.pod.uid(), resource_version: None };
         let params =
             DeleteParams { grace_period_seconds: Some(0), preconditions: Some(preconditions), ..Default::default() };
         let (api, name) = (self.api(), self.pod.name_any());
-        written(timeout(WRITE_TIMEOUT, api.delete(&name, &params)).await.map(|answer| answer.map(drop)), &name)
+        written(timeout(WRITE_TIMEOUT, api.delete(&name, &params)).await, &name).map(drop)
     }
 
     fn api(&self) -> Api<Pod> {
@@ -263,15 +267,31 @@ impl PodRun {
     }
 }
 
-fn written(answer: Result<kube::Result<()>, tokio::time::error::Elapsed>, name: &str) -> Written {
+impl Published {
+    /// Whether it says `status`, and nobody has said otherwise since: when a node falls silent, the node lifecycle
+    /// controller marks its pods as not ready, and leaves it to the node to take that back.
+    fn still_says(&self, status: &PodStatus, seen: &Pod) -> bool {
+        let overwritten = version(seen) > self.version && is_ready(seen) != says_ready(status);
+        same(&self.status, status) && !overwritten
+    }
+}
+
+/// Resource versions of one kind of object are numbers that grow.
+fn version(pod: &Pod) -> u64 {
+    pod.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+fn written<T>(answer: Result<kube::Result<T>, tokio::time::error::Elapsed>, name: &str) -> Result<T, NotWritten> {
     match answer {
-        Ok(Ok(())) => Written::Yes,
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 || is_other_uid(&status.message) => Written::Gone,
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 || is_other_uid(&status.message) => {
+            Err(NotWritten::Gone)
+        }
         Ok(Err(error)) => {
             tracing::warn!(pod = name, %error, "the API server did not take a write; trying again");
-            Written::NotNow
+            Err(NotWritten::NotNow)
         }
-        Err(_) => Written::NotNow,
+        Err(_) => Err(NotWritten::NotNow),
     }
 }
 

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         coordination::v1::{Lease, LeaseSpec},
-        core::v1::{Node, NodeAddress, NodeCondition, NodeStatus},
+        core::v1::{DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus},
     },
     apimachinery::pkg::{
         api::resource::Quantity,
@@ -104,6 +104,9 @@ async fn write_status(ctx: &NodeContext, options: &NodeOptions) -> kube::Result<
         allocatable: Some(capacity.clone()),
         capacity: Some(capacity),
         conditions: Some(conditions()),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint { port: ctx.logs.port().into() }),
+        }),
         ..Default::default()
     };
     let info = status.node_info.get_or_insert_default();

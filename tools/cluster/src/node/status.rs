@@ -113,7 +113,12 @@ fn existing(pod: &Pod) -> &[PodCondition] {
 
 /// Whether `pod` says that it is ready.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
-    is_true(pod, "Ready")
+    pod.status.as_ref().is_some_and(says_ready)
+}
+
+/// Whether `status` says so.
+pub(crate) fn says_ready(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn is_true(pod: &Pod, condition_type: &str) -> bool {
