@@ -4,7 +4,7 @@
 //
 // Layout: q is batch rows of q_stride elements, heads of D from the row's start (the fused QKV row); out is batch x n_q x
 // D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. D is 64 or 128, G at most 16.
-// The host plans items (launch.rs, `plan_decode`): a piece [begin, end) of one sequence, begin a multiple of 16. One
+// The host plans items (plan.rs, `plan_decode`): a piece [begin, end) of one sequence, begin a multiple of 16. One
 // thread block takes one item and one KV head. Surplus items have sequence -1: a captured graph keeps its grid.
 // The G queries of a KV head are the rows of a 16-row tensor-core tile, so KV is read once for all of them. Each of the
 // 4 warps has its own ring of 3 stages in shared memory and takes every 4th KV block:
@@ -22,7 +22,7 @@ namespace stoker {
 
 constexpr int kWarps = 4, kStages = 3, kRows = 16;
 
-// The same fields as `DecodeItem` in launch.rs.
+// The same fields as `DecodeItem` in plan.rs.
 struct DecodeItem {
   int32_t sequence, begin, end;  // sequence -1: nothing to do
   int32_t first_item, n_items;   // all pieces of this sequence, this one included

@@ -4,7 +4,7 @@
 //
 // Layout: q is rows of q_stride elements (the fused QKV row), out rows x n_q x D, caches blocks x n_kv x 16 x D, the block
 // table sequences x table_stride i32. D is 64 or 128. The chunk's K and V are already in the cache (rope_kv).
-// The host plans tiles (launch.rs, `plan_prefill`): up to 128/G neighbouring tokens of one sequence. With the G query
+// The host plans tiles (plan.rs, `plan_prefill`): up to 128/G neighbouring tokens of one sequence. With the G query
 // heads that share a KV head they fill the 128 rows of one thread block, so KV is read once for all of them:
 //
 //       row of the tile = token * G + head        token i of the tile sees KV tokens 0 .. first_visible + i - 1
@@ -20,7 +20,7 @@ namespace stoker {
 
 constexpr int kWarps = 4, kTileRows = 128, kWarpRows = 32, kTileTokens = 64, kStages = 2;
 
-// The same fields as `PrefillTile` in launch.rs.
+// The same fields as `PrefillTile` in plan.rs.
 struct PrefillTile {
   int32_t sequence;       // row of the block table; -1: nothing to do
   int32_t first_row;      // first token's row in q and out

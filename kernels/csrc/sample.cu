@@ -10,8 +10,7 @@
 // sampling_floor. tokens u32 is where the next step's embedding reads. A row with a NaN among its logits gets the token
 // 2^32 - 1: the host ends that request with an error, and the embedding of it is zeros.
 // A row is cut into gridDim.x pieces so that few rows still fill the chip; the block that finishes last compares them.
-// 4 B a logit: greedy is bound by memory (85 % of the read ceiling at 256 rows of 128256, 31 us); the draw computes two
-// logarithms a kept token, about 100 us at 256 rows.
+// 4 B a logit, 31 us for 256 rows of 128256; a draw adds a hash and two logarithms for each token that may still win.
 #include "sampling.cuh"
 
 namespace stoker {
@@ -29,22 +28,22 @@ __device__ __forceinline__ Best better(Best a, Best b) {
   return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
 }
 
+__device__ __forceinline__ Best warp_best(Best best) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    best = better(best, {__shfl_xor_sync(~0u, best.score, distance), __shfl_xor_sync(~0u, best.token, distance)});
+  }
+  return best;
+}
+
+// The first warp gets the best of all.
 __device__ __forceinline__ Best block_best(Best best) {
   __shared__ Best scratch[kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, n_warps = blockDim.x / kWarp;
-  auto reduce = [](Best mine) {
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      mine = better(mine, {__shfl_xor_sync(~0u, mine.score, distance), __shfl_xor_sync(~0u, mine.token, distance)});
-    }
-    return mine;
-  };
-  best = reduce(best);
+  best = warp_best(best);
   if (lane == 0) scratch[warp] = best;
   __syncthreads();
-  best = reduce(scratch[lane < n_warps ? lane : 0]);
-  __syncthreads();
-  return best;
+  return warp == 0 ? warp_best(scratch[lane < n_warps ? lane : 0]) : best;
 }
 
 __device__ __forceinline__ uint64_t mix(uint64_t state) {
@@ -61,34 +60,50 @@ __device__ __forceinline__ float gumbel(uint64_t stream, uint32_t token) {
   return -logf(-logf(u));
 }
 
+// What a token with this tempered logit can score at most: u is at most 1 - 2^-24, and -ln(-ln(u)) below 16.64.
+constexpr float kGumbelMax = 16.64f;
+
+__device__ __forceinline__ Best consider(Best best, float logit, uint32_t token, const SampleRow& row, float floor,
+                                         uint64_t stream) {
+  if (isnan(logit)) return {0.f, kNoToken};
+  if (row.temperature == 0.f) return better(best, {logit, token});
+  const float kept = tempered(logit, row);
+  // Most tokens cannot win whatever their noise: two comparisons instead of a hash and two logarithms.
+  if (!(kept >= floor) || kept + kGumbelMax < best.score) return best;
+  return better(best, {kept + gumbel(stream, token), token});
+}
+
 __device__ __forceinline__ Best scan(const float* logits, const SampleRow& row, float floor, int begin, int end) {
-  const bool greedy = row.temperature == 0.f;
+  constexpr int kAtOnce = 8;  // loads in flight a thread
   const uint64_t stream = mix(mix(row.seed) + row.position);
   Best best{-INFINITY, static_cast<uint32_t>(begin)};
-#pragma unroll 4
-  for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const uint32_t token = i;
-    const float logit = logits[i];
-    if (isnan(logit)) return {0.f, kNoToken};
-    float score = logit;
-    if (!greedy) {
-      const float kept = tempered(logit, row);
-      score = kept >= floor ? kept + gumbel(stream, token) : -INFINITY;
+  for (int base = begin + threadIdx.x; base < end; base += kAtOnce * blockDim.x) {
+    float logit[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int token = base + i * blockDim.x;
+      logit[i] = token < end ? logits[token] : -INFINITY;
     }
-    best = better(best, {score, token});
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) best = consider(best, logit[i], base + i * blockDim.x, row, floor, stream);
   }
   return best;
 }
 
-// The last piece of a row to finish compares all of them and puts the ticket counter back.
-__device__ __forceinline__ void finish_row(uint32_t* tokens, volatile Best* pieces, uint32_t* ticket) {
-  __threadfence();
-  if (atomicAdd(ticket, 1u) != gridDim.x - 1) return;
-  __threadfence();
-  Best best{pieces[0].score, pieces[0].token};
-  for (int i = 1; i < gridDim.x; ++i) best = better(best, {pieces[i].score, pieces[i].token});
-  tokens[blockIdx.y] = best.token;
-  *ticket = 0;
+// The last piece of a row to finish compares all of them and puts the ticket counter back. By the first warp.
+__device__ __forceinline__ void finish_row(uint32_t* tokens, Best mine, Best* pieces, uint32_t* ticket) {
+  const int lane = threadIdx.x;
+  uint32_t n_before = 0;
+  if (lane == 0) {
+    pieces[blockIdx.x] = mine;
+    __threadfence();
+    n_before = atomicAdd(ticket, 1u);
+    __threadfence();
+  }
+  if (__shfl_sync(~0u, n_before, 0) != gridDim.x - 1) return;
+  const int piece = min(lane, gridDim.x - 1);
+  const Best best = warp_best({__ldcg(&pieces[piece].score), __ldcg(&pieces[piece].token)});
+  if (lane == 0) tokens[blockIdx.y] = best.token, *ticket = 0;
 }
 
 }  // namespace stoker
@@ -102,11 +117,6 @@ extern "C" __global__ void __launch_bounds__(512) sample(uint32_t* tokens, const
   const float* row = logits + static_cast<size_t>(blockIdx.y) * vocab;
   const stoker::Best best =
       stoker::block_best(stoker::scan(row, rows[blockIdx.y], floors[blockIdx.y], begin, min(begin + n_each, vocab)));
-  if (threadIdx.x != 0) return;
-  if (gridDim.x == 1) {
-    tokens[blockIdx.y] = best.token;
-    return;
-  }
-  pieces[blockIdx.y * gridDim.x + blockIdx.x] = best;
-  stoker::finish_row(tokens, pieces + blockIdx.y * gridDim.x, tickets + blockIdx.y);
+  if (threadIdx.x >= stoker::kWarp) return;
+  stoker::finish_row(tokens, best, pieces + blockIdx.y * gridDim.x, tickets + blockIdx.y);
 }

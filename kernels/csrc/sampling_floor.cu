@@ -8,7 +8,8 @@
 // among those that share the digits found. Counting finds the k-th largest; adding up mass finds top-p's. Mass is added
 // as integers of 2^-40: any order gives the same sum, so the floor has no run-to-run noise (D9).
 // One block a row: 1 pass over 4 B * vocab for min-p, 4 for top-k, 5 for top-p, 8 for both, from L2 after the first.
-// About 60 to 120 us for up to 264 rows of 128256 together; rows without a filter cost one look at their parameters.
+// Measured on an H200: 0.7 ms for one row of 128256, 1.4 ms for 256: shared 64-bit atomics are retry loops and one block
+// reads a row slowly. sampling_floor_sm90.cu does better where blocks can share memory; this one runs everywhere.
 #include "sampling.cuh"
 
 namespace stoker {
@@ -24,27 +25,8 @@ struct Select {
   float maximum;
 };
 
-// Integers in the order of the floats.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float unordered(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
-
 __device__ __forceinline__ unsigned long long mass(float t, float maximum) {
-  return __float2ull_rn(expf(t - maximum) * kMassUnit);
-}
-
-__device__ __forceinline__ unsigned long long warp_scan(unsigned long long x) {
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const unsigned long long other = __shfl_up_sync(~0u, x, distance);
-    if (threadIdx.x % kWarp >= distance) x += other;
-  }
-  return x;
+  return isnan(t) ? 0 : __float2ull_rn(expf(t - maximum) * kMassUnit);
 }
 
 // Sum over all threads before and including this one.

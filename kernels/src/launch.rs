@@ -58,6 +58,8 @@ entries! {
     PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
     EditLogits = "edit_logits" "edit_logits",
     SamplingFloor = "sampling_floor" "sampling_floor",
+    SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
+    SamplingFloorSm90E32 = "sampling_floor_sm90" "sampling_floor_sm90_e32",
     Sample = "sample" "sample",
 }
 
@@ -262,10 +264,19 @@ pub fn edit_logits(n_edits: usize) -> Result<LaunchConfig, KernelError> {
     Ok(config(Entry::EditLogits, [count(n_edits.div_ceil(128)), 1, 1], 128))
 }
 
-/// Floors of filtered rows of logits, one block a row.
-pub fn sampling_floor(rows: Rows) -> Result<LaunchConfig, KernelError> {
-    not_empty("sampling_floor", rows.n_rows.min(rows.width))?;
-    Ok(config(Entry::SamplingFloor, [count(rows.n_rows), 1, 1], 1024))
+/// Floors of filtered rows of logits: a cluster of 8 blocks a row where the chip has clusters and the row fits their
+/// registers, else one block a row.
+pub fn sampling_floor(rows: Rows, capability: (i32, i32)) -> Result<LaunchConfig, KernelError> {
+    const CLUSTER: usize = 8;
+    not_empty("sampling_floor", rows.width)?;
+    tiles("sampling_floor", rows.n_rows)?;
+    let has_clusters = capability >= (9, 0);
+    let (entry, n_blocks) = match rows.width.div_ceil(CLUSTER * 1024) {
+        0..=16 if has_clusters => (Entry::SamplingFloorSm90E16, CLUSTER),
+        17..=32 if has_clusters => (Entry::SamplingFloorSm90E32, CLUSTER),
+        _ => (Entry::SamplingFloor, 1),
+    };
+    Ok(config(entry, [count(rows.n_rows * n_blocks), 1, 1], 1024))
 }
 
 /// The draw over rows of logits: pieces of 4096 logits, but no more than two rounds of blocks for the chip.
@@ -377,6 +388,16 @@ mod tests {
         let kernels = [(8, 0), (8, 9), (9, 0), (10, 0)].map(PrefillKernel::for_capability);
         use PrefillKernel::{Mma, Wgmma};
         assert_eq!(kernels, [Mma, Mma, Wgmma, Mma]);
+    }
+
+    #[test]
+    fn a_row_of_logits_takes_a_cluster_where_it_fits_one() {
+        let entry = |width, capability| sampling_floor(rows(2, width), capability).unwrap();
+        assert_eq!(entry(128_256, (9, 0)).entry, Entry::SamplingFloorSm90E16);
+        assert_eq!(entry(128_256, (9, 0)).grid, [16, 1, 1]);
+        assert_eq!(entry(151_936, (10, 0)).entry, Entry::SamplingFloorSm90E32);
+        assert_eq!(entry(300_000, (9, 0)).entry, Entry::SamplingFloor);
+        assert_eq!(entry(128_256, (8, 9)).grid, [2, 1, 1]);
     }
 
     #[test]

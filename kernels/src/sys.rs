@@ -32,6 +32,7 @@ fatbins!(
     "rope_kv",
     "sample",
     "sampling_floor",
+    "sampling_floor_sm90",
     "silu_mul",
     "skinny_gemm"
 );

@@ -8,7 +8,7 @@ use crate::{
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
-    for vocab in [1, 33, 4096, 32_001, 128_256] {
+    for vocab in [1, 33, 4096, 32_001, 128_256, 151_936, 262_145] {
         outcomes.extend(draws(gpu, vocab)?);
         outcomes.push(edits(gpu, vocab)?);
     }
