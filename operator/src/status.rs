@@ -12,7 +12,7 @@ use stoker_crds::{
 
 use crate::{
     apply::Applied,
-    cause::{Cause, root_cause},
+    cause::{Cause, Severity, root_cause},
     desired::{Desired, labels, url},
     observe::{Observed, ObservedPod, Stage, Trouble},
     plan::Plan,
@@ -54,7 +54,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let Round { deployment, desired, observed, plan, applied } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
-    let cause = root_cause(plan, &applied.refusals, &observed.pods);
+    let cause = root_cause(plan, &applied.refusals, &observed.pods).map(|cause| in_hand(cause, plan));
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
         (AVAILABLE, available(&counts)),
@@ -191,6 +191,12 @@ fn degraded(cause: Option<&Cause>) -> Verdict {
         Some(cause) => Verdict { value: true, trouble: cause.trouble.clone() },
         None => Verdict::new(false, conditions::REASON_AS_EXPECTED, "nothing is wrong"),
     }
+}
+
+/// For lack of room a replica is being given up already: nobody else has to do anything.
+fn in_hand(cause: Cause, plan: &Plan) -> Cause {
+    let replacing = plan.pods.strategy == Strategy::ReplaceInPlace && cause.severity == Severity::NoRoom;
+    if replacing { Cause { severity: Severity::Passing, ..cause } } else { cause }
 }
 
 /// Makes conditions that remember when their status last changed.

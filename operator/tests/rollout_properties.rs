@@ -208,7 +208,17 @@ fn report(phase: AgentPhase, running: u32) -> LoadReport {
 fn pod_change() -> impl Strategy<Value = PodChange> {
     use PodChange::*;
     let plain = vec![
-        NoRoom, Prepared, Started, Faltered, Crashed, Evicted, DeletedByOthers, Gone, RanEmpty, ForgotTheDrain, Silent,
+        NoRoom,
+        Prepared,
+        Started,
+        Faltered,
+        Crashed,
+        Evicted,
+        DeletedByOthers,
+        Gone,
+        RanEmpty,
+        ForgotTheDrain,
+        Silent,
     ];
     prop_oneof![6 => Just(Served), 6 => prop::sample::select(plain), 2 => (0..50u32).prop_map(GotWork)]
 }

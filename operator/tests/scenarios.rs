@@ -1,0 +1,205 @@
+//! Scenarios: a spec and pods in YAML in, the plan and the conditions as text out. `tests/scenarios/NAME.yaml` is the
+//! question, `NAME.txt` the answer; `UPDATE_GOLDENS=1` writes answers, which a commit then has to explain.
+
+use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stoker_crds::{
+    InferenceDeployment,
+    contract::{AgentPhase, LoadReport},
+};
+use stoker_operator::{
+    apply::Applied,
+    desired::{Desired, desired},
+    lint,
+    observe::{Child, Needs, Observed, ObservedPod, Stage, Trouble},
+    plan::{self, Plan},
+    probe::Load,
+    status::{Round, status_of},
+    validate::{Defaults, ValidatedDeployment, validate},
+};
+
+/// How a scenario writes the revision that its spec renders to.
+const CURRENT: &str = "current";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Scenario {
+    now: Timestamp,
+    spec: Value,
+    #[serde(default)]
+    pods: Vec<Pod>,
+    #[serde(default)]
+    children: Children,
+}
+
+#[derive(Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+enum Children {
+    #[default]
+    Present,
+    Absent,
+    TakenByOthers,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Pod {
+    name: String,
+    stage: String,
+    reason: Option<String>,
+    message: Option<String>,
+    since: Option<Timestamp>,
+    drain_started: Option<Timestamp>,
+    load: Option<Reading>,
+    #[serde(default)]
+    cpu: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Reading {
+    phase: Option<AgentPhase>,
+    #[serde(default)]
+    running: u32,
+    #[serde(default)]
+    referenced: u32,
+    error: Option<String>,
+    missing: Option<String>,
+}
+
+#[test]
+fn every_scenario_gets_its_answer() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/scenarios");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut questions: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect();
+    questions.sort();
+    assert!(!questions.is_empty());
+    let wrong: Vec<String> = questions.iter().filter_map(|question| complaint(question)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn complaint(question: &Path) -> Option<String> {
+    let name = question.display();
+    let scenario: Scenario = serde_norway::from_str(&fs::read_to_string(question).unwrap())
+        .unwrap_or_else(|error| panic!("{name}: {error}"));
+    let answer = answer(&scenario);
+    let golden = question.with_extension("txt");
+    if std::env::var_os("UPDATE_GOLDENS").is_some() {
+        fs::write(&golden, &answer).unwrap();
+    }
+    let expected = fs::read_to_string(&golden).unwrap_or_default();
+    (answer != expected).then(|| format!("{name}\nexpected:\n{expected}\nanswered:\n{answer}"))
+}
+
+fn answer(scenario: &Scenario) -> String {
+    let deployment = deployment(&scenario.spec);
+    let valid = validate(&deployment, &Defaults { agent_image: "agent:1".into() }).unwrap();
+    let desired = desired(&valid);
+    let observed = observed(scenario, deployment, &desired);
+    let plan = plan::plan(&valid, &desired, &observed, scenario.now);
+    let wanted = plan::wanted(&valid, &desired, &observed);
+    let violations = lint::check(&plan, &wanted, &observed.pods, scenario.now);
+    assert!(violations.is_empty(), "{violations:?}");
+    let conditions = conditions(&valid, &desired, &observed, &plan, scenario.now);
+    format!("{plan}---\n{conditions}").replace(&desired.revision, CURRENT)
+}
+
+fn conditions(
+    deployment: &ValidatedDeployment,
+    desired: &Desired,
+    observed: &Observed,
+    plan: &Plan,
+    now: Timestamp,
+) -> String {
+    let applied = Applied::default();
+    let status = status_of(&Round { deployment, desired, observed, plan, applied: &applied }, now).status;
+    let lines = status.conditions.iter().map(|condition| {
+        let (type_, value, reason) = (&condition.type_, &condition.status, &condition.reason);
+        format!("{type_}={value} {reason}: {}\n", condition.message)
+    });
+    lines.collect()
+}
+
+fn deployment(spec: &Value) -> InferenceDeployment {
+    let object = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec,
+        "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desired) -> Observed {
+    let (service, config_maps) = match scenario.children {
+        Children::Absent => (Child::Absent, Vec::new()),
+        Children::Present => {
+            (Child::Own(Arc::new(desired.service.clone())), vec![Child::Own(Arc::new(desired.config_map.clone()))])
+        }
+        Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
+    };
+    let pods = scenario.pods.iter().map(|pod| observed_pod(pod, desired)).collect();
+    Observed { deployment: Arc::new(deployment), pods, foreign_pods: BTreeSet::new(), service, config_maps }
+}
+
+/// A pod named `current-0` or `REVISION-0`.
+fn observed_pod(pod: &Pod, desired: &Desired) -> ObservedPod {
+    let (revision, ordinal) = pod.name.split_once('-').unwrap();
+    let revision = if revision == CURRENT { &desired.revision } else { revision };
+    let cpu = pod.cpu.iter().map(|cpu| ("cpu".to_owned(), serde_json::from_value(json!(cpu)).unwrap()));
+    ObservedPod {
+        name: format!("chat-{revision}-{ordinal}"),
+        uid: format!("uid-{}", pod.name),
+        revision: revision.to_owned(),
+        ordinal: ordinal.parse().unwrap(),
+        ip: Some("127.77.0.1".into()),
+        stage: stage(pod),
+        drain_started: pod.drain_started,
+        load: pod.load.as_ref().map_or(Load::Unread, load),
+        needs: Needs { requests: cpu.collect(), ..Needs::default() },
+    }
+}
+
+fn stage(pod: &Pod) -> Stage {
+    let trouble = Trouble::new(pod.reason.clone().unwrap_or_default(), pod.message.clone().unwrap_or_default());
+    let since = pod.since.unwrap_or_default();
+    match pod.stage.as_str() {
+        "unscheduled" => Stage::Unscheduled { trouble, since },
+        "preparing" => Stage::Preparing,
+        "blocked" => Stage::Blocked(trouble),
+        "starting" => Stage::Starting,
+        "serving" => Stage::Serving,
+        "faltering" => Stage::Faltering { trouble, since },
+        "finished" => Stage::Finished(trouble),
+        "leaving" => Stage::Leaving,
+        other => panic!("{}: no stage {other}", pod.name),
+    }
+}
+
+fn load(reading: &Reading) -> Load {
+    if let Some(why) = &reading.missing {
+        return Load::Missing(why.clone());
+    }
+    Load::Fresh(LoadReport {
+        time_ms: 0,
+        start_id: String::new(),
+        revision: String::new(),
+        phase: reading.phase.unwrap_or(AgentPhase::Ready),
+        error: reading.error.clone(),
+        load_progress: 1.0,
+        running: reading.running,
+        waiting: 0,
+        waiting_prefill_tokens: 0,
+        total_blocks: 1000,
+        referenced_blocks: reading.referenced,
+        cached_blocks: 0,
+        free_blocks: 1000 - reading.referenced,
+        preemptions: 0,
+        finished: 0,
+        ttft_p95_seconds: None,
+        itl_p95_seconds: None,
+        prefill_tokens_per_second: None,
+        stalled_seconds: 0.0,
+    })
+}

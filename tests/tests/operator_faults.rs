@@ -1,0 +1,110 @@
+//! Killing the operator, the API server or a pod at any moment loses no accepted spec and ends in the same state: the
+//! one that a deployment reaches undisturbed.
+
+use std::{collections::BTreeMap, thread::sleep, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use kube::ResourceExt;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_operator::{
+    revision::revision,
+    validate::{Defaults, validate},
+};
+use stoker_tests::operator::{AGENT_IMAGE, Rig, is_ready, revision_of, serves};
+
+const KILLS: usize = 54;
+const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
+const SETTLED_WITHIN: Duration = Duration::from_secs(120);
+const REPEAT_WITHIN: Duration = Duration::from_secs(60);
+
+/// What is killed.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Operator,
+    ApiServer,
+    Pod,
+}
+
+#[test]
+fn kills_at_random_moments_end_in_the_same_state() {
+    let seed = std::env::var("STOKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
+    println!("STOKER_TEST_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut rig = Rig::start(Audit::Off).unwrap();
+    let mut accepted = BTreeMap::new();
+    for name in NAMES {
+        change_spec(&rig, name, &mut random, &mut accepted);
+    }
+    for kill in 0..KILLS {
+        let victim = [Victim::Operator, Victim::ApiServer, Victim::Pod][kill % 3];
+        if random.random_bool(0.6) {
+            change_spec(&rig, NAMES[random.random_range(0..NAMES.len())], &mut random, &mut accepted);
+        }
+        sleep(Duration::from_millis(random.random_range(0..1500)));
+        strike(&mut rig, victim, &mut random).with_context(|| format!("kill {kill}: {victim:?}")).unwrap();
+    }
+    rig.operator.restart().unwrap();
+    for (name, spec) in &accepted {
+        ends_as_asked(&rig, name, spec).unwrap();
+    }
+}
+
+/// Asks for something else and repeats it until the API server accepts it.
+fn change_spec(rig: &Rig, name: &'static str, random: &mut StdRng, accepted: &mut BTreeMap<&'static str, Value>) {
+    let spec = json!({
+        "model": {"source": "builtin://ember"},
+        "replicas": random.random_range(0..4),
+        "drain": {"withdrawSeconds": random.random_range(0..2), "deadlineSeconds": 5},
+        "engine": {"maxNumSeqs": random.random_range(1..4)},
+    });
+    rig.wait("the spec is accepted", REPEAT_WITHIN, |rig| Ok(rig.apply(name, spec.clone()).is_ok())).unwrap();
+    accepted.insert(name, spec);
+}
+
+fn strike(rig: &mut Rig, victim: Victim, random: &mut StdRng) -> Result<()> {
+    match victim {
+        Victim::Operator => {
+            rig.operator.kill()?;
+            sleep(Duration::from_millis(random.random_range(0..500)));
+            rig.operator.restart()
+        }
+        Victim::ApiServer => {
+            rig.cluster.control_plane.kill_apiserver();
+            sleep(Duration::from_millis(random.random_range(0..500)));
+            Ok(rig.cluster.control_plane.restart_apiserver()?)
+        }
+        Victim::Pod => {
+            let pods = rig.pods(NAMES[random.random_range(0..NAMES.len())])?;
+            if !pods.is_empty() {
+                let pod = &pods[random.random_range(0..pods.len())];
+                // It may have ended by itself since.
+                let _ = rig.cluster.node.kill_pod(&pod.namespace().unwrap_or_default(), &pod.name_any());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The end state: what was accepted last, and nothing else.
+fn ends_as_asked(rig: &Rig, name: &str, spec: &Value) -> Result<()> {
+    let replicas = usize::try_from(spec["replicas"].as_u64().context("a number")?)?;
+    rig.wait(&format!("{name} settles"), SETTLED_WITHIN, |rig| {
+        let pods = rig.pods(name)?;
+        Ok(is_ready(&rig.get(name)?)
+            && pods.len() == replicas
+            && pods.iter().all(serves)
+            && rig.config_maps(name)?.len() == 1)
+    })?;
+    let deployment = rig.get(name)?;
+    let stored = serde_json::to_value(&deployment.spec)?;
+    ensure!(stored["engine"] == spec["engine"] && stored["drain"] == spec["drain"], "{name}: {stored} is not {spec}");
+    let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned() };
+    let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
+    for pod in rig.pods(name)? {
+        ensure!(revision_of(&pod) == undisturbed, "{}: not of revision {undisturbed}", pod.name_any());
+        ensure!(!pod.annotations().contains_key("stoker.dev/drain-started"), "{}: still draining", pod.name_any());
+    }
+    Ok(())
+}
