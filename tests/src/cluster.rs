@@ -4,6 +4,7 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
     process::Stdio,
     thread::sleep,
     time::{Duration, Instant},
@@ -139,4 +140,12 @@ pub fn http_get(address: SocketAddr, path: &str) -> Result<String, String> {
 /// Whether a process runs. A zombie does not: nobody has waited for it, but it is over.
 pub fn is_running(pid: u32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| !command_line.is_empty())
+}
+
+/// A program of this workspace, built beside the running test; a panic with the command that builds it.
+pub fn built(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("this program has a path");
+    // A test lies in `target/PROFILE/deps`, a program in `target/PROFILE`.
+    let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("no {name} near {}; build it with: cargo build -p {name}", own.display()))
 }
