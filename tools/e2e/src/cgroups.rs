@@ -10,6 +10,8 @@ use anyhow::Result;
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "stoker-e2e-";
+/// The weight of eight processes.
+const CPU_SHARES: &str = "8192";
 /// Where containers find themselves limited in version 1; the kubelet refuses to start when one of them lacks its root.
 const V1_HIERARCHIES: [&str; 9] =
     ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "blkio", "devices", "freezer"];
@@ -39,7 +41,8 @@ impl Slot {
         for hierarchy in hierarchies() {
             fs::create_dir_all(hierarchy.join(&self.0))?;
         }
-        self.inherit_cpuset()
+        self.inherit_cpuset()?;
+        self.weigh_in()
     }
 
     /// Removes the cgroups. What still holds a process stays, for a later sweep.
@@ -47,6 +50,16 @@ impl Slot {
         for hierarchy in subdirectories(Path::new(ROOT)).into_iter().chain([ROOT.into()]) {
             remove_tree(&hierarchy.join(&self.0));
         }
+    }
+
+    /// A cgroup of version 1 weighs as much as one process beside it: on a machine that also builds, all pods together
+    /// would get a few percent of a CPU.
+    fn weigh_in(&self) -> Result<()> {
+        let file = Path::new(ROOT).join("cpu").join(&self.0).join("cpu.shares");
+        if file.exists() {
+            fs::write(file, CPU_SHARES)?;
+        }
+        Ok(())
     }
 
     /// A cpuset of version 1 starts empty and then refuses every process.

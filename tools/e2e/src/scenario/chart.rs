@@ -2,9 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
-use crate::kubectl::Kubectl;
+use super::LIMIT;
+use crate::{
+    kubectl::Kubectl,
+    wait::{Look, until},
+};
 
 const NAMESPACE: &str = "stoker-system";
 const RELEASE: &str = "stoker";
@@ -39,7 +43,10 @@ pub(crate) fn install(kubectl: &Kubectl, chart: &Path) -> Result<()> {
 pub(crate) fn uninstall(kubectl: &Kubectl) -> Result<()> {
     kubectl.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "60s"])?;
     let kinds = "deployments,pods,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings";
-    let left = kubectl.run(&["get", kinds, "-A", "-l", "app.kubernetes.io/instance=stoker", "-o", "name"])?;
-    ensure!(left.trim().is_empty(), "left behind: {left}");
+    // Helm waits for what it made; the pods are the Deployment's and go a moment later.
+    until(LIMIT, "the chart's objects to be gone", || {
+        let left = kubectl.run(&["get", kinds, "-A", "-l", "app.kubernetes.io/instance=stoker", "-o", "name"])?;
+        Ok(if left.trim().is_empty() { Look::Done(()) } else { Look::NotYet(left.replace('\n', " ")) })
+    })?;
     kubectl.run(&["get", "crd", "inferencedeployments.stoker.dev"]).map(drop).context("the CRD is to stay")
 }

@@ -14,8 +14,8 @@ use crate::{
 const NAME: &str = "chat";
 /// The labels by which the operator knows the objects of a deployment.
 const SELECTOR: &str = "app.kubernetes.io/managed-by=stoker,app.kubernetes.io/instance=chat";
-/// Small enough that six replicas' worth of requests fit a small machine. The drain is short because a whole stream
-/// takes seconds here.
+/// Little CPU, so that a stream outlasts the start of the replica that is to take over, on a fast machine too: both take
+/// CPU time, the stream several times as much. The drain is as patient as by default, for a slow and busy machine.
 const MANIFEST: &str = "
 apiVersion: stoker.dev/v1alpha1
 kind: InferenceDeployment
@@ -23,9 +23,16 @@ metadata: {name: chat, namespace: default}
 spec:
   model: {source: builtin://ember}
   replicas: 2
-  resources: {cpu: 200m, memory: 256Mi}
-  drain: {deadlineSeconds: 120, withdrawSeconds: 3}
+  resources: {cpu: 400m, memory: 512Mi}
 ";
+
+/// A roll that went through.
+pub(crate) struct Roll {
+    /// How often `meanwhile` was called.
+    pub(crate) n_calls: usize,
+    /// When the first new replica was seen serving, and so the first old one began to leave.
+    pub(crate) first_leaves: Instant,
+}
 
 /// The deployment in the cluster.
 pub(crate) struct Deployment<'a> {
@@ -63,19 +70,23 @@ impl<'a> Deployment<'a> {
         self.patch("{\"spec\": {\"engine\": {\"maxNumSeqs\": 32}}}")
     }
 
-    /// Waits until every pod is of another revision and ready, calling `meanwhile` again and again; returns how often.
-    /// Two replicas must be ready at every look.
-    pub(crate) fn wait_rolled(&self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<usize> {
-        let (started, mut n_calls) = (Instant::now(), 0);
+    /// Waits until every pod is of the new revision and ready, calling `meanwhile` again and again. Two replicas must be
+    /// ready at every look.
+    pub(crate) fn wait_rolled(&self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<Roll> {
+        let (started, mut n_calls, mut first_leaves) = (Instant::now(), 0, None);
         loop {
             meanwhile()?;
             n_calls += 1;
             let object = self.get()?;
-            let n_ready = object["status"]["readyReplicas"].as_u64().unwrap_or(0);
-            ensure!(n_ready >= 2, "{n_ready} replicas ready during the roll");
-            match judge(&object, 2) {
-                Look::Done(()) => return Ok(n_calls),
-                Look::NotYet(missing) => ensure!(started.elapsed() < LIMIT, "not rolled: {missing}"),
+            let count = |name: &str| object["status"][name].as_u64().unwrap_or(0);
+            ensure!(count("readyReplicas") >= 2, "{} replicas ready during the roll", count("readyReplicas"));
+            if first_leaves.is_none() && is_current(&object) && count("updatedReplicas") > 0 {
+                first_leaves = Some(Instant::now());
+            }
+            match (judge(&object, 2), first_leaves) {
+                (Look::Done(()), Some(first_leaves)) => return Ok(Roll { n_calls, first_leaves }),
+                (Look::Done(()), None) => bail!("ready with no replica of the new revision"),
+                (Look::NotYet(missing), _) => ensure!(started.elapsed() < LIMIT, "not rolled: {missing}"),
             }
         }
     }
@@ -105,12 +116,17 @@ impl<'a> Deployment<'a> {
     }
 }
 
+/// Whether the status is about this very generation.
+fn is_current(object: &Value) -> bool {
+    object["status"]["observedGeneration"] == object["metadata"]["generation"]
+}
+
 /// Whether the status says that this very generation is served by `n_replicas`, and if not, what it says instead.
 fn judge(object: &Value, n_replicas: u64) -> Look<()> {
     let status = &object["status"];
     let ready = status["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == "Ready");
     let Some(ready) = ready else { return Look::NotYet("it has no Ready condition yet".to_owned()) };
-    let current = ready["observedGeneration"] == object["metadata"]["generation"];
+    let current = is_current(object) && ready["observedGeneration"] == object["metadata"]["generation"];
     let counts = [&status["replicas"], &status["readyReplicas"]].iter().all(|n| n.as_u64() == Some(n_replicas));
     if current && counts && ready["status"] == "True" {
         return Look::Done(());
@@ -131,7 +147,7 @@ mod tests {
         json!({
             "metadata": {"generation": 2},
             "status": {
-                "replicas": 2, "readyReplicas": n_ready,
+                "replicas": 2, "readyReplicas": n_ready, "observedGeneration": observed,
                 "conditions": [{"type": "Ready", "status": status, "observedGeneration": observed, "reason": "R", "message": "M"}],
             },
         })

@@ -4,6 +4,7 @@
 mod chart;
 mod client;
 mod deployment;
+mod streams;
 
 use std::time::Duration;
 
@@ -14,7 +15,11 @@ use client::Client;
 use deployment::Deployment;
 
 /// The longest any single step may take. Everything local takes seconds; the rest is a slow machine's allowance.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(300);
+/// Streams held through a roll: with two replicas, each holds some of them when its turn comes.
+const N_STREAMS: usize = 8;
+/// Long enough to last until a new replica has started, short enough for the model's context of 2048 tokens.
+const N_TOKENS: u64 = 1200;
 
 /// Walks through everything; the first thing that is not as promised ends it.
 pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> Result<()> {
@@ -31,12 +36,13 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     let answer = client.ask("What is 2 + 3?").context("stream an answer")?;
     stages.done(format_args!("answer streamed inside the pod network: {:?}", answer.text));
 
-    let streams = client.hold_streams().context("open streams")?;
+    let streams = client.hold_streams(N_STREAMS, N_TOKENS).context("open streams")?;
+    stages.done(format_args!("{N_STREAMS} long streams begun"));
     deployment.change_engine().context("change spec.engine")?;
-    let n_asked = deployment.wait_rolled(|| client.ask("ping").map(drop)).context("roll under load")?;
-    stages.done(format_args!("rolled to a new revision; {n_asked} requests meanwhile, none refused"));
-    let n_whole = streams.finish().context("streams held open through the roll")?;
-    stages.done(format_args!("{n_whole} streams held open through the roll came whole"));
+    let roll = deployment.wait_rolled(|| client.ask("ping").map(drop)).context("roll under load")?;
+    stages.done(format_args!("rolled to a new revision; {} requests meanwhile, none refused", roll.n_calls));
+    streams.finish_after(roll.first_leaves).context("streams held open through the roll")?;
+    stages.done(format_args!("{N_STREAMS} streams held open through the roll came whole, {N_TOKENS} tokens each"));
 
     deployment.scale(3).context("scale up")?;
     stages.done("scaled up to 3");
@@ -47,6 +53,6 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     deployment.delete().context("delete InferenceDeployment")?;
     stages.done("deleted; nothing of it is left");
     chart::uninstall(kubectl).context("uninstall chart")?;
-    stages.done("chart uninstalled; nothing of it is left but the CRD");
+    stages.done("chart uninstalled; nothing of it is left but the CRD: passed");
     Ok(())
 }
