@@ -15,12 +15,13 @@
 // add up through shared memory at the end, in a fixed order: a row of y does not depend on m or on the other rows.
 // The first chunk of w is requested before the wait for the kernel in front, the next one before each chunk is used:
 // about 8 KiB in flight a warp, 64 KiB or more a multiprocessor; 23 KiB would cover the memory's latency at full rate.
-// Bound by memory, 2 B * n * k: 93 % of the read ceiling for large w, 80 % for 4096 x 4096 (ramp-up and tail of 2 us).
-#include "mma.cuh"
+// Bound by memory, 2 B * n * k: 93 % of the read ceiling for large w and m = 1, 72 % for 4096 x 4096; 16 rows of x cost 30 %
+// more, because every block reads all of x. On Hopper skinny_gemm_sm90.cu is used instead.
+#include "skinny.cuh"
 
 namespace stoker {
 
-constexpr int kWarps = 8, kTileRows = 16, kSteps = 4, kStep = 32;
+constexpr int kSteps = 4, kStep = 32;
 
 // The weights are read once a step: they must not push activations out of L1.
 __device__ __forceinline__ uint4 load_weights(const bf16* pointer) {
@@ -50,34 +51,13 @@ __device__ __forceinline__ void multiply_chunk(float (&sum)[kTiles][4], const We
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     const int at = from + s * kStep;
-    const uint4 a = chunk.upper[s], c = chunk.lower[s];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       uint4 b = make_uint4(0, 0, 0, 0);
       if (x[tile] != nullptr && at < k) b = *reinterpret_cast<const uint4*>(x[tile] + at);
-      mma(sum[tile], a.x, c.x, a.y, c.y, b.x, b.y);
-      mma(sum[tile], a.z, c.z, a.w, c.w, b.z, b.w);
+      multiply_step(sum[tile], chunk.upper[s], chunk.lower[s], b);
     }
   }
-}
-
-// Adds the warps' sums of one tile of y and writes it: thread -> (column of x, row of w), rows fastest.
-template <int kTiles, typename Out>
-__device__ __forceinline__ void reduce_and_store(const float (&sum)[kTiles][4], Out* y, int m, int n) {
-  __shared__ float partial[kWarps][kTiles * 8][kTileRows + 1];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) partial[warp][tile * 8 + 2 * t + i % 2][g + 8 * (i / 2)] = sum[tile][i];
-  }
-  __syncthreads();
-  const int row = threadIdx.x % kTileRows, column = threadIdx.x / kTileRows, out_row = blockIdx.x * kTileRows + row;
-  if (column >= m || column >= kTiles * 8 || out_row >= n) return;
-  float total = 0.f;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) total += partial[w][column][row];
-  y[static_cast<size_t>(column) * n + out_row] = static_cast<Out>(total);
 }
 
 template <int kTiles, typename Out>
@@ -87,7 +67,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const bf16* w, const bf16* x
   const int first = blockIdx.x * kTileRows;
   const bf16* upper = w + static_cast<size_t>(min(first + g, n - 1)) * k;
   const bf16* lower = w + static_cast<size_t>(min(first + g + 8, n - 1)) * k;
-  const int stride = kWarps * kSteps * kStep;
+  const int stride = kProductWarps * kSteps * kStep;
   int from = warp * kSteps * kStep;  // the same in all lanes: products need the whole warp
   WeightChunk chunk;
   load_chunk(chunk, upper, lower, from + t * 8, k);
@@ -105,7 +85,10 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const bf16* w, const bf16* x
     multiply_chunk<kTiles>(sum, chunk, column, from + t * 8, k);
     chunk = next;
   }
-  reduce_and_store<kTiles>(sum, y, m, n);
+  __shared__ Partials<kTiles> partial;
+  leave_partial<kTiles>(partial, sum);
+  __syncthreads();
+  store_total<kTiles>(partial, y, first, m, n);
 }
 
 }  // namespace stoker

@@ -24,6 +24,8 @@ pub struct Properties {
     pub capability: (i32, i32),
     /// Bytes of the L2 cache.
     pub l2_bytes: usize,
+    /// Shared memory that a block may ask for.
+    pub shared_bytes_max: u32,
 }
 
 impl Device {
@@ -71,6 +73,7 @@ impl Properties {
         Ok(Self {
             n_multiprocessors: read(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs(),
             capability,
+            shared_bytes_max: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.unsigned_abs(),
             l2_bytes: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.unsigned_abs() as usize,
         })
     }

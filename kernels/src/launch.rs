@@ -1,7 +1,7 @@
 //! Launch shapes: from the description of an operation to entry point, grid, block and shared memory. Pure; nothing here
 //! touches the device. A shape that the kernels do not cover is refused here, with what they do cover.
 
-use crate::error::KernelError;
+use crate::{device::Properties, error::KernelError};
 
 /// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
 pub const BLOCK_SIZE: usize = 16;
@@ -13,6 +13,11 @@ pub const GROUP_MAX: usize = 16;
 pub const PREFILL_TILE_ROWS: usize = 128;
 /// Pieces of one row of logits at most.
 pub const SAMPLE_PIECES_MAX: usize = 32;
+
+/// Six stages of 16 rows of 512 values, 64 bytes of padding a row.
+const SKINNY_RING_BYTES: u32 = 6 * 16 * (512 * 2 + 64);
+/// Dynamic shared memory that a kernel may have without asking.
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
 macro_rules! entries {
     ($($variant:ident = $module:literal $name:literal,)*) => {
@@ -50,6 +55,10 @@ entries! {
     SkinnyM8F32 = "skinny_gemm" "skinny_gemm_m8_f32",
     SkinnyM16Bf16 = "skinny_gemm" "skinny_gemm_m16_bf16",
     SkinnyM16F32 = "skinny_gemm" "skinny_gemm_m16_f32",
+    SkinnySm90M8Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_bf16",
+    SkinnySm90M8F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_f32",
+    SkinnySm90M16Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_bf16",
+    SkinnySm90M16F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_f32",
     PagedDecodeD64 = "paged_decode" "paged_decode_d64",
     PagedDecodeD128 = "paged_decode" "paged_decode_d128",
     PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",
@@ -61,6 +70,19 @@ entries! {
     SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
     SamplingFloorSm90E32 = "sampling_floor_sm90" "sampling_floor_sm90_e32",
     Sample = "sample" "sample",
+}
+
+impl Entry {
+    /// Dynamic shared memory that the entry point may be launched with, if it is more than any kernel may have.
+    pub fn shared_bytes_asked(self) -> Option<u32> {
+        let most = match self.module() {
+            "paged_decode" | "paged_prefill" => 96 << 10,
+            "paged_prefill_sm90" => 97 << 10,
+            "skinny_gemm_sm90" => SKINNY_RING_BYTES,
+            _ => 0,
+        };
+        (most > SHARED_BYTES_UNASKED).then_some(most)
+    }
 }
 
 /// Everything the driver needs to start a kernel, besides its arguments.
@@ -196,8 +218,28 @@ pub fn rope_kv(n_rows: usize, heads: Heads) -> Result<LaunchConfig, KernelError>
     Ok(config(entry, [count(n_rows), count(n_heads.div_ceil(4)), 1], 128))
 }
 
+/// How the small-batch product reads the weights.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SkinnyKernel {
+    /// Straight into registers: every chip.
+    Registers,
+    /// By the bulk copy engine through a ring in shared memory, one block a multiprocessor: Hopper and later.
+    Ring {
+        /// Multiprocessors of the chip.
+        n_multiprocessors: u32,
+    },
+}
+
+impl SkinnyKernel {
+    /// The faster one that the chip has.
+    pub fn for_device(properties: Properties) -> Self {
+        let Properties { capability, n_multiprocessors, .. } = properties;
+        if capability >= (9, 0) { Self::Ring { n_multiprocessors } } else { Self::Registers }
+    }
+}
+
 /// Matrix product of up to [`SKINNY_ROWS_MAX`] rows.
-pub fn skinny_gemm(shape: GemmShape, output: OutputType) -> Result<LaunchConfig, KernelError> {
+pub fn skinny_gemm(shape: GemmShape, output: OutputType, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
     const OP: &str = "skinny_gemm";
     not_empty(OP, shape.m.min(shape.n).min(shape.k))?;
     if shape.m > SKINNY_ROWS_MAX {
@@ -206,13 +248,23 @@ pub fn skinny_gemm(shape: GemmShape, output: OutputType) -> Result<LaunchConfig,
     if !shape.k.is_multiple_of(8) {
         return Err(refused(OP, format!("depth {} is not a multiple of 8", shape.k)));
     }
-    let entry = match (shape.m, output) {
-        (0..=8, OutputType::Bf16) => Entry::SkinnyM8Bf16,
-        (0..=8, OutputType::F32) => Entry::SkinnyM8F32,
-        (_, OutputType::Bf16) => Entry::SkinnyM16Bf16,
-        (_, OutputType::F32) => Entry::SkinnyM16F32,
+    let [registers, ring] = match (shape.m, output) {
+        (0..=8, OutputType::Bf16) => [Entry::SkinnyM8Bf16, Entry::SkinnySm90M8Bf16],
+        (0..=8, OutputType::F32) => [Entry::SkinnyM8F32, Entry::SkinnySm90M8F32],
+        (_, OutputType::Bf16) => [Entry::SkinnyM16Bf16, Entry::SkinnySm90M16Bf16],
+        (_, OutputType::F32) => [Entry::SkinnyM16F32, Entry::SkinnySm90M16F32],
     };
-    Ok(config(entry, [count(shape.n.div_ceil(16)), 1, 1], 256))
+    let n_tiles = count(shape.n.div_ceil(16));
+    Ok(match kernel {
+        SkinnyKernel::Registers => config(registers, [n_tiles, 1, 1], 256),
+        // 8 consumer warps and a producer.
+        SkinnyKernel::Ring { n_multiprocessors } => LaunchConfig {
+            entry: ring,
+            grid: [n_tiles.min(n_multiprocessors), 1, 1],
+            threads: 288,
+            shared_bytes: SKINNY_RING_BYTES,
+        },
+    })
 }
 
 /// Decode attention over planned pieces.
@@ -356,10 +408,35 @@ mod tests {
 
     #[test]
     fn a_skinny_product_takes_sixteen_weight_rows_a_block() {
-        let config = skinny_gemm(GemmShape { m: 9, n: 4097, k: 4096 }, OutputType::F32).unwrap();
+        let config =
+            skinny_gemm(GemmShape { m: 9, n: 4097, k: 4096 }, OutputType::F32, SkinnyKernel::Registers).unwrap();
         assert_eq!((config.entry, config.grid), (Entry::SkinnyM16F32, [257, 1, 1]));
-        let config = skinny_gemm(GemmShape { m: 8, n: 16, k: 8 }, OutputType::Bf16).unwrap();
+        let config = skinny_gemm(GemmShape { m: 8, n: 16, k: 8 }, OutputType::Bf16, SkinnyKernel::Registers).unwrap();
         assert_eq!((config.entry, config.grid), (Entry::SkinnyM8Bf16, [1, 1, 1]));
+    }
+
+    #[test]
+    fn a_ring_takes_one_block_a_multiprocessor_and_no_more_than_there_are_tiles() {
+        let ring = SkinnyKernel::Ring { n_multiprocessors: 132 };
+        let blocks = |n| skinny_gemm(GemmShape { m: 1, n, k: 4096 }, OutputType::Bf16, ring).unwrap().grid[0];
+        assert_eq!([16, 17, 4096, 128_256].map(blocks), [1, 2, 132, 132]);
+    }
+
+    #[test]
+    fn every_entry_may_have_the_shared_memory_it_is_launched_with() {
+        let heads = [64, 128].map(|dim| Heads { dim, ..LLAMA_8B });
+        let ring = SkinnyKernel::Ring { n_multiprocessors: 1 };
+        let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, OutputType::F32, ring).unwrap()];
+        for heads in heads {
+            configs.push(paged_decode(1, heads).unwrap());
+            configs.extend(
+                [PrefillKernel::Mma, PrefillKernel::Wgmma].map(|kernel| paged_prefill(1, heads, kernel).unwrap()),
+            );
+        }
+        for config in configs {
+            let allowed = config.entry.shared_bytes_asked().unwrap_or(SHARED_BYTES_UNASKED);
+            assert!(config.shared_bytes <= allowed, "{config:?}");
+        }
     }
 
     #[test]
@@ -367,7 +444,10 @@ mod tests {
         let refusals = [
             (rms_norm(rows(1, 100), Residual::None), "rms_norm: width 100 is not a multiple of 8"),
             (embed(rows(0, 64)), "embed: nothing to do: a dimension is 0"),
-            (skinny_gemm(GemmShape { m: 17, n: 1, k: 8 }, OutputType::Bf16), "skinny_gemm: 17 rows are more than 16"),
+            (
+                skinny_gemm(GemmShape { m: 17, n: 1, k: 8 }, OutputType::Bf16, SkinnyKernel::Registers),
+                "skinny_gemm: 17 rows are more than 16",
+            ),
             (rope_kv(1, Heads { dim: 96, ..LLAMA_8B }), "rope_kv: head dimension 96 is not supported: 64 and 128 are"),
             (
                 paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }),

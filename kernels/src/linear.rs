@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     check_len,
-    launch::{self, GemmShape, OutputType, SKINNY_ROWS_MAX},
+    launch::{self, GemmShape, OutputType, SKINNY_ROWS_MAX, SkinnyKernel},
 };
 
 /// y = x * w^T.
@@ -56,10 +56,19 @@ impl Kernels {
         if op.shape.m <= SKINNY_ROWS_MAX { self.skinny_gemm(op) } else { blas.gemm(op) }
     }
 
-    /// Multiplies up to [`SKINNY_ROWS_MAX`] rows. A row's result does not depend on the others.
+    /// Multiplies up to [`SKINNY_ROWS_MAX`] rows, by the faster kernel of the chip. A row's result does not depend on the
+    /// others.
     pub fn skinny_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
+        self.skinny_gemm_by(op, SkinnyKernel::for_device(self.device.properties()))
+    }
+
+    /// The same by a given kernel, which the chip must have.
+    pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
+        if matches!(kernel, SkinnyKernel::Ring { .. }) && self.device.properties().capability < (9, 0) {
+            return Err(launch::refused("skinny_gemm", "bulk copies need compute capability 9.0".to_owned()));
+        }
         let GemmShape { m, n, k } = op.shape;
-        let config = launch::skinny_gemm(op.shape, op.y.output_type())?;
+        let config = launch::skinny_gemm(op.shape, op.y.output_type(), kernel)?;
         check("skinny_gemm", &op)?;
         let launch = self.functions.launch("skinny_gemm", config);
         let launch = match op.y {

@@ -34,7 +34,8 @@ fatbins!(
     "sampling_floor",
     "sampling_floor_sm90",
     "silu_mul",
-    "skinny_gemm"
+    "skinny_gemm",
+    "skinny_gemm_sm90"
 );
 
 /// A kernel takes this many arguments at most.
@@ -94,7 +95,7 @@ impl Functions {
         let find = |&entry: &Entry| {
             let at =
                 FATBINS.iter().position(|(name, _)| *name == entry.module()).expect("every entry's module is embedded");
-            find_function(&modules[at], entry)
+            find_function(&modules[at], entry, device.properties().shared_bytes_max)
         };
         let by_entry = Entry::ALL.iter().map(find).collect::<Result<_, _>>()?;
         let overlaps_launches = device.properties().overlaps_launches();
@@ -116,24 +117,25 @@ fn load_module(device: &Device, image: &[u8]) -> Result<Module, KernelError> {
     Ok(Module { handle, context: device.context().clone() })
 }
 
-fn find_function(module: &Module, entry: Entry) -> Result<sys::CUfunction, KernelError> {
+fn find_function(module: &Module, entry: Entry, shared_bytes_max: u32) -> Result<sys::CUfunction, KernelError> {
     let name = CString::new(entry.name()).expect("entry names hold no NUL");
     // SAFETY: the module is loaded and outlives the function (both are owned by `Functions`).
     let function = unsafe { result::module::get_function(module.handle, name) }
         .map_err(KernelError::driver("find a kernel's entry point"))?;
-    if entry.module().starts_with("paged_") {
-        allow_large_shared_memory(function)?;
+    // A kernel for another chip may ask for more than this one has; it is never launched here.
+    if let Some(bytes) = entry.shared_bytes_asked().filter(|&bytes| bytes <= shared_bytes_max) {
+        allow_shared_memory(function, bytes)?;
     }
     Ok(function)
 }
 
-/// A block gets more than 48 KiB of dynamic shared memory only if its function says so beforehand. 97 KiB is what our
-/// attention asks for at most, and what every chip that we compile for has (sm_89: 99 KiB).
-fn allow_large_shared_memory(function: sys::CUfunction) -> Result<(), KernelError> {
+/// A block gets more than 48 KiB of dynamic shared memory only if its function says so beforehand.
+fn allow_shared_memory(function: sys::CUfunction, bytes: u32) -> Result<(), KernelError> {
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let bytes = i32::try_from(bytes).expect("shared memory is counted in kilobytes");
     // SAFETY: the function handle is valid and the attribute takes a byte count.
-    unsafe { result::function::set_function_attribute(function, attribute, 97 * 1024) }
-        .map_err(KernelError::driver("allow 97 KiB of shared memory"))
+    unsafe { result::function::set_function_attribute(function, attribute, bytes) }
+        .map_err(KernelError::driver("allow a kernel more shared memory"))
 }
 
 /// One launch being put together: arguments in the kernel's order, then `start`.

@@ -7,7 +7,7 @@ use stoker_kernels::{
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
     bf16,
     checks::Gpu,
-    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel},
+    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SkinnyKernel},
     linear::{Linear, Output},
     plan::{self, PrefillChunk, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
@@ -30,7 +30,8 @@ const ROTATED_BYTES: usize = 180 << 20;
 pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
     let n = 1 << 30;
     let (source, mut target) = (random(gpu, n)?, random(gpu, n)?);
-    let copied = clock::time(gpu, 4, |_| {
+    // Not inside a graph: a copy node there was measured at 2.8 TB/s, this one at 4.3.
+    let copied = clock::time_eagerly(gpu, |_| {
         gpu.stream().memcpy_dtod(&source, &mut target).map_err(|source| KernelError::Driver { call: "copy", source })
     })?;
     let (shape, size) = (GemmShape { m: 8192, n: 8192, k: 8192 }, 8192 * 8192);
@@ -193,6 +194,9 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     if m <= 16 {
         let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm(op)))?;
         report.add(name, "stoker", work, us);
+        let portable = |op: Linear<'_>| gpu.kernels.skinny_gemm_by(op, SkinnyKernel::Registers);
+        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &portable))?;
+        report.add(&format!("{name}_registers"), "stoker", work, us);
     }
     linear(0, &|op| gpu.blas.tune(op).map(|_| ()))?;
     let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
@@ -372,7 +376,7 @@ fn turns(bytes: usize) -> usize {
 }
 
 /// Random values on the device: one piece made here, repeated there at a length that no tile divides.
-fn random(gpu: &mut Gpu, n: usize) -> Result<CudaSlice<bf16>> {
+pub(crate) fn random(gpu: &mut Gpu, n: usize) -> Result<CudaSlice<bf16>> {
     const PIECE: usize = (1 << 20) - 24;
     let piece = gpu.noise.normals(PIECE.min(n));
     let piece = gpu.upload_bf16(&piece)?;

@@ -15,7 +15,7 @@ pub(crate) fn time(
     n_launches: usize,
     mut launch: impl FnMut(usize) -> Result<(), KernelError>,
 ) -> Result<Vec<f64>> {
-    let (stream, context) = (gpu.stream(), gpu.kernels.device().context());
+    let stream = gpu.stream();
     // Outside the capture first: a library may allocate when it sees a shape for the first time.
     launch(0)?;
     stream.synchronize()?;
@@ -24,14 +24,22 @@ pub(crate) fn time(
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags_enum(0));
     launched?;
     let graph = graph?.context("the capture is empty")?;
+    let replayed =
+        time_eagerly(gpu, |_| graph.launch().map_err(|source| KernelError::Driver { call: "replay", source }))?;
+    Ok(replayed.into_iter().map(|us| us / n_launches as f64).collect())
+}
+
+/// Microseconds of `launch`, one sample a call.
+pub(crate) fn time_eagerly(gpu: &Gpu, mut launch: impl FnMut(usize) -> Result<(), KernelError>) -> Result<Vec<f64>> {
+    let (stream, context) = (gpu.stream(), gpu.kernels.device().context());
+    let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
     let mut samples = Vec::with_capacity(REPLAYS);
     for round in 0..WARM + REPLAYS {
-        let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let (begin, end) = (event()?, event()?);
         begin.record(stream)?;
-        graph.launch()?;
+        launch(round)?;
         end.record(stream)?;
-        let us = f64::from(begin.elapsed_ms(&end)?) * 1e3 / n_launches as f64;
+        let us = f64::from(begin.elapsed_ms(&end)?) * 1e3;
         if round >= WARM {
             samples.push(us);
         }

@@ -1,0 +1,184 @@
+// The same product as skinny_gemm.cu on Hopper: y[m][n] = sum_k x[m][k] * w[n][k], m = 1..16, with the weights streamed by
+// the bulk copy engine through a deep ring in shared memory.
+//
+// Layout: w is n x k bf16 row-major, x is m x k bf16, y is m x n bf16 or f32. k is a multiple of 8; n is free.
+// One block a multiprocessor walks over tiles of 16 rows of w. A producer warp copies 16 x 512 values a stage, one bulk copy
+// a row, six stages ahead and across tiles; 8 consumer warps take 64 values of k of each stage and multiply them by x with
+// the tensor cores as skinny_gemm.cu does.
+//
+//       stage: 16 rows of 1024 bytes, 1088 apart (so that lanes of two rows read different banks)      ring: 102 KiB
+//
+// The producer does not wait for the kernel in front: weights are constant. Two blocks fit a multiprocessor, so with
+// programmatic dependent launch up to 100 KiB a multiprocessor of the next product's weights, 13 MB together, are read
+// while this one drains, and the memory never idles between layers. That, not the loop, is what small matrices gain.
+// Bound by memory, 2 B * n * k: 93 % of the read ceiling expected for all layers of a Llama-3.1-8B in a chain.
+#include "skinny.cuh"
+
+namespace stoker {
+
+struct Product {
+  const bf16* w;
+  const bf16* x;
+  int m, n, k;
+};
+
+#if __CUDA_ARCH__ >= 900
+
+constexpr int kStages = 6, kStageValues = 512, kRowBytes = kStageValues * 2 + 64, kStageBytes = kTileRows * kRowBytes;
+constexpr int kConsumers = kProductWarps * kWarp;
+
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int n_arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
+}
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and the barrier also waits until this many bytes were copied.
+__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t n_bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(n_bytes)
+               : "memory");
+}
+
+// Until the phase of this parity is over. The parity before the first phase counts as over.
+__device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again; }\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// The weights are read once a step: what they displace in L2 should be other weights.
+__device__ __forceinline__ void copy_row(uint32_t shared, const bf16* row, uint32_t n_bytes, uint64_t* barrier) {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::"r"(shared),
+      "l"(row), "r"(n_bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+struct Ring {
+  uint64_t full[kStages], empty[kStages];
+};
+
+__device__ __forceinline__ void produce(Ring& ring, uint32_t stages, const Product& p) {
+  const int lane = threadIdx.x % kWarp, n_chunks = (p.k + kStageValues - 1) / kStageValues;
+  uint32_t i = 0;
+  for (int first = blockIdx.x * kTileRows; first < p.n; first += gridDim.x * kTileRows) {
+    // Rows past the end repeat the last one; their sums are not stored.
+    const bf16* row = p.w + static_cast<size_t>(min(first + lane % kTileRows, p.n - 1)) * p.k;
+    for (int chunk = 0; chunk < n_chunks; ++chunk, ++i) {
+      const uint32_t slot = i % kStages, n_bytes = min(kStageValues, p.k - chunk * kStageValues) * 2;
+      wait_for(&ring.empty[slot], (i / kStages & 1) ^ 1);
+      if (lane == 0) arrive_expecting(&ring.full[slot], kTileRows * n_bytes);
+      __syncwarp();
+      const uint32_t target = stages + slot * kStageBytes + lane * kRowBytes;
+      if (lane < kTileRows) copy_row(target, row + chunk * kStageValues, n_bytes, &ring.full[slot]);
+    }
+  }
+}
+
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory"); }
+
+// This warp's part of x for one chunk: two steps of 32 values, zero past the end of x and of k.
+template <int kTiles>
+__device__ __forceinline__ void load_x(uint4 (&x)[kTiles][2], const Product& p, int at) {
+  const int g = threadIdx.x % kWarp / 4;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const bool present = tile * 8 + g < p.m && at + s * 32 < p.k;
+      const bf16* source = p.x + static_cast<size_t>(tile * 8 + g) * p.k + at + s * 32;
+      x[tile][s] = present ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
+}
+
+template <int kTiles, typename Out>
+__device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials<kTiles>& partial, Out* y, const Product& p) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int n_chunks = (p.k + kStageValues - 1) / kStageValues, own = warp * 64 + t * 8;
+  uint32_t i = 0;
+  uint4 x[kTiles][2];
+  load_x<kTiles>(x, p, own);
+  for (int first = blockIdx.x * kTileRows; first < p.n; first += gridDim.x * kTileRows) {
+    float sum[kTiles][4] = {};
+    for (int chunk = 0; chunk < n_chunks; ++chunk, ++i) {
+      const uint32_t slot = i % kStages, rows = stages + slot * kStageBytes + g * kRowBytes + own * 2;
+      const int at = chunk * kStageValues + own, next = chunk + 1 < n_chunks ? at + kStageValues : own;
+      wait_for(&ring.full[slot], i / kStages & 1);
+      uint4 upper[2], lower[2];
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        // Past the end of k the stage holds what an earlier chunk left; 0 * NaN would reach the sum.
+        const bool present = at + s * 32 < p.k;
+        upper[s] = present ? load_shared(rows + s * 64) : make_uint4(0, 0, 0, 0);
+        lower[s] = present ? load_shared(rows + 8 * kRowBytes + s * 64) : make_uint4(0, 0, 0, 0);
+      }
+      __syncwarp();
+      if (lane == 0) arrive(&ring.empty[slot]);
+      uint4 ahead[kTiles][2];
+      load_x<kTiles>(ahead, p, next);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int s = 0; s < 2; ++s) multiply_step(sum[tile], upper[s], lower[s], x[tile][s]), x[tile][s] = ahead[tile][s];
+      }
+    }
+    leave_partial<kTiles>(partial, sum);
+    sync_consumers();
+    store_total<kTiles>(partial, y, first, p.m, p.n);
+    sync_consumers();
+  }
+}
+
+template <int kTiles, typename Out>
+__device__ __forceinline__ void skinny_gemm(Out* y, const Product& p) {
+  extern __shared__ __align__(128) uint8_t stages[];
+  __shared__ Partials<kTiles> partial;
+  __shared__ Ring ring;
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < kStages; ++slot) init_barrier(&ring.full[slot], 1), init_barrier(&ring.empty[slot], kProductWarps);
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+  __syncthreads();
+  let_next_kernel_start();
+  if (threadIdx.x >= kConsumers) {
+    produce(ring, shared_address(stages), p);
+    // Every warp waits: this kernel has not ended before the earlier ones have.
+    wait_for_earlier_kernels();
+  } else {
+    wait_for_earlier_kernels();
+    consume<kTiles>(ring, shared_address(stages), partial, y, p);
+  }
+}
+
+#else
+
+template <int kTiles, typename Out>
+__device__ __forceinline__ void skinny_gemm(Out*, const Product&) {}
+
+#endif
+
+}  // namespace stoker
+
+#define SKINNY_GEMM_SM90(name, tiles, out)                                                \
+  extern "C" __global__ void __launch_bounds__(288, 2)                                    \
+      name(out* y, const stoker::bf16* w, const stoker::bf16* x, int m, int n, int k) {   \
+    stoker::skinny_gemm<tiles>(y, stoker::Product{w, x, m, n, k});                        \
+  }
+SKINNY_GEMM_SM90(skinny_gemm_sm90_m8_bf16, 1, stoker::bf16)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_m8_f32, 1, float)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_m16_bf16, 2, stoker::bf16)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_m16_f32, 2, float)
