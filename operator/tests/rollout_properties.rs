@@ -1,6 +1,8 @@
 //! Whatever happens to pods, and however often the spec changes: no plan breaks what the linter guards, plans come to
 //! rest without news, and once the world calms down exactly the wanted replicas serve.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};

@@ -1,6 +1,8 @@
 //! Scenarios: a spec and pods in YAML in, the plan and the conditions as text out. `tests/scenarios/NAME.yaml` is the
 //! question, `NAME.txt` the answer; `UPDATE_GOLDENS=1` writes answers, which a commit then has to explain.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
 
 use jiff::Timestamp;

@@ -1,5 +1,7 @@
 //! What a user may write, asked of a real API server: bad objects are refused with a message that names field and fix.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use serde_json::{Value, json};

@@ -35,12 +35,12 @@ fn kills_at_random_moments_end_in_the_same_state() {
     let mut rig = Rig::start(Audit::Off).unwrap();
     let mut accepted = BTreeMap::new();
     for name in NAMES {
-        change_spec(&rig, name, &mut random, &mut accepted);
+        change_spec(&rig, name, &mut random, &mut accepted).unwrap();
     }
     for kill in 0..KILLS {
         let victim = [Victim::Operator, Victim::ApiServer, Victim::Pod][kill % 3];
         if random.random_bool(0.6) {
-            change_spec(&rig, NAMES[random.random_range(0..NAMES.len())], &mut random, &mut accepted);
+            change_spec(&rig, NAMES[random.random_range(0..NAMES.len())], &mut random, &mut accepted).unwrap();
         }
         sleep(Duration::from_millis(random.random_range(0..1500)));
         strike(&mut rig, victim, &mut random).with_context(|| format!("kill {kill}: {victim:?}")).unwrap();
@@ -52,15 +52,21 @@ fn kills_at_random_moments_end_in_the_same_state() {
 }
 
 /// Asks for something else and repeats it until the API server accepts it.
-fn change_spec(rig: &Rig, name: &'static str, random: &mut StdRng, accepted: &mut BTreeMap<&'static str, Value>) {
+fn change_spec(
+    rig: &Rig,
+    name: &'static str,
+    random: &mut StdRng,
+    accepted: &mut BTreeMap<&'static str, Value>,
+) -> Result<()> {
     let spec = json!({
         "model": {"source": "builtin://ember"},
         "replicas": random.random_range(0..4),
         "drain": {"withdrawSeconds": random.random_range(0..2), "deadlineSeconds": 5},
         "engine": {"maxNumSeqs": random.random_range(1..4)},
     });
-    rig.wait("the spec is accepted", REPEAT_WITHIN, |rig| Ok(rig.apply(name, spec.clone()).is_ok())).unwrap();
+    rig.wait("the spec is accepted", REPEAT_WITHIN, |rig| Ok(rig.apply(name, spec.clone()).is_ok()))?;
     accepted.insert(name, spec);
+    Ok(())
 }
 
 fn strike(rig: &mut Rig, victim: Victim, random: &mut StdRng) -> Result<()> {

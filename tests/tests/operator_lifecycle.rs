@@ -1,6 +1,8 @@
 //! A deployment's life on a real API server with real scheduling and garbage collection: ready, scaled, rolled, drained,
 //! blocked, deleted. Agents are stand-ins; the operator is the real process with the chart's rights.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::{
     collections::BTreeSet,
     process::{Child, Command, Stdio},
