@@ -119,6 +119,11 @@ impl Rig {
         Ok(self.runtime.block_on(self.api::<Service>().get(name))?)
     }
 
+    /// A client with all rights.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     /// Runs a future on the rig's runtime.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
@@ -203,9 +208,10 @@ pub struct Operator {
 }
 
 impl Operator {
-    fn start(control_plane: &ControlPlane) -> Result<Self> {
-        let log = control_plane.dir().join("operator.log");
+    /// Starts an operator beside those that run.
+    pub fn start(control_plane: &ControlPlane) -> Result<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let log = control_plane.dir().join(format!("operator-{port}.log"));
         let kubeconfig = control_plane.kubeconfig_of(Identity::Operator);
         let keeper = control_plane.keeper().clone();
         let mut operator = Self { child: None, keeper, kubeconfig, log, port };
@@ -226,6 +232,8 @@ impl Operator {
             .arg(&self.kubeconfig)
             .args(["--agent-image", AGENT_IMAGE, "--lease-namespace", OPERATOR_NAMESPACE])
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            // As a container that restarts in its pod: it finds its own Lease.
+            .args(["--identity", &format!("operator-{}", self.port)])
             .stderr(log)
             .stdout(Stdio::null())
             .spawn()
@@ -247,6 +255,39 @@ impl Operator {
             self.keeper.forget(child.id());
         }
         Ok(())
+    }
+
+    /// SIGTERM.
+    pub fn terminate(&self) -> Result<()> {
+        self.signal("TERM")
+    }
+
+    /// SIGSTOP.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal("STOP")
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal("CONT")
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        let pid = self.child.as_ref().context("the operator does not run")?.id().to_string();
+        ensure!(Command::new("kill").args(["-s", signal, &pid]).status()?.success(), "cannot signal the operator");
+        Ok(())
+    }
+
+    /// Its exit code once it has ended by itself.
+    pub fn wait_for_end(&mut self, limit: Duration) -> Result<Option<i32>> {
+        let started = Instant::now();
+        while self.is_running() {
+            ensure!(started.elapsed() < limit, "the operator still runs\n{}", self.last_words());
+            std::thread::sleep(POLL);
+        }
+        let mut child = self.child.take().context("the operator does not run")?;
+        self.keeper.forget(child.id());
+        Ok(child.wait()?.code())
     }
 
     /// The text of `/metrics`.

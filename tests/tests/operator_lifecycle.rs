@@ -359,3 +359,84 @@ fn a_namesake_created_at_once_starts_anew() {
     assert!(rig.pods("again").unwrap().iter().filter(|pod| serves(pod)).all(|pod| pod.uid() != first.uid()));
     delete(&rig, "again");
 }
+
+#[test]
+fn a_change_without_room_for_a_surplus_pod_replaces_in_place() {
+    let rig = rig();
+    // The node has 64 CPUs: one such pod fits, two do not.
+    let large = |change: &str| json!({"resources": {"cpu": 40}, "pod": {"annotations": {"change": change}}});
+    rig.apply("large", spec(1, large("a"))).unwrap();
+    rig.wait_ready("large", SOON).unwrap();
+    let before = rig.get("large").unwrap().status.unwrap().revision;
+    rig.apply("large", spec(1, large("b"))).unwrap();
+    let mut reasons = BTreeSet::new();
+    rig.wait("the change is rolled out", SOON * 2, |rig| {
+        let deployment = rig.get("large")?;
+        reasons.extend(condition(&deployment, "Progressing").map(|(_, reason, _)| reason));
+        Ok(is_ready(&deployment) && deployment.status.is_some_and(|status| status.revision != before))
+    })
+    .unwrap();
+    assert!(reasons.contains("ReplacingInPlace"), "{reasons:?}");
+    delete(&rig, "large");
+}
+
+#[test]
+fn a_quota_that_refuses_a_pod_is_quoted() {
+    let rig = rig();
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+    let quotas = rig.api::<k8s_openapi::api::core::v1::ResourceQuota>();
+    rig.block_on(quotas.create(&Default::default(), &serde_json::from_value(quota).unwrap())).unwrap();
+    rig.wait("the quota is in force", SOON, |rig| {
+        let quota = rig.block_on(rig.api::<k8s_openapi::api::core::v1::ResourceQuota>().get("none"))?;
+        Ok(quota.status.and_then(|status| status.hard).is_some())
+    })
+    .unwrap();
+    rig.apply("refused", spec(1, json!({}))).unwrap();
+    rig.wait("it is quoted", SOON, |rig| {
+        let told = condition(&rig.get("refused")?, "Ready");
+        Ok(told.is_some_and(|(_, reason, message)| reason == "ChildRefused" && message.contains("exceeded quota")))
+    })
+    .unwrap();
+    rig.block_on(quotas.delete("none", &Default::default())).unwrap();
+    rig.wait_ready("refused", SOON).unwrap();
+    delete(&rig, "refused");
+}
+
+#[test]
+fn events_tell_what_was_done_to_which_pod() {
+    let rig = rig();
+    rig.apply("told", spec(1, json!({}))).unwrap();
+    rig.wait_ready("told", SOON).unwrap();
+    let pod = rig.pods("told").unwrap().remove(0).name_any();
+    rig.scale("told", 0).unwrap();
+    rig.wait("no pod is left", SOON, |rig| Ok(rig.pods("told")?.is_empty())).unwrap();
+    rig.wait("all is told", SOON, |rig| {
+        let events = rig.block_on(rig.api::<k8s_openapi::api::events::v1::Event>().list(&Default::default()))?.items;
+        let ours = events
+            .iter()
+            .filter(|event| event.regarding.as_ref().is_some_and(|about| about.name.as_deref() == Some("told")));
+        let told: BTreeSet<(String, String)> = ours
+            .map(|event| (event.reason.clone().unwrap_or_default(), event.note.clone().unwrap_or_default()))
+            .collect();
+        let of_pod = |reason: &str, note: String| told.contains(&(reason.to_owned(), note));
+        Ok(of_pod("Created", pod.clone())
+            && of_pod("Draining", pod.clone())
+            && of_pod("Deleted", format!("{pod} (drained)")))
+    })
+    .unwrap();
+    delete(&rig, "told");
+}
+
+#[test]
+fn streams_that_outlast_the_deadline_are_ended_by_the_agent() {
+    let rig = rig();
+    let short = json!({"drain": {"withdrawSeconds": 0, "deadlineSeconds": 2}});
+    rig.apply("cut", spec(1, short)).unwrap();
+    rig.wait_ready("cut", SOON).unwrap();
+    let stream = hold(&address(&rig.pods("cut").unwrap().remove(0)), 60);
+    sleep(Duration::from_secs(1));
+    rig.scale("cut", 0).unwrap();
+    assert_eq!(end_of(stream), "cut");
+    rig.wait("no pod is left", SOON, |rig| Ok(rig.pods("cut")?.is_empty())).unwrap();
+    delete(&rig, "cut");
+}

@@ -1,0 +1,55 @@
+//! The operator as a process among others: one writes at a time, a successor takes over, SIGTERM ends it in order.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use serde_json::json;
+use stoker_cluster::Audit;
+use stoker_tests::operator::{Operator, Rig};
+
+const SOON: Duration = Duration::from_secs(40);
+/// A Lease runs out after 15 s; two more tries and a slow machine.
+const TAKE_OVER_WITHIN: Duration = Duration::from_secs(30);
+
+fn holder(rig: &Rig) -> String {
+    let leases = Api::<Lease>::namespaced(rig.client(), "stoker-system");
+    let lease = rig.block_on(leases.get("stoker-operator")).unwrap();
+    lease.spec.unwrap().holder_identity.unwrap_or_default()
+}
+
+fn leads(operator: &Operator) -> bool {
+    operator.metrics().is_ok_and(|text| text.lines().any(|line| line == "stoker_operator_leader 1"))
+}
+
+#[test]
+fn one_operator_leads_and_another_takes_over() {
+    let mut rig = Rig::start(Audit::Off).unwrap();
+    rig.wait("the first leads", SOON, |rig| Ok(leads(&rig.operator))).unwrap();
+    let first = holder(&rig);
+    let mut second = Operator::start(&rig.cluster.control_plane).unwrap();
+    rig.apply("chat", json!({"model": {"source": "builtin://ember"}})).unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+    assert!(!leads(&second));
+    assert_eq!(holder(&rig), first);
+
+    // Killed, the first cannot release the Lease: it has to run out.
+    rig.operator.kill().unwrap();
+    rig.wait("the second leads", TAKE_OVER_WITHIN, |_| Ok(leads(&second))).unwrap();
+    rig.scale("chat", 2).unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+
+    // Frozen until its Lease ran out, the second is no leader when it goes on, and ends.
+    rig.operator.restart().unwrap();
+    second.freeze().unwrap();
+    rig.wait("the first leads again", TAKE_OVER_WITHIN, |rig| Ok(leads(&rig.operator))).unwrap();
+    second.thaw().unwrap();
+    assert_eq!(second.wait_for_end(SOON).unwrap(), Some(1));
+
+    // Asked to stop, it lets go of the Lease at once.
+    rig.operator.terminate().unwrap();
+    assert_eq!(rig.operator.wait_for_end(SOON).unwrap(), Some(0));
+    assert_eq!(holder(&rig), "");
+}
