@@ -153,12 +153,18 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
 
 /// A jump starts the panic or prolongs it; it ends one stable window after its last cause.
 fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u64) -> Mood {
-    if is_jump(signals) && has_quorum(signals, spec.behavior.quorum.up) {
-        next.panic_until_ms = Some(now_ms + u64::from(spec.behavior.stable_window_seconds) * 1000);
-        return Mood::Jump;
-    }
     next.panic_until_ms = next.panic_until_ms.filter(|until_ms| *until_ms > now_ms);
-    if next.panic_until_ms.is_some() { Mood::AfterJump } else { Mood::Calm }
+    let is_panicking = next.panic_until_ms.is_some();
+    let is_rising = is_jump(signals) && has_quorum(signals, spec.behavior.quorum.up);
+    if is_rising {
+        next.panic_until_ms = Some(now_ms + u64::from(spec.behavior.stable_window_seconds) * 1000);
+    }
+    match (is_rising, is_panicking) {
+        (true, false) => Mood::Onset,
+        (true, true) => Mood::Jump,
+        (false, true) => Mood::AfterJump,
+        (false, false) => Mood::Calm,
+    }
 }
 
 struct Round<'a> {

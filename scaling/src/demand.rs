@@ -6,7 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{law::ServiceLaw, signals::Signals, spec::Targets};
+use crate::{
+    law::ServiceLaw,
+    signals::{Flow, Signals},
+    spec::Targets,
+};
 
 /// A sudden rise is believed when it is this many standard deviations beyond chance.
 const DEVIATIONS_OF_A_JUMP: f64 = 3.0;
@@ -54,7 +58,9 @@ pub enum Cause {
 pub enum Mood {
     /// The stable window and its growth.
     Calm,
-    /// The panic window: load has risen beyond chance.
+    /// The first moment of a jump: both windows, whichever says more.
+    Onset,
+    /// The panic window: load goes on rising beyond chance.
     Jump,
     /// The stable window without its growth: a jump is within it.
     AfterJump,
@@ -88,7 +94,7 @@ impl Demand {
         let mut terms = Vec::with_capacity(6);
         let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
         term(Cause::Kv, kv_replicas(signals, targets));
-        term(Cause::Arrivals, arrival_replicas(signals, law, targets, mood));
+        term(Cause::Arrivals, ArrivalTerm::of(signals, law, targets, mood).map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
         let ratio = |measured: Option<f64>, target: Option<f64>| Some(blind(measured? / target?));
@@ -125,40 +131,80 @@ fn kv_replicas(signals: &Signals, targets: &Targets) -> Option<f64> {
     (carried > 0.0).then(|| signals.stable.referenced / carried)
 }
 
-/// Replicas at which those that arrive, staying as long as requests stay at the target, fill the KV cache to it:
-/// Little's law with the residence the service law gives for the target instead of the one seen now.
-fn arrival_replicas(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Option<f64> {
-    let line = law.line()?;
-    let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown));
-    let carried = signals.blocks_per_replica * kv;
-    let residence = line.residence_seconds(kv);
-    let flow = if mood == Mood::Jump { &signals.panic } else { &signals.stable };
-    if carried <= 0.0 || flow.running <= 0.0 {
-        return None;
-    }
-    let blocks_per_request = flow.referenced / flow.running;
-    let rate = arrival_rate(signals, mood) + signals.panic.waiting / DRAIN_SECONDS;
-    let replicas = rate * blocks_per_request * residence / carried;
-    Some(replicas + chance_replicas(replicas, carried / blocks_per_request))
+/// The arrivals term taken apart: Little's law with the residence that the service law gives for the target usage
+/// instead of the one seen now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ArrivalTerm {
+    /// Requests per second to be ready for.
+    pub rate: f64,
+    /// Requests per second that those already waiting add, so that they are gone within a minute.
+    pub waiting_rate: f64,
+    /// KV blocks a request references.
+    pub blocks_per_request: f64,
+    /// Usage each replica is meant to have: the KV target, or less where requests would be slowed down too much.
+    pub kv: f64,
+    /// Seconds a request stays in a replica at that usage.
+    pub residence_seconds: f64,
+    /// KV blocks a replica references at that usage.
+    pub carried: f64,
 }
 
-/// Replicas for chance: the number in flight wanders by its square root, more when sizes differ, and the fewer there
-/// are the more that is. A large fleet pools it.
-fn chance_replicas(replicas: f64, requests_per_replica: f64) -> f64 {
-    DEVIATIONS_OF_CHANCE * (replicas * SIZE_SPREAD / requests_per_replica.max(1.0)).sqrt()
+impl ArrivalTerm {
+    /// Takes the term apart; `None` before anything was learned or while nothing runs.
+    pub fn of(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Option<Self> {
+        let line = law.line()?;
+        let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown));
+        let carried = signals.blocks_per_replica * kv;
+        let blocks_per_request = blocks_per_request(signals, mood)?;
+        (carried > 0.0).then(|| Self {
+            rate: arrival_rate(signals, mood),
+            waiting_rate: signals.panic.waiting / DRAIN_SECONDS,
+            blocks_per_request,
+            kv,
+            residence_seconds: line.residence_seconds(kv),
+            carried,
+        })
+    }
+
+    /// Replicas that carry the mean.
+    pub fn mean_replicas(self) -> f64 {
+        (self.rate + self.waiting_rate) * self.blocks_per_request * self.residence_seconds / self.carried
+    }
+
+    /// Replicas more for chance: the number in flight wanders by its square root, more when sizes differ, and the fewer
+    /// there are the more that is. A large fleet pools it.
+    pub fn chance_replicas(self) -> f64 {
+        let requests_per_replica = (self.carried / self.blocks_per_request).max(1.0);
+        DEVIATIONS_OF_CHANCE * (self.mean_replicas() * SIZE_SPREAD / requests_per_replica).sqrt()
+    }
+
+    /// What the term wants.
+    pub fn replicas(self) -> f64 {
+        self.mean_replicas() + self.chance_replicas()
+    }
+}
+
+/// Blocks a request references; while load jumps, what the newcomers bring counts too.
+fn blocks_per_request(signals: &Signals, mood: Mood) -> Option<f64> {
+    let of = |flow: &Flow| (flow.running > 0.0 && flow.referenced > 0.0).then(|| flow.referenced / flow.running);
+    let stable = of(&signals.stable)?;
+    match mood {
+        Mood::Calm | Mood::AfterJump => Some(stable),
+        Mood::Onset | Mood::Jump => Some(of(&signals.panic).map_or(stable, |panic| panic.max(stable))),
+    }
 }
 
 /// Requests per second to be ready for.
 fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
     let arrivals = &signals.arrivals;
+    let lead = signals.start_seconds.min(LEAD_SECONDS_MAX) + LAG_SECONDS;
+    let growth = (1.0 + arrivals.growth_per_second.max(0.0) * lead).min(LEAD_FACTOR_MAX);
     match mood {
+        Mood::Calm => arrivals.stable_rate * growth,
+        Mood::Onset => arrivals.panic_rate.max(arrivals.stable_rate * growth),
+        // A step that is half inside the stable window looks like steep growth; it is not.
         Mood::Jump => arrivals.panic_rate.max(arrivals.stable_rate),
-        // A step that is half inside the window looks like steep growth; it is not.
         Mood::AfterJump => arrivals.stable_rate,
-        Mood::Calm => {
-            let lead = signals.start_seconds.min(LEAD_SECONDS_MAX) + LAG_SECONDS;
-            arrivals.stable_rate * (1.0 + arrivals.growth_per_second.max(0.0) * lead).min(LEAD_FACTOR_MAX)
-        }
     }
 }
 
@@ -172,7 +218,7 @@ pub(crate) fn is_jump(signals: &Signals) -> bool {
 
 /// Preemptions per minute and serving replica: the burst of the panic window if there is one, else the rate of the
 /// stable window, which tells nothing about now when replicas have joined within it.
-fn preemptions_per_minute(signals: &Signals) -> f64 {
+pub(crate) fn preemptions_per_minute(signals: &Signals) -> f64 {
     let serving = f64::from(signals.coverage.serving.max(1));
     let is_unchanged = signals.stable.serving >= serving;
     let window_minutes = signals.coverage.window_seconds.clamp(1.0, 60.0) / 60.0;

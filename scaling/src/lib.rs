@@ -6,9 +6,11 @@
 
 mod decide;
 mod demand;
+mod explain;
 mod hold;
 mod law;
 mod reading;
+mod record;
 mod regret;
 mod signals;
 pub mod sim;
@@ -17,10 +19,12 @@ mod startup;
 mod window;
 
 pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale};
-pub use demand::{Cause, Demand, Mood, Term};
+pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
+pub use explain::explain;
 pub use hold::Hold;
 pub use law::ServiceLaw;
 pub use reading::{Absurdity, Answer, CLOCK_AHEAD_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading};
+pub use record::{DecisionRecord, FORMULA, RecordError, Replay};
 pub use regret::Regret;
 pub use signals::{Arrivals, Coverage, Flow, Signals};
 pub use spec::{

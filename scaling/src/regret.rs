@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Going up this soon after going down means that going down was a mistake.
 const REGRET_SECONDS: f64 = 900.0;
 /// Patience is multiplied by this with each regret.
-const GROWTH: f64 = 2.0;
+const GROWTH: f64 = 4.0;
 /// Patience grows to this at most: with five minutes of patience, an hour and twenty minutes.
 const PATIENCE_MAX: f64 = 16.0;
 /// Seconds after which a third of the extra patience is left.
@@ -56,7 +56,7 @@ mod tests {
     const MINUTE_MS: u64 = 60_000;
 
     #[test]
-    fn each_regret_doubles_the_patience_up_to_a_bound() {
+    fn each_regret_multiplies_the_patience_up_to_a_bound() {
         let mut regret = Regret::default();
         let mut seen = Vec::new();
         for round in 0..6 {
@@ -64,7 +64,7 @@ mod tests {
             regret.note(2, 4, (round * 10 + 5) * MINUTE_MS);
             seen.push(regret.patience((round * 10 + 5) * MINUTE_MS).round());
         }
-        assert_eq!(seen, [2.0, 4.0, 8.0, 15.0, 16.0, 16.0]);
+        assert_eq!(seen, [4.0, 16.0, 16.0, 16.0, 16.0, 16.0]);
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         let mut regret = Regret::default();
         regret.note(4, 2, 0);
         regret.note(2, 4, MINUTE_MS);
-        assert!(regret.patience(61 * MINUTE_MS) > 1.7);
-        assert!(regret.patience(24 * 60 * MINUTE_MS) < 1.01);
+        assert!(regret.patience(61 * MINUTE_MS) > 3.2);
+        assert!(regret.patience(24 * 60 * MINUTE_MS) < 1.02);
     }
 }

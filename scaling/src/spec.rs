@@ -52,7 +52,7 @@ pub struct Targets {
     /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
     pub kv: f64,
     /// How many times as long as alone a request may stay in a replica, above 1: bounds latency where compute runs out
-    /// before KV does. Default: 5.
+    /// before KV does. Default: 2.5.
     pub slowdown: f64,
     /// Seconds of prefill that may wait in front of a replica. Default: 1.
     pub queue_seconds: f64,
@@ -68,7 +68,7 @@ pub struct Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        Self { kv: 0.8, slowdown: 5.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+        Self { kv: 0.8, slowdown: 2.5, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
     }
 }
 
@@ -83,8 +83,8 @@ pub struct Behavior {
     pub panic_window_seconds: u32,
     /// Pressure the remaining replicas may have after a step down, above 0 and below 1. Default: 0.85.
     pub down_pressure: f64,
-    /// Seconds the lower number must have been enough before replicas go. Default: eight times the learned start time,
-    /// between 120 and 900: a replica that is slow to get back is worth keeping longer.
+    /// Seconds the lower number must have been enough before replicas go. Default: five times the learned start time,
+    /// between 120 and 900, and longer after going down was regretted: a replica that is slow to get back is worth keeping longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub down_stabilization_seconds: Option<u32>,
     /// How much one decision may add.
@@ -201,6 +201,12 @@ pub enum SpecError {
         /// What was asked.
         value: f64,
     },
+    /// A slowdown that even a request alone does not meet.
+    #[error("scaling.targets.slowdown is {value}: use a number above 1, such as 2.5")]
+    Slowdown {
+        /// What was asked.
+        value: f64,
+    },
     /// A step limit that never moves.
     #[error("scaling.behavior.{field} allows no step: set replicas to at least 1")]
     NoStep {
@@ -269,6 +275,9 @@ impl ScalingSpec {
             .map(|(field, value)| SpecError::NotPositive { field, value })
             .collect();
         errors.extend(share("targets.kv", targets.kv, 1.0));
+        if !(targets.slowdown.is_finite() && targets.slowdown > 1.0) {
+            errors.push(SpecError::Slowdown { value: targets.slowdown });
+        }
         errors
     }
 
@@ -324,6 +333,7 @@ mod tests {
         let mut spec = ScalingSpec::between(5, 2);
         spec.targets.kv = 1.2;
         spec.targets.queue_seconds = -1.0;
+        spec.targets.slowdown = 1.0;
         spec.targets.itl_ms = Some(f64::NAN);
         spec.behavior.down_pressure = 0.0;
         spec.behavior.panic_window_seconds = 90;
@@ -335,6 +345,7 @@ mod tests {
                 "scaling.targets.queueSeconds is -1: use a number above 0",
                 "scaling.targets.itlMs is NaN: use a number above 0",
                 "scaling.targets.kv is 1.2: use a share above 0 and at most 1",
+                "scaling.targets.slowdown is 1: use a number above 1, such as 2.5",
                 "scaling.behavior.downPressure is 0: use a share above 0 and at most 0.95",
                 "scaling.behavior.down allows no step: set replicas to at least 1",
                 "scaling.behavior.panicWindowSeconds is 90 and stableWindowSeconds is 60: use 2 to 600 seconds, panic \

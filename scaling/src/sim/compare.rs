@@ -1,18 +1,27 @@
-//! Each rule at its best within the same GPU-hours.
+//! Our rule and its rivals over the same traces at the same GPU-hours.
 //!
-//! Owns the search: a rule that needs a target gets the one with the fewest broken promises among all tried whose
-//! GPU-hours are at most ours. That is hindsight in its favour, trace by trace; ours runs with its defaults.
+//! Owns the search for the rivals' targets, twice. *One target*: like ours, a rule has one setting for everything; it is
+//! the one with the fewest late answers among those whose GPU-hours, summed over the traces, are at most ours.
+//! *Hindsight*: for each trace alone the best setting within our GPU-hours there, which nobody has who does not know
+//! the day before it begins. Ours runs with its defaults in both.
+
+use std::sync::Mutex;
 
 use super::{
-    fleet::{Rule, Setting, simulate},
-    outcome::Outcomes,
-    rules::{HpaQueue, Kpa, Wva},
+    fleet::{Rule, SAMPLE_SECONDS, Setting, simulate},
+    outcome::{Outcomes, Sample},
+    plot::{Panel, Series},
+    rules::{HpaQueue, Kpa, Stoker, Wva},
     trace::Trace,
 };
+use crate::ScalingSpec;
 
 /// GPU-hours that still count as equal.
 pub const EQUAL_WITHIN: f64 = 0.02;
-const GRID_POINTS: u32 = 10;
+/// Name of our rule in figures.
+pub const STOKER: &str = "stoker";
+
+const GRID_POINTS: u32 = 14;
 const BISECTIONS: u32 = 6;
 
 /// A rule that ours is compared with.
@@ -24,19 +33,6 @@ pub enum Rival {
     Kpa,
     /// See [`Wva`].
     Wva,
-}
-
-/// A rival at its best.
-#[derive(Clone, Debug)]
-pub struct Tuned {
-    /// Which one.
-    pub rival: Rival,
-    /// Its target.
-    pub target: f64,
-    /// What it came to.
-    pub outcomes: Outcomes,
-    /// Its cheapest setting still costs more than ours.
-    pub is_dearer: bool,
 }
 
 impl Rival {
@@ -60,8 +56,8 @@ impl Rival {
     /// Targets from the dearest to the cheapest that make sense.
     fn range(self) -> (f64, f64) {
         match self {
-            Self::HpaQueue => (0.02, 500.0),
-            Self::Kpa => (1.0, 500.0),
+            Self::HpaQueue => (0.1, 500.0),
+            Self::Kpa => (3.0, 300.0),
             Self::Wva => (0.101, 1.0),
         }
     }
@@ -73,51 +69,219 @@ impl Rival {
             Self::Wva => Box::new(Wva::new(target)),
         }
     }
+}
 
-    fn run(self, target: f64, trace: &Trace, setting: &Setting) -> Run {
-        Run { target, outcomes: simulate(trace, self.rule(target).as_mut(), setting) }
-    }
+/// A rival at its best.
+#[derive(Clone, Debug)]
+pub struct Tuned {
+    /// Which one.
+    pub rival: Rival,
+    /// Its target.
+    pub target: f64,
+    /// What it came to.
+    pub outcomes: Outcomes,
+    /// Its cheapest setting still costs more than ours.
+    pub is_dearer: bool,
+}
 
-    /// Finds its best setting within `gpu_hours`.
-    pub fn tuned(self, trace: &Trace, setting: &Setting, gpu_hours: f64) -> Tuned {
-        let limit = gpu_hours * (1.0 + EQUAL_WITHIN);
-        let (dear, cheap) = self.range();
-        let at = |share: f64| dear * (cheap / dear).powf(share);
-        let grid = (0..GRID_POINTS).map(|idx| f64::from(idx) / f64::from(GRID_POINTS - 1));
-        let mut runs: Vec<Run> = grid.map(|share| self.run(at(share), trace, setting)).collect();
-        runs.extend(self.bisected(&runs, limit, trace, setting));
-        self.best_of(runs, limit)
-    }
+/// One trace under our rule and each rival.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Name of the trace.
+    pub trace: String,
+    /// What ours came to.
+    pub ours: Outcomes,
+    /// The rivals with one target for all traces.
+    pub one_target: Vec<Tuned>,
+    /// The rivals with the best target for this trace.
+    pub hindsight: Vec<Tuned>,
+}
 
-    /// Between the cheapest setting that costs too much and the next cheaper one, the edge is found.
-    fn bisected(self, grid: &[Run], limit: f64, trace: &Trace, setting: &Setting) -> Vec<Run> {
-        let Some(edge) = grid.iter().rposition(|run| run.outcomes.gpu_hours() > limit) else { return Vec::new() };
-        let Some(next) = grid.get(edge + 1) else { return Vec::new() };
-        let (mut dear, mut cheap) = (grid[edge].target, next.target);
-        let mut runs = Vec::new();
-        for _ in 0..BISECTIONS {
-            let run = self.run((dear * cheap).sqrt(), trace, setting);
-            let end = if run.outcomes.gpu_hours() > limit { &mut dear } else { &mut cheap };
-            *end = run.target;
-            runs.push(run);
+/// Runs everything: one comparison a trace.
+pub fn compare(traces: &[Trace], spec: &ScalingSpec, rivals: &[Rival], setting: &Setting) -> Vec<Comparison> {
+    let ours = in_parallel(traces, |trace| {
+        simulate(trace, &mut Stoker::new(spec.clone(), trace.initial.clamp(setting.min, setting.max)), setting)
+    });
+    let mut comparisons: Vec<Comparison> = traces
+        .iter()
+        .zip(&ours)
+        .map(|(trace, ours)| Comparison {
+            trace: trace.name.clone(),
+            ours: ours.clone(),
+            one_target: Vec::new(),
+            hindsight: Vec::new(),
+        })
+        .collect();
+    for rival in rivals {
+        let search = Search { rival: *rival, traces, setting };
+        let tried = search.tried(ours.iter().map(Outcomes::gpu_hours).sum());
+        let one = search.one_target(&tried, ours.iter().map(Outcomes::gpu_hours).sum());
+        let each = search.hindsight(&tried, &ours);
+        for (comparison, (one, best)) in comparisons.iter_mut().zip(one.into_iter().zip(each)) {
+            comparison.one_target.push(one);
+            comparison.hindsight.push(best);
         }
-        runs
+    }
+    comparisons
+}
+
+/// One setting and what it came to on every trace.
+struct Tried {
+    target: f64,
+    outcomes: Vec<Outcomes>,
+}
+
+impl Tried {
+    fn gpu_hours(&self) -> f64 {
+        self.outcomes.iter().map(Outcomes::gpu_hours).sum()
     }
 
-    fn best_of(self, runs: Vec<Run>, limit: f64) -> Tuned {
-        let affordable = |run: &Run| run.outcomes.gpu_hours() <= limit;
-        let is_dearer = !runs.iter().any(affordable);
-        let best = if is_dearer {
-            runs.into_iter().min_by(|a, b| a.outcomes.gpu_seconds.total_cmp(&b.outcomes.gpu_seconds))
-        } else {
-            runs.into_iter().filter(affordable).min_by_key(|run| run.outcomes.misses)
-        };
-        let Run { target, outcomes } = best.expect("the grid is not empty");
-        Tuned { rival: self, target, outcomes, is_dearer }
+    fn misses(&self) -> u64 {
+        self.outcomes.iter().map(|outcomes| outcomes.misses).sum()
     }
 }
 
-struct Run {
-    target: f64,
-    outcomes: Outcomes,
+struct Search<'a> {
+    rival: Rival,
+    traces: &'a [Trace],
+    setting: &'a Setting,
+}
+
+impl Search<'_> {
+    fn try_target(&self, target: f64) -> Tried {
+        Tried { target, outcomes: in_parallel(self.traces, |trace| self.run(target, trace)) }
+    }
+
+    fn run(&self, target: f64, trace: &Trace) -> Outcomes {
+        simulate(trace, self.rival.rule(target).as_mut(), self.setting)
+    }
+
+    /// A grid, and settings around the cheapest one that costs too much.
+    fn tried(&self, gpu_hours: f64) -> Vec<Tried> {
+        let (dear, cheap) = self.rival.range();
+        let target = |idx: u32| dear * (cheap / dear).powf(f64::from(idx) / f64::from(GRID_POINTS - 1));
+        let mut tried: Vec<Tried> = (0..GRID_POINTS).map(|idx| self.try_target(target(idx))).collect();
+        let points: Vec<_> = tried.iter().map(|tried| (tried.target, tried.gpu_hours())).collect();
+        bisect(&points, limit(gpu_hours), |target| {
+            tried.push(self.try_target(target));
+            tried.last().map_or(0.0, Tried::gpu_hours)
+        });
+        tried
+    }
+
+    fn one_target(&self, tried: &[Tried], gpu_hours: f64) -> Vec<Tuned> {
+        let affordable = |tried: &&Tried| tried.gpu_hours() <= limit(gpu_hours);
+        let best = tried.iter().filter(affordable).min_by_key(|tried| tried.misses());
+        let cheapest = || tried.iter().min_by(|a, b| a.gpu_hours().total_cmp(&b.gpu_hours()));
+        let Tried { target, outcomes } = best.or_else(cheapest).expect("the grid is not empty");
+        outcomes
+            .iter()
+            .map(|outcomes| Tuned {
+                rival: self.rival,
+                target: *target,
+                outcomes: outcomes.clone(),
+                is_dearer: best.is_none(),
+            })
+            .collect()
+    }
+
+    fn hindsight(&self, tried: &[Tried], ours: &[Outcomes]) -> Vec<Tuned> {
+        let indices: Vec<usize> = (0..self.traces.len()).collect();
+        in_parallel(&indices, |idx| self.best_on(*idx, tried, ours[*idx].gpu_hours()))
+    }
+
+    fn best_on(&self, idx: usize, tried: &[Tried], gpu_hours: f64) -> Tuned {
+        let mut runs: Vec<(f64, Outcomes)> =
+            tried.iter().map(|tried| (tried.target, tried.outcomes[idx].clone())).collect();
+        runs.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let points: Vec<_> = runs.iter().map(|(target, outcomes)| (*target, outcomes.gpu_hours())).collect();
+        bisect(&points, limit(gpu_hours), |target| {
+            let outcomes = self.run(target, &self.traces[idx]);
+            let hours = outcomes.gpu_hours();
+            runs.push((target, outcomes));
+            hours
+        });
+        let affordable = |(_, outcomes): &&(f64, Outcomes)| outcomes.gpu_hours() <= limit(gpu_hours);
+        let best = runs.iter().filter(affordable).min_by_key(|(_, outcomes)| outcomes.misses);
+        let cheapest = || runs.iter().min_by(|(_, a), (_, b)| a.gpu_seconds.total_cmp(&b.gpu_seconds));
+        let (target, outcomes) = best.or_else(cheapest).expect("the grid is not empty").clone();
+        Tuned { rival: self.rival, target, outcomes, is_dearer: best.is_none() }
+    }
+}
+
+fn limit(gpu_hours: f64) -> f64 {
+    gpu_hours * (1.0 + EQUAL_WITHIN)
+}
+
+/// Looks for the edge of what is affordable between the cheapest point that is not and the next one.
+fn bisect(points: &[(f64, f64)], limit: f64, mut hours: impl FnMut(f64) -> f64) {
+    let Some(edge) = points.iter().rposition(|(_, hours)| *hours > limit) else { return };
+    let Some((next, _)) = points.get(edge + 1) else { return };
+    let (mut dear, mut cheap) = (points[edge].0, *next);
+    for _ in 0..BISECTIONS {
+        let target = (dear * cheap).sqrt();
+        let end = if hours(target) > limit { &mut dear } else { &mut cheap };
+        *end = target;
+    }
+}
+
+/// Does the same to every item, on all cores, and keeps the order.
+fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let n_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(items.len());
+    let todo = Mutex::new((0..items.len()).rev().collect::<Vec<_>>());
+    let done = Mutex::new(Vec::with_capacity(items.len()));
+    let next = || todo.lock().expect("no thread panics").pop();
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads {
+            scope.spawn(|| {
+                while let Some(idx) = next() {
+                    let result = run(&items[idx]);
+                    done.lock().expect("no thread panics").push((idx, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().expect("no thread panics");
+    done.sort_by_key(|(idx, _)| *idx);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+impl Comparison {
+    /// Every rule with one target, ours first.
+    pub fn with_one_target(&self) -> impl Iterator<Item = (&'static str, &Outcomes)> {
+        self.ours_and(&self.one_target)
+    }
+
+    /// Every rule at its best on this trace, ours first.
+    pub fn with_hindsight(&self) -> impl Iterator<Item = (&'static str, &Outcomes)> {
+        self.ours_and(&self.hindsight)
+    }
+
+    fn ours_and<'a>(&'a self, rivals: &'a [Tuned]) -> impl Iterator<Item = (&'static str, &'a Outcomes)> {
+        let rivals = rivals.iter().map(|tuned| (tuned.rival.name(), &tuned.outcomes));
+        std::iter::once((STOKER, &self.ours)).chain(rivals)
+    }
+
+    /// Replicas, KV usage, late answers and preemptions over time, the rivals with one target.
+    pub fn panels(&self) -> Vec<Panel> {
+        let panel = |label: &str, value: fn(&Sample) -> f64| Panel {
+            label: label.to_owned(),
+            series: self.with_one_target().map(|(name, outcomes)| series(name, outcomes, value)).collect(),
+        };
+        let arrivals = Panel {
+            label: "requests per second".to_owned(),
+            series: vec![series(STOKER, &self.ours, |sample| f64::from(sample.arrivals) / SAMPLE_SECONDS)],
+        };
+        vec![
+            arrivals,
+            panel("replicas that cost money", |sample| f64::from(sample.members)),
+            panel("KV blocks referenced, share", |sample| sample.kv),
+            panel("late answers per 10 s", |sample| f64::from(sample.misses)),
+            panel("preemptions so far", |sample| sample.preemptions as f64),
+        ]
+    }
+}
+
+fn series(name: &str, outcomes: &Outcomes, value: fn(&Sample) -> f64) -> Series {
+    Series { name: name.to_owned(), points: outcomes.samples.iter().map(|sample| (sample.at, value(sample))).collect() }
 }

@@ -16,7 +16,7 @@ use super::{
 /// The rule is shown the fleet this often; it keeps its own, longer period.
 pub const LOOK_SECONDS: f64 = 1.0;
 /// A point of the plots covers this much.
-const SAMPLE_SECONDS: f64 = 10.0;
+pub(super) const SAMPLE_SECONDS: f64 = 10.0;
 
 /// A scaling rule.
 pub trait Rule {
@@ -82,7 +82,7 @@ pub struct Member {
 /// Bounds and seed of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
-    /// Replicas at least, and at the beginning.
+    /// Replicas at least.
     pub min: u32,
     /// Replicas at most.
     pub max: u32,
@@ -100,7 +100,6 @@ pub fn simulate(trace: &Trace, rule: &mut dyn Rule, setting: &Setting) -> Outcom
     while requests.peek().is_some() || !fleet.is_idle() {
         let next_look = now + LOOK_SECONDS;
         while let Some(request) = requests.next_if(|request| request.arrived < next_look) {
-            fleet.advance(request.arrived);
             fleet.route(request);
         }
         now = next_look;
@@ -134,7 +133,7 @@ impl<'a> Fleet<'a> {
             trace,
             starts: Rng::seeded(setting.seed),
             choices: Rng::seeded(setting.seed ^ 0x5eed),
-            desired: setting.min,
+            desired: trace.initial.clamp(setting.min, setting.max),
             members: Vec::new(),
             n_created: 0,
             held: VecDeque::new(),
@@ -142,7 +141,7 @@ impl<'a> Fleet<'a> {
             sample: Sample::default(),
             preemptions_of_the_gone: 0,
         };
-        (0..setting.min).for_each(|_| fleet.create(0.0, 0.0));
+        (0..fleet.desired).for_each(|_| fleet.create(0.0, 0.0));
         fleet.members.iter_mut().for_each(|member| member.stage = Stage::Serving);
         fleet
     }
@@ -176,6 +175,10 @@ impl<'a> Fleet<'a> {
         }
         let mut pick = || serving[(self.choices.uniform() * serving.len() as f64) as usize];
         let (one, other) = (pick(), pick());
+        // Only these two are looked at, so only they must be in the present.
+        for idx in [one, other] {
+            self.members[idx].replica.advance(request.arrived);
+        }
         let wanted = |idx: usize| self.members[idx].replica.blocks_wanted();
         let best = if wanted(other) < wanted(one) { other } else { one };
         self.members[best].replica.submit(request);

@@ -7,13 +7,14 @@ mod compare;
 mod fleet;
 mod model;
 mod outcome;
+pub mod plot;
 mod replica;
 mod rng;
 pub mod rules;
 mod trace;
 mod traces;
 
-pub use compare::{EQUAL_WITHIN, Rival, Tuned};
+pub use compare::{Comparison, EQUAL_WITHIN, Rival, STOKER, Tuned, compare};
 pub use fleet::{LOOK_SECONDS, Member, Rule, Setting, Stage, View, simulate};
 pub use model::{Promise, ReplicaModel};
 pub use outcome::{Outcomes, REVERSAL_SECONDS, Sample};

@@ -79,13 +79,16 @@ impl ReplicaModel {
 pub struct Promise {
     /// Seconds to the first token beyond the time that the prompt takes on an idle replica.
     pub ttft_seconds: f64,
-    /// Mean inter-token latency of the request, seconds: 20 tokens per second, faster than people read.
+    /// Seconds for each further token: 20 tokens per second, faster than people read.
     pub itl_seconds: f64,
+    /// Seconds the further tokens may be late in all: one prefill step of a long prompt takes about as long, and a
+    /// short answer is not bad because one fell into it.
+    pub stall_seconds: f64,
 }
 
 impl Default for Promise {
     fn default() -> Self {
-        Self { ttft_seconds: 1.0, itl_seconds: 0.05 }
+        Self { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 }
     }
 }
 

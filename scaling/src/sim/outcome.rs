@@ -74,7 +74,9 @@ impl Outcomes {
     /// Counts an answer; true when it came later than promised.
     pub fn add(&mut self, outcome: &Outcome) -> bool {
         let is_late_first = outcome.ttft > outcome.unloaded + self.promise.ttft_seconds;
-        let is_late = is_late_first || outcome.itl > self.promise.itl_seconds;
+        let decoding = outcome.finished - outcome.arrived - outcome.ttft;
+        let promised = f64::from(outcome.gaps) * self.promise.itl_seconds + self.promise.stall_seconds;
+        let is_late = is_late_first || decoding > promised;
         self.requests += 1;
         self.ttft_misses += u64::from(is_late_first);
         self.misses += u64::from(is_late);
@@ -118,9 +120,10 @@ mod tests {
     #[test]
     fn a_late_answer_counts_once_however_late_it_is() {
         let mut outcomes = Outcomes::new(Promise::default());
-        let fine = Outcome { arrived: 0.0, finished: 5.0, ttft: 1.4, itl: 0.05, unloaded: 0.5 };
+        let fine = Outcome { arrived: 0.0, finished: 6.6, ttft: 1.4, gaps: 100, unloaded: 0.5 };
         assert!(!outcomes.add(&fine));
-        assert!(outcomes.add(&Outcome { ttft: 1.6, itl: 0.06, ..fine }));
-        assert_eq!((outcomes.requests, outcomes.misses, outcomes.ttft_misses), (2, 1, 1));
+        assert!(outcomes.add(&Outcome { ttft: 1.6, finished: 9.0, ..fine }));
+        assert!(outcomes.add(&Outcome { finished: 6.7, ..fine }));
+        assert_eq!((outcomes.requests, outcomes.misses, outcomes.ttft_misses), (3, 2, 1));
     }
 }

@@ -30,6 +30,8 @@ pub struct Trace {
     pub seconds: f64,
     /// The requests.
     pub requests: Vec<Request>,
+    /// Replicas that serve when it begins, the same for every rule.
+    pub initial: u32,
     /// The replicas that serve it.
     pub model: ReplicaModel,
 }
@@ -64,7 +66,7 @@ impl Trace {
             requests.push(request);
         }
         let last = requests.last().ok_or(TraceError::Empty)?.arrived;
-        Ok(Self { name: name.to_owned(), seconds: last.floor() + 1.0, requests, model })
+        Ok(Self { name: name.to_owned(), seconds: last.floor() + 1.0, requests, initial: 1, model })
     }
 
     /// The lines of a trace file.

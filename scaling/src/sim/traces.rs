@@ -23,7 +23,7 @@ pub fn named_trace(name: &str, seed: u64) -> Option<Trace> {
     let (seconds, requests, model) = match name {
         "step" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 40.0, step, |rng, _| chat(rng)), model),
         "ramp" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 55.0, ramp, |rng, _| chat(rng)), model),
-        "diurnal" => (6.0 * HOUR, arrivals(&mut rng, 6.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng)), model),
+        "diurnal" => (4.0 * HOUR, arrivals(&mut rng, 4.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng)), model),
         "burst" => {
             let peaks = bursts(&mut rng, 2.0 * HOUR);
             let rate = |at: f64| if peaks.iter().any(|(from, to)| (*from..*to).contains(&at)) { 45.0 } else { 12.0 };
@@ -36,13 +36,23 @@ pub fn named_trace(name: &str, seed: u64) -> Option<Trace> {
             (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 50.0, slow_start, |rng, _| chat(rng)), slow)
         }
         _ => {
-            let gusts = gusts(&mut rng, 6.0 * HOUR);
+            let gusts = gusts(&mut rng, 4.0 * HOUR);
             let rate = |at: f64| azure_rate(at) * gusts[(at / GUST_SECONDS) as usize];
-            (6.0 * HOUR, arrivals(&mut rng, 6.0 * HOUR, 160.0, rate, |rng, _| azure_request(rng)), model)
+            (4.0 * HOUR, arrivals(&mut rng, 4.0 * HOUR, 130.0, rate, |rng, _| azure_request(rng)), model)
         }
     };
-    Some(Trace { name: name.to_owned(), seconds, requests, model })
+    Some(Trace { name: name.to_owned(), seconds, initial: initial(&requests), requests, model })
 }
+
+/// Replicas that carry the first minute in comfort: three chat requests per second each, or as many of their blocks.
+fn initial(requests: &[Request]) -> u32 {
+    let first = requests.iter().take_while(|request| request.arrived < MINUTE);
+    let tokens: f64 = first.map(|request| f64::from(request.prompt_tokens + request.completion_tokens)).sum();
+    (tokens / MINUTE / COMFORTABLE_TOKENS_PER_SECOND).ceil() as u32
+}
+
+/// Three chat requests of 5,600 tokens.
+const COMFORTABLE_TOKENS_PER_SECOND: f64 = 16_800.0;
 
 /// Poisson arrivals of a changing rate, by thinning those of the largest one.
 fn arrivals(
@@ -113,11 +123,11 @@ fn ramp(at: f64) -> f64 {
     6.0 + 49.0 * up.min(down).clamp(0.0, 1.0)
 }
 
-/// A day in six hours, four times as steep as a real one: one night, one peak, a lunch dip.
+/// A day in four hours, six times as steep as a real one: one night, one peak, a lunch dip.
 fn diurnal(at: f64) -> f64 {
-    let phase = at / (6.0 * HOUR) * std::f64::consts::TAU;
+    let phase = at / (4.0 * HOUR) * std::f64::consts::TAU;
     let day = 0.5 - 0.5 * phase.cos();
-    let lunch = 0.25 * (-((at - 3.0 * HOUR) / (0.25 * HOUR)).powi(2)).exp();
+    let lunch = 0.25 * (-((at - 2.0 * HOUR) / (0.2 * HOUR)).powi(2)).exp();
     6.0 + 49.0 * (day - lunch * day).max(0.0)
 }
 
@@ -149,11 +159,11 @@ fn bursts(rng: &mut Rng, seconds: f64) -> Vec<(f64, f64)> {
 /// 129 completion tokens for conversation, 1,500 and 13 for code. Load: DynamoLLM (2024) gives a daily cycle whose
 /// valley is about a third (conversation) and a thirtieth (code) of the peak. Only these figures are used, no data.
 fn azure_rate(at: f64) -> f64 {
-    let day = 0.5 - 0.5 * (at / (6.0 * HOUR) * std::f64::consts::TAU).cos();
+    let day = 0.5 - 0.5 * (at / (4.0 * HOUR) * std::f64::consts::TAU).cos();
     AZURE_PEAK * (0.7 * (1.0 / 3.3 + (1.0 - 1.0 / 3.3) * day) + 0.3 * (1.0 / 34.6 + (1.0 - 1.0 / 34.6) * day.powi(2)))
 }
 
-const AZURE_PEAK: f64 = 100.0;
+const AZURE_PEAK: f64 = 80.0;
 const GUST_SECONDS: f64 = 30.0;
 
 /// Load within a day is rougher than Poisson: a slowly wandering factor with a standard deviation of about a tenth.

@@ -25,13 +25,13 @@ pub struct Stoker {
 }
 
 impl Stoker {
-    /// A deployment at its minimum.
-    pub fn new(spec: ScalingSpec) -> Self {
+    /// A deployment that begins with some replicas.
+    pub fn new(spec: ScalingSpec, initial: u32) -> Self {
         Self {
-            state: ScaleState::starting_at(spec.min),
+            state: ScaleState::starting_at(initial),
             window: LoadWindow::default(),
             starts: StartTimes::default(),
-            served: spec.min,
+            served: initial,
             last: None,
             spec,
         }

@@ -1,0 +1,151 @@
+//! `stoker-simulate`: what would the autoscaler do, and what would others?
+//!
+//! Reads a trace (named, or a file), runs the deciding function of the operator and the rivals asked for against the
+//! same simulated replicas, and shows replicas, KV usage, late answers and preemptions over time. A file of recorded
+//! decisions is replayed instead. Touches nothing but the files it is told to write.
+
+mod figures;
+mod report;
+mod settings;
+mod tick;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use stoker_scaling::{
+    DecisionRecord, Replay, ScalingSpec,
+    sim::{Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace},
+};
+
+/// Simulates scaling rules on a trace of requests.
+#[derive(Debug, Parser)]
+#[command(name = "stoker-simulate")]
+struct Args {
+    /// Name of a trace, `all`, or a file: one JSON object a line, requests or recorded decisions.
+    #[arg(long, required_unless_present = "fleet_tick")]
+    trace: Option<String>,
+    /// Changes the specification, e.g. `scaling.targets.kv=0.7`; may be repeated.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    settings: Vec<String>,
+    /// Rules to compare with at equal GPU-hours: `hpa-queue`, `kpa`, `wva`, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    against: Vec<String>,
+    /// Replicas at least.
+    #[arg(long, default_value_t = 1)]
+    min: u32,
+    /// Replicas at most.
+    #[arg(long, default_value_t = 24)]
+    max: u32,
+    /// Seed of arrivals, sizes, start times and routing.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Writes a picture of each trace and, with several, a page of results into this directory.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Appends the figures to this file of results.
+    #[arg(long, value_name = "FILE")]
+    figures: Option<PathBuf>,
+    /// Measures instead how long a tick of 1,000 deployments with 10,000 replicas takes to decide.
+    #[arg(long)]
+    fleet_tick: bool,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    if args.fleet_tick {
+        return tick::measure(args.figures.as_deref());
+    }
+    let spec = settings::spec(ScalingSpec::between(args.min, args.max), &args.settings)?;
+    let name = args.trace.as_deref().unwrap_or_default();
+    match input(name, args.seed)? {
+        Input::Records(records) => print!("{}", replayed(&records, &spec)?),
+        Input::Traces(traces) => show(&args, &compared(&args, &spec, &traces)?)?,
+    }
+    Ok(())
+}
+
+enum Input {
+    Traces(Vec<Trace>),
+    Records(Vec<DecisionRecord>),
+}
+
+fn input(name: &str, seed: u64) -> Result<Input> {
+    if name == "all" {
+        return Ok(Input::Traces(TRACE_NAMES.iter().filter_map(|name| named_trace(name, seed)).collect()));
+    }
+    if let Some(trace) = named_trace(name, seed) {
+        return Ok(Input::Traces(vec![trace]));
+    }
+    let path = PathBuf::from(name);
+    if !path.exists() {
+        bail!("no trace and no file is called {name:?}: use a file, `all`, or one of {}", TRACE_NAMES.join(", "));
+    }
+    let text = fs::read_to_string(&path).with_context(|| format!("read {name}"))?;
+    if text.lines().next().is_some_and(|line| line.contains("\"formula\"")) {
+        return records(name, &text).map(Input::Records);
+    }
+    let stem = path.file_stem().map_or_else(|| "trace".into(), |stem| stem.to_string_lossy());
+    let trace = Trace::parse(&stem, &text, ReplicaModel::default()).with_context(|| format!("read {name}"))?;
+    Ok(Input::Traces(vec![trace]))
+}
+
+fn records(name: &str, text: &str) -> Result<Vec<DecisionRecord>> {
+    let parse = |(idx, line)| DecisionRecord::parse(line).with_context(|| format!("{name} line {}", idx + 1));
+    text.lines().enumerate().map(parse).collect()
+}
+
+/// Replays recorded decisions, and decides each again under the given targets and behavior.
+fn replayed(records: &[DecisionRecord], spec: &ScalingSpec) -> Result<String> {
+    let mut text = String::new();
+    for (idx, record) in records.iter().enumerate() {
+        if let Replay::Different { decision } = record.replay() {
+            bail!(
+                "record {}: {} replicas were decided, a replay gives {}",
+                idx + 1,
+                record.decision.desired,
+                decision.desired
+            );
+        }
+        let other = record.what_if(spec);
+        text += &format!(
+            "{} {} -> {}, with these settings {}\n",
+            record.at_ms, record.decision.previous, record.decision.desired, other.desired
+        );
+    }
+    text += &format!("{} decisions replayed, each identical\n", records.len());
+    Ok(text)
+}
+
+fn compared(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Comparison>> {
+    let named = |name: &String| {
+        Rival::named(name).with_context(|| format!("no rule is called {name:?}: use hpa-queue, kpa, wva"))
+    };
+    let rivals = args.against.iter().map(named).collect::<Result<Vec<_>>>()?;
+    let setting = Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() };
+    Ok(compare(traces, spec, &rivals, &setting))
+}
+
+fn show(args: &Args, comparisons: &[Comparison]) -> Result<()> {
+    for comparison in comparisons {
+        print!("{}", report::terminal(comparison));
+    }
+    if comparisons.len() > 1 {
+        print!("\n{}", report::sums(comparisons));
+    }
+    if let Some(dir) = &args.out {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        for comparison in comparisons {
+            let path = dir.join(format!("{}.svg", comparison.trace));
+            fs::write(&path, report::picture(comparison)).with_context(|| format!("write {}", path.display()))?;
+        }
+        if comparisons.len() > 1 {
+            let path = dir.join("results.md");
+            fs::write(&path, report::page(comparisons)).with_context(|| format!("write {}", path.display()))?;
+        }
+    }
+    if let Some(path) = &args.figures {
+        figures::append(path, &figures::of_comparisons(comparisons))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! A record in a person's words: who could be believed, each term with its numbers, and the bound that held.
+//!
+//! Owns the words. Everything it says is in the record or follows from it by the functions that decided.
+
+use std::fmt::Write as _;
+
+use crate::{
+    decide::Bound,
+    demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute},
+    reading::{Absurdity, NotFresh},
+    record::DecisionRecord,
+    signals::Coverage,
+};
+
+/// Several lines; the first is the answer, the last the counterfactual.
+pub fn explain(record: &DecisionRecord) -> String {
+    let mut text = headline(record);
+    line(&mut text, "readings", &coverage(&record.signals.coverage));
+    for term in &record.decision.demand.terms {
+        let marker = if Some(term.cause) == record.decision.cause { "*" } else { " " };
+        let _ = writeln!(text, "{marker} {:<11} {:>7.2}  {}", name(term.cause), term.replicas, words(record, *term));
+    }
+    line(&mut text, "wanted", &wanted(record));
+    line(&mut text, "bound", bound(record).as_str());
+    text
+}
+
+fn line(text: &mut String, label: &str, words: &str) {
+    let _ = writeln!(text, "  {label:<11} {words}");
+}
+
+fn headline(record: &DecisionRecord) -> String {
+    let decision = &record.decision;
+    let change = match decision.desired.cmp(&decision.previous) {
+        std::cmp::Ordering::Equal => format!("stays at {}", count(decision.desired)),
+        _ => format!("{} -> {}", decision.previous, count(decision.desired)),
+    };
+    let cause = decision.cause.map_or("nothing known", name);
+    format!("{change}: pressure {:.2} from {cause}, bound by {}\n", decision.pressure, bound_name(decision.bound))
+}
+
+fn count(replicas: u32) -> String {
+    if replicas == 1 { "1 replica".to_owned() } else { format!("{replicas} replicas") }
+}
+
+fn coverage(coverage: &Coverage) -> String {
+    let Coverage { serving, fresh, starting, draining, not_fresh, window_seconds } = coverage;
+    let mut words = format!(
+        "{fresh} of {serving} serving replicas fresh, {starting} starting, {draining} draining, \
+         {window_seconds:.0} s of history"
+    );
+    for (replica, why) in not_fresh {
+        let _ = write!(words, "; {replica}: {}", not_fresh_words(*why));
+    }
+    words
+}
+
+fn not_fresh_words(why: NotFresh) -> String {
+    match why {
+        NotFresh::Missing => "never answered".to_owned(),
+        NotFresh::Stale { age_ms } => format!("silent for {:.0} s", age_ms as f64 / 1000.0),
+        NotFresh::Absurd { why } => match why {
+            Absurdity::NotAReport => "answered something that is no load report",
+            Absurdity::NotANumber => "reported a negative or endless number",
+            Absurdity::Blocks => "reported blocks that do not add up",
+            Absurdity::Future => "reported a time in the future",
+            Absurdity::Past => "reported a time long past",
+            Absurdity::CounterWentBack => "reported a counter that went back",
+            Absurdity::Revision => "runs another revision than its pod",
+            Absurdity::Phase => "serves no load in its phase",
+        }
+        .to_owned(),
+    }
+}
+
+fn words(record: &DecisionRecord, term: Term) -> String {
+    let DecisionRecord { signals, spec, .. } = record;
+    let targets = &spec.targets;
+    match term.cause {
+        Cause::Kv => format!(
+            "{:.0} blocks referenced / ({:.0} blocks per replica x {} kv target)",
+            signals.stable.referenced, signals.blocks_per_replica, targets.kv
+        ),
+        Cause::Arrivals => arrival_words(record).unwrap_or_else(|| "nothing learned yet".to_owned()),
+        Cause::Queue => {
+            format!("{:.2} s of prefill wait per replica / {} s target", signals.queue_seconds, targets.queue_seconds)
+        }
+        Cause::Preemptions => format!(
+            "{:.1} preemptions per minute and replica / {} target",
+            preemptions_per_minute(signals),
+            targets.preemptions_per_minute
+        ),
+        Cause::Ttft => latency_words("time to first token", signals.ttft_p95_ms, targets.ttft_ms),
+        Cause::Itl => latency_words("inter-token latency", signals.itl_p95_ms, targets.itl_ms),
+        Cause::Held => format!("{} requests held while nothing serves", signals.held_requests),
+    }
+}
+
+fn latency_words(what: &str, measured: Option<f64>, target: Option<f64>) -> String {
+    format!("p95 {what} {:.0} ms / {:.0} ms target", measured.unwrap_or(0.0), target.unwrap_or(0.0))
+}
+
+fn arrival_words(record: &DecisionRecord) -> Option<String> {
+    let mood = record.decision.demand.mood;
+    let term = ArrivalTerm::of(&record.signals, &record.after.law, &record.spec.targets, mood)?;
+    Some(format!(
+        "({:.1} requests/s {} + {:.1} waiting) x {:.0} blocks x {:.1} s stay / ({:.0} blocks at {:.0} % kv) + {:.2} for \
+         chance",
+        term.rate,
+        mood_words(mood),
+        term.waiting_rate,
+        term.blocks_per_request,
+        term.residence_seconds,
+        term.carried,
+        term.kv * 100.0,
+        term.chance_replicas()
+    ))
+}
+
+fn mood_words(mood: Mood) -> &'static str {
+    match mood {
+        Mood::Calm => "by the time a start takes",
+        Mood::Onset | Mood::Jump => "in a jump",
+        Mood::AfterJump => "after a jump",
+    }
+}
+
+fn wanted(record: &DecisionRecord) -> String {
+    let decision = &record.decision;
+    format!(
+        "{} by load alone, {:.2} before rounding; between min {} and max {}",
+        decision.unbounded,
+        decision.demand.replicas(),
+        record.spec.min,
+        record.spec.max
+    )
+}
+
+fn bound(record: &DecisionRecord) -> String {
+    let decision = &record.decision;
+    let reason = match decision.bound {
+        Bound::Nothing => return "nothing: the number is what load wants".to_owned(),
+        Bound::Min => "scaling.min keeps it up",
+        Bound::Max => "scaling.max keeps it down: raise it to follow the load",
+        Bound::UpStep => "behavior.up: the rest follows with the next decision",
+        Bound::DownStep => "behavior.down: the rest follows with the next decision",
+        Bound::QuorumUp => "too few fresh readings to move at all",
+        Bound::QuorumDown => "a serving replica cannot be seen, so nothing goes down",
+        Bound::ShortHistory => "less history than the stable window, so nothing goes down",
+        Bound::Panic => "a jump was seen within the stable window, so nothing goes down",
+        Bound::Preemptions => "sequences are being preempted, so nothing goes down",
+        Bound::Stabilisation => "the higher number was needed lately",
+        Bound::DownPressure => "one replica less would be loaded above behavior.downPressure",
+        Bound::NotIdleYet => "idle, but not yet for toZero.afterSeconds",
+        Bound::SlowWake => "idle, but coming back takes longer than toZero.maxWakeSeconds",
+    };
+    format!("{reason}; without it: {}", count(decision.unbounded))
+}
+
+fn name(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Kv => "kv",
+        Cause::Arrivals => "arrivals",
+        Cause::Queue => "queue",
+        Cause::Preemptions => "preemptions",
+        Cause::Ttft => "ttft",
+        Cause::Itl => "itl",
+        Cause::Held => "held",
+    }
+}
+
+fn bound_name(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Nothing => "nothing",
+        Bound::Min => "min",
+        Bound::Max => "max",
+        Bound::UpStep => "up step",
+        Bound::DownStep => "down step",
+        Bound::QuorumUp | Bound::QuorumDown => "quorum",
+        Bound::ShortHistory => "short history",
+        Bound::Panic => "panic",
+        Bound::Preemptions => "preemptions",
+        Bound::Stabilisation => "stabilisation",
+        Bound::DownPressure => "down pressure",
+        Bound::NotIdleYet | Bound::SlowWake => "to zero",
+    }
+}

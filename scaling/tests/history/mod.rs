@@ -1,0 +1,220 @@
+//! A random life of one deployment: its load wanders, answers get lost, replicas lie, freeze and restart.
+//!
+//! Everything follows from one seed. The history knows which replicas cannot be believed, independently of the code
+//! under test.
+
+use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_scaling::{
+    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale, sim::Rng,
+};
+
+const TICK_MS: u64 = 2_000;
+const BLOCKS: u32 = 1_000;
+/// A believed answer may be this old.
+const FRESH_MS: u64 = 7_000;
+
+/// One decision and what the history knows about it.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) record: DecisionRecord,
+    /// Serving replicas that cannot be believed at this moment.
+    pub(crate) doubtful: usize,
+}
+
+struct Replica {
+    id: String,
+    serves_at_ms: u64,
+    start_id: u64,
+    finished: u64,
+    preemptions: u64,
+    frozen: bool,
+    lies: bool,
+    believed_ms: Option<u64>,
+}
+
+pub(crate) struct History {
+    rng: Rng,
+    spec: ScalingSpec,
+    window: LoadWindow,
+    state: ScaleState,
+    replicas: Vec<Replica>,
+    n_created: u64,
+    now_ms: u64,
+    load: f64,
+}
+
+impl History {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::seeded(seed);
+        let spec = random_spec(&mut rng);
+        let initial = spec.min + below(&mut rng, spec.max - spec.min + 1);
+        let mut history = Self {
+            state: ScaleState::starting_at(initial),
+            spec,
+            rng,
+            window: LoadWindow::default(),
+            replicas: Vec::new(),
+            n_created: 0,
+            now_ms: 1_000_000,
+            load: 0.5,
+        };
+        (0..initial).for_each(|_| history.create(0));
+        history
+    }
+
+    /// A new process: the state comes back from the object's status, the window does not.
+    pub(crate) fn restart_operator(&mut self) {
+        self.window = LoadWindow::default();
+        self.replicas.iter_mut().for_each(|replica| replica.believed_ms = None);
+    }
+
+    pub(crate) fn run(&mut self, ticks: usize) -> impl Iterator<Item = Event> + use<> {
+        (0..ticks).map(|_| self.tick()).collect::<Vec<_>>().into_iter()
+    }
+
+    fn tick(&mut self) -> Event {
+        self.now_ms += TICK_MS + u64::from(below(&mut self.rng, 20) == 0) * 6_000;
+        self.load = (self.load + 0.25 * self.rng.normal()).clamp(0.0, 1.6);
+        self.disturb();
+        let fleet = self.replicas.iter().map(|replica| (replica.id.as_str(), standing(replica, self.now_ms)));
+        self.window.set_fleet(fleet);
+        (0..self.replicas.len()).for_each(|idx| self.answer(idx));
+        self.window.set_held_requests(u32::from(self.replicas.is_empty()));
+        self.window.tick(self.now_ms);
+        let decided = decide_scale(&self.spec, &self.window, &self.state, self.now_ms);
+        let record = DecisionRecord::new(&self.spec, &self.state, decided, self.now_ms);
+        let doubtful = self.doubtful();
+        self.state = record.after.clone();
+        self.follow(record.decision.desired);
+        Event { record, doubtful }
+    }
+
+    fn create(&mut self, starts_for_ms: u64) {
+        self.n_created += 1;
+        self.replicas.push(Replica {
+            id: format!("r{:04}", self.n_created),
+            serves_at_ms: self.now_ms + starts_for_ms,
+            start_id: self.n_created << 32,
+            finished: u64::from(below(&mut self.rng, 1000)),
+            preemptions: 0,
+            frozen: false,
+            lies: false,
+            believed_ms: None,
+        });
+    }
+
+    /// Freezes, thaws, corrupts and restarts replicas now and then.
+    fn disturb(&mut self) {
+        for replica in &mut self.replicas {
+            match below(&mut self.rng, 60) {
+                0 => replica.frozen = true,
+                1..=6 => replica.frozen = false,
+                7 => replica.lies = true,
+                8..=14 => replica.lies = false,
+                15 => {
+                    replica.start_id += 1;
+                    (replica.finished, replica.preemptions) = (0, 0);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, idx: usize) {
+        let report = self.report(idx);
+        let now_ms = self.now_ms;
+        let replica = &mut self.replicas[idx];
+        let expected = Expected { revision: "r1", now_ms };
+        if replica.frozen || standing(replica, now_ms) == Standing::Starting {
+            self.window.take(&replica.id, Answer::Silence, expected);
+        } else if replica.lies {
+            replica.believed_ms = None;
+            let lie = lie(&mut self.rng, &report);
+            self.window.take(&replica.id, lie.as_ref().map_or(Answer::NotAReport, Answer::Report), expected);
+        } else {
+            replica.believed_ms = Some(now_ms);
+            self.window.take(&replica.id, Answer::Report(&report), expected);
+        }
+    }
+
+    fn report(&mut self, idx: usize) -> LoadReport {
+        let share = (self.load * (0.7 + 0.6 * self.rng.uniform())).min(1.0);
+        let referenced_blocks = (share * f64::from(BLOCKS)) as u32;
+        let waiting = if share >= 1.0 { below(&mut self.rng, 20) } else { 0 };
+        let finished = u64::from(below(&mut self.rng, 1 + referenced_blocks / 40));
+        let preemptions = u64::from(share >= 1.0 && below(&mut self.rng, 3) == 0);
+        let replica = &mut self.replicas[idx];
+        replica.finished += finished;
+        replica.preemptions += preemptions;
+        LoadReport {
+            time_ms: self.now_ms,
+            start_id: replica.start_id.to_string(),
+            revision: "r1".to_owned(),
+            phase: AgentPhase::Ready,
+            error: None,
+            load_progress: 1.0,
+            running: referenced_blocks / 20,
+            waiting,
+            waiting_prefill_tokens: u64::from(waiting) * 300,
+            total_blocks: BLOCKS,
+            referenced_blocks,
+            cached_blocks: 0,
+            free_blocks: BLOCKS - referenced_blocks,
+            preemptions: replica.preemptions,
+            finished: replica.finished,
+            ttft_p95_seconds: Some(share),
+            itl_p95_seconds: None,
+            prefill_tokens_per_second: Some(2_000.0),
+            stalled_seconds: 0.0,
+        }
+    }
+
+    fn doubtful(&self) -> usize {
+        let serving = self.replicas.iter().filter(|replica| standing(replica, self.now_ms) == Standing::Serving);
+        let is_believed = |replica: &&Replica| replica.believed_ms.is_some_and(|at_ms| self.now_ms - at_ms <= FRESH_MS);
+        serving.filter(|replica| !is_believed(replica)).count()
+    }
+
+    fn follow(&mut self, desired: u32) {
+        self.replicas.truncate(desired as usize);
+        while self.replicas.len() < desired as usize {
+            let starts_for_ms = u64::from(below(&mut self.rng, 30)) * 1_000;
+            self.create(starts_for_ms);
+        }
+    }
+}
+
+fn standing(replica: &Replica, now_ms: u64) -> Standing {
+    if replica.serves_at_ms <= now_ms { Standing::Serving } else { Standing::Starting }
+}
+
+/// One of the ways an agent can be wrong; `None` is an answer that is no report at all.
+fn lie(rng: &mut Rng, report: &LoadReport) -> Option<LoadReport> {
+    let mut lie = report.clone();
+    match below(rng, 7) {
+        0 => return None,
+        1 => lie.ttft_p95_seconds = Some(f64::NAN),
+        2 => lie.stalled_seconds = -1.0,
+        3 => lie.time_ms += 60_000,
+        4 => lie.time_ms -= 60_000,
+        5 => lie.revision = "r0".to_owned(),
+        _ => lie.free_blocks += 1,
+    }
+    Some(lie)
+}
+
+fn random_spec(rng: &mut Rng) -> ScalingSpec {
+    let min = 1 + below(rng, 3);
+    let mut spec = ScalingSpec::between(min, min + below(rng, 10));
+    spec.targets.kv = 0.3 + 0.6 * rng.uniform();
+    spec.targets.slowdown = 1.5 + 4.0 * rng.uniform();
+    spec.targets.ttft_ms = (below(rng, 3) == 0).then_some(800.0);
+    spec.behavior.stable_window_seconds = 10 + below(rng, 30);
+    spec.behavior.down_stabilization_seconds = Some(10 + below(rng, 60));
+    spec.to_zero = (below(rng, 3) == 0).then_some(ToZero { after_seconds: 20, max_wake_seconds: 90 });
+    spec
+}
+
+fn below(rng: &mut Rng, n: u32) -> u32 {
+    (rng.uniform() * f64::from(n)) as u32
+}
