@@ -215,6 +215,9 @@ fn down(round: &Round<'_>, state: &ScaleState, held: u32) -> Choice {
     if whole(round.demand.replicas()) == current {
         return Choice::free(current);
     }
+    if current <= round.spec.min {
+        return stay(Bound::Min);
+    }
     if let Some(bound) = veto(round, state) {
         return stay(bound);
     }

@@ -14,7 +14,7 @@ use super::{
     rules::{HpaQueue, Kpa, Stoker, Wva},
     trace::Trace,
 };
-use crate::ScalingSpec;
+use crate::{DecisionRecord, ScalingSpec};
 
 /// GPU-hours that still count as equal.
 pub const EQUAL_WITHIN: f64 = 0.02;
@@ -99,9 +99,7 @@ pub struct Comparison {
 
 /// Runs everything: one comparison a trace.
 pub fn compare(traces: &[Trace], spec: &ScalingSpec, rivals: &[Rival], setting: &Setting) -> Vec<Comparison> {
-    let ours = in_parallel(traces, |trace| {
-        simulate(trace, &mut Stoker::new(spec.clone(), trace.initial.clamp(setting.min, setting.max)), setting)
-    });
+    let ours = in_parallel(traces, |trace| run_ours(trace, spec, setting).0);
     let mut comparisons: Vec<Comparison> = traces
         .iter()
         .zip(&ours)
@@ -123,6 +121,13 @@ pub fn compare(traces: &[Trace], spec: &ScalingSpec, rivals: &[Rival], setting: 
         }
     }
     comparisons
+}
+
+/// Our rule alone: what it came to, and its decisions that changed the number.
+pub fn run_ours(trace: &Trace, spec: &ScalingSpec, setting: &Setting) -> (Outcomes, Vec<DecisionRecord>) {
+    let mut rule = Stoker::new(spec.clone(), trace.initial.clamp(setting.min, setting.max));
+    let outcomes = simulate(trace, &mut rule, setting);
+    (outcomes, rule.into_changes())
 }
 
 /// One setting and what it came to on every trace.

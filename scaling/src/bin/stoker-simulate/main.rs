@@ -5,6 +5,7 @@
 //! decisions is replayed instead. Touches nothing but the files it is told to write.
 
 mod figures;
+mod replay;
 mod report;
 mod settings;
 mod tick;
@@ -14,8 +15,8 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use stoker_scaling::{
-    DecisionRecord, Replay, ScalingSpec,
-    sim::{Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace},
+    DecisionRecord, ScalingSpec,
+    sim::{Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace, run_ours},
 };
 
 /// Simulates scaling rules on a trace of requests.
@@ -43,6 +44,9 @@ struct Args {
     /// Writes a picture of each trace and, with several, a page of results into this directory.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Writes each decision that changed the number into this file, one record a line: a trace to replay.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Appends the figures to this file of results.
     #[arg(long, value_name = "FILE")]
     figures: Option<PathBuf>,
@@ -59,8 +63,11 @@ fn main() -> Result<()> {
     let spec = settings::spec(ScalingSpec::between(args.min, args.max), &args.settings)?;
     let name = args.trace.as_deref().unwrap_or_default();
     match input(name, args.seed)? {
-        Input::Records(records) => print!("{}", replayed(&records, &spec)?),
-        Input::Traces(traces) => show(&args, &compared(&args, &spec, &traces)?)?,
+        Input::Records(records) => print!("{}", replay::replayed(&records, &args.settings)?),
+        Input::Traces(traces) => {
+            show(&args, &compared(&args, &spec, &traces)?)?;
+            record(&args, &spec, &traces)?;
+        }
     }
     Ok(())
 }
@@ -95,35 +102,23 @@ fn records(name: &str, text: &str) -> Result<Vec<DecisionRecord>> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// Replays recorded decisions, and decides each again under the given targets and behavior.
-fn replayed(records: &[DecisionRecord], spec: &ScalingSpec) -> Result<String> {
-    let mut text = String::new();
-    for (idx, record) in records.iter().enumerate() {
-        if let Replay::Different { decision } = record.replay() {
-            bail!(
-                "record {}: {} replicas were decided, a replay gives {}",
-                idx + 1,
-                record.decision.desired,
-                decision.desired
-            );
-        }
-        let other = record.what_if(spec);
-        text += &format!(
-            "{} {} -> {}, with these settings {}\n",
-            record.at_ms, record.decision.previous, record.decision.desired, other.desired
-        );
-    }
-    text += &format!("{} decisions replayed, each identical\n", records.len());
-    Ok(text)
-}
-
 fn compared(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Comparison>> {
     let named = |name: &String| {
         Rival::named(name).with_context(|| format!("no rule is called {name:?}: use hpa-queue, kpa, wva"))
     };
     let rivals = args.against.iter().map(named).collect::<Result<Vec<_>>>()?;
-    let setting = Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() };
-    Ok(compare(traces, spec, &rivals, &setting))
+    Ok(compare(traces, spec, &rivals, &setting(args, spec)))
+}
+
+fn setting(args: &Args, spec: &ScalingSpec) -> Setting {
+    Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() }
+}
+
+fn record(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<()> {
+    let Some(path) = &args.record else { return Ok(()) };
+    let records = traces.iter().flat_map(|trace| run_ours(trace, spec, &setting(args, spec)).1);
+    let lines: String = records.map(|record| record.to_line() + "\n").collect();
+    fs::write(path, lines).with_context(|| format!("write {}", path.display()))
 }
 
 fn show(args: &Args, comparisons: &[Comparison]) -> Result<()> {

@@ -3,7 +3,7 @@
 use stoker_crds::contract::{AgentPhase, LoadReport};
 
 use crate::{
-    Answer, Decided, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
+    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
     sim::{Member, Rule, Stage, View},
 };
 
@@ -20,8 +20,7 @@ pub struct Stoker {
     state: ScaleState,
     starts: StartTimes,
     served: u32,
-    /// The last decision with its inputs.
-    pub last: Option<Decided>,
+    changes: Vec<DecisionRecord>,
 }
 
 impl Stoker {
@@ -32,9 +31,14 @@ impl Stoker {
             window: LoadWindow::default(),
             starts: StartTimes::default(),
             served: initial,
-            last: None,
+            changes: Vec::new(),
             spec,
         }
+    }
+
+    /// Every decision that changed the number, in order.
+    pub fn into_changes(self) -> Vec<DecisionRecord> {
+        self.changes
     }
 
     fn learn_starts(&mut self, view: &View<'_>) {
@@ -69,9 +73,11 @@ impl Rule for Stoker {
         self.learn_starts(view);
         self.read(view, now_ms);
         let decided = decide_scale(&self.spec, &self.window, &self.state, now_ms);
-        self.state = decided.next.clone();
         let desired = decided.decision.desired;
-        self.last = Some(decided);
+        let before = std::mem::replace(&mut self.state, decided.next.clone());
+        if desired != before.desired {
+            self.changes.push(DecisionRecord::new(&self.spec, &before, decided, now_ms));
+        }
         Some(desired)
     }
 }

@@ -1,0 +1,271 @@
+//! Each bound and each step of the decision, from signals to number.
+
+use stoker_scaling::{
+    Arrivals, Bound, Cause, Coverage, Decided, Flow, Mood, ScaleState, ScalingSpec, Signals, StepLimit, ToZero, decide,
+    explain,
+};
+
+const NOW_MS: u64 = 10_000_000;
+
+/// A calm deployment: three replicas, all fresh, loaded to 1.5 replicas' worth of KV and nothing learned yet.
+fn calm() -> Signals {
+    let flow = Flow { serving: 3.0, referenced: 1200.0, ..Flow::default() };
+    Signals {
+        coverage: Coverage { serving: 3, fresh: 3, window_seconds: 60.0, ..Coverage::default() },
+        blocks_per_replica: 1000.0,
+        stable: flow,
+        panic: flow,
+        arrivals: Arrivals { panic_seconds: 6.0, ..Arrivals::default() },
+        queue_seconds: 0.0,
+        preemptions_stable: 0,
+        preemptions_panic: 0,
+        ttft_p95_ms: None,
+        itl_p95_ms: None,
+        start_seconds: 30.0,
+        held_requests: 0,
+        idle_seconds: 0.0,
+    }
+}
+
+fn spec() -> ScalingSpec {
+    ScalingSpec::between(1, 10)
+}
+
+fn with_kv(replicas: f64) -> Signals {
+    let mut signals = calm();
+    signals.stable.referenced = replicas * 800.0;
+    signals
+}
+
+fn check(spec: &ScalingSpec, signals: &Signals, current: u32, expected: (u32, Bound)) -> ScaleState {
+    check_from(spec, signals, &ScaleState::starting_at(current), NOW_MS, expected)
+}
+
+fn check_from(
+    spec: &ScalingSpec,
+    signals: &Signals,
+    state: &ScaleState,
+    now_ms: u64,
+    expected: (u32, Bound),
+) -> ScaleState {
+    let (decision, next) = decide(spec, signals, state, now_ms);
+    assert_eq!((decision.desired, decision.bound), expected, "{decision:?}");
+    assert_eq!((decision.previous, next.desired), (state.desired, decision.desired));
+    next
+}
+
+#[test]
+fn kv_above_the_target_adds_what_is_missing() {
+    check(&spec(), &with_kv(4.2), 3, (5, Bound::Nothing));
+    check(&spec(), &with_kv(3.0), 3, (3, Bound::Nothing));
+}
+
+#[test]
+fn the_bounds_of_the_specification_hold_even_without_readings() {
+    check(&spec(), &with_kv(40.0), 9, (10, Bound::Max));
+    let mut blind = calm();
+    blind.coverage.fresh = 0;
+    check(&ScalingSpec::between(5, 10), &blind, 3, (5, Bound::Min));
+    check(&ScalingSpec::between(1, 2), &blind, 3, (2, Bound::Max));
+}
+
+#[test]
+fn one_decision_adds_and_removes_at_most_its_step() {
+    let mut spec = ScalingSpec::between(1, 100);
+    spec.behavior.up = StepLimit { replicas: 2, percent: 0 };
+    check(&spec, &with_kv(9.0), 3, (5, Bound::UpStep));
+    check(&spec, &with_kv(5.0), 3, (5, Bound::Nothing));
+    spec.behavior.down = StepLimit { replicas: 2, percent: 0 };
+    check(&spec, &with_kv(1.0), 9, (7, Bound::DownStep));
+    check(&spec, &with_kv(1.6), 4, (2, Bound::Nothing));
+}
+
+#[test]
+fn too_few_fresh_readings_hold_everything() {
+    let mut signals = with_kv(9.0);
+    signals.coverage.fresh = 1;
+    check(&spec(), &signals, 3, (3, Bound::QuorumUp));
+    signals.coverage.fresh = 2;
+    check(&spec(), &signals, 3, (9, Bound::Nothing));
+    signals.coverage = Coverage { starting: 3, window_seconds: 60.0, ..Coverage::default() };
+    check(&spec(), &signals, 3, (3, Bound::QuorumUp));
+}
+
+#[test]
+fn one_replica_that_cannot_be_seen_stops_going_down() {
+    let mut signals = with_kv(0.5);
+    signals.coverage.fresh = 2;
+    check(&spec(), &signals, 3, (3, Bound::QuorumDown));
+    let mut tolerant = spec();
+    tolerant.behavior.quorum.down = 0.6;
+    check(&tolerant, &signals, 3, (2, Bound::DownStep));
+}
+
+#[test]
+fn nothing_goes_down_on_less_history_than_the_stable_window() {
+    let mut signals = with_kv(0.5);
+    signals.coverage.window_seconds = 59.0;
+    check(&spec(), &signals, 3, (3, Bound::ShortHistory));
+    signals.coverage.window_seconds = 60.0;
+    check(&spec(), &signals, 2, (1, Bound::Nothing));
+}
+
+#[test]
+fn a_jump_forbids_going_down_for_one_stable_window() {
+    let mut jump = with_kv(0.5);
+    jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
+    let state = check(&spec(), &jump, 3, (3, Bound::Panic));
+    assert_eq!(state.panic_until_ms, Some(NOW_MS + 60_000));
+    let calm = with_kv(0.5);
+    let state = check_from(&spec(), &calm, &state, NOW_MS + 59_999, (3, Bound::Panic));
+    let mut impatient = spec();
+    impatient.behavior.down_stabilization_seconds = Some(1);
+    check_from(&impatient, &calm, &state, NOW_MS + 60_000, (2, Bound::DownStep));
+}
+
+#[test]
+fn a_jump_that_too_few_saw_is_none() {
+    let mut jump = with_kv(0.5);
+    jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
+    jump.coverage.fresh = 1;
+    let (decision, next) = decide(&spec(), &jump, &ScaleState::starting_at(3), NOW_MS);
+    assert_eq!((decision.demand.mood, next.panic_until_ms), (Mood::Calm, None));
+}
+
+#[test]
+fn the_moods_follow_each_other() {
+    let mut jump = calm();
+    jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
+    let mood = |signals: &Signals, state: &ScaleState, now_ms| {
+        let (decision, next) = decide(&spec(), signals, state, now_ms);
+        (decision.demand.mood, next)
+    };
+    let (onset, state) = mood(&jump, &ScaleState::starting_at(3), NOW_MS);
+    let (goes_on, state) = mood(&jump, &state, NOW_MS + 2000);
+    let (after, state) = mood(&calm(), &state, NOW_MS + 4000);
+    let (over, _) = mood(&calm(), &state, NOW_MS + 62_000);
+    assert_eq!([onset, goes_on, after, over], [Mood::Onset, Mood::Jump, Mood::AfterJump, Mood::Calm]);
+}
+
+#[test]
+fn preemptions_give_nothing_away() {
+    let mut signals = with_kv(0.5);
+    signals.preemptions_panic = 1;
+    check(&spec(), &signals, 3, (3, Bound::Preemptions));
+    let mut slow = with_kv(0.5);
+    slow.stable.serving = 4.0;
+    slow.coverage.serving = 4;
+    slow.coverage.fresh = 4;
+    slow.coverage.starting = 1;
+    slow.preemptions_stable = 25;
+    check(&spec(), &slow, 5, (5, Bound::Preemptions));
+    slow.preemptions_stable = 23;
+    check(&spec(), &slow, 5, (5, Bound::DownPressure));
+}
+
+#[test]
+fn a_burst_of_preemptions_scales_up_below_the_kv_target() {
+    let mut signals = with_kv(2.0);
+    signals.preemptions_panic = 6;
+    let (decision, _) = decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS);
+    assert_eq!((decision.desired, decision.cause), (5, Some(Cause::Preemptions)));
+    signals.coverage.starting = 2;
+    check(&spec(), &signals, 5, (5, Bound::Preemptions));
+}
+
+#[test]
+fn the_higher_number_is_kept_for_the_stabilisation_time() {
+    let mut spec = spec();
+    spec.behavior.down_stabilization_seconds = Some(120);
+    let state = check(&spec, &with_kv(3.6), 3, (4, Bound::Nothing));
+    let state = check_from(&spec, &with_kv(1.5), &state, NOW_MS + 119_000, (4, Bound::Stabilisation));
+    check_from(&spec, &with_kv(1.5), &state, NOW_MS + 121_000, (2, Bound::Nothing));
+}
+
+#[test]
+fn the_learned_stabilisation_time_is_five_starts_within_its_bounds() {
+    let mut state = check(&spec(), &with_kv(3.6), 3, (4, Bound::Nothing));
+    state = check_from(&spec(), &with_kv(1.5), &state, NOW_MS + 149_000, (4, Bound::Stabilisation));
+    check_from(&spec(), &with_kv(1.5), &state, NOW_MS + 151_000, (2, Bound::Nothing));
+    for (start_seconds, kept_seconds) in [(1.0, 120), (1000.0, 900)] {
+        let signals = |replicas| Signals { start_seconds, ..with_kv(replicas) };
+        let state = check(&spec(), &signals(3.6), 3, (4, Bound::Nothing));
+        let before = NOW_MS + kept_seconds * 1000 - 1;
+        let state = check_from(&spec(), &signals(1.5), &state, before, (4, Bound::Stabilisation));
+        check_from(&spec(), &signals(1.5), &state, before + 2, (2, Bound::Nothing));
+    }
+}
+
+#[test]
+fn a_regretted_step_down_makes_the_next_one_wait_longer() {
+    let state = check(&spec(), &with_kv(1.5), 3, (2, Bound::Nothing));
+    let state = check_from(&spec(), &with_kv(3.6), &state, NOW_MS + 10_000, (4, Bound::Nothing));
+    check_from(&spec(), &with_kv(1.5), &state, NOW_MS + 170_000, (4, Bound::Stabilisation));
+}
+
+#[test]
+fn those_that_stay_are_not_loaded_above_the_down_pressure() {
+    check(&spec(), &with_kv(1.8), 3, (3, Bound::DownPressure));
+    check(&spec(), &with_kv(1.7), 3, (2, Bound::Nothing));
+}
+
+#[test]
+fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
+    let idle = |idle_seconds| Signals { idle_seconds, ..with_kv(0.0) };
+    let mut sleepy = spec();
+    sleepy.to_zero = Some(ToZero { after_seconds: 100, max_wake_seconds: 60 });
+    check(&spec(), &idle(1e6), 1, (1, Bound::Min));
+    check(&sleepy, &idle(99.0), 1, (1, Bound::NotIdleYet));
+    check(&sleepy, &idle(100.0), 1, (0, Bound::Nothing));
+    check(&sleepy, &idle(1e6), 2, (1, Bound::Nothing));
+    check(&sleepy, &Signals { start_seconds: 61.0, ..idle(1e6) }, 1, (1, Bound::SlowWake));
+    check(&sleepy, &Signals { start_seconds: 60.0, ..idle(1e6) }, 1, (0, Bound::Nothing));
+}
+
+#[test]
+fn the_last_replica_stays_when_it_cannot_be_seen() {
+    let mut sleepy = spec();
+    sleepy.to_zero = Some(ToZero::default());
+    let mut signals = Signals { idle_seconds: 1e6, ..with_kv(0.0) };
+    signals.coverage.serving = 2;
+    signals.coverage.fresh = 1;
+    check(&sleepy, &signals, 1, (1, Bound::QuorumDown));
+}
+
+#[test]
+fn a_held_request_wakes_a_sleeping_deployment() {
+    let mut sleepy = spec();
+    sleepy.to_zero = Some(ToZero::default());
+    let asleep = Signals { coverage: Coverage::default(), ..with_kv(0.0) };
+    check(&sleepy, &asleep, 0, (0, Bound::Nothing));
+    check(&sleepy, &Signals { held_requests: 2, ..asleep.clone() }, 0, (1, Bound::Nothing));
+    check(&spec(), &asleep, 0, (1, Bound::Min));
+}
+
+#[test]
+fn pressure_is_the_largest_term_over_those_that_serve() {
+    let (decision, _) = decide(&spec(), &with_kv(4.5), &ScaleState::starting_at(3), NOW_MS);
+    assert_eq!((decision.pressure, decision.unbounded, decision.cause), (1.5, 5, Some(Cause::Kv)));
+    let nobody = Signals { coverage: Coverage::default(), ..with_kv(4.5) };
+    let (decision, _) = decide(&spec(), &nobody, &ScaleState::starting_at(3), NOW_MS);
+    assert_eq!(decision.pressure, 0.0);
+}
+
+#[test]
+fn an_explanation_names_each_term_and_the_bound_that_held() {
+    let state = ScaleState::starting_at(3);
+    let signals = Signals { queue_seconds: 0.5, ..with_kv(12.5) };
+    let (decision, next) = decide(&spec(), &signals, &state, NOW_MS);
+    let decided = Decided { decision, next, signals };
+    let text = explain(&stoker_scaling::DecisionRecord::new(&spec(), &state, decided, NOW_MS));
+    let expected = "\
+3 -> 10 replicas: pressure 4.17 from kv, bound by max
+  readings    3 of 3 serving replicas fresh, 0 starting, 0 draining, 60 s of history
+* kv            12.50  10000 blocks referenced / (1000 blocks per replica x 0.8 kv target)
+  queue          1.50  0.50 s of prefill wait per replica / 1 s target
+  preemptions    0.00  0.0 preemptions per minute and replica / 6 target
+  wanted      13 by load alone, 12.50 before rounding; between min 1 and max 10
+  bound       scaling.max keeps it down: raise it to follow the load; without it: 13 replicas
+";
+    assert_eq!(text, expected);
+}
