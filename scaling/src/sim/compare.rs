@@ -21,8 +21,8 @@ pub const EQUAL_WITHIN: f64 = 0.02;
 /// Name of our rule in figures.
 pub const STOKER: &str = "stoker";
 
-const GRID_POINTS: u32 = 14;
-const BISECTIONS: u32 = 6;
+const GRID_POINTS: u32 = 9;
+const BISECTIONS: u32 = 4;
 
 /// A rule that ours is compared with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -167,14 +167,10 @@ impl<'a> Fleet<'a> {
     /// information does, and no better.
     fn route(&mut self, request: Request) {
         self.sample.arrivals += 1;
-        let serving: Vec<usize> =
-            (0..self.members.len()).filter(|idx| self.members[*idx].stage == Stage::Serving).collect();
-        if serving.is_empty() {
+        let (Some(one), Some(other)) = (self.pick(), self.pick()) else {
             self.held.push_back(request);
             return;
-        }
-        let mut pick = || serving[(self.choices.uniform() * serving.len() as f64) as usize];
-        let (one, other) = (pick(), pick());
+        };
         // Only these two are looked at, so only they must be in the present.
         for idx in [one, other] {
             self.members[idx].replica.advance(request.arrived);
@@ -182,6 +178,13 @@ impl<'a> Fleet<'a> {
         let wanted = |idx: usize| self.members[idx].replica.blocks_wanted();
         let best = if wanted(other) < wanted(one) { other } else { one };
         self.members[best].replica.submit(request);
+    }
+
+    /// A random serving replica.
+    fn pick(&mut self) -> Option<usize> {
+        let serving = || self.members.iter().enumerate().filter(|(_, member)| member.stage == Stage::Serving);
+        let nth = (self.choices.uniform() * serving().count() as f64) as usize;
+        serving().nth(nth).map(|(idx, _)| idx)
     }
 
     /// Replicas that finished starting serve; drained ones go.

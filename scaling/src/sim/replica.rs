@@ -220,7 +220,8 @@ impl Replica {
 
     /// Steps that surely end before `until` and before any sequence does.
     fn uneventful_steps(&self, until: f64) -> u32 {
-        if !self.waiting.is_empty() || !self.running.iter().all(Sequence::is_decoding) {
+        let is_short = until - self.now < 2.0 * self.model.step_seconds;
+        if is_short || !self.waiting.is_empty() || !self.running.iter().all(Sequence::is_decoding) {
             return 0;
         }
         let left = |sequence: &Sequence| sequence.request.completion_tokens.saturating_sub(sequence.generated + 1);

@@ -23,7 +23,7 @@ pub fn named_trace(name: &str, seed: u64) -> Option<Trace> {
     let (seconds, requests, model) = match name {
         "step" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 40.0, step, |rng, _| chat(rng)), model),
         "ramp" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 55.0, ramp, |rng, _| chat(rng)), model),
-        "diurnal" => (4.0 * HOUR, arrivals(&mut rng, 4.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng)), model),
+        "diurnal" => (3.0 * HOUR, arrivals(&mut rng, 3.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng)), model),
         "burst" => {
             let peaks = bursts(&mut rng, 2.0 * HOUR);
             let rate = |at: f64| if peaks.iter().any(|(from, to)| (*from..*to).contains(&at)) { 45.0 } else { 12.0 };
@@ -36,9 +36,9 @@ pub fn named_trace(name: &str, seed: u64) -> Option<Trace> {
             (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 50.0, slow_start, |rng, _| chat(rng)), slow)
         }
         _ => {
-            let gusts = gusts(&mut rng, 4.0 * HOUR);
+            let gusts = gusts(&mut rng, 2.0 * HOUR);
             let rate = |at: f64| azure_rate(at) * gusts[(at / GUST_SECONDS) as usize];
-            (4.0 * HOUR, arrivals(&mut rng, 4.0 * HOUR, 130.0, rate, |rng, _| azure_request(rng)), model)
+            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 130.0, rate, |rng, _| azure_request(rng)), model)
         }
     };
     Some(Trace { name: name.to_owned(), seconds, initial: initial(&requests), requests, model })
@@ -123,11 +123,11 @@ fn ramp(at: f64) -> f64 {
     6.0 + 49.0 * up.min(down).clamp(0.0, 1.0)
 }
 
-/// A day in four hours, six times as steep as a real one: one night, one peak, a lunch dip.
+/// A day in three hours, eight times as steep as a real one: one night, one peak, a lunch dip.
 fn diurnal(at: f64) -> f64 {
-    let phase = at / (4.0 * HOUR) * std::f64::consts::TAU;
+    let phase = at / (3.0 * HOUR) * std::f64::consts::TAU;
     let day = 0.5 - 0.5 * phase.cos();
-    let lunch = 0.25 * (-((at - 2.0 * HOUR) / (0.2 * HOUR)).powi(2)).exp();
+    let lunch = 0.25 * (-((at - 1.5 * HOUR) / (0.15 * HOUR)).powi(2)).exp();
     6.0 + 49.0 * (day - lunch * day).max(0.0)
 }
 
@@ -159,7 +159,7 @@ fn bursts(rng: &mut Rng, seconds: f64) -> Vec<(f64, f64)> {
 /// 129 completion tokens for conversation, 1,500 and 13 for code. Load: DynamoLLM (2024) gives a daily cycle whose
 /// valley is about a third (conversation) and a thirtieth (code) of the peak. Only these figures are used, no data.
 fn azure_rate(at: f64) -> f64 {
-    let day = 0.5 - 0.5 * (at / (4.0 * HOUR) * std::f64::consts::TAU).cos();
+    let day = 0.5 - 0.5 * (at / (2.0 * HOUR) * std::f64::consts::TAU).cos();
     AZURE_PEAK * (0.7 * (1.0 / 3.3 + (1.0 - 1.0 / 3.3) * day) + 0.3 * (1.0 / 34.6 + (1.0 - 1.0 / 34.6) * day.powi(2)))
 }
 

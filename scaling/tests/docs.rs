@@ -1,0 +1,90 @@
+//! Every command, specification and answer in `docs/autoscaling.md` works as printed.
+
+use std::{fs, path::Path, process::Command};
+
+use stoker_scaling::ScalingSpec;
+
+struct Block {
+    language: String,
+    text: String,
+}
+
+fn page() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/autoscaling.md");
+    fs::read_to_string(path).expect("the page is in the checkout")
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let parts = page.split("```").skip(1).step_by(2);
+    parts
+        .map(|part| {
+            let (language, text) = part.split_once('\n').expect("a fence ends with its line");
+            Block { language: language.to_owned(), text: text.to_owned() }
+        })
+        .collect()
+}
+
+fn run(line: &str, dir: &Path) -> String {
+    let args: Vec<_> = line.split_whitespace().skip(1).collect();
+    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate")).args(args).current_dir(dir).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn every_specification_on_the_page_is_accepted() {
+    let yaml: Vec<_> = blocks(&page()).into_iter().filter(|block| block.language == "yaml").collect();
+    assert!(!yaml.is_empty());
+    for block in yaml {
+        let object: serde_norway::Value = serde_norway::from_str(&block.text).unwrap();
+        let spec: ScalingSpec = serde_norway::from_value(object["scaling"].clone()).unwrap();
+        assert_eq!(spec.errors(), [], "{}", block.text);
+    }
+}
+
+#[test]
+fn every_command_on_the_page_runs_and_answers_what_is_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut answer = String::new();
+    let mut n_commands = 0;
+    for block in blocks(&page()) {
+        match block.language.as_str() {
+            "sh" => {
+                answer = block.text.lines().map(|line| run(line, dir.path())).collect();
+                n_commands += block.text.lines().count();
+            }
+            "text" => assert!(answer.contains(block.text.trim_end()), "not in the answer:\n{}", block.text),
+            _ => {}
+        }
+    }
+    assert!(n_commands >= 4, "{n_commands}");
+}
+
+#[test]
+fn a_bad_line_of_a_trace_is_refused_with_its_number() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("bad.jsonl"), "{\"arrived\": 1, \"promptTokens\": 9, \"completionTokens\": 9}\n<html>\n")
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
+        .args(["--trace", "bad.jsonl"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("line 2: expected value"), "{message}");
+}
+
+#[test]
+fn an_altered_record_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    run("stoker-simulate --trace step --record step.jsonl", dir.path());
+    let path = dir.path().join("step.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replacen("\"serving\":4,", "\"serving\":3,", 1)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
+        .args(["--trace", "step.jsonl"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the record was altered"));
+}
