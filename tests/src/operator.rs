@@ -35,8 +35,6 @@ pub const AGENT_IMAGE: &str = "stand-in/agent:1";
 pub const NAMESPACE: &str = "default";
 /// Namespace of the operator's Lease.
 const OPERATOR_NAMESPACE: &str = "stoker-system";
-/// How long a node may be silent before it counts as lost.
-const NODE_GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A cluster with an operator. Everything stops when it is dropped.
@@ -52,8 +50,7 @@ pub struct Rig {
 impl Rig {
     /// Starts everything and waits until the CRD can be used.
     pub fn start(audit: Audit) -> Result<Self> {
-        let controllers = Controllers::All { node_grace: NODE_GRACE };
-        let options = ControlPlaneOptions { controllers, audit, ..ControlPlaneOptions::default() };
+        let options = ControlPlaneOptions { controllers: Controllers::all(), audit, ..ControlPlaneOptions::default() };
         let cluster = TestCluster::start_with(options, NodeOptions::default());
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
