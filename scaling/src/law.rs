@@ -98,3 +98,83 @@ impl Line {
         if self.slope > 0.0 { (times - 1.0) * self.alone / self.slope } else { f64::INFINITY }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals::{Arrivals, Coverage, Flow};
+
+    /// One replica of 1,000 blocks at this usage, through which requests pass in `residence` seconds.
+    fn signals(kv: f64, residence: f64) -> Signals {
+        let running = kv * 50.0;
+        let stable =
+            Flow { serving: 1.0, referenced: kv * 1000.0, running, waiting: 0.0, through_rate: running / residence };
+        Signals {
+            coverage: Coverage { serving: 1, fresh: 1, window_seconds: 60.0, ..Coverage::default() },
+            blocks_per_replica: 1000.0,
+            stable,
+            panic: stable,
+            arrivals: Arrivals::default(),
+            queue_seconds: 0.0,
+            preemptions_stable: 0,
+            preemptions_panic: 0,
+            ttft_p95_ms: None,
+            itl_p95_ms: None,
+            start_seconds: 30.0,
+            held_requests: 0,
+            idle_seconds: 0.0,
+        }
+    }
+
+    fn learned(points: impl IntoIterator<Item = (f64, f64)>) -> Line {
+        let mut law = ServiceLaw::default();
+        for (tick, (kv, residence)) in points.into_iter().enumerate() {
+            law.learn(&signals(kv, residence), 1_000_000 + tick as u64 * 2000);
+        }
+        law.line().expect("something was learned")
+    }
+
+    #[test]
+    fn one_point_alone_gets_the_slope_of_the_prior() {
+        let line = learned([(0.5, 8.0)]);
+        assert!((line.alone - 2.0).abs() < 1e-9, "{line:?}");
+        assert!((line.slope - 12.0).abs() < 1e-9, "{line:?}");
+    }
+
+    #[test]
+    fn varied_usage_overrules_the_prior() {
+        let truth = |kv: f64| 3.0 + 2.0 * kv;
+        let line = learned((0..2000).map(|tick| f64::from(tick % 90) / 100.0 + 0.05).map(|kv| (kv, truth(kv))));
+        assert!((line.residence_seconds(0.8) - truth(0.8)).abs() < 0.4, "{line:?}");
+        assert!((line.alone - 3.0).abs() < 0.4, "{line:?}");
+    }
+
+    #[test]
+    fn the_line_stays_above_zero_whatever_was_seen() {
+        let line = learned((0..200).map(|tick| if tick % 2 == 0 { (0.2, 0.1) } else { (0.9, 90.0) }));
+        assert!(line.alone > 0.0 && line.slope >= 0.0, "{line:?}");
+        let falling = learned((0..200).map(|tick| if tick % 2 == 0 { (0.2, 9.0) } else { (0.9, 1.0) }));
+        assert!(falling.slope >= 0.0, "{falling:?}");
+    }
+
+    #[test]
+    fn a_few_requests_or_a_replica_that_cannot_be_seen_teach_nothing() {
+        let mut law = ServiceLaw::default();
+        let mut few = signals(0.5, 8.0);
+        few.stable.through_rate = 0.1;
+        law.learn(&few, 1_000_000);
+        let mut unseen = signals(0.5, 8.0);
+        unseen.coverage.fresh = 0;
+        law.learn(&unseen, 1_000_000);
+        assert_eq!(law, ServiceLaw::default());
+        assert_eq!(law.line(), None);
+    }
+
+    #[test]
+    fn usage_at_a_slowdown_is_where_requests_stay_that_long() {
+        let line = Line { alone: 2.0, slope: 10.0 };
+        let kv = line.kv_at_slowdown(2.5);
+        assert!((line.residence_seconds(kv) - 5.0).abs() < 1e-9);
+        assert_eq!(Line { alone: 2.0, slope: 0.0 }.kv_at_slowdown(2.5), f64::INFINITY);
+    }
+}

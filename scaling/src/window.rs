@@ -255,3 +255,114 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (n, sum) = values.fold((0_u32, 0.0), |(n, sum), value| (n + 1, sum + value));
     (n > 0).then(|| sum / f64::from(n))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reading::tests::report;
+
+    const NOW_MS: u64 = 100_000;
+
+    fn take(window: &mut LoadWindow, id: &str, now_ms: u64, change: impl Fn(&mut stoker_crds::contract::LoadReport)) {
+        let mut report = report();
+        report.time_ms = now_ms;
+        change(&mut report);
+        window.take(id, Answer::Report(&report), Expected { revision: "r1", now_ms });
+    }
+
+    fn window(ids: &[&str]) -> LoadWindow {
+        let mut window = LoadWindow::default();
+        window.set_fleet(ids.iter().map(|id| (*id, Standing::Serving)));
+        window
+    }
+
+    fn newest(window: &LoadWindow) -> Totals {
+        *window.ticks().last().unwrap()
+    }
+
+    #[test]
+    fn what_was_counted_before_we_looked_is_no_arrival() {
+        let mut window = window(&["a"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        window.tick(NOW_MS);
+        assert_eq!((newest(&window).arrivals, newest(&window).finished), (0, 0));
+    }
+
+    #[test]
+    fn arrivals_are_those_that_ended_and_those_that_became_more() {
+        let mut window = window(&["a"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        window.tick(NOW_MS);
+        take(&mut window, "a", NOW_MS + 2000, |report| {
+            (report.finished, report.running, report.preemptions) = (55, 12, 4);
+        });
+        window.tick(NOW_MS + 2000);
+        let totals = newest(&window);
+        assert_eq!((totals.arrivals, totals.finished, totals.preemptions), (7, 5, 1));
+    }
+
+    #[test]
+    fn a_restarted_process_counts_from_zero() {
+        let mut window = window(&["a"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        window.tick(NOW_MS);
+        take(&mut window, "a", NOW_MS + 2000, |report| {
+            report.start_id = "b".to_owned();
+            (report.finished, report.running, report.waiting, report.preemptions) = (3, 1, 0, 0);
+        });
+        window.tick(NOW_MS + 2000);
+        assert_eq!((newest(&window).arrivals, newest(&window).finished), (4, 3));
+    }
+
+    #[test]
+    fn a_lost_reading_does_not_look_like_lost_load() {
+        let mut window = window(&["a", "b"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        window.tick(NOW_MS);
+        let totals = newest(&window);
+        assert_eq!((totals.serving, totals.fresh, totals.referenced, totals.running), (2, 1, 800.0, 20.0));
+    }
+
+    #[test]
+    fn a_lie_hides_the_truth_told_before_until_the_next_one() {
+        let mut window = window(&["a"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        take(&mut window, "a", NOW_MS + 2000, |report| report.free_blocks = 1);
+        assert_eq!(window.reading("a", NOW_MS + 2000), Reading::Absurd(Absurdity::Blocks));
+        take(&mut window, "a", NOW_MS + 4000, |_| {});
+        assert!(matches!(window.reading("a", NOW_MS + 4000), Reading::Fresh(_)));
+    }
+
+    #[test]
+    fn silence_ages_and_html_is_absurd() {
+        let mut window = window(&["a", "b"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        let expected = Expected { revision: "r1", now_ms: NOW_MS };
+        window.take("a", Answer::Silence, expected);
+        window.take("b", Answer::NotAReport, expected);
+        assert!(matches!(window.reading("a", NOW_MS + FRESH_FOR_MS), Reading::Fresh(_)));
+        let age_ms = FRESH_FOR_MS + 1;
+        assert_eq!(window.reading("a", NOW_MS + age_ms), Reading::Stale { age_ms });
+        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::NotAReport));
+        assert_eq!(window.reading("nobody", NOW_MS), Reading::Missing);
+        assert_eq!(window.not_fresh(NOW_MS).count(), 1);
+    }
+
+    #[test]
+    fn who_is_gone_is_forgotten_and_who_stays_keeps_its_reading() {
+        let mut window = window(&["a", "b"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        window.set_fleet([("a", Standing::Draining), ("c", Standing::Starting)]);
+        let counts = [Standing::Serving, Standing::Draining, Standing::Starting].map(|standing| window.count(standing));
+        assert_eq!(counts, [0, 1, 1]);
+        assert!(matches!(window.reading("a", NOW_MS), Reading::Fresh(_)));
+        assert_eq!(window.reading("b", NOW_MS), Reading::Missing);
+    }
+
+    #[test]
+    fn its_size_is_bounded() {
+        let mut window = window(&["a"]);
+        (0..3 * TICKS_KEPT as u64).for_each(|tick| window.tick(NOW_MS + tick * 2000));
+        assert_eq!(window.ticks().len(), TICKS_KEPT);
+    }
+}

@@ -26,9 +26,13 @@ fn blocks(page: &str) -> Vec<Block> {
 
 fn run(line: &str, dir: &Path) -> String {
     let args: Vec<_> = line.split_whitespace().skip(1).collect();
-    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate")).args(args).current_dir(dir).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
+        .args(args)
+        .current_dir(dir)
+        .output()
+        .expect("the built program starts");
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8(output.stdout).expect("it prints text")
 }
 
 #[test]
