@@ -10,7 +10,8 @@
 // sampling_floor. tokens u32 is where the next step's embedding reads. A row with a NaN among its logits gets the token
 // 2^32 - 1: the host ends that request with an error, and the embedding of it is zeros.
 // A row is cut into gridDim.x pieces so that few rows still fill the chip; the block that finishes last compares them.
-// 4 B a logit, 31 us for 256 rows of 128256; a draw adds a hash and two logarithms for each token that may still win.
+// 4 B a logit. One row of 128256 takes 4.8 us greedy and 6.8 drawn, 256 rows 66 and 167 (the read alone would be 31): bound by
+// instructions, a draw's by its hash and two logarithms for each token that may still win.
 #include "sampling.cuh"
 
 namespace stoker {

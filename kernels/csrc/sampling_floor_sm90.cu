@@ -10,8 +10,9 @@
 // Shared memory adds 32-bit integers natively, 64-bit ones by retrying. Mass, in units of 2^-32 of the largest token's, is
 // therefore added as two halves of 16 bits: 32768 values of a block cannot overflow them. A token 23 below the maximum
 // counts as nothing. Integer sums have no order: the floor has no run-to-run noise (D9).
-// Layout: logits rows x vocab f32, vocab up to 8 * 1024 * 32. 4 B a logit; about 15 us for one row of 128256 and 100 us for
-// 256, most of it shared-memory atomics on few bins. Rows without a filter cost one look at their parameters.
+// Layout: logits rows x vocab f32, vocab up to 8 * 1024 * 32. 4 B a logit. With top-k and top-p one row of 128256 takes 41 us,
+// 32 rows 126, 256 rows 740: atomics of the first digit meet in few bins, and 16 clusters fill the chip. Rows without a filter
+// cost one look at their parameters.
 #include <cooperative_groups.h>
 
 #include "sampling.cuh"

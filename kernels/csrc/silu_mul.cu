@@ -2,7 +2,7 @@
 //
 // Layout: gate_up is rows x (2 * width) bf16, gate in the first half of a row and up in the second, as one fused GEMM
 // writes them; out is rows x width; width is a multiple of 8. 6 B per output value, one 16-byte vector a thread.
-// Bound by memory: about 85 % of the copy ceiling from 256 rows of width 14336; one row is a 2 us launch.
+// Bound by memory: the copy ceiling at 2048 rows of 14336, 76 % of it at 256 (6.8 us); one row is 1.3 us of latency.
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) silu_mul(uint4* out, const uint4* gate_up, int n_vecs) {

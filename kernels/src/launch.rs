@@ -1,7 +1,8 @@
 //! Launch shapes: from the description of an operation to entry point, grid, block and shared memory. Pure; nothing here
 //! touches the device. A shape that the kernels do not cover is refused here, with what they do cover.
 
-use crate::{device::Properties, error::KernelError};
+pub use crate::entry::Entry;
+use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError};
 
 /// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
 pub const BLOCK_SIZE: usize = 16;
@@ -13,77 +14,6 @@ pub const GROUP_MAX: usize = 16;
 pub const PREFILL_TILE_ROWS: usize = 128;
 /// Pieces of one row of logits at most.
 pub const SAMPLE_PIECES_MAX: usize = 32;
-
-/// Six stages of 16 rows of 512 values, 64 bytes of padding a row.
-const SKINNY_RING_BYTES: u32 = 6 * 16 * (512 * 2 + 64);
-/// Dynamic shared memory that a kernel may have without asking.
-const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-
-macro_rules! entries {
-    ($($variant:ident = $module:literal $name:literal,)*) => {
-        /// A kernel's entry point.
-        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-        pub enum Entry { $(#[doc = concat!("`", $name, "` of `", $module, ".cu`.")] $variant,)* }
-
-        impl Entry {
-            /// All, in the order of their discriminants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The source file's stem.
-            pub fn module(self) -> &'static str {
-                match self { $(Self::$variant => $module,)* }
-            }
-
-            /// The symbol in the module.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-entries! {
-    Embed = "embed" "embed",
-    RmsNormV1 = "rms_norm" "rms_norm_v1",
-    RmsNormV4 = "rms_norm" "rms_norm_v4",
-    AddRmsNormV1 = "rms_norm" "add_rms_norm_v1",
-    AddRmsNormV4 = "rms_norm" "add_rms_norm_v4",
-    SiluMul = "silu_mul" "silu_mul",
-    RopeKvD64 = "rope_kv" "rope_kv_d64",
-    RopeKvD128 = "rope_kv" "rope_kv_d128",
-    SkinnyM8Bf16 = "skinny_gemm" "skinny_gemm_m8_bf16",
-    SkinnyM8F32 = "skinny_gemm" "skinny_gemm_m8_f32",
-    SkinnyM16Bf16 = "skinny_gemm" "skinny_gemm_m16_bf16",
-    SkinnyM16F32 = "skinny_gemm" "skinny_gemm_m16_f32",
-    SkinnySm90M8Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_bf16",
-    SkinnySm90M8F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_f32",
-    SkinnySm90M16Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_bf16",
-    SkinnySm90M16F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_f32",
-    PagedDecodeD64 = "paged_decode" "paged_decode_d64",
-    PagedDecodeD128 = "paged_decode" "paged_decode_d128",
-    PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",
-    PagedPrefillD128 = "paged_prefill" "paged_prefill_d128",
-    PagedPrefillSm90D64 = "paged_prefill_sm90" "paged_prefill_sm90_d64",
-    PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
-    EditLogits = "edit_logits" "edit_logits",
-    SamplingFloor = "sampling_floor" "sampling_floor",
-    SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
-    SamplingFloorSm90E32 = "sampling_floor_sm90" "sampling_floor_sm90_e32",
-    Sample = "sample" "sample",
-}
-
-impl Entry {
-    /// Dynamic shared memory that the entry point may be launched with, if it is more than any kernel may have.
-    pub fn shared_bytes_asked(self) -> Option<u32> {
-        let most = match self.module() {
-            "paged_decode" | "paged_prefill" => 96 << 10,
-            "paged_prefill_sm90" => 97 << 10,
-            "skinny_gemm_sm90" => SKINNY_RING_BYTES,
-            _ => 0,
-        };
-        (most > SHARED_BYTES_UNASKED).then_some(most)
-    }
-}
 
 /// Everything the driver needs to start a kernel, besides its arguments.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -235,6 +165,33 @@ impl SkinnyKernel {
     pub fn for_device(properties: Properties) -> Self {
         let Properties { capability, n_multiprocessors, .. } = properties;
         if capability >= (9, 0) { Self::Ring { n_multiprocessors } } else { Self::Registers }
+    }
+}
+
+/// What multiplies a shape.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum LinearKernel {
+    /// Ours, for few rows.
+    Skinny(SkinnyKernel),
+    /// cuBLASLt.
+    Blas,
+}
+
+impl LinearKernel {
+    /// The fastest one on an H200 (run k2 in docs/benchmarks/NOTES.md): the ring where weights are small and start-up counts
+    /// (4096 x 6144: 14.3 µs, registers 16.1, cuBLASLt 16.6), registers for one row of x, cuBLASLt from two rows up, since
+    /// ours read x once a tile (4096 x 28672 for 8 rows: 62.9 against 55.2).
+    pub fn for_shape(shape: GemmShape, properties: Properties) -> Self {
+        const SMALL_BYTES: usize = 64 << 20;
+        let is_small = 2 * shape.n * shape.k <= SMALL_BYTES;
+        let best = SkinnyKernel::for_device(properties);
+        match (shape.m, best) {
+            _ if !shape.k.is_multiple_of(8) => Self::Blas,
+            (1, SkinnyKernel::Ring { .. }) if !is_small => Self::Skinny(SkinnyKernel::Registers),
+            (1, best) => Self::Skinny(best),
+            (2..=8, SkinnyKernel::Ring { .. }) if is_small => Self::Skinny(best),
+            _ => Self::Blas,
+        }
     }
 }
 
@@ -434,7 +391,7 @@ mod tests {
             );
         }
         for config in configs {
-            let allowed = config.entry.shared_bytes_asked().unwrap_or(SHARED_BYTES_UNASKED);
+            let allowed = config.entry.shared_bytes_asked().unwrap_or(48 << 10);
             assert!(config.shared_bytes <= allowed, "{config:?}");
         }
     }
@@ -461,6 +418,18 @@ mod tests {
         for (refusal, text) in refusals {
             assert_eq!(refusal.unwrap_err().to_string(), text);
         }
+    }
+
+    #[test]
+    fn products_go_where_they_were_measured_to_be_fastest() {
+        let h200 =
+            Properties { n_multiprocessors: 132, capability: (9, 0), l2_bytes: 60 << 20, shared_bytes_max: 227 << 10 };
+        let ring = LinearKernel::Skinny(SkinnyKernel::Ring { n_multiprocessors: 132 });
+        let registers = LinearKernel::Skinny(SkinnyKernel::Registers);
+        let chosen = |m, n| LinearKernel::for_shape(GemmShape { m, n, k: 4096 }, h200);
+        assert_eq!([chosen(1, 6144), chosen(1, 28672)], [ring, registers]);
+        assert_eq!([chosen(8, 6144), chosen(8, 28672)], [ring, LinearKernel::Blas]);
+        assert_eq!([chosen(9, 6144), chosen(256, 6144)], [LinearKernel::Blas; 2]);
     }
 
     #[test]

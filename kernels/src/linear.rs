@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     check_len,
-    launch::{self, GemmShape, OutputType, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{self, GemmShape, LinearKernel, OutputType, SkinnyKernel},
 };
 
 /// y = x * w^T.
@@ -53,16 +53,14 @@ impl Output<'_> {
 impl Kernels {
     /// Multiplies with whichever is faster for the shape.
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
-        if op.shape.m <= SKINNY_ROWS_MAX { self.skinny_gemm(op) } else { blas.gemm(op) }
+        match LinearKernel::for_shape(op.shape, self.device.properties()) {
+            LinearKernel::Skinny(kernel) => self.skinny_gemm_by(op, kernel),
+            LinearKernel::Blas => blas.gemm(op),
+        }
     }
 
-    /// Multiplies up to [`SKINNY_ROWS_MAX`] rows, by the faster kernel of the chip. A row's result does not depend on the
-    /// others.
-    pub fn skinny_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
-        self.skinny_gemm_by(op, SkinnyKernel::for_device(self.device.properties()))
-    }
-
-    /// The same by a given kernel, which the chip must have.
+    /// Multiplies up to 16 rows by our kernel, which the chip must have. A row's result does not depend on the others: what
+    /// batch-invariant decoding uses at every batch size that it fits.
     pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
         if matches!(kernel, SkinnyKernel::Ring { .. }) && self.device.properties().capability < (9, 0) {
             return Err(launch::refused("skinny_gemm", "bulk copies need compute capability 9.0".to_owned()));

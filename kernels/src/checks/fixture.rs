@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DeviceRepr, sys};
 use half::bf16;
 
 use crate::{Device, KernelError, Kernels, blas::Blas};
@@ -55,6 +55,40 @@ impl Gpu {
         let values = self.stream().clone_dtoh(buffer).map_err(KernelError::driver("copy from the device"))?;
         self.stream().synchronize().map_err(KernelError::driver("wait for the device"))?;
         Ok(values)
+    }
+
+    /// Random bf16 on the device: one piece made here, repeated there at a length that no tile divides.
+    pub fn random(&mut self, n: usize) -> Result<CudaSlice<bf16>, KernelError> {
+        const PIECE: usize = (1 << 20) - 24;
+        let failed = KernelError::driver("fill with random numbers");
+        let piece = self.noise.normals(PIECE.min(n));
+        let piece = self.upload_bf16(&piece)?;
+        let mut all = self.stream().alloc_zeros::<bf16>(n).map_err(&failed)?;
+        for begin in (0..n).step_by(PIECE) {
+            let len = PIECE.min(n - begin);
+            let mut target = all.slice_mut(begin..begin + len);
+            self.stream().memcpy_dtod(&piece.slice(..len), &mut target).map_err(&failed)?;
+        }
+        Ok(all)
+    }
+
+    /// Writes to what is on the device already.
+    pub fn overwrite<T: DeviceRepr>(&self, target: &mut CudaSlice<T>, values: &[T]) -> Result<(), KernelError> {
+        self.stream().memcpy_htod(values, target).map_err(KernelError::driver("copy to the device"))
+    }
+
+    /// What `launch` launches, as a graph. Launched once outside the capture first: cuBLASLt looks up its algorithms then.
+    pub fn capture(&self, mut launch: impl FnMut(&Self) -> Result<(), KernelError>) -> Result<CudaGraph, KernelError> {
+        let failed = KernelError::driver("capture a graph");
+        launch(self)?;
+        self.stream().synchronize().map_err(&failed)?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream().begin_capture(mode).map_err(&failed)?;
+        let launched = launch(self);
+        let graph = self.stream().end_capture(sys::CUgraphInstantiate_flags_enum(0));
+        launched?;
+        let graph = graph.map_err(&failed)?;
+        Ok(graph.expect("a stream that was capturing ends with a graph"))
     }
 
     /// An output that nobody has written.

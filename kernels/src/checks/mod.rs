@@ -6,6 +6,7 @@ mod fixture;
 mod linear;
 mod pointwise;
 mod sampling;
+pub mod step;
 
 pub use self::fixture::{Gpu, Noise};
 use crate::{Device, KernelError};
@@ -38,11 +39,12 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 4] = [
+const GROUPS: [(&str, Group); 5] = [
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("attention", attention::run),
     ("sampling", sampling::run),
+    ("step", step::run),
 ];
 
 /// Runs the comparisons of every group whose name contains `only`, on one device.

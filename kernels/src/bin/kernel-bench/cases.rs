@@ -6,7 +6,10 @@ use stoker_kernels::{
     CudaSlice, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
     bf16,
-    checks::Gpu,
+    checks::{
+        Gpu,
+        step::{self, Batch, Between, Model, StepShape},
+    },
     launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SkinnyKernel},
     linear::{Linear, Output},
     plan::{self, PrefillChunk, SplitPolicy},
@@ -29,7 +32,7 @@ const ROTATED_BYTES: usize = 180 << 20;
 /// Copy and product, the best of what the machine does.
 pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
     let n = 1 << 30;
-    let (source, mut target) = (random(gpu, n)?, random(gpu, n)?);
+    let (source, mut target) = (gpu.random(n)?, gpu.random(n)?);
     // Not inside a graph: a copy node there was measured at 2.8 TB/s, this one at 4.3.
     let copied = clock::time_eagerly(gpu, |_| {
         gpu.stream().memcpy_dtod(&source, &mut target).map_err(|source| KernelError::Driver { call: "copy", source })
@@ -66,9 +69,9 @@ fn embed(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     if !report.wants(&name) {
         return Ok(());
     }
-    let table = random(gpu, VOCAB * HIDDEN)?;
+    let table = gpu.random(VOCAB * HIDDEN)?;
     let tokens: Vec<u32> = (0..16 * n_rows).map(|_| gpu.noise.below(VOCAB) as u32).collect();
-    let (tokens, mut out) = (gpu.upload(&tokens)?, random(gpu, n_rows * HIDDEN)?);
+    let (tokens, mut out) = (gpu.upload(&tokens)?, gpu.random(n_rows * HIDDEN)?);
     let us = clock::time(gpu, 16, |i| {
         let tokens = tokens.slice(i * n_rows..(i + 1) * n_rows);
         gpu.kernels.embed(Embed { out: out.as_view_mut(), table: table.as_view(), tokens, width: HIDDEN })
@@ -84,8 +87,8 @@ fn add_rms_norm(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()>
     }
     let size = n_rows * HIDDEN;
     let turns = turns(6 * size);
-    let (x, weight) = (random(gpu, turns * size)?, random(gpu, HIDDEN)?);
-    let (mut out, mut residual) = (random(gpu, turns * size)?, random(gpu, turns * size)?);
+    let (x, weight) = (gpu.random(turns * size)?, gpu.random(HIDDEN)?);
+    let (mut out, mut residual) = (gpu.random(turns * size)?, gpu.random(turns * size)?);
     let us = clock::time(gpu, 32, |i| {
         let own = i % turns * size..(i % turns + 1) * size;
         gpu.kernels.add_rms_norm(AddRmsNorm {
@@ -114,8 +117,8 @@ fn rope_kv(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     let mut slots = gpu.noise.permutation(n_blocks * BLOCK_SIZE);
     slots.truncate(n_rows);
     let (positions, slots) = (gpu.upload(&positions)?, gpu.upload(&slots)?);
-    let mut qkv = random(gpu, turns * n_rows * width)?;
-    let mut caches = [random(gpu, n_blocks * HEADS.block_values())?, random(gpu, n_blocks * HEADS.block_values())?];
+    let mut qkv = gpu.random(turns * n_rows * width)?;
+    let mut caches = [gpu.random(n_blocks * HEADS.block_values())?, gpu.random(n_blocks * HEADS.block_values())?];
     let us = clock::time(gpu, 32, |i| {
         let [k_cache, v_cache] = &mut caches;
         gpu.kernels.rope_kv(RopeKv {
@@ -141,7 +144,7 @@ fn silu_mul(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     }
     let size = n_rows * INTERMEDIATE;
     let turns = turns(6 * size);
-    let (gate_up, mut out) = (random(gpu, turns * 2 * size)?, random(gpu, turns * size)?);
+    let (gate_up, mut out) = (gpu.random(turns * 2 * size)?, gpu.random(turns * size)?);
     let us = clock::time(gpu, 32, |i| {
         let turn = i % turns;
         gpu.kernels.silu_mul(SiluMul {
@@ -181,9 +184,9 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     }
     let GemmShape { m, n, k } = shape;
     let turns = turns(2 * n * k);
-    let (x, w) = (random(gpu, m * k)?, random(gpu, turns * n * k)?);
+    let (x, w) = (gpu.random(m * k)?, gpu.random(turns * n * k)?);
     let mut logits = gpu.stream().alloc_zeros::<f32>(m * n)?;
-    let mut y = random(gpu, m * n)?;
+    let mut y = gpu.random(m * n)?;
     let is_head = n == VOCAB;
     let mut linear = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
         let y = if is_head { Output::F32(logits.as_view_mut()) } else { Output::Bf16(y.as_view_mut()) };
@@ -192,11 +195,11 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
     let n_launches = if m < 256 { 20 } else { 4 };
     if m <= 16 {
-        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm(op)))?;
-        report.add(name, "stoker", work, us);
-        let portable = |op: Linear<'_>| gpu.kernels.skinny_gemm_by(op, SkinnyKernel::Registers);
-        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &portable))?;
-        report.add(&format!("{name}_registers"), "stoker", work, us);
+        let best = SkinnyKernel::for_device(gpu.kernels.device().properties());
+        for (suffix, kernel) in [("", best), ("_registers", SkinnyKernel::Registers)] {
+            let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm_by(op, kernel)))?;
+            report.add(&format!("{name}{suffix}"), "stoker", work, us);
+        }
     }
     linear(0, &|op| gpu.blas.tune(op).map(|_| ()))?;
     let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
@@ -226,7 +229,7 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
     let items = plan::plan_decode(lens, HEADS, SplitPolicy::Balanced { n_slots });
     let size = ScratchSize { n_sequences: lens.len(), n_items: items.len(), heads: HEADS };
     let (items, mut scratch) = (gpu.upload(&items)?, DecodeScratch::new(gpu.stream(), size)?);
-    let (q, mut out) = (random(gpu, lens.len() * HEADS.qkv_width())?, random(gpu, lens.len() * HIDDEN)?);
+    let (q, mut out) = (gpu.random(lens.len() * HEADS.qkv_width())?, gpu.random(lens.len() * HIDDEN)?);
     let us = clock::time(gpu, 20, |i| {
         gpu.kernels.paged_decode(PagedDecode {
             out: out.as_view_mut(),
@@ -285,7 +288,7 @@ fn prefill_case(
         })
         .collect();
     let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS))?);
-    let (q, mut out) = (random(gpu, n_rows * HEADS.qkv_width())?, random(gpu, n_rows * HIDDEN)?);
+    let (q, mut out) = (gpu.random(n_rows * HEADS.qkv_width())?, gpu.random(n_rows * HIDDEN)?);
     let us = clock::time(gpu, 4, |_| {
         let op = PagedPrefill {
             out: out.as_view_mut(),
@@ -357,7 +360,7 @@ impl Cache {
         let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE));
         let order = gpu.noise.permutation(lens.len() * blocks_per_row);
         let size = order.len() * HEADS.block_values();
-        Ok(Self { k: random(gpu, size)?, v: random(gpu, size)?, table: gpu.upload(&order)?, blocks_per_row })
+        Ok(Self { k: gpu.random(size)?, v: gpu.random(size)?, table: gpu.upload(&order)?, blocks_per_row })
     }
 
     fn view(&self) -> PagedKv<'_> {
@@ -375,15 +378,18 @@ fn turns(bytes: usize) -> usize {
     ROTATED_BYTES.div_ceil(bytes).clamp(1, 32)
 }
 
-/// Random values on the device: one piece made here, repeated there at a length that no tile divides.
-pub(crate) fn random(gpu: &mut Gpu, n: usize) -> Result<CudaSlice<bf16>> {
-    const PIECE: usize = (1 << 20) - 24;
-    let piece = gpu.noise.normals(PIECE.min(n));
-    let piece = gpu.upload_bf16(&piece)?;
-    let mut all = gpu.stream().alloc_zeros::<bf16>(n)?;
-    for begin in (0..n).step_by(PIECE) {
-        let len = PIECE.min(n - begin);
-        gpu.stream().memcpy_dtod(&piece.slice(..len), &mut all.slice_mut(begin..begin + len))?;
+/// Decode steps of batches of several sizes at a context of 1024 tokens.
+pub(crate) fn steps(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    let shape = StepShape { heads: HEADS, intermediate: INTERMEDIATE, vocab: VOCAB, n_layers: 32, context: 1024 };
+    let name = |n: usize| format!("decode_step_{n}x{}", shape.context);
+    let wanted: Vec<usize> = [1, 8, 16, 32, 128, 256].into_iter().filter(|&n| report.wants(&name(n))).collect();
+    let Some(&largest) = wanted.last() else { return Ok(()) };
+    let mut model = Model::new(gpu, shape, largest)?;
+    for n in wanted {
+        let mut batch = Batch::new(gpu, shape, n)?;
+        step::tune(gpu, &model, &mut batch)?;
+        let us = clock::time(gpu, 1, |_| step::launch(gpu, &mut model, &mut batch, Between::Nothing))?;
+        report.add(&name(n), "stoker", Work::Bytes(shape.bytes(n) as f64), us);
     }
-    Ok(all)
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! Time of a launch inside a captured graph: what it costs where it will run. Launches rotate over buffers larger than
 //! the L2 cache (the caller's `launch` picks by index).
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use cudarc::driver::sys;
 use stoker_kernels::{KernelError, checks::Gpu};
 
@@ -15,15 +15,7 @@ pub(crate) fn time(
     n_launches: usize,
     mut launch: impl FnMut(usize) -> Result<(), KernelError>,
 ) -> Result<Vec<f64>> {
-    let stream = gpu.stream();
-    // Outside the capture first: a library may allocate when it sees a shape for the first time.
-    launch(0)?;
-    stream.synchronize()?;
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    let launched = (0..n_launches).try_for_each(&mut launch);
-    let graph = stream.end_capture(sys::CUgraphInstantiate_flags_enum(0));
-    launched?;
-    let graph = graph?.context("the capture is empty")?;
+    let graph = gpu.capture(|_| (0..n_launches).try_for_each(&mut launch))?;
     let replayed =
         time_eagerly(gpu, |_| graph.launch().map_err(|source| KernelError::Driver { call: "replay", source }))?;
     Ok(replayed.into_iter().map(|us| us / n_launches as f64).collect())

@@ -5,7 +5,6 @@
 mod cases;
 mod clock;
 mod figures;
-mod step;
 
 use std::path::PathBuf;
 
@@ -50,7 +49,7 @@ fn main() -> Result<()> {
     cases::decode(&mut gpu, &mut report)?;
     cases::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;
-    step::steps(&mut gpu, &mut report)?;
+    cases::steps(&mut gpu, &mut report)?;
     let Some(out) = arguments.out else { return Ok(()) };
     let name = RunName { run: arguments.run, commit: arguments.commit, machine: format!("1x {}", device.name()?) };
     report.append(&out, &name)

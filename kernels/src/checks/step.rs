@@ -1,0 +1,313 @@
+//! A whole decode step of a Llama, random weights, from these kernels in the order in which an executor launches them. Run
+//! one by one and as a graph it must give the same bits: kernels that start before the one in front has ended (`common.cuh`)
+//! may not see anything half-written. `kernel-bench` times the same step. Not an engine: nothing is planned between steps.
+
+use super::{Gpu, Outcome};
+use crate::{
+    CudaSlice, KernelError,
+    attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
+    bf16,
+    launch::{BLOCK_SIZE, GemmShape, Heads},
+    linear::{Linear, Output},
+    plan::{self, SplitPolicy},
+    pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, SiluMul, angle_table},
+    sampling::{Filters, Sample, SampleRow, SampleScratch},
+};
+
+/// Sizes of a model and of the context of every sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShape {
+    /// Attention heads; hidden width is query heads x dim.
+    pub heads: Heads,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Tokens of each sequence, the new one included.
+    pub context: usize,
+}
+
+impl StepShape {
+    fn hidden(self) -> usize {
+        self.heads.n_q * self.heads.dim
+    }
+
+    /// Bytes that a step of `n` sequences must read: all weights and all KV.
+    pub fn bytes(self, n: usize) -> usize {
+        let layer = self.hidden() * (self.heads.qkv_width() + self.hidden() + 3 * self.intermediate);
+        let kv = n * self.context * self.n_layers * 2 * self.heads.n_kv * self.heads.dim;
+        2 * (self.n_layers * layer + self.hidden() * self.vocab + kv)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    qkv: CudaSlice<bf16>,
+    o: CudaSlice<bf16>,
+    gate_up: CudaSlice<bf16>,
+    down: CudaSlice<bf16>,
+    norm: CudaSlice<bf16>,
+    k_cache: CudaSlice<bf16>,
+    v_cache: CudaSlice<bf16>,
+}
+
+/// Weights and caches.
+#[derive(Debug)]
+pub struct Model {
+    shape: StepShape,
+    layers: Vec<Layer>,
+    table: CudaSlice<bf16>,
+    head: CudaSlice<bf16>,
+    angles: CudaSlice<f32>,
+}
+
+/// One batch's activations and the plan of its step.
+#[derive(Debug)]
+pub struct Batch {
+    n: usize,
+    residual: CudaSlice<bf16>,
+    normed: CudaSlice<bf16>,
+    qkv: CudaSlice<bf16>,
+    attended: CudaSlice<bf16>,
+    update: CudaSlice<bf16>,
+    gate_up: CudaSlice<bf16>,
+    activated: CudaSlice<bf16>,
+    logits: CudaSlice<f32>,
+    tokens: CudaSlice<u32>,
+    rows: CudaSlice<SampleRow>,
+    positions: CudaSlice<i32>,
+    slots: CudaSlice<i32>,
+    block_table: CudaSlice<i32>,
+    items: CudaSlice<plan::DecodeItem>,
+    decode_scratch: DecodeScratch,
+    sample_scratch: SampleScratch,
+}
+
+impl Model {
+    /// Random weights, and KV for `largest` sequences.
+    pub fn new(gpu: &mut Gpu, shape: StepShape, largest: usize) -> Result<Self, KernelError> {
+        let inv_freq: Vec<f64> =
+            (0..shape.heads.dim / 2).map(|i| 5e5f64.powf(-2.0 * i as f64 / shape.heads.dim as f64)).collect();
+        let cache = largest * shape.context / BLOCK_SIZE * shape.heads.block_values();
+        let mut layer = || {
+            Ok(Layer {
+                qkv: gpu.random(shape.hidden() * shape.heads.qkv_width())?,
+                o: gpu.random(shape.hidden() * shape.hidden())?,
+                gate_up: gpu.random(shape.hidden() * 2 * shape.intermediate)?,
+                down: gpu.random(shape.hidden() * shape.intermediate)?,
+                norm: gpu.random(shape.hidden())?,
+                k_cache: gpu.random(cache)?,
+                v_cache: gpu.random(cache)?,
+            })
+        };
+        let layers = (0..shape.n_layers).map(|_| layer()).collect::<Result<_, KernelError>>()?;
+        let (table, head) = (gpu.random(shape.hidden() * shape.vocab)?, gpu.random(shape.hidden() * shape.vocab)?);
+        Ok(Self { shape, layers, table, head, angles: gpu.upload(&angle_table(shape.context, &inv_freq, 1.0))? })
+    }
+}
+
+impl Batch {
+    /// `n` sequences at the end of their context.
+    pub fn new(gpu: &mut Gpu, shape: StepShape, n: usize) -> Result<Self, KernelError> {
+        let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+        let items = plan::plan_decode(&vec![shape.context; n], shape.heads, SplitPolicy::Balanced { n_slots });
+        let blocks = shape.context / BLOCK_SIZE;
+        let order = gpu.noise.permutation(n * blocks);
+        let slots: Vec<i32> = order.chunks(blocks).map(|row| row[blocks - 1] * BLOCK_SIZE as i32 + 15).collect();
+        let size = ScratchSize { n_sequences: n, n_items: items.len(), heads: shape.heads };
+        Ok(Self {
+            n,
+            residual: gpu.random(n * shape.hidden())?,
+            normed: gpu.random(n * shape.hidden())?,
+            qkv: gpu.random(n * shape.heads.qkv_width())?,
+            attended: gpu.random(n * shape.hidden())?,
+            update: gpu.random(n * shape.hidden())?,
+            gate_up: gpu.random(n * 2 * shape.intermediate)?,
+            activated: gpu.random(n * shape.intermediate)?,
+            logits: gpu.upload(&vec![0.0; n * shape.vocab])?,
+            tokens: gpu.upload(&vec![1; n])?,
+            rows: gpu.upload(&vec![SampleRow::GREEDY; n])?,
+            positions: gpu.upload(&vec![shape.context as i32 - 1; n])?,
+            slots: gpu.upload(&slots)?,
+            block_table: gpu.upload(&order)?,
+            items: gpu.upload(&items)?,
+            decode_scratch: DecodeScratch::new(gpu.stream(), size)?,
+            sample_scratch: SampleScratch::new(gpu.stream(), n)?,
+        })
+    }
+}
+
+/// Chooses algorithms for the products that cuBLASLt does.
+pub fn tune(gpu: &Gpu, model: &Model, batch: &mut Batch) -> Result<(), KernelError> {
+    let (m, shape) = (batch.n, model.shape);
+    let layer = &model.layers[0];
+    let one = |y: &mut CudaSlice<bf16>, x: &CudaSlice<bf16>, w: &CudaSlice<bf16>| {
+        let size = GemmShape { m, n: y.len() / m, k: x.len() / m };
+        gpu.blas.tune(Linear { y: Output::Bf16(y.as_view_mut()), x: x.as_view(), w: w.as_view(), shape: size })
+    };
+    one(&mut batch.qkv, &batch.normed, &layer.qkv)?;
+    one(&mut batch.update, &batch.attended, &layer.o)?;
+    one(&mut batch.gate_up, &batch.normed, &layer.gate_up)?;
+    one(&mut batch.update, &batch.activated, &layer.down)?;
+    let size = GemmShape { m, n: shape.vocab, k: shape.hidden() };
+    let (x, w) = (batch.normed.as_view(), model.head.as_view());
+    gpu.blas.tune(Linear { y: Output::F32(batch.logits.as_view_mut()), x, w, shape: size })?;
+    Ok(())
+}
+
+/// Whether the device is waited for between launches.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Between {
+    /// Launches overlap as they will.
+    Nothing,
+    /// Each ends before the next begins.
+    Wait,
+}
+
+/// Launches one step. The tokens it draws are those that the next one embeds.
+pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> Result<(), KernelError> {
+    let (kernels, shape, eps) = (&gpu.kernels, model.shape, 1e-5);
+    let pause = || match between {
+        Between::Nothing => Ok(()),
+        Between::Wait => gpu.stream().synchronize().map_err(KernelError::driver("wait for the device")),
+    };
+    let (out, width) = (b.residual.as_view_mut(), shape.hidden());
+    kernels.embed(Embed { out, table: model.table.as_view(), tokens: b.tokens.as_view(), width })?;
+    pause()?;
+    let weight = model.layers[0].norm.as_view();
+    kernels.rms_norm(RmsNorm { out: b.normed.as_view_mut(), x: b.residual.as_view(), weight, eps })?;
+    for layer in &mut model.layers {
+        pause()?;
+        linear(gpu, b.n, &mut b.qkv, &b.normed, &layer.qkv)?;
+        pause()?;
+        rope(gpu, shape, &model.angles, layer, b)?;
+        pause()?;
+        attend(gpu, shape, layer, b)?;
+        pause()?;
+        linear(gpu, b.n, &mut b.update, &b.attended, &layer.o)?;
+        pause()?;
+        add_norm(gpu, layer, b)?;
+        pause()?;
+        linear(gpu, b.n, &mut b.gate_up, &b.normed, &layer.gate_up)?;
+        pause()?;
+        let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view());
+        kernels.silu_mul(SiluMul { out, gate_up, width: shape.intermediate })?;
+        pause()?;
+        linear(gpu, b.n, &mut b.update, &b.activated, &layer.down)?;
+        pause()?;
+        add_norm(gpu, layer, b)?;
+    }
+    pause()?;
+    let size = GemmShape { m: b.n, n: shape.vocab, k: shape.hidden() };
+    let (x, w) = (b.normed.as_view(), model.head.as_view());
+    kernels.linear(&gpu.blas, Linear { y: Output::F32(b.logits.as_view_mut()), x, w, shape: size })?;
+    pause()?;
+    kernels.sample(Sample {
+        tokens: b.tokens.as_view_mut(),
+        logits: b.logits.as_view(),
+        rows: b.rows.as_view(),
+        scratch: &mut b.sample_scratch,
+        vocab: shape.vocab,
+        filters: Filters::Off,
+    })
+}
+
+fn linear(
+    gpu: &Gpu,
+    m: usize,
+    y: &mut CudaSlice<bf16>,
+    x: &CudaSlice<bf16>,
+    w: &CudaSlice<bf16>,
+) -> Result<(), KernelError> {
+    let shape = GemmShape { m, n: y.len() / m, k: x.len() / m };
+    gpu.kernels.linear(&gpu.blas, Linear { y: Output::Bf16(y.as_view_mut()), x: x.as_view(), w: w.as_view(), shape })
+}
+
+fn add_norm(gpu: &Gpu, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
+    gpu.kernels.add_rms_norm(AddRmsNorm {
+        out: b.normed.as_view_mut(),
+        residual: b.residual.as_view_mut(),
+        x: b.update.as_view(),
+        weight: layer.norm.as_view(),
+        eps: 1e-5,
+    })
+}
+
+fn rope(
+    gpu: &Gpu,
+    shape: StepShape,
+    angles: &CudaSlice<f32>,
+    layer: &mut Layer,
+    b: &mut Batch,
+) -> Result<(), KernelError> {
+    gpu.kernels.rope_kv(RopeKv {
+        qkv: b.qkv.as_view_mut(),
+        k_cache: layer.k_cache.as_view_mut(),
+        v_cache: layer.v_cache.as_view_mut(),
+        bias: None,
+        norm: None,
+        angles: angles.as_view(),
+        positions: b.positions.as_view(),
+        slots: b.slots.as_view(),
+        heads: shape.heads,
+    })
+}
+
+fn attend(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
+    gpu.kernels.paged_decode(PagedDecode {
+        out: b.attended.as_view_mut(),
+        q: b.qkv.as_view(),
+        q_stride: shape.heads.qkv_width(),
+        kv: PagedKv {
+            k_cache: layer.k_cache.as_view(),
+            v_cache: layer.v_cache.as_view(),
+            block_table: b.block_table.as_view(),
+            blocks_per_row: shape.context / BLOCK_SIZE,
+        },
+        items: b.items.as_view(),
+        scratch: &mut b.decode_scratch,
+        heads: shape.heads,
+        scale: 1.0 / (shape.heads.dim as f32).sqrt(),
+    })
+}
+
+/// Small layers with head widths and group sizes of real models, one batch for each of the ways to multiply.
+pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let heads = [Heads { n_q: 8, n_kv: 2, dim: 128 }, Heads { n_q: 14, n_kv: 2, dim: 64 }];
+    let mut outcomes = Vec::new();
+    for heads in heads {
+        let shape = StepShape { heads, intermediate: 2816, vocab: 5003, n_layers: 6, context: 272 };
+        for n in [1, 8, 16, 33] {
+            outcomes.push(overlap(gpu, shape, n)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Twenty replays of three steps each must end like three steps launched one by one.
+fn overlap(gpu: &mut Gpu, shape: StepShape, n: usize) -> Result<Outcome, KernelError> {
+    const STEPS: usize = 3;
+    let (mut model, mut batch) = (Model::new(gpu, shape, n)?, Batch::new(gpu, shape, n)?);
+    let first = vec![1; n];
+    for _ in 0..STEPS {
+        launch(gpu, &mut model, &mut batch, Between::Wait)?;
+    }
+    let wanted = (bits(gpu, &batch)?, gpu.download(&batch.tokens)?);
+    let graph =
+        gpu.capture(|gpu| (0..STEPS).try_for_each(|_| launch(gpu, &mut model, &mut batch, Between::Nothing)))?;
+    let mut n_wrong = 0;
+    for _ in 0..20 {
+        gpu.overwrite(&mut batch.tokens, &first)?;
+        graph.launch().map_err(KernelError::driver("replay a graph"))?;
+        let found = (bits(gpu, &batch)?, gpu.download(&batch.tokens)?);
+        n_wrong += usize::from(found != wanted);
+    }
+    let case = format!("{n} sequences, {} / {} heads of {}", shape.heads.n_q, shape.heads.n_kv, shape.heads.dim);
+    Ok(Outcome { op: "decode_step", case, error: n_wrong as f64, limit: 0.0 })
+}
+
+fn bits(gpu: &Gpu, batch: &Batch) -> Result<Vec<u32>, KernelError> {
+    Ok(gpu.download(&batch.logits)?.into_iter().map(f32::to_bits).collect())
+}

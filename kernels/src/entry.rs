@@ -1,0 +1,73 @@
+//! The kernels' entry points: which symbol of which source file, and how much shared memory it may be launched with. Chooses
+//! nothing; `launch` does.
+
+/// Six stages of 16 rows of 512 values, 64 bytes of padding a row.
+pub(crate) const SKINNY_RING_BYTES: u32 = 6 * 16 * (512 * 2 + 64);
+/// Dynamic shared memory that a kernel may have without asking.
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+
+macro_rules! entries {
+    ($($variant:ident = $module:literal $name:literal,)*) => {
+        /// A kernel's entry point.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub enum Entry { $(#[doc = concat!("`", $name, "` of `", $module, ".cu`.")] $variant,)* }
+
+        impl Entry {
+            /// All, in the order of their discriminants.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The source file's stem.
+            pub fn module(self) -> &'static str {
+                match self { $(Self::$variant => $module,)* }
+            }
+
+            /// The symbol in the module.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+entries! {
+    Embed = "embed" "embed",
+    RmsNormV1 = "rms_norm" "rms_norm_v1",
+    RmsNormV4 = "rms_norm" "rms_norm_v4",
+    AddRmsNormV1 = "rms_norm" "add_rms_norm_v1",
+    AddRmsNormV4 = "rms_norm" "add_rms_norm_v4",
+    SiluMul = "silu_mul" "silu_mul",
+    RopeKvD64 = "rope_kv" "rope_kv_d64",
+    RopeKvD128 = "rope_kv" "rope_kv_d128",
+    SkinnyM8Bf16 = "skinny_gemm" "skinny_gemm_m8_bf16",
+    SkinnyM8F32 = "skinny_gemm" "skinny_gemm_m8_f32",
+    SkinnyM16Bf16 = "skinny_gemm" "skinny_gemm_m16_bf16",
+    SkinnyM16F32 = "skinny_gemm" "skinny_gemm_m16_f32",
+    SkinnySm90M8Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_bf16",
+    SkinnySm90M8F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m8_f32",
+    SkinnySm90M16Bf16 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_bf16",
+    SkinnySm90M16F32 = "skinny_gemm_sm90" "skinny_gemm_sm90_m16_f32",
+    PagedDecodeD64 = "paged_decode" "paged_decode_d64",
+    PagedDecodeD128 = "paged_decode" "paged_decode_d128",
+    PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",
+    PagedPrefillD128 = "paged_prefill" "paged_prefill_d128",
+    PagedPrefillSm90D64 = "paged_prefill_sm90" "paged_prefill_sm90_d64",
+    PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
+    EditLogits = "edit_logits" "edit_logits",
+    SamplingFloor = "sampling_floor" "sampling_floor",
+    SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
+    SamplingFloorSm90E32 = "sampling_floor_sm90" "sampling_floor_sm90_e32",
+    Sample = "sample" "sample",
+}
+
+impl Entry {
+    /// Dynamic shared memory that the entry point may be launched with, if it is more than any kernel may have.
+    pub fn shared_bytes_asked(self) -> Option<u32> {
+        let most = match self.module() {
+            "paged_decode" | "paged_prefill" => 96 << 10,
+            "paged_prefill_sm90" => 97 << 10,
+            "skinny_gemm_sm90" => SKINNY_RING_BYTES,
+            _ => 0,
+        };
+        (most > SHARED_BYTES_UNASKED).then_some(most)
+    }
+}
