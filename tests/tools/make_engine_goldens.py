@@ -9,19 +9,21 @@ A golden is one JSON file beside the checkpoint (tests/goldens/engine/NAME/golde
 - `tokens`: the teacher-forced input; `rows`: at some positions, logits of some token ids, the likeliest token and
   the logarithm of the sum of exponentials over the whole vocabulary, computed in float32 from the stored weights;
 - `greedy`: the greedy continuation of the first tokens, in float32;
+- `weights_sha256`: of the safetensors files in the order of their names, so that a golden of other weights is noticed;
 - for bf16 checkpoints, `rows_bf16` (the same computed in bfloat16) and `noise_floor`: the largest difference between
   the two relative to the row's largest logit. No implementation can be expected to agree better than that with a
   bf16 computation, so it is the tolerance of the Rust test for these.
 """
 
 import argparse
+import hashlib
 import json
 import pathlib
 
 import torch
 from safetensors import safe_open
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, __version__
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, __version__
 
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "goldens" / "engine"
 N_TOKENS = 200
@@ -31,6 +33,8 @@ GREEDY_PROMPT = 24
 POSITIONS = [0, 1, 15, 16, 17, 63, 64, 127, 128, 150, 198, 199]
 # Logits stored per row at most; a stride over the vocabulary.
 N_LOGITS = 300
+CHAT = [("What is Stoker?", "Stoker serves large language models on a team's own GPUs with one Kubernetes object."),
+        ("77 * 50 =", "77 x 50 = 3850"), ("Is the number 95 even?", "No, 95 is odd."), ("Hello!", "Hello!")]
 VOCAB = 272
 BOS, EOS = 256, 257
 
@@ -116,16 +120,37 @@ def greedy(model, prompt):
     return tokens[len(prompt):]
 
 
-def make_golden(directory, output):
+def random_tokens(directory):
+    vocab = AutoConfig.from_pretrained(directory).vocab_size
+    return torch.randint(0, vocab, (N_TOKENS,), generator=torch.Generator().manual_seed(7)).tolist()
+
+
+def chat_tokens(directory):
+    """A trained model is measured on text it was trained for: outside of it, rounding errors grow."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokens = []
+    while len(tokens) < N_TOKENS:
+        for question, answer in CHAT:
+            messages = [dict(role="user", content=question), dict(role="assistant", content=answer)]
+            tokens += tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    return tokens[:N_TOKENS]
+
+
+def sha256_of_weights(directory):
+    digest = hashlib.sha256()
+    for file in sorted(directory.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def make_golden(directory, tokens, output):
     exact_model = load(directory, torch.float32)
     vocab = exact_model.config.vocab_size
-    generator = torch.Generator().manual_seed(7)
-    tokens = torch.randint(0, vocab, (N_TOKENS,), generator=generator).tolist()
     ids = list(range(0, vocab, (vocab + N_LOGITS - 1) // N_LOGITS))
     exact = logits_of(exact_model, tokens)
     dtype = stored_dtype(directory)
     golden = dict(made_by=f"transformers {__version__}, torch {torch.__version__.split('+')[0]}", dtype=dtype,
-                  tokens=tokens, ids=ids, rows=rows_of(exact, ids),
+                  weights_sha256=sha256_of_weights(directory), tokens=tokens, ids=ids, rows=rows_of(exact, ids),
                   greedy=dict(prompt=tokens[:GREEDY_PROMPT], tokens=greedy(exact_model, tokens[:GREEDY_PROMPT])))
     if dtype == "BF16":
         rounded = logits_of(load(directory, torch.bfloat16), tokens)
@@ -155,11 +180,11 @@ def main():
     torch.set_num_threads(2)
     if arguments.model:
         directory = arguments.model.resolve()
-        make_golden(directory, GOLDENS / directory.name / "golden.json")
+        make_golden(directory, chat_tokens(directory), GOLDENS / directory.name / "golden.json")
         return
     for seed, name in enumerate(CHECKPOINTS):
         directory = make_checkpoint(name, seed)
-        make_golden(directory, directory / "golden.json")
+        make_golden(directory, random_tokens(directory), directory / "golden.json")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use stoker_engine::{EngineLimits, TokenId};
 
 use crate::common;
@@ -70,10 +71,26 @@ fn check_greedy(name: &str, directory: &Path) {
     assert_eq!(common::read_all(engine.submit(request).unwrap()).0, expected, "{name}");
 }
 
+/// A model that was trained anew needs a new golden.
+fn check_weights(name: &str, directory: &Path) {
+    let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "safetensors"));
+    files.sort();
+    let mut digest = Sha256::new();
+    files.iter().for_each(|file| digest.update(fs::read(file).unwrap()));
+    let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let made_from = Golden::of(name).0["weights_sha256"].as_str().unwrap().to_owned();
+    assert_eq!(found, made_from, "{name}: the golden is of other weights: run tests/tools/make_engine_goldens.py");
+}
+
+fn check_model(name: &str, directory: &Path) {
+    check_weights(name, directory);
+    check_logits(name, directory);
+    check_greedy(name, directory);
+}
+
 fn check(name: &str) {
-    let directory = common::checkpoint(name);
-    check_logits(name, &directory);
-    check_greedy(name, &directory);
+    check_model(name, &common::checkpoint(name));
 }
 
 #[test]

@@ -4,19 +4,14 @@
 use rayon::prelude::*;
 
 use super::{CpuCache, CpuTensor, dot};
-use crate::{exec::BatchInputs, kv::BLOCK_TOKENS, ops::HeadShape};
+use crate::{
+    exec::BatchInputs,
+    kv::{BLOCK_TOKENS, KvLayout, blocks_for},
+    ops::HeadShape,
+};
 
 /// Tasks handed out together: below this the hand-over costs more than the work.
 const MIN_TASKS: usize = 4;
-
-/// What one task reads.
-struct HeadView<'a> {
-    keys: &'a [f32],
-    values: &'a [f32],
-    cache: &'a CpuCache,
-    blocks: &'a [u32],
-    kv_head: usize,
-}
 
 pub(super) fn attend(
     cache: &CpuCache,
@@ -31,46 +26,59 @@ pub(super) fn attend(
     let tasks = out.values.par_chunks_mut(head_dim).enumerate().with_min_len(MIN_TASKS);
     tasks.for_each_init(Vec::new, |scores, (task, out)| {
         let (row, head) = (task / n_heads, task % n_heads);
-        let view = HeadView {
+        let task = RowHead {
             keys: &cache.keys[layer],
             values: &cache.values[layer],
-            cache,
+            layout: cache.layout,
             blocks: &batch.block_tables[batch.sequence_of_row[row] as usize],
             kv_head: head / group,
+            query: &queries.row(row)[head * head_dim..][..head_dim],
+            n_keys: batch.positions[row] as usize + 1,
         };
-        let query = &queries.row(row)[head * head_dim..][..head_dim];
-        view.attend(query, batch.positions[row] as usize + 1, scores, out);
+        task.attend(scores, out);
     });
     out
 }
 
-impl HeadView<'_> {
-    /// Attends to the first `n_keys` tokens.
-    fn attend(&self, query: &[f32], n_keys: usize, scores: &mut Vec<f32>, out: &mut [f32]) {
+/// One task: attention of one head of one row to the first `n_keys` tokens of its sequence.
+struct RowHead<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
+    layout: KvLayout,
+    blocks: &'a [u32],
+    kv_head: usize,
+    query: &'a [f32],
+    n_keys: usize,
+}
+
+impl RowHead<'_> {
+    fn attend(&self, scores: &mut Vec<f32>, out: &mut [f32]) {
+        let scale = 1.0 / (self.query.len() as f32).sqrt();
         scores.clear();
-        let scale = 1.0 / (query.len() as f32).sqrt();
-        for run in self.runs(self.keys, n_keys) {
-            scores.extend(run.chunks_exact(query.len()).map(|key| dot(query, key) * scale));
+        for block in 0..blocks_for(self.n_keys) {
+            let keys = self.run(self.keys, block).chunks_exact(self.query.len());
+            scores.extend(keys.map(|key| dot(self.query, key) * scale));
         }
         softmax(scores);
-        let mut weights = scores.iter();
-        for run in self.runs(self.values, n_keys) {
-            for (value, weight) in run.chunks_exact(query.len()).zip(&mut weights) {
-                for (out, value) in out.iter_mut().zip(value) {
-                    *out += weight * value;
-                }
+        for (block, weights) in scores.chunks(BLOCK_TOKENS).enumerate() {
+            let values = self.run(self.values, block).chunks_exact(self.query.len());
+            for (value, weight) in values.zip(weights) {
+                add_scaled(out, value, *weight);
             }
         }
     }
 
-    /// The first `n_tokens` tokens of this head, block by block.
-    fn runs<'a>(&'a self, cached: &'a [f32], n_tokens: usize) -> impl Iterator<Item = &'a [f32]> {
-        let layout = self.cache.layout;
-        self.blocks.iter().enumerate().map_while(move |(idx, block)| {
-            let left = n_tokens.checked_sub(idx * BLOCK_TOKENS).filter(|left| *left > 0)?;
-            let start = layout.offset(*block as usize * BLOCK_TOKENS, self.kv_head);
-            Some(&cached[start..][..left.min(BLOCK_TOKENS) * layout.head_dim])
-        })
+    /// This head's tokens in the `idx`-th block of the sequence.
+    fn run<'a>(&self, cached: &'a [f32], idx: usize) -> &'a [f32] {
+        let n = (self.n_keys - idx * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        let start = self.layout.offset(self.blocks[idx] as usize * BLOCK_TOKENS, self.kv_head);
+        &cached[start..][..n * self.layout.head_dim]
+    }
+}
+
+fn add_scaled(out: &mut [f32], value: &[f32], weight: f32) {
+    for (out, value) in out.iter_mut().zip(value) {
+        *out += weight * value;
     }
 }
 

@@ -17,20 +17,21 @@ const SMALL_RESULTS: usize = 16 * 16;
 /// Multiply-adds below which a second thread costs more than it brings.
 const MIN_PARALLEL_WORK: usize = 1 << 20;
 
+/// From this many rows on it pays to re-order the weights for the crate's main loop, which it does when the results are
+/// wanted row by row. Below, they are wanted column by column and the weights are read as they lie.
+const MIN_ROWS_BY_ROW: usize = 1000;
+
 /// Rows of `x` times the transpose of `weight`.
 pub(super) fn multiply(x: &[f32], weight: &CpuMatrix) -> Vec<f32> {
-    let (n_inputs, n_outputs) = (weight.n_inputs(), weight.n_outputs());
-    let n_rows = x.len() / n_inputs;
-    let n_padded = n_rows.max(least_rows(n_outputs));
-    let mut y = vec![0.0; n_padded * n_outputs];
+    let n_rows = x.len() / weight.n_inputs();
+    let n_padded = n_rows.max(least_rows(weight.n_outputs()));
     if n_padded == n_rows {
-        multiply_pieces(x, weight, &mut y);
-    } else {
-        let mut padded = x.to_vec();
-        padded.resize(n_padded * n_inputs, 0.0);
-        multiply_pieces(&padded, weight, &mut y);
-        y.truncate(n_rows * n_outputs);
+        return multiply_padded(x, weight, n_rows);
     }
+    let mut padded = x.to_vec();
+    padded.resize(n_padded * weight.n_inputs(), 0.0);
+    let mut y = multiply_padded(&padded, weight, n_padded);
+    y.truncate(n_rows * weight.n_outputs());
     y
 }
 
@@ -39,34 +40,67 @@ fn least_rows(n_outputs: usize) -> usize {
     (SMALL_RESULTS / n_outputs + 1).max(2)
 }
 
-fn multiply_pieces(x: &[f32], weight: &CpuMatrix, y: &mut [f32]) {
+fn multiply_padded(x: &[f32], weight: &CpuMatrix, n_rows: usize) -> Vec<f32> {
+    let n_outputs = weight.n_outputs();
+    let mut y = vec![0.0; n_rows * n_outputs];
+    if n_rows >= MIN_ROWS_BY_ROW {
+        multiply_pieces(x, weight, &mut y, Strides { row: n_outputs, column: 1 });
+        return y;
+    }
+    multiply_pieces(x, weight, &mut y, Strides { row: 1, column: n_rows });
+    transpose(&y, n_rows)
+}
+
+/// Columns of `n_rows` numbers to rows.
+fn transpose(columns: &[f32], n_rows: usize) -> Vec<f32> {
+    let n_outputs = columns.len() / n_rows;
+    let mut rows = vec![0.0; columns.len()];
+    for (output, column) in columns.chunks_exact(n_rows).enumerate() {
+        for (row, value) in column.iter().enumerate() {
+            rows[row * n_outputs + output] = *value;
+        }
+    }
+    rows
+}
+
+/// Distance between neighbours in the result.
+#[derive(Clone, Copy)]
+struct Strides {
+    row: usize,
+    column: usize,
+}
+
+fn multiply_pieces(x: &[f32], weight: &CpuMatrix, y: &mut [f32], strides: Strides) {
     for first in (0..weight.n_inputs()).step_by(PIECE) {
-        multiply_piece(x, weight, y, first);
+        multiply_piece(x, weight, y, strides, first);
     }
 }
 
 /// Adds the product over the inputs `first..first + PIECE`.
 #[expect(unsafe_code, reason = "the crate's only entry takes pointers and strides")]
-fn multiply_piece(x: &[f32], weight: &CpuMatrix, y: &mut [f32], first: usize) {
+fn multiply_piece(x: &[f32], weight: &CpuMatrix, y: &mut [f32], strides: Strides, first: usize) {
     let (n_inputs, n_outputs) = (weight.n_inputs(), weight.n_outputs());
     let n_rows = x.len() / n_inputs;
     let len = PIECE.min(n_inputs - first);
     let w = weight.values();
     assert!(len > 0 && x.len() == n_rows * n_inputs, "x has whole rows");
     assert!(w.len() == n_outputs * n_inputs && y.len() == n_rows * n_outputs, "shapes agree");
+    let last = (n_rows - 1) * strides.row + (n_outputs - 1) * strides.column;
+    assert!(last < y.len(), "strides stay inside the result");
     let work = n_rows * n_outputs * len;
     let parallelism = if work < MIN_PARALLEL_WORK { Parallelism::None } else { Parallelism::Rayon(0) };
-    // SAFETY: with row strides `n_inputs`, `n_inputs`, `n_outputs` and column offsets below `first + len <= n_inputs`,
-    // every element addressed lies inside the three slices, whose lengths are asserted above; `y` is borrowed
-    // exclusively, so it overlaps neither input.
+    // SAFETY: in `x` and `w` rows are `n_inputs` apart and columns `first..first + len` lie inside a row; in `y` the
+    // farthest element is `last`. All three lengths are asserted above, and `y` is borrowed exclusively, so it
+    // overlaps neither input. The strides of `y` make every (row, column) its own element: one of them is 1 and the
+    // other the length of the whole row or column.
     unsafe {
         gemm::gemm(
             n_rows,
             n_outputs,
             len,
             y.as_mut_ptr(),
-            1,
-            n_outputs as isize,
+            strides.column as isize,
+            strides.row as isize,
             first > 0,
             x[first..].as_ptr(),
             1,
@@ -111,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_row_does_not_depend_on_its_neighbours() {
-        for (n_outputs, n_inputs) in [(2, 8), (32, 64), (64, 320), (320, 320), (100, 1100), (2048, 513)] {
+        for (n_outputs, n_inputs) in [(2, 8), (32, 64), (64, 320), (320, 320), (48, 1100), (100, 1100), (2048, 513)] {
             let weight = test_matrix(n_outputs, n_inputs, noise(n_outputs * n_inputs, 3));
             let x = noise(130 * n_inputs, 4);
             let all = multiply(&x, &weight);

@@ -99,7 +99,7 @@ impl Ops for CpuOps {
         let mut out = CpuTensor::zeros(x.n_rows(), x.width);
         out.rows_mut().enumerate().for_each(|(row, out)| {
             let x = x.row(row);
-            let mean_square = sum_of_squares(x) / x.len() as f32;
+            let mean_square = dot(x, x) / x.len() as f32;
             let scale = 1.0 / (mean_square + eps).sqrt();
             for ((out, x), weight) in out.iter_mut().zip(x).zip(weight.values()) {
                 *out = x * scale * weight;
@@ -183,22 +183,32 @@ fn add_to(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// Sums in 16 lanes, always the same ones: fast, and independent of everything but the row.
-fn sum_of_squares(x: &[f32]) -> f32 {
-    dot(x, x)
-}
-
+/// Sums in 16 lanes, always the same ones: fast, and independent of everything but the two rows.
 fn dot(x: &[f32], y: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut lanes = [0.0f32; LANES];
-    let (x_chunks, y_chunks) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
-    let rest: f32 = x_chunks.remainder().iter().zip(y_chunks.remainder()).map(|(x, y)| x * y).sum();
-    for (x, y) in x_chunks.zip(y_chunks) {
+    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
+    let (y_chunks, y_rest) = y.as_chunks::<LANES>();
+    for (x, y) in x_chunks.iter().zip(y_chunks) {
         for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
             *lane += x * y;
         }
     }
-    lanes.iter().sum::<f32>() + rest
+    let mut sum = fold(lanes);
+    for (x, y) in x_rest.iter().zip(y_rest) {
+        sum += x * y;
+    }
+    sum
+}
+
+/// The sum of the lanes, in halves: a tree that vector units fold in four steps.
+fn fold(mut lanes: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+    }
+    lanes[0]
 }
 
 /// The halves of a head hold the two coordinates of its pairs.
