@@ -6,7 +6,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{Path, PathBuf, absolute},
     process::Command,
     sync::Arc,
     thread::sleep,
@@ -285,6 +285,7 @@ impl Dir {
                 .map(Self)
                 .map_err(ClusterError::file("create a folder in", std::env::temp_dir()));
         };
+        let path = &absolute(path).map_err(ClusterError::file("make absolute", path))?;
         let parent = path.parent().unwrap_or(Path::new("."));
         let name = path.file_name().unwrap_or_default();
         fs::create_dir_all(parent).map_err(ClusterError::file("create", parent))?;

@@ -56,8 +56,13 @@ impl Keeper {
         self.tell(&format!("stop {group}\n"));
     }
 
-    /// Removes `dir` when the owner is gone.
+    /// Removes `dir`, an absolute path, when the owner is gone.
     pub fn remove_at_end(&self, dir: &Path) {
+        assert!(
+            dir.is_absolute(),
+            "the keeper works in another folder: {} would be something else there",
+            dir.display()
+        );
         self.tell(&format!("dir {}\n", dir.display()));
     }
 

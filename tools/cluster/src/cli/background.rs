@@ -38,10 +38,11 @@ pub(crate) fn up(args: &ClusterArgs) -> anyhow::Result<()> {
 pub(crate) fn status(dir: &Path) -> anyhow::Result<()> {
     match Files::at(dir).find() {
         Found::Running(state) => tell(&state),
+        Found::Starting(pid) => println!("a cluster is starting in {} (process {pid})", dir.display()),
         Found::Stale => {
             println!("no cluster runs, but {} has files of one; `stoker-cluster down` removes them", dir.display())
         }
-        Found::Nothing => println!("no cluster runs in {}", dir.display()),
+        Found::Nothing | Found::Foreign => println!("no cluster runs in {}", dir.display()),
     }
     Ok(())
 }
@@ -49,10 +50,10 @@ pub(crate) fn status(dir: &Path) -> anyhow::Result<()> {
 pub(crate) fn down(dir: &Path) -> anyhow::Result<()> {
     let files = Files::at(dir);
     match files.find() {
-        Found::Nothing => println!("no cluster runs in {}", dir.display()),
+        Found::Nothing | Found::Foreign => println!("no cluster runs in {}", dir.display()),
         Found::Stale => remove(&files)?,
-        Found::Running(state) => {
-            stop(&state, &files)?;
+        Found::Starting(pid) | Found::Running(State { pid, .. }) => {
+            stop(pid, &files)?;
             println!("stopped; {} is gone", dir.display());
         }
     }
@@ -63,28 +64,48 @@ fn tell(state: &State) {
     println!("API server   {}\nkubeconfig   {}\nprocess      {}", state.url, state.kubeconfig.display(), state.pid);
 }
 
-/// Starts the background process and follows it until it is ready.
+/// Starts the background process, unless one is starting already, and follows it until it is ready.
 pub(crate) fn start(args: &ClusterArgs, on_stage: &mut dyn FnMut(&Stage)) -> anyhow::Result<State> {
     let files = Files::at(&args.dir.dir);
-    if let Found::Stale = files.find() {
-        remove(&files)?;
+    match files.find() {
+        Found::Running(state) => return Ok(state),
+        Found::Starting(_) => {}
+        Found::Foreign => bail!("{} holds other files; give --dir a folder of its own", files.dir().display()),
+        Found::Stale => remove(&files)?,
+        Found::Nothing => {}
     }
     fs::create_dir_all(files.dir()).with_context(|| format!("create {}", files.dir().display()))?;
     // Kept open: when the start fails, the log's name is gone with the folder before we can read it.
-    let open = || OpenOptions::new().create(true).truncate(true).read(true).write(true).open(files.log());
-    let mut log = open().with_context(|| format!("create {}", files.log().display()))?;
-    let mut child = spawn(args, &files, &log)?;
+    let open = || OpenOptions::new().create(true).append(true).read(true).open(files.log());
+    let mut log = open().with_context(|| format!("open {}", files.log().display()))?;
+    let child = if let Found::Starting(_) = files.find() { None } else { Some(spawn(args, &files, &log)?) };
+    follow(&files, child, &mut log, on_stage)
+}
+
+fn follow(
+    files: &Files,
+    mut child: Option<Child>,
+    log: &mut File,
+    on_stage: &mut dyn FnMut(&Stage),
+) -> anyhow::Result<State> {
     let mut n_told = 0;
     loop {
         for stage in files.stages().iter().skip(n_told) {
             on_stage(stage);
             n_told += 1;
         }
-        if let Found::Running(state) = files.find() {
+        let found = files.find();
+        if let Found::Running(state) = found {
             return Ok(state);
         }
-        if let Some(status) = child.try_wait().context("look at the background process")? {
-            bail!("the cluster did not start ({status}):\n{}", last_words(&mut log));
+        // Of a process that we did not start we know only what the folder says. Of our own we know better: for a moment
+        // after its start it has no command line yet, and its last words come after its folder is gone.
+        let goes_on = match &mut child {
+            Some(child) => child.try_wait().context("look at the background process")?.is_none(),
+            None => matches!(found, Found::Starting(_)),
+        };
+        if !goes_on {
+            bail!("the cluster did not start:\n{}", last_words(log));
         }
         sleep(POLL_INTERVAL);
     }
@@ -110,7 +131,9 @@ fn spawn(args: &ClusterArgs, files: &Files, log: &File) -> anyhow::Result<Child>
         }
     }
     command.stdin(Stdio::null()).stderr(log.try_clone()?).stdout(log.try_clone()?).process_group(0);
-    command.spawn().context("start the background process")
+    let child = command.spawn().context("start the background process")?;
+    files.write_pid(child.id()).context("write serve.pid")?;
+    Ok(child)
 }
 
 fn last_words(log: &mut File) -> String {
@@ -120,11 +143,11 @@ fn last_words(log: &mut File) -> String {
     text.trim_end().to_owned()
 }
 
-fn stop(state: &State, files: &Files) -> anyhow::Result<()> {
-    let pid = i32::try_from(state.pid).ok().and_then(Pid::from_raw).context("state.json has no process id")?;
+fn stop(pid: u32, files: &Files) -> anyhow::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("serve.pid has no process id")?;
     let deadline = Instant::now() + STOP_TIMEOUT;
     kill_process(pid, Signal::TERM).context("stop the cluster")?;
-    while test_kill_process(pid).is_ok() && matches!(files.find(), Found::Running(_)) {
+    while test_kill_process(pid).is_ok() && matches!(files.find(), Found::Starting(_) | Found::Running(_)) {
         if Instant::now() >= deadline {
             kill_process(pid, Signal::KILL).context("kill the cluster")?;
         }

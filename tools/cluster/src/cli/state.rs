@@ -1,7 +1,8 @@
-//! What a background cluster tells about itself in files of its folder: `state.json` once it is ready, a line in
-//! `stages.jsonl` for every stage of its start. Reads and writes these files and nothing else.
+//! What a background cluster tells about itself in files of its folder: its process id at once, a line in `stages.jsonl`
+//! for every stage of its start, `state.json` once it is ready. Reads and writes these files and nothing else.
 //!
 //! ```text
+//! DIR/serve.pid      the background process
 //! DIR/serve.log      what the background process says
 //! DIR/stages.jsonl   {"stage":"control plane","seconds":3.1}
 //! DIR/state.json     written last, whole
@@ -11,10 +12,13 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::{Path, PathBuf, absolute},
 };
 
 use serde::{Deserialize, Serialize};
+
+/// Everything that this program puts into a cluster's folder.
+const OWN_NAMES: [&str; 6] = ["serve.pid", "serve.log", "stages.jsonl", "state.json", "state.json.new", "cluster"];
 
 /// A cluster that is ready.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -41,10 +45,14 @@ pub(crate) struct Stage {
 pub(crate) enum Found {
     /// No folder, or an empty one.
     Nothing,
+    /// A background process is there, and not ready yet.
+    Starting(u32),
     /// A background process is there and ready.
     Running(State),
-    /// Files of a cluster whose process is gone (or never became ready).
+    /// Files of a cluster whose process is gone (or never became ready), and no others.
     Stale,
+    /// Somebody else's files: not ours to remove.
+    Foreign,
 }
 
 /// The files of one background cluster.
@@ -54,8 +62,9 @@ pub(crate) struct Files {
 }
 
 impl Files {
+    /// `dir` is made absolute: it is looked for in command lines, and removed by a process with another working folder.
     pub(crate) fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+        Self { dir: absolute(dir).unwrap_or_else(|_| dir.to_owned()) }
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -71,10 +80,21 @@ impl Files {
     }
 
     pub(crate) fn find(&self) -> Found {
-        match self.read() {
-            Some(state) if is_serving(state.pid, &self.dir) => Found::Running(state),
-            _ if fs::read_dir(&self.dir).is_ok_and(|mut entries| entries.next().is_some()) => Found::Stale,
-            _ => Found::Nothing,
+        let pid = fs::read_to_string(self.pid_path()).ok().and_then(|text| text.trim().parse().ok());
+        match (pid.filter(|&pid| is_serving(pid, &self.dir)), self.read()) {
+            (Some(_), Some(state)) => Found::Running(state),
+            (Some(pid), None) => Found::Starting(pid),
+            (None, _) => self.what_is_left(),
+        }
+    }
+
+    fn what_is_left(&self) -> Found {
+        let names = fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let names: Vec<_> = names.collect();
+        match names.iter().all(|name| OWN_NAMES.iter().any(|own| name == own)) {
+            _ if names.is_empty() => Found::Nothing,
+            true => Found::Stale,
+            false => Found::Foreign,
         }
     }
 
@@ -83,6 +103,10 @@ impl Files {
         let draft = self.dir.join("state.json.new");
         fs::write(&draft, serde_json::to_vec_pretty(state)?)?;
         fs::rename(draft, self.state())
+    }
+
+    pub(crate) fn write_pid(&self, pid: u32) -> io::Result<()> {
+        fs::write(self.pid_path(), pid.to_string())
     }
 
     pub(crate) fn add_stage(&self, stage: &str, seconds: f64) -> io::Result<()> {
@@ -97,6 +121,10 @@ impl Files {
 
     fn read(&self) -> Option<State> {
         serde_json::from_slice(&fs::read(self.state()).ok()?).ok()
+    }
+
+    fn pid_path(&self) -> PathBuf {
+        self.dir.join("serve.pid")
     }
 
     fn state(&self) -> PathBuf {
@@ -132,6 +160,15 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_with_other_files_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("serve.log"), "").unwrap();
+        assert!(matches!(Files::at(dir.path()).find(), Found::Stale));
+        fs::write(dir.path().join("thesis.tex"), "").unwrap();
+        assert!(matches!(Files::at(dir.path()).find(), Found::Foreign));
+    }
+
+    #[test]
     fn a_folder_whose_process_is_gone_is_stale() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::at(dir.path());
@@ -144,6 +181,7 @@ mod tests {
             ready_at: 0,
         };
         files.write(&state).unwrap();
+        files.write_pid(std::process::id()).unwrap();
         assert!(matches!(files.find(), Found::Stale), "this process serves no cluster");
     }
 }
