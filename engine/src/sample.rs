@@ -106,7 +106,7 @@ fn draw(logits: &[f32], params: &SamplingParams, position: usize) -> TokenId {
 }
 
 /// Tokens left by the filters, with logits at the temperature. Order: by id if nothing is filtered by rank, else the
-/// likeliest first; either way it depends on the logits only.
+/// likeliest first; either way it depends on the logits and parameters only.
 fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<Candidate> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     // min_p is a bound on the ratio to the likeliest; on logits that is a difference.
@@ -116,33 +116,45 @@ fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<Candidate> {
     if kept.is_empty() {
         return vec![(greedy(logits), 0.0)];
     }
-    if params.top_k > 0 || params.top_p < 1.0 {
-        kept.sort_unstable_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
-        keep_top(&mut kept, params);
+    if params.top_k > 0 {
+        let n = kept.len().min(params.top_k as usize);
+        rank(&mut kept, n);
+        kept.truncate(n);
+    }
+    if params.top_p < 1.0 {
+        keep_nucleus(&mut kept, params.top_p);
     }
     kept
 }
 
-fn keep_top(ranked: &mut Vec<Candidate>, params: &SamplingParams) {
-    if params.top_k > 0 {
-        ranked.truncate(params.top_k as usize);
+/// Brings the `n` likeliest to the front, the likeliest first; of equals the lowest id.
+fn rank(candidates: &mut [Candidate], n: usize) {
+    let by_rank = |(a, x): &Candidate, (b, y): &Candidate| y.total_cmp(x).then(a.cmp(b));
+    if n < candidates.len() {
+        candidates.select_nth_unstable_by(n, by_rank);
     }
-    if params.top_p < 1.0 {
-        ranked.truncate(nucleus(ranked, params.top_p));
-    }
+    candidates[..n].sort_unstable_by(by_rank);
 }
 
-/// Candidates whose probabilities reach `top_p`, counting from the likeliest; at least one.
-fn nucleus(ranked: &[Candidate], top_p: f32) -> usize {
-    let weight = |logit: f32| f64::from(logit - ranked[0].1).exp();
-    let total: f64 = ranked.iter().map(|(_, logit)| weight(*logit)).sum();
-    let mut reached = 0.0;
-    let needed = ranked.iter().take_while(|(_, logit)| {
-        let is_needed = reached < f64::from(top_p) * total;
-        reached += weight(*logit);
-        is_needed
-    });
-    needed.count().max(1)
+/// Keeps the likeliest candidates whose probabilities reach `top_p`; at least one. Ranks only as many as needed: the
+/// nucleus is usually a few tokens of a large vocabulary.
+fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f32) {
+    let max = candidates.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |logit: f32| f64::from(logit - max).exp();
+    let needed = candidates.iter().map(|(_, logit)| weight(*logit)).sum::<f64>() * f64::from(top_p);
+    let mut n_ranked = 0;
+    while n_ranked < candidates.len() {
+        n_ranked = (n_ranked * 8).max(64).min(candidates.len());
+        rank(candidates, n_ranked);
+        let mut reached = 0.0;
+        let is_enough = |(_, logit): &Candidate| {
+            reached += weight(*logit);
+            reached >= needed
+        };
+        if let Some(last) = candidates[..n_ranked].iter().position(is_enough) {
+            return candidates.truncate(last + 1);
+        }
+    }
 }
 
 fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
@@ -154,15 +166,12 @@ fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
 }
 
 fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
-    let mut ranked: Vec<Candidate> =
+    let mut candidates: Vec<Candidate> =
         logits.iter().enumerate().map(|(token, logit)| (token as TokenId, *logit)).collect();
-    let by_rank = |(a, x): &Candidate, (b, y): &Candidate| y.total_cmp(x).then(a.cmp(b));
-    if k < ranked.len() {
-        ranked.select_nth_unstable_by(k, by_rank);
-        ranked.truncate(k);
-    }
-    ranked.sort_unstable_by(by_rank);
-    ranked
+    let k = k.min(candidates.len());
+    rank(&mut candidates, k);
+    candidates.truncate(k);
+    candidates
 }
 
 #[cfg(test)]
@@ -227,6 +236,23 @@ mod tests {
         assert_close(&shares(SamplingParams { min_p: 0.3, ..SamplingParams::default() }), &two);
         assert_close(&shares(SamplingParams { top_k: 1, ..SamplingParams::default() }), &[0.0, 1.0, 0.0, 0.0]);
         assert_close(&shares(SamplingParams { top_p: 1e-6, ..SamplingParams::default() }), &[0.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_nucleus_wider_than_the_first_ranks_is_found_too() {
+        let logits: Vec<f32> = (0..1000).map(|token| ((token * 37) % 1000) as f32 * 1e-3).collect();
+        let weights: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
+        let mut ranked: Vec<usize> = (0..1000).collect();
+        ranked.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+        for top_p in [0.01, 0.1, 0.5, 0.99] {
+            let mut candidates: Vec<Candidate> = logits.iter().enumerate().map(|(t, l)| (t as u32, *l)).collect();
+            keep_nucleus(&mut candidates, top_p);
+            let needed = f64::from(top_p) * weights.iter().sum::<f64>();
+            let mass = |n: usize| ranked[..n].iter().map(|token| weights[*token]).sum::<f64>();
+            let expected: Vec<u32> = ranked[..candidates.len()].iter().map(|token| *token as u32).collect();
+            assert_eq!(candidates.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected);
+            assert!(mass(candidates.len()) >= needed && mass(candidates.len() - 1) < needed);
+        }
     }
 
     #[test]

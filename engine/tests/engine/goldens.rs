@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use stoker_engine::{EngineLimits, TokenId};
+use stoker_engine::{EngineConfig, EngineLimits, LoadedModel, ModelFiles, TokenId};
 
 use crate::common;
 
@@ -116,4 +116,29 @@ fn a_sharded_checkpoint_in_bf16() {
 #[test]
 fn multi_query_attention_in_f16() {
     check("mqa-f16");
+}
+
+/// The files of a checkpoint as they lie in a binary.
+fn built_in(name: &'static str) -> ModelFiles {
+    let leak = |entry: std::io::Result<fs::DirEntry>| {
+        let entry = entry.unwrap();
+        let file: &'static str = entry.file_name().into_string().unwrap().leak();
+        let bytes: &'static [u8] = fs::read(entry.path()).unwrap().leak();
+        (file, bytes)
+    };
+    let files: Vec<_> = fs::read_dir(common::checkpoint(name)).unwrap().map(leak).collect();
+    ModelFiles::Builtin { name, files: files.leak() }
+}
+
+#[test]
+fn a_model_inside_the_binary_is_the_same_model() {
+    for name in ["gqa-f32", "sharded-bf16"] {
+        let config = EngineConfig { model: built_in(name), limits: EngineLimits::default() };
+        let golden = Golden::of(name);
+        let mut inside = LoadedModel::open(&config, &|_| {}).unwrap();
+        let mut outside = common::open(&common::checkpoint(name)).unwrap();
+        let tokens = golden.tokens("/greedy/prompt");
+        let logits = |model: &mut LoadedModel| model.executor.teacher_forced_logits(&tokens, 16);
+        assert_eq!(logits(&mut inside), logits(&mut outside), "{name}");
+    }
 }
