@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
-    process::Stdio,
+    process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -55,29 +55,15 @@ impl TestCluster {
     /// Output of `kubectl ARGS`, or its complaint.
     pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
         let mut command = self.control_plane.kubectl().map_err(|error| error.to_string())?;
-        let output = command.args(args).output().map_err(|error| error.to_string())?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        command.args(args);
+        run_with_input(command, "")
     }
 
     /// `kubectl apply` of a manifest, checked strictly.
     pub fn apply(&self, manifest: &str) -> Result<String, String> {
         let mut command = self.control_plane.kubectl().map_err(|error| error.to_string())?;
-        command
-            .args(["apply", "--validate=strict", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut kubectl = command.spawn().map_err(|error| error.to_string())?;
-        kubectl
-            .stdin
-            .take()
-            .expect("stdin is piped")
-            .write_all(manifest.as_bytes())
-            .map_err(|error| error.to_string())?;
-        let output = kubectl.wait_with_output().map_err(|error| error.to_string())?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        command.args(["apply", "--validate=strict", "-f", "-"]);
+        run_with_input(command, manifest)
     }
 
     /// One object as JSON; `None` when it does not exist or the API server is away.
@@ -103,6 +89,18 @@ impl TestCluster {
         );
         address.parse().expect("the Service has an address")
     }
+}
+
+/// Output of `command`, given `input`; its complaint when it fails.
+pub fn run_with_input(mut command: Command, input: &str) -> Result<String, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    // A program that fails early does not read its input: its complaint says more than our broken pipe.
+    let _unread = child.stdin.take().expect("stdin is piped").write_all(input.as_bytes());
+    let output = child.wait_with_output().map_err(failed)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
 /// Waits until `look` finds something; a panic that names `what` when patience ends.

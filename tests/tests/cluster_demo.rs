@@ -2,11 +2,14 @@
 
 use std::{
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use stoker_tests::cluster::{built, wait_for};
+use serde_json::json;
+use stoker_cluster::Binaries;
+use stoker_tests::cluster::{built, run_with_input, wait_for};
 
 /// Runs a word of `stoker-cluster` on `dir`; its output, or a panic with everything it said.
 fn stoker_cluster(word: &str, dir: &Path, args: &[&str]) -> String {
@@ -49,6 +52,38 @@ fn the_demo_answers_is_reused_and_leaves_nothing() {
     assert!(!dir.exists());
     wait_for("every process is gone", || processes_of(&dir).is_empty().then_some(()));
     assert!(stoker_cluster("down", &dir, &[]).starts_with("no cluster runs"), "a second stop has nothing to do");
+}
+
+/// `kubectl ARGS` on the demo in `dir`, with `manifest` as input.
+fn kubectl(dir: &Path, args: &[&str], manifest: &str) -> Result<String, String> {
+    let credentials = dir.join("cluster/credentials/admin.kubeconfig");
+    let mut command = Command::new(Binaries::find().path("kubectl").unwrap());
+    command.args(args).env("KUBECONFIG", credentials).env("KUBECACHEDIR", dir.join("cluster/kubectl-cache"));
+    run_with_input(command, manifest)
+}
+
+#[test]
+fn every_example_is_accepted_and_served() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("demo");
+    demo(&dir);
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    let models = source.join("models");
+    // What the example asks its reader to do: weights on the claim `models`, at `my-model`.
+    let place = parent.path().join("place");
+    fs::create_dir(&place).unwrap();
+    symlink(models.join("ember"), place.join("my-model")).unwrap();
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"}, "spec": {
+        "capacity": {"storage": "10Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": "",
+        "hostPath": {"path": place}, "claimRef": {"namespace": "default", "name": "models"}}});
+    kubectl(&dir, &["apply", "-f", "-"], &volume.to_string()).unwrap();
+    let examples = source.join("examples").display().to_string();
+    kubectl(&dir, &["apply", "--validate=strict", "-f", &examples], "").unwrap();
+    let waited = kubectl(&dir, &["wait", "--for=condition=Ready", "--timeout=60s", "infd", "--all"], "");
+    let seen = kubectl(&dir, &["get", "infd,pods,pvc"], "").unwrap();
+    assert!(waited.is_ok(), "{waited:?}\n{seen}");
+    assert_eq!(waited.unwrap().lines().count(), 3, "{seen}");
+    stoker_cluster("down", &dir, &[]);
 }
 
 #[test]
