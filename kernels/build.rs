@@ -20,26 +20,33 @@ fn main() {
         profile: env::var("PROFILE").expect("cargo sets PROFILE"),
     };
     println!("cargo::rerun-if-changed=csrc");
-    let nvcc = toolchain::nvcc_path(&env);
+    // Watched only where it is: cargo would build anew each time for a path that is missing. `tools/cuda.sh` touches this
+    // file when it has installed one.
+    let nvcc = toolchain::nvcc_path(&env).filter(|nvcc| nvcc.is_file());
     if let Some(nvcc) = &nvcc {
         println!("cargo::rerun-if-changed={}", nvcc.display());
     }
-    let nvcc = nvcc.filter(|nvcc| nvcc.is_file());
+    if let (None, Some(missing)) = (&nvcc, &env.nvcc) {
+        println!("cargo::warning=NVCC={missing} is not a file: building without GPU kernels");
+    }
+    let chips = if nvcc.is_some() { toolchain::chips(&env) } else { Vec::new() };
+    println!("cargo::rustc-env=STOKER_CUDA_CHIPS={}", chips.join(","));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let headers = read_all("cuh");
     for (source, text) in read_all("cu") {
         let fatbin = out.join(source.file_name().expect("a file of csrc")).with_extension("fatbin");
+        let inputs = [&headers[..], &[(source.clone(), text)]].concat();
         match &nvcc {
-            Some(nvcc) => compile(
-                nvcc,
-                &source,
-                &fatbin,
-                &toolchain::chips(&env),
-                &[&headers[..], &[(source.clone(), text)]].concat(),
-            ),
-            None => fs::write(&fatbin, []).expect("write an empty fatbin"),
+            Some(nvcc) => compile(nvcc, &source, &fatbin, &chips, &inputs),
+            None => leave_empty(&fatbin),
         }
     }
+}
+
+/// Without its key, so that a compiler that appears later is used.
+fn leave_empty(fatbin: &Path) {
+    fs::write(fatbin, []).expect("write an empty fatbin");
+    let _ = fs::remove_file(fatbin.with_extension("key"));
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -1,4 +1,4 @@
-// Embedding gather: out[r] = table[token[r]].
+// Gather of rows: out[r] = table[token[r]]. Embeddings, and the rows of a batch whose logits are wanted.
 //
 // Layout: table vocab x width bf16, width a multiple of 8; tokens u32. 4 B/value plus 4 B a row; one block a row.
 // Latency-bound at decode sizes (1.4 us, 2.2 us for 256 rows of 4096); 89 % of the copy ceiling at 2048 rows.
@@ -14,5 +14,5 @@ extern "C" __global__ void __launch_bounds__(256)
   const bool known = token < static_cast<uint32_t>(vocab);
   const uint4* source = table + static_cast<size_t>(known ? token : 0) * n_vecs;
   uint4* row = out + static_cast<size_t>(blockIdx.x) * n_vecs;
-  for (int i = threadIdx.x; i < n_vecs; i += blockDim.x) row[i] = known ? __ldg(source + i) : make_uint4(0, 0, 0, 0);
+  for (int i = threadIdx.x; i < n_vecs; i += blockDim.x) row[i] = known ? source[i] : make_uint4(0, 0, 0, 0);
 }

@@ -4,6 +4,11 @@
 #pragma once
 #include "mma.cuh"
 
+// A kernel that is empty for want of the `a` would be chosen on the chip and write nothing.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "build for 90a, not 90: wgmma is not part of plain sm_90"
+#endif
+
 // Set only in the pass that compiles for sm_90a; the kernels are empty elsewhere and never chosen there.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define STOKER_HAS_WGMMA 1

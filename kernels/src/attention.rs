@@ -128,14 +128,14 @@ impl Kernels {
 
     /// Attends the rows of prefill chunks, by the faster kernel of the chip. Rows without a tile keep what `out` held.
     pub fn paged_prefill(&self, op: PagedPrefill<'_>) -> Result<(), KernelError> {
-        self.paged_prefill_by(op, PrefillKernel::for_capability(self.device.properties().capability))
+        self.paged_prefill_by(op, PrefillKernel::for_capability(self.properties().capability))
     }
 
     /// The same by a given kernel, which the chip must have.
     pub fn paged_prefill_by(&self, mut op: PagedPrefill<'_>, kernel: PrefillKernel) -> Result<(), KernelError> {
         const OP: &str = "paged_prefill";
         let heads = op.heads;
-        if kernel == PrefillKernel::Wgmma && self.device.properties().capability != (9, 0) {
+        if kernel == PrefillKernel::Wgmma && self.properties().capability != (9, 0) {
             return Err(launch::refused(OP, "wgmma needs compute capability 9.0".to_owned()));
         }
         let config = launch::paged_prefill(op.tiles.len(), heads, kernel)?;

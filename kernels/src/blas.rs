@@ -14,8 +14,8 @@ use crate::{
     linear::{self, Linear, Output},
 };
 
-/// What NVIDIA recommends for Hopper; split-K algorithms need it.
-const WORKSPACE_BYTES: usize = 32 << 20;
+/// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
+pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// The library's name for a transposed operand; the bindings have the enum only in another module.
 const CUBLAS_OP_T: i32 = 1;
 /// Algorithms that `tune` times.

@@ -77,9 +77,4 @@ impl Properties {
             l2_bytes: read(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.unsigned_abs() as usize,
         })
     }
-
-    /// Whether a kernel may start before the one in front has ended (programmatic dependent launch).
-    pub fn overlaps_launches(&self) -> bool {
-        self.capability >= (9, 0)
-    }
 }

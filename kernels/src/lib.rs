@@ -24,7 +24,11 @@ mod toolchain;
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use half::bf16;
 
-pub use crate::{device::Device, error::KernelError, sys::built_with_kernels};
+pub use crate::{
+    device::{Device, Properties},
+    error::KernelError,
+    sys::{built_for, built_with_kernels},
+};
 
 /// All kernels, loaded on one device. Operations are methods; their arguments travel in a struct each.
 #[derive(Debug)]
@@ -42,6 +46,12 @@ impl Kernels {
     /// The device they were loaded on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The device's properties as kernels are chosen by them: the capability is that of the loaded code where this is older
+    /// than the chip.
+    pub fn properties(&self) -> Properties {
+        Properties { capability: self.functions.capability(), ..self.device.properties() }
     }
 }
 

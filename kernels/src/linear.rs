@@ -53,7 +53,7 @@ impl Output<'_> {
 impl Kernels {
     /// Multiplies with whichever is faster for the shape.
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
-        match LinearKernel::for_shape(op.shape, self.device.properties()) {
+        match LinearKernel::for_shape(op.shape, self.properties()) {
             LinearKernel::Skinny(kernel) => self.skinny_gemm_by(op, kernel),
             LinearKernel::Blas => blas.gemm(op),
         }
@@ -62,7 +62,7 @@ impl Kernels {
     /// Multiplies up to 16 rows by our kernel, which the chip must have. A row's result does not depend on the others: what
     /// batch-invariant decoding uses at every batch size that it fits.
     pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
-        if matches!(kernel, SkinnyKernel::Ring { .. }) && self.device.properties().capability < (9, 0) {
+        if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
             return Err(launch::refused("skinny_gemm", "bulk copies need compute capability 9.0".to_owned()));
         }
         let GemmShape { m, n, k } = op.shape;

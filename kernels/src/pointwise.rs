@@ -9,7 +9,7 @@ use crate::{
     launch::{self, Heads, Residual, Rows},
 };
 
-/// `out[r] = table[tokens[r]]`.
+/// `out[r] = table[tokens[r]]`: embeddings, or the rows of a batch whose logits are wanted (then `tokens` are row indices).
 #[derive(Debug)]
 pub struct Embed<'a> {
     /// `tokens.len()` rows of `width`.

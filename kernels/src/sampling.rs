@@ -174,7 +174,7 @@ impl Kernels {
 
     fn sampling_floor(&self, op: &mut Sample<'_>, rows: Rows) -> Result<(), KernelError> {
         let launch =
-            self.functions.launch("sampling_floor", launch::sampling_floor(rows, self.device.properties().capability)?);
+            self.functions.launch("sampling_floor", launch::sampling_floor(rows, self.properties().capability)?);
         launch.write(&mut op.scratch.floors.as_view_mut()).read(&op.logits).read(&op.rows).int(rows.width).start()
     }
 }

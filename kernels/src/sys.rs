@@ -46,6 +46,11 @@ pub fn built_with_kernels() -> bool {
     FATBINS.iter().all(|(_, image)| !image.0.is_empty())
 }
 
+/// Chips that this program holds machine code for, as nvcc names them (`80,89,90a,100a`); empty without kernels.
+pub fn built_for() -> &'static str {
+    env!("STOKER_CUDA_CHIPS")
+}
+
 /// Compiled kernels of one source file, loaded.
 #[derive(Debug)]
 struct Module {
@@ -73,7 +78,7 @@ pub(crate) struct Functions {
     by_entry: Vec<sys::CUfunction>,
     _modules: Vec<Module>,
     stream: Arc<CudaStream>,
-    overlaps_launches: bool,
+    capability: (i32, i32),
 }
 
 // SAFETY: function handles may be used from any thread that has their context bound.
@@ -98,8 +103,25 @@ impl Functions {
             find_function(&modules[at], entry, device.properties().shared_bytes_max)
         };
         let by_entry = Entry::ALL.iter().map(find).collect::<Result<_, _>>()?;
-        let overlaps_launches = device.properties().overlaps_launches();
-        Ok(Self { by_entry, _modules: modules, stream: device.stream().clone(), overlaps_launches })
+        let mut functions = Self { by_entry, _modules: modules, stream: device.stream().clone(), capability: (0, 0) };
+        functions.capability = device.properties().capability.min(functions.compiled_for()?);
+        Ok(functions)
+    }
+
+    /// The newest instructions that both the chip and the loaded code have. A chip for which there is no machine code runs
+    /// what the driver makes of the portable code: kernels for Hopper are empty in it, and none waits for the one in front.
+    pub(crate) fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// The virtual architecture that the loaded code was compiled for; the same for all, as `build.rs` compiles them alike.
+    fn compiled_for(&self) -> Result<(i32, i32), KernelError> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+        // SAFETY: the function handle is valid.
+        let version =
+            unsafe { result::function::get_function_attribute(self.by_entry[Entry::Embed as usize], attribute) }
+                .map_err(KernelError::driver("read what a kernel was compiled for"))?;
+        Ok((version / 10, version % 10))
     }
 
     /// Begins a launch on the device's stream.
@@ -198,7 +220,8 @@ impl Launch<'_> {
             sharedMemBytes: shared_bytes,
             hStream: self.functions.stream.cu_stream(),
             attrs: &raw mut overlap,
-            numAttrs: u32::from(self.functions.overlaps_launches),
+            // Only code for sm_90 and later waits for the kernel in front by itself.
+            numAttrs: u32::from(self.functions.capability >= (9, 0)),
         };
         self.functions.stream.context().bind_to_thread().map_err(KernelError::driver("bind the context"))?;
         // SAFETY: the function was loaded in this context; the launcher pushed the arguments in the order and types of

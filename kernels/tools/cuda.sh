@@ -31,3 +31,5 @@ echo "${packages[*]}" >"$fresh/installed"
 rm -rf "$dir"
 mv "$fresh" "$dir"
 trap - EXIT
+# Builds made without the compiler do not look for it again by themselves.
+touch "$(dirname "$0")/../build.rs"

@@ -25,7 +25,7 @@ fn main() -> Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    println!("{}", device.name()?);
+    println!("{}, code for {}", device.name()?, stoker_kernels::built_for());
     let outcomes = checks::run(&device, &arguments.only)?;
     for outcome in outcomes.iter().filter(|outcome| !outcome.passes()) {
         println!("WRONG {} {}: error {:.2e}, limit {:.2e}", outcome.op, outcome.case, outcome.error, outcome.limit);

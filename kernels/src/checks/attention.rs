@@ -22,7 +22,7 @@ const HEADS: [Heads; 4] = [
 ];
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
-    let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+    let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
     let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::Fixed { piece_tokens: 256 }];
     let mut outcomes = Vec::new();
     for heads in HEADS {
@@ -41,7 +41,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 
 /// Those that this chip has.
 fn prefill_kernels(gpu: &Gpu) -> Vec<PrefillKernel> {
-    let best = PrefillKernel::for_capability(gpu.kernels.device().properties().capability);
+    let best = PrefillKernel::for_capability(gpu.kernels.properties().capability);
     if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 

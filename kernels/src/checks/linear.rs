@@ -34,7 +34,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 
 /// Those that this chip has.
 fn skinny_kernels(gpu: &Gpu) -> Vec<SkinnyKernel> {
-    let best = SkinnyKernel::for_device(gpu.kernels.device().properties());
+    let best = SkinnyKernel::for_device(gpu.kernels.properties());
     if best == SkinnyKernel::Registers { vec![best] } else { vec![SkinnyKernel::Registers, best] }
 }
 

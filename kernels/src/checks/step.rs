@@ -111,7 +111,7 @@ impl Model {
 impl Batch {
     /// `n` sequences at the end of their context.
     pub fn new(gpu: &mut Gpu, shape: StepShape, n: usize) -> Result<Self, KernelError> {
-        let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+        let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
         let items = plan::plan_decode(&vec![shape.context; n], shape.heads, SplitPolicy::Balanced { n_slots });
         let blocks = shape.context / BLOCK_SIZE;
         let order = gpu.noise.permutation(n * blocks);

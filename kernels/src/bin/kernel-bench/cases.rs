@@ -195,7 +195,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
     let n_launches = if m < 256 { 20 } else { 4 };
     if m <= 16 {
-        let best = SkinnyKernel::for_device(gpu.kernels.device().properties());
+        let best = SkinnyKernel::for_device(gpu.kernels.properties());
         for (suffix, kernel) in [("", best), ("_registers", SkinnyKernel::Registers)] {
             let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm_by(op, kernel)))?;
             report.add(&format!("{name}{suffix}"), "stoker", work, us);
@@ -222,7 +222,7 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
     if !report.wants(name) {
         return Ok(());
     }
-    let n_slots = 2 * gpu.kernels.device().properties().n_multiprocessors as usize;
+    let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
     let kv_bytes = 4 * lens.iter().sum::<usize>() * HEADS.n_kv * HEADS.dim;
     let turns = turns(kv_bytes);
     let caches = (0..turns).map(|_| Cache::new(gpu, lens)).collect::<Result<Vec<_>>>()?;
@@ -248,7 +248,7 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
 
 /// Causal attention of whole prompts, and of a chunk over a long past.
 pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    let hopper = gpu.kernels.device().properties().capability == (9, 0);
+    let hopper = gpu.kernels.properties().capability == (9, 0);
     let kernels = if hopper {
         vec![("mma", PrefillKernel::Mma), ("wgmma", PrefillKernel::Wgmma)]
     } else {

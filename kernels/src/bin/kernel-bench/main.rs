@@ -41,8 +41,8 @@ fn main() -> Result<()> {
         }
         Err(error) => return Err(error.into()),
     };
-    println!("{}", device.name()?);
     let mut gpu = Gpu::new(&device)?;
+    println!("{}, kernels for {:?}", device.name()?, gpu.kernels.properties());
     let mut report = Report::new(cases::ceilings(&mut gpu)?, arguments.only);
     cases::pointwise(&mut gpu, &mut report)?;
     cases::linear(&mut gpu, &mut report)?;
