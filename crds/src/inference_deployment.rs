@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::util::intstr::IntOrString};
+use k8s_openapi::api::core::v1::Toleration;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -134,7 +134,7 @@ pub struct ResourcesSpec {
     #[x_kube(validation = Rule::new(
         "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('50m')) >= 0 && quantity(string(self)).compareTo(quantity('1024')) <= 0"
     ).message("resources.cpu: a quantity of CPUs from 50m to 1024, for example 4 or \"500m\""))]
-    pub cpu: Option<IntOrString>,
+    pub cpu: Option<Amount>,
     /// Memory per replica as a Kubernetes quantity ("8Gi"), request and limit, 64Mi to 64Ti. It bounds weights and KV
     /// cache together. Default: none asked, none limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -142,10 +142,20 @@ pub struct ResourcesSpec {
     #[x_kube(validation = Rule::new(
         "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('64Mi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0"
     ).message("resources.memory: a quantity of bytes from 64Mi to 64Ti, for example \"8Gi\""))]
-    pub memory: Option<IntOrString>,
+    pub memory: Option<Amount>,
 }
 
-/// A Kubernetes quantity, written as number or string.
+/// A Kubernetes quantity as users write it: a whole number (of any size: bytes need 64 bits) or a text.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Amount {
+    /// As in `cpu: 4`.
+    Whole(i64),
+    /// As in `memory: 8Gi`.
+    Text(String),
+}
+
+/// The schema of [`Amount`].
 fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-int-or-string": true, "maxLength": 32})
 }

@@ -38,6 +38,7 @@ use crate::{
     desired::{Desired, config_map_name, desired, labels},
     error::ReconcileError,
     events::events_of,
+    intake,
     lease::Leadership,
     lint,
     metrics::Metrics,
@@ -98,7 +99,7 @@ pub async fn run(
     let (services, service_events) = cached::<Service>(&client, scope);
     let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope);
     let (deployments, writer) = reflector::store();
-    let watched = watcher(api::<InferenceDeployment>(&client, scope), watcher::Config::default()).default_backoff();
+    let watched = intake::readable(api(&client, scope), client.clone());
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
@@ -292,7 +293,7 @@ impl Context {
             self.write_status(deployment, status).await.map_err(ReconcileError::Status)?;
         }
         let reference = deployment.object_ref(&());
-        for event in events_of(applied, before, status) {
+        for event in events_of(&deployment.namespace().unwrap_or_default(), applied, before, status) {
             self.metrics.wrote("Event", "create");
             if let Err(error) = self.recorder.publish(&event, &reference).await {
                 debug!(%error, "event was not published");

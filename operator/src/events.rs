@@ -1,35 +1,62 @@
-//! Events: what changed, for `kubectl describe`. One Event for each kind of change in a round; a settled round has none.
+//! Events: what changed, for `kubectl describe`. A bounded number in a round; a settled round has none.
 //!
 //! What to say is pure; publishing is best effort and never fails a round. State belongs in conditions, not here.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType};
 use stoker_crds::{
     conditions::{DEGRADED, READY},
     status::InferenceDeploymentStatus,
 };
 
-use crate::apply::Applied;
+use crate::{apply::Applied, rollout::Why};
 
 /// Longest note: the API server refuses more than 1 kB.
 const NOTE_CHARS: usize = 900;
+/// Pods told of in one round at most, of each kind of change.
+const PODS_TOLD: usize = 10;
 
-/// What a round is worth telling.
+/// What a round is worth telling about a deployment of `namespace`.
 pub fn events_of(
+    namespace: &str,
     applied: &Applied,
     before: Option<&InferenceDeploymentStatus>,
     after: &InferenceDeploymentStatus,
 ) -> Vec<Event> {
     let Applied { created, draining, undrained, deleted, refusals: _ } = applied;
-    let deleted: Vec<String> = deleted.iter().map(|(pod, why)| format!("{pod} ({})", why.as_str())).collect();
+    let of_pods = |reason: &'static str, action: &'static str, pods: &[String]| -> Vec<Event> {
+        pods.iter().take(PODS_TOLD).map(|pod| pod_event(namespace, pod, Change { reason, action, why: None })).collect()
+    };
+    let deleted = deleted.iter().take(PODS_TOLD).map(|(pod, why)| {
+        pod_event(namespace, pod, Change { reason: "Deleted", action: "DeletePod", why: Some(*why) })
+    });
     let pods = [
-        ("Created", "CreatePod", created),
-        ("Draining", "DrainPod", draining),
-        ("TakenBack", "UndrainPod", undrained),
-        ("Deleted", "DeletePod", &deleted),
+        of_pods("Created", "CreatePod", created),
+        of_pods("Draining", "DrainPod", draining),
+        of_pods("TakenBack", "UndrainPod", undrained),
+        deleted.collect(),
     ];
-    let pods = pods.into_iter().filter(|(_, _, names)| !names.is_empty());
-    let pods = pods.map(|(reason, action, names)| event(EventType::Normal, reason, action, &names.join(", ")));
-    pods.chain(turned(before, after)).collect()
+    pods.into_iter().flatten().chain(turned(before, after)).collect()
+}
+
+/// What was done to a pod.
+struct Change {
+    reason: &'static str,
+    action: &'static str,
+    why: Option<Why>,
+}
+
+/// An Event about the deployment that names the pod as related, so that repetitions are counted by pod.
+fn pod_event(namespace: &str, pod: &str, change: Change) -> Event {
+    let note = change.why.map_or_else(|| pod.to_owned(), |why| format!("{pod} ({})", why.as_str()));
+    let related = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        ..ObjectReference::default()
+    };
+    Event { secondary: Some(related), ..event(EventType::Normal, change.reason, change.action, &note) }
 }
 
 /// Conditions that turned: the deployment became ready, or something blocks it.

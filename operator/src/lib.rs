@@ -11,6 +11,7 @@ pub mod controller;
 pub mod desired;
 pub mod error;
 pub mod events;
+pub mod intake;
 pub mod lease;
 pub mod lint;
 pub mod metrics;

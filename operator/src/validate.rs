@@ -5,16 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::Toleration,
-    apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
-};
+use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::api::resource::Quantity};
 use kube::ResourceExt;
 use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
-    inference_deployment::{DrainSpec, EngineSpec, PodSpec},
+    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec},
 };
 use thiserror::Error;
 
@@ -116,6 +113,12 @@ pub enum SpecError {
     /// A deployment without an image cannot run.
     #[error("spec.pod.image: not set, and the operator was started without --agent-image; set one of them")]
     NoImage,
+    /// Stored under another version of the schema.
+    #[error("the operator cannot read this object, its version and the CustomResourceDefinition's differ: {error}")]
+    Unreadable {
+        /// What reading it stumbled over.
+        error: String,
+    },
     /// The API server always sets these.
     #[error("metadata.{field}: missing; the object does not come from an API server")]
     Metadata {
@@ -226,10 +229,10 @@ fn resources(deployment: &InferenceDeployment) -> BTreeMap<String, Quantity> {
         .collect()
 }
 
-fn as_quantity(value: IntOrString) -> Quantity {
-    match value {
-        IntOrString::Int(number) => Quantity(number.to_string()),
-        IntOrString::String(text) => Quantity(text),
+fn as_quantity(amount: Amount) -> Quantity {
+    match amount {
+        Amount::Whole(number) => Quantity(number.to_string()),
+        Amount::Text(text) => Quantity(text),
     }
 }
 

@@ -75,7 +75,7 @@ fn every_field_of_the_whole_object_is_accepted() {
             "labels": {"team": "a"}, "annotations": {"note": "b"}, "serviceAccountName": "default", "priorityClassName": "high"
         }
     }));
-    accepted(ember_with(json!({"resources": {"cpu": 2}, "replicas": 0})));
+    accepted(ember_with(json!({"resources": {"cpu": 2, "memory": 8_589_934_592_u64}, "replicas": 0})));
     accepted(json!({"model": {"source": "file:///models/chat"}}));
 }
 

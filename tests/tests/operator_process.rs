@@ -53,3 +53,28 @@ fn one_operator_leads_and_another_takes_over() {
     assert_eq!(rig.operator.wait_for_end(SOON).unwrap(), Some(0));
     assert_eq!(holder(&rig), "");
 }
+
+#[test]
+fn a_deployment_that_cannot_be_read_is_told_so_and_blinds_nobody() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    // A newer schema: threads became a word.
+    let mut crd = serde_json::to_value(stoker_crds::crd::crd()).unwrap();
+    let properties = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    properties["spec"]["properties"]["engine"]["properties"]["threads"] = json!({"type": "string"});
+    rig.cluster.apply(&crd.to_string()).unwrap();
+    let object = |name: &str, spec: serde_json::Value| json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec});
+    let odd = object("odd", json!({"model": {"source": "builtin://ember"}, "engine": {"threads": "many"}}));
+    rig.wait("the newer object is stored", SOON, |rig| Ok(rig.cluster.apply(&odd.to_string()).is_ok())).unwrap();
+    rig.wait("it is told", SOON, |rig| {
+        let conditions = rig.cluster.get("infd", "odd").unwrap_or_default()["status"]["conditions"].to_string();
+        Ok(conditions.contains("InvalidSpec") && conditions.contains("cannot read this object"))
+    })
+    .unwrap();
+    rig.apply("plain", json!({"model": {"source": "builtin://ember"}})).unwrap();
+    // Other clients of the typed API cannot list any more; the operator can.
+    rig.wait("the other one serves", SOON, |rig| {
+        let status = rig.cluster.get("infd", "plain").unwrap_or_default()["status"].clone();
+        Ok(status["readyOfWanted"] == "1/1")
+    })
+    .unwrap();
+}

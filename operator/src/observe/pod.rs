@@ -167,9 +167,13 @@ fn container_stage(container: &ContainerStatus, ready: Option<&PodCondition>) ->
     if let Some(terminated) = &state.terminated {
         return Stage::Blocked(crashed(container, Some(terminated)));
     }
-    match (ready, container.started.unwrap_or(false)) {
-        (Some(ready), _) if ready.status == "True" => Stage::Serving,
-        (Some(ready), true) => Stage::Faltering { since: since(ready), trouble: trouble_of(ready) },
+    let started_at = state.running.and_then(|running| running.started_at).map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+    match ready {
+        Some(ready) if ready.status == "True" => Stage::Serving,
+        // Ready turned false after this container started: it was true in between.
+        Some(ready) if container.started == Some(true) && since(ready) > started_at => {
+            Stage::Faltering { since: since(ready), trouble: trouble_of(ready) }
+        }
         // Between two crashes the container runs for a moment: still the same trouble.
         _ if container.restart_count > 0 && ended_before.is_some() => Stage::Blocked(crashed(container, ended_before)),
         _ => Stage::Starting,
@@ -250,10 +254,13 @@ mod tests {
 
     #[test]
     fn a_pod_that_was_ready_falters_and_one_that_was_not_starts() {
-        let running = json!({"running": {}});
-        assert_eq!(stage_of(container(running.clone(), json!({"started": false}))), Stage::Starting);
-        let faltering = stage_of(container(running, json!({"started": true})));
+        // The fixture's pod is unready since 10:00:00.
+        let since = |time: &str| json!({"running": {"startedAt": format!("2026-11-21T{time}Z")}});
+        assert_eq!(stage_of(container(since("09:59:00"), json!({"started": false}))), Stage::Starting);
+        let faltering = stage_of(container(since("09:59:00"), json!({"started": true})));
         assert!(matches!(faltering, Stage::Faltering { .. }), "{faltering:?}");
+        // The startup probe succeeded, the first readiness probe is still to come.
+        assert_eq!(stage_of(container(since("10:00:00"), json!({"started": true}))), Stage::Starting);
     }
 
     #[test]

@@ -1,0 +1,95 @@
+//! Deployments as they come from the watch. One that this operator cannot read, stored under a newer or older schema,
+//! is told so in its status and kept from the others: it must not blind the operator. Its replicas are left as they are.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures::{Stream, StreamExt};
+use jiff::Timestamp;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+    core::{DeserializeGuard, error_boundary::InvalidObject},
+    runtime::{WatchStreamExt, watcher, watcher::Event},
+};
+use serde_json::json;
+use stoker_crds::InferenceDeployment;
+use tracing::warn;
+
+use crate::{apply::FIELD_MANAGER, status::status_of_invalid, validate::SpecError};
+
+/// UID and generation of deployments that were told.
+type Told = Arc<Mutex<HashSet<(Option<String>, Option<i64>)>>>;
+
+/// Watch events of deployments that can be read.
+pub fn readable(
+    api: Api<DeserializeGuard<InferenceDeployment>>,
+    client: Client,
+) -> impl Stream<Item = watcher::Result<Event<InferenceDeployment>>> + Send {
+    let told = Told::default();
+    watcher(api, watcher::Config::default()).default_backoff().filter_map(move |event| {
+        let (client, told) = (client.clone(), told.clone());
+        async move {
+            match event.map(sort) {
+                Err(error) => Some(Err(error)),
+                Ok(Sorted::Readable(event)) => Some(Ok(event)),
+                Ok(Sorted::Unreadable(object)) => {
+                    report_once(&object, &client, &told).await;
+                    None
+                }
+            }
+        }
+    })
+}
+
+enum Sorted {
+    Readable(Event<InferenceDeployment>),
+    Unreadable(InvalidObject),
+}
+
+fn sort(event: Event<DeserializeGuard<InferenceDeployment>>) -> Sorted {
+    let sorted = |guard: DeserializeGuard<_>, wrap: fn(InferenceDeployment) -> Event<InferenceDeployment>| match guard.0
+    {
+        Ok(deployment) => Sorted::Readable(wrap(deployment)),
+        Err(object) => Sorted::Unreadable(object),
+    };
+    match event {
+        Event::Apply(guard) => sorted(guard, Event::Apply),
+        Event::Delete(guard) => sorted(guard, Event::Delete),
+        Event::InitApply(guard) => sorted(guard, Event::InitApply),
+        Event::Init => Sorted::Readable(Event::Init),
+        Event::InitDone => Sorted::Readable(Event::InitDone),
+    }
+}
+
+/// Our own status write comes back as an event: each generation is told once.
+async fn report_once(object: &InvalidObject, client: &Client, told: &Told) {
+    let metadata = &object.metadata;
+    let key = (metadata.uid.clone(), metadata.generation);
+    let new = told.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+    if new && metadata.deletion_timestamp.is_none() {
+        warn!(namespace = metadata.namespace, name = metadata.name, error = object.error, "deployment cannot be read");
+        if let Err(error) = report(object, client).await {
+            warn!(name = metadata.name, %error, "its status was not written");
+        }
+    }
+}
+
+async fn report(object: &InvalidObject, client: &Client) -> kube::Result<()> {
+    let metadata = &object.metadata;
+    let api = Api::<InferenceDeployment>::namespaced(client.clone(), metadata.namespace.as_deref().unwrap_or_default());
+    let error = SpecError::Unreadable { error: object.error.clone() };
+    let status = status_of_invalid(&error, metadata.generation, &Default::default(), Timestamp::now());
+    let patch = json!({"metadata": {"uid": metadata.uid}, "status": {
+        "conditions": status.conditions, "observedGeneration": status.observed_generation,
+    }});
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let name = metadata.name.clone().unwrap_or_default();
+    match api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
+        // The answer is as unreadable as the object; the write was done.
+        Err(kube::Error::SerdeError(_)) => Ok(()),
+        result => result.map(drop),
+    }
+}
