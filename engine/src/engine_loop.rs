@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        mpsc::{Receiver, SyncSender},
+        mpsc::{Receiver, SyncSender, TrySendError},
     },
     time::Instant,
 };
@@ -115,20 +115,25 @@ impl EngineLoop {
         let now = Instant::now();
         let reading = StepReading::new(&plan, (now - began).as_secs_f64());
         let effects = resolve(&mut self.state, plan, output, &self.limits);
-        self.publish(effects, reading, now);
-        Ok(())
+        self.publish(effects, reading, now)
     }
 
     fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError> {
         if plan.chunks.is_empty() { Ok(StepOutput::default()) } else { self.executor.execute(plan) }
     }
 
-    fn publish(&self, effects: StepEffects, reading: StepReading, now: Instant) {
+    fn publish(&self, effects: StepEffects, reading: StepReading, now: Instant) -> Result<(), ExecError> {
         let left_line = effects.started.len() + effects.ended.iter().filter(|ended| ended.never_started).count();
         self.admission.leave_line(left_line);
         self.meters.step(&reading, &self.state, now);
-        // The output thread outlives this one: it ends when every sender, this one included, is gone.
-        let _ = self.output.send(OutputMessage::Step { effects, at: now });
+        let sent = match self.output.try_send(OutputMessage::Step { effects, at: now }) {
+            Err(TrySendError::Full(message)) => {
+                self.meters.output_was_full();
+                self.output.send(message).map_err(drop)
+            }
+            sent => sent.map_err(drop),
+        };
+        sent.map_err(|()| ExecError("the output thread is gone: nobody can be told of the tokens".into()))
     }
 }
 

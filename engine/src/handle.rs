@@ -22,6 +22,9 @@ use crate::{
     text::Tokenizer,
 };
 
+/// Why a request ends when the thread that keeps the ledger is gone.
+const NO_OUTPUT: &str = "the engine's output thread is gone";
+
 /// A running engine. Cheap to clone; the engine stops when the last handle and the last stream are gone.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
@@ -84,7 +87,7 @@ impl EngineHandle {
         self.shared.meters.opened(at);
         // The ledger hears of the request first, so whatever becomes of the engine, a terminal comes.
         let open = OutputMessage::Open { id, request: Arc::clone(&request), events, at };
-        self.shared.output.send(open).expect("the output thread lives as long as any handle");
+        self.shared.output.send(open).map_err(|_| RejectReason::Stopped(NO_OUTPUT.into()))?;
         // An engine that stopped just now has told the output thread, which ends the request.
         let _ = self.shared.commands.send(Command::Submit { id, request });
         Ok(RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false })
@@ -190,9 +193,16 @@ impl RequestStream {
         self.note(event)
     }
 
+    /// The last defence of "exactly one terminal": a ledger that was lost with its thread can send none.
     fn note(&mut self, event: Option<RequestEvent>) -> Option<RequestEvent> {
+        let was_finished = self.is_finished;
         self.is_finished |= !matches!(event, Some(RequestEvent::Delta { .. }));
-        event
+        let lost = || RequestEvent::Finished {
+            reason: FinishReason::Error(NO_OUTPUT.into()),
+            stop_match: None,
+            usage: Usage::default(),
+        };
+        event.or_else(|| (!was_finished).then(lost))
     }
 }
 
@@ -201,5 +211,26 @@ impl Drop for RequestStream {
         if !self.is_finished {
             let _ = self.shared.commands.send(Command::End { id: self.id, reason: FinishReason::Abort });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::EngineLimits,
+        exec::sim::{SimExecutor, SimScript},
+    };
+
+    #[test]
+    fn a_stream_whose_ledger_is_lost_still_gets_one_terminal() {
+        let engine = SimExecutor::start(SimScript::default(), EngineLimits::default()).unwrap();
+        let (events, received) = unbounded_channel();
+        drop(events);
+        let shared = Arc::clone(&engine.shared);
+        let mut stream = RequestStream { id: RequestId(7), received, shared, is_finished: false };
+        let terminal = stream.blocking_next();
+        assert!(matches!(terminal, Some(RequestEvent::Finished { reason: FinishReason::Error(_), .. })));
+        assert_eq!(stream.blocking_next(), None);
     }
 }

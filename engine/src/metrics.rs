@@ -52,6 +52,8 @@ pub struct EngineLoad {
     pub prefill_tokens_per_second: Option<f64>,
     /// Seconds since the last completed step (or since work arrived) while requests are open; 0 when idle.
     pub stalled_seconds: f64,
+    /// Steps that had to wait because the output thread was `OUTPUT_QUEUE_MESSAGES` behind, since start.
+    pub output_waits: u64,
     /// Why the engine stopped, if it did.
     pub stopped: Option<String>,
 }
@@ -198,6 +200,11 @@ impl Meters {
             readings.prefill.record(second, plan.n_prefill_tokens as f64, plan.seconds * share);
         }
         readings.load.set_queues(state);
+    }
+
+    /// A step's results had to wait for the output thread.
+    pub(crate) fn output_was_full(&self) {
+        self.lock().load.output_waits += 1;
     }
 
     /// The engine stopped for good.
