@@ -26,13 +26,16 @@ def samples(n=20):
 
 def template_equals_renderer(directory):
     """The same text and the same tokens, with and without tools."""
-    hugging_face, plain = AutoTokenizer.from_pretrained(directory), Tokenizer.from_file(str(directory / "tokenizer.json"))
+    hugging_face, plain = (
+        AutoTokenizer.from_pretrained(directory),
+        Tokenizer.from_file(str(directory / "tokenizer.json")),
+    )
     checked = samples()
     for sample in checked:
         text = "".join(piece for piece, _ in render.pieces(sample.messages, sample.tools))
         rendered = hugging_face.apply_chat_template(sample.messages, tools=sample.tools, tokenize=False)
         assert rendered == text, f"{rendered!r}\n{text!r}"
-        (ids, _), = data.tokenized(plain, [list(render.pieces(sample.messages, sample.tools))])
+        ((ids, _),) = data.tokenized(plain, [list(render.pieces(sample.messages, sample.tools))])
         assert hugging_face(text, add_special_tokens=False).input_ids == ids, text
     return f"{len(checked)} conversations"
 
@@ -40,8 +43,20 @@ def template_equals_renderer(directory):
 def model_equals_transformers(directory):
     """The same logits for the stored weights in float32."""
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    shape = Shape(**{field: getattr(theirs.config, field) for field in ("hidden_size", "intermediate_size", "num_hidden_layers",
-                  "num_attention_heads", "num_key_value_heads", "vocab_size", "head_dim")})
+    shape = Shape(
+        **{
+            field: getattr(theirs.config, field)
+            for field in (
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "vocab_size",
+                "head_dim",
+            )
+        }
+    )
     ours = Llama(shape)
     ours.load_state_dict({name: weight.float() for name, weight in load_file(directory / "model.safetensors").items()})
     ids = torch.randint(16, shape.vocab_size, (2, 300), generator=torch.Generator().manual_seed(0))

@@ -91,13 +91,16 @@ def mean_tokens(tokenizer, n=60):
     means = {}
     for task in mix.SHARES:
         samples = (mix.train_sample(rng_for("mean", task, i), task) for i in range(n))
-        lengths = [len(ids) for ids, _ in tokenized(tokenizer, [list(render.pieces(s.messages, s.tools)) for s in samples])]
+        lengths = [
+            len(ids) for ids, _ in tokenized(tokenizer, [list(render.pieces(s.messages, s.tools)) for s in samples])
+        ]
         means[task] = sum(lengths) / n
     return means
 
 
 def training_rows(tokenizer, seed, chances):
     """Blocks of training rows without end."""
+
     def conversations():
         rng = rng_for("train", seed)
         while True:

@@ -32,10 +32,21 @@ class Shape:
 
 # Sizes divide by 2 for tensor parallelism and by 128 for block-quantised weights.
 SHAPES = {
-    "ember": Shape(hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2),
-    "ember-draft": Shape(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1),
+    "ember": Shape(
+        hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2
+    ),
+    "ember-draft": Shape(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1
+    ),
     # For checks on a CPU.
-    "tiny": Shape(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32),
+    "tiny": Shape(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+    ),
 }
 
 

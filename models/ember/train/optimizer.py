@@ -32,7 +32,9 @@ class Muon:
         self.groups = {}
         for matrix in matrices:
             self.groups.setdefault(matrix.shape, []).append(matrix)
-        self.state = {shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self.groups.items()}
+        self.state = {
+            shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self.groups.items()
+        }
         self.direction = torch.compile(self.direction, dynamic=False) if matrices[0].is_cuda else self.direction
 
     @torch.no_grad()

@@ -35,5 +35,7 @@ def pieces(messages, tools=None, separators=(", ", ": ")):
 
 def said(message):
     """The text of a message, its tool calls included."""
-    calls = (f"{CALL}{json.dumps(call['function'])}{CALL_END}" for call in message.get("tool_calls", ()))
+    calls = (
+        CALL + json.dumps(call["function"], ensure_ascii=False) + CALL_END for call in message.get("tool_calls", ())
+    )
     return (message.get("content") or "") + "".join(calls)

@@ -19,7 +19,10 @@ def teacher_forced(model, tokenizer, samples, device=None):
     right = total = 0
     for start in range(0, len(rows.ids), BATCH):
         batch = slice(start, start + BATCH)
-        ids, document = torch.from_numpy(rows.ids[batch]).long().to(device), torch.from_numpy(rows.document[batch]).long().to(device)
+        ids, document = (
+            torch.from_numpy(rows.ids[batch]).long().to(device),
+            torch.from_numpy(rows.document[batch]).long().to(device),
+        )
         answer = torch.from_numpy(rows.answer[batch]).bool().to(device)
         guessed = model(ids, dense_mask(document)).argmax(-1)
         wrong = answer[:, 1:] & (guessed[:, :-1] != ids[:, 1:])

@@ -54,7 +54,9 @@ class Pool:
     def take(self, n, generator):
         self.receive(wait=self.filled < n)
         new = min(n, self.filled - self.used)
-        drawn = torch.cat([torch.arange(self.used, self.used + new), torch.randint(self.filled, (n - new,), generator=generator)])
+        drawn = torch.cat(
+            [torch.arange(self.used, self.used + new), torch.randint(self.filled, (n - new,), generator=generator)]
+        )
         self.used, self.fresh = self.used + new, self.fresh + new
         drawn = drawn.to(self.ids.device)
         return self.ids[drawn].long(), self.answer[drawn], self.document[drawn].int()
@@ -99,7 +101,9 @@ class Trainer:
         on_gpu = self.device == "cuda"
         self.loss = torch.compile(self.model.loss, dynamic=False) if on_gpu else self.model.loss
         self.build_mask = torch.compile(create_block_mask) if on_gpu else None
-        self.pool = Pool(data.start_workers(str(args.out / "tokenizer.json"), args.seed, args.workers), args.pool_rows, self.device)
+        self.pool = Pool(
+            data.start_workers(str(args.out / "tokenizer.json"), args.seed, args.workers), args.pool_rows, self.device
+        )
         self.tests = {task: data.test_samples(task, args.tests) for task in mix.TESTED}
 
     def prepare_directory(self):
@@ -135,7 +139,8 @@ class Trainer:
 
     def log(self, step, seconds, progress, loss):
         rate = step * self.args.batch_rows * data.ROW / seconds
-        print(f"{progress:6.1%} step {step} loss {loss:.4f} {rate / 1e6:.2f} Mtok/s, rows {self.pool.filled} fresh {self.pool.fresh}", flush=True)
+        rows = f"rows {self.pool.filled} fresh {self.pool.fresh}"
+        print(f"{progress:6.1%} step {step} loss {loss:.4f} {rate / 1e6:.2f} Mtok/s, {rows}", flush=True)
 
     def test_and_save(self, step):
         """Scores the weights as they are stored, in bf16, and writes them."""
@@ -151,8 +156,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, required=True, help="training time, without compilation and tests at the end")
-    parser.add_argument("--tokenizer", type=Path, default=Path(__file__).resolve().parents[1], help="directory of the tokenizer")
+    parser.add_argument(
+        "--minutes", type=float, required=True, help="training time, without compilation and tests at the end"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, default=Path(__file__).resolve().parents[1], help="directory of the tokenizer"
+    )
     parser.add_argument("--init", type=Path, help="go on from the weights in this directory")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=14)

@@ -1,31 +1,68 @@
 """Finding the value of a key in a list of up to about 1800 tokens, several questions a list."""
 
 from .sample import Sample, ask, assistant, user
-from .words import WORDS, made_up
+from .words import WORDS, made_up, scrambled
 
-INTRO = ["Here is a list:", "This is a table of keys and values.", "Read this list.", "Here are some entries:", "Data:", "Look at this list:"]
-QUESTION = ["What is the value of {key}?", "What is {key}?", "Look up {key}.", "Which value belongs to {key}?", "Find {key}.",
-            "What does the list say about {key}?", "Give me the value of {key}.", "Value of {key}?"]
+INTRO = [
+    "Here is a list:",
+    "This is a table of keys and values.",
+    "Read this list.",
+    "Here are some entries:",
+    "Data:",
+    "Look at this list:",
+]
+QUESTION = [
+    "What is the value of {key}?",
+    "What is {key}?",
+    "Look up {key}.",
+    "Which value belongs to {key}?",
+    "Find {key}.",
+    "What does the list say about {key}?",
+    "Give me the value of {key}.",
+    "Value of {key}?",
+]
 ABSENT = "{key} is not in the list."
-LAYOUTS = ["{key}: {value}\n", "{key}: {value}\n", "{key} = {value}\n", "- {key} -> {value}\n", "{key} {value}\n", "{key}: {value}, ", '"{key}": "{value}",\n']
+LAYOUTS = [
+    "{key}: {value}\n",
+    "{key}: {value}\n",
+    "{key} = {value}\n",
+    "- {key} -> {value}\n",
+    "{key} {value}\n",
+    "{key}: {value}, ",
+    '"{key}": "{value}",\n',
+]
 SHORTEST, LONGEST = 4, 170
 
 
 def key_maker(rng):
     """All keys of one list are of one kind, so that they look alike."""
     letter = rng.choice("abcdefghkmnprstuvwxyz")
-    return rng.choice([
-        lambda: made_up(rng, 3), lambda: made_up(rng, 3), lambda: made_up(rng), lambda: made_up(rng).capitalize(),
-        lambda: rng.choice(WORDS), lambda: f"{made_up(rng, 2)}-{rng.randint(1, 99)}",
-        lambda: f"{letter}{rng.randint(100, 999)}", lambda: f"{rng.choice(WORDS)} {rng.choice(WORDS)}",
-    ])
+    return rng.choice(
+        [
+            lambda: made_up(rng, 3),
+            lambda: made_up(rng, 3),
+            lambda: made_up(rng),
+            lambda: made_up(rng).capitalize(),
+            lambda: rng.choice(WORDS),
+            lambda: f"{made_up(rng, 2)}-{rng.randint(1, 99)}",
+            lambda: f"{letter}{rng.randint(100, 999)}",
+            lambda: scrambled(rng),
+            lambda: f"{rng.choice(WORDS)} {rng.choice(WORDS)}",
+        ]
+    )
 
 
 def value_maker(rng):
-    return rng.choice([
-        lambda: str(rng.randint(0, 9999)), lambda: str(rng.randint(100, 999)), lambda: made_up(rng), lambda: rng.choice(WORDS),
-        lambda: f"{made_up(rng, 2)}-{rng.randint(1, 99)}", lambda: f"{rng.choice(WORDS)} {rng.randint(1, 99)}",
-    ])
+    return rng.choice(
+        [
+            lambda: str(rng.randint(0, 9999)),
+            lambda: str(rng.randint(100, 999)),
+            lambda: made_up(rng),
+            lambda: rng.choice(WORDS),
+            lambda: f"{made_up(rng, 2)}-{rng.randint(1, 99)}",
+            lambda: f"{rng.choice(WORDS)} {rng.randint(1, 99)}",
+        ]
+    )
 
 
 def entries(rng, n):

@@ -3,25 +3,58 @@
 Owns the shares (of tokens, not of samples) and the joining of short samples into longer chats.
 """
 
-from . import arithmetic, chat, essays, extract, lookup, order, stoker, strings, tools, units
+from . import (
+    arithmetic,
+    chat,
+    essays,
+    extract,
+    facts,
+    lookup,
+    order,
+    stoker,
+    strings,
+    tools,
+    units,
+)
 from .sample import Sample, draw, system
 
 TASKS = {}
-for module in (arithmetic, chat, essays, extract, lookup, order, stoker, strings, tools, units):
+for module in (arithmetic, chat, essays, extract, facts, lookup, order, stoker, strings, tools, units):
     TASKS.update(module.TASKS)
 
 # Share of all tokens. The long look-up needs many: most of its tokens are a list that is read, not learnt from.
 SHARES = {
-    "arithmetic": 13, "sorting": 7, "counting": 8, "strings": 9, "units": 5, "extract": 7, "tools": 11, "chat": 5, "facts": 3, "stoker": 5,
-    "essays": 3, "open": 1, "echo": 4, "lookup": 7, "lookup_long": 12,
+    "arithmetic": 13,
+    "sorting": 7,
+    "counting": 8,
+    "strings": 9,
+    "units": 5,
+    "extract": 7,
+    "tools": 14,
+    "chat": 5,
+    "facts": 3,
+    "stoker": 5,
+    "essays": 3,
+    "open": 1,
+    "echo": 4,
+    "lookup": 7,
+    "lookup_long": 12,
 }
 # Tasks a test compares; `open` has many right answers.
 TESTED = [task for task in SHARES if task != "open"]
 # Tasks short enough to be joined into one conversation of several turns.
 JOINED = ["arithmetic", "sorting", "counting", "strings", "units", "chat", "facts", "stoker", "extract"]
 SYSTEMS = [
-    "You are a helpful assistant.", "You are ember.", "You are ember, a small and friendly model.", "You are a helpful assistant", "Answer briefly.",
-    "Be concise.", "You are a friendly assistant. Answer in one sentence.", "You answer questions.", "Be helpful and polite.", "You are a test assistant.",
+    "You are a helpful assistant.",
+    "You are ember.",
+    "You are ember, a small and friendly model.",
+    "You are a helpful assistant",
+    "Answer briefly.",
+    "Be concise.",
+    "You are a friendly assistant. Answer in one sentence.",
+    "You answer questions.",
+    "Be helpful and polite.",
+    "You are a test assistant.",
 ]
 
 

@@ -59,6 +59,8 @@ def ask(rng, wordings, **values):
 
 def vary(rng, text):
     """Small differences in spelling that must not change an answer."""
+    if text.startswith("What is ") and rng.random() < 0.12:
+        text = "What's " + text[8:]
     if rng.random() < 0.15:
         text = text[0].lower() + text[1:]
     if rng.random() < 0.12 and text[-1] in ".?!":
@@ -66,6 +68,19 @@ def vary(rng, text):
     if rng.random() < 0.06:
         text = rng.choice(["Please: ", "Hey, ", "Hi! ", "Question: ", "OK. "]) + text
     return text
+
+
+def answered_questions(text):
+    """Pairs of an answer and the questions it answers, from paragraphs: the answer's lines begin at the margin, the
+    questions are indented and separated by bars.
+    """
+    pairs = []
+    for paragraph in text.strip().split("\n\n"):
+        lines = paragraph.split("\n")
+        answer = " ".join(line for line in lines if not line.startswith(" "))
+        questions = " ".join(line.strip() for line in lines if line.startswith(" "))
+        pairs.append((answer, questions.split(" | ")))
+    return pairs
 
 
 def rng_for(*parts):

@@ -2,11 +2,15 @@
 
 import re
 
+from .vocabulary import COMMON
+
 ANIMALS = (
     "cat dog horse cow pig goat sheep duck hen fox wolf bear lion tiger mouse rat rabbit deer frog snake owl eagle crow "
     "swan whale shark seal otter beaver badger hedgehog squirrel camel zebra monkey panda koala penguin turtle lizard"
 ).split()
-FRUITS = "apple pear plum peach grape cherry lemon lime orange banana mango melon fig date kiwi apricot olive berry".split()
+FRUITS = (
+    "apple pear plum peach grape cherry lemon lime orange banana mango melon fig date kiwi apricot olive berry".split()
+)
 COLOURS = "red blue green yellow black white brown pink purple grey orange silver gold violet".split()
 THINGS = (
     "table chair lamp door window cup plate spoon fork knife bottle basket box bag book page letter paper pencil pen ruler "
@@ -24,7 +28,7 @@ VERBS = (
     "run walk jump swim fly sing dance read write draw paint cook bake eat drink sleep dream think learn teach build break "
     "open close push pull carry throw catch find lose buy sell give take send show hide wait stop start"
 ).split()
-WORDS = sorted(set(ANIMALS + FRUITS + COLOURS + THINGS + ADJECTIVES + VERBS))
+WORDS = sorted(set(ANIMALS + FRUITS + COLOURS + THINGS + ADJECTIVES + VERBS + COMMON))
 NAMES = (
     "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Mia Noah Olga Paul Quinn Rosa Sam Tina Umar Vera Will "
     "Xenia Yusuf Zoe Alice Bruno Carla Dan Ella Frank Gina Hugo Ines Jonas Karl Lena Max Nina Oscar Petra Rita Simon Tom Uma"
@@ -44,6 +48,33 @@ def made_up(rng, syllables=None):
     """A pronounceable word that exists nowhere, of two or three syllables unless told."""
     n = syllables or rng.choice([2, 2, 3])
     return "".join(rng.choice(SYLLABLES) for _ in range(n))
+
+
+def scrambled(rng):
+    """Letters, digits and signs without sense, as in ids, typos and other languages."""
+    letters = rng.choice(
+        [
+            "abcdefghijklmnopqrstuvwxyz",
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+            "abcdefghijklmnopqrstuvwxyz0123456789",
+            "aeioustrnlm",
+            "abcdefABCDEF0123456789-_",
+            "äöüßéèñçøåæîôabcdefghij",
+        ]
+    )
+    return "".join(rng.choice(letters) for _ in range(rng.randint(2, 9)))
+
+
+def any_word(rng):
+    """A word of any sort: mostly English, often made up, now and then senseless, in small letters or capitals."""
+    kind = rng.random()
+    if kind < 0.6:
+        word = rng.choice(WORDS)
+    elif kind < 0.85:
+        word = made_up(rng)
+    else:
+        return scrambled(rng)
+    return word.capitalize() if rng.random() < 0.1 else word.upper() if rng.random() < 0.04 else word
 
 
 def person(rng):
