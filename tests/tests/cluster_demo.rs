@@ -22,7 +22,8 @@ fn stoker_cluster(word: &str, dir: &Path, args: &[&str]) -> String {
 fn demo(dir: &Path) -> String {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let [agent, operator] = ["stoker-agent", "stoker-operator"].map(|name| built(name).display().to_string());
-    stoker_cluster("demo", dir, &["--agent", &agent, "--operator", &operator, "--source", &source.to_string_lossy()])
+    let (source, owner) = (source.display().to_string(), std::process::id().to_string());
+    stoker_cluster("demo", dir, &["--agent", &agent, "--operator", &operator, "--source", &source, "--owner", &owner])
 }
 
 /// Command lines of living processes that mention `dir`.
@@ -84,6 +85,18 @@ fn every_example_is_accepted_and_served() {
     assert!(waited.is_ok(), "{waited:?}\n{seen}");
     assert_eq!(waited.unwrap().lines().count(), 3, "{seen}");
     stoker_cluster("down", &dir, &[]);
+}
+
+#[test]
+fn a_cluster_ends_with_its_owner() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("owned");
+    let mut owner = Command::new("sleep").arg("600").spawn().unwrap();
+    stoker_cluster("up", &dir, &["--owner", &owner.id().to_string()]);
+    owner.kill().unwrap();
+    wait_for("every process is gone", || processes_of(&dir).is_empty().then_some(()));
+    wait_for("the folder is gone", || (!dir.exists()).then_some(()));
+    owner.wait().unwrap();
 }
 
 #[test]

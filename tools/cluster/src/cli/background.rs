@@ -122,6 +122,9 @@ fn spawn(args: &ClusterArgs, files: &Files, log: &File) -> anyhow::Result<Child>
         .arg(&args.source)
         .arg("--gpus")
         .arg(args.gpus.to_string());
+    if let Some(owner) = args.owner {
+        command.arg("--owner").arg(owner.to_string());
+    }
     for image in &args.images {
         command.arg("--image").arg(format!("{}={}", image.name, image.binary.display()));
     }

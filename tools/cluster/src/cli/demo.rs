@@ -45,6 +45,7 @@ fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
         images: Vec::new(),
         agent: Some(args.agent.clone()),
         operator: Some(args.operator.clone()),
+        owner: args.owner,
         gpus: 0,
         source: args.source.canonicalize().with_context(|| format!("find {}", args.source.display()))?,
     };

@@ -69,6 +69,10 @@ struct ClusterArgs {
     #[arg(long, value_name = "BINARY")]
     operator: Option<PathBuf>,
 
+    /// Stop when the process with this id ends. Default: only `down` stops it.
+    #[arg(long, value_name = "PID")]
+    owner: Option<u32>,
+
     /// `nvidia.com/gpu` devices that the node pretends to have.
     #[arg(long, default_value_t = 0, value_name = "N")]
     gpus: u32,
@@ -91,6 +95,10 @@ struct DemoArgs {
     /// The operator's binary.
     #[arg(long, value_name = "BINARY")]
     operator: PathBuf,
+
+    /// Stop when the process with this id ends. Default: only `down` stops it.
+    #[arg(long, value_name = "PID")]
+    owner: Option<u32>,
 
     /// The source tree: where charts/ and examples/ are.
     #[arg(long, default_value = ".", value_name = "DIR")]

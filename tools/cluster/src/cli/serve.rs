@@ -43,7 +43,7 @@ pub(crate) fn serve(args: &ClusterArgs) -> anyhow::Result<()> {
     let mut cluster = start(args, &files)?;
     files.write(&state(&cluster.control_plane)).context("write state.json")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(hold(&mut cluster))?;
+    runtime.block_on(hold(&mut cluster, &files, args.owner))?;
     tracing::info!("stopping");
     Ok(())
 }
@@ -103,8 +103,9 @@ fn state(control_plane: &ControlPlane) -> State {
     }
 }
 
-/// Looks after the operator until a signal says that it is time to go.
-async fn hold(cluster: &mut Cluster) -> anyhow::Result<()> {
+/// Looks after the operator until a signal says that it is time to go, or nobody is left to send one: the owner ended, or
+/// the folder by which we could be found is gone.
+async fn hold(cluster: &mut Cluster, files: &Files, owner: Option<u32>) -> anyhow::Result<()> {
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     // The terminal that started us may close; we stay.
     let mut hung_up = signal(SignalKind::hangup())?;
@@ -115,10 +116,18 @@ async fn hold(cluster: &mut Cluster) -> anyhow::Result<()> {
             _ = interrupted.recv() => return Ok(()),
             _ = hung_up.recv() => {}
             _ = look.tick() => {
+                if !files.dir().exists() || owner.is_some_and(|owner| !is_alive(owner)) {
+                    return Ok(());
+                }
                 if let Some(operator) = &mut cluster.operator && operator.revive()? {
                     tracing::warn!("the operator had ended; it was started again");
                 }
             }
         }
     }
+}
+
+/// A process that ended and was not waited for has no command line.
+fn is_alive(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| !command_line.is_empty())
 }
