@@ -58,8 +58,12 @@ async fn every_endpoint_answers() -> Result<()> {
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["choices"][0]["message"]["content"], "42");
 
-    let (_, tokenized) = post(&agent, "/tokenize", &json!({"prompt": "Grüße, 世界!", "add_special_tokens": false})).await?;
-    assert_eq!((&tokenized["max_model_len"], tokenized["tokens"].as_array().map(Vec::len)), (&json!(2048), tokenized["count"].as_u64().map(|n| n as usize)));
+    let (_, tokenized) =
+        post(&agent, "/tokenize", &json!({"prompt": "Grüße, 世界!", "add_special_tokens": false})).await?;
+    assert_eq!(
+        (&tokenized["max_model_len"], tokenized["tokens"].as_array().map(Vec::len)),
+        (&json!(2048), tokenized["count"].as_u64().map(|n| n as usize))
+    );
     let (_, text) = post(&agent, "/detokenize", &json!({"tokens": tokenized["tokens"]})).await?;
     assert_eq!(text["prompt"], "Grüße, 世界!");
 
