@@ -34,8 +34,8 @@ pub fn readable(
         async move {
             match event.map(sort) {
                 Err(error) => Some(Err(error)),
-                Ok(Sorted::Readable(event)) => Some(Ok(event)),
-                Ok(Sorted::Unreadable(object)) => {
+                Ok(Ok(event)) => Some(Ok(event)),
+                Ok(Err(object)) => {
                     report_once(&object, &client, &told).await;
                     None
                 }
@@ -44,24 +44,15 @@ pub fn readable(
     })
 }
 
-enum Sorted {
-    Readable(Event<InferenceDeployment>),
-    Unreadable(InvalidObject),
-}
-
-fn sort(event: Event<DeserializeGuard<InferenceDeployment>>) -> Sorted {
-    let sorted = |guard: DeserializeGuard<_>, wrap: fn(InferenceDeployment) -> Event<InferenceDeployment>| match guard.0
-    {
-        Ok(deployment) => Sorted::Readable(wrap(deployment)),
-        Err(object) => Sorted::Unreadable(object),
-    };
-    match event {
-        Event::Apply(guard) => sorted(guard, Event::Apply),
-        Event::Delete(guard) => sorted(guard, Event::Delete),
-        Event::InitApply(guard) => sorted(guard, Event::InitApply),
-        Event::Init => Sorted::Readable(Event::Init),
-        Event::InitDone => Sorted::Readable(Event::InitDone),
-    }
+/// The event, or the object that could not be read.
+fn sort(event: Event<DeserializeGuard<InferenceDeployment>>) -> Result<Event<InferenceDeployment>, Box<InvalidObject>> {
+    Ok(match event {
+        Event::Apply(guard) => Event::Apply(guard.0?),
+        Event::Delete(guard) => Event::Delete(guard.0?),
+        Event::InitApply(guard) => Event::InitApply(guard.0?),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+    })
 }
 
 /// Our own status write comes back as an event: each generation is told once.
