@@ -10,7 +10,7 @@ use crate::{
     hold::Hold,
     law::ServiceLaw,
     regret::Regret,
-    signals::Signals,
+    signals::{Signals, growth_half_seconds},
     spec::ScalingSpec,
     window::LoadWindow,
 };
@@ -30,9 +30,9 @@ const HOLD_SECONDS_MAX: f64 = 900.0;
 pub struct ScaleState {
     /// Replicas wanted since the last decision.
     pub desired: u32,
-    /// Until when a jump forbids going down.
+    /// When load last jumped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub panic_until_ms: Option<u64>,
+    pub jumped_ms: Option<u64>,
     /// What was needed lately.
     #[serde(default)]
     pub hold: Hold,
@@ -47,13 +47,7 @@ pub struct ScaleState {
 impl ScaleState {
     /// The state of a deployment that is seen for the first time with this many replicas.
     pub fn starting_at(desired: u32) -> Self {
-        Self {
-            desired,
-            panic_until_ms: None,
-            hold: Hold::default(),
-            regret: Regret::default(),
-            law: ServiceLaw::default(),
-        }
+        Self { desired, jumped_ms: None, hold: Hold::default(), regret: Regret::default(), law: ServiceLaw::default() }
     }
 }
 
@@ -151,15 +145,16 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     (decision, next)
 }
 
-/// A jump starts the panic or prolongs it; it ends one stable window after its last cause.
+/// A jump is remembered as long as it lies within the time that growth is measured over.
 fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u64) -> Mood {
-    next.panic_until_ms = next.panic_until_ms.filter(|until_ms| *until_ms > now_ms);
-    let is_panicking = next.panic_until_ms.is_some();
+    let remembered_ms = (2000.0 * growth_half_seconds(spec, signals.start_seconds)) as u64;
+    next.jumped_ms = next.jumped_ms.filter(|jumped_ms| now_ms < jumped_ms.saturating_add(remembered_ms));
+    let is_after = next.jumped_ms.is_some();
     let is_rising = is_jump(signals) && has_quorum(signals, spec.behavior.quorum.up);
     if is_rising {
-        next.panic_until_ms = Some(now_ms + u64::from(spec.behavior.stable_window_seconds) * 1000);
+        next.jumped_ms = Some(now_ms);
     }
-    match (is_rising, is_panicking) {
+    match (is_rising, is_after) {
         (true, false) => Mood::Onset,
         (true, true) => Mood::Jump,
         (false, true) => Mood::AfterJump,
@@ -237,16 +232,17 @@ fn veto(round: &Round<'_>, state: &ScaleState) -> Option<Bound> {
     if signals.coverage.window_seconds < f64::from(spec.behavior.stable_window_seconds) {
         return Some(Bound::ShortHistory);
     }
-    if state.panic_until_ms.is_some() {
+    let panic_ms = u64::from(spec.behavior.stable_window_seconds) * 1000;
+    if state.jumped_ms.is_some_and(|jumped_ms| round.now_ms < jumped_ms + panic_ms) {
         return Some(Bound::Panic);
     }
     (demand.is_preempting || signals.preemptions_panic > 0).then_some(Bound::Preemptions)
 }
 
-/// The last replica of an idle deployment; `None` when this is not about going to zero.
+/// The last replicas of an idle deployment; `None` when this is not about going to zero.
 fn to_zero(round: &Round<'_>, current: u32) -> Option<Choice> {
     let rule = round.spec.to_zero?;
-    if current > 1 || round.demand.replicas() > 0.0 {
+    if current > round.spec.min.max(1) || round.demand.replicas() > 0.0 {
         return None;
     }
     let stay = |bound| Some(Choice { desired: current, bound });

@@ -93,7 +93,7 @@ impl Demand {
     pub fn of(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Self {
         let mut terms = Vec::with_capacity(6);
         let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
-        term(Cause::Kv, kv_replicas(signals, targets));
+        term(Cause::Kv, kv_replicas(signals, targets, mood));
         term(Cause::Arrivals, ArrivalTerm::of(signals, law, targets, mood).map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
@@ -126,9 +126,17 @@ fn blind(times_target: f64, signals: &Signals) -> f64 {
 }
 
 /// Replicas that would bring the referenced blocks to the target if usage were shared out.
-fn kv_replicas(signals: &Signals, targets: &Targets) -> Option<f64> {
+fn kv_replicas(signals: &Signals, targets: &Targets, mood: Mood) -> Option<f64> {
     let carried = signals.blocks_per_replica * targets.kv;
-    (carried > 0.0).then(|| signals.stable.referenced / carried)
+    (carried > 0.0).then(|| referenced(signals, mood) / carried)
+}
+
+/// Blocks referenced; while load jumps, the stable window would still show the calm before.
+pub(crate) fn referenced(signals: &Signals, mood: Mood) -> f64 {
+    match mood {
+        Mood::Calm | Mood::AfterJump => signals.stable.referenced,
+        Mood::Onset | Mood::Jump => signals.stable.referenced.max(signals.panic.referenced),
+    }
 }
 
 /// The arrivals term taken apart: Little's law with the residence that the service law gives for the target usage

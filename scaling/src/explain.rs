@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use crate::{
     decide::Bound,
-    demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute},
+    demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
     reading::{Absurdity, NotFresh},
     record::DecisionRecord,
     signals::Coverage,
@@ -79,7 +79,9 @@ fn words(record: &DecisionRecord, term: Term) -> String {
     match term.cause {
         Cause::Kv => format!(
             "{:.0} blocks referenced / ({:.0} blocks per replica x {} kv target)",
-            signals.stable.referenced, signals.blocks_per_replica, targets.kv
+            referenced(signals, record.decision.demand.mood),
+            signals.blocks_per_replica,
+            targets.kv
         ),
         Cause::Arrivals => arrival_words(record).unwrap_or_else(|| "nothing learned yet".to_owned()),
         Cause::Queue => {

@@ -128,6 +128,11 @@ impl Signals {
     }
 }
 
+/// Growth compares two halves of this length: at least as long as a start takes, which is how far ahead it is used.
+pub(crate) fn growth_half_seconds(spec: &ScalingSpec, start_seconds: f64) -> f64 {
+    f64::from(spec.behavior.stable_window_seconds).max(start_seconds).min(f64::from(STABLE_WINDOW_SECONDS_MAX))
+}
+
 struct Past<'a> {
     window: &'a LoadWindow,
     now_ms: u64,
@@ -172,7 +177,7 @@ impl<'a> Past<'a> {
             panic_rate,
             stable_rate: self.rate(f64::from(spec.behavior.stable_window_seconds), 0.0).0,
             panic_seconds,
-            growth_per_second: self.growth(f64::from(spec.behavior.stable_window_seconds).max(start_seconds)),
+            growth_per_second: self.growth(growth_half_seconds(spec, start_seconds)),
         }
     }
 
@@ -210,7 +215,6 @@ impl<'a> Past<'a> {
     /// Relative growth per second from the half window before to the last one, if the counts differ by more than two
     /// standard deviations of their difference (arrivals are close to Poisson, so a count's variance is the count).
     fn growth(&self, half: f64) -> f64 {
-        let half = half.min(f64::from(STABLE_WINDOW_SECONDS_MAX));
         let ((late, late_seconds), (early, early_seconds)) = (self.rate(half, 0.0), self.rate(2.0 * half, half));
         let is_covered = late_seconds >= 0.8 * half && early_seconds >= 0.8 * half;
         let deviation = (late / late_seconds.max(1.0) + early / early_seconds.max(1.0)).sqrt();

@@ -52,7 +52,7 @@ pub struct Targets {
     /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
     pub kv: f64,
     /// How many times as long as alone a request may stay in a replica, above 1: bounds latency where compute runs out
-    /// before KV does. Default: 2.5.
+    /// before KV does. Default: 2.
     pub slowdown: f64,
     /// Seconds of prefill that may wait in front of a replica. Default: 1.
     pub queue_seconds: f64,
@@ -68,7 +68,7 @@ pub struct Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        Self { kv: 0.8, slowdown: 2.5, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+        Self { kv: 0.8, slowdown: 2.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
     }
 }
 
@@ -202,7 +202,7 @@ pub enum SpecError {
         value: f64,
     },
     /// A slowdown that even a request alone does not meet.
-    #[error("scaling.targets.slowdown is {value}: use a number above 1, such as 2.5")]
+    #[error("scaling.targets.slowdown is {value}: use a number above 1, such as 2")]
     Slowdown {
         /// What was asked.
         value: f64,
@@ -345,7 +345,7 @@ mod tests {
                 "scaling.targets.queueSeconds is -1: use a number above 0",
                 "scaling.targets.itlMs is NaN: use a number above 0",
                 "scaling.targets.kv is 1.2: use a share above 0 and at most 1",
-                "scaling.targets.slowdown is 1: use a number above 1, such as 2.5",
+                "scaling.targets.slowdown is 1: use a number above 1, such as 2",
                 "scaling.behavior.downPressure is 0: use a share above 0 and at most 0.95",
                 "scaling.behavior.down allows no step: set replicas to at least 1",
                 "scaling.behavior.panicWindowSeconds is 90 and stableWindowSeconds is 60: use 2 to 600 seconds, panic \

@@ -115,7 +115,7 @@ fn a_jump_forbids_going_down_for_one_stable_window() {
     let mut jump = with_kv(0.5);
     jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
     let state = check(&spec(), &jump, 3, (3, Bound::Panic));
-    assert_eq!(state.panic_until_ms, Some(NOW_MS + 60_000));
+    assert_eq!(state.jumped_ms, Some(NOW_MS));
     let calm = with_kv(0.5);
     let state = check_from(&spec(), &calm, &state, NOW_MS + 59_999, (3, Bound::Panic));
     let mut impatient = spec();
@@ -129,7 +129,7 @@ fn a_jump_that_too_few_saw_is_none() {
     jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
     jump.coverage.fresh = 1;
     let (decision, next) = decide(&spec(), &jump, &ScaleState::starting_at(3), NOW_MS);
-    assert_eq!((decision.demand.mood, next.panic_until_ms), (Mood::Calm, None));
+    assert_eq!((decision.demand.mood, next.jumped_ms), (Mood::Calm, None));
 }
 
 #[test]
@@ -143,8 +143,10 @@ fn the_moods_follow_each_other() {
     let (onset, state) = mood(&jump, &ScaleState::starting_at(3), NOW_MS);
     let (goes_on, state) = mood(&jump, &state, NOW_MS + 2000);
     let (after, state) = mood(&calm(), &state, NOW_MS + 4000);
-    let (over, _) = mood(&calm(), &state, NOW_MS + 62_000);
-    assert_eq!([onset, goes_on, after, over], [Mood::Onset, Mood::Jump, Mood::AfterJump, Mood::Calm]);
+    let (still, state) = mood(&calm(), &state, NOW_MS + 2000 + 119_999);
+    let (over, _) = mood(&calm(), &state, NOW_MS + 2000 + 120_000);
+    assert_eq!([onset, goes_on, after], [Mood::Onset, Mood::Jump, Mood::AfterJump]);
+    assert_eq!([still, over], [Mood::AfterJump, Mood::Calm], "growth is measured over twice a minute");
 }
 
 #[test]
@@ -220,6 +222,23 @@ fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
     check(&sleepy, &idle(1e6), 2, (1, Bound::Nothing));
     check(&sleepy, &Signals { start_seconds: 61.0, ..idle(1e6) }, 1, (1, Bound::SlowWake));
     check(&sleepy, &Signals { start_seconds: 60.0, ..idle(1e6) }, 1, (0, Bound::Nothing));
+}
+
+#[test]
+fn an_idle_deployment_goes_from_its_minimum_to_zero() {
+    let mut sleepy = ScalingSpec::between(2, 10);
+    sleepy.to_zero = Some(ToZero::default());
+    let idle = Signals { idle_seconds: 1e6, ..with_kv(0.0) };
+    check(&sleepy, &idle, 3, (2, Bound::DownStep));
+    check(&sleepy, &idle, 2, (0, Bound::Nothing));
+}
+
+#[test]
+fn a_jump_counts_the_blocks_of_its_own_window() {
+    let mut jump = with_kv(0.5);
+    jump.arrivals = Arrivals { panic_rate: 10.0, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
+    jump.panic.referenced = 2900.0;
+    check(&spec(), &jump, 3, (4, Bound::Nothing));
 }
 
 #[test]

@@ -129,7 +129,7 @@ proptest! {
         let mut spec = ScalingSpec::between(1, 40);
         spec.targets.ttft_ms = Some(150.0);
         let mut state = ScaleState::starting_at(desired);
-        state.panic_until_ms = panics.then_some(2_000_000);
+        state.jumped_ms = panics.then_some(990_000);
         let (calm, _) = decide(&spec, &signals, &state, 1_000_000);
         let (pressed, _) = decide(&spec, &raised(&signals, which, by), &state, 1_000_000);
         prop_assert!(pressed.desired >= calm.desired, "{} then {}", calm.desired, pressed.desired);
