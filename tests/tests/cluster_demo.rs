@@ -13,7 +13,13 @@ use stoker_tests::cluster::{built, run_with_input, wait_for};
 
 /// Runs a word of `stoker-cluster` on `dir`; its output, or a panic with everything it said.
 fn stoker_cluster(word: &str, dir: &Path, args: &[&str]) -> String {
-    let output = Command::new(built("stoker-cluster")).arg(word).arg("--dir").arg(dir).args(args).output().unwrap();
+    let output = Command::new(built("stoker-cluster"))
+        .arg(word)
+        .arg("--dir")
+        .arg(dir)
+        .args(args)
+        .output()
+        .expect("start stoker-cluster");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{word}:\n{}\n{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
@@ -29,7 +35,7 @@ fn demo(dir: &Path) -> String {
 /// Command lines of living processes that mention `dir`.
 fn processes_of(dir: &Path) -> Vec<String> {
     let command_line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).ok();
-    let lines = fs::read_dir("/proc").unwrap().flatten().filter_map(command_line);
+    let lines = fs::read_dir("/proc").expect("list processes").flatten().filter_map(command_line);
     let own = |line: &String| line.contains(&*dir.to_string_lossy());
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(own).collect()
 }
@@ -58,7 +64,7 @@ fn the_demo_answers_is_reused_and_leaves_nothing() {
 /// `kubectl ARGS` on the demo in `dir`, with `manifest` as input.
 fn kubectl(dir: &Path, args: &[&str], manifest: &str) -> Result<String, String> {
     let credentials = dir.join("cluster/credentials/admin.kubeconfig");
-    let mut command = Command::new(Binaries::find().path("kubectl").unwrap());
+    let mut command = Command::new(Binaries::find().path("kubectl").expect("make kube builds kubectl"));
     command.args(args).env("KUBECONFIG", credentials).env("KUBECACHEDIR", dir.join("cluster/kubectl-cache"));
     run_with_input(command, manifest)
 }
