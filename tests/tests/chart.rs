@@ -1,6 +1,8 @@
 //! The Helm chart: renders in every shape, and a real API server accepts what it renders. Installing it on a real node
 //! is `make e2e`.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::{
     io::Write,
     path::PathBuf,
