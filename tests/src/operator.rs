@@ -23,7 +23,9 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use stoker_cluster::{Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions};
+use stoker_cluster::{
+    Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
+};
 use stoker_crds::InferenceDeployment;
 use tokio::runtime::Runtime;
 
@@ -51,13 +53,25 @@ impl Rig {
     /// Starts everything and waits until the CRD can be used.
     pub fn start(audit: Audit) -> Result<Self> {
         let options = ControlPlaneOptions { controllers: Controllers::all(), audit, ..ControlPlaneOptions::default() };
-        let cluster = TestCluster::start_with(options, NodeOptions::default());
+        Self::start_with(options, NodeOptions::default())
+    }
+
+    /// The same with another control plane and node.
+    pub fn start_with(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self> {
+        let cluster = TestCluster::start_with(options, node);
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
         let client = runtime.block_on(admin(&cluster.control_plane.kubeconfig_path()))?;
         runtime.block_on(prepare(&client))?;
         let operator = Operator::start(&cluster.control_plane)?;
         Ok(Self { operator, cluster, client, runtime })
+    }
+
+    /// Another node.
+    pub fn add_node(&self, options: NodeOptions) -> Result<ProcessNode> {
+        let node = ProcessNode::start(&self.cluster.control_plane, options)?;
+        node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
+        Ok(node)
     }
 
     /// Creates or changes a deployment, as `kubectl apply --server-side` does.

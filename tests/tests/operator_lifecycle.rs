@@ -19,6 +19,8 @@ use stoker_tests::operator::{Rig, condition, is_ready, revision_of, serves};
 
 /// Long enough for two busy cores.
 const SOON: Duration = Duration::from_secs(40);
+/// The garbage collector looks for new kinds of owners every 30 s, and ours is new.
+const GONE: Duration = Duration::from_secs(90);
 
 /// One cluster for all tests of this file, one test at a time.
 static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
@@ -44,7 +46,7 @@ fn annotated(value: &str) -> Value {
 }
 
 fn gone(rig: &Rig, name: &str) {
-    rig.wait("everything is gone", SOON, |rig| Ok(rig.children(name)? == 0)).unwrap();
+    rig.wait("everything is gone", GONE, |rig| Ok(rig.children(name)? == 0)).unwrap();
 }
 
 fn delete(rig: &Rig, name: &str) {
@@ -439,4 +441,23 @@ fn streams_that_outlast_the_deadline_are_ended_by_the_agent() {
     assert_eq!(end_of(stream), "cut");
     rig.wait("no pod is left", SOON, |rig| Ok(rig.pods("cut")?.is_empty())).unwrap();
     delete(&rig, "cut");
+}
+
+#[test]
+fn weights_on_a_claim_are_mounted_where_the_agent_looks() {
+    let rig = rig();
+    let disk = tempfile::tempdir().unwrap();
+    std::fs::create_dir(disk.path().join("chat")).unwrap();
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "weights"}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadOnlyMany"], "hostPath": {"path": disk.path()}, "storageClassName": "none"}});
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights"}, "spec": {
+        "resources": {"requests": {"storage": "1Gi"}}, "accessModes": ["ReadOnlyMany"], "storageClassName": "none"}});
+    rig.cluster.apply(&volume.to_string()).unwrap();
+    rig.cluster.apply(&claim.to_string()).unwrap();
+    rig.apply("claimed", spec(1, json!({"model": {"source": "pvc://weights/chat"}}))).unwrap();
+    rig.wait_ready("claimed", SOON).unwrap();
+    delete(&rig, "claimed");
+    let (reason, message) = blocked(&rig, "misplaced", json!({"model": {"source": "pvc://weights/nowhere"}}));
+    assert_eq!(reason, "ModelLoadFailed");
+    assert!(message.contains("/nowhere/config.json"), "{message}");
 }

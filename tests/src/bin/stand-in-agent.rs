@@ -2,10 +2,10 @@
 //! same answers to `/healthz`, `/readyz`, `/v1/load` and `/v1/drain`, and streams ticks instead of tokens.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
-//! `file:///stand-in/loads-seconds/N`; anything else loads at once. `GET /stream/SECONDS` holds a stream open.
+//! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once. `GET /stream/SECONDS` holds a stream open.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Arc,
@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{Path, State},
+    extract::{self, State},
     http::{StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -61,6 +61,9 @@ impl Behaviour {
             ["stand-in", "load-fails"] => Self::LoadFails(format!("open {source}/config.json: no such file")),
             ["stand-in", "crashes"] => Self::Crashes,
             ["stand-in", "loads-seconds", seconds] => Self::Loads(Duration::from_secs(seconds.parse().unwrap_or(0))),
+            _ if source.starts_with('/') && !Path::new(source).is_dir() => {
+                Self::LoadFails(format!("open {source}/config.json: no such file"))
+            }
             _ => Self::Loads(Duration::ZERO),
         }
     }
@@ -219,7 +222,7 @@ async fn undrain(State(agent): State<Shared>) -> StatusCode {
 }
 
 /// Ticks for the asked time, then `done`; `cut` when the drain deadline ends it.
-async fn open_stream(State(agent): State<Shared>, Path(seconds): Path<u64>) -> Response {
+async fn open_stream(State(agent): State<Shared>, extract::Path(seconds): extract::Path<u64>) -> Response {
     if !matches!(agent.phase().await, AgentPhase::Ready | AgentPhase::Withdrawing) {
         return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], "draining").into_response();
     }
