@@ -154,7 +154,7 @@ impl LoadedModel {
 fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits) -> MemoryNeeds {
     MemoryNeeds {
         weights_bytes: weights.n_values() * size_of::<f32>() as u64,
-        workspace_bytes: workspace_bytes(llama, sched.max_batched_tokens, sched.max_num_seqs),
+        workspace_bytes: workspace_bytes(llama, sched),
         kv_bytes_per_token: kv_layout(llama, 0).bytes_per_token(),
     }
 }

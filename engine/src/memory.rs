@@ -58,8 +58,9 @@ pub enum MemoryError {
     },
     /// The KV cache would not hold one sequence of full length.
     #[error(
-        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: lower max_model_len to \
-         {kv_tokens}, or raise {setting} to at least {needed}"
+        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: {}raise {setting} to at \
+         least {needed}",
+        if *kv_tokens > 0 { format!("lower max_model_len to {kv_tokens}, or ") } else { String::new() }
     )]
     KvBelowContext {
         /// Tokens that fit.
@@ -100,7 +101,7 @@ impl MemoryPlan {
         limit_bytes: u64,
     ) -> Result<Self, MemoryError> {
         let left_bytes = left_for_kv(needs, sched, limit_bytes)?;
-        let fitting_tokens = left_bytes * KV_SHARE_PERCENT / 100 / needs.kv_bytes_per_token;
+        let fitting_tokens = left_bytes.saturating_mul(KV_SHARE_PERCENT) / 100 / needs.kv_bytes_per_token;
         let kv_tokens = match limits.kv_cache_tokens {
             Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, limit_bytes)?,
             None => fitting_tokens.min(longest_use(sched)),
@@ -131,7 +132,7 @@ fn longest_use(sched: &SchedLimits) -> u64 {
 }
 
 fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, limit_bytes: u64) -> Result<u64, MemoryError> {
-    let fixed = needs.weights_bytes + needs.workspace_bytes;
+    let fixed = needs.weights_bytes.saturating_add(needs.workspace_bytes);
     limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
         weights_bytes: needs.weights_bytes,
         workspace_bytes: needs.workspace_bytes,
@@ -150,7 +151,7 @@ fn asked_tokens(
     if asked <= fitting_tokens {
         return Ok(asked);
     }
-    let kv_bytes = asked * needs.kv_bytes_per_token;
+    let kv_bytes = asked.saturating_mul(needs.kv_bytes_per_token);
     Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit_bytes, left_bytes, fitting_tokens })
 }
 
@@ -170,8 +171,10 @@ fn below_context(kv_blocks: u64, limits: &EngineLimits, needs: MemoryNeeds, sche
 
 /// The smallest limit under which one sequence of full length fits.
 fn least_limit(needs: MemoryNeeds, sched: &SchedLimits) -> u64 {
-    let kv = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64 * needs.kv_bytes_per_token;
-    needs.weights_bytes + needs.workspace_bytes + kv * 100 / KV_SHARE_PERCENT + 1
+    let context_tokens = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64;
+    let kv = context_tokens.saturating_mul(needs.kv_bytes_per_token);
+    let share = kv.saturating_mul(100) / KV_SHARE_PERCENT + 1;
+    needs.weights_bytes.saturating_add(needs.workspace_bytes).saturating_add(share)
 }
 
 fn mib(bytes: u64) -> String {

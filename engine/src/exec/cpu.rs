@@ -9,7 +9,7 @@ use crate::{
     ops::{CpuCache, CpuOps, Ops},
     request::{Request, RequestId, SamplingParams, StopParams, TokenId},
     sample::choose,
-    sched::{Chunk, SampleSpec, SampledToken, StepOutput, StepPlan},
+    sched::{Chunk, SampleSpec, SampledToken, SchedLimits, StepOutput, StepPlan},
 };
 
 /// A model, its KV cache and the threads that compute it.
@@ -86,15 +86,18 @@ pub fn kv_layout(config: &LlamaConfig, n_blocks: usize) -> KvLayout {
 }
 
 /// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
-/// a normed copy and the feed-forward's three matrices, or attention's four; and logits with their copies.
-pub fn workspace_bytes(config: &LlamaConfig, max_batched_tokens: usize, max_num_seqs: usize) -> u64 {
-    let heads = config.num_attention_heads + config.num_key_value_heads;
-    let attention = 2 * heads * config.head_dim + config.hidden_size;
-    let feed_forward = 2 * config.intermediate_size + config.hidden_size;
-    let rows = max_batched_tokens * (2 * config.hidden_size + attention.max(feed_forward));
-    let logits = 3 * max_num_seqs * config.vocab_size;
-    let angles = config.max_position_embeddings * config.head_dim;
-    ((rows + logits + angles) * size_of::<f32>()) as u64
+/// a normed copy and the feed-forward's three matrices, or attention's four; logits with their copies; the rotary
+/// angles. Saturates, so that absurd sizes are refused as too large.
+pub fn workspace_bytes(config: &LlamaConfig, sched: &SchedLimits) -> u64 {
+    let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
+    let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
+    let head_dim = config.head_dim as u64;
+    let attention = heads.saturating_mul(2 * head_dim).saturating_add(hidden);
+    let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
+    let rows = widest.saturating_mul(sched.max_batched_tokens as u64);
+    let logits = (3 * vocab).saturating_mul(sched.max_num_seqs as u64);
+    let angles = head_dim.saturating_mul(sched.max_model_len as u64);
+    rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
 }
 
 /// Tokens in the KV blocks `0..n_blocks`, greedy, of nobody.

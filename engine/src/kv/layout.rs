@@ -35,9 +35,10 @@ impl KvLayout {
         self.n_blocks * self.block_values()
     }
 
-    /// Bytes one token takes: keys and values of all layers.
+    /// Bytes one token takes: keys and values of all layers. Saturates, so that absurd sizes are refused as too large.
     pub fn bytes_per_token(&self) -> u64 {
-        (2 * self.n_layers * self.n_kv_heads * self.head_dim * self.bytes_per_value) as u64
+        let sizes = [self.n_layers, self.n_kv_heads, self.head_dim, self.bytes_per_value];
+        sizes.iter().fold(2, |bytes: u64, size| bytes.saturating_mul(*size as u64))
     }
 
     /// Bytes of the whole cache.

@@ -166,7 +166,7 @@ impl<'a> Fields<'a> {
     }
 
     fn optional_size(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        // Above this no product of two sizes can overflow, and no model is near it.
+        // Below this no product of two sizes overflows, and no model is near it.
         const LARGEST: u64 = 1 << 31;
         let Some(value) = self.get(field) else { return Ok(None) };
         let size = value.as_u64().filter(|size| (1..LARGEST).contains(size));

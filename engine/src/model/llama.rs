@@ -60,7 +60,8 @@ impl<O: Ops> Llama<O> {
         let mut loader = Loader { ops, weights, n_params: 0, dtype: None };
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let embed = loader.matrix("model.embed_tokens.weight", [vocab, hidden])?;
-        let mut layers = Vec::with_capacity(config.num_hidden_layers);
+        // Not reserved: the file's claim of how many layers there are is believed only as far as tensors exist.
+        let mut layers = Vec::new();
         for layer in 0..config.num_hidden_layers {
             layers.push(loader.layer(&config, layer)?);
             progress((layer + 1) as f32 / config.num_hidden_layers as f32);

@@ -45,8 +45,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `tokenizer.json`.
     pub fn from_json(json: &[u8]) -> Result<Self, TokenizerError> {
-        let inner =
-            tokenizers::Tokenizer::from_bytes(json).map_err(|error| TokenizerError::Malformed(error.to_string()))?;
+        let inner = parse(json)?;
         let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or(Value::Null);
         let spelling =
             spelling_of(&decoder).ok_or_else(|| TokenizerError::UnsupportedDecoder { found: decoder.to_string() })?;
@@ -125,6 +124,15 @@ impl Tokenizer {
     }
 }
 
+/// The crate panics on some damaged files (a decoder of a kind it does not know, for one); a file must not end the
+/// process, so its panic becomes a refusal here.
+fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    match std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json)) {
+        Ok(parsed) => parsed.map_err(|error| TokenizerError::Malformed(error.to_string())),
+        Err(_) => Err(TokenizerError::Malformed("a part of it is of an unknown kind".into())),
+    }
+}
+
 fn sentence_piece_bytes(spelled: &str) -> Vec<u8> {
     let single = spelled.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match single.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
@@ -187,5 +195,8 @@ mod tests {
     #[test]
     fn a_file_that_is_no_tokenizer_is_refused() {
         assert!(matches!(Tokenizer::from_json(b"{}"), Err(TokenizerError::Malformed(_))));
+        let unknown_decoder = br#"{"version": "1.0", "decoder": {"type": "Nonsense"},
+                                   "model": {"type": "BPE", "vocab": {}, "merges": []}}"#;
+        assert!(matches!(Tokenizer::from_json(unknown_decoder), Err(TokenizerError::Malformed(_))));
     }
 }

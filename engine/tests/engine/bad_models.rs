@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use stoker_engine::EngineLimits;
 use tempfile::TempDir;
@@ -215,4 +216,41 @@ fn sizes_that_do_not_fit_name_the_setting_that_would() {
     assert!(message.contains("max_model_len 4096") && message.contains("256 tokens"), "{message}");
     let message = refused(EngineLimits { kv_cache_tokens: Some(100), ..EngineLimits::default() });
     assert!(message.contains("raise kv_cache_tokens to at least 256"), "{message}");
+}
+
+#[test]
+fn absurd_sizes_in_config_json_are_refused_without_allocating_them() {
+    const ABSURD: u64 = (1 << 31) - 2;
+    let fields = ["num_hidden_layers", "head_dim", "hidden_size", "intermediate_size", "vocab_size"];
+    for field in fields.into_iter().chain(["max_position_embeddings", "num_key_value_heads"]) {
+        let copy = Copy::of("gqa-f32");
+        copy.edit_json("config.json", |config| config[field] = json!(ABSURD));
+        copy.refused_with(&[]);
+    }
+    let all = Copy::of("gqa-f32");
+    all.edit_json("config.json", |config| fields.iter().for_each(|field| config[*field] = json!(ABSURD)));
+    all.refused_with(&["raise the memory limit"]);
+}
+
+/// A file of the model, where in it to write, and what.
+fn damage() -> impl Strategy<Value = (&'static str, usize, Vec<u8>)> {
+    let files = vec!["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"];
+    (prop::sample::select(files), 0usize..3000, prop::collection::vec(any::<u8>(), 1..12))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn files_damaged_anywhere_are_refused_or_read_but_never_panic(damages in prop::collection::vec(damage(), 1..4)) {
+        let copy = Copy::of("gqa-f32");
+        for (file, at, written) in damages {
+            copy.edit_bytes(file, |bytes| {
+                let at = at % bytes.len();
+                let end = bytes.len().min(at + written.len());
+                bytes[at..end].copy_from_slice(&written[..end - at]);
+            });
+        }
+        let _ = common::open(copy.path());
+    }
 }

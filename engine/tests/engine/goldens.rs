@@ -94,6 +94,11 @@ fn check(name: &str) {
 }
 
 #[test]
+fn the_built_in_model_in_bf16() {
+    check_model("ember", &Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
+}
+
+#[test]
 fn grouped_query_attention_in_f32() {
     check("gqa-f32");
 }
