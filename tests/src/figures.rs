@@ -6,7 +6,7 @@ use std::{
     fmt::Write as _,
     fs::{self, OpenOptions},
     io::Write as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -123,25 +123,35 @@ pub fn read(path: &Path) -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// The whole of `docs/benchmarks/README.md`, from every results file under `dir/results`.
-pub fn render(dir: &Path) -> Result<String> {
-    let results = dir.join("results");
-    let mut files: Vec<_> = fs::read_dir(&results)
-        .with_context(|| format!("list {}", results.display()))?
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|ext| ext == "jsonl"))
-        .collect();
-    files.sort();
-    ensure!(!files.is_empty(), "no results under {}", results.display());
-    let mut page = String::from(
+/// A rendered page: its file name under `docs/benchmarks` and its text.
+pub type Page = (String, String);
+
+/// One page a results file under `dir/results`, and `README.md` that lists them.
+pub fn render(dir: &Path) -> Result<Vec<Page>> {
+    let files = results(&dir.join("results"))?;
+    let mut index = String::from(
         "# Benchmarks\n\nRendered by `make bench` from `results/*.jsonl`; the newest run of each figure is shown, older \
-         ones stay in the files. Never typed by hand.\n",
+         ones stay in the files. Never typed by hand. What was predicted before each kernel was measured, and what came \
+         of it, is in [NOTES.md](NOTES.md).\n\n",
     );
+    let mut pages = Vec::new();
     for path in files {
         let topic = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let _ = write!(page, "\n## {topic}\n\n{}", table(&newest(read(&path)?)));
+        let figures = newest(read(&path)?);
+        let _ = writeln!(index, "- [{topic}]({topic}.md): {} figures", figures.len());
+        pages.push((format!("{topic}.md"), format!("# {topic}\n\n{}", table(&figures))));
     }
-    Ok(page)
+    pages.push(("README.md".to_owned(), index));
+    Ok(pages)
+}
+
+fn results(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))?;
+    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut files: Vec<_> = paths.filter(|path| path.extension().is_some_and(|ext| ext == "jsonl")).collect();
+    files.sort();
+    ensure!(!files.is_empty(), "no results under {}", dir.display());
+    Ok(files)
 }
 
 fn newest(figures: Vec<Figure>) -> Vec<Figure> {

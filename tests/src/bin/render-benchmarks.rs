@@ -1,4 +1,4 @@
-//! `render-benchmarks DIR`: writes DIR/README.md from DIR/results/*.jsonl.
+//! `render-benchmarks DIR`: writes the tables of DIR from DIR/results/*.jsonl.
 
 use std::path::PathBuf;
 
@@ -7,5 +7,8 @@ use stoker_tests::figures;
 
 fn main() -> Result<()> {
     let dir = PathBuf::from(std::env::args().nth(1).context("usage: render-benchmarks docs/benchmarks")?);
-    std::fs::write(dir.join("README.md"), figures::render(&dir)?).context("write the rendered tables")
+    for (name, text) in figures::render(&dir)? {
+        std::fs::write(dir.join(&name), text).with_context(|| format!("write {name}"))?;
+    }
+    Ok(())
 }
