@@ -1,6 +1,8 @@
 //! A request's tokens are its own: they do not depend on who shares its steps, how its prompt is cut, or whether it
 //! lost its blocks on the way.
 
+use std::path::Path;
+
 use stoker_engine::{EngineHandle, EngineLimits, Request, SamplingParams, TokenId};
 
 use crate::common;
@@ -33,28 +35,37 @@ fn run_in_company(engine: &EngineHandle, request: Request) -> (Vec<TokenId>, Str
     result
 }
 
+/// Runs each request in every way there is and expects the same tokens and text.
+fn check(model: &Path, requests: Vec<Request>) {
+    let alone = common::start(model, EngineLimits::default());
+    let chunked = EngineLimits { max_batched_tokens: 16, max_num_seqs: 4, ..EngineLimits::default() };
+    let chunked = common::start(model, chunked);
+    let threaded = common::start(model, EngineLimits { threads: Some(3), ..EngineLimits::default() });
+    // 32 sequences of 40 to 200 tokens do not fit 768: somebody is preempted.
+    let tight = EngineLimits { kv_cache_tokens: Some(768), max_model_len: Some(256), ..EngineLimits::default() };
+    let tight = common::start(model, tight);
+    for request in requests {
+        let expected = run(&alone, request.clone());
+        assert_eq!(expected.0.len(), N_TOKENS as usize);
+        assert_eq!(run(&chunked, request.clone()), expected, "chunked at 16");
+        assert_eq!(run(&threaded, request.clone()), expected, "with 3 threads");
+        assert_eq!(run_in_company(&alone, request.clone()), expected, "with 31 others");
+        assert_eq!(run_in_company(&tight, request), expected, "after preemption");
+    }
+    assert!(tight.load().preemptions > 0, "the tight cache preempted somebody");
+    assert_eq!(alone.load().preemptions, 0);
+}
+
 #[test]
 fn tokens_are_the_same_alone_in_company_chunked_and_after_preemption() {
     for model in MODELS {
-        let directory = common::checkpoint(model);
-        let alone = common::start(&directory, EngineLimits::default());
-        let chunked = EngineLimits { max_batched_tokens: 16, max_num_seqs: 4, ..EngineLimits::default() };
-        let chunked = common::start(&directory, chunked);
-        let threaded = common::start(&directory, EngineLimits { threads: Some(3), ..EngineLimits::default() });
-        // 32 sequences of 40 to 200 tokens do not fit 768: somebody is preempted.
-        let tight = EngineLimits { kv_cache_tokens: Some(768), ..EngineLimits::default() };
-        let tight = common::start(&directory, tight);
-        for request in asked() {
-            let expected = run(&alone, request.clone());
-            assert_eq!(expected.0.len(), N_TOKENS as usize);
-            assert_eq!(run(&chunked, request.clone()), expected, "{model}: chunked at 16");
-            assert_eq!(run(&threaded, request.clone()), expected, "{model}: with 3 threads");
-            assert_eq!(run_in_company(&alone, request.clone()), expected, "{model}: with 31 others");
-            assert_eq!(run_in_company(&tight, request), expected, "{model}: after preemption");
-        }
-        assert!(tight.load().preemptions > 0, "{model}: the tight cache preempted somebody");
-        assert_eq!(alone.load().preemptions, 0);
+        check(&common::checkpoint(model), asked());
     }
+}
+
+#[test]
+fn the_built_in_model_too_gives_the_same_tokens_in_every_way() {
+    check(&common::ember(), asked().into_iter().take(1).collect());
 }
 
 #[test]

@@ -12,6 +12,11 @@ pub(crate) fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/engine").join(name)
 }
 
+/// The built-in model's files.
+pub(crate) fn ember() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember")
+}
+
 /// A configuration of one model directory.
 pub(crate) fn config(directory: &Path, limits: EngineLimits) -> EngineConfig {
     EngineConfig { model: ModelFiles::Directory(directory.to_path_buf()), limits }

@@ -95,7 +95,7 @@ fn check(name: &str) {
 
 #[test]
 fn the_built_in_model_in_bf16() {
-    check_model("ember", &Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
+    check_model("ember", &common::ember());
 }
 
 #[test]
