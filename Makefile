@@ -23,16 +23,15 @@ demo: kube ## Start a control plane, a node and the operator here; apply example
 demo-down: ## Stop the demo and remove everything it made
 	@if [ -x $(RELEASE)/stoker-cluster ]; then $(RELEASE)/stoker-cluster down --dir $(DEMO_DIR); else echo "no demo was built here"; fi
 
-test: kube binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+test: kube helm binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo test --workspace --no-fail-fast
 	tools/skipped.sh $(SKIP_LOG)
 
 check: fmt clippy generate-check test chart-check docs-check deny ## Everything CI runs
 
-e2e: kube helm ## The same on a real kubelet + containerd node with images and Helm (root)
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-image -p stoker-cluster
-	tools/e2e/run.sh
+e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
+	@tools/e2e/run.sh
 
 bench: kube ## Measure agent and operator; append figures to docs/benchmarks/results and render the tables
 	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-tests --bins

@@ -1,5 +1,7 @@
 //! Logs: text for people, JSON for collectors. The filter comes from `RUST_LOG`, by default INFO.
 
+use std::io::IsTerminal;
+
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
@@ -15,7 +17,8 @@ pub enum LogFormat {
 /// Starts logging to standard error.
 pub fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().init(),
