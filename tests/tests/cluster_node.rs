@@ -38,7 +38,7 @@ fn manifest(name: &str, container: Value) -> String {
         "name": "main", "image": "stand-in:1", "ports": [{"name": "http", "containerPort": 8000}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "readinessProbe": probe("/readyz", 1), "livenessProbe": probe("/healthz", 5)});
-    base.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
+    base.as_object_mut().expect("an object").extend(container.as_object().expect("an object").clone());
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
         "spec": {"containers": [base], "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 20}});
@@ -50,7 +50,7 @@ fn manifest(name: &str, container: Value) -> String {
 
 fn run(name: &str, container: Value) -> &'static TestCluster {
     let cluster = cluster();
-    cluster.apply(&manifest(name, container)).unwrap();
+    cluster.apply(&manifest(name, container)).expect("the manifest is accepted");
     cluster
 }
 
