@@ -14,22 +14,11 @@ pub struct QueueLoad {
     pub prefill_tokens_per_second: Option<f64>,
 }
 
-/// What the replica can take.
+/// What a sequence needs of the context.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
-    /// Requests that may wait.
-    pub max_waiting: u32,
-    /// Prompt plus completion tokens of one sequence.
-    pub max_model_len: u32,
-}
-
-/// What matters of a request for the decision.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RequestShape {
-    /// Tokens of its longest prompt.
+pub struct SequenceShape {
+    /// Tokens of one prompt.
     pub prompt_tokens: u32,
-    /// Sequences it becomes: prompts times `n`.
-    pub sequences: u32,
     /// Completion tokens wanted, and by which field; `None` is "as many as fit".
     pub max_tokens: Option<MaxTokens>,
 }
@@ -125,26 +114,25 @@ pub fn in_service(phase: AgentPhase, load_progress: f64, error: Option<&str>) ->
     }
 }
 
-/// The completion tokens this request may have, or why it is refused.
-pub fn admit(load: QueueLoad, limits: Limits, shape: RequestShape) -> Result<u32, Refusal> {
-    let max_tokens = completion_room(limits.max_model_len, shape)?;
-    if shape.sequences > limits.max_waiting {
-        return Err(Refusal::TooManySequences { sequences: shape.sequences, limit: limits.max_waiting });
+/// Whether the queue has room for a request that becomes `sequences` sequences (prompts times `n`).
+pub fn admit(load: QueueLoad, max_waiting: u32, sequences: u32) -> Result<(), Refusal> {
+    if sequences > max_waiting {
+        return Err(Refusal::TooManySequences { sequences, limit: max_waiting });
     }
-    if load.waiting + shape.sequences > limits.max_waiting {
+    if load.waiting.saturating_add(sequences) > max_waiting {
         return Err(Refusal::QueueFull {
             waiting: load.waiting,
-            sequences: shape.sequences,
-            limit: limits.max_waiting,
+            sequences,
+            limit: max_waiting,
             retry_after_seconds: queue_retry_seconds(load),
         });
     }
-    Ok(max_tokens)
+    Ok(())
 }
 
-/// A bound that fits the context but not behind this prompt is clamped, as OpenAI's and vLLM's servers do: the answer
-/// then ends with `finish_reason: length`.
-fn completion_room(max_model_len: u32, shape: RequestShape) -> Result<u32, Refusal> {
+/// The completion tokens a sequence may have. A bound that fits the context but not behind this prompt is clamped, as
+/// OpenAI's and vLLM's servers do: the answer then ends with `finish_reason: length`.
+pub fn completion_room(max_model_len: u32, shape: SequenceShape) -> Result<u32, Refusal> {
     if shape.prompt_tokens >= max_model_len {
         return Err(Refusal::PromptTooLong { prompt_tokens: shape.prompt_tokens, max_model_len });
     }
@@ -157,7 +145,7 @@ fn completion_room(max_model_len: u32, shape: RequestShape) -> Result<u32, Refus
 }
 
 /// The time the queue's prefill takes at the recent speed.
-pub fn queue_retry_seconds(load: QueueLoad) -> u32 {
+fn queue_retry_seconds(load: QueueLoad) -> u32 {
     let seconds = match load.prefill_tokens_per_second {
         Some(speed) if speed > 0.0 => (load.waiting_prefill_tokens as f64 / speed).ceil() as u32,
         _ => *QUEUE_RETRY_SECONDS.start(),
@@ -169,27 +157,26 @@ pub fn queue_retry_seconds(load: QueueLoad) -> u32 {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { max_waiting: 4, max_model_len: 100 };
     const IDLE: QueueLoad = QueueLoad { waiting: 0, waiting_prefill_tokens: 0, prefill_tokens_per_second: None };
 
-    fn shape(prompt_tokens: u32, sequences: u32, max_tokens: Option<u32>) -> RequestShape {
+    fn room(prompt_tokens: u32, max_tokens: Option<u32>) -> Result<u32, Refusal> {
         let max_tokens = max_tokens.map(|tokens| MaxTokens { tokens, field: "max_tokens" });
-        RequestShape { prompt_tokens, sequences, max_tokens }
+        completion_room(100, SequenceShape { prompt_tokens, max_tokens })
     }
 
     #[test]
     fn completion_tokens_are_clamped_to_the_room_behind_the_prompt() {
-        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, None)), Ok(60));
-        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, Some(7))), Ok(7));
-        assert_eq!(admit(IDLE, LIMITS, shape(40, 1, Some(100))), Ok(60));
-        let refused = admit(IDLE, LIMITS, shape(40, 1, Some(101))).unwrap_err();
+        assert_eq!(room(40, None), Ok(60));
+        assert_eq!(room(40, Some(7)), Ok(7));
+        assert_eq!(room(40, Some(100)), Ok(60));
+        let refused = room(40, Some(101)).unwrap_err();
         assert!(refused.to_string().starts_with("max_tokens=101 cannot be greater than max_model_len=100"));
     }
 
     #[test]
     fn a_prompt_that_leaves_no_room_is_refused_with_both_numbers() {
-        assert_eq!(admit(IDLE, LIMITS, shape(99, 1, None)), Ok(1));
-        let refused = admit(IDLE, LIMITS, shape(100, 1, None)).unwrap_err().to_string();
+        assert_eq!(room(99, None), Ok(1));
+        let refused = room(100, None).unwrap_err().to_string();
         assert!(refused.contains("maximum context length is 100 tokens"), "{refused}");
         assert!(refused.contains("contains 100 input tokens") && refused.contains("at most 99"), "{refused}");
     }
@@ -197,8 +184,8 @@ mod tests {
     #[test]
     fn a_full_queue_is_refused_with_the_time_its_prefill_takes() {
         let load = QueueLoad { waiting: 3, waiting_prefill_tokens: 900, prefill_tokens_per_second: Some(100.0) };
-        assert!(admit(load, LIMITS, shape(1, 1, None)).is_ok());
-        let refused = admit(load, LIMITS, shape(1, 2, None)).unwrap_err();
+        assert_eq!(admit(load, 4, 1), Ok(()));
+        let refused = admit(load, 4, 2).unwrap_err();
         assert!(matches!(refused, Refusal::QueueFull { retry_after_seconds: 9, .. }), "{refused:?}");
         assert_eq!(queue_retry_seconds(QueueLoad { waiting_prefill_tokens: 1 << 40, ..load }), 60);
         assert_eq!(queue_retry_seconds(IDLE), 1);
@@ -206,8 +193,7 @@ mod tests {
 
     #[test]
     fn more_sequences_than_the_queue_holds_is_the_clients_mistake() {
-        let refused = admit(IDLE, LIMITS, shape(1, 5, None)).unwrap_err();
-        assert_eq!(refused, Refusal::TooManySequences { sequences: 5, limit: 4 });
+        assert_eq!(admit(IDLE, 4, 5), Err(Refusal::TooManySequences { sequences: 5, limit: 4 }));
     }
 
     #[test]

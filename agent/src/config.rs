@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings};
+use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig};
 use stoker_engine::{EngineConfig, EngineLimits, ModelFiles};
 
-use crate::{args::Args, builtin};
+use crate::{args::Args, builtin, health::Patience};
 
 const BUILTIN_SCHEME: &str = "builtin://";
 
@@ -28,6 +28,8 @@ pub struct Settings {
     pub drain: DrainSettings,
     /// What a failure of the engine means for the process.
     pub on_failure: OnFailure,
+    /// How long standing still is normal.
+    pub patience: Patience,
 }
 
 /// What a failure of the engine means for the process.
@@ -100,7 +102,8 @@ impl Settings {
             return Err(ConfigError::NoName);
         }
         let engine = EngineConfig { model: model_files(&model.source)?, limits: limits(engine) };
-        Ok(Self { revision, source: model.source, served_names: model.served_names, engine, drain, on_failure })
+        let ModelConfig { source, served_names } = model;
+        Ok(Self { revision, source, served_names, engine, drain, on_failure, patience: Patience::default() })
     }
 }
 
@@ -151,7 +154,6 @@ fn limits(settings: EngineSettings) -> EngineLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stoker_crds::contract::ModelConfig;
 
     fn config(source: &str, engine: EngineSettings) -> AgentConfig {
         let model = ModelConfig { source: source.into(), served_names: vec!["m".into()] };

@@ -3,11 +3,22 @@
 
 use crate::lifecycle::Engine;
 
-/// Work waits and no step completed for this long: the engine hangs. A step on the slowest supported machine (512 tokens
-/// of an 8 B model on two cores) takes under 60 s.
-const STALL_LIMIT_SECONDS: f64 = 120.0;
-/// Loading reported no progress for this long. Network volumes pause for minutes while they fail over.
-const LOAD_STALL_LIMIT_SECONDS: f64 = 600.0;
+/// How long standing still is normal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Patience {
+    /// Seconds without a completed step while work waits.
+    pub step_seconds: f64,
+    /// Seconds without progress of loading.
+    pub load_seconds: f64,
+}
+
+impl Default for Patience {
+    /// A step on the slowest supported machine (512 tokens of an 8 B model on two cores) takes under 60 s; network
+    /// volumes pause for minutes while they fail over.
+    fn default() -> Self {
+        Self { step_seconds: 120.0, load_seconds: 600.0 }
+    }
+}
 
 /// What was read off the process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,12 +50,12 @@ pub enum Unhealthy {
 }
 
 /// A model that cannot be loaded is healthy on purpose: restarting would not help and would hide the reason.
-pub fn check(engine: &Engine, progress: Progress) -> Result<(), Unhealthy> {
+pub fn check(engine: &Engine, progress: Progress, patience: Patience) -> Result<(), Unhealthy> {
     match engine {
-        Engine::Loading if progress.load_idle_seconds > LOAD_STALL_LIMIT_SECONDS => {
+        Engine::Loading if progress.load_idle_seconds > patience.load_seconds => {
             Err(Unhealthy::LoadHung { seconds: progress.load_idle_seconds })
         }
-        Engine::Running if progress.stalled_seconds > STALL_LIMIT_SECONDS => {
+        Engine::Running if progress.stalled_seconds > patience.step_seconds => {
             Err(Unhealthy::Hung { seconds: progress.stalled_seconds })
         }
         Engine::Died(reason) => Err(Unhealthy::Died(reason.clone())),
@@ -56,26 +67,26 @@ pub fn check(engine: &Engine, progress: Progress) -> Result<(), Unhealthy> {
 mod tests {
     use super::*;
 
-    fn progress(stalled_seconds: f64, load_idle_seconds: f64) -> Progress {
-        Progress { stalled_seconds, load_idle_seconds }
+    fn after(engine: &Engine, stalled_seconds: f64, load_idle_seconds: f64) -> Result<(), Unhealthy> {
+        check(engine, Progress { stalled_seconds, load_idle_seconds }, Patience::default())
     }
 
     #[test]
     fn an_engine_that_completes_no_step_while_work_waits_is_hung() {
-        assert_eq!(check(&Engine::Running, progress(0.0, 1e6)), Ok(()), "idle is healthy however long");
-        let error = check(&Engine::Running, progress(121.0, 0.0)).unwrap_err();
+        assert_eq!(after(&Engine::Running, 0.0, 1e6), Ok(()), "idle is healthy however long");
+        let error = after(&Engine::Running, 121.0, 0.0).unwrap_err();
         assert_eq!(error.to_string(), "no step completed for 121 s while work was waiting");
     }
 
     #[test]
     fn a_load_that_moves_is_healthy_and_one_that_stands_still_is_not() {
-        assert_eq!(check(&Engine::Loading, progress(0.0, 599.0)), Ok(()));
-        assert!(check(&Engine::Loading, progress(0.0, 601.0)).is_err());
+        assert_eq!(after(&Engine::Loading, 0.0, 599.0), Ok(()));
+        assert!(after(&Engine::Loading, 0.0, 601.0).is_err());
     }
 
     #[test]
     fn only_failures_that_a_restart_may_mend_are_unhealthy() {
-        assert_eq!(check(&Engine::LoadFailed("no file".into()), progress(0.0, 1e6)), Ok(()));
-        assert!(check(&Engine::Died("step panicked".into()), progress(0.0, 0.0)).is_err());
+        assert_eq!(after(&Engine::LoadFailed("no file".into()), 0.0, 1e6), Ok(()));
+        assert!(after(&Engine::Died("step panicked".into()), 0.0, 0.0).is_err());
     }
 }

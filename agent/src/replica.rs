@@ -11,7 +11,7 @@ use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
 use tokio::sync::watch;
 
 use crate::{
-    admit::{Limits, QueueLoad, Refusal, in_service},
+    admit::{QueueLoad, Refusal, in_service},
     chat_template::ChatTemplate,
     config::Settings,
     health::{Progress, Unhealthy, check},
@@ -45,6 +45,8 @@ struct Life {
     open: usize,
     load_progress: f64,
     load_moved: Instant,
+    /// What the log last said about health, so that a hang is reported once and not every tick.
+    reported: Result<(), Unhealthy>,
 }
 
 /// One request that is being answered. Dropping it closes it.
@@ -62,7 +64,13 @@ impl Replica {
             start_id: format!("{:016x}", rand::random::<u64>()),
             started: now,
             started_unix: unix_time().as_secs(),
-            life: Mutex::new(Life { state: State::new(), open: 0, load_progress: 0.0, load_moved: now }),
+            life: Mutex::new(Life {
+                state: State::new(),
+                open: 0,
+                load_progress: 0.0,
+                load_moved: now,
+                reported: Ok(()),
+            }),
             served: OnceLock::new(),
             metrics,
             exit: watch::Sender::new(None),
@@ -114,6 +122,7 @@ impl Replica {
         if self.served.set(Arc::new(served)).is_err() {
             unreachable!("the model is loaded once");
         }
+        self.note_load_progress(1.0);
         self.metrics.loaded(self.started.elapsed());
         self.apply(Event::Loaded);
     }
@@ -145,6 +154,7 @@ impl Replica {
                 self.die(reason);
             }
         }
+        self.watch();
     }
 
     /// Whether the process makes progress.
@@ -154,7 +164,7 @@ impl Replica {
             stalled_seconds: self.engine_load().map_or(0.0, |load| load.stalled_seconds),
             load_idle_seconds: life.load_moved.elapsed().as_secs_f64(),
         };
-        check(&life.state.engine, progress)
+        check(&life.state.engine, progress, self.settings.patience)
     }
 
     /// The engine's own view, once it is loaded.
@@ -169,14 +179,6 @@ impl Replica {
             waiting: load.waiting,
             waiting_prefill_tokens: load.waiting_prefill_tokens,
             prefill_tokens_per_second: load.prefill_tokens_per_second,
-        }
-    }
-
-    /// What admission measures requests by.
-    pub fn limits(&self, served: &Served) -> Limits {
-        Limits {
-            max_waiting: self.settings.engine.limits.max_waiting,
-            max_model_len: served.engine.model().max_model_len,
         }
     }
 
@@ -204,6 +206,21 @@ impl Replica {
             itl_p95_seconds: load.itl_p95_seconds,
             prefill_tokens_per_second: load.prefill_tokens_per_second,
             stalled_seconds: load.stalled_seconds,
+        }
+    }
+
+    /// The watchdog: reports a process that stopped making progress, with everything known about its engine. Ending it
+    /// is the kubelet's part, which asks `/healthz`.
+    fn watch(&self) {
+        let health = self.health();
+        let before = std::mem::replace(&mut self.life().reported, health.clone());
+        match (&before, &health) {
+            (Ok(()), Err(unhealthy)) => {
+                let (life, engine) = (self.load_report(), self.engine_load());
+                tracing::error!(reason = %unhealthy, ?life, ?engine, "no progress: the kubelet will restart this replica");
+            }
+            (Err(_), Ok(())) => tracing::info!("progress again"),
+            (Ok(()), Ok(())) | (Err(_), Err(_)) => {}
         }
     }
 

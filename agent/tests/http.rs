@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use stoker_agent::{
     chat_template::{ChatTemplate, SpecialTokens},
     config::{OnFailure, Settings},
+    health::Patience,
     http,
     lifecycle::{Departure, Event, Purpose},
     replica::{Replica, Served},
@@ -46,7 +47,9 @@ impl Agent {
             engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
             drain: DrainSettings::default(),
         };
-        let replica = Replica::new(Settings::validate(config, OnFailure::Report).unwrap());
+        let settings = Settings::validate(config, OnFailure::Report).unwrap();
+        let patience = Patience { step_seconds: 0.3, ..settings.patience };
+        let replica = Replica::new(Settings { patience, ..settings });
         Self { router: http::router(replica.clone()), replica }
     }
 
@@ -290,6 +293,21 @@ async fn a_step_that_fails_ends_the_stream_with_an_error_and_makes_the_replica_u
     let (status, health) = agent.get("/healthz").await;
     assert_eq!(status, 503, "{health}");
     assert_eq!(agent.post("/v1/completions", json!({"prompt": "x"})).await.0, 503);
+}
+
+#[tokio::test]
+async fn a_step_that_hangs_makes_the_replica_unhealthy_until_it_completes() {
+    let script = SimScript { step_time: Duration::from_millis(900), ..SimScript::default() };
+    let agent = Agent::with(script, EngineLimits::default());
+    let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1}).to_string();
+    let stream = agent.send("POST", "/v1/completions", &body).await;
+    agent.wait_until("it stands still", |report| report.stalled_seconds > 0.35).await;
+    let (status, health) = agent.get("/healthz").await;
+    assert_eq!(status, 503);
+    assert!(health["reason"].as_str().unwrap().contains("no step completed for"), "{health}");
+    assert_eq!(agent.get("/readyz").await.0, 503);
+    Stream { body: stream.into_body() }.rest().await;
+    assert_eq!(agent.get("/healthz").await.0, 200);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::{
         error::ApiError,
         extract::JsonFields,
         fields::Fields,
-        generate::{self, Job},
+        generate::{self, TokenizedRequest},
         params::{Delivery, Generation, MAX_TOP_LOGPROBS},
         prompt::Prompt,
         stream::Frames,
@@ -40,12 +40,12 @@ pub(crate) async fn create(
     fields.finish()?;
 
     let tokens = generate::tokenize(&served, prompt.render(&served)?, prompt.add_specials).await?;
-    let job = Job { prompts: vec![tokens], generation, logprobs };
-    let choices = generate::start(&replica, &served, &job, open)?;
+    let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
+    let choices = generate::start(&replica, &served, &request, open)?;
     let head = generate::answer_head(&replica, "chatcmpl");
     let form = AnswerForm { logprobs: logprobs.is_some(), tool_calls: prompt.has_tools() };
-    let usage = UsageSum::new(job.generation.n);
-    match job.generation.delivery {
+    let usage = UsageSum::new(request.generation.n);
+    match request.generation.delivery {
         Delivery::Stream { include_usage } => {
             let shape = ChatShape::new(&head, form, choices.n_choices());
             Ok(streamed(choices, Frames::new(head, shape, include_usage), usage))

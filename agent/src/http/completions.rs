@@ -18,7 +18,7 @@ use crate::{
         error::ApiError,
         extract::JsonFields,
         fields::Fields,
-        generate::{self, AddSpecials, Job},
+        generate::{self, AddSpecials, TokenizedRequest},
         logprobs::{TextLogprobs, TextOffset},
         params::{Delivery, Generation, MAX_TOP_LOGPROBS, only},
         stream::{AnswerHead, Frames, Shape},
@@ -47,11 +47,11 @@ pub(crate) async fn create(
     fields.finish()?;
 
     let prompts = prompt.tokens(&served, specials).await?;
-    let job = Job { prompts, generation, logprobs };
-    let choices = generate::start(&replica, &served, &job, open)?;
+    let request = TokenizedRequest { prompts, generation, logprobs };
+    let choices = generate::start(&replica, &served, &request, open)?;
     let head = generate::answer_head(&replica, "cmpl");
-    let usage = UsageSum::new(job.generation.n);
-    match job.generation.delivery {
+    let usage = UsageSum::new(request.generation.n);
+    match request.generation.delivery {
         Delivery::Stream { include_usage } => {
             let shape = TextShape::new(choices.n_choices(), logprobs.is_some());
             Ok(streamed(choices, Frames::new(head, shape, include_usage), usage))

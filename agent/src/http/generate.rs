@@ -9,7 +9,7 @@ use std::{
 use stoker_engine::{Request, StopParams, TokenId};
 
 use crate::{
-    admit::{RequestShape, admit},
+    admit::{SequenceShape, admit, completion_room},
     http::{
         choices::Choices,
         error::ApiError,
@@ -23,8 +23,8 @@ use crate::{
 /// Texts longer than this are tokenized off the threads that serve connections: it takes more than a few milliseconds.
 const INLINE_TEXT_BYTES: usize = 16 * 1024;
 
-/// A request that has been read: what to generate and how to answer.
-pub(crate) struct Job {
+/// A request that has been read and tokenized.
+pub(crate) struct TokenizedRequest {
     /// The prompts.
     pub(crate) prompts: Vec<Vec<TokenId>>,
     /// How to continue them.
@@ -33,29 +33,39 @@ pub(crate) struct Job {
     pub(crate) logprobs: Option<u8>,
 }
 
-/// Admits the job and hands its sequences to the engine.
-pub(crate) fn start(replica: &Replica, served: &Served, job: &Job, open: OpenRequest) -> Result<Choices, ApiError> {
-    let max_tokens = admit(replica.queue_load(), replica.limits(served), shape_of(job))?;
-    let requests = job.prompts.iter().flat_map(|prompt| sequences(job, prompt, max_tokens)).collect();
-    Ok(Choices::submit(&served.engine, requests, open)?)
-}
-
-fn shape_of(job: &Job) -> RequestShape {
-    let longest = job.prompts.iter().map(Vec::len).max().unwrap_or(0);
-    RequestShape {
-        prompt_tokens: u32::try_from(longest).unwrap_or(u32::MAX),
-        sequences: u32::try_from(job.prompts.len()).unwrap_or(u32::MAX).saturating_mul(job.generation.n),
-        max_tokens: job.generation.max_tokens,
+/// Admits a request and hands its sequences to the engine.
+pub(crate) fn start(
+    replica: &Replica,
+    served: &Served,
+    request: &TokenizedRequest,
+    open: OpenRequest,
+) -> Result<Choices, ApiError> {
+    let n_prompts = u32::try_from(request.prompts.len()).unwrap_or(u32::MAX);
+    let n_sequences = n_prompts.saturating_mul(request.generation.n);
+    admit(replica.queue_load(), replica.settings().engine.limits.max_waiting, n_sequences)?;
+    let mut sequences = Vec::new();
+    for prompt in &request.prompts {
+        sequences.extend(completions_of(prompt, request, served.engine.model().max_model_len)?);
     }
+    Ok(Choices::submit(&served.engine, sequences, open)?)
 }
 
-fn sequences<'a>(job: &'a Job, prompt: &'a [TokenId], max_tokens: u32) -> impl Iterator<Item = Request> + 'a {
-    (0..job.generation.n).map(move |choice| Request {
+/// The `n` sequences that continue one prompt.
+fn completions_of<'a>(
+    prompt: &'a [TokenId],
+    request: &'a TokenizedRequest,
+    max_model_len: u32,
+) -> Result<impl Iterator<Item = Request> + 'a, ApiError> {
+    let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let TokenizedRequest { generation, logprobs, .. } = request;
+    let shape = SequenceShape { prompt_tokens, max_tokens: generation.max_tokens };
+    let max_tokens = completion_room(max_model_len, shape)?;
+    Ok((0..generation.n).map(move |choice| Request {
         prompt: prompt.to_vec(),
-        sampling: job.generation.sampling_of(choice),
-        stop: StopParams { max_tokens, ..job.generation.stop.clone() },
-        logprobs: job.logprobs,
-    })
+        sampling: generation.sampling_of(choice),
+        stop: StopParams { max_tokens, ..generation.stop.clone() },
+        logprobs: *logprobs,
+    }))
 }
 
 /// Defaults of a request that does not say: the model's, and a seed drawn here, at the edge.
@@ -92,8 +102,8 @@ pub(crate) async fn tokenize(
         served.engine.tokenizer().encode(&text, add)
     } else {
         let served = served.clone();
-        let task = tokio::task::spawn_blocking(move || served.engine.tokenizer().encode(&text, add)).await;
-        task.map_err(|error| ApiError::engine_failed(&format!("tokenizing failed: {error}")))?
+        let ended = tokio::task::spawn_blocking(move || served.engine.tokenizer().encode(&text, add)).await;
+        ended.map_err(|error| ApiError::engine_failed(&format!("tokenizing failed: {error}")))?
     };
     encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))
 }

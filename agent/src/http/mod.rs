@@ -77,7 +77,11 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
     let status = response.status().as_u16();
     replica.metrics().http_request(&path, status);
     let seconds = started.elapsed().as_secs_f64();
-    tracing::debug!(%method, path, status, seconds, request_id = id.to_str().unwrap_or_default(), "request");
+    let request_id = id.to_str().unwrap_or_default();
+    match status {
+        500 => tracing::warn!(%method, path, status, seconds, request_id, "request"),
+        _ => tracing::debug!(%method, path, status, seconds, request_id, "request"),
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }
