@@ -1,12 +1,20 @@
 //! A client inside the pod network: a pod with `curl`, asking through the Service's address.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::streams::Streams;
-use crate::{kubectl::Kubectl, transcript::Transcript};
+use crate::{
+    kubectl::Kubectl,
+    transcript::Transcript,
+    wait::{self, Look},
+};
 
 const POD: &str = "client";
+/// The longest the node may take to route the Service once a replica is Ready: kube-proxy gathers changes for a second.
+const ROUTE_LIMIT: Duration = Duration::from_secs(10);
 /// A pod that the strictest namespace admits, as a user's client would have to be.
 const MANIFEST: &str = "
 apiVersion: v1
@@ -34,6 +42,15 @@ impl<'a> Client<'a> {
         kubectl.apply(MANIFEST)?;
         kubectl.run(&["wait", "pod", POD, "--for=condition=Ready", "--timeout=60s"])?;
         Ok(Self { kubectl, url })
+    }
+
+    /// Waits until the node routes the Service. `Ready` speaks of replicas; kube-proxy follows about a second later.
+    pub(crate) fn wait_routed(&self) -> Result<()> {
+        let url = format!("{}/readyz", self.url);
+        let args = ["exec", POD, "--", "curl", "--silent", "--show-error", "--fail", "--max-time", "2", &url];
+        wait::until(ROUTE_LIMIT, "the Service's address to answer", || {
+            Ok(self.kubectl.run(&args).map_or_else(|error| Look::NotYet(format!("{error:#}")), |_| Look::Done(())))
+        })
     }
 
     /// Streams one short answer.

@@ -33,6 +33,8 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     stages.done("2 replicas ready");
 
     let client = Client::start(kubectl, deployment.url()?).context("start client pod")?;
+    client.wait_routed().context("reach the replicas through the Service")?;
+    stages.done("the Service's address answers");
     let answer = client.ask("What is 2 + 3?").context("stream an answer")?;
     stages.done(format_args!("answer streamed inside the pod network: {:?}", answer.text));
 
