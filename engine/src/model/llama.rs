@@ -10,7 +10,7 @@
 use super::{LlamaConfig, ModelError, RopeTable, WeightStore};
 use crate::{
     exec::BatchInputs,
-    ops::{HeadShape, Ops},
+    ops::{Activation, AttentionSpec, HeadShape, Ops},
 };
 
 const ARCHITECTURE: &str = "LlamaForCausalLM";
@@ -122,13 +122,14 @@ impl<O: Ops> Llama<O> {
         ops.rope(&mut queries, &self.rope, batch);
         ops.rope(&mut keys, &self.rope, batch);
         ops.store_kv(cache, idx, &keys, &values, batch);
-        let attended = ops.attention(cache, idx, &queries, self.heads(), batch);
+        let attended = ops.attention(cache, idx, &queries, self.attention_spec(), batch);
         layer.o.apply(ops, &attended)
     }
 
-    fn heads(&self) -> HeadShape {
+    fn attention_spec(&self) -> AttentionSpec {
         let LlamaConfig { num_attention_heads, num_key_value_heads, head_dim, .. } = self.config;
-        HeadShape { n_heads: num_attention_heads, n_kv_heads: num_key_value_heads, head_dim }
+        let heads = HeadShape { n_heads: num_attention_heads, n_kv_heads: num_key_value_heads, head_dim };
+        AttentionSpec { heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None, softcap: None }
     }
 }
 
@@ -137,7 +138,7 @@ impl<O: Ops> Layer<O> {
         let normed = ops.rms_norm(hidden, &self.mlp_norm, eps);
         let gate = self.gate.apply(ops, &normed);
         let up = self.up.apply(ops, &normed);
-        let activated = ops.silu_mul(gate, &up);
+        let activated = ops.activate_mul(gate, &up, Activation::Silu);
         self.down.apply(ops, &activated)
     }
 }

@@ -7,7 +7,9 @@ use super::config::{Llama3Scaling, LlamaConfig, RopeScaling, YarnScaling};
 /// Cosines and sines of every position and pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
-    /// Pairs of one head: half its width.
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Pairs of a head that turn: they are its first `2 x n_pairs` numbers.
     pub n_pairs: usize,
     /// `positions x n_pairs`.
     pub cos: Vec<f32>,
@@ -22,6 +24,7 @@ impl RopeTable {
         let scale = attention_factor(&config.rope_scaling);
         let angles = || (0..n_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f));
         Self {
+            head_dim: config.head_dim,
             n_pairs: frequencies.len(),
             cos: angles().map(|angle| angle.cos() * scale).collect(),
             sin: angles().map(|angle| angle.sin() * scale).collect(),

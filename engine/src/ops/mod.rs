@@ -25,6 +25,28 @@ pub struct HeadShape {
     pub head_dim: usize,
 }
 
+/// How one layer attends to the tokens before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Its heads.
+    pub heads: HeadShape,
+    /// Factor on the product of query and key.
+    pub scale: f32,
+    /// Tokens a query sees, itself included; `None`: all up to itself.
+    pub window: Option<usize>,
+    /// Scores go through `cap * tanh(score / cap)` before the softmax.
+    pub softcap: Option<f32>,
+}
+
+/// The curve a feed-forward gate goes through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+}
+
 /// A back end.
 pub trait Ops: Debug {
     /// Activations: rows of f32.
@@ -53,7 +75,8 @@ pub trait Ops: Debug {
 
     /// Rows of `table`, one a token of the batch.
     fn embed(&mut self, table: &Self::Matrix, batch: &Self::Batch) -> Self::Activations;
-    /// `x / sqrt(mean(x^2) + eps) * weight`, row by row.
+    /// `x / sqrt(mean(x^2) + eps) * weight` over every run of a row that is as long as `weight`: the row itself, or
+    /// each of its heads.
     fn rms_norm(&mut self, x: &Self::Activations, weight: &Self::Vector, eps: f32) -> Self::Activations;
     /// `x * weight^T + bias`.
     fn linear(
@@ -62,7 +85,7 @@ pub trait Ops: Debug {
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
     ) -> Self::Activations;
-    /// Turns every head of every row by the angles of its position.
+    /// Turns every head of every row by the angles of its position; numbers beyond the pairs stay.
     fn rope(&mut self, x: &mut Self::Activations, rope: &Self::Rope, batch: &Self::Batch);
     /// Writes one layer's keys and values of the batch into their slots.
     fn store_kv(
@@ -79,13 +102,22 @@ pub trait Ops: Debug {
         cache: &Self::Cache,
         layer: usize,
         queries: &Self::Activations,
-        heads: HeadShape,
+        spec: AttentionSpec,
         batch: &Self::Batch,
     ) -> Self::Activations;
-    /// `gate * sigmoid(gate) * up`.
-    fn silu_mul(&mut self, gate: Self::Activations, up: &Self::Activations) -> Self::Activations;
+    /// `activation(gate) * up`.
+    fn activate_mul(
+        &mut self,
+        gate: Self::Activations,
+        up: &Self::Activations,
+        activation: Activation,
+    ) -> Self::Activations;
     /// `x += y`.
     fn add(&mut self, x: &mut Self::Activations, y: &Self::Activations);
+    /// `x *= factor`.
+    fn scale(&mut self, x: &mut Self::Activations, factor: f32);
+    /// `x = cap * tanh(x / cap)`.
+    fn softcap(&mut self, x: &mut Self::Activations, cap: f32);
     /// The rows whose next token is sampled; only they go through the output matrix.
     fn sampled_rows(&mut self, x: &Self::Activations, batch: &Self::Batch) -> Self::Activations;
     /// Brings activations to the host, row by row.

@@ -1,13 +1,15 @@
-//! Causal attention over the paged cache. One task a (row, head): scores over all keys up to the row's position, one
-//! softmax, one weighted sum, always in the order of the keys, so chunking and batching change nothing.
+//! Causal attention over the paged cache. One task a (row, head): scores over the keys its window shows up to the row's
+//! position, one softmax, one weighted sum, always in the order of the keys, so chunking and batching change nothing.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{CpuCache, CpuTensor, dot};
+use super::{CpuCache, CpuTensor, activation::softcap, dot};
 use crate::{
     exec::BatchInputs,
     kv::{BLOCK_TOKENS, KvLayout, blocks_for},
-    ops::HeadShape,
+    ops::{AttentionSpec, HeadShape},
 };
 
 /// Tasks handed out together: below this the hand-over costs more than the work.
@@ -17,62 +19,74 @@ pub(super) fn attend(
     cache: &CpuCache,
     layer: usize,
     queries: &CpuTensor,
-    heads: HeadShape,
+    spec: AttentionSpec,
     batch: &BatchInputs,
 ) -> CpuTensor {
-    let HeadShape { n_heads, n_kv_heads, head_dim } = heads;
+    let HeadShape { n_heads, n_kv_heads, head_dim } = spec.heads;
     let group = n_heads / n_kv_heads;
     let mut out = CpuTensor::zeros(queries.n_rows(), n_heads * head_dim);
     let tasks = out.values.par_chunks_mut(head_dim).enumerate().with_min_len(MIN_TASKS);
     tasks.for_each_init(Vec::new, |scores, (task, out)| {
         let (row, head) = (task / n_heads, task % n_heads);
+        let n_keys = batch.positions[row] as usize + 1;
         let task = RowHead {
+            spec,
             keys: &cache.keys[layer],
             values: &cache.values[layer],
             layout: cache.layout,
             blocks: &batch.block_tables[batch.sequence_of_row[row] as usize],
             kv_head: head / group,
             query: &queries.row(row)[head * head_dim..][..head_dim],
-            n_keys: batch.positions[row] as usize + 1,
+            seen: n_keys.saturating_sub(spec.window.unwrap_or(n_keys))..n_keys,
         };
         task.attend(scores, out);
     });
     out
 }
 
-/// One task: attention of one head of one row to the first `n_keys` tokens of its sequence.
+/// One task: attention of one head of one row to the tokens of its sequence that it sees.
 struct RowHead<'a> {
+    spec: AttentionSpec,
     keys: &'a [f32],
     values: &'a [f32],
     layout: KvLayout,
     blocks: &'a [u32],
     kv_head: usize,
     query: &'a [f32],
-    n_keys: usize,
+    seen: Range<usize>,
 }
 
 impl RowHead<'_> {
     fn attend(&self, scores: &mut Vec<f32>, out: &mut [f32]) {
-        let scale = 1.0 / (self.query.len() as f32).sqrt();
         scores.clear();
-        for block in 0..blocks_for(self.n_keys) {
+        for block in self.blocks_seen() {
             let keys = self.run(self.keys, block).chunks_exact(self.query.len());
-            scores.extend(keys.map(|key| dot(self.query, key) * scale));
+            scores.extend(keys.map(|key| dot(self.query, key) * self.spec.scale));
+        }
+        if let Some(cap) = self.spec.softcap {
+            softcap(scores, cap);
         }
         softmax(scores);
-        for (block, weights) in scores.chunks(BLOCK_TOKENS).enumerate() {
+        let mut weights = scores.iter();
+        for block in self.blocks_seen() {
             let values = self.run(self.values, block).chunks_exact(self.query.len());
-            for (value, weight) in values.zip(weights) {
+            for (value, weight) in values.zip(&mut weights) {
                 add_scaled(out, value, *weight);
             }
         }
     }
 
-    /// This head's tokens in the `idx`-th block of the sequence.
+    fn blocks_seen(&self) -> Range<usize> {
+        self.seen.start / BLOCK_TOKENS..blocks_for(self.seen.end)
+    }
+
+    /// The tokens of this head that are seen in the `idx`-th block of the sequence.
     fn run<'a>(&self, cached: &'a [f32], idx: usize) -> &'a [f32] {
-        let n = (self.n_keys - idx * BLOCK_TOKENS).min(BLOCK_TOKENS);
-        let start = self.layout.offset(self.blocks[idx] as usize * BLOCK_TOKENS, self.kv_head);
-        &cached[start..][..n * self.layout.head_dim]
+        let first = self.seen.start.max(idx * BLOCK_TOKENS);
+        let end = self.seen.end.min((idx + 1) * BLOCK_TOKENS);
+        let slot = self.blocks[idx] as usize * BLOCK_TOKENS + first % BLOCK_TOKENS;
+        let start = self.layout.offset(slot, self.kv_head);
+        &cached[start..][..(end - first) * self.layout.head_dim]
     }
 }
 

@@ -3,6 +3,7 @@
 //! Every row of every result is computed with the same operations in the same order however many rows there are, so
 //! a sequence's numbers do not depend on who shares its step, on chunking or on preemption (style rule 25).
 
+mod activation;
 mod attention;
 mod gemm;
 mod weights;
@@ -10,7 +11,7 @@ mod weights;
 use rayon::prelude::*;
 pub use weights::{CpuMatrix, CpuVector};
 
-use super::{HeadShape, Ops};
+use super::{Activation, AttentionSpec, Ops};
 use crate::{
     exec::BatchInputs,
     kv::KvLayout,
@@ -97,13 +98,10 @@ impl Ops for CpuOps {
 
     fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
         let mut out = CpuTensor::zeros(x.n_rows(), x.width);
+        let weight = weight.values();
         out.rows_mut().enumerate().for_each(|(row, out)| {
-            let x = x.row(row);
-            let mean_square = dot(x, x) / x.len() as f32;
-            let scale = 1.0 / (mean_square + eps).sqrt();
-            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight.values()) {
-                *out = x * scale * weight;
-            }
+            let runs = x.row(row).chunks_exact(weight.len());
+            out.chunks_exact_mut(weight.len()).zip(runs).for_each(|(out, x)| norm(out, x, weight, eps));
         });
         out
     }
@@ -122,8 +120,8 @@ impl Ops for CpuOps {
         x.rows_mut().zip(&batch.positions).for_each(|(row, position)| {
             let angles = *position as usize * n_pairs..(*position as usize + 1) * n_pairs;
             let (cos, sin) = (&rope.cos[angles.clone()], &rope.sin[angles]);
-            for head in row.chunks_exact_mut(2 * n_pairs) {
-                rotate(head, cos, sin);
+            for head in row.chunks_exact_mut(rope.head_dim) {
+                rotate(&mut head[..2 * n_pairs], cos, sin);
             }
         });
     }
@@ -148,23 +146,27 @@ impl Ops for CpuOps {
         cache: &CpuCache,
         layer: usize,
         queries: &CpuTensor,
-        heads: HeadShape,
+        spec: AttentionSpec,
         batch: &BatchInputs,
     ) -> CpuTensor {
-        attention::attend(cache, layer, queries, heads, batch)
+        attention::attend(cache, layer, queries, spec, batch)
     }
 
-    fn silu_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor) -> CpuTensor {
-        gate.rows_mut().enumerate().for_each(|(row, gate)| {
-            for (gate, up) in gate.iter_mut().zip(up.row(row)) {
-                *gate = *gate / (1.0 + (-*gate).exp()) * up;
-            }
-        });
+    fn activate_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor, activation: Activation) -> CpuTensor {
+        gate.rows_mut().enumerate().for_each(|(row, gate)| activation::apply_mul(activation, gate, up.row(row)));
         gate
     }
 
     fn add(&mut self, x: &mut CpuTensor, y: &CpuTensor) {
         add_to(&mut x.values, &y.values);
+    }
+
+    fn scale(&mut self, x: &mut CpuTensor, factor: f32) {
+        x.rows_mut().for_each(|row| row.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    fn softcap(&mut self, x: &mut CpuTensor, cap: f32) {
+        x.rows_mut().for_each(|row| activation::softcap(row, cap));
     }
 
     fn sampled_rows(&mut self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {
@@ -174,6 +176,14 @@ impl Ops for CpuOps {
 
     fn read(&mut self, x: &CpuTensor) -> Vec<f32> {
         x.values.clone()
+    }
+}
+
+fn norm(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
+    let mean_square = dot(x, x) / x.len() as f32;
+    let scale = 1.0 / (mean_square + eps).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * scale * weight;
     }
 }
 
