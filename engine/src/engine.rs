@@ -19,6 +19,7 @@ use crate::{
     handle::{Admission, EngineHandle, Shared},
     host,
     info::ModelInfo,
+    kv::KvDtype,
     ledger::Ledger,
     memory::{MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
@@ -139,23 +140,26 @@ impl LoadedModel {
         let weights = WeightStore::open(&source)?;
         let sched = limits.validate(llama.max_position_embeddings as u32, &assets.eos)?;
         let limit_bytes = limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes);
-        let memory = MemoryPlan::new(memory_needs(&llama, &weights, &sched), limits, &sched, limit_bytes)?;
+        let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
+        let needs = memory_needs(&llama, &weights, &sched, kv_dtype);
+        let memory = MemoryPlan::new(needs, limits, &sched, limit_bytes)?;
         let threads = limits.threads.unwrap_or_else(host::n_cpus);
         let pool = thread_pool(threads)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
         let model = pool.install(|| Llama::load(&CpuOps, llama.clone(), weights, sched.max_model_len, &take))?;
         let info = model_info(&model, &llama, &assets, memory, &sched, threads);
-        let executor = CpuExecutor::new(model, &llama, info.memory.kv_blocks as usize, pool);
+        let layout = kv_layout(&llama, kv_dtype, info.memory.kv_blocks as usize);
+        let executor = CpuExecutor::new(model, &llama, layout, pool);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
 }
 
-fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits) -> MemoryNeeds {
+fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
     MemoryNeeds {
         weights_bytes: weights.n_values() * size_of::<f32>() as u64,
         workspace_bytes: workspace_bytes(llama, sched),
-        kv_bytes_per_token: kv_layout(llama, 0).bytes_per_token(),
+        kv_bytes_per_token: kv_layout(llama, kv_dtype, 0).bytes_per_token(),
     }
 }
 

@@ -4,7 +4,7 @@ use rayon::{ThreadPool, prelude::*};
 
 use super::{BatchInputs, ExecError, Executor};
 use crate::{
-    kv::{BLOCK_TOKENS, BlockId, KvLayout, blocks_for},
+    kv::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout, blocks_for},
     model::{Llama, LlamaConfig},
     ops::{CpuCache, CpuOps, Ops},
     request::{Request, RequestId, SamplingParams, StopParams, TokenId},
@@ -23,10 +23,10 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// An executor over an empty cache of `n_blocks` blocks.
-    pub fn new(model: Llama<CpuOps>, config: &LlamaConfig, n_blocks: usize, pool: ThreadPool) -> Self {
+    /// An executor over an empty cache of that layout.
+    pub fn new(model: Llama<CpuOps>, config: &LlamaConfig, layout: KvLayout, pool: ThreadPool) -> Self {
         let ops = CpuOps;
-        let cache = ops.kv_cache(kv_layout(config, n_blocks));
+        let cache = ops.kv_cache(layout);
         Self { model, ops, cache, vocab_size: config.vocab_size, pool }
     }
 
@@ -74,14 +74,14 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// The cache of a Llama model in f32.
-pub fn kv_layout(config: &LlamaConfig, n_blocks: usize) -> KvLayout {
+/// The cache of a Llama model.
+pub fn kv_layout(config: &LlamaConfig, dtype: KvDtype, n_blocks: usize) -> KvLayout {
     KvLayout {
         n_layers: config.num_hidden_layers,
         n_kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
         n_blocks,
-        bytes_per_value: size_of::<f32>(),
+        dtype,
     }
 }
 

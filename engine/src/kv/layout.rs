@@ -7,6 +7,8 @@
 //! ```
 //! A head's 16 tokens are contiguous, so attention reads one block of one head as a single run.
 
+use safetensors::Dtype;
+
 use super::BLOCK_TOKENS;
 
 /// Shape of the cache.
@@ -20,8 +22,35 @@ pub struct KvLayout {
     pub head_dim: usize,
     /// Blocks in all.
     pub n_blocks: usize,
+    /// Number format of keys and values.
+    pub dtype: KvDtype,
+}
+
+/// Number format of keys and values. Sums over them are in f32 either way.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum KvDtype {
+    /// For weights that are more exact than bf16.
+    F32,
+    /// Half the memory; keys and values are rounded once, when they are stored.
+    Bf16,
+}
+
+impl KvDtype {
+    /// The format for a model whose weights are stored as `weights`: no more exact than they are.
+    pub fn for_weights(weights: Dtype) -> Self {
+        match weights {
+            Dtype::BF16 => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
     /// Bytes of one number.
-    pub bytes_per_value: usize,
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
 }
 
 impl KvLayout {
@@ -37,7 +66,7 @@ impl KvLayout {
 
     /// Bytes one token takes: keys and values of all layers. Saturates, so that absurd sizes are refused as too large.
     pub fn bytes_per_token(&self) -> u64 {
-        let sizes = [self.n_layers, self.n_kv_heads, self.head_dim, self.bytes_per_value];
+        let sizes = [self.n_layers, self.n_kv_heads, self.head_dim, self.dtype.bytes()];
         sizes.iter().fold(2, |bytes: u64, size| bytes.saturating_mul(*size as u64))
     }
 
@@ -57,7 +86,7 @@ impl KvLayout {
 mod tests {
     use super::*;
 
-    const LAYOUT: KvLayout = KvLayout { n_layers: 3, n_kv_heads: 2, head_dim: 8, n_blocks: 5, bytes_per_value: 4 };
+    const LAYOUT: KvLayout = KvLayout { n_layers: 3, n_kv_heads: 2, head_dim: 8, n_blocks: 5, dtype: KvDtype::F32 };
 
     #[test]
     fn every_slot_and_head_has_its_own_place() {

@@ -8,7 +8,7 @@ mod layout;
 
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::{BlockTable, NoFreeBlock};
-pub use layout::KvLayout;
+pub use layout::{KvDtype, KvLayout};
 
 /// Tokens in one KV block (D11).
 pub const BLOCK_TOKENS: usize = 16;

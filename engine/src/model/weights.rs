@@ -112,6 +112,11 @@ impl WeightStore {
         }
     }
 
+    /// Number format of the largest tensor; `None` without tensors.
+    pub fn main_dtype(&self) -> Option<Dtype> {
+        self.tensors.values().max_by_key(|tensor| tensor.n_values()).map(|tensor| tensor.dtype)
+    }
+
     /// Numbers of all tensors.
     pub fn n_values(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.n_values() as u64).sum()

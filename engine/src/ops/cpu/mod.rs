@@ -5,9 +5,11 @@
 
 mod activation;
 mod attention;
+mod cache;
 mod gemm;
 mod weights;
 
+pub use cache::CpuCache;
 use rayon::prelude::*;
 pub use weights::{CpuMatrix, CpuVector};
 
@@ -32,15 +34,6 @@ pub struct CpuTensor {
     pub width: usize,
     /// All rows, one after the other.
     pub values: Vec<f32>,
-}
-
-/// Keys and values of all layers, as [`KvLayout`] draws them.
-#[derive(Debug)]
-pub struct CpuCache {
-    layout: KvLayout,
-    /// Zeroed memory from the system is not resident before it is written, so blocks cost memory when first used.
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
 }
 
 impl CpuTensor {
@@ -83,8 +76,7 @@ impl Ops for CpuOps {
     }
 
     fn kv_cache(&self, layout: KvLayout) -> CpuCache {
-        let layers = || (0..layout.n_layers).map(|_| vec![0.0; layout.layer_values()]).collect();
-        CpuCache { layout, keys: layers(), values: layers() }
+        CpuCache::new(layout)
     }
 
     fn bind(&mut self, inputs: &BatchInputs) -> BatchInputs {
@@ -134,10 +126,8 @@ impl Ops for CpuOps {
         values: &CpuTensor,
         batch: &BatchInputs,
     ) {
-        let CpuCache { layout, keys: cached_keys, values: cached_values } = cache;
         for (row, slot) in batch.slot_mapping.iter().enumerate() {
-            scatter(&mut cached_keys[layer], keys.row(row), *slot as usize, layout);
-            scatter(&mut cached_values[layer], values.row(row), *slot as usize, layout);
+            cache.store(layer, *slot as usize, keys.row(row), values.row(row));
         }
     }
 
@@ -180,7 +170,7 @@ impl Ops for CpuOps {
 }
 
 fn norm(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
-    let mean_square = dot(x, x) / x.len() as f32;
+    let mean_square = attention::dot(x, x) / x.len() as f32;
     let scale = 1.0 / (mean_square + eps).sqrt();
     for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * weight;
@@ -191,24 +181,6 @@ fn add_to(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += y;
     }
-}
-
-/// Sums in 16 lanes, always the same ones: fast, and independent of everything but the two rows.
-fn dot(x: &[f32], y: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let mut lanes = [0.0f32; LANES];
-    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
-    let (y_chunks, y_rest) = y.as_chunks::<LANES>();
-    for (x, y) in x_chunks.iter().zip(y_chunks) {
-        for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
-            *lane += x * y;
-        }
-    }
-    let mut sum = fold(lanes);
-    for (x, y) in x_rest.iter().zip(y_rest) {
-        sum += x * y;
-    }
-    sum
 }
 
 /// The sum of the lanes, in halves: a tree that vector units fold in four steps.
@@ -229,12 +201,6 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-fn scatter(cache: &mut [f32], row: &[f32], slot: usize, layout: &KvLayout) {
-    for (kv_head, values) in row.chunks_exact(layout.head_dim).enumerate() {
-        cache[layout.offset(slot, kv_head)..][..layout.head_dim].copy_from_slice(values);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,8 +208,8 @@ mod tests {
     #[test]
     fn a_dot_product_counts_every_number_once() {
         for len in [0, 1, 15, 16, 17, 64, 100] {
-            let ones = vec![1.0; len];
-            assert_eq!(dot(&ones, &ones), len as f32);
+            let ones = vec![1.0f32; len];
+            assert_eq!(attention::dot(&ones, &ones), len as f32);
         }
     }
 
