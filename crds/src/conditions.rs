@@ -11,6 +11,10 @@ pub const AVAILABLE: &str = "Available";
 pub const PROGRESSING: &str = "Progressing";
 /// True when something stays wrong until somebody, or the cluster, changes it.
 pub const DEGRADED: &str = "Degraded";
+/// True when every serving replica has a fresh, believable reading. Only with `spec.scaling`.
+pub const METRICS_HEALTHY: &str = "MetricsHealthy";
+/// True when the operator acts on its decisions. Only with `spec.scaling`.
+pub const SCALING: &str = "Scaling";
 
 /// `Ready`: all replicas serve the current revision.
 pub const REASON_SERVING: &str = "Serving";
@@ -42,3 +46,19 @@ pub const REASON_REFUSED: &str = "ChildRefused";
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
 /// A replica was serving and is not ready now.
 pub const REASON_NOT_READY: &str = "ReplicaNotReady";
+/// `MetricsHealthy`: all serving replicas are fresh.
+pub const REASON_ALL_FRESH: &str = "AllFresh";
+/// `MetricsHealthy`: some serving replica is stale, absurd or missing; nothing goes down.
+pub const REASON_NOT_ALL_FRESH: &str = "NotAllFresh";
+/// `MetricsHealthy`: no replica serves, so there is nothing to read.
+pub const REASON_NOTHING_TO_READ: &str = "NothingToRead";
+/// `Scaling`: the operator decides and acts.
+pub const REASON_NATIVE: &str = "Native";
+/// `Scaling`: the number is what the scale subresource says.
+pub const REASON_EXTERNAL: &str = "External";
+/// `Scaling`: decisions are recorded, the number is `spec.replicas`.
+pub const REASON_ADVISORY: &str = "Advisory";
+/// `Scaling`: `scaling.max` keeps the number below what load wants.
+pub const REASON_AT_MAX: &str = "AtMax";
+/// `Scaling`: too few fresh readings to move at all.
+pub const REASON_BLIND: &str = "TooFewFresh";

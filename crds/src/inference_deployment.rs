@@ -13,7 +13,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::status::InferenceDeploymentStatus;
+use crate::{scaling::ScalingSpec, status::InferenceDeploymentStatus};
 
 /// One model, served by a number of equal replicas behind one Service of the same name.
 #[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
@@ -48,6 +48,9 @@ use crate::status::InferenceDeploymentStatus;
         priority = 1
     ),
     printcolumn(name = "Revision", type_ = "string", json_path = ".status.revision", priority = 1),
+    validation = Rule::new("!has(self.spec.replicas) || !has(self.spec.scaling) || self.spec.scaling.mode != 'native'").message(
+        "spec.replicas and spec.scaling exclude each other: remove replicas to let the operator decide the number, or set scaling.mode to external or advisory to keep it"
+    ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
         "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
     )
@@ -62,21 +65,19 @@ pub struct InferenceDeploymentSpec {
     /// Sizes of the engine in each replica. Default: derived from the model and the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineSpec>,
-    /// Number of replicas, 0 to 1000. Default: 1.
-    #[serde(default = "default_replicas")]
+    /// Number of replicas, 0 to 1000. Not together with `scaling` in mode native, which decides it. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1000))]
-    pub replicas: i32,
+    pub replicas: Option<i32>,
+    /// Lets the number of replicas follow the load. Default: it does not, `replicas` stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<ScalingSpec>,
     /// How a replica leaves when it is replaced or no longer wanted. Default: 3 s withdrawn, then up to 600 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainSpec>,
     /// Where and as what the pods run. Default: the operator's agent image, anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodSpec>,
-}
-
-/// The default of `replicas`.
-fn default_replicas() -> i32 {
-    1
 }
 
 /// Which weights to serve and under which names.

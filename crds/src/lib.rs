@@ -1,8 +1,10 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract` is plain serde and all the agent links; the Kubernetes resource stands behind the feature `resource`.
+//! `contract` and `scaling` are plain serde, all that agent and decision link; the Kubernetes resource stands behind the
+//! feature `resource`.
 
 pub mod contract;
+pub mod scaling;
 
 #[cfg(feature = "resource")]
 pub mod conditions;
@@ -10,6 +12,8 @@ pub mod conditions;
 pub mod crd;
 #[cfg(feature = "resource")]
 pub mod inference_deployment;
+#[cfg(feature = "resource")]
+pub mod scaling_status;
 #[cfg(feature = "resource")]
 pub mod status;
 

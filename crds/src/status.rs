@@ -9,6 +9,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::scaling_status::ScalingStatus;
+
 /// What the operator saw when it last looked, and for which generation of the spec.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -16,7 +18,8 @@ pub struct InferenceDeploymentStatus {
     /// Generation of the spec that everything else in this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Available, Progressing and Degraded, each with reason, message and the generation it is about.
+    /// Ready, Available, Progressing, Degraded, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
+    /// message and the generation it is about.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -44,6 +47,9 @@ pub struct InferenceDeploymentStatus {
     /// KV cache of the serving replicas together, as measured by the agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CapacityStatus>,
+    /// How many replicas are wanted, and why; absent without `spec.scaling`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<ScalingStatus>,
     /// The replica that is furthest behind in starting; absent when none is starting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup: Option<StartupStatus>,

@@ -74,6 +74,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         revision: desired.revision.clone(),
         url: url(&deployment.identity),
         capacity,
+        scaling: None,
         startup: startup(&observed.pods, &desired.revision),
     };
     Outlook { status, look_again }

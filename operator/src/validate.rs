@@ -131,7 +131,7 @@ pub enum SpecError {
 pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result<ValidatedDeployment, SpecError> {
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
-    let replicas = deployment.spec.replicas.max(0).unsigned_abs();
+    let replicas = deployment.spec.replicas.unwrap_or(1).max(0).unsigned_abs();
     Ok(ValidatedDeployment { identity, replicas, replica, _checked: Checked })
 }
 

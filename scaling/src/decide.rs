@@ -4,6 +4,7 @@
 //! operator, the simulator and `explain` get the same answer from the same inputs. It never acts.
 
 use serde::{Deserialize, Serialize};
+use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
     demand::{Cause, Demand, Mood, is_jump},
@@ -11,7 +12,6 @@ use crate::{
     law::ServiceLaw,
     regret::Regret,
     signals::{Signals, growth_half_seconds},
-    spec::ScalingSpec,
     window::LoadWindow,
 };
 

@@ -5,11 +5,11 @@
 //! readings.
 
 use serde::{Deserialize, Serialize};
+use stoker_crds::scaling::Targets;
 
 use crate::{
     law::ServiceLaw,
     signals::{Flow, Signals},
-    spec::Targets,
 };
 
 /// A sudden rise is believed when it is this many standard deviations beyond chance.

@@ -14,7 +14,6 @@ mod record;
 mod regret;
 mod signals;
 pub mod sim;
-mod spec;
 mod startup;
 mod window;
 
@@ -27,8 +26,8 @@ pub use reading::{Absurdity, Answer, CLOCK_AHEAD_MS_MAX, Expected, FRESH_FOR_MS,
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay};
 pub use regret::Regret;
 pub use signals::{Arrivals, Coverage, Flow, Signals};
-pub use spec::{
+pub use startup::{ASSUMED_START_SECONDS, StartTimes};
+pub use stoker_crds::scaling::{
     Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,
 };
-pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use window::{LoadWindow, Standing, TICKS_KEPT};

@@ -4,12 +4,12 @@
 //! constants of the formula are those of [`FORMULA`], whose name changes with them.
 
 use serde::{Deserialize, Serialize};
+use stoker_crds::scaling::ScalingSpec;
 use thiserror::Error;
 
 use crate::{
     decide::{Decided, ScaleDecision, ScaleState, decide},
     signals::Signals,
-    spec::ScalingSpec,
 };
 
 /// Name of the formula and its constants. A record of another formula is not replayed.

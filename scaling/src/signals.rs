@@ -3,10 +3,10 @@
 //! Owns the reduction and nothing else. The numbers are all a replay needs, so a record carries them whole.
 
 use serde::{Deserialize, Serialize};
+use stoker_crds::scaling::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec};
 
 use crate::{
     reading::NotFresh,
-    spec::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec},
     startup::ASSUMED_START_SECONDS,
     window::{LoadWindow, Standing, Totals},
 };

@@ -75,6 +75,14 @@ fn every_field_of_the_whole_object_is_accepted() {
             "labels": {"team": "a"}, "annotations": {"note": "b"}, "serviceAccountName": "default", "priorityClassName": "high"
         }
     }));
+    accepted(ember_with(json!({"scaling": {
+        "min": 2, "max": 8, "mode": "native",
+        "targets": {"kv": 0.7, "slowdown": 3, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500, "itlMs": 50},
+        "behavior": {
+            "stableWindowSeconds": 30, "panicWindowSeconds": 4, "downPressure": 0.8, "downStabilizationSeconds": 60,
+            "up": {"replicas": 2, "percent": 100}, "down": {"replicas": 1, "percent": 0}, "quorum": {"up": 0.5, "down": 1}
+        }
+    }})));
     accepted(ember_with(json!({"resources": {"cpu": 2, "memory": 8_589_934_592_u64}, "replicas": 0})));
     accepted(json!({"model": {"source": "file:///models/chat"}}));
 }
@@ -127,6 +135,56 @@ fn combinations_that_cannot_work_name_both_fields() {
         &["engine.maxBatchedTokens (default 512)", "engine.maxNumSeqs", "lower"],
     );
     refused(engine(json!({"maxBatchedTokens": 32})), &["engine.maxNumSeqs (default 64)"]);
+}
+
+#[test]
+fn replicas_and_native_scaling_exclude_each_other() {
+    let both = |mode: &str| ember_with(json!({"replicas": 2, "scaling": {"max": 4, "mode": mode}}));
+    refused(both("native"), &["spec.replicas and spec.scaling exclude each other", "remove replicas", "advisory"]);
+    refused(ember_with(json!({"replicas": 2, "scaling": {"max": 4}})), &["exclude each other"]);
+    accepted(both("external"));
+    accepted(both("advisory"));
+    accepted(ember_with(json!({"scaling": {"max": 4}})));
+    refused(both("hpa"), &["spec.scaling.mode", "\"native\", \"external\", \"advisory\""]);
+}
+
+#[test]
+fn the_scale_subresource_works_without_replicas_and_not_against_native_scaling() {
+    let object = |name: &str, spec: Value| json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec});
+    let create = |object: Value| kubectl(&["create", "-f", "-"], Some(object)).unwrap();
+    create(object("unsaid", ember_with(json!({}))));
+    create(object("handed-over", ember_with(json!({"scaling": {"max": 4, "mode": "external"}}))));
+    create(object("followed", ember_with(json!({"scaling": {"max": 4}}))));
+    for name in ["unsaid", "handed-over"] {
+        kubectl(&["scale", "infd", name, "--replicas=3"], None).unwrap();
+        assert_eq!(kubectl(&["get", "infd", name, "-o", "jsonpath={.spec.replicas}"], None).unwrap(), "3");
+    }
+    let answer = kubectl(&["scale", "infd", "followed", "--replicas=3"], None).unwrap_err();
+    assert!(answer.contains("spec.replicas and spec.scaling exclude each other"), "{answer}");
+}
+
+#[test]
+fn impossible_scaling_names_field_and_fix() {
+    let scaling = |scaling: Value| ember_with(json!({"scaling": scaling}));
+    let targets = |targets: Value| scaling(json!({"max": 4, "targets": targets}));
+    let behavior = |behavior: Value| scaling(json!({"max": 4, "behavior": behavior}));
+    refused(scaling(json!({"min": 5, "max": 2})), &["scaling.min is above scaling.max", "raise max or lower min"]);
+    refused(scaling(json!({"min": 0, "max": 2})), &["spec.scaling.min", "greater than or equal to 1"]);
+    refused(scaling(json!({"min": 2})), &["spec.scaling.max", "Required"]);
+    refused(scaling(json!({"max": 4, "toZero": {}})), &["unknown field \"spec.scaling.toZero\""]);
+    refused(targets(json!({"kv": 0})), &["scaling.targets.kv: use a share above 0 and at most 1"]);
+    refused(targets(json!({"kv": 1.1})), &["scaling.targets.kv: use a share above 0 and at most 1"]);
+    refused(targets(json!({"slowdown": 1})), &["scaling.targets.slowdown: use a number above 1"]);
+    refused(targets(json!({"queueSeconds": 0})), &["scaling.targets.queueSeconds: use seconds above 0"]);
+    refused(targets(json!({"preemptionsPerMinute": -1})), &["scaling.targets.preemptionsPerMinute: use a number"]);
+    refused(targets(json!({"ttftMs": 0})), &["scaling.targets.ttftMs: use milliseconds above 0, or leave it out"]);
+    refused(behavior(json!({"panicWindowSeconds": -6})), &["panicWindowSeconds", "greater than or equal to 2"]);
+    refused(behavior(json!({"stableWindowSeconds": -60})), &["stableWindowSeconds", "greater than or equal to 2"]);
+    refused(behavior(json!({"panicWindowSeconds": 90})), &["panicWindowSeconds is above stableWindowSeconds: lower"]);
+    refused(behavior(json!({"downStabilizationSeconds": -1})), &["downStabilizationSeconds", "or equal to 0"]);
+    refused(behavior(json!({"downPressure": 1})), &["scaling.behavior.downPressure", "at most 0.95"]);
+    refused(behavior(json!({"quorum": {"up": 0}})), &["scaling.behavior.quorum.up: use a share above 0"]);
+    refused(behavior(json!({"up": {"replicas": 0, "percent": 9}})), &["up.replicas", "greater than or equal to 1"]);
 }
 
 #[test]

@@ -1,44 +1,57 @@
-//! What a user may say about scaling, with a default for everything but `max`.
+//! `spec.scaling`: what a user may say about scaling, with a default for everything but `max`.
 //!
-//! Owns the fields, their defaults and the refusal of impossible ones, each naming the field and the fix. Plain serde,
-//! so that the custom resource can embed it. Decides nothing.
+//! Owns the fields, their defaults and the refusal of impossible ones, each naming the field and the fix: as CEL beside
+//! the fields for the API server, and as [`ScalingSpec::errors`] for settings that never meet one. Plain serde without
+//! the feature `resource`. Decides nothing.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// How the number of replicas of one deployment follows its load.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "resource",
+    derive(schemars::JsonSchema),
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.min <= self.max", "message": "scaling.min is above scaling.max: raise max or lower min"}
+    ]))
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScalingSpec {
-    /// Replicas kept at least, except when `toZero` lets an idle deployment go. Default: 1.
+    /// Replicas kept at least, 1 to 1000. Default: 1.
     #[serde(default = "one")]
+    #[cfg_attr(feature = "resource", schemars(range(min = 1, max = 1000)))]
     pub min: u32,
-    /// Replicas at most.
+    /// Replicas at most, 1 to 1000.
+    #[cfg_attr(feature = "resource", schemars(range(min = 1, max = 1000)))]
     pub max: u32,
-    /// Who acts on the decision. Default: `native`.
+    /// Who acts on the decision: `native`, the operator; `advisory`, nobody: `replicas` stands and decisions are
+    /// recorded; `external`: nothing is decided, `replicas` is set through the scale subresource. Default: `native`.
     #[serde(default)]
     pub mode: ScalingMode,
-    /// What a replica may carry.
+    /// What a replica may carry. Default: 80 % of its KV blocks, requests slowed down twice, one second of prefill
+    /// waiting.
     #[serde(default)]
     pub targets: Targets,
-    /// How fast and how reluctantly the number follows.
+    /// How fast and how reluctantly the number follows. Default: windows of 60 s and 6 s, up at once, down reluctantly.
     #[serde(default)]
     pub behavior: Behavior,
-    /// Lets an idle deployment go to zero replicas. Default: never.
+    /// Lets an idle deployment go to zero replicas. Default: never. No field of the resource: it takes somebody who holds
+    /// the first request until a replica is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "resource", schemars(skip))]
     pub to_zero: Option<ToZero>,
 }
 
 /// Who acts on the decision.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ScalingMode {
     /// The operator creates and drains replicas.
     #[default]
     Native,
-    /// The `scale` subresource belongs to a person, an HPA or KEDA; decisions are not even computed.
+    /// The scale subresource belongs to a person, an HPA or KEDA; nothing is decided.
     External,
     /// Decisions are computed and recorded, and nothing changes.
     Advisory,
@@ -46,7 +59,18 @@ pub enum ScalingMode {
 
 /// What a replica may carry. Each target is one term of the pressure; the largest term decides.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "resource",
+    derive(schemars::JsonSchema),
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.kv > 0.0 && self.kv <= 1.0", "message": "scaling.targets.kv: use a share above 0 and at most 1, such as 0.8"},
+        {"rule": "self.slowdown > 1.0", "message": "scaling.targets.slowdown: use a number above 1, such as 2"},
+        {"rule": "self.queueSeconds > 0.0", "message": "scaling.targets.queueSeconds: use seconds above 0, such as 1"},
+        {"rule": "self.preemptionsPerMinute > 0.0", "message": "scaling.targets.preemptionsPerMinute: use a number above 0, such as 6"},
+        {"rule": "!has(self.ttftMs) || self.ttftMs > 0.0", "message": "scaling.targets.ttftMs: use milliseconds above 0, or leave it out"},
+        {"rule": "!has(self.itlMs) || self.itlMs > 0.0", "message": "scaling.targets.itlMs: use milliseconds above 0, or leave it out"}
+    ]))
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Targets {
     /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
@@ -74,24 +98,35 @@ impl Default for Targets {
 
 /// How fast and how reluctantly the number of replicas follows the pressure.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "resource",
+    derive(schemars::JsonSchema),
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.panicWindowSeconds <= self.stableWindowSeconds", "message": "scaling.behavior.panicWindowSeconds is above stableWindowSeconds: lower the one or raise the other"},
+        {"rule": "self.downPressure > 0.0 && self.downPressure <= 0.95", "message": "scaling.behavior.downPressure: use a share above 0 and at most 0.95, such as 0.85"}
+    ]))
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Behavior {
-    /// Seconds over which load is averaged when nothing sudden happens. Default: 60.
+    /// Seconds over which load is averaged when nothing sudden happens, 2 to 600. Default: 60.
+    #[cfg_attr(feature = "resource", schemars(range(min = 2, max = 600)))]
     pub stable_window_seconds: u32,
-    /// Seconds over which a sudden rise is judged. Default: 6.
+    /// Seconds over which a sudden rise is judged, 2 to stableWindowSeconds. Default: 6.
+    #[cfg_attr(feature = "resource", schemars(range(min = 2, max = 600)))]
     pub panic_window_seconds: u32,
-    /// Pressure the remaining replicas may have after a step down, above 0 and below 1. Default: 0.85.
+    /// Pressure the remaining replicas may have after a step down, above 0 and at most 0.95. Default: 0.85.
     pub down_pressure: f64,
-    /// Seconds the lower number must have been enough before replicas go. Default: five times the learned start time,
-    /// between 120 and 900, and longer after going down was regretted: a replica that is slow to get back is worth keeping longer.
+    /// Seconds the lower number must have been enough before replicas go, 0 to 86400. Default: five times the learned
+    /// start time, between 120 and 900, and longer after going down was regretted: a replica that is slow to get back is
+    /// worth keeping longer.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 86_400)))]
     pub down_stabilization_seconds: Option<u32>,
-    /// How much one decision may add.
+    /// How much one decision may add. Default: 4 replicas or 400 %.
     pub up: StepLimit,
-    /// How much one decision may remove.
+    /// How much one decision may remove. Default: 1 replica or 50 %.
     pub down: StepLimit,
-    /// Share of the serving replicas whose readings must be fresh.
+    /// Share of the serving replicas whose readings must be fresh. Default: half to go up, all to go down.
     pub quorum: Quorum,
 }
 
@@ -111,12 +146,14 @@ impl Default for Behavior {
 
 /// The larger of two bounds on one step.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StepLimit {
-    /// Replicas one decision may always move.
+    /// Replicas one decision may always move, 1 to 1000.
+    #[cfg_attr(feature = "resource", schemars(range(min = 1, max = 1000)))]
     pub replicas: u32,
-    /// Percent of the replicas wanted so far that one decision may move.
+    /// Percent of the replicas wanted so far that one decision may move, 0 to 10000.
+    #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 10_000)))]
     pub percent: u32,
 }
 
@@ -130,7 +167,14 @@ impl StepLimit {
 
 /// Shares of the serving replicas whose readings must be fresh before the number may move.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "resource",
+    derive(schemars::JsonSchema),
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.up > 0.0 && self.up <= 1.0", "message": "scaling.behavior.quorum.up: use a share above 0 and at most 1, such as 0.5"},
+        {"rule": "self.down > 0.0 && self.down <= 1.0", "message": "scaling.behavior.quorum.down: use a share above 0 and at most 1, such as 1"}
+    ]))
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Quorum {
     /// Share needed to go up, above 0 and at most 1. Default: 0.5.
@@ -147,7 +191,7 @@ impl Default for Quorum {
 
 /// When an idle deployment goes to zero replicas.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ToZero {
     /// Seconds without any request before the last replica goes. Default: 600.
