@@ -4,6 +4,5 @@ pub mod agent;
 pub mod cluster;
 pub mod docs;
 pub mod figures;
-pub mod load;
 pub mod operator;
 pub mod skip;

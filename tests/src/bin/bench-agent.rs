@@ -11,10 +11,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use futures::future::try_join_all;
-use stoker_tests::{
-    figures::{self, Figure, Key, Run},
-    load::{Ask, Heard, stream_chat},
+use stoker_loadgen::{
+    client::{Ask, Client, Connections, Ending, Form, Options},
+    run::Heard,
 };
+use stoker_tests::figures::{self, Figure, Key, Run};
 
 /// Measures the agent on its embedded model, on this machine's CPU.
 #[derive(Debug, Parser)]
@@ -33,11 +34,12 @@ struct Args {
 const MODEL: &str = "ember";
 const STREAMS: usize = 64;
 const START_LIMIT: Duration = Duration::from_secs(60);
+const ANSWER_LIMIT: Duration = Duration::from_secs(300);
 
 /// A started agent; killed when dropped.
 struct Agent {
     child: Child,
-    base: String,
+    client: Client,
 }
 
 impl Agent {
@@ -50,7 +52,14 @@ impl Agent {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
-        Ok(Self { child, base: format!("http://127.0.0.1:{port}") })
+        let client = Client::new(Options {
+            url: format!("http://127.0.0.1:{port}"),
+            form: Form::Chat,
+            connections: Connections::Kept,
+            ending: Ending::AtMaxTokens,
+            api_key: None,
+        })?;
+        Ok(Self { child, client })
     }
 
     fn rss_mb(&self) -> Result<f64> {
@@ -76,9 +85,8 @@ async fn main() -> Result<()> {
         None => std::env::current_exe()?.with_file_name("stoker-agent"),
     };
     let run = Run::start("make bench");
-    let client = reqwest::Client::new();
-    let mut found = starts(&run, &client, &program, args.samples).await?;
-    found.extend(streams(&run, &client, &program, args.samples).await?);
+    let mut found = starts(&run, &program, args.samples).await?;
+    found.extend(streams(&run, &program, args.samples).await?);
     found.iter().for_each(|figure| println!("{:>16} {:<10} {:.4}", figure.case, figure.metric, figure.value));
     figures::append(&args.out, &found)
 }
@@ -88,12 +96,12 @@ fn key<'a>(case: &'a str, metric: &'a str) -> Key<'a> {
 }
 
 /// From exec to the first token, and the memory held right after it.
-async fn starts(run: &Run, client: &reqwest::Client, program: &PathBuf, samples: usize) -> Result<Vec<Figure>> {
+async fn starts(run: &Run, program: &PathBuf, samples: usize) -> Result<Vec<Figure>> {
     let (mut seconds, mut rss) = (Vec::new(), Vec::new());
     for seed in 0..samples {
         let begun = Instant::now();
         let agent = Agent::spawn(program)?;
-        first_token(client, &agent, seed as u64, begun).await?;
+        first_token(&agent, seed as u64, begun).await?;
         seconds.push(begun.elapsed().as_secs_f64());
         tokio::time::sleep(Duration::from_secs(1)).await;
         rss.push(agent.rss_mb()?);
@@ -101,10 +109,10 @@ async fn starts(run: &Run, client: &reqwest::Client, program: &PathBuf, samples:
     Ok(vec![run.figure(key("start", "seconds"), &seconds), run.figure(key("idle", "rss_mb"), &rss)])
 }
 
-async fn first_token(client: &reqwest::Client, agent: &Agent, seed: u64, begun: Instant) -> Result<()> {
-    let ask = Ask { content: "Hello".to_owned(), max_tokens: 1, seed };
+async fn first_token(agent: &Agent, seed: u64, begun: Instant) -> Result<()> {
+    let ask = Ask { prompt: "Hello".to_owned(), max_tokens: 1, seed };
     loop {
-        match stream_chat(client, &agent.base, MODEL, &ask).await {
+        match heard(agent, &ask).await {
             Ok(_) => return Ok(()),
             Err(error) => ensure!(begun.elapsed() < START_LIMIT, "no first token in {START_LIMIT:?}: {error:#}"),
         }
@@ -113,15 +121,15 @@ async fn first_token(client: &reqwest::Client, agent: &Agent, seed: u64, begun: 
 }
 
 /// One stream alone, then 64 together. A stream that errs ends the benchmark: 64 streams without an error is the claim.
-async fn streams(run: &Run, client: &reqwest::Client, program: &PathBuf, samples: usize) -> Result<Vec<Figure>> {
+async fn streams(run: &Run, program: &PathBuf, samples: usize) -> Result<Vec<Figure>> {
     let agent = Agent::spawn(program)?;
-    first_token(client, &agent, 0, Instant::now()).await?;
+    first_token(&agent, 0, Instant::now()).await?;
     let (mut single, mut itl, mut many, mut rss) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..samples {
-        let (heard, seconds) = together(client, &agent, 1).await?;
+        let (heard, seconds) = together(&agent, 1).await?;
         single.push(tokens(&heard) / seconds);
-        itl.push(heard[0].itl_seconds() * 1e3);
-        let (heard, seconds) = together(client, &agent, STREAMS).await?;
+        itl.push(heard[0].time_per_token().context("more than one token")?.as_secs_f64() * 1e3);
+        let (heard, seconds) = together(&agent, STREAMS).await?;
         many.push(tokens(&heard) / seconds);
         rss.push(agent.rss_mb()?);
     }
@@ -134,15 +142,22 @@ async fn streams(run: &Run, client: &reqwest::Client, program: &PathBuf, samples
     ])
 }
 
-async fn together(client: &reqwest::Client, agent: &Agent, n: usize) -> Result<(Vec<Heard>, f64)> {
+/// One streamed answer, timed from its sending.
+async fn heard(agent: &Agent, ask: &Ask) -> Result<Heard> {
+    let sent = Instant::now();
+    let answer = agent.client.ask(MODEL, ask, (sent + ANSWER_LIMIT).into()).await?;
+    Ok(Heard::of(&answer, sent))
+}
+
+async fn together(agent: &Agent, n: usize) -> Result<(Vec<Heard>, f64)> {
     let asks: Vec<_> = (0..n)
-        .map(|idx| Ask { content: format!("Count from {idx} to {}.", idx + 40), max_tokens: 128, seed: idx as u64 })
+        .map(|idx| Ask { prompt: format!("Count from {idx} to {}.", idx + 40), max_tokens: 128, seed: idx as u64 })
         .collect();
     let begun = Instant::now();
-    let heard = try_join_all(asks.iter().map(|ask| stream_chat(client, &agent.base, MODEL, ask))).await?;
+    let heard = try_join_all(asks.iter().map(|ask| heard(agent, ask))).await?;
     Ok((heard, begun.elapsed().as_secs_f64()))
 }
 
 fn tokens(heard: &[Heard]) -> f64 {
-    heard.iter().map(|heard| f64::from(heard.completion_tokens)).sum()
+    heard.iter().map(|heard| f64::from(heard.usage.completion_tokens)).sum()
 }
