@@ -10,8 +10,6 @@ use std::{
     time::Instant,
 };
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
-
 use crate::{
     config::{EngineConfig, LimitError},
     engine_loop::EngineLoop,
@@ -144,12 +142,12 @@ impl LoadedModel {
         let needs = memory_needs(&llama, &weights, &sched, kv_dtype);
         let memory = MemoryPlan::new(needs, limits, &sched, limit_bytes)?;
         let threads = limits.threads.unwrap_or_else(host::n_cpus);
-        let pool = thread_pool(threads)?;
+        let ops = CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let model = pool.install(|| Llama::load(&CpuOps, llama.clone(), weights, sched.max_model_len, &take))?;
+        let model = Llama::load(&ops, llama.clone(), weights, sched.max_model_len, &take)?;
         let info = model_info(&model, &llama, &assets, memory, &sched, threads);
         let layout = kv_layout(&llama, kv_dtype, info.memory.kv_blocks as usize);
-        let executor = CpuExecutor::new(model, &llama, layout, pool);
+        let executor = CpuExecutor::new(ops, model, &llama, layout);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
@@ -157,15 +155,10 @@ impl LoadedModel {
 
 fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
     MemoryNeeds {
-        weights_bytes: weights.n_values() * size_of::<f32>() as u64,
+        weights_bytes: weights.n_bytes(),
         workspace_bytes: workspace_bytes(llama, sched),
         kv_bytes_per_token: kv_layout(llama, kv_dtype, 0).bytes_per_token(),
     }
-}
-
-fn thread_pool(threads: usize) -> Result<ThreadPool, StartError> {
-    let builder = ThreadPoolBuilder::new().num_threads(threads).thread_name(|idx| format!("engine-cpu-{idx}"));
-    builder.build().map_err(|error| StartError::Threads { threads, reason: error.to_string() })
 }
 
 fn model_info(

@@ -1,6 +1,4 @@
-//! The executor on the CPU: forward pass over `CpuOps`, then sampling, in a thread pool of its own.
-
-use rayon::{ThreadPool, prelude::*};
+//! The executor on the CPU: forward pass over `CpuOps`, then sampling on the same threads.
 
 use super::{BatchInputs, ExecError, Executor};
 use crate::{
@@ -19,15 +17,13 @@ pub struct CpuExecutor {
     ops: CpuOps,
     cache: CpuCache,
     vocab_size: usize,
-    pool: ThreadPool,
 }
 
 impl CpuExecutor {
     /// An executor over an empty cache of that layout.
-    pub fn new(model: Llama<CpuOps>, config: &LlamaConfig, layout: KvLayout, pool: ThreadPool) -> Self {
-        let ops = CpuOps;
+    pub fn new(ops: CpuOps, model: Llama<CpuOps>, config: &LlamaConfig, layout: KvLayout) -> Self {
         let cache = ops.kv_cache(layout);
-        Self { model, ops, cache, vocab_size: config.vocab_size, pool }
+        Self { model, ops, cache, vocab_size: config.vocab_size }
     }
 
     /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
@@ -52,11 +48,9 @@ impl CpuExecutor {
     }
 
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
-        let Self { model, ops, cache, pool, .. } = self;
-        pool.install(|| {
-            let logits = model.forward(ops, cache, inputs);
-            ops.read(&logits)
-        })
+        let Self { model, ops, cache, .. } = self;
+        let logits = model.forward(ops, cache, inputs);
+        ops.read(&logits)
     }
 }
 
@@ -65,12 +59,13 @@ impl Executor for CpuExecutor {
         let logits = self.logits(&BatchInputs::new(plan));
         let specs: Vec<(&Chunk, &SampleSpec)> =
             plan.chunks.iter().filter_map(|chunk| Some((chunk, chunk.sample.as_ref()?))).collect();
-        let rows = logits.par_chunks(self.vocab_size).zip(specs);
-        let sample = |(logits, (chunk, spec)): (&[f32], (&Chunk, &SampleSpec))| {
-            let choice = choose(logits, spec);
-            SampledToken { id: chunk.id, token: choice.token, logprobs: choice.logprobs }
-        };
-        Ok(StepOutput { sampled: self.pool.install(|| rows.map(sample).collect()) })
+        let mut sampled = vec![None; specs.len()];
+        self.ops.pool().for_each(&mut sampled, |row, sampled| {
+            let (chunk, spec) = specs[row];
+            let choice = choose(&logits[row * self.vocab_size..][..self.vocab_size], spec);
+            *sampled = Some(SampledToken { id: chunk.id, token: choice.token, logprobs: choice.logprobs });
+        });
+        Ok(StepOutput { sampled: sampled.into_iter().flatten().collect() })
     }
 }
 

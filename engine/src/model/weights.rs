@@ -117,9 +117,9 @@ impl WeightStore {
         self.tensors.values().max_by_key(|tensor| tensor.n_values()).map(|tensor| tensor.dtype)
     }
 
-    /// Numbers of all tensors.
-    pub fn n_values(&self) -> u64 {
-        self.tensors.values().map(|tensor| tensor.n_values() as u64).sum()
+    /// Bytes of all tensors, as stored.
+    pub fn n_bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor.bytes().len() as u64).sum()
     }
 }
 

@@ -3,13 +3,12 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{
     CpuCache, CpuTensor,
     activation::softcap,
     cache::{CachedLayer, KvNumber, KvPair},
     fold,
+    pool::{Pool, RowRuns},
 };
 use crate::{
     exec::BatchInputs,
@@ -21,6 +20,7 @@ use crate::{
 const MIN_TASKS: usize = 4;
 
 pub(super) fn attend(
+    pool: &mut Pool,
     cache: &CpuCache,
     layer: usize,
     queries: &CpuTensor,
@@ -28,12 +28,13 @@ pub(super) fn attend(
     batch: &BatchInputs,
 ) -> CpuTensor {
     match cache.layer(layer) {
-        CachedLayer::F32(cached) => attend_to(cached, cache.layout(), queries, spec, batch),
-        CachedLayer::Bf16(cached) => attend_to(cached, cache.layout(), queries, spec, batch),
+        CachedLayer::F32(cached) => attend_to(pool, cached, cache.layout(), queries, spec, batch),
+        CachedLayer::Bf16(cached) => attend_to(pool, cached, cache.layout(), queries, spec, batch),
     }
 }
 
 fn attend_to<T: KvNumber>(
+    pool: &mut Pool,
     cached: KvPair<&[T]>,
     layout: KvLayout,
     queries: &CpuTensor,
@@ -43,20 +44,23 @@ fn attend_to<T: KvNumber>(
     let HeadShape { n_heads, n_kv_heads, head_dim } = spec.heads;
     let group = n_heads / n_kv_heads;
     let mut out = CpuTensor::zeros(queries.n_rows(), n_heads * head_dim);
-    let tasks = out.values.par_chunks_mut(head_dim).enumerate().with_min_len(MIN_TASKS);
-    tasks.for_each_init(Vec::new, |scores, (task, out)| {
-        let (row, head) = (task / n_heads, task % n_heads);
-        let n_keys = batch.positions[row] as usize + 1;
-        let task = RowHead {
-            spec,
-            cached,
-            layout,
-            blocks: &batch.block_tables[batch.sequence_of_row[row] as usize],
-            kv_head: head / group,
-            query: &queries.row(row)[head * head_dim..][..head_dim],
-            seen: n_keys.saturating_sub(spec.window.unwrap_or(n_keys))..n_keys,
-        };
-        task.attend(scores, out);
+    pool.for_rows(&mut out.values, RowRuns { width: head_dim, per_task: MIN_TASKS }, |first, run| {
+        let mut scores = Vec::new();
+        for (idx, out) in run.chunks_exact_mut(head_dim).enumerate() {
+            let task = first + idx;
+            let (row, head) = (task / n_heads, task % n_heads);
+            let n_keys = batch.positions[row] as usize + 1;
+            let task = RowHead {
+                spec,
+                cached,
+                layout,
+                blocks: &batch.block_tables[batch.sequence_of_row[row] as usize],
+                kv_head: head / group,
+                query: &queries.row(row)[head * head_dim..][..head_dim],
+                seen: n_keys.saturating_sub(spec.window.unwrap_or(n_keys))..n_keys,
+            };
+            task.attend(&mut scores, out);
+        }
     });
     out
 }

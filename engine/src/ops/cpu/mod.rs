@@ -6,11 +6,13 @@
 mod activation;
 mod attention;
 mod cache;
-mod gemm;
+mod kernel;
+mod pool;
 mod weights;
 
 pub use cache::CpuCache;
-use rayon::prelude::*;
+use kernel::Isa;
+use pool::{Pool, RowRuns};
 pub use weights::{CpuMatrix, CpuVector};
 
 use super::{Activation, AttentionSpec, Ops};
@@ -23,9 +25,33 @@ use crate::{
 /// Work below this many numbers is not worth handing to another thread.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
 
-/// The CPU back end. Runs in whatever thread pool it is called in.
-#[derive(Debug, Default)]
-pub struct CpuOps;
+/// The CPU back end: its threads and the instructions they compute with.
+#[derive(Debug)]
+pub struct CpuOps {
+    pool: Pool,
+    isa: Isa,
+}
+
+impl CpuOps {
+    /// Computes on `n_threads` threads, the caller's among them, with the best instructions this CPU has.
+    pub fn new(n_threads: usize) -> std::io::Result<Self> {
+        Ok(Self { pool: Pool::new(n_threads)?, isa: Isa::detect() })
+    }
+
+    /// The threads, for work of others between two forward passes.
+    pub(crate) fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    /// `change(idx, row)` for every row, shared out if there is much to do.
+    fn each_row(&mut self, x: &mut CpuTensor, change: impl Fn(usize, &mut [f32]) + Sync) {
+        let width = x.width;
+        let rows = RowRuns { width, per_task: (MIN_VALUES_PER_TASK / width).max(1) };
+        self.pool.for_rows(&mut x.values, rows, |first, run| {
+            run.chunks_exact_mut(width).enumerate().for_each(|(idx, row)| change(first + idx, row));
+        });
+    }
+}
 
 /// Rows of f32.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,11 +73,6 @@ impl CpuTensor {
 
     fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.width..][..self.width]
-    }
-
-    fn rows_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [f32]> {
-        let rows_per_task = (MIN_VALUES_PER_TASK / self.width).max(1);
-        self.values.par_chunks_mut(self.width).with_min_len(rows_per_task)
     }
 }
 
@@ -84,14 +105,15 @@ impl Ops for CpuOps {
     }
 
     fn embed(&mut self, table: &CpuMatrix, batch: &BatchInputs) -> CpuTensor {
-        let values = batch.token_ids.iter().flat_map(|token| table.row(*token as usize)).copied().collect();
-        CpuTensor { width: table.n_inputs(), values }
+        let mut out = CpuTensor::zeros(batch.token_ids.len(), table.n_inputs());
+        self.each_row(&mut out, |row, out| table.read_row(batch.token_ids[row] as usize, out));
+        out
     }
 
     fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
         let mut out = CpuTensor::zeros(x.n_rows(), x.width);
         let weight = weight.values();
-        out.rows_mut().enumerate().for_each(|(row, out)| {
+        self.each_row(&mut out, |row, out| {
             let runs = x.row(row).chunks_exact(weight.len());
             out.chunks_exact_mut(weight.len()).zip(runs).for_each(|(out, x)| norm(out, x, weight, eps));
         });
@@ -100,17 +122,19 @@ impl Ops for CpuOps {
 
     fn linear(&mut self, x: &CpuTensor, weight: &CpuMatrix, bias: Option<&CpuVector>) -> CpuTensor {
         assert_eq!(x.width, weight.n_inputs(), "a row has one number for each input");
-        let mut out = CpuTensor { width: weight.n_outputs(), values: gemm::multiply(&x.values, weight) };
+        let values = kernel::multiply(&mut self.pool, self.isa, &x.values, weight.rows(), weight.format());
+        let mut out = CpuTensor { width: weight.n_outputs(), values };
         if let Some(bias) = bias {
-            out.rows_mut().for_each(|row| add_to(row, bias.values()));
+            self.each_row(&mut out, |_, row| add_to(row, bias.values()));
         }
         out
     }
 
     fn rope(&mut self, x: &mut CpuTensor, rope: &RopeTable, batch: &BatchInputs) {
         let n_pairs = rope.n_pairs;
-        x.rows_mut().zip(&batch.positions).for_each(|(row, position)| {
-            let angles = *position as usize * n_pairs..(*position as usize + 1) * n_pairs;
+        self.each_row(x, |row_idx, row| {
+            let position = batch.positions[row_idx] as usize;
+            let angles = position * n_pairs..(position + 1) * n_pairs;
             let (cos, sin) = (&rope.cos[angles.clone()], &rope.sin[angles]);
             for head in row.chunks_exact_mut(rope.head_dim) {
                 rotate(&mut head[..2 * n_pairs], cos, sin);
@@ -139,11 +163,11 @@ impl Ops for CpuOps {
         spec: AttentionSpec,
         batch: &BatchInputs,
     ) -> CpuTensor {
-        attention::attend(cache, layer, queries, spec, batch)
+        attention::attend(&mut self.pool, cache, layer, queries, spec, batch)
     }
 
     fn activate_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor, activation: Activation) -> CpuTensor {
-        gate.rows_mut().enumerate().for_each(|(row, gate)| activation::apply_mul(activation, gate, up.row(row)));
+        self.each_row(&mut gate, |row, gate| activation::apply_mul(activation, gate, up.row(row)));
         gate
     }
 
@@ -152,11 +176,11 @@ impl Ops for CpuOps {
     }
 
     fn scale(&mut self, x: &mut CpuTensor, factor: f32) {
-        x.rows_mut().for_each(|row| row.iter_mut().for_each(|x| *x *= factor));
+        self.each_row(x, |_, row| row.iter_mut().for_each(|x| *x *= factor));
     }
 
     fn softcap(&mut self, x: &mut CpuTensor, cap: f32) {
-        x.rows_mut().for_each(|row| activation::softcap(row, cap));
+        self.each_row(x, |_, row| activation::softcap(row, cap));
     }
 
     fn sampled_rows(&mut self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {

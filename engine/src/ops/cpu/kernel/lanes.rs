@@ -1,0 +1,38 @@
+//! What a kernel is written in: the registers of one instruction set that multiply numbers of one weight format.
+//!
+//! A product sums over its inputs in lanes: step `s` adds the inputs `s * STEP..(s + 1) * STEP` to the lanes, and the
+//! end folds the lanes in a fixed tree. Neither depends on how many rows or outputs are computed together, so on one
+//! machine a number has the same bits whoever computes it.
+
+/// One instruction set on one weight format.
+///
+/// # Safety
+/// Its functions are called only where `Isa::detect` found the instruction set, and inlined into a function that
+/// enables it. Pointers are read for the bytes named, at any alignment.
+pub(super) unsafe trait Lanes {
+    /// Inputs of one step.
+    const STEP: usize;
+    /// Bytes of a packed row in one step.
+    const X_BYTES: usize;
+    /// Bytes of a weight row in one step.
+    const W_BYTES: usize;
+    /// Sums on the way.
+    type Acc: Copy;
+    /// A step of a packed row.
+    type X: Copy;
+    /// A step of a weight row.
+    type W: Copy;
+
+    /// No sum yet.
+    unsafe fn zero() -> Self::Acc;
+    /// Reads a step of a packed row.
+    unsafe fn x(x: *const u8) -> Self::X;
+    /// Reads a step of a weight row.
+    unsafe fn w(w: *const u8) -> Self::W;
+    /// Adds the products of a step.
+    unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::W) -> Self::Acc;
+    /// Folds the lanes of four sums: halves onto each other until one is left.
+    unsafe fn fold4(acc: [Self::Acc; 4]) -> [f32; 4];
+    /// Writes part of a row, whole steps of it, as [`Lanes::x`] reads it.
+    fn pack(row: &[f32], packed: &mut [u8]);
+}

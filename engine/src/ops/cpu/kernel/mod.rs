@@ -1,0 +1,228 @@
+//! Kernels of the CPU back end and the choice of instruction set, made once per process. The only place, beside the
+//! thread pool, with `unsafe` code; everything else hands slices in.
+
+#![expect(
+    unsafe_code,
+    reason = "instructions of a set exist only on CPUs that have it; registers are filled through pointers"
+)]
+
+mod lanes;
+mod linear;
+mod portable;
+mod product;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use half::{bf16, f16};
+use lanes::Lanes;
+pub(super) use linear::multiply;
+use portable::{Portable, Stored};
+pub(super) use product::WeightRows;
+use product::{Product, Target};
+
+/// How weights, keys or values are stored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Format {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Instructions that kernels are made of, best first.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+/// Work that is written once and compiled for every instruction set and format.
+trait Kernel {
+    /// Does it.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `L`, and the caller is compiled for it.
+    unsafe fn run<L: Lanes>(self);
+}
+
+impl Format {
+    /// Bytes of a number.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+impl Isa {
+    /// The best this CPU has.
+    pub(super) fn detect() -> Self {
+        Self::available()[0]
+    }
+
+    /// All this CPU has, best first.
+    fn available() -> Vec<Self> {
+        let mut found = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let has_avx512 = has_avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq");
+            if has_avx512 && is_x86_feature_detected!("avx512bf16") {
+                found.push(Self::Avx512Bf16);
+            }
+            if has_avx512 {
+                found.push(Self::Avx512);
+            }
+            if has_avx2 {
+                found.push(Self::Avx2);
+            }
+        }
+        found.push(Self::Portable);
+        found
+    }
+
+    /// Runs a kernel over numbers of that format.
+    fn run(self, format: Format, kernel: impl Kernel) {
+        // SAFETY: `detect` and `available`, the only makers of the variants, looked for the sets that the functions
+        // enable.
+        unsafe {
+            match (self, format) {
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx512Bf16, Format::Bf16) => avx512_bf16(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx512Bf16 | Self::Avx512, Format::F32) => avx512::<f32>(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx512, Format::Bf16) => avx512::<bf16>(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx512Bf16 | Self::Avx512, Format::F16) => avx512::<f16>(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2, Format::F32) => avx2::<f32>(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2, Format::Bf16) => avx2::<bf16>(kernel),
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2, Format::F16) => avx2::<f16>(kernel),
+                (Self::Portable, Format::F32) => kernel.run::<Portable<f32>>(),
+                (Self::Portable, Format::Bf16) => kernel.run::<Portable<bf16>>(),
+                (Self::Portable, Format::F16) => kernel.run::<Portable<f16>>(),
+            }
+        }
+    }
+
+    /// Lays rows of `width` numbers out as products with weights of that format read them.
+    fn pack(self, rows: &[f32], width: usize, format: Format) -> PackedRows {
+        let mut packed = PackedRows { lines: Vec::new(), stride: 0, n_rows: rows.len() / width };
+        self.run(format, Pack { rows, width, packed: &mut packed });
+        packed
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn avx512_bf16(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<x86::Bf16Dot>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn avx512<T: x86::Wide512>(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<x86::Avx512<T>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<T: x86::Wide256>(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<x86::Avx2<T>>() }
+}
+
+/// Rows as a product reads them: each padded with zeros to whole steps.
+#[derive(Debug)]
+struct PackedRows {
+    lines: Vec<Line>,
+    /// Bytes from one row to the next.
+    stride: usize,
+    n_rows: usize,
+}
+
+/// A cache line, so that no step of a row lies in two.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl PackedRows {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.lines)
+    }
+}
+
+struct Pack<'a> {
+    rows: &'a [f32],
+    width: usize,
+    packed: &'a mut PackedRows,
+}
+
+impl Kernel for Pack<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let Self { rows, width, packed } = self;
+        packed.stride = width.div_ceil(L::STEP) * L::X_BYTES;
+        packed.lines = vec![Line([0; 64]); (packed.stride * packed.n_rows).div_ceil(64)];
+        let packed_rows = bytemuck::cast_slice_mut(&mut packed.lines).chunks_mut(packed.stride);
+        for (row, packed) in rows.chunks_exact(width).zip(packed_rows) {
+            L::pack(row, packed);
+        }
+    }
+}
+
+/// As they are.
+#[inline(always)]
+fn pack_f32(row: &[f32], packed: &mut [u8]) {
+    let bytes: &[u8] = bytemuck::cast_slice(row);
+    packed[..bytes.len()].copy_from_slice(bytes);
+}
+
+/// Rounded to the nearest, ties to even.
+#[inline(always)]
+fn pack_bf16(row: &[f32], packed: &mut [u8]) {
+    for (value, packed) in row.iter().zip(packed.as_chunks_mut().0) {
+        *packed = rounded(*value).to_ne_bytes();
+    }
+}
+
+/// The upper half of an f32 after rounding; a NaN stays one. Written without branches, so that it vectorises.
+#[inline(always)]
+fn rounded(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+    let kept = if value.is_nan() { bits | 0x40_0000 } else { nearest };
+    (kept >> 16) as u16
+}
+
+/// Stored numbers to f32, in plain Rust: for what is read once.
+pub(super) fn widen(format: Format, stored: &[u8], out: &mut [f32]) {
+    match format {
+        Format::F32 => widen_as::<f32>(stored, out),
+        Format::Bf16 => widen_as::<bf16>(stored, out),
+        Format::F16 => widen_as::<f16>(stored, out),
+    }
+}
+
+fn widen_as<T: Stored>(stored: &[u8], out: &mut [f32]) {
+    for (bytes, out) in stored.chunks_exact(T::BYTES).zip(out) {
+        *out = T::widened(bytes);
+    }
+}

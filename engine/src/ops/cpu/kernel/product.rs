@@ -1,0 +1,219 @@
+//! `y = x * w^T` for rows packed by the same lanes.
+//!
+//! Tiles of rows x outputs stay in registers while all inputs pass by:
+//!
+//! ```text
+//!              outputs: C weight rows, as they lie in the file
+//! rows: R x    [ acc acc acc ... ]     a step reads R + C registers and makes R * C
+//! ```
+//! One row takes 8 outputs at once, enough sums in flight to hide the latency of an addition; four rows take 6, which
+//! leaves registers for what is read. Weights are read from memory once for as many rows as the cache holds.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::{Kernel, PackedRows, lanes::Lanes};
+
+/// Packed rows that stay in the second-level cache while weights pass by, in bytes: half of it.
+const CACHED_BYTES: usize = 512 << 10;
+/// Longest step of a weight row, in bytes.
+const MAX_STEP_BYTES: usize = 128;
+
+/// Weight rows, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct WeightRows<'a> {
+    pub(in super::super) bytes: &'a [u8],
+    pub(in super::super) row_bytes: usize,
+}
+
+/// Results, lent to tasks that each write their own outputs: row `r` of output `o` is at `r * stride + o`.
+#[derive(Debug)]
+pub(super) struct Target<'a> {
+    start: *mut f32,
+    len: usize,
+    stride: usize,
+    lent: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: products that share a target write different outputs; `Product` asks that of its makers.
+unsafe impl Sync for Target<'_> {}
+
+impl<'a> Target<'a> {
+    pub(super) fn new(y: &'a mut [f32], n_outputs: usize) -> Self {
+        Self { start: y.as_mut_ptr(), len: y.len(), stride: n_outputs, lent: PhantomData }
+    }
+}
+
+/// Products of all rows with the weight rows `outputs`. Products that run at the same time on one target have different
+/// outputs.
+#[derive(Debug)]
+pub(super) struct Product<'a> {
+    pub(super) x: &'a PackedRows,
+    pub(super) w: WeightRows<'a>,
+    pub(super) outputs: Range<usize>,
+    pub(super) y: &'a Target<'a>,
+}
+
+impl Kernel for Product<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let Self { x, w, outputs, y } = self;
+        assert!(w.row_bytes * outputs.end <= w.bytes.len(), "every output has its weights");
+        assert_eq!(x.stride, w.row_bytes.div_ceil(L::W_BYTES) * L::X_BYTES, "rows are as long as weight rows");
+        assert!(outputs.end <= y.stride && x.n_rows * y.stride <= y.len, "every product has its place");
+        let rows_at_once = (CACHED_BYTES / x.stride).max(8) / 4 * 4;
+        for first in (0..x.n_rows).step_by(rows_at_once) {
+            let rows = first..x.n_rows.min(first + rows_at_once);
+            // SAFETY: rows, outputs and places of results exist by the assertions.
+            unsafe { block::<L>(x, rows, w, outputs.clone(), y) };
+        }
+    }
+}
+
+/// All outputs for rows that fit the cache.
+///
+/// # Safety
+/// As [`tile`], for all rows and outputs.
+#[inline(always)]
+unsafe fn block<L: Lanes>(
+    x: &PackedRows,
+    rows: Range<usize>,
+    w: WeightRows<'_>,
+    outputs: Range<usize>,
+    y: &Target<'_>,
+) {
+    let mut output = outputs.start;
+    // SAFETY: each column of tiles lies inside `outputs`.
+    unsafe {
+        if rows.len() < 4 {
+            while output + 8 <= outputs.end {
+                columns::<L, 8>(x, rows.clone(), w, output, y);
+                output += 8;
+            }
+        }
+        while output + 6 <= outputs.end {
+            columns::<L, 6>(x, rows.clone(), w, output, y);
+            output += 6;
+        }
+        while output < outputs.end {
+            columns::<L, 1>(x, rows.clone(), w, output, y);
+            output += 1;
+        }
+    }
+}
+
+/// `C` outputs for all rows.
+///
+/// # Safety
+/// As [`tile`], for all rows.
+#[inline(always)]
+unsafe fn columns<L: Lanes, const C: usize>(
+    x: &PackedRows,
+    rows: Range<usize>,
+    w: WeightRows<'_>,
+    output: usize,
+    y: &Target<'_>,
+) {
+    let mut row = rows.start;
+    // SAFETY: each tile lies inside `rows`.
+    unsafe {
+        while row + 4 <= rows.end {
+            tile::<L, 4, C>(x, row, w, output, y);
+            row += 4;
+        }
+        match rows.end - row {
+            3 => tile::<L, 3, C>(x, row, w, output, y),
+            2 => tile::<L, 2, C>(x, row, w, output, y),
+            1 => tile::<L, 1, C>(x, row, w, output, y),
+            _ => {}
+        }
+    }
+}
+
+/// `R` rows from `row` times `C` outputs from `output`.
+///
+/// # Safety
+/// The rows are in `x`, the outputs in `w`, and `y` may be written for them. The CPU has the set of `L`.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
+    x: &PackedRows,
+    row: usize,
+    w: WeightRows<'_>,
+    output: usize,
+    y: &Target<'_>,
+) {
+    let (n_steps, rest) = (w.row_bytes / L::W_BYTES, w.row_bytes % L::W_BYTES);
+    // SAFETY: a packed row has `n_steps` whole steps and one more if there is a rest; a weight row has `n_steps` whole
+    // steps, and its rest is read from a copy that zeros follow.
+    unsafe {
+        let mut acc = [[L::zero(); R]; C];
+        let x_at = x.bytes().as_ptr().add(row * x.stride);
+        let w_at = w.bytes.as_ptr().add(output * w.row_bytes);
+        for step in 0..n_steps {
+            let xs = x_step::<L, R>(x_at.add(step * L::X_BYTES), x.stride);
+            for (c, sums) in acc.iter_mut().enumerate() {
+                let w = L::w(w_at.add(c * w.row_bytes + step * L::W_BYTES));
+                add_step::<L, R>(sums, xs, w);
+            }
+        }
+        if rest > 0 {
+            let xs = x_step::<L, R>(x_at.add(n_steps * L::X_BYTES), x.stride);
+            for (c, sums) in acc.iter_mut().enumerate() {
+                let mut padded = [0u8; MAX_STEP_BYTES];
+                let rest_at = w_at.add(c * w.row_bytes + n_steps * L::W_BYTES);
+                rest_at.copy_to_nonoverlapping(padded.as_mut_ptr(), rest);
+                add_step::<L, R>(sums, xs, L::w(padded.as_ptr()));
+            }
+        }
+        store::<L, R, C>(acc, y.start.add(row * y.stride + output), y.stride);
+    }
+}
+
+/// One step of `R` rows.
+///
+/// # Safety
+/// Each row may be read for a step.
+#[inline(always)]
+unsafe fn x_step<L: Lanes, const R: usize>(x: *const u8, stride: usize) -> [L::X; R] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let mut xs = [L::x(x); R];
+        for (r, step) in xs.iter_mut().enumerate().skip(1) {
+            *step = L::x(x.add(r * stride));
+        }
+        xs
+    }
+}
+
+/// Adds one step of one output to the sums of `R` rows.
+///
+/// # Safety
+/// The CPU has the set of `L`.
+#[inline(always)]
+unsafe fn add_step<L: Lanes, const R: usize>(sums: &mut [L::Acc; R], xs: [L::X; R], w: L::W) {
+    for r in 0..R {
+        // SAFETY: as the caller vouches.
+        sums[r] = unsafe { L::add(sums[r], xs[r], w) };
+    }
+}
+
+/// Folds the sums, four at a time, and writes them.
+///
+/// # Safety
+/// `y` may be written for `R` rows, `stride` apart, of `C` numbers. The CPU has the set of `L`.
+#[inline(always)]
+unsafe fn store<L: Lanes, const R: usize, const C: usize>(acc: [[L::Acc; R]; C], y: *mut f32, stride: usize) {
+    for first in (0..R * C).step_by(4) {
+        // The last four may be fewer: then one of them is folded again and not written.
+        let sum = |i: usize| {
+            let i = (first + i).min(R * C - 1);
+            acc[i / R][i % R]
+        };
+        // SAFETY: as the caller vouches.
+        let folded = unsafe { L::fold4([sum(0), sum(1), sum(2), sum(3)]) };
+        for (i, value) in folded.into_iter().enumerate().take(R * C - first) {
+            let (c, r) = ((first + i) / R, (first + i) % R);
+            // SAFETY: `r < R` and `c < C`.
+            unsafe { y.add(r * stride + c).write(value) };
+        }
+    }
+}
