@@ -3,6 +3,5 @@
 pub mod agent;
 pub mod cluster;
 pub mod docs;
-pub mod figures;
 pub mod operator;
 pub mod skip;

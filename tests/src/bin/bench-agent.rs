@@ -11,11 +11,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use futures::future::try_join_all;
+use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_loadgen::{
     client::{Ask, Client, Connections, Ending, Form, Options},
     run::Heard,
 };
-use stoker_tests::figures::{self, Figure, Key, Run};
 
 /// Measures the agent on its embedded model, on this machine's CPU.
 #[derive(Debug, Parser)]

@@ -9,10 +9,8 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_crds::InferenceDeployment;
-use stoker_tests::{
-    figures::{self, Key, Run},
-    operator::Rig,
-};
+use stoker_figures::{self as figures, Key, Run};
+use stoker_tests::operator::Rig;
 
 /// Measures the operator with stand-in agents on this machine.
 #[derive(Debug, Parser)]

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use stoker_tests::{docs, figures};
+use stoker_figures::render;
+use stoker_tests::docs;
 
 fn main() -> Result<()> {
     let root = PathBuf::from(std::env::args().nth(1).context("usage: docs-check ROOT")?);
@@ -12,7 +13,7 @@ fn main() -> Result<()> {
     broken.iter().for_each(|line| eprintln!("{line}"));
     let benchmarks = root.join("docs/benchmarks");
     ensure!(broken.is_empty(), "{} stale references in the docs", broken.len());
-    for (name, text) in figures::render(&benchmarks)? {
+    for (name, text) in render(&benchmarks)? {
         let found = std::fs::read_to_string(benchmarks.join(&name)).unwrap_or_default();
         ensure!(found == text, "docs/benchmarks/{name} is stale: run `render-benchmarks docs/benchmarks`");
     }

@@ -1,0 +1,288 @@
+//! Checkpoints of random weights on disk, made once from a seed: `config.json`, a byte tokenizer, `model.safetensors`. The
+//! engine and its peers read the same files. Never overwrites a finished one.
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use half::bf16;
+use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::shape::{Fill, Shape, Tensor};
+
+/// The format of a checkpoint's weights.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl Dtype {
+    /// Its name in figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+
+    fn torch_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            Self::F32 => "float32",
+        }
+    }
+
+    fn safetensors_name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "BF16",
+            Self::F32 => "F32",
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+const EMBER: &str = "ember";
+const STANDARD_DEVIATION: f32 = 0.02;
+/// Draws that random weights are picked from: enough that no two rows of a matrix look alike.
+const TABLE_LEN: usize = 1 << 16;
+/// Values a thread fills at a time.
+const PIECE_VALUES: usize = 1 << 20;
+/// Pieces written at a time: bounds the memory beside the page cache.
+const PIECES_AT_ONCE: usize = 16;
+
+/// The directory of a model by name: `ember` with its trained weights, or a shape with random ones, made now if this cache
+/// lacks it.
+pub fn ensure(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
+    let dir = cache.join("bench/models").join(format!("{model}-{}", dtype.name()));
+    if dir.exists() {
+        return Ok(dir);
+    }
+    let content = Content::of(model, dtype)?;
+    let unfinished = dir.with_extension(format!("{}", std::process::id()));
+    fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
+    match content {
+        Content::Ember => write_ember(&unfinished)?,
+        Content::Random(shape) => write_random(&unfinished, shape, dtype)?,
+    }
+    fs::rename(&unfinished, &dir).with_context(|| format!("rename to {}", dir.display()))?;
+    Ok(dir)
+}
+
+/// What a model by name is made of.
+enum Content {
+    Ember,
+    Random(&'static Shape),
+}
+
+impl Content {
+    fn of(model: &str, dtype: Dtype) -> Result<Self> {
+        match (model, dtype) {
+            (EMBER, Dtype::Bf16) => Ok(Self::Ember),
+            (EMBER, Dtype::F32) => bail!("ember's weights are bf16: leave --dtype out"),
+            _ => Ok(Self::Random(named(model)?)),
+        }
+    }
+}
+
+fn named(model: &str) -> Result<&'static Shape> {
+    let known = || Shape::names().collect::<Vec<_>>().join(", ");
+    Shape::named(model).with_context(|| format!("no model {model}: use {EMBER}, {} or a directory", known()))
+}
+
+fn write_ember(dir: &Path) -> Result<()> {
+    let (_, files) = stoker_agent::builtin::files(EMBER).context("the agent carries ember")?;
+    files.iter().try_for_each(|(name, bytes)| Ok(fs::write(dir.join(name), bytes)?))
+}
+
+/// Writes a checkpoint of a shape into a directory that exists.
+pub fn write_random(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
+    write_json(&dir.join("config.json"), &shape.config(dtype.torch_name()))?;
+    write_json(&dir.join("tokenizer.json"), &byte_tokenizer())?;
+    let path = dir.join("model.safetensors");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let tensors = shape.tensors();
+    write_header(&mut out, &tensors, dtype)?;
+    let table = normal_table();
+    tensors
+        .iter()
+        .enumerate()
+        .try_for_each(|(idx, tensor)| write_tensor(&mut out, idx as u64, tensor, &table, dtype))?;
+    out.flush().with_context(|| format!("write {}", path.display()))
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    fs::write(path, serde_json::to_vec_pretty(value)?).with_context(|| format!("write {}", path.display()))
+}
+
+/// One token a byte: prompts are token ids, and text plays no part.
+fn byte_tokenizer() -> Value {
+    // GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on.
+    let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others = (0..=255).filter(|byte| !printable(byte)).zip(0x100_u32..);
+    let spelled = (0..=255).filter(printable).map(|byte| (byte, u32::from(byte))).chain(others);
+    let vocab: Map<_, _> = spelled
+        .map(|(byte, c)| (char::from_u32(c).expect("below the surrogates").to_string(), Value::from(byte)))
+        .collect();
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    json!({
+        "version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    })
+}
+
+/// Length of the JSON, the JSON with every tensor's place, padded so that data begins at a multiple of 64 bytes.
+fn write_header(out: &mut impl Write, tensors: &[Tensor], dtype: Dtype) -> Result<()> {
+    let mut fields = Map::new();
+    let mut begin = 0;
+    for tensor in tensors {
+        let end = begin + tensor.n_values() * dtype.bytes();
+        let place = json!({"dtype": dtype.safetensors_name(), "shape": tensor.shape, "data_offsets": [begin, end]});
+        fields.insert(tensor.name.clone(), place);
+        begin = end;
+    }
+    let mut header = Value::Object(fields).to_string();
+    let padding = (header.len() + 8).next_multiple_of(64) - 8 - header.len();
+    header.push_str(&" ".repeat(padding));
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    Ok(out.write_all(header.as_bytes())?)
+}
+
+/// Box-Muller draws.
+fn normal_table() -> Vec<f32> {
+    let mut rng = SmallRng::seed_from_u64(0);
+    let mut draw = || {
+        let (radius, angle): (f32, f32) = (rng.random(), rng.random());
+        // 1 - r is never zero, whose logarithm would be infinite.
+        (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f32::consts::TAU * angle).cos() * STANDARD_DEVIATION
+    };
+    (0..TABLE_LEN).map(|_| draw()).collect()
+}
+
+fn write_tensor(out: &mut impl Write, idx: u64, tensor: &Tensor, table: &[f32], dtype: Dtype) -> Result<()> {
+    let n_values = tensor.n_values() as usize;
+    let pieces: Vec<_> = (0..n_values.div_ceil(PIECE_VALUES)).collect();
+    for group in pieces.chunks(PIECES_AT_ONCE) {
+        let filled: Vec<Vec<u8>> = group
+            .par_iter()
+            .map(|piece| {
+                let len = PIECE_VALUES.min(n_values - piece * PIECE_VALUES);
+                let values = fill(tensor.fill, len, idx << 32 | *piece as u64, table);
+                encode(&values, dtype)
+            })
+            .collect();
+        filled.iter().try_for_each(|bytes| out.write_all(bytes))?;
+    }
+    Ok(())
+}
+
+fn fill(fill: Fill, len: usize, seed: u64, table: &[f32]) -> Vec<f32> {
+    match fill {
+        Fill::One => vec![1.0; len],
+        Fill::Normal => {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let mut values = vec![0.0; len];
+            for four in values.chunks_mut(4) {
+                let bits = rng.next_u64();
+                four.iter_mut()
+                    .zip([0, 16, 32, 48])
+                    .for_each(|(value, at)| *value = table[(bits >> at) as u16 as usize]);
+            }
+            values
+        }
+    }
+}
+
+fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => bytemuck::cast_slice(values).to_vec(),
+        Dtype::Bf16 => {
+            let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+            bytemuck::cast_slice(&rounded).to_vec()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        case::Case,
+        in_process::{InProcess, Setup, Tuning, limits_for},
+        shape::Family,
+    };
+
+    const TINY: Shape = Shape {
+        name: "tiny",
+        family: Family::Llama,
+        hidden_size: 64,
+        intermediate_size: 96,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 32,
+        vocab_size: 512,
+        max_position_embeddings: 2048,
+        rope_theta: 10_000.0,
+        rope_factor: 1.0,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+    };
+
+    fn tiny(dtype: Dtype) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        write_random(dir.path(), &TINY, dtype).unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_engine_reads_a_checkpoint_and_answers_in_full_length() {
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            let dir = tiny(dtype);
+            let limits = limits_for(&[Case::Decode(4)], Tuning::default());
+            let mut engine = InProcess::open(&Setup { directory: dir.path().into(), limits, seed: 1 }).unwrap();
+            let readings = engine.sample(Case::Decode(4)).unwrap();
+            assert_eq!(readings.iter().map(|reading| reading.metric).collect::<Vec<_>>(), ["tok_s", "itl_ms"]);
+            assert!(readings.iter().all(|reading| reading.value.is_finite() && reading.value > 0.0), "{readings:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_writes_the_same_file() {
+        let read = |dir: &tempfile::TempDir| fs::read(dir.path().join("model.safetensors")).unwrap();
+        assert_eq!(read(&tiny(Dtype::Bf16)), read(&tiny(Dtype::Bf16)));
+    }
+
+    #[test]
+    fn random_weights_have_the_spread_models_are_initialised_with() {
+        let values = fill(Fill::Normal, 100_000, 1, &normal_table());
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / values.len() as f32;
+        // Five standard errors of the mean and of the standard deviation.
+        assert!(mean.abs() < 5.0 * 0.02 / 316.0, "{mean}");
+        assert!((variance.sqrt() - 0.02).abs() < 5.0 * 0.02 / 447.0, "{}", variance.sqrt());
+        assert_ne!(fill(Fill::Normal, 8, 1, &normal_table()), fill(Fill::Normal, 8, 2, &normal_table()));
+    }
+
+    #[test]
+    fn an_unknown_model_is_refused_with_the_known_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = format!("{:#}", ensure(dir.path(), "gpt-2", Dtype::Bf16).unwrap_err());
+        assert!(error.contains("tinyllama-1.1b") && error.contains("ember"), "{error}");
+        assert!(!dir.path().join("bench").exists());
+    }
+}

@@ -1,0 +1,232 @@
+//! The engine inside this process, asked through its public handle. Times from outside, as a caller sees them; chooses no case.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+
+use crate::{
+    case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
+    prompts::Prompts,
+    session::Reading,
+};
+use anyhow::{Context, Result, bail, ensure};
+use stoker_engine::{
+    Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent, RequestStream,
+    SamplingParams, StopParams, TokenId,
+};
+
+/// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
+const WARM_UP_TOKENS: u32 = 8;
+/// Sequences decoded together at most; more requests wait, as in the peers' baselines.
+const MAX_NUM_SEQS: u32 = 256;
+const KV_BLOCK_TOKENS: u32 = 16;
+
+/// A model and the sizes it is run with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Directory of the model.
+    pub directory: PathBuf,
+    /// Sizes of the engine.
+    pub limits: EngineLimits,
+    /// Seed of the prompts.
+    pub seed: u64,
+}
+
+/// What of the engine's sizes a user may set.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tuning {
+    /// Compute threads.
+    pub threads: Option<usize>,
+    /// Tokens a step; at least the sequences of the largest case.
+    pub max_batched_tokens: Option<u32>,
+}
+
+/// The smallest engine that holds every case at once, so that memory says what the work needs.
+pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
+    let sizes: Vec<Size> = cases.iter().map(|case| case.size()).collect();
+    let most = |of: &dyn Fn(&Size) -> u32| sizes.iter().map(of).max().unwrap_or(1);
+    let max_num_seqs = most(&|size| size.requests).min(MAX_NUM_SEQS);
+    let defaults = EngineLimits::default();
+    let context = |size: &Size| size.context_tokens() + 1;
+    let in_blocks = |size: &Size| context(size).next_multiple_of(KV_BLOCK_TOKENS);
+    EngineLimits {
+        max_model_len: Some(most(&context)),
+        max_num_seqs,
+        max_batched_tokens: tuning.max_batched_tokens.unwrap_or(defaults.max_batched_tokens).max(max_num_seqs),
+        max_waiting: most(&|size| size.requests).max(defaults.max_waiting),
+        kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
+        threads: tuning.threads,
+        ..defaults
+    }
+}
+
+/// A running engine and its prompts.
+pub struct InProcess {
+    engine: EngineHandle,
+    prompts: Prompts,
+    /// What warm requests begin with.
+    prefix: Vec<TokenId>,
+    /// Seconds of the prefill alone of `concurrent_N`, by N.
+    prefill_seconds: BTreeMap<u32, f64>,
+}
+
+impl InProcess {
+    /// Starts the engine; blocking.
+    pub fn open(setup: &Setup) -> Result<Self> {
+        let model = ModelFiles::Directory(setup.directory.clone());
+        let engine = Engine::start(EngineConfig { model, limits: setup.limits.clone() }, |_| ())
+            .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
+        let prompts = Prompts::new(engine.model().vocab_size, setup.seed);
+        Ok(Self { engine, prompts, prefix: Vec::new(), prefill_seconds: BTreeMap::new() })
+    }
+
+    /// The handle, for readings that the engine keeps itself.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// Work of the case's kind that is not counted.
+    pub fn warm_up(&mut self, case: Case) -> Result<()> {
+        let size = case.size();
+        let short = Size { completion_tokens: size.completion_tokens.min(WARM_UP_TOKENS), ..size };
+        match case {
+            // Long enough to warm itself.
+            Case::Offline(_) => Ok(()),
+            Case::PrefixWarm | Case::SharedPrefix => self.warm_prefix().map(drop),
+            _ => self.fresh_together(short).map(drop),
+        }
+    }
+
+    /// One sample of a case that needs no process of its own.
+    pub fn sample(&mut self, case: Case) -> Result<Vec<Reading>> {
+        let size = case.size();
+        match case {
+            Case::Prefill(_) => {
+                let (first, _) = self.alone(size)?;
+                Ok(vec![Reading::new("tok_s", f64::from(size.prompt_tokens) / first)])
+            }
+            Case::Ttft(_) => Ok(vec![Reading::new("ttft_ms", self.alone(size)?.0 * 1e3)]),
+            Case::Decode(_) | Case::SingleStream => {
+                let (first, last) = self.alone(size)?;
+                let itl = (last - first) / f64::from(size.completion_tokens - 1);
+                Ok(vec![Reading::new("tok_s", 1.0 / itl), Reading::new("itl_ms", itl * 1e3)])
+            }
+            Case::Concurrent(n) => self.concurrent(n, size),
+            Case::Offline(_) => {
+                let seconds = self.fresh_together(size)?;
+                Ok(vec![
+                    Reading::new("tok_s", size.all_completion_tokens() / seconds),
+                    Reading::new("seconds", seconds),
+                ])
+            }
+            Case::PrefixWarm => Ok(vec![Reading::new("ttft_ms", self.warm_prefix()? * 1e3)]),
+            Case::SharedPrefix => self.shared_prefix(size),
+            Case::Start | Case::Idle | Case::Http(_) => {
+                bail!("{case} is a case of a process, not of an engine in this one")
+            }
+        }
+    }
+
+    /// The peers' definition: what decoding costs is the whole less a prefill of as many prompts, measured once.
+    fn concurrent(&mut self, n: u32, size: Size) -> Result<Vec<Reading>> {
+        let prefill = match self.prefill_seconds.get(&n) {
+            Some(seconds) => *seconds,
+            None => self.fresh_together(Size { completion_tokens: 1, ..size })?,
+        };
+        self.prefill_seconds.insert(n, prefill);
+        let seconds = self.fresh_together(size)?;
+        let itl = (seconds - prefill) / f64::from(size.completion_tokens - 1);
+        Ok(vec![Reading::new("tok_s", size.all_completion_tokens() / seconds), Reading::new("itl_ms", itl * 1e3)])
+    }
+
+    fn shared_prefix(&mut self, size: Size) -> Result<Vec<Reading>> {
+        self.warm_prefix()?;
+        let shared = self.prompts.after(&self.prefix, PREFIX_REQUESTS, OWN_TOKENS);
+        let shared = self.together(shared, PREFIX_COMPLETION_TOKENS)?;
+        let unshared = self.fresh_together(size)?;
+        Ok(vec![Reading::new("gain", unshared / shared), Reading::new("seconds", shared)])
+    }
+
+    /// Seconds to the first token after the prefix, which is computed first if nobody has sent it yet.
+    fn warm_prefix(&mut self) -> Result<f64> {
+        if self.prefix.is_empty() {
+            self.prefix = self.prompts.fresh(PREFIX_TOKENS);
+            let first = self.prompts.after(&self.prefix, 1, OWN_TOKENS);
+            self.together(first, 1)?;
+        }
+        let prompts = self.prompts.after(&self.prefix, 1, OWN_TOKENS);
+        self.together(prompts, 1)
+    }
+
+    /// The same for fresh prompts.
+    pub fn fresh_together(&mut self, size: Size) -> Result<f64> {
+        let prompts = self.prompts.many(size.requests, size.prompt_tokens);
+        self.together(prompts, size.completion_tokens)
+    }
+
+    /// Seconds from the first submission until the last request has ended.
+    fn together(&self, prompts: Vec<Vec<TokenId>>, completion_tokens: u32) -> Result<f64> {
+        let begun = Instant::now();
+        let streams: Vec<_> =
+            prompts.into_iter().map(|prompt| self.submit(prompt, completion_tokens)).collect::<Result<_>>()?;
+        for mut stream in streams {
+            to_the_end(&mut stream, completion_tokens)?;
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// Seconds from submission to the first and to the last token of one fresh prompt.
+    fn alone(&mut self, size: Size) -> Result<(f64, f64)> {
+        let prompt = self.prompts.fresh(size.prompt_tokens);
+        let begun = Instant::now();
+        let mut stream = self.submit(prompt, size.completion_tokens)?;
+        let event = stream.blocking_next().context("a stream begins with an event")?;
+        let first = begun.elapsed().as_secs_f64();
+        ensure!(matches!(event, RequestEvent::Delta { .. }), "the request ended before its first token: {event:?}");
+        to_the_end(&mut stream, size.completion_tokens)?;
+        Ok((first, begun.elapsed().as_secs_f64()))
+    }
+
+    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
+        let request = Request {
+            prompt,
+            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            stop: StopParams { max_tokens, ignore_eos: true, ..StopParams::default() },
+            logprobs: None,
+        };
+        Ok(self.engine.submit(request)?)
+    }
+}
+
+/// A request that did less work than the case says would make the figure a lie.
+fn to_the_end(stream: &mut RequestStream, completion_tokens: u32) -> Result<()> {
+    while let Some(event) = stream.blocking_next() {
+        if let RequestEvent::Finished { reason, usage, .. } = event {
+            ensure!(
+                reason == FinishReason::Length && usage.completion_tokens == completion_tokens,
+                "a request ended with {reason:?} after {} of {completion_tokens} tokens",
+                usage.completion_tokens
+            );
+            return Ok(());
+        }
+    }
+    bail!("a stream ended without a terminal")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_is_as_large_as_the_largest_case() {
+        let limits = limits_for(&[Case::Ttft(2048), Case::Concurrent(8)], Tuning::default());
+        assert_eq!(limits.max_model_len, Some(2050));
+        assert_eq!(limits.max_num_seqs, 8);
+        assert_eq!(limits.kv_cache_tokens, Some(8 * 784));
+    }
+
+    #[test]
+    fn a_thousand_requests_wait_for_a_place_among_256() {
+        let limits = limits_for(&[Case::Offline(1000)], Tuning::default());
+        assert_eq!((limits.max_num_seqs, limits.max_waiting), (256, 1000));
+        assert_eq!(limits.max_batched_tokens, 512);
+    }
+}

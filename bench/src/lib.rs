@@ -1,0 +1,12 @@
+//! The bench of the engine: cases (`case`) on models of named shapes (`shape`, `checkpoint`), asked of the engine and of its
+//! peers alternately (`session`), noted as figures in the one form of docs/benchmarks. Judges nothing.
+
+pub mod agent;
+pub mod case;
+pub mod checkpoint;
+pub mod in_process;
+pub mod prompts;
+pub mod session;
+pub mod shape;
+pub mod stoker;
+pub mod table;

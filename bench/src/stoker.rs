@@ -1,0 +1,101 @@
+//! Stoker as a contender: cases of the engine go to one in this process, cases of a process to an agent. Never holds both at
+//! once: a GPU has room for one.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use stoker_figures::System;
+
+use crate::{
+    agent::Agent,
+    case::{Case, Size},
+    in_process::{InProcess, Setup},
+    prompts::Prompts,
+    session::{Contender, Reading},
+};
+
+/// An agent that has answered once settles for this long before its memory is read.
+const SETTLE: Duration = Duration::from_secs(1);
+const WARM_UP_TOKENS: u32 = 8;
+
+/// The engine and the agent on one model.
+pub struct Stoker {
+    setup: Setup,
+    agent: PathBuf,
+    /// Opens with the first case that needs it.
+    engine: Option<InProcess>,
+}
+
+impl Stoker {
+    /// Starts nothing yet. `agent` is the program.
+    pub fn new(setup: Setup, agent: PathBuf) -> Self {
+        Self { setup, agent, engine: None }
+    }
+
+    fn engine(&mut self) -> Result<&mut InProcess> {
+        if self.engine.is_none() {
+            self.engine = Some(InProcess::open(&self.setup)?);
+        }
+        Ok(self.engine.as_mut().expect("opened just above"))
+    }
+
+    /// An agent in place of the engine.
+    fn agent(&mut self) -> Result<Agent> {
+        self.engine = None;
+        Agent::spawn(&self.agent, &self.setup)
+    }
+
+    fn start(&mut self) -> Result<Vec<Reading>> {
+        let seconds = self.agent()?.first_token(&[0])?;
+        Ok(vec![Reading::new("seconds", seconds)])
+    }
+
+    fn idle(&mut self) -> Result<Vec<Reading>> {
+        let mut agent = self.agent()?;
+        agent.first_token(&[0])?;
+        std::thread::sleep(SETTLE);
+        Ok(vec![Reading::new("rss_mb", agent.rss_mb()?)])
+    }
+
+    fn http(&mut self, size: Size) -> Result<Vec<Reading>> {
+        let in_process = self.engine()?.fresh_together(size)?;
+        let vocab_size = self.engine()?.engine().model().vocab_size;
+        let mut prompts = Prompts::new(vocab_size, self.setup.seed + 1);
+        let mut agent = self.agent()?;
+        agent.first_token(&[0])?;
+        agent.together(&prompts.many(size.requests, size.prompt_tokens), WARM_UP_TOKENS)?;
+        let seconds = agent.together(&prompts.many(size.requests, size.prompt_tokens), size.completion_tokens)?;
+        Ok(vec![
+            Reading::new("share_of_in_process", in_process / seconds),
+            Reading::new("tok_s", size.all_completion_tokens() / seconds),
+        ])
+    }
+}
+
+impl Contender for Stoker {
+    fn system(&self) -> System {
+        System::stoker()
+    }
+
+    fn warm_up(&mut self, case: Case) -> Result<()> {
+        match case {
+            // The first start reads the weights into the page cache.
+            Case::Start | Case::Idle => self.start().map(drop),
+            // Its sample opens an engine anew.
+            Case::Http(_) => Ok(()),
+            _ => self.engine()?.warm_up(case),
+        }
+    }
+
+    fn sample(&mut self, case: Case) -> Result<Vec<Reading>> {
+        match case {
+            Case::Start => self.start(),
+            Case::Idle => self.idle(),
+            Case::Http(_) => {
+                self.engine()?.warm_up(case)?;
+                self.http(case.size())
+            }
+            _ => self.engine()?.sample(case),
+        }
+    }
+}

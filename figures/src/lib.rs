@@ -1,0 +1,10 @@
+//! Benchmark figures: one JSON line each, appended to `docs/benchmarks/results/*.jsonl` and never edited (`figure`), and the
+//! tables rendered from them (`render`). Measures nothing.
+
+mod figure;
+mod render;
+mod stats;
+
+pub use figure::{Conditions, Figure, Key, Run, System, append, read};
+pub use render::{Page, render};
+pub use stats::{Better, better, median};
