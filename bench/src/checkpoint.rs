@@ -4,13 +4,14 @@
 use std::{
     fs::{self, File},
     io::{BufWriter, Write},
+    num::NonZero,
     path::{Path, PathBuf},
+    thread,
 };
 
 use anyhow::{Context, Result, bail};
 use half::bf16;
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use crate::shape::{Fill, Shape, Tensor};
@@ -61,8 +62,6 @@ const STANDARD_DEVIATION: f32 = 0.02;
 const TABLE_LEN: usize = 1 << 16;
 /// Values a thread fills at a time.
 const PIECE_VALUES: usize = 1 << 20;
-/// Pieces written at a time: bounds the memory beside the page cache.
-const PIECES_AT_ONCE: usize = 16;
 
 /// The directory of a model by name: `ember` with its trained weights, or a shape with random ones, made now if this cache
 /// lacks it.
@@ -175,16 +174,16 @@ fn normal_table() -> Vec<f32> {
 
 fn write_tensor(out: &mut impl Write, idx: u64, tensor: &Tensor, table: &[f32], dtype: Dtype) -> Result<()> {
     let n_values = tensor.n_values() as usize;
+    let piece = |piece: usize| {
+        let len = PIECE_VALUES.min(n_values - piece * PIECE_VALUES);
+        encode(&fill(tensor.fill, len, idx << 32 | piece as u64, table), dtype)
+    };
     let pieces: Vec<_> = (0..n_values.div_ceil(PIECE_VALUES)).collect();
-    for group in pieces.chunks(PIECES_AT_ONCE) {
-        let filled: Vec<Vec<u8>> = group
-            .par_iter()
-            .map(|piece| {
-                let len = PIECE_VALUES.min(n_values - piece * PIECE_VALUES);
-                let values = fill(tensor.fill, len, idx << 32 | *piece as u64, table);
-                encode(&values, dtype)
-            })
-            .collect();
+    for group in pieces.chunks(thread::available_parallelism().map_or(1, NonZero::get)) {
+        let filled = thread::scope(|scope| {
+            let threads: Vec<_> = group.iter().map(|idx| scope.spawn(|| piece(*idx))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("filling does not panic")).collect::<Vec<_>>()
+        });
         filled.iter().try_for_each(|bytes| out.write_all(bytes))?;
     }
     Ok(())
