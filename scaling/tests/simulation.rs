@@ -10,13 +10,13 @@ fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_on
     let setting = Setting { min: 1, max: 24, seed: 1, promise: Promise::default() };
     for name in TRACE_NAMES {
         let trace = named_trace(name, 1).expect("a named trace");
-        let (outcomes, changes) = run_ours(&trace, &ScalingSpec::between(1, 24), &setting);
+        let (outcomes, records) = run_ours(&trace, &ScalingSpec::between(1, 24), &setting);
         let late = outcomes.misses as f64 / outcomes.requests as f64;
         assert_eq!(outcomes.requests, trace.requests.len() as u64, "{name}: every request is answered");
         assert!(late < 0.01, "{name}: {late}");
         assert!(outcomes.reversals_per_hour() <= 1.0, "{name}: {}", outcomes.reversals_per_hour());
-        assert!(changes.iter().all(|record| record.replay() == Replay::Identical), "{name}");
-        assert!(changes.iter().all(|record| record.to_line().len() < 8192), "{name}: a record fits into a status");
+        assert!(records.iter().all(|record| record.replay() == Replay::Identical), "{name}");
+        assert!(records.iter().all(|record| record.to_line().len() < 8192), "{name}: a record fits into a status");
     }
 }
 
@@ -25,8 +25,8 @@ fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
         let setting = Setting { min: 1, max: 12, seed, promise: Promise::default() };
         let trace = named_trace("step", seed).expect("a named trace");
-        let (outcomes, changes) = run_ours(&trace, &ScalingSpec::between(1, 12), &setting);
-        (outcomes.misses, outcomes.preemptions, outcomes.gpu_seconds.to_bits(), changes)
+        let (outcomes, records) = run_ours(&trace, &ScalingSpec::between(1, 12), &setting);
+        (outcomes.misses, outcomes.preemptions, outcomes.gpu_seconds.to_bits(), records)
     };
     assert_eq!(run(3), run(3));
     assert_ne!(run(3).2, run(4).2);

@@ -123,11 +123,11 @@ pub fn compare(traces: &[Trace], spec: &ScalingSpec, rivals: &[Rival], setting: 
     comparisons
 }
 
-/// Our rule alone: what it came to, and its decisions that changed the number.
+/// Our rule alone: what it came to, and its decisions.
 pub fn run_ours(trace: &Trace, spec: &ScalingSpec, setting: &Setting) -> (Outcomes, Vec<DecisionRecord>) {
     let mut rule = Stoker::new(spec.clone(), trace.initial.clamp(setting.min, setting.max));
     let outcomes = simulate(trace, &mut rule, setting);
-    (outcomes, rule.into_changes())
+    (outcomes, rule.into_records())
 }
 
 /// One setting and what it came to on every trace.

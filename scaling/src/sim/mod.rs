@@ -8,6 +8,7 @@ mod fleet;
 mod model;
 mod outcome;
 pub mod plot;
+mod recorded;
 mod replica;
 mod rng;
 pub mod rules;
@@ -18,6 +19,7 @@ pub use compare::{Comparison, EQUAL_WITHIN, Rival, STOKER, Tuned, compare, run_o
 pub use fleet::{LOOK_SECONDS, Member, Rule, Setting, Stage, View, simulate};
 pub use model::{Promise, ReplicaModel};
 pub use outcome::{Outcomes, REVERSAL_SECONDS, Sample};
+pub use recorded::{RecordedError, recorded_trace};
 pub use replica::{Outcome, Replica};
 pub use rng::Rng;
 pub use trace::{EXAMPLE_LINE, Request, Trace, TraceError};

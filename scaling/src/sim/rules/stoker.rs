@@ -20,7 +20,7 @@ pub struct Stoker {
     state: ScaleState,
     starts: StartTimes,
     served: u32,
-    changes: Vec<DecisionRecord>,
+    records: Vec<DecisionRecord>,
 }
 
 impl Stoker {
@@ -31,14 +31,14 @@ impl Stoker {
             window: LoadWindow::default(),
             starts: StartTimes::default(),
             served: initial,
-            changes: Vec::new(),
+            records: Vec::new(),
             spec,
         }
     }
 
-    /// Every decision that changed the number, in order.
-    pub fn into_changes(self) -> Vec<DecisionRecord> {
-        self.changes
+    /// Every decision, in order.
+    pub fn into_records(self) -> Vec<DecisionRecord> {
+        self.records
     }
 
     fn learn_starts(&mut self, view: &View<'_>) {
@@ -75,9 +75,7 @@ impl Rule for Stoker {
         let decided = decide_scale(&self.spec, &self.window, &self.state, now_ms);
         let desired = decided.decision.desired;
         let before = std::mem::replace(&mut self.state, decided.next.clone());
-        if desired != before.desired {
-            self.changes.push(DecisionRecord::new(&self.spec, &before, decided, now_ms));
-        }
+        self.records.push(DecisionRecord::new(&self.spec, &before, decided, now_ms));
         Some(desired)
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use stoker_crds::contract::{AgentPhase, LoadReport};
 use stoker_scaling::{Answer, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, decide_scale};
 
-use crate::figures::{Figure, Key, append};
+use super::figures::{Figure, Key, append};
 
 const DEPLOYMENTS: usize = 1000;
 const REPLICAS: usize = 10;
@@ -42,7 +42,7 @@ pub(crate) fn measure(figures: Option<&Path>) -> Result<()> {
         system: "stoker",
         case: "fleet_tick_10000",
         metric: "decide_ms",
-        command: "stoker-simulate --fleet-tick --figures docs/benchmarks/results/scaling.jsonl",
+        command: "kubectl stoker simulate --fleet-tick --figures docs/benchmarks/results/scaling.jsonl",
     };
     let figure = Figure::new(&key, &samples_ms);
     println!("{}", serde_json::to_string(&figure)?);

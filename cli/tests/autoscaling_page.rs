@@ -1,6 +1,10 @@
 //! Every command, specification and answer in `docs/autoscaling.md` works as printed.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
 
 use stoker_scaling::ScalingSpec;
 
@@ -24,13 +28,15 @@ fn blocks(page: &str) -> Vec<Block> {
         .collect()
 }
 
+/// Runs `kubectl stoker …` as kubectl would.
+fn attempt(line: &str, dir: &Path) -> Output {
+    let args = line.strip_prefix("kubectl stoker ").expect("a command of ours").split_whitespace();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-stoker"));
+    command.args(args).current_dir(dir).output().expect("the built program starts")
+}
+
 fn run(line: &str, dir: &Path) -> String {
-    let args: Vec<_> = line.split_whitespace().skip(1).collect();
-    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
-        .args(args)
-        .current_dir(dir)
-        .output()
-        .expect("the built program starts");
+    let output = attempt(line, dir);
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("it prints text")
 }
@@ -69,26 +75,19 @@ fn a_bad_line_of_a_trace_is_refused_with_its_number() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("bad.jsonl"), "{\"arrived\": 1, \"promptTokens\": 9, \"completionTokens\": 9}\n<html>\n")
         .unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
-        .args(["--trace", "bad.jsonl"])
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
+    let output = attempt("kubectl stoker simulate --trace bad.jsonl", dir.path());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && message.contains("line 2: expected value"), "{message}");
 }
 
 #[test]
-fn an_altered_record_is_refused() {
+fn an_altered_record_is_not_reproduced_and_fails_the_command() {
     let dir = tempfile::tempdir().unwrap();
-    run("stoker-simulate --trace step --record step.jsonl", dir.path());
+    run("kubectl stoker simulate --trace step --record step.jsonl", dir.path());
     let path = dir.path().join("step.jsonl");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replacen("\"serving\":4,", "\"serving\":3,", 1)).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_stoker-simulate"))
-        .args(["--trace", "step.jsonl"])
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("the record was altered"));
+    let output = attempt("kubectl stoker explain --file step.jsonl", dir.path());
+    let words = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.code() == Some(1) && words.contains("NOT REPRODUCED"), "{words}");
 }

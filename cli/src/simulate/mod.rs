@@ -1,28 +1,30 @@
-//! `stoker-simulate`: what would the autoscaler do, and what would others?
+//! `kubectl stoker simulate`: what would the autoscaler do, and what would others?
 //!
 //! Reads a trace (named, or a file), runs the deciding function of the operator and the rivals asked for against the
-//! same simulated replicas, and shows replicas, KV usage, late answers and preemptions over time. A file of recorded
-//! decisions is replayed instead. Touches nothing but the files it is told to write.
+//! same simulated replicas, and shows replicas, KV usage, late answers and preemptions over time. Touches nothing but
+//! the files it is told to write.
 
 mod figures;
-mod replay;
 mod report;
-mod settings;
 mod tick;
 
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::Args;
 use stoker_scaling::{
-    DecisionRecord, ScalingSpec,
-    sim::{Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace, run_ours},
+    ScalingSpec,
+    sim::{
+        Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace, recorded_trace,
+        run_ours,
+    },
 };
 
-/// Simulates scaling rules on a trace of requests.
-#[derive(Debug, Parser)]
-#[command(name = "stoker-simulate")]
-struct Args {
+use crate::{records, settings};
+
+/// What to simulate.
+#[derive(Debug, Args)]
+pub(crate) struct Simulate {
     /// Name of a trace, `all`, or a file: one JSON object a line, requests or recorded decisions.
     #[arg(long, required_unless_present = "fleet_tick")]
     trace: Option<String>,
@@ -44,65 +46,50 @@ struct Args {
     /// Writes a picture of each trace and, with several, a page of results into this directory.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Writes each decision that changed the number into this file, one record a line: a trace to replay.
+    /// Writes every decision into this file, one record a line: `explain --file` reads it, and it is a trace again.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Appends the figures to this file of results.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide = true)]
     figures: Option<PathBuf>,
     /// Measures instead how long a tick of 1,000 deployments with 10,000 replicas takes to decide.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     fleet_tick: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+/// Runs it and prints what came out.
+pub(crate) fn simulate(args: &Simulate) -> Result<()> {
     if args.fleet_tick {
         return tick::measure(args.figures.as_deref());
     }
     let spec = settings::spec(ScalingSpec::between(args.min, args.max), &args.settings)?;
-    let name = args.trace.as_deref().unwrap_or_default();
-    match input(name, args.seed)? {
-        Input::Records(records) => print!("{}", replay::replayed(&records, &args.settings)?),
-        Input::Traces(traces) => {
-            show(&args, &compared(&args, &spec, &traces)?)?;
-            record(&args, &spec, &traces)?;
-        }
-    }
-    Ok(())
+    let traces = traces(args.trace.as_deref().unwrap_or_default(), args.seed)?;
+    show(args, &compared(args, &spec, &traces)?)?;
+    record(args, &spec, &traces)
 }
 
-enum Input {
-    Traces(Vec<Trace>),
-    Records(Vec<DecisionRecord>),
-}
-
-fn input(name: &str, seed: u64) -> Result<Input> {
+fn traces(name: &str, seed: u64) -> Result<Vec<Trace>> {
     if name == "all" {
-        return Ok(Input::Traces(TRACE_NAMES.iter().filter_map(|name| named_trace(name, seed)).collect()));
+        return Ok(TRACE_NAMES.iter().filter_map(|name| named_trace(name, seed)).collect());
     }
     if let Some(trace) = named_trace(name, seed) {
-        return Ok(Input::Traces(vec![trace]));
+        return Ok(vec![trace]);
     }
     let path = PathBuf::from(name);
     if !path.exists() {
         bail!("no trace and no file is called {name:?}: use a file, `all`, or one of {}", TRACE_NAMES.join(", "));
     }
     let text = fs::read_to_string(&path).with_context(|| format!("read {name}"))?;
-    if text.lines().next().is_some_and(|line| line.contains("\"formula\"")) {
-        return records(name, &text).map(Input::Records);
-    }
     let stem = path.file_stem().map_or_else(|| "trace".into(), |stem| stem.to_string_lossy());
-    let trace = Trace::parse(&stem, &text, ReplicaModel::default()).with_context(|| format!("read {name}"))?;
-    Ok(Input::Traces(vec![trace]))
+    let trace = if records::are_in(&text) {
+        recorded_trace(&stem, &records::parse(name, &text)?, seed).with_context(|| format!("read {name}"))?
+    } else {
+        Trace::parse(&stem, &text, ReplicaModel::default()).with_context(|| format!("read {name}"))?
+    };
+    Ok(vec![trace])
 }
 
-fn records(name: &str, text: &str) -> Result<Vec<DecisionRecord>> {
-    let parse = |(idx, line)| DecisionRecord::parse(line).with_context(|| format!("{name} line {}", idx + 1));
-    text.lines().enumerate().map(parse).collect()
-}
-
-fn compared(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Comparison>> {
+fn compared(args: &Simulate, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Comparison>> {
     let named = |name: &String| {
         Rival::named(name).with_context(|| format!("no rule is called {name:?}: use hpa-queue, kpa, wva"))
     };
@@ -110,18 +97,18 @@ fn compared(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Com
     Ok(compare(traces, spec, &rivals, &setting(args, spec)))
 }
 
-fn setting(args: &Args, spec: &ScalingSpec) -> Setting {
+fn setting(args: &Simulate, spec: &ScalingSpec) -> Setting {
     Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() }
 }
 
-fn record(args: &Args, spec: &ScalingSpec, traces: &[Trace]) -> Result<()> {
+fn record(args: &Simulate, spec: &ScalingSpec, traces: &[Trace]) -> Result<()> {
     let Some(path) = &args.record else { return Ok(()) };
     let records = traces.iter().flat_map(|trace| run_ours(trace, spec, &setting(args, spec)).1);
     let lines: String = records.map(|record| record.to_line() + "\n").collect();
     fs::write(path, lines).with_context(|| format!("write {}", path.display()))
 }
 
-fn show(args: &Args, comparisons: &[Comparison]) -> Result<()> {
+fn show(args: &Simulate, comparisons: &[Comparison]) -> Result<()> {
     for comparison in comparisons {
         print!("{}", report::terminal(comparison));
     }

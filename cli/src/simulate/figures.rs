@@ -7,7 +7,7 @@ use serde::Serialize;
 use stoker_scaling::sim::{Comparison, Outcomes};
 
 const COMPARE: &str =
-    "stoker-simulate --trace all --against hpa-queue,kpa,wva --figures docs/benchmarks/results/scaling.jsonl";
+    "kubectl stoker simulate --trace all --against hpa-queue,kpa,wva --figures docs/benchmarks/results/scaling.jsonl";
 
 /// One figure with everything needed to repeat it.
 #[derive(Clone, Debug, Serialize)]

@@ -48,7 +48,7 @@ pub(crate) fn sums(comparisons: &[Comparison]) -> String {
 /// The page of results.
 pub(crate) fn page(comparisons: &[Comparison]) -> String {
     let mut text = String::from(
-        "# Scaling rules on eight traces\n\nWritten by `stoker-simulate --trace all --against hpa-queue,kpa,wva --out \
+        "# Scaling rules on eight traces\n\nWritten by `kubectl stoker simulate --trace all --against hpa-queue,kpa,wva --out \
          docs/autoscaling`, never by hand. What the words mean and what follows from it: \
          [autoscaling](../autoscaling.md).\n\n## One target for all traces\n\nOurs runs with its defaults. Each other rule \
          runs with the one target that has the fewest late answers among those that cost, summed over the traces, at \

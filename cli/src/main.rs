@@ -1,0 +1,34 @@
+//! `kubectl stoker`: why a deployment has the replicas it has, and what other settings would have done. Reads only.
+
+mod explain;
+mod records;
+mod settings;
+mod simulate;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Looks at InferenceDeployments, explains their scaling and tries other settings.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-stoker", bin_name = "kubectl stoker", version)]
+struct Cli {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Debug, Subcommand)]
+enum Word {
+    /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
+    Explain(explain::Explain),
+    /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
+    Simulate(simulate::Simulate),
+}
+
+fn main() -> Result<ExitCode> {
+    match Cli::parse().word {
+        Word::Explain(args) => explain::explain(&args),
+        Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,172 @@
+//! A trace made from the decisions of a real run: the load that a deployment met, for trying other settings on it.
+//!
+//! Records hold rates, blocks and stays, not requests. So requests are drawn anew: as many as arrived, with the blocks
+//! they took; and the replica is made so that they stay as long as the service law says they did. Prefill is part of the
+//! stay, and prompts are told from completions by the recorded inter-token latency, where there is one.
+
+use stoker_crds::contract::KV_BLOCK_TOKENS;
+use thiserror::Error;
+
+use super::{
+    model::ReplicaModel,
+    rng::Rng,
+    trace::{Request, Trace},
+};
+use crate::{DecisionRecord, law::Line};
+
+/// Blocks per request are those of the last record with at least this many running, so that few do not speak for all.
+const RUNNING_MIN: f64 = 1.0;
+
+/// Why records are no trace.
+#[derive(Debug, Error, PartialEq)]
+pub enum RecordedError {
+    /// Not enough of them.
+    #[error("{0} records are no run: record for some minutes (`kubectl stoker explain NAME --watch --record FILE`)")]
+    TooFew(usize),
+    /// Out of order.
+    #[error("record {idx} was made before the one above it: one file holds one deployment, oldest first")]
+    Order {
+        /// Its number, from 1.
+        idx: usize,
+    },
+    /// Nothing was served.
+    #[error("no record says how long a request stays: too few were served while it was recorded")]
+    NoLoad,
+}
+
+/// Makes a trace of records of one deployment, oldest first.
+pub fn recorded_trace(name: &str, records: &[DecisionRecord], seed: u64) -> Result<Trace, RecordedError> {
+    let [first, .., last] = records else { return Err(RecordedError::TooFew(records.len())) };
+    if let Some(idx) = records.windows(2).position(|pair| pair[1].at_ms <= pair[0].at_ms) {
+        return Err(RecordedError::Order { idx: idx + 2 });
+    }
+    let served = Served::of(records).ok_or(RecordedError::NoLoad)?;
+    let mut rng = Rng::seeded(seed);
+    let mut blocks = served.blocks_per_request;
+    let mut requests = Vec::new();
+    for pair in records.windows(2) {
+        blocks = blocks_per_request(&pair[0]).unwrap_or(blocks);
+        let seconds = |record: &DecisionRecord| (record.at_ms - first.at_ms) as f64 / 1000.0;
+        let (begin, end, rate) = (seconds(&pair[0]), seconds(&pair[1]), pair[0].signals.arrivals.panic_rate);
+        let mut at = begin + rng.exponential() / rate;
+        while at < end {
+            requests.push(served.request(at, blocks));
+            at += rng.exponential() / rate;
+        }
+    }
+    Ok(Trace {
+        name: name.to_owned(),
+        seconds: (last.at_ms - first.at_ms) as f64 / 1000.0,
+        requests,
+        initial: first.signals.coverage.serving.max(1),
+        model: served.model(last),
+    })
+}
+
+/// What the records say about serving a request.
+struct Served {
+    law: Line,
+    blocks_per_replica: f64,
+    blocks_per_request: f64,
+    completion_tokens: f64,
+}
+
+impl Served {
+    fn of(records: &[DecisionRecord]) -> Option<Self> {
+        let telling = records.iter().rev().find(|record| blocks_per_request(record).is_some())?;
+        let law = telling.after.law.line()?;
+        let blocks_per_request = blocks_per_request(telling)?;
+        let step_seconds = telling.signals.itl_p95_ms.map_or(ReplicaModel::default().step_seconds, |ms| ms / 1000.0);
+        // A prompt has at least one block, and the completion is held by half on average.
+        let most = 2.0 * (blocks_per_request - 1.0).max(0.5) * f64::from(KV_BLOCK_TOKENS);
+        let completion_tokens = (law.alone / step_seconds).clamp(1.0, most);
+        Some(Self {
+            law,
+            blocks_per_replica: telling.signals.blocks_per_replica,
+            blocks_per_request,
+            completion_tokens,
+        })
+    }
+
+    fn request(&self, arrived: f64, blocks: f64) -> Request {
+        let held = blocks * f64::from(KV_BLOCK_TOKENS);
+        // Another mix keeps its shape: longer requests have longer prompts and longer completions.
+        let completion = self.completion_tokens * blocks / self.blocks_per_request;
+        let prompt = (held - completion / 2.0).max(1.0);
+        Request {
+            arrived,
+            prompt_tokens: prompt as u32,
+            cached_tokens: prompt as u32,
+            completion_tokens: (completion as u32).max(1),
+        }
+    }
+
+    /// A step takes `alone / completion tokens`, and longer with the KV it reads, as the law's line rises.
+    fn model(&self, last: &DecisionRecord) -> ReplicaModel {
+        let tokens = self.blocks_per_replica * f64::from(KV_BLOCK_TOKENS);
+        ReplicaModel {
+            step_seconds: self.law.alone / self.completion_tokens,
+            sequence_seconds: 0.0,
+            context_token_seconds: self.law.slope / self.completion_tokens / tokens,
+            blocks: self.blocks_per_replica as u32,
+            start_seconds: last.signals.start_seconds,
+            ..ReplicaModel::default()
+        }
+    }
+}
+
+fn blocks_per_request(record: &DecisionRecord) -> Option<f64> {
+    let flow = record.signals.panic;
+    (flow.running >= RUNNING_MIN && flow.referenced > 0.0).then(|| flow.referenced / flow.running)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ScalingSpec,
+        sim::{Outcomes, Promise, Setting, named_trace, run_ours},
+    };
+
+    const SETTING: Setting = Setting {
+        min: 1,
+        max: 24,
+        seed: 1,
+        promise: Promise { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 },
+    };
+
+    fn run(trace: &Trace) -> (Outcomes, Vec<DecisionRecord>) {
+        run_ours(trace, &ScalingSpec::between(1, 24), &SETTING)
+    }
+
+    fn mean_kv(outcomes: &Outcomes) -> f64 {
+        outcomes.samples.iter().map(|sample| sample.kv).sum::<f64>() / outcomes.samples.len() as f64
+    }
+
+    #[test]
+    fn a_recorded_run_meets_the_same_load_again() {
+        let original = named_trace("ramp", 1).unwrap();
+        let (before, records) = run(&original);
+        let again = recorded_trace("ramp", &records, 2).unwrap();
+        let (after, _) = run(&again);
+        let ratio = |after: f64, before: f64| after / before;
+        // Two percent of 250,000 arrivals is forty times their chance; KV also carries the estimate of lengths.
+        let requests = ratio(again.requests.len() as f64, original.requests.len() as f64);
+        assert!((0.98..1.02).contains(&requests), "{requests}");
+        let kv = ratio(mean_kv(&after), mean_kv(&before));
+        assert!((0.8..1.25).contains(&kv), "{kv}");
+        let hours = ratio(after.gpu_hours(), before.gpu_hours());
+        assert!((0.8..1.25).contains(&hours), "{hours}");
+    }
+
+    #[test]
+    fn what_is_no_run_says_why() {
+        let (_, records) = run(&named_trace("step", 1).unwrap());
+        assert_eq!(recorded_trace("x", &records[..1], 1), Err(RecordedError::TooFew(1)));
+        let turned: Vec<_> = records[..3].iter().rev().cloned().collect();
+        assert_eq!(recorded_trace("x", &turned, 1), Err(RecordedError::Order { idx: 2 }));
+        let mut idle = records[..3].to_vec();
+        idle.iter_mut().for_each(|record| record.signals.panic.running = 0.0);
+        assert_eq!(recorded_trace("x", &idle, 1), Err(RecordedError::NoLoad));
+    }
+}
