@@ -21,7 +21,7 @@ use crate::{
     ledger::Ledger,
     memory::{MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{Llama, LlamaConfig, ModelAssets, ModelError, ModelSource, WeightStore},
+    model::{Decoder, ModelAssets, ModelConfig, ModelError, ModelSource, WeightStore},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{SchedLimits, SchedState},
@@ -133,37 +133,37 @@ impl LoadedModel {
     pub fn open(config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
         let EngineConfig { model, limits } = config;
         let source = ModelSource::new(model.clone());
-        let llama = LlamaConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
-        let assets = ModelAssets::open(&source, &llama)?;
+        let model_config = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
+        let assets = ModelAssets::open(&source, &model_config)?;
         let weights = WeightStore::open(&source)?;
-        let sched = limits.validate(llama.max_position_embeddings as u32, &assets.eos)?;
+        let sched = limits.validate(model_config.context_limit(limits.max_model_len), &assets.eos)?;
         let limit_bytes = limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes);
         let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
-        let needs = memory_needs(&llama, &weights, &sched, kv_dtype);
+        let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
         let memory = MemoryPlan::new(needs, limits, &sched, limit_bytes)?;
         let threads = limits.threads.unwrap_or_else(host::n_cpus);
         let ops = CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let model = Llama::load(&ops, llama.clone(), weights, sched.max_model_len, &take)?;
-        let info = model_info(&model, &llama, &assets, memory, &sched, threads);
-        let layout = kv_layout(&llama, kv_dtype, info.memory.kv_blocks as usize);
-        let executor = CpuExecutor::new(ops, model, &llama, layout);
+        let model = Decoder::load(&ops, model_config.clone(), weights, sched.max_model_len, &take)?;
+        let info = model_info(&model, &model_config, &assets, memory, &sched, threads);
+        let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
+        let executor = CpuExecutor::new(ops, model, &model_config, layout);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
 }
 
-fn memory_needs(llama: &LlamaConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
+fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
     MemoryNeeds {
         weights_bytes: weights.n_bytes(),
-        workspace_bytes: workspace_bytes(llama, sched),
-        kv_bytes_per_token: kv_layout(llama, kv_dtype, 0).bytes_per_token(),
+        workspace_bytes: workspace_bytes(config, sched),
+        kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
     }
 }
 
 fn model_info(
-    model: &Llama<CpuOps>,
-    llama: &LlamaConfig,
+    model: &Decoder<CpuOps>,
+    config: &ModelConfig,
     assets: &ModelAssets,
     memory: MemoryPlan,
     sched: &SchedLimits,
@@ -174,7 +174,7 @@ fn model_info(
         n_params: model.n_params(),
         dtype: model.dtype().into(),
         max_model_len: sched.max_model_len as u32,
-        vocab_size: llama.vocab_size as u32,
+        vocab_size: config.vocab_size as u32,
         eos: assets.eos.clone(),
         memory,
         defaults: assets.defaults.clone(),

@@ -3,7 +3,7 @@
 use super::{BatchInputs, ExecError, Executor};
 use crate::{
     kv::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout, blocks_for},
-    model::{Llama, LlamaConfig},
+    model::{Decoder, ModelConfig},
     ops::{CpuCache, CpuOps, Ops},
     request::{Request, RequestId, SamplingParams, StopParams, TokenId},
     sample::choose,
@@ -13,7 +13,7 @@ use crate::{
 /// A model, its KV cache and the threads that compute it.
 #[derive(Debug)]
 pub struct CpuExecutor {
-    model: Llama<CpuOps>,
+    model: Decoder<CpuOps>,
     ops: CpuOps,
     cache: CpuCache,
     vocab_size: usize,
@@ -21,7 +21,7 @@ pub struct CpuExecutor {
 
 impl CpuExecutor {
     /// An executor over an empty cache of that layout.
-    pub fn new(ops: CpuOps, model: Llama<CpuOps>, config: &LlamaConfig, layout: KvLayout) -> Self {
+    pub fn new(ops: CpuOps, model: Decoder<CpuOps>, config: &ModelConfig, layout: KvLayout) -> Self {
         let cache = ops.kv_cache(layout);
         Self { model, ops, cache, vocab_size: config.vocab_size }
     }
@@ -69,8 +69,8 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// The cache of a Llama model.
-pub fn kv_layout(config: &LlamaConfig, dtype: KvDtype, n_blocks: usize) -> KvLayout {
+/// The cache of a model.
+pub fn kv_layout(config: &ModelConfig, dtype: KvDtype, n_blocks: usize) -> KvLayout {
     KvLayout {
         n_layers: config.num_hidden_layers,
         n_kv_heads: config.num_key_value_heads,
@@ -83,7 +83,7 @@ pub fn kv_layout(config: &LlamaConfig, dtype: KvDtype, n_blocks: usize) -> KvLay
 /// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
 /// a normed copy and the feed-forward's three matrices, or attention's four; logits with their copies; the rotary
 /// angles. Saturates, so that absurd sizes are refused as too large.
-pub fn workspace_bytes(config: &LlamaConfig, sched: &SchedLimits) -> u64 {
+pub fn workspace_bytes(config: &ModelConfig, sched: &SchedLimits) -> u64 {
     let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
     let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
     let head_dim = config.head_dim as u64;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{LlamaConfig, ModelError, ModelSource, config::Fields};
+use super::{ModelConfig, ModelError, ModelSource, fields::Fields};
 use crate::{info::GenerationDefaults, request::TokenId, text::Tokenizer};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -29,7 +29,7 @@ pub struct ModelAssets {
 
 impl ModelAssets {
     /// Reads everything; only the tokenizer must be there.
-    pub fn open(source: &ModelSource, config: &LlamaConfig) -> Result<Self, ModelError> {
+    pub fn open(source: &ModelSource, config: &ModelConfig) -> Result<Self, ModelError> {
         let tokenizer = open_tokenizer(source, config)?;
         let settings = source.json_optional(TOKENIZER_CONFIG_FILE)?;
         let generation = source.json_optional(GENERATION_FILE)?;
@@ -47,7 +47,7 @@ impl ModelAssets {
     }
 }
 
-fn open_tokenizer(source: &ModelSource, config: &LlamaConfig) -> Result<Tokenizer, ModelError> {
+fn open_tokenizer(source: &ModelSource, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
     let file = source.display(TOKENIZER_FILE);
     let tokenizer = Tokenizer::from_json(&source.open(TOKENIZER_FILE)?)
         .map_err(|source| ModelError::Tokenizer { file: file.clone(), source })?;

@@ -1,16 +1,26 @@
-//! `config.json` of the Llama family, checked field by field. Reads a JSON value; never a file.
+//! `config.json` of a decoder, checked field by field against the description of its family. Reads a JSON value; never
+//! a file.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::ModelError;
-use crate::request::TokenId;
+use super::{
+    Family, ModelError, RopeScaling, RopeSettings,
+    families::FAMILIES,
+    family::{EmbeddingScale, HasBias, Rotary},
+    fields::Fields,
+    layers::{RopeLayers, WindowLayers},
+    rope_scaling::RopeContext,
+};
+use crate::{
+    ops::{Activation, AttentionSpec, HeadShape},
+    request::TokenId,
+};
 
-/// Architectures with an implementation.
-pub(super) const SUPPORTED: &[&str] = &["LlamaForCausalLM"];
-
-/// Hyper-parameters of a Llama model, by the names of `config.json`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LlamaConfig {
+/// Hyper-parameters of a model, by the names of `config.json` where it has them.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// What the model shares with its family.
+    pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the feed-forward layer.
@@ -29,92 +39,130 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// Added under the root of the norm.
     pub rms_norm_eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// How the rotary frequencies are stretched.
-    pub rope_scaling: RopeScaling,
+    /// The feed-forward's curve.
+    pub activation: Activation,
+    /// Rotary frequencies.
+    pub rope: RopeSettings,
+    /// Rotary frequencies of layers with a window, where they have their own.
+    pub windowed_rope: Option<RopeSettings>,
     /// The output matrix is the embedding table.
     pub tie_word_embeddings: bool,
-    /// The attention projections have biases.
-    pub attention_bias: bool,
-    /// The feed-forward projections have biases.
-    pub mlp_bias: bool,
+    /// Which projections have biases.
+    pub biases: BiasesPresent,
+    /// Factor on embeddings.
+    pub embedding_scale: Option<f32>,
+    /// Factor on the product of query and key.
+    pub attention_scale: f32,
+    /// Bound of attention scores.
+    pub attention_softcap: Option<f32>,
+    /// Bound of logits.
+    pub logit_softcap: Option<f32>,
     /// Begin token.
     pub bos_token_id: Option<TokenId>,
     /// End tokens.
     pub eos_token_ids: Vec<TokenId>,
+    windows: WindowLayers,
+    rope_layers: RopeLayers,
 }
 
-/// How rotary frequencies are stretched to a longer context.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    Default,
-    /// Llama 3.1's: low frequencies are divided, middle ones interpolated.
-    Llama3(Llama3Scaling),
-    /// YaRN: as above with a ramp over dimensions, and a temperature on attention.
-    Yarn(YarnScaling),
+/// Which projections of one model have biases.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BiasesPresent {
+    /// Queries, keys, values.
+    pub qkv: bool,
+    /// Attention's output.
+    pub attention_output: bool,
+    /// Gate, up and down.
+    pub feed_forward: bool,
 }
 
-/// Parameters of `rope_type: llama3`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Llama3Scaling {
-    /// Divisor of low frequencies.
-    pub factor: f32,
-    /// Wavelengths above `original / low_freq_factor` are divided.
-    pub low_freq_factor: f32,
-    /// Wavelengths below `original / high_freq_factor` stay.
-    pub high_freq_factor: f32,
-    /// Context the model was first trained with.
-    pub original_max_position_embeddings: f32,
+/// The angles one layer turns queries and keys by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeOfLayer {
+    /// None: positions are known from the causal order alone.
+    None,
+    /// The model's.
+    Model,
+    /// Those of layers with a window.
+    Windowed,
 }
 
-/// Parameters of `rope_type: yarn`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct YarnScaling {
-    /// Stretch of the context.
-    pub factor: f32,
-    /// Turns over the original context above which a dimension stays.
-    pub beta_fast: f32,
-    /// Turns below which a dimension is divided by `factor`.
-    pub beta_slow: f32,
-    /// Context the model was first trained with.
-    pub original_max_position_embeddings: f32,
-    /// Factor on cosines and sines; derived from `factor` when the file has none.
-    pub attention_factor: f32,
-    /// Round the ramp's ends to whole dimensions.
-    pub truncate: bool,
-}
-
-impl LlamaConfig {
+impl ModelConfig {
     /// Reads `config.json`; `file` is its name in messages.
     pub fn from_json(config: &Value, file: &str) -> Result<Self, ModelError> {
         let fields = Fields::of(config, file)?;
-        fields.refuse_other_architectures()?;
-        fields.refuse_other_activations()?;
+        let family = family_of(&fields)?;
+        let defaults = &family.defaults;
         let hidden_size = fields.size("hidden_size")?;
+        let num_hidden_layers = fields.size("num_hidden_layers")?;
         let num_attention_heads = fields.size("num_attention_heads")?;
-        let rope = fields.rope()?;
+        let head_dim = fields.optional_size("head_dim")?.or(defaults.head_dim);
+        let head_dim = head_dim.unwrap_or(hidden_size / num_attention_heads);
+        refuse_odd_heads(&fields, head_dim)?;
+        let max_position_embeddings = fields.size("max_position_embeddings")?;
+        let rope = RopeContext { theta: defaults.rope_theta, head_dim, max_position_embeddings };
         let config = Self {
+            family,
             hidden_size,
             intermediate_size: fields.size("intermediate_size")?,
-            num_hidden_layers: fields.size("num_hidden_layers")?,
+            num_hidden_layers,
             num_attention_heads,
             num_key_value_heads: fields.optional_size("num_key_value_heads")?.unwrap_or(num_attention_heads),
-            head_dim: fields.optional_size("head_dim")?.unwrap_or(hidden_size / num_attention_heads),
+            head_dim,
             vocab_size: fields.size("vocab_size")?,
-            max_position_embeddings: fields.size("max_position_embeddings")?,
-            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
-            rope_theta: rope.positive("rope_theta")?.or(fields.positive("rope_theta")?).unwrap_or(10_000.0),
-            rope_scaling: rope.scaling(&fields)?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-            attention_bias: fields.flag("attention_bias")?,
-            mlp_bias: fields.flag("mlp_bias")?,
+            max_position_embeddings,
+            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(defaults.rms_norm_eps),
+            activation: activation(&fields)?.unwrap_or(defaults.activation),
+            rope: RopeSettings::read(&fields, rope)?,
+            windowed_rope: windowed_rope(&fields, family, rope)?,
+            tie_word_embeddings: fields.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
+            biases: biases(&fields, family)?,
+            embedding_scale: embedding_scale(family, hidden_size),
+            attention_scale: fields.positive("query_pre_attn_scalar")?.unwrap_or(head_dim as f32).sqrt().recip(),
+            attention_softcap: fields.positive("attn_logit_softcapping")?,
+            logit_softcap: fields.positive("final_logit_softcapping")?,
             bos_token_id: fields.tokens("bos_token_id")?.first().copied(),
             eos_token_ids: fields.tokens("eos_token_id")?,
+            windows: WindowLayers::read(&fields, family.windows, num_hidden_layers)?,
+            rope_layers: RopeLayers::read(&fields, family.rotary, num_hidden_layers)?,
         };
         config.refuse_odd_shapes(&fields)?;
         Ok(config)
+    }
+
+    /// How a layer attends.
+    pub fn attention_of_layer(&self, idx: usize) -> AttentionSpec {
+        AttentionSpec {
+            heads: HeadShape {
+                n_heads: self.num_attention_heads,
+                n_kv_heads: self.num_key_value_heads,
+                head_dim: self.head_dim,
+            },
+            scale: self.attention_scale,
+            window: self.windows.of_layer(idx),
+            softcap: self.attention_softcap,
+        }
+    }
+
+    /// The angles of a layer.
+    pub fn rope_of_layer(&self, idx: usize) -> RopeOfLayer {
+        match (self.rope_layers.turns(idx), &self.windowed_rope, self.windows.of_layer(idx)) {
+            (false, _, _) => RopeOfLayer::None,
+            (true, Some(_), Some(_)) => RopeOfLayer::Windowed,
+            (true, _, _) => RopeOfLayer::Model,
+        }
+    }
+
+    /// Longest sequence, in tokens. Dynamic scaling reaches beyond the context the model was made for, but only when
+    /// asked: within that context its angles are the plain ones.
+    pub fn context_limit(&self, asked: Option<u32>) -> u32 {
+        let made_for = self.max_position_embeddings;
+        match (&self.rope.scaling, asked) {
+            (RopeScaling::Dynamic { factor, .. }, Some(asked)) if asked as usize > made_for => {
+                (made_for as f32 * factor.max(1.0)) as u32
+            }
+            _ => made_for as u32,
+        }
     }
 
     fn refuse_odd_shapes(&self, fields: &Fields) -> Result<(), ModelError> {
@@ -122,9 +170,6 @@ impl LlamaConfig {
         if !heads.is_multiple_of(kv_heads) {
             let problem = format!("is {kv_heads}, which does not divide the {heads} attention heads");
             return Err(fields.error("num_key_value_heads", problem));
-        }
-        if !self.head_dim.is_multiple_of(2) || self.head_dim == 0 {
-            return Err(fields.error("head_dim", format!("is {}: rotary embedding needs an even width", self.head_dim)));
         }
         if let Some(token) = self.eos_token_ids.iter().find(|token| **token as usize >= self.vocab_size) {
             let problem = format!("is {token}, outside the vocabulary of {}", self.vocab_size);
@@ -134,167 +179,63 @@ impl LlamaConfig {
     }
 }
 
-/// A JSON object whose errors name file and field.
-pub(super) struct Fields<'a> {
-    fields: &'a Map<String, Value>,
-    file: &'a str,
+fn refuse_odd_heads(fields: &Fields, head_dim: usize) -> Result<(), ModelError> {
+    if !head_dim.is_multiple_of(2) || head_dim == 0 {
+        return Err(fields.error("head_dim", format!("is {head_dim}: rotary embedding needs an even width")));
+    }
+    Ok(())
 }
 
-impl<'a> Fields<'a> {
-    pub(super) fn of(value: &'a Value, file: &'a str) -> Result<Self, ModelError> {
-        let Value::Object(fields) = value else {
-            return Err(ModelError::Json { file: file.into(), reason: "it is not an object".into() });
-        };
-        Ok(Self { fields, file })
-    }
+fn family_of(fields: &Fields) -> Result<&'static Family, ModelError> {
+    let architectures = fields.get("architectures").and_then(Value::as_array);
+    let found = architectures.and_then(|names| names.first()?.as_str());
+    let found = found.ok_or_else(|| fields.error("architectures", "names no architecture".into()))?;
+    let family = FAMILIES.iter().find(|family| family.architecture == found);
+    family.copied().ok_or_else(|| ModelError::UnsupportedArchitecture {
+        file: fields.file().into(),
+        found: found.into(),
+        supported: FAMILIES.iter().map(|family| family.architecture).collect(),
+    })
+}
 
-    pub(super) fn error(&self, field: &str, problem: String) -> ModelError {
-        ModelError::Field { file: self.file.into(), field: field.into(), problem }
-    }
-
-    /// The value of a field that is there and not null.
-    fn get(&self, field: &str) -> Option<&'a Value> {
-        self.fields.get(field).filter(|value| !value.is_null())
-    }
-
-    fn wrong(&self, field: &str, value: &Value, expected: &str) -> ModelError {
-        self.error(field, format!("is {value}, expected {expected}"))
-    }
-
-    fn size(&self, field: &str) -> Result<usize, ModelError> {
-        self.optional_size(field)?.ok_or_else(|| self.error(field, "is missing".into()))
-    }
-
-    fn optional_size(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        // Below this no product of two sizes overflows, and no model is near it.
-        const LARGEST: u64 = 1 << 31;
-        let Some(value) = self.get(field) else { return Ok(None) };
-        let size = value.as_u64().filter(|size| (1..LARGEST).contains(size));
-        match size {
-            Some(size) => Ok(Some(size as usize)),
-            None => Err(self.wrong(field, value, "a whole number from 1 on")),
-        }
-    }
-
-    pub(super) fn number(&self, field: &str) -> Result<Option<f32>, ModelError> {
-        let Some(value) = self.get(field) else { return Ok(None) };
-        match value.as_f64().filter(|number| number.is_finite()) {
-            Some(number) => Ok(Some(number as f32)),
-            None => Err(self.wrong(field, value, "a number")),
-        }
-    }
-
-    fn positive(&self, field: &str) -> Result<Option<f32>, ModelError> {
-        match self.number(field)? {
-            Some(number) if number <= 0.0 => Err(self.error(field, format!("is {number}, expected more than 0"))),
-            number => Ok(number),
-        }
-    }
-
-    fn needed(&self, field: &str) -> Result<f32, ModelError> {
-        self.positive(field)?.ok_or_else(|| self.error(field, "is missing".into()))
-    }
-
-    fn flag(&self, field: &str) -> Result<bool, ModelError> {
-        match self.get(field) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(value) => Err(self.wrong(field, value, "true or false")),
-        }
-    }
-
-    /// One token or a list of them.
-    pub(super) fn tokens(&self, field: &str) -> Result<Vec<TokenId>, ModelError> {
-        let token = |value: &Value| value.as_u64().and_then(|token| TokenId::try_from(token).ok());
-        let tokens = match self.get(field) {
-            None => Some(Vec::new()),
-            Some(Value::Array(list)) => list.iter().map(token).collect(),
-            Some(value) => token(value).map(|token| vec![token]),
-        };
-        tokens.ok_or_else(|| self.wrong(field, &self.fields[field], "a token id or a list of them"))
-    }
-
-    fn refuse_other_architectures(&self) -> Result<(), ModelError> {
-        let architectures = self.get("architectures").and_then(Value::as_array);
-        let found = architectures.and_then(|names| names.first()?.as_str());
-        let found = found.ok_or_else(|| self.error("architectures", "names no architecture".into()))?;
-        if SUPPORTED.contains(&found) {
-            return Ok(());
-        }
-        Err(ModelError::UnsupportedArchitecture { file: self.file.into(), found: found.into(), supported: SUPPORTED })
-    }
-
-    fn refuse_other_activations(&self) -> Result<(), ModelError> {
-        match self.get("hidden_act") {
-            None => Ok(()),
-            Some(Value::String(name)) if name == "silu" || name == "swish" => Ok(()),
-            Some(value) => Err(self.wrong("hidden_act", value, "\"silu\"")),
-        }
-    }
-
-    /// Newer files say `rope_parameters`, older ones `rope_scaling` beside `rope_theta`.
-    fn rope(&self) -> Result<Fields<'a>, ModelError> {
-        const NONE: &Value = &Value::Null;
-        let value = self.get("rope_parameters").or(self.get("rope_scaling")).unwrap_or(NONE);
-        match value {
-            Value::Object(fields) => Ok(Fields { fields, file: self.file }),
-            Value::Null => Ok(Fields { fields: empty(), file: self.file }),
-            value => Err(self.wrong("rope_scaling", value, "an object")),
-        }
-    }
-
-    fn scaling(&self, config: &Fields) -> Result<RopeScaling, ModelError> {
-        let Some(kind) = self.get("rope_type").or(self.get("type")) else { return Ok(RopeScaling::Default) };
-        match kind.as_str() {
-            Some("default") => Ok(RopeScaling::Default),
-            Some("llama3") => Ok(RopeScaling::Llama3(self.llama3()?)),
-            Some("yarn") => Ok(RopeScaling::Yarn(self.yarn(config)?)),
-            _ => Err(self.wrong("rope_type", kind, "\"default\", \"llama3\" or \"yarn\"")),
-        }
-    }
-
-    fn llama3(&self) -> Result<Llama3Scaling, ModelError> {
-        Ok(Llama3Scaling {
-            factor: self.needed("factor")?,
-            low_freq_factor: self.needed("low_freq_factor")?,
-            high_freq_factor: self.needed("high_freq_factor")?,
-            original_max_position_embeddings: self.needed("original_max_position_embeddings")?,
-        })
-    }
-
-    fn yarn(&self, config: &Fields) -> Result<YarnScaling, ModelError> {
-        let factor = self.needed("factor")?;
-        let original = self.positive("original_max_position_embeddings")?;
-        let original = match original {
-            Some(original) => original,
-            None => config.size("max_position_embeddings")? as f32,
-        };
-        Ok(YarnScaling {
-            factor,
-            beta_fast: self.positive("beta_fast")?.unwrap_or(32.0),
-            beta_slow: self.positive("beta_slow")?.unwrap_or(1.0),
-            original_max_position_embeddings: original,
-            attention_factor: self.attention_factor(factor)?,
-            truncate: self.get("truncate").is_none_or(|value| value != &Value::Bool(false)),
-        })
-    }
-
-    /// The YaRN paper's `0.1 ln(s) + 1`; checkpoints that carry `mscale` use its ratio to `mscale_all_dim`.
-    fn attention_factor(&self, factor: f32) -> Result<f32, ModelError> {
-        let scale = |mscale: f32| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
-        if let Some(given) = self.positive("attention_factor")? {
-            return Ok(given);
-        }
-        match (self.positive("mscale")?, self.positive("mscale_all_dim")?) {
-            (Some(mscale), Some(all_dim)) => Ok(scale(mscale) / scale(all_dim)),
-            _ => Ok(scale(1.0)),
-        }
+/// Gemma's files carry a second field that is meant, beside one that was wrong.
+fn activation(fields: &Fields) -> Result<Option<Activation>, ModelError> {
+    let field = if fields.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    let Some(value) = fields.get(field) else { return Ok(None) };
+    match value.as_str() {
+        Some("silu" | "swish") => Ok(Some(Activation::Silu)),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Some(Activation::GeluTanh)),
+        _ => Err(fields.wrong(field, value, "\"silu\" or \"gelu_pytorch_tanh\"")),
     }
 }
 
-fn empty() -> &'static Map<String, Value> {
-    static EMPTY: std::sync::OnceLock<Map<String, Value>> = std::sync::OnceLock::new();
-    EMPTY.get_or_init(Map::new)
+fn windowed_rope(fields: &Fields, family: &Family, context: RopeContext) -> Result<Option<RopeSettings>, ModelError> {
+    match family.rotary {
+        Rotary::OwnInWindows { theta_field, theta } => {
+            RopeSettings::read_windowed(fields, theta_field, RopeContext { theta, ..context }).map(Some)
+        }
+        Rotary::EveryLayer | Rotary::AllButEvery { .. } => Ok(None),
+    }
+}
+
+fn biases(fields: &Fields, family: &Family) -> Result<BiasesPresent, ModelError> {
+    let present = |has| match has {
+        HasBias::Never => Ok(false),
+        HasBias::Always => Ok(true),
+        HasBias::If(field) => fields.flag(field, false),
+    };
+    Ok(BiasesPresent {
+        qkv: present(family.biases.qkv)?,
+        attention_output: present(family.biases.attention_output)?,
+        feed_forward: present(family.biases.feed_forward)?,
+    })
+}
+
+fn embedding_scale(family: &Family, hidden_size: usize) -> Option<f32> {
+    match family.embedding_scale {
+        EmbeddingScale::One => None,
+        EmbeddingScale::RootOfWidth => Some((hidden_size as f32).sqrt()),
+    }
 }
 
 #[cfg(test)]
@@ -309,10 +250,10 @@ mod tests {
                "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "eos_token_id": [1, 2]})
     }
 
-    fn with(field: &str, value: Value) -> Result<LlamaConfig, ModelError> {
+    fn with(field: &str, value: Value) -> Result<ModelConfig, ModelError> {
         let mut config = tiny();
         config[field] = value;
-        LlamaConfig::from_json(&config, "config.json")
+        ModelConfig::from_json(&config, "config.json")
     }
 
     fn refusal(field: &str, value: Value) -> String {
@@ -321,10 +262,13 @@ mod tests {
 
     #[test]
     fn fields_that_are_missing_take_the_familys_defaults() {
-        let config = LlamaConfig::from_json(&tiny(), "config.json").unwrap();
-        assert_eq!((config.head_dim, config.rope_theta), (16, 10_000.0));
-        assert_eq!((config.rope_scaling, config.tie_word_embeddings), (RopeScaling::Default, false));
+        let config = ModelConfig::from_json(&tiny(), "config.json").unwrap();
+        assert_eq!((config.head_dim, config.rope.theta), (16, 10_000.0));
+        assert_eq!((config.rope.scaling, config.tie_word_embeddings), (RopeScaling::Default, false));
         assert_eq!(config.eos_token_ids, [1, 2]);
+        let gemma = with("architectures", json!(["Gemma3ForCausalLM"])).unwrap();
+        assert_eq!((gemma.head_dim, gemma.rope.theta, gemma.tie_word_embeddings), (256, 1_000_000.0, true));
+        assert_eq!((gemma.embedding_scale, gemma.activation), (Some(8.0), Activation::GeluTanh));
     }
 
     #[test]
@@ -333,22 +277,32 @@ mod tests {
                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
         let new = with("rope_parameters", llama3.clone()).unwrap();
         let old = with("rope_scaling", llama3).unwrap();
-        assert_eq!(new, old);
-        assert_eq!(new.rope_theta, 500_000.0);
-        assert!(matches!(new.rope_scaling, RopeScaling::Llama3(_)));
+        assert_eq!(new.rope, old.rope);
+        assert_eq!(new.rope.theta, 500_000.0);
+        assert!(matches!(new.rope.scaling, RopeScaling::Llama3(_)));
     }
 
     #[test]
     fn yarn_derives_its_attention_factor() {
         let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
-        let RopeScaling::Yarn(yarn) = with("rope_scaling", yarn).unwrap().rope_scaling else { panic!("yarn") };
+        let RopeScaling::Yarn(yarn) = with("rope_scaling", yarn).unwrap().rope.scaling else { panic!("yarn") };
         assert!((yarn.attention_factor - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn dynamic_scaling_allows_a_longer_context_when_asked() {
+        let config = with("rope_scaling", json!({"type": "dynamic", "factor": 2.0})).unwrap();
+        assert_eq!(config.context_limit(None), 128);
+        assert_eq!(config.context_limit(Some(200)), 256);
+        let plain = ModelConfig::from_json(&tiny(), "config.json").unwrap();
+        assert_eq!(plain.context_limit(Some(200)), 128);
     }
 
     #[test]
     fn another_architecture_is_refused_with_its_name_and_the_supported_list() {
         let message = refusal("architectures", json!(["MambaForCausalLM"]));
-        assert!(message.contains("MambaForCausalLM") && message.contains("LlamaForCausalLM"), "{message}");
+        assert!(message.contains("MambaForCausalLM is not supported"), "{message}");
+        assert!(message.contains("LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"), "{message}");
     }
 
     #[test]
@@ -358,8 +312,10 @@ mod tests {
         assert!(refusal("num_hidden_layers", json!(0)).contains("`num_hidden_layers` is 0"));
         assert!(refusal("num_key_value_heads", json!(3)).contains("does not divide the 4"));
         assert!(refusal("head_dim", json!(15)).contains("even"));
-        assert!(refusal("hidden_act", json!("gelu")).contains("`hidden_act`"));
-        assert!(refusal("rope_scaling", json!({"rope_type": "longrope"})).contains("\"longrope\""));
+        assert!(refusal("hidden_act", json!("relu")).contains("`hidden_act` is \"relu\""));
+        assert!(refusal("rope_scaling", json!({"rope_type": "spiral"})).contains("\"spiral\""));
+        let short = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+        assert!(refusal("rope_scaling", short).contains("`short_factor` has 1 numbers, the heads have 8 pairs"));
         assert!(refusal("eos_token_id", json!(100)).contains("outside the vocabulary"));
         assert!(refusal("rms_norm_eps", json!(-1)).contains("more than 0"));
     }

@@ -47,7 +47,7 @@ pub enum ModelError {
         /// What the model says it is.
         found: String,
         /// What we can run.
-        supported: &'static [&'static str],
+        supported: Vec<&'static str>,
     },
     /// A weight file's own description cannot be read.
     #[error("{file} is not a safetensors file: {reason}")]

@@ -21,6 +21,8 @@ pub enum FileBytes {
     Mapped(Mmap),
     /// Inside the binary.
     Static(&'static [u8]),
+    /// Computed from a file's.
+    Computed(Vec<u8>),
 }
 
 impl Deref for FileBytes {
@@ -30,6 +32,7 @@ impl Deref for FileBytes {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
+            Self::Computed(bytes) => bytes,
         }
     }
 }

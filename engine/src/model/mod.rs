@@ -2,16 +2,24 @@
 
 mod assets;
 mod config;
+mod decoder;
 mod error;
+mod families;
+mod family;
+mod fields;
 mod files;
-mod llama;
+mod layers;
+mod loader;
 mod rope;
+mod rope_scaling;
 mod weights;
 
 pub use assets::ModelAssets;
-pub use config::{Llama3Scaling, LlamaConfig, RopeScaling, YarnScaling};
+pub use config::{BiasesPresent, ModelConfig, RopeOfLayer};
+pub use decoder::Decoder;
 pub use error::ModelError;
+pub use family::Family;
 pub use files::{FileBytes, ModelSource};
-pub use llama::Llama;
 pub use rope::RopeTable;
+pub use rope_scaling::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};
 pub use weights::{Tensor, WeightStore};

@@ -2,7 +2,7 @@
 //!
 //! Pair `i` of a head turns by `position x frequency[i]`; the two halves of the head hold the pairs' two coordinates.
 
-use super::config::{Llama3Scaling, LlamaConfig, RopeScaling, YarnScaling};
+use super::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};
 
 /// Cosines and sines of every position and pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,13 +18,16 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Angles of positions `0..n_positions`.
-    pub fn new(config: &LlamaConfig, n_positions: usize) -> Self {
-        let frequencies = frequencies(config);
-        let scale = attention_factor(&config.rope_scaling);
+    /// Angles of positions `0..n_positions` for heads of width `head_dim`.
+    ///
+    /// Dynamic scaling and LongRoPE depend on the context's length. It is taken to be `n_positions`, the longest that may
+    /// come: keys that are cached keep their angles, so the choice cannot change while a sequence grows.
+    pub fn new(rope: &RopeSettings, head_dim: usize, n_positions: usize) -> Self {
+        let frequencies = frequencies(rope, n_positions as f32);
+        let scale = attention_factor(&rope.scaling);
         let angles = || (0..n_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f));
         Self {
-            head_dim: config.head_dim,
+            head_dim,
             n_pairs: frequencies.len(),
             cos: angles().map(|angle| angle.cos() * scale).collect(),
             sin: angles().map(|angle| angle.sin() * scale).collect(),
@@ -32,18 +35,39 @@ impl RopeTable {
     }
 }
 
-fn frequencies(config: &LlamaConfig) -> Vec<f32> {
-    let plain = plain_frequencies(config);
-    match &config.rope_scaling {
+fn frequencies(rope: &RopeSettings, n_positions: f32) -> Vec<f32> {
+    let plain = plain_frequencies(rope.theta, rope.width);
+    match &rope.scaling {
         RopeScaling::Default => plain,
+        RopeScaling::Linear { factor } => plain.into_iter().map(|f| f / factor).collect(),
+        RopeScaling::Dynamic { factor, original_max_position_embeddings } => {
+            let stretch = n_positions.max(*original_max_position_embeddings) / original_max_position_embeddings;
+            plain_frequencies(dynamic_theta(rope, *factor, stretch), rope.width)
+        }
         RopeScaling::Llama3(scaling) => plain.into_iter().map(|f| llama3_frequency(f, scaling)).collect(),
-        RopeScaling::Yarn(scaling) => yarn_frequencies(plain, scaling, config),
+        RopeScaling::Yarn(scaling) => yarn_frequencies(plain, scaling, rope),
+        RopeScaling::LongRope(scaling) => {
+            plain.into_iter().zip(long_rope_divisors(scaling, n_positions)).map(|(f, divisor)| f / divisor).collect()
+        }
     }
 }
 
-fn plain_frequencies(config: &LlamaConfig) -> Vec<f32> {
-    let exponent = |pair: usize| (2 * pair) as f32 / config.head_dim as f32;
-    (0..config.head_dim / 2).map(|pair| 1.0 / config.rope_theta.powf(exponent(pair))).collect()
+fn plain_frequencies(theta: f32, width: usize) -> Vec<f32> {
+    let exponent = |pair: usize| (2 * pair) as f32 / width as f32;
+    (0..width / 2).map(|pair| 1.0 / theta.powf(exponent(pair))).collect()
+}
+
+/// The base at which the lowest frequency is divided by about `stretch`, and the highest stays.
+fn dynamic_theta(rope: &RopeSettings, factor: f32, stretch: f32) -> f32 {
+    let width = rope.width as f32;
+    rope.theta * (factor * stretch - (factor - 1.0)).powf(width / (width - 2.0))
+}
+
+fn long_rope_divisors(scaling: &LongRopeScaling, n_positions: f32) -> &[f32] {
+    match n_positions > scaling.original_max_position_embeddings {
+        true => &scaling.long_factor,
+        false => &scaling.short_factor,
+    }
 }
 
 /// Llama 3.1: long wavelengths are stretched by `factor`, short ones stay, between them the two are mixed.
@@ -63,8 +87,8 @@ fn llama3_frequency(frequency: f32, scaling: &Llama3Scaling) -> f32 {
 
 /// YaRN: pairs that turn often over the original context stay, those that turn rarely are stretched, with a linear
 /// ramp over the pairs between.
-fn yarn_frequencies(plain: Vec<f32>, scaling: &YarnScaling, config: &LlamaConfig) -> Vec<f32> {
-    let (low, high) = yarn_ramp(scaling, config);
+fn yarn_frequencies(plain: Vec<f32>, scaling: &YarnScaling, rope: &RopeSettings) -> Vec<f32> {
+    let (low, high) = yarn_ramp(scaling, rope);
     let mix = |(pair, frequency): (usize, f32)| {
         let stretched = ((pair as f32 - low) / (high - low)).clamp(0.0, 1.0);
         frequency / scaling.factor * stretched + frequency * (1.0 - stretched)
@@ -73,11 +97,11 @@ fn yarn_frequencies(plain: Vec<f32>, scaling: &YarnScaling, config: &LlamaConfig
 }
 
 /// The pairs that turn `beta_fast` and `beta_slow` times over the original context.
-fn yarn_ramp(scaling: &YarnScaling, config: &LlamaConfig) -> (f32, f32) {
-    let width = config.head_dim as f32;
+fn yarn_ramp(scaling: &YarnScaling, rope: &RopeSettings) -> (f32, f32) {
+    let width = rope.width as f32;
     let pair_of_turns = |turns: f32| {
         let positions = scaling.original_max_position_embeddings;
-        width * (positions / (turns * 2.0 * std::f32::consts::PI)).ln() / (2.0 * config.rope_theta.ln())
+        width * (positions / (turns * 2.0 * std::f32::consts::PI)).ln() / (2.0 * rope.theta.ln())
     };
     let (mut low, mut high) = (pair_of_turns(scaling.beta_fast), pair_of_turns(scaling.beta_slow));
     if scaling.truncate {
@@ -91,6 +115,7 @@ fn yarn_ramp(scaling: &YarnScaling, config: &LlamaConfig) -> (f32, f32) {
 fn attention_factor(scaling: &RopeScaling) -> f32 {
     match scaling {
         RopeScaling::Yarn(yarn) => yarn.attention_factor,
-        RopeScaling::Default | RopeScaling::Llama3(_) => 1.0,
+        RopeScaling::LongRope(long) => long.attention_factor,
+        RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Dynamic { .. } | RopeScaling::Llama3(_) => 1.0,
     }
 }

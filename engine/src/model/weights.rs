@@ -56,7 +56,36 @@ impl Tensor {
         &self.content[self.range.clone()]
     }
 
-    /// Its numbers.
+    /// Some of its rows, not copied. Panics beyond the last row.
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        let n_rows = self.shape[0];
+        assert!(rows.end <= n_rows, "{} has {n_rows} rows", self.name);
+        let bytes_per_row = self.range.len() / n_rows;
+        let start = self.range.start + rows.start * bytes_per_row;
+        let range = start..start + rows.len() * bytes_per_row;
+        let shape = [&[rows.len()], &self.shape[1..]].concat();
+        Self { shape, range, ..self.clone() }
+    }
+
+    /// The same tensor in f32 with one added to each number.
+    pub fn plus_one(&self) -> Self {
+        let bytes: Vec<u8> = self.to_f32().into_iter().flat_map(|value| (1.0 + value).to_le_bytes()).collect();
+        let range = 0..bytes.len();
+        Self { dtype: Dtype::F32, content: Arc::new(FileBytes::Computed(bytes)), range, ..self.clone() }
+    }
+
+    /// Its numbers in f32, which holds every supported format exactly.
+    fn to_f32(&self) -> Vec<f32> {
+        let bytes = self.bytes();
+        match self.dtype {
+            Dtype::BF16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+            Dtype::F16 => bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            other => panic!("{other} was refused when the tensor was taken"),
+        }
+    }
+
+    /// How many numbers it has.
     pub fn n_values(&self) -> usize {
         self.shape.iter().product()
     }

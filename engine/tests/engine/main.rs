@@ -5,5 +5,6 @@
 mod bad_models;
 mod batch_invariance;
 mod common;
+mod families;
 mod goldens;
 mod sim;

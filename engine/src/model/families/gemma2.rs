@@ -1,0 +1,29 @@
+//! Gemma 2: norms on both sides of attention and feed-forward, with weights stored around zero; scores and logits are
+//! soft-capped; every second layer looks back a window only; embeddings are scaled by the root of their width.
+
+use super::llama::LLAMA;
+use crate::{
+    model::family::{Biases, Defaults, EmbeddingScale, Family, HasBias, NormNames, NormWeight, Windows},
+    ops::Activation,
+};
+
+pub(crate) const GEMMA2: Family = Family {
+    architecture: "Gemma2ForCausalLM",
+    norms: NormNames {
+        before_attention: Some("input_layernorm"),
+        after_attention: Some("post_attention_layernorm"),
+        before_feed_forward: Some("pre_feedforward_layernorm"),
+        after_feed_forward: Some("post_feedforward_layernorm"),
+    },
+    norm_weight: NormWeight::OnePlusFactor,
+    biases: Biases { feed_forward: HasBias::Never, ..LLAMA.biases },
+    embedding_scale: EmbeddingScale::RootOfWidth,
+    windows: Windows::AllButEvery { period: 2 },
+    defaults: Defaults {
+        activation: Activation::GeluTanh,
+        head_dim: Some(256),
+        tie_word_embeddings: true,
+        ..LLAMA.defaults
+    },
+    ..LLAMA
+};

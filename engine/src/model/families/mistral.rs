@@ -1,0 +1,7 @@
+//! Mistral 7B, Nemo and Small: Llama without biases; the first versions look back a window only.
+
+use super::llama::LLAMA;
+use crate::model::family::{Biases, Family, Windows};
+
+pub(crate) const MISTRAL: Family =
+    Family { architecture: "MistralForCausalLM", biases: Biases::NONE, windows: Windows::EveryLayer, ..LLAMA };

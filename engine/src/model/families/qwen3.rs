@@ -1,0 +1,17 @@
+//! Qwen3: every head of queries and keys is normed before it is turned; heads are wider than hidden size / heads.
+
+use super::llama::LLAMA;
+use crate::model::family::{Biases, Defaults, Family, HasBias, QkNorm, Windows};
+
+pub(crate) const QWEN3: Family = Family {
+    architecture: "Qwen3ForCausalLM",
+    qk_norm: QkNorm::EveryHead,
+    biases: Biases {
+        qkv: HasBias::If("attention_bias"),
+        attention_output: HasBias::If("attention_bias"),
+        feed_forward: HasBias::Never,
+    },
+    windows: Windows::UpperLayers,
+    defaults: Defaults { head_dim: Some(128), ..LLAMA.defaults },
+    ..LLAMA
+};
