@@ -1,6 +1,7 @@
 //! Starting an engine: reads and checks the model, plans memory, warms up, then starts the two threads.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::AtomicU64,
@@ -101,6 +102,7 @@ impl Engine {
             limits: sched,
             admission: Arc::clone(&admission),
             meters: Arc::clone(&meters),
+            in_flight: VecDeque::new(),
         };
         let thread = spawn("engine", move || engine_loop.run());
         EngineHandle::new(Shared {

@@ -1,7 +1,15 @@
-//! The engine thread: drain the inbox, schedule, execute, resolve, publish. It is the only owner of the scheduler's
-//! state; everyone else sends commands.
+//! The engine thread: drain the inbox, schedule, launch, finish, resolve, publish. It is the only owner of the
+//! scheduler's state; everyone else sends commands.
+//!
+//! An executor that takes two steps in flight is always given the next one before the oldest is waited for:
+//!
+//! ```text
+//! host    plan 2, launch 2 │ wait for 1, resolve 1 │ plan 3, launch 3 │ wait for 2 ...
+//! device  [------- 1 -----------------]            [--------- 2 ----------------][---
+//! ```
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, TrySendError},
@@ -12,10 +20,10 @@ use std::{
 use crate::{
     exec::{ExecError, Executor},
     handle::Admission,
-    metrics::{Meters, StepReading},
+    metrics::{Meters, StepReading, StepTimes},
     output::OutputMessage,
     request::{FinishReason, Request, RequestId},
-    sched::{SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule},
+    sched::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule},
 };
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
@@ -51,6 +59,14 @@ pub(crate) struct EngineLoop {
     pub(crate) limits: SchedLimits,
     pub(crate) admission: Arc<Admission>,
     pub(crate) meters: Arc<Meters>,
+    /// Steps that were planned and not resolved, oldest first.
+    pub(crate) in_flight: VecDeque<StepInFlight>,
+}
+
+/// A step that was planned and not resolved. One without chunks was not launched; it only has effects.
+pub(crate) struct StepInFlight {
+    plan: StepPlan,
+    reading: StepReading,
 }
 
 /// Whether the loop goes on.
@@ -63,6 +79,7 @@ enum Inbox {
 impl EngineLoop {
     /// Runs until told to stop, until nobody can tell it anything, or until the executor fails.
     pub(crate) fn run(mut self) {
+        assert!((1..=MAX_STEPS_IN_FLIGHT).contains(&self.executor.max_steps_in_flight()), "one step, or two");
         let mut notice = StopNotice {
             reason: "the engine thread panicked".into(),
             output: self.output.clone(),
@@ -80,7 +97,7 @@ impl EngineLoop {
 
     /// Waits for a command only when there is nothing to compute.
     fn drain_inbox(&mut self) -> Inbox {
-        if self.state.is_idle() {
+        if self.is_idle() {
             let first = self.inbox.recv().map_or(Inbox::Closed, |command| self.obey(command));
             if first == Inbox::Closed {
                 return Inbox::Closed;
@@ -95,6 +112,10 @@ impl EngineLoop {
         Inbox::Open
     }
 
+    fn is_idle(&self) -> bool {
+        self.state.is_idle() && self.in_flight.is_empty()
+    }
+
     fn obey(&mut self, command: Command) -> Inbox {
         match command {
             Command::Submit { id, request } => self.state.submit(id, request),
@@ -105,21 +126,46 @@ impl EngineLoop {
         Inbox::Open
     }
 
+    /// Launches one step more if there is something to compute, and takes the oldest in when the executor takes no more.
     fn step(&mut self) -> Result<(), ExecError> {
-        if self.state.is_idle() {
+        let has_launched = !self.state.is_idle() && self.launch()?;
+        if has_launched && self.in_flight.len() < self.executor.max_steps_in_flight() {
             return Ok(());
         }
-        let began = Instant::now();
-        let plan = schedule(&mut self.state, &self.limits);
-        let output = self.execute(&plan)?;
-        let now = Instant::now();
-        let reading = StepReading::new(&plan, (now - began).as_secs_f64());
-        let effects = resolve(&mut self.state, plan, output, &self.limits);
-        self.publish(effects, reading, now)
+        match self.in_flight.pop_front() {
+            Some(oldest) => self.take_in(oldest),
+            None => Ok(()),
+        }
     }
 
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError> {
-        if plan.chunks.is_empty() { Ok(StepOutput::default()) } else { self.executor.execute(plan) }
+    /// Plans a step and begins it; `false` if it computes nothing.
+    fn launch(&mut self) -> Result<bool, ExecError> {
+        let began = Instant::now();
+        let plan = schedule(&mut self.state, &self.limits);
+        let planned_at = Instant::now();
+        let computes = !plan.chunks.is_empty();
+        if computes {
+            self.executor.launch(&plan.step(&self.state, &self.limits))?;
+        }
+        let times = StepTimes {
+            schedule_seconds: (planned_at - began).as_secs_f64(),
+            launch_seconds: planned_at.elapsed().as_secs_f64(),
+            ..StepTimes::default()
+        };
+        let reading = StepReading::new(&plan, planned_at, times);
+        self.in_flight.push_back(StepInFlight { plan, reading });
+        Ok(computes)
+    }
+
+    fn take_in(&mut self, step: StepInFlight) -> Result<(), ExecError> {
+        let StepInFlight { plan, mut reading } = step;
+        let waiting_since = Instant::now();
+        let output = if plan.chunks.is_empty() { StepOutput::default() } else { self.executor.finish()? };
+        let now = Instant::now();
+        let effects = resolve(&mut self.state, plan, output, &self.limits);
+        reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
+        reading.times.resolve_seconds = now.elapsed().as_secs_f64();
+        self.publish(effects, reading, now)
     }
 
     fn publish(&self, effects: StepEffects, reading: StepReading, now: Instant) -> Result<(), ExecError> {

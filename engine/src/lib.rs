@@ -1,7 +1,7 @@
 //! The inference engine: paged KV cache, continuous batching, token sampling, one process-wide owner thread.
 //!
-//! It knows no HTTP and no Kubernetes. A request goes `EngineHandle::submit` → `schedule` → `Executor::execute` →
-//! `resolve` → ledger → `RequestStream`. Decisions (`sched`, `memory`, `sample`) are plain functions over values.
+//! It knows no HTTP and no Kubernetes. A request goes `EngineHandle::submit` → `schedule` → `Executor::launch` and
+//! `finish` → `resolve` → ledger → `RequestStream`. Decisions (`sched`, `memory`, `sample`) are plain functions over values.
 
 #![deny(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};
 pub use memory::{MemoryError, MemoryNeeds, MemoryPlan};
-pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples};
+pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples, StepTimes};
 pub use model::ModelError;
 pub use request::*;
 pub use sample::{Choice, choose};

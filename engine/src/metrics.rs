@@ -96,8 +96,23 @@ pub struct Samples {
     pub itl: Vec<f64>,
     /// Requests that ended.
     pub requests: Vec<RequestSample>,
+    /// Steps.
+    pub steps: Vec<StepTimes>,
     /// Samples that nobody took in time.
     pub dropped: u64,
+}
+
+/// Where the engine thread's time in one step went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTimes {
+    /// Deciding it.
+    pub schedule_seconds: f64,
+    /// Handing it to the executor. On a back end that computes with the host's own CPUs, the whole computation.
+    pub launch_seconds: f64,
+    /// Waiting for its results.
+    pub finish_seconds: f64,
+    /// Taking them in.
+    pub resolve_seconds: f64,
 }
 
 /// One ended request.
@@ -133,6 +148,8 @@ struct Readings {
     samples: Samples,
     /// When a step last completed, or when work arrived at an idle engine.
     last_progress: Instant,
+    /// When a step last completed.
+    last_step: Instant,
 }
 
 impl Meters {
@@ -145,6 +162,7 @@ impl Meters {
             prefill: RateWindow::new(),
             samples: Samples::default(),
             last_progress: now,
+            last_step: now,
         };
         Self { epoch: now, readings: Mutex::new(readings) }
     }
@@ -195,10 +213,16 @@ impl Meters {
         readings.last_progress = now;
         readings.load.steps += 1;
         readings.load.preemptions += plan.n_preempted as u64;
+        // A step that was launched behind another one begins when that one is over.
+        let began = plan.launched_at.max(readings.last_step);
+        readings.last_step = now;
         if plan.n_prefill_tokens > 0 {
             let share = plan.n_prefill_tokens as f64 / plan.n_tokens as f64;
-            readings.prefill.record(second, plan.n_prefill_tokens as f64, plan.seconds * share);
+            let seconds = now.saturating_duration_since(began).as_secs_f64();
+            readings.prefill.record(second, plan.n_prefill_tokens as f64, seconds * share);
         }
+        let Samples { steps, dropped, .. } = &mut readings.samples;
+        push_bounded(steps, plan.times, dropped);
         readings.load.set_queues(state);
     }
 
@@ -251,16 +275,18 @@ pub(crate) struct StepReading {
     n_tokens: usize,
     n_prefill_tokens: usize,
     n_preempted: usize,
-    seconds: f64,
+    launched_at: Instant,
+    pub(crate) times: StepTimes,
 }
 
 impl StepReading {
-    pub(crate) fn new(plan: &StepPlan, seconds: f64) -> Self {
+    pub(crate) fn new(plan: &StepPlan, launched_at: Instant, times: StepTimes) -> Self {
         Self {
             n_tokens: plan.n_tokens(),
             n_prefill_tokens: plan.n_prefill_tokens(),
             n_preempted: plan.preempted.len(),
-            seconds,
+            launched_at,
+            times,
         }
     }
 }
@@ -297,7 +323,8 @@ mod tests {
         assert_eq!(meters.load(later).stalled_seconds, 0.0);
         meters.opened(later);
         assert_eq!(meters.load(later + Duration::from_secs(3)).stalled_seconds, 3.0);
-        meters.step(&StepReading::new(&StepPlan::default(), 0.1), &SchedState::new(4), later + Duration::from_secs(4));
+        let reading = StepReading::new(&StepPlan::default(), later, StepTimes::default());
+        meters.step(&reading, &SchedState::new(4), later + Duration::from_secs(4));
         assert_eq!(meters.load(later + Duration::from_secs(5)).stalled_seconds, 1.0);
     }
 

@@ -21,12 +21,12 @@ pub struct Choice {
 type Candidate = (TokenId, f32);
 
 /// Chooses the token that follows. Log-probabilities are those of the model's own distribution, before any change.
-pub fn choose(logits: &[f32], spec: &SampleSpec) -> Choice {
+pub fn choose(logits: &[f32], spec: &SampleSpec<'_>) -> Choice {
     let params = &spec.request.sampling;
     let mut changed = logits.to_vec();
     apply_bias(&mut changed, &params.logit_bias);
-    apply_penalties(&mut changed, params, &spec.history, spec.request.prompt.len());
-    ban(&mut changed, &spec.banned);
+    apply_penalties(&mut changed, params, spec.history, spec.request.prompt.len());
+    ban(&mut changed, spec.banned);
     let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
     let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize));
     Choice { token, logprobs }
@@ -176,25 +176,26 @@ fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::request::{Request, StopParams};
 
     const LOGITS: [f32; 4] = [1.0, 3.0, 2.0, 0.0];
 
-    fn spec(sampling: SamplingParams) -> SampleSpec {
-        let request = Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None };
-        SampleSpec { request: Arc::new(request), position: 1, banned: vec![], history: vec![] }
+    fn request(sampling: SamplingParams) -> Request {
+        Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None }
+    }
+
+    fn spec(request: &Request) -> SampleSpec<'_> {
+        SampleSpec { request, position: 1, banned: &[], history: &[] }
     }
 
     /// Shares of the tokens over many positions.
     fn shares(sampling: SamplingParams) -> Vec<f64> {
         const N: usize = 20_000;
         let mut counts = vec![0.0; LOGITS.len()];
-        let mut spec = spec(sampling);
+        let request = request(sampling);
         for position in 0..N {
-            spec.position = position;
+            let spec = SampleSpec { position, ..spec(&request) };
             counts[choose(&LOGITS, &spec).token as usize] += 1.0 / N as f64;
         }
         counts
@@ -216,9 +217,9 @@ mod tests {
 
     #[test]
     fn temperature_zero_takes_the_likeliest_and_the_lowest_id_of_equals() {
-        let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        assert_eq!(choose(&LOGITS, &spec(greedy.clone())).token, 1);
-        assert_eq!(choose(&[5.0, 7.0, 7.0], &spec(greedy)).token, 1);
+        let greedy = request(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
+        assert_eq!(choose(&LOGITS, &spec(&greedy)).token, 1);
+        assert_eq!(choose(&[5.0, 7.0, 7.0], &spec(&greedy)).token, 1);
     }
 
     #[test]
@@ -258,13 +259,9 @@ mod tests {
     #[test]
     fn the_same_seed_and_position_give_the_same_token() {
         let tokens = |seed| -> Vec<TokenId> {
-            let mut spec = spec(SamplingParams { seed, ..SamplingParams::default() });
-            (0..50)
-                .map(|position| {
-                    spec.position = position;
-                    choose(&LOGITS, &spec).token
-                })
-                .collect()
+            let request = request(SamplingParams { seed, ..SamplingParams::default() });
+            let at = |position| choose(&LOGITS, &SampleSpec { position, ..spec(&request) }).token;
+            (0..50).map(at).collect()
         };
         assert_eq!(tokens(7), tokens(7));
         assert_ne!(tokens(7), tokens(8));
@@ -283,26 +280,22 @@ mod tests {
     #[test]
     fn bias_and_bans_change_the_choice_but_not_the_logprobs() {
         let params = SamplingParams { temperature: 0.0, logit_bias: [(3, 100.0)].into(), ..SamplingParams::default() };
-        let mut spec = spec(params);
-        let request = Arc::make_mut(&mut spec.request);
-        request.logprobs = Some(2);
+        let request = Request { logprobs: Some(2), ..request(params) };
+        let spec = spec(&request);
         let choice = choose(&LOGITS, &spec);
         let logprobs = choice.logprobs.unwrap();
         let expected = softmax(1.0);
         assert_eq!(choice.token, 3);
         assert!((f64::from(logprobs.chosen) - expected[3].ln()).abs() < 1e-6);
         assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
-        spec.banned = vec![3, 1, 99];
-        assert_eq!(choose(&LOGITS, &spec).token, 2);
+        assert_eq!(choose(&LOGITS, &SampleSpec { banned: &[3, 1, 99], ..spec }).token, 2);
     }
 
     #[test]
     fn penalties_count_what_their_definition_says() {
         let choose_with = |sampling: SamplingParams| {
-            let mut spec = spec(SamplingParams { temperature: 0.0, ..sampling });
-            Arc::make_mut(&mut spec.request).prompt = vec![1];
-            spec.history = vec![1, 2, 2];
-            choose(&LOGITS, &spec).token
+            let request = Request { prompt: vec![1], ..request(SamplingParams { temperature: 0.0, ..sampling }) };
+            choose(&LOGITS, &SampleSpec { history: &[1, 2, 2], ..spec(&request) }).token
         };
         let none = SamplingParams::default;
         assert_eq!(choose_with(SamplingParams { presence_penalty: 2.0, ..none() }), 1, "the prompt does not count");

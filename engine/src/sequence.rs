@@ -1,10 +1,19 @@
 //! One request's token state inside the scheduler. Owns tokens, progress and block table; never text, never a channel.
+//!
+//! A step that was planned counts as computed: steps take effect in the order in which they are launched, so whatever
+//! is planned later finds its keys and values. Only the tokens that it samples are missing until `resolve` knows them.
+//!
+//! ```text
+//! position   0 ..................... known        known + in_flight = len
+//!            [ prompt | generated ]  [ sampled by steps in flight ]
+//!            [ computed ............................... ] remaining
+//! ```
 
 use std::sync::Arc;
 
 use crate::{
     kv::BlockTable,
-    request::{FinishReason, Request, RequestId, TokenId},
+    request::{FinishReason, Request, RequestId, SamplingParams, TokenId},
 };
 
 /// A request being waited for or computed.
@@ -14,14 +23,18 @@ pub struct Sequence {
     pub id: RequestId,
     /// What was asked; `stop.max_tokens` is already clamped to the context.
     pub request: Arc<Request>,
-    /// Prompt and generated tokens.
+    /// Prompt and generated tokens, as far as they are known.
     pub tokens: Vec<TokenId>,
-    /// Tokens whose KV is present. The last sampled token gets its KV only when it is fed back in, so a finished
-    /// sequence never has `computed == tokens.len()`.
+    /// Tokens after them that steps in flight sample.
+    pub in_flight: usize,
+    /// Which sampling chunk of its step the newest of those is, counted from 0.
+    pub sampled_entry: usize,
+    /// Tokens whose KV is present once the steps in flight are over. The last sampled token gets its KV only when it is
+    /// fed back in, so a sequence never has `computed == len()`.
     pub computed: usize,
     /// Where the KV lies.
     pub table: BlockTable,
-    /// Set when the sequence must leave at the next step, and why.
+    /// Set when the sequence must leave, and why.
     pub leaving: Option<FinishReason>,
     /// It has been in the running queue at least once.
     pub started: bool,
@@ -30,8 +43,23 @@ pub struct Sequence {
 impl Sequence {
     /// A sequence that has computed nothing.
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
-        let tokens = request.prompt.clone();
-        Self { id, request, tokens, computed: 0, table: BlockTable::default(), leaving: None, started: false }
+        Self {
+            id,
+            tokens: request.prompt.clone(),
+            request,
+            in_flight: 0,
+            sampled_entry: 0,
+            computed: 0,
+            table: BlockTable::default(),
+            leaving: None,
+            started: false,
+        }
+    }
+
+    /// Tokens, those in flight included.
+    #[expect(clippy::len_without_is_empty, reason = "a prompt is never empty")]
+    pub fn len(&self) -> usize {
+        self.tokens.len() + self.in_flight
     }
 
     /// Tokens of the prompt.
@@ -39,18 +67,30 @@ impl Sequence {
         self.request.prompt.len()
     }
 
-    /// Tokens generated so far.
+    /// Tokens generated so far, those in flight included.
     pub fn n_generated(&self) -> usize {
-        self.tokens.len() - self.prompt_len()
+        self.len() - self.prompt_len()
     }
 
     /// Tokens to compute before the next one can be sampled; 1 while decoding.
     pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.len() - self.computed
     }
 
     /// Whether only the newest token is left to compute.
     pub fn is_decoding(&self) -> bool {
         self.remaining() == 1
+    }
+
+    /// Whether it has all the tokens it may have, those in flight included.
+    pub fn is_full(&self, max_model_len: usize) -> bool {
+        self.n_generated() >= self.request.stop.max_tokens as usize || self.len() >= max_model_len
+    }
+
+    /// Whether the choice of its next token reads the tokens before it, which must then be known. Such a sequence is
+    /// not planned while one of its tokens is in flight.
+    pub fn reads_history(&self) -> bool {
+        let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.request.sampling;
+        presence_penalty != 0.0 || frequency_penalty != 0.0 || repetition_penalty != 1.0
     }
 }

@@ -1,12 +1,17 @@
-//! A step plan as flat arrays, the form kernels read. Pure.
+//! A step as flat arrays, the form kernels read. Pure.
 
-use crate::{kv::BLOCK_TOKENS, sched::StepPlan};
+use crate::{
+    kv::BLOCK_TOKENS,
+    sched::{ChunkInput, Step, StepChunk},
+};
 
 /// A step's inputs: one row a token, sequences one after the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchInputs {
-    /// Per row: the token.
+    /// Per row: the token; 0 for a fed one.
     pub token_ids: Vec<u32>,
+    /// Rows whose token the step before samples.
+    pub fed_rows: Vec<FedRow>,
     /// Per row: its position in the sequence.
     pub positions: Vec<u32>,
     /// Per row: where its keys and values go, `block x 16 + offset`.
@@ -21,58 +26,83 @@ pub struct BatchInputs {
     pub sampled_rows: Vec<u32>,
 }
 
+/// A row whose token is not known to the host yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FedRow {
+    /// The row.
+    pub row: u32,
+    /// The entry of the step before, see [`ChunkInput::Fed`].
+    pub entry: u32,
+}
+
 impl BatchInputs {
-    /// Flattens a plan.
-    pub fn new(plan: &StepPlan) -> Self {
+    /// Flattens a step.
+    pub fn new(step: &Step<'_>) -> Self {
         let mut inputs = Self { cu_seqlens: vec![0], ..Self::default() };
-        for chunk in &plan.chunks {
-            let positions = chunk.start..chunk.start + chunk.tokens.len();
-            let slot = |position: usize| {
-                chunk.blocks[position / BLOCK_TOKENS].0 * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32
-            };
-            inputs.slot_mapping.extend(positions.clone().map(slot));
-            inputs.positions.extend(positions.map(|position| position as u32));
-            inputs.token_ids.extend(&chunk.tokens);
-            inputs.sequence_of_row.resize(inputs.token_ids.len(), inputs.block_tables.len() as u32);
-            inputs.block_tables.push(chunk.blocks.iter().map(|block| block.0).collect());
-            inputs.cu_seqlens.push(inputs.token_ids.len() as u32);
-            if chunk.sample.is_some() {
-                inputs.sampled_rows.push(inputs.token_ids.len() as u32 - 1);
+        step.chunks.iter().for_each(|chunk| inputs.push(chunk));
+        inputs
+    }
+
+    fn push(&mut self, chunk: &StepChunk<'_>) {
+        let positions = chunk.start..chunk.start + chunk.input.n_tokens();
+        let slot = |position: usize| {
+            chunk.blocks[position / BLOCK_TOKENS].0 * BLOCK_TOKENS as u32 + (position % BLOCK_TOKENS) as u32
+        };
+        self.slot_mapping.extend(positions.clone().map(slot));
+        self.positions.extend(positions.map(|position| position as u32));
+        self.push_tokens(chunk.input);
+        self.sequence_of_row.resize(self.token_ids.len(), self.block_tables.len() as u32);
+        self.block_tables.push(chunk.blocks.iter().map(|block| block.0).collect());
+        self.cu_seqlens.push(self.token_ids.len() as u32);
+        if chunk.sample.is_some() {
+            self.sampled_rows.push(self.token_ids.len() as u32 - 1);
+        }
+    }
+
+    fn push_tokens(&mut self, input: ChunkInput<'_>) {
+        match input {
+            ChunkInput::Known(tokens) => self.token_ids.extend(tokens),
+            ChunkInput::Fed { entry } => {
+                self.fed_rows.push(FedRow { row: self.token_ids.len() as u32, entry: entry as u32 });
+                self.token_ids.push(0);
             }
         }
-        inputs
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
         kv::BlockId,
         request::{Request, RequestId, SamplingParams, StopParams},
-        sched::{Chunk, SampleSpec},
+        sched::SampleSpec,
     };
 
-    fn chunk(id: u64, start: usize, tokens: Vec<u32>, blocks: &[u32], samples: bool) -> Chunk {
+    fn request() -> Request {
         let (sampling, stop) = (SamplingParams::default(), StopParams::default());
-        let request = Arc::new(Request { prompt: vec![1], sampling, stop, logprobs: None });
-        let sample = SampleSpec { request, position: 1, banned: vec![], history: vec![] };
-        let blocks = blocks.iter().copied().map(BlockId).collect();
-        Chunk { id: RequestId(id), tokens, start, blocks, sample: samples.then_some(sample), is_prefill: true }
+        Request { prompt: vec![1], sampling, stop, logprobs: None }
+    }
+
+    fn chunk<'a>(start: usize, input: ChunkInput<'a>, blocks: &'a [BlockId]) -> StepChunk<'a> {
+        StepChunk { id: RequestId(1), input, start, blocks, sample: None, is_prefill: true }
     }
 
     #[test]
     fn rows_follow_the_plan_and_slots_follow_the_block_tables() {
-        let chunks = vec![chunk(1, 15, vec![10, 11], &[7, 3], false), chunk(2, 0, vec![20], &[5], true)];
-        let inputs = BatchInputs::new(&StepPlan { chunks, ..StepPlan::default() });
-        assert_eq!(inputs.token_ids, [10, 11, 20]);
-        assert_eq!(inputs.positions, [15, 16, 0]);
-        assert_eq!(inputs.slot_mapping, [7 * 16 + 15, 3 * 16, 5 * 16]);
-        assert_eq!(inputs.sequence_of_row, [0, 0, 1]);
-        assert_eq!(inputs.cu_seqlens, [0, 2, 3]);
-        assert_eq!(inputs.block_tables, [vec![7, 3], vec![5]]);
-        assert_eq!(inputs.sampled_rows, [2]);
+        let request = request();
+        let sample = SampleSpec { request: &request, position: 1, banned: &[], history: &[] };
+        let first = chunk(15, ChunkInput::Known(&[10, 11]), &[BlockId(7), BlockId(3)]);
+        let second = StepChunk { sample: Some(sample), ..chunk(0, ChunkInput::Known(&[20]), &[BlockId(5)]) };
+        let third = StepChunk { sample: Some(sample), ..chunk(2, ChunkInput::Fed { entry: 4 }, &[BlockId(6)]) };
+        let inputs = BatchInputs::new(&Step { chunks: vec![first, second, third] });
+        assert_eq!(inputs.token_ids, [10, 11, 20, 0]);
+        assert_eq!(inputs.fed_rows, [FedRow { row: 3, entry: 4 }]);
+        assert_eq!(inputs.positions, [15, 16, 0, 2]);
+        assert_eq!(inputs.slot_mapping, [7 * 16 + 15, 3 * 16, 5 * 16, 6 * 16 + 2]);
+        assert_eq!(inputs.sequence_of_row, [0, 0, 1, 2]);
+        assert_eq!(inputs.cu_seqlens, [0, 2, 3, 4]);
+        assert_eq!(inputs.block_tables, [vec![7, 3], vec![5], vec![6]]);
+        assert_eq!(inputs.sampled_rows, [2, 3]);
     }
 }

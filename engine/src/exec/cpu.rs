@@ -1,13 +1,15 @@
 //! The executor on the CPU: forward pass over `CpuOps`, then sampling on the same threads.
 
+use std::collections::VecDeque;
+
 use super::{BatchInputs, ExecError, Executor};
 use crate::{
-    kv::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout, blocks_for},
+    kv::{BlockId, KvDtype, KvLayout, blocks_for},
     model::{Decoder, ModelConfig},
     ops::{CpuCache, CpuOps, Ops},
-    request::{Request, RequestId, SamplingParams, StopParams, TokenId},
-    sample::choose,
-    sched::{Chunk, SampleSpec, SampledToken, SchedLimits, StepOutput, StepPlan},
+    request::{RequestId, TokenId},
+    sample::{Choice, choose},
+    sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
 };
 
 /// A model, its KV cache and the threads that compute it.
@@ -17,32 +19,32 @@ pub struct CpuExecutor {
     ops: CpuOps,
     cache: CpuCache,
     vocab_size: usize,
+    /// Of steps that were launched and not finished, oldest first.
+    outputs: VecDeque<StepOutput>,
+    /// What the step launched last sampled, one an entry.
+    last_tokens: Vec<TokenId>,
 }
 
 impl CpuExecutor {
     /// An executor over an empty cache of that layout.
     pub fn new(ops: CpuOps, model: Decoder<CpuOps>, config: &ModelConfig, layout: KvLayout) -> Self {
-        let cache = ops.kv_cache(layout);
-        Self { model, ops, cache, vocab_size: config.vocab_size }
+        let (cache, vocab_size) = (ops.kv_cache(layout), config.vocab_size);
+        Self { model, ops, cache, vocab_size, outputs: VecDeque::new(), last_tokens: Vec::new() }
     }
 
     /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
     /// leaves in the block is overwritten by whoever takes it.
     pub fn warm_up(&mut self) {
-        let chunk = probe_chunk(&[0], 0, 1);
-        self.logits(&BatchInputs::new(&StepPlan { chunks: vec![chunk], ..StepPlan::default() }));
+        self.logits(&probe(&[0], 0));
     }
 
     /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time on the path requests
     /// take. Uses the first KV blocks: only for an executor that serves nobody.
     pub fn teacher_forced_logits(&mut self, tokens: &[TokenId], chunk_len: usize) -> Vec<Vec<f32>> {
-        let n_blocks = blocks_for(tokens.len());
         let mut rows = Vec::with_capacity(tokens.len());
         for (idx, chunk) in tokens.chunks(chunk_len).enumerate() {
-            let chunk = probe_chunk(chunk, idx * chunk_len, n_blocks);
-            let mut inputs = BatchInputs::new(&StepPlan { chunks: vec![chunk], ..StepPlan::default() });
-            inputs.sampled_rows = (0..inputs.token_ids.len() as u32).collect();
-            rows.extend(self.logits(&inputs).chunks(self.vocab_size).map(<[f32]>::to_vec));
+            let logits = self.logits(&probe(chunk, idx * chunk_len));
+            rows.extend(logits.chunks(self.vocab_size).map(<[f32]>::to_vec));
         }
         rows
     }
@@ -55,17 +57,27 @@ impl CpuExecutor {
 }
 
 impl Executor for CpuExecutor {
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError> {
-        let logits = self.logits(&BatchInputs::new(plan));
-        let specs: Vec<(&Chunk, &SampleSpec)> =
-            plan.chunks.iter().filter_map(|chunk| Some((chunk, chunk.sample.as_ref()?))).collect();
-        let mut sampled = vec![None; specs.len()];
-        self.ops.pool().for_each(&mut sampled, |row, sampled| {
-            let (chunk, spec) = specs[row];
-            let choice = choose(&logits[row * self.vocab_size..][..self.vocab_size], spec);
-            *sampled = Some(SampledToken { id: chunk.id, token: choice.token, logprobs: choice.logprobs });
+    /// Computes the whole step: the compute threads are the CPUs that the host would need for anything else.
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+        let mut inputs = BatchInputs::new(step);
+        for fed in &inputs.fed_rows {
+            inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
+        }
+        let logits = self.logits(&inputs);
+        let specs: Vec<SampleSpec<'_>> = step.chunks.iter().filter_map(|chunk| chunk.sample).collect();
+        let mut choices = vec![None; specs.len()];
+        self.ops.pool().for_each(&mut choices, |row, choice| {
+            *choice = Some(choose(&logits[row * self.vocab_size..][..self.vocab_size], &specs[row]));
         });
-        Ok(StepOutput { sampled: sampled.into_iter().flatten().collect() })
+        let choices: Vec<Choice> = choices.into_iter().flatten().collect();
+        self.last_tokens = choices.iter().map(|choice| choice.token).collect();
+        let entry = |Choice { token, logprobs }| Sampled::Token { token, logprobs };
+        self.outputs.push_back(StepOutput { sampled: choices.into_iter().map(entry).collect() });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        Ok(self.outputs.pop_front().expect("finish is called once for each launch"))
     }
 }
 
@@ -95,19 +107,11 @@ pub fn workspace_bytes(config: &ModelConfig, sched: &SchedLimits) -> u64 {
     rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
 }
 
-/// Tokens in the KV blocks `0..n_blocks`, greedy, of nobody.
-fn probe_chunk(tokens: &[TokenId], start: usize, n_blocks: usize) -> Chunk {
-    assert!(start + tokens.len() <= n_blocks * BLOCK_TOKENS, "the tokens fit the blocks");
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let request = Request { prompt: tokens.to_vec(), sampling, stop: StopParams::default(), logprobs: None };
-    let position = start + tokens.len();
-    let sample = SampleSpec { request: request.into(), position, banned: Vec::new(), history: Vec::new() };
-    Chunk {
-        id: RequestId(u64::MAX),
-        tokens: tokens.to_vec(),
-        start,
-        blocks: (0..n_blocks as u32).map(BlockId).collect(),
-        sample: Some(sample),
-        is_prefill: true,
-    }
+/// Tokens of nobody in the first KV blocks, with logits for every row.
+fn probe(tokens: &[TokenId], start: usize) -> BatchInputs {
+    let blocks: Vec<BlockId> = (0..blocks_for(start + tokens.len()) as u32).map(BlockId).collect();
+    let input = ChunkInput::Known(tokens);
+    let chunk = StepChunk { id: RequestId(u64::MAX), input, start, blocks: &blocks, sample: None, is_prefill: true };
+    let inputs = BatchInputs::new(&Step { chunks: vec![chunk] });
+    BatchInputs { sampled_rows: (0..tokens.len() as u32).collect(), ..inputs }
 }

@@ -4,18 +4,34 @@ mod batch;
 mod cpu;
 pub mod sim;
 
-pub use batch::BatchInputs;
+pub use batch::{BatchInputs, FedRow};
 pub use cpu::{CpuExecutor, kv_layout, workspace_bytes};
 
-use crate::sched::{StepOutput, StepPlan};
+use crate::sched::{Step, StepOutput};
 
 /// A step that could not be carried out. The engine stops: every open request ends with this text.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("step failed: {0}")]
 pub struct ExecError(pub String);
 
-/// One back end, owned by the engine thread.
+/// One back end, owned by the engine thread. May be dropped with steps in flight.
+///
+/// Steps take effect in the order of their launch: a later one finds every key and value that an earlier one writes,
+/// and may be given blocks that an earlier one still writes to.
 pub trait Executor: Send {
-    /// Computes every chunk of the plan and samples where it says so, in the plan's order.
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError>;
+    /// Steps that may be launched before the first of them must be finished; 1 or 2 ([`MAX_STEPS_IN_FLIGHT`]). 2 pays
+    /// where computing needs no host thread.
+    ///
+    /// [`MAX_STEPS_IN_FLIGHT`]: crate::sched::MAX_STEPS_IN_FLIGHT
+    fn max_steps_in_flight(&self) -> usize {
+        1
+    }
+
+    /// Begins to compute every chunk of the step and to sample where it says so. The step's borrows end with the call.
+    /// A `Fed` input is the token of that entry of the step launched before; an entry without a token feeds any token,
+    /// because its sequence has ended.
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError>;
+
+    /// Waits for the oldest step in flight and returns what it sampled. Called once for each launch.
+    fn finish(&mut self) -> Result<StepOutput, ExecError>;
 }

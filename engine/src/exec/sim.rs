@@ -1,7 +1,11 @@
 //! An executor without a model: scripted tokens, scripted timing, scripted failures. For tests of everything above
 //! the executor, and for simulations.
 
-use std::{thread, time::Duration};
+use std::{
+    collections::VecDeque,
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::{ExecError, Executor};
 use crate::{
@@ -11,7 +15,7 @@ use crate::{
     info::{GenerationDefaults, ModelInfo},
     memory::{MemoryNeeds, MemoryPlan},
     request::TokenId,
-    sched::{Chunk, RawLogprobs, SampleSpec, SampledToken, StepOutput, StepPlan},
+    sched::{RawLogprobs, SampleSpec, Sampled, Step, StepOutput},
     text::Tokenizer,
 };
 
@@ -31,6 +35,8 @@ pub struct SimScript {
     pub token_time: Duration,
     /// The step, counted from 1, that fails.
     pub fail_at_step: Option<u64>,
+    /// Steps that may be in flight; 1 or 2.
+    pub max_steps_in_flight: usize,
 }
 
 impl Default for SimScript {
@@ -40,6 +46,7 @@ impl Default for SimScript {
             step_time: Duration::from_millis(1),
             token_time: Duration::ZERO,
             fail_at_step: None,
+            max_steps_in_flight: 1,
         }
     }
 }
@@ -49,12 +56,21 @@ impl Default for SimScript {
 pub struct SimExecutor {
     script: SimScript,
     steps: u64,
+    /// Steps that were launched and not finished, oldest first.
+    in_flight: VecDeque<SimStep>,
+}
+
+/// A step in flight.
+#[derive(Debug)]
+struct SimStep {
+    outcome: Result<StepOutput, ExecError>,
+    over_at: Instant,
 }
 
 impl SimExecutor {
     /// At the beginning of the script.
     pub fn new(script: SimScript) -> Self {
-        Self { script, steps: 0 }
+        Self { script, steps: 0, in_flight: VecDeque::new() }
     }
 
     /// Starts an engine that plays the script behind the byte tokenizer.
@@ -81,25 +97,41 @@ impl SimExecutor {
         Ok(Engine::start_with(Box::new(Self::new(script)), parts))
     }
 
-    fn sample(&self, chunk: &Chunk, spec: &SampleSpec) -> SampledToken {
+    fn sample(&self, spec: &SampleSpec<'_>) -> Sampled {
         let n_generated = spec.position - spec.request.prompt.len();
         let bytes = self.script.completion.as_bytes();
         let scripted = bytes.get(n_generated).map_or(END_TOKEN, |byte| TokenId::from(*byte));
         let token = if spec.banned.contains(&scripted) { TokenId::from(b'.') } else { scripted };
         let logprobs = spec.request.logprobs.map(|k| logprobs(token, k));
-        SampledToken { id: chunk.id, token, logprobs }
+        Sampled::Token { token, logprobs }
     }
 }
 
 impl Executor for SimExecutor {
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepOutput, ExecError> {
+    fn max_steps_in_flight(&self) -> usize {
+        self.script.max_steps_in_flight
+    }
+
+    /// The simulated device works on its own: a step begins when the one before it is over.
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         self.steps += 1;
-        thread::sleep(self.script.step_time + self.script.token_time * plan.n_tokens() as u32);
-        if self.script.fail_at_step == Some(self.steps) {
-            return Err(ExecError(format!("scripted failure at step {}", self.steps)));
-        }
-        let sampled = plan.chunks.iter().filter_map(|chunk| Some(self.sample(chunk, chunk.sample.as_ref()?))).collect();
-        Ok(StepOutput { sampled })
+        let took = self.script.step_time + self.script.token_time * step.n_tokens() as u32;
+        let now = Instant::now();
+        let begins_at = self.in_flight.back().map_or(now, |last| last.over_at.max(now));
+        let outcome = if self.script.fail_at_step == Some(self.steps) {
+            Err(ExecError(format!("scripted failure at step {}", self.steps)))
+        } else {
+            let specs = step.chunks.iter().filter_map(|chunk| chunk.sample);
+            Ok(StepOutput { sampled: specs.map(|spec| self.sample(&spec)).collect() })
+        };
+        self.in_flight.push_back(SimStep { outcome, over_at: begins_at + took });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        let SimStep { outcome, over_at } = self.in_flight.pop_front().expect("finish is called once for each launch");
+        thread::sleep(over_at.saturating_duration_since(Instant::now()));
+        outcome
     }
 }
 

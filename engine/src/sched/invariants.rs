@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{SchedLimits, SchedState};
+use super::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState};
 
 impl SchedState {
     /// Panics when an invariant is broken; release builds skip it.
@@ -40,10 +40,15 @@ impl SchedState {
 
     fn check_progress(&self, limits: &SchedLimits) {
         for sequence in self.running.iter().chain(&self.waiting) {
-            let (id, len) = (sequence.id, sequence.tokens.len());
+            let (id, len) = (sequence.id, sequence.len());
             assert!(sequence.computed < len, "{id:?}: the newest token is never computed yet");
             assert!(sequence.computed <= sequence.table.capacity_tokens(), "{id:?}: computed tokens lie in blocks");
-            assert!(len < limits.max_model_len, "{id:?}: an open sequence has room for one more token");
+            assert!(
+                sequence.tokens.len() < limits.max_model_len,
+                "{id:?}: an open sequence has room for one more token"
+            );
+            assert!(len <= limits.max_model_len, "{id:?}: no token in flight is beyond the context");
+            assert!(sequence.in_flight <= MAX_STEPS_IN_FLIGHT, "{id:?}: one token a step in flight at most");
         }
     }
 }

@@ -1,13 +1,21 @@
 //! The scheduler: `schedule` decides a step, `resolve` takes its results in. Both are plain functions over
 //! [`SchedState`]: no clock, no channel, no randomness, so the same state and limits always give the same plan.
+//!
+//! A step may be planned while the one before it is still being computed. Then its decodes do not know their input yet:
+//! they name the entry of the step before that samples it ([`ChunkInput::Fed`]).
 
 mod invariants;
 mod plan;
 mod resolve;
 mod state;
+mod step;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{Chunk, SampleSpec, StepPlan, schedule};
-pub use resolve::{Ended, RawLogprobs, SampledToken, StepEffects, StepOutput, resolve};
+pub use plan::{Chunk, StepPlan, schedule};
+pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};
 pub use state::{SchedLimits, SchedState};
+pub use step::{ChunkInput, SampleSpec, Step, StepChunk};
+
+/// Steps that may be in flight at most: one being computed, one planned behind it. More would not hide more host time.
+pub const MAX_STEPS_IN_FLIGHT: usize = 2;

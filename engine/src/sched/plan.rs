@@ -1,22 +1,14 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
 //! sequences from the line, preempting last-in when a decode finds no block.
 
-use std::sync::Arc;
-
 use super::{SchedLimits, SchedState};
-use crate::{
-    kv::{BlockId, blocks_for},
-    request::{Request, RequestId, SamplingParams, TokenId},
-    sequence::Sequence,
-};
+use crate::{kv::blocks_for, request::RequestId, sequence::Sequence};
 
-/// One step, decided. Holds everything an executor needs, so executing never reads scheduler state.
+/// One step, decided. Small and without borrows: it is kept while the step is in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepPlan {
     /// What to compute, one entry a sequence.
     pub chunks: Vec<Chunk>,
-    /// Sequences that leave in this step; `resolve` frees them.
-    pub leaving: Vec<RequestId>,
     /// Sequences that lost their blocks and went back to the front of the line.
     pub preempted: Vec<RequestId>,
     /// Sequences that enter the running queue for the first time.
@@ -24,89 +16,88 @@ pub struct StepPlan {
 }
 
 /// Consecutive tokens of one sequence to compute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chunk {
     /// Whose.
     pub id: RequestId,
-    /// The tokens.
-    pub tokens: Vec<TokenId>,
-    /// Position of the first one.
+    /// Its place in the running queue, until `resolve` or `schedule` is called again.
+    pub running_idx: usize,
+    /// Position of the first token.
     pub start: usize,
-    /// The sequence's KV blocks, enough for `start + tokens.len()`.
-    pub blocks: Vec<BlockId>,
-    /// Set when the chunk reaches the sequence's end: sample the next token.
-    pub sample: Option<SampleSpec>,
+    /// Tokens.
+    pub n_tokens: usize,
+    /// Set when the only token is not known yet: the sampling chunk of the step before that samples it.
+    pub fed_entry: Option<usize>,
+    /// The chunk reaches the sequence's end: sample the next token.
+    pub samples: bool,
     /// Part of a prompt (or of a recomputation) rather than a decode.
     pub is_prefill: bool,
-}
-
-/// How to sample the token that follows a chunk.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SampleSpec {
-    /// What the client asked for.
-    pub request: Arc<Request>,
-    /// Position the sampled token will have; with the seed it fixes all randomness (D9).
-    pub position: usize,
-    /// Tokens that must not be sampled: the end tokens while `min_tokens` is not reached.
-    pub banned: Vec<TokenId>,
-    /// Prompt and generated tokens; left empty unless a penalty reads them.
-    pub history: Vec<TokenId>,
 }
 
 impl StepPlan {
     /// Tokens this step computes.
     pub fn n_tokens(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.tokens.len()).sum()
+        self.chunks.iter().map(|chunk| chunk.n_tokens).sum()
     }
 
     /// Tokens of prefill among them.
     pub fn n_prefill_tokens(&self) -> usize {
-        self.chunks.iter().filter(|chunk| chunk.is_prefill).map(|chunk| chunk.tokens.len()).sum()
+        self.chunks.iter().filter(|chunk| chunk.is_prefill).map(|chunk| chunk.n_tokens).sum()
     }
 }
 
-/// Decides the next step and takes the blocks it needs.
-pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
-    let mut plan = StepPlan { leaving: leaving(state), ..StepPlan::default() };
-    let mut budget = limits.max_batched_tokens;
-    plan_decodes(state, limits, &mut budget, &mut plan);
-    plan_running_prefills(state, limits, &mut budget, &mut plan);
-    admit_waiting(state, limits, &mut budget, &mut plan);
-    state.debug_check(limits);
-    plan
+/// A plan in the making.
+struct Draft {
+    plan: StepPlan,
+    /// Tokens the step may still take.
+    budget: usize,
+    n_sampling: usize,
 }
 
-fn leaving(state: &SchedState) -> Vec<RequestId> {
-    state.running.iter().chain(&state.waiting).filter(|s| s.leaving.is_some()).map(|s| s.id).collect()
+/// Decides the next step, takes the blocks it needs and counts its tokens as computed.
+pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
+    let mut draft = Draft { plan: StepPlan::default(), budget: limits.max_batched_tokens, n_sampling: 0 };
+    plan_decodes(state, limits, &mut draft);
+    plan_running_prefills(state, &mut draft);
+    admit_waiting(state, limits, &mut draft);
+    state.debug_check(limits);
+    draft.plan
 }
 
 /// Oldest first, so that the victim of a missing block (the last running sequence) is never one already planned.
-fn plan_decodes(state: &mut SchedState, limits: &SchedLimits, budget: &mut usize, plan: &mut StepPlan) {
+fn plan_decodes(state: &mut SchedState, limits: &SchedLimits, draft: &mut Draft) {
     let mut idx = 0;
-    while idx < state.running.len() && *budget > 0 {
+    while idx < state.running.len() && draft.budget > 0 {
         let sequence = &state.running[idx];
-        if sequence.leaving.is_some() || !sequence.is_decoding() {
+        if !sequence.is_decoding() || !goes_on(sequence, limits) {
             idx += 1;
             continue;
         }
-        if make_room(state, idx, plan) {
-            plan.chunks.push(chunk_of(&state.running[idx], 1, limits));
-            *budget -= 1;
+        if make_room(state, idx, limits, &mut draft.plan) {
+            draft.push(&mut state.running[idx], idx);
             idx += 1;
         }
     }
+}
+
+/// Whether a sequence may be planned: it is not on its way out, it does not surely end with a token in flight, and what
+/// the choice of its next token reads is known.
+fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
+    sequence.leaving.is_none()
+        && !sequence.is_full(limits.max_model_len)
+        && (sequence.in_flight == 0 || !sequence.reads_history())
 }
 
 /// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
 /// `false`: the sequence itself was the last one and went back to the line.
-fn make_room(state: &mut SchedState, idx: usize, plan: &mut StepPlan) -> bool {
+fn make_room(state: &mut SchedState, idx: usize, limits: &SchedLimits, plan: &mut StepPlan) -> bool {
     loop {
         let SchedState { running, pool, .. } = state;
         let sequence = &mut running[idx];
-        if sequence.table.grow_to(sequence.tokens.len(), pool).is_ok() {
+        if sequence.table.grow_to(sequence.len(), pool).is_ok() {
             return true;
         }
-        preempt_last(state, plan);
+        preempt_last(state, limits, plan);
         if idx == state.running.len() {
             return false;
         }
@@ -114,47 +105,49 @@ fn make_room(state: &mut SchedState, idx: usize, plan: &mut StepPlan) -> bool {
 }
 
 /// Takes all blocks of the newest running sequence and puts it at the front of the line. Its prompt and generated
-/// tokens are computed again later; sampling depends on (seed, position) only, so its text does not change.
-fn preempt_last(state: &mut SchedState, plan: &mut StepPlan) {
+/// tokens are computed again later; sampling depends on (seed, position) only, so its text does not change. A token of
+/// it that is in flight still arrives: the blocks are given to later steps only.
+fn preempt_last(state: &mut SchedState, limits: &SchedLimits, plan: &mut StepPlan) {
     let mut victim = state.running.pop().expect("the sequence that needs a block is still running");
     victim.table.release(&mut state.pool);
     victim.computed = 0;
-    // One that leaves in this step anyway is not a preemption: it only gave its blocks back a little earlier.
-    if victim.leaving.is_none() {
+    // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
+    if victim.leaving.is_none() && !victim.is_full(limits.max_model_len) {
         plan.preempted.push(victim.id);
     }
     state.waiting.push_front(victim);
 }
 
-fn plan_running_prefills(state: &SchedState, limits: &SchedLimits, budget: &mut usize, plan: &mut StepPlan) {
-    for sequence in state.running.iter().filter(|s| s.leaving.is_none() && !s.is_decoding()) {
-        let n = sequence.remaining().min(*budget);
-        if n == 0 {
+fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft) {
+    let prefills = |(_, sequence): &(usize, &mut Sequence)| sequence.leaving.is_none() && !sequence.is_decoding();
+    for (idx, sequence) in state.running.iter_mut().enumerate().filter(prefills) {
+        if draft.budget == 0 {
             return;
         }
-        plan.chunks.push(chunk_of(sequence, n, limits));
-        *budget -= n;
+        draft.push(sequence, idx);
     }
 }
 
 /// Moves sequences from the line into the running queue, strictly in order: one without blocks keeps its place and
 /// nobody overtakes it.
-fn admit_waiting(state: &mut SchedState, limits: &SchedLimits, budget: &mut usize, plan: &mut StepPlan) {
+fn admit_waiting(state: &mut SchedState, limits: &SchedLimits, draft: &mut Draft) {
     // What was just preempted must not come straight back with the blocks its displacer is about to need.
-    if !plan.preempted.is_empty() {
+    if !draft.plan.preempted.is_empty() {
         return;
     }
     let mut idx = 0;
-    while idx < state.waiting.len() && *budget > 0 && state.running.len() < limits.max_num_seqs {
-        if state.waiting[idx].leaving.is_some() {
+    while idx < state.waiting.len() && draft.budget > 0 && state.running.len() < limits.max_num_seqs {
+        let sequence = &state.waiting[idx];
+        if sequence.leaving.is_some() || sequence.is_full(limits.max_model_len) {
             idx += 1;
             continue;
         }
-        if !fits(&state.waiting[idx], state) {
+        // All its tokens are computed again, so all of them must be known.
+        if sequence.in_flight > 0 || !fits(sequence, state) {
             return;
         }
         let sequence = state.waiting.remove(idx).expect("idx is inside the line");
-        start(sequence, state, limits, budget, plan);
+        start(sequence, state, draft);
     }
 }
 
@@ -162,51 +155,33 @@ fn admit_waiting(state: &mut SchedState, limits: &SchedLimits, budget: &mut usiz
 /// two prompts cannot hold each other up. One block a running sequence stays free: each may need one soon, and
 /// admitting into them would preempt the newcomer at once.
 fn fits(sequence: &Sequence, state: &SchedState) -> bool {
-    blocks_for(sequence.tokens.len()) + state.running.len() <= state.pool.n_free()
+    blocks_for(sequence.len()) + state.running.len() <= state.pool.n_free()
 }
 
-fn start(
-    mut sequence: Sequence,
-    state: &mut SchedState,
-    limits: &SchedLimits,
-    budget: &mut usize,
-    plan: &mut StepPlan,
-) {
-    sequence.table.grow_to(sequence.tokens.len(), &mut state.pool).expect("fits() counted the blocks");
+fn start(mut sequence: Sequence, state: &mut SchedState, draft: &mut Draft) {
+    sequence.table.grow_to(sequence.len(), &mut state.pool).expect("fits() counted the blocks");
     if !sequence.started {
         sequence.started = true;
-        plan.started.push(sequence.id);
+        draft.plan.started.push(sequence.id);
     }
-    let n = sequence.remaining().min(*budget);
-    plan.chunks.push(chunk_of(&sequence, n, limits));
-    *budget -= n;
+    draft.push(&mut sequence, state.running.len());
     state.running.push(sequence);
 }
 
-fn chunk_of(sequence: &Sequence, n: usize, limits: &SchedLimits) -> Chunk {
-    let end = sequence.computed + n;
-    let is_last = end == sequence.tokens.len();
-    Chunk {
-        id: sequence.id,
-        tokens: sequence.tokens[sequence.computed..end].to_vec(),
-        start: sequence.computed,
-        blocks: sequence.table.blocks().to_vec(),
-        sample: is_last.then(|| sample_spec(sequence, limits)),
-        is_prefill: sequence.n_generated() == 0 || !sequence.is_decoding(),
+impl Draft {
+    /// Plans as much of a sequence as the step still takes.
+    fn push(&mut self, sequence: &mut Sequence, running_idx: usize) {
+        let n_tokens = sequence.remaining().min(self.budget);
+        let (start, samples) = (sequence.computed, n_tokens == sequence.remaining());
+        let is_prefill = sequence.n_generated() == 0 || !sequence.is_decoding();
+        let fed_entry = (start >= sequence.tokens.len()).then_some(sequence.sampled_entry);
+        self.plan.chunks.push(Chunk { id: sequence.id, running_idx, start, n_tokens, fed_entry, samples, is_prefill });
+        self.budget -= n_tokens;
+        sequence.computed += n_tokens;
+        if samples {
+            sequence.in_flight += 1;
+            sequence.sampled_entry = self.n_sampling;
+            self.n_sampling += 1;
+        }
     }
-}
-
-fn sample_spec(sequence: &Sequence, limits: &SchedLimits) -> SampleSpec {
-    let request = &sequence.request;
-    let below_minimum = sequence.n_generated() < request.stop.min_tokens as usize;
-    SampleSpec {
-        request: Arc::clone(request),
-        position: sequence.tokens.len(),
-        banned: if below_minimum { limits.eos.clone() } else { Vec::new() },
-        history: if reads_history(&request.sampling) { sequence.tokens.clone() } else { Vec::new() },
-    }
-}
-
-fn reads_history(params: &SamplingParams) -> bool {
-    params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 || params.repetition_penalty != 1.0
 }

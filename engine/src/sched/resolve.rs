@@ -1,20 +1,40 @@
 //! `resolve`: takes a step's results in. Appends tokens, ends sequences, and is the only place where the blocks of an
 //! ended sequence return to the pool.
+//!
+//! A sequence may end while a later step that computes it is in flight. It leaves at once: steps take effect in the
+//! order of their launch, so what the step in flight still writes into its blocks is overwritten by whoever gets them
+//! next. The token that step samples for it is thrown away when it comes.
 
-use super::{Chunk, SchedLimits, SchedState, StepPlan};
+use std::collections::VecDeque;
+
+use super::{SchedLimits, SchedState, StepPlan};
 use crate::{
     request::{FinishReason, RequestId, TokenId},
     sequence::Sequence,
 };
 
-/// What an executor returns: one sampled token for each chunk that asked, in the plan's order.
+/// What an executor returns: one entry for each chunk that samples, in the plan's order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// The tokens.
-    pub sampled: Vec<SampledToken>,
+    /// The entries.
+    pub sampled: Vec<Sampled>,
 }
 
-/// One sampled token.
+/// The outcome of sampling one chunk's next token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sampled {
+    /// A token.
+    Token {
+        /// The token.
+        token: TokenId,
+        /// Set when the request asked for log-probabilities.
+        logprobs: Option<RawLogprobs>,
+    },
+    /// The logits held a NaN: there is nothing to choose from.
+    NotANumber,
+}
+
+/// One new token of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {
     /// Whose.
@@ -58,48 +78,71 @@ pub struct Ended {
     pub never_started: bool,
 }
 
-/// Applies `output` of `plan` to the state.
+/// Why a request ends whose logits held a NaN.
+const NOT_A_NUMBER: &str = "the model's output is not a number: its weights or the device are damaged";
+
+/// Applies `output` of `plan` to the state. Plans are resolved in the order in which they were made.
 pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limits: &SchedLimits) -> StepEffects {
-    let StepPlan { chunks, leaving, preempted, started } = plan;
+    let StepPlan { chunks, preempted, started } = plan;
     let mut effects = StepEffects { started, preempted, ..StepEffects::default() };
     let mut sampled = output.sampled.into_iter();
-    for chunk in &chunks {
-        let token = chunk.sample.as_ref().map(|_| sampled.next().expect("one token for each chunk that samples"));
-        advance(state, chunk, token, limits, &mut effects);
+    let mut finder = Finder::default();
+    for chunk in chunks.iter().filter(|chunk| chunk.samples) {
+        let sampled = sampled.next().expect("one entry for each chunk that samples");
+        if let Some(sequence) = finder.find(state, chunk.id) {
+            effects.tokens.extend(take_in(sequence, sampled, limits));
+        }
     }
-    assert!(sampled.next().is_none(), "no token beyond the chunks that sample");
-    for id in leaving {
-        effects.ended.extend(remove(state, id));
-    }
+    assert!(sampled.next().is_none(), "no entry beyond the chunks that sample");
+    remove_leaving(state, &mut effects.ended);
     state.debug_check(limits);
     effects
 }
 
-fn advance(
-    state: &mut SchedState,
-    chunk: &Chunk,
-    token: Option<SampledToken>,
-    limits: &SchedLimits,
-    effects: &mut StepEffects,
-) {
-    let sequence =
-        state.running.iter_mut().find(|s| s.id == chunk.id).expect("a planned sequence stays running until resolve");
-    sequence.computed += chunk.tokens.len();
-    let Some(token) = token else { return };
-    assert_eq!(token.id, chunk.id, "tokens come in the plan's order");
-    sequence.tokens.push(token.token);
-    sequence.leaving = finish_reason(sequence, token.token, limits);
-    let ended = sequence.leaving.is_some();
-    effects.tokens.push(token);
-    if ended {
-        effects.ended.extend(remove(state, chunk.id));
+/// Finds sequences by id. The plan's order is nearly the queue's, so the search begins where the last one ended: a
+/// whole step costs about one pass.
+#[derive(Default)]
+struct Finder {
+    next_idx: usize,
+}
+
+impl Finder {
+    /// `None`: the sequence has ended.
+    fn find<'a>(&mut self, state: &'a mut SchedState, id: RequestId) -> Option<&'a mut Sequence> {
+        let SchedState { running, waiting, .. } = state;
+        let (before, after) = running.split_at(self.next_idx.min(running.len()));
+        let found = after.iter().position(|s| s.id == id).map(|idx| idx + before.len());
+        if let Some(idx) = found.or_else(|| before.iter().position(|s| s.id == id)) {
+            self.next_idx = idx + 1;
+            return Some(&mut running[idx]);
+        }
+        waiting.iter_mut().find(|s| s.id == id)
+    }
+}
+
+/// The token goes nowhere when its sequence was told to leave meanwhile.
+fn take_in(sequence: &mut Sequence, sampled: Sampled, limits: &SchedLimits) -> Option<SampledToken> {
+    sequence.in_flight -= 1;
+    if sequence.leaving.is_some() {
+        return None;
+    }
+    match sampled {
+        Sampled::Token { token, logprobs } => {
+            sequence.tokens.push(token);
+            sequence.leaving = finish_reason(sequence, token, limits);
+            Some(SampledToken { id: sequence.id, token, logprobs })
+        }
+        Sampled::NotANumber => {
+            sequence.leaving = Some(FinishReason::Error(NOT_A_NUMBER.into()));
+            None
+        }
     }
 }
 
 /// Whether the sequence ends with the token it just got. Stop strings are not known here: they need text.
 fn finish_reason(sequence: &Sequence, token: TokenId, limits: &SchedLimits) -> Option<FinishReason> {
     let stop = &sequence.request.stop;
-    let generated = sequence.n_generated();
+    let generated = sequence.tokens.len() - sequence.prompt_len();
     if !stop.ignore_eos && generated >= stop.min_tokens as usize && limits.eos.contains(&token) {
         return Some(FinishReason::Stop);
     }
@@ -107,17 +150,18 @@ fn finish_reason(sequence: &Sequence, token: TokenId, limits: &SchedLimits) -> O
     is_full.then_some(FinishReason::Length)
 }
 
-fn remove(state: &mut SchedState, id: RequestId) -> Option<Ended> {
-    let mut sequence = take(state, id)?;
-    sequence.table.release(&mut state.pool);
-    let reason = sequence.leaving.expect("only a leaving sequence is removed");
-    Some(Ended { id, reason, never_started: !sequence.started })
-}
-
-fn take(state: &mut SchedState, id: RequestId) -> Option<Sequence> {
-    if let Some(idx) = state.running.iter().position(|s| s.id == id) {
-        return Some(state.running.remove(idx));
+/// One pass over each queue, however many leave.
+fn remove_leaving(state: &mut SchedState, ended: &mut Vec<Ended>) {
+    let SchedState { running, waiting, pool } = state;
+    let mut end = |mut sequence: Sequence| {
+        sequence.table.release(pool);
+        let reason = sequence.leaving.expect("only a leaving sequence is removed");
+        ended.push(Ended { id: sequence.id, reason, never_started: !sequence.started });
+    };
+    running.extract_if(.., |s| s.leaving.is_some()).for_each(&mut end);
+    if waiting.iter().any(|s| s.leaving.is_some()) {
+        let (left, kept): (VecDeque<_>, VecDeque<_>) = waiting.drain(..).partition(|s| s.leaving.is_some());
+        *waiting = kept;
+        left.into_iter().for_each(end);
     }
-    let idx = state.waiting.iter().position(|s| s.id == id)?;
-    state.waiting.remove(idx)
 }

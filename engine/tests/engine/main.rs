@@ -7,4 +7,5 @@ mod batch_invariance;
 mod common;
 mod families;
 mod goldens;
+mod overlap;
 mod sim;

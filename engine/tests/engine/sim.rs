@@ -104,6 +104,32 @@ fn many_requests_at_once_all_get_their_whole_text() {
 }
 
 #[test]
+fn a_second_step_in_flight_changes_neither_text_nor_counts() {
+    let ended = |max_steps_in_flight| {
+        let limits = EngineLimits { kv_cache_tokens: Some(2048), ..EngineLimits::default() };
+        let script = SimScript { completion: "abc".repeat(20), max_steps_in_flight, ..SimScript::default() };
+        let engine = start(script, limits);
+        let streams: Vec<_> = (1..90).map(|n| engine.submit(request(n)).unwrap()).collect();
+        let texts: Vec<_> = streams.into_iter().map(read_all).collect();
+        let load = engine.load();
+        assert_eq!(load.finished.total(), 89);
+        wait_until("the blocks are free", || engine.load().free_blocks == load.total_blocks);
+        (texts, load.generation_tokens)
+    };
+    assert_eq!(ended(1), ended(2));
+}
+
+#[test]
+fn a_failure_with_two_steps_in_flight_ends_every_request() {
+    let script = SimScript { fail_at_step: Some(3), max_steps_in_flight: 2, ..endless() };
+    let engine = start(script, EngineLimits::default());
+    let streams: Vec<_> = (0..5).filter_map(|_| engine.submit(request(100)).ok()).collect();
+    for stream in streams {
+        assert!(matches!(reason(read_all(stream).1), FinishReason::Error(text) if text.contains("at step 3")));
+    }
+}
+
+#[test]
 fn a_dropped_stream_frees_its_blocks_after_the_next_step() {
     let engine = start(endless(), EngineLimits::default());
     let mut stream = engine.submit(request(2000)).unwrap();

@@ -1,0 +1,144 @@
+//! A device whose tokens depend on everything that attention would read: every slot remembers which token at which
+//! position was written to it, and a sampled token is a hash of all slots that the block table names, in order. A
+//! stale, foreign or missing key therefore changes the text.
+
+use std::collections::VecDeque;
+
+use crate::{
+    kv::BLOCK_TOKENS,
+    request::{Request, RequestId, TokenId},
+    sched::*,
+};
+
+/// The end token of [`FakeDevice`]: about one token in 50.
+pub(super) const EOS: TokenId = 0;
+const VOCAB: u64 = 50;
+
+/// Writes and reads slots, one step at once, in the order of launch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FakeDevice {
+    slots: Vec<Option<(usize, TokenId)>>,
+    last_tokens: Vec<TokenId>,
+    outputs: VecDeque<StepOutput>,
+}
+
+impl FakeDevice {
+    pub(super) fn launch(&mut self, step: &Step<'_>) {
+        let fed = std::mem::take(&mut self.last_tokens);
+        step.chunks.iter().for_each(|chunk| self.write(chunk, &fed));
+        let tokens = step.chunks.iter().filter_map(|chunk| Some(self.token(chunk, &chunk.sample?)));
+        self.last_tokens = tokens.collect();
+        let entry = |token: &TokenId| Sampled::Token { token: *token, logprobs: None };
+        self.outputs.push_back(StepOutput { sampled: self.last_tokens.iter().map(entry).collect() });
+    }
+
+    pub(super) fn finish(&mut self) -> StepOutput {
+        self.outputs.pop_front().expect("a step is in flight")
+    }
+
+    fn write(&mut self, chunk: &StepChunk<'_>, fed: &[TokenId]) {
+        let tokens = match chunk.input {
+            ChunkInput::Known(tokens) => tokens.to_vec(),
+            ChunkInput::Fed { entry } => vec![fed[entry]],
+        };
+        for (position, token) in (chunk.start..).zip(tokens) {
+            let slot = slot(chunk, position);
+            self.slots.resize(self.slots.len().max(slot + 1), None);
+            self.slots[slot] = Some((position, token));
+        }
+    }
+
+    fn token(&self, chunk: &StepChunk<'_>, spec: &SampleSpec<'_>) -> TokenId {
+        let read = |position| {
+            let (written, token) = self.slots[slot(chunk, position)].expect("what attention reads was computed");
+            assert_eq!(written, position, "{:?} reads its own keys", chunk.id);
+            token
+        };
+        let tokens: Vec<TokenId> = (0..spec.position).map(read).collect();
+        assert!(spec.history.is_empty() || spec.history == tokens, "penalties read every token");
+        token_after(&tokens, spec.request, !spec.banned.is_empty())
+    }
+}
+
+fn slot(chunk: &StepChunk<'_>, position: usize) -> usize {
+    chunk.blocks[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
+}
+
+/// What follows `tokens`, by definition.
+fn token_after(tokens: &[TokenId], request: &Request, is_eos_banned: bool) -> TokenId {
+    let hash = tokens.iter().fold(request.sampling.seed, |hash, token| {
+        (hash ^ u64::from(*token)).wrapping_mul(0x100_0000_01B3).rotate_left(23)
+    });
+    let token = (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) % VOCAB;
+    if is_eos_banned { (token as TokenId).max(1) } else { token as TokenId }
+}
+
+/// The completion of a request that nobody interferes with.
+pub(super) fn completion(request: &Request, limits: &SchedLimits) -> Vec<TokenId> {
+    let mut tokens = request.prompt.clone();
+    let n_prompt = tokens.len();
+    loop {
+        let n_generated = tokens.len() - n_prompt;
+        let is_banned = n_generated < request.stop.min_tokens as usize;
+        tokens.push(token_after(&tokens, request, is_banned));
+        let is_full = n_generated + 1 >= request.stop.max_tokens as usize || tokens.len() >= limits.max_model_len;
+        if is_full || (!request.stop.ignore_eos && !is_banned && tokens.last() == Some(&EOS)) {
+            return tokens.split_off(n_prompt);
+        }
+    }
+}
+
+/// The scheduler with a device under it, stepped as the engine loop does.
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) state: SchedState,
+    pub(super) limits: SchedLimits,
+    device: FakeDevice,
+    max_steps_in_flight: usize,
+    in_flight: VecDeque<StepPlan>,
+}
+
+impl Machine {
+    pub(super) fn new(n_blocks: usize, limits: SchedLimits, max_steps_in_flight: usize) -> Self {
+        let state = SchedState::new(n_blocks);
+        Self { state, limits, device: FakeDevice::default(), max_steps_in_flight, in_flight: VecDeque::new() }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.state.is_idle() && self.in_flight.is_empty()
+    }
+
+    /// Plans and launches one step.
+    pub(super) fn launch(&mut self) -> StepPlan {
+        let plan = schedule(&mut self.state, &self.limits);
+        self.state.check(&self.limits);
+        if !plan.chunks.is_empty() {
+            self.device.launch(&plan.step(&self.state, &self.limits));
+        }
+        self.in_flight.push_back(plan.clone());
+        plan
+    }
+
+    /// Takes in the oldest step in flight.
+    pub(super) fn take_in(&mut self) -> StepEffects {
+        let Some(plan) = self.in_flight.pop_front() else { return StepEffects::default() };
+        let output = if plan.chunks.is_empty() { StepOutput::default() } else { self.device.finish() };
+        let effects = resolve(&mut self.state, plan, output, &self.limits);
+        self.state.check(&self.limits);
+        effects
+    }
+
+    /// One round of the engine loop.
+    pub(super) fn step(&mut self) -> (StepPlan, StepEffects) {
+        let plan = if self.state.is_idle() { StepPlan::default() } else { self.launch() };
+        let may_launch_more = !plan.chunks.is_empty() && self.in_flight.len() < self.max_steps_in_flight;
+        let effects = if may_launch_more { StepEffects::default() } else { self.take_in() };
+        (plan, effects)
+    }
+
+    /// The known tokens of a sequence that has not ended.
+    pub(super) fn tokens(&self, id: u64) -> &[TokenId] {
+        let mut sequences = self.state.running.iter().chain(&self.state.waiting);
+        &sequences.find(|s| s.id == RequestId(id)).expect("the sequence is open").tokens
+    }
+}

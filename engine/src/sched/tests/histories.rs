@@ -1,0 +1,123 @@
+//! Random histories under the invariants, with one step in flight and with two.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use proptest::prelude::*;
+
+use super::{device, device::Machine, limits};
+use crate::{
+    request::{FinishReason, Request, RequestId, SamplingParams, StopParams, TokenId},
+    sched::{SchedLimits, StepEffects, schedule},
+};
+
+#[derive(Clone, Debug)]
+enum Event {
+    Submit(Request),
+    Abort { nth: u64 },
+    Step,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let shape = (1usize..60, 1u32..40, 0u32..6, any::<bool>());
+    (shape, 0u64..4, prop::bool::weighted(0.2)).prop_map(
+        |((prompt_len, max_tokens, min_tokens, ignore_eos), seed, has_penalty)| {
+            let max_tokens = max_tokens.min((limits().max_model_len - prompt_len) as u32);
+            let stop = StopParams { max_tokens, min_tokens, ignore_eos, ..StopParams::default() };
+            let frequency_penalty = if has_penalty { 1.0 } else { 0.0 };
+            let sampling = SamplingParams { seed, frequency_penalty, ..SamplingParams::default() };
+            Request { prompt: (0..prompt_len as TokenId).collect(), sampling, stop, logprobs: None }
+        },
+    )
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => request().prop_map(Event::Submit),
+        1 => (0u64..30).prop_map(|nth| Event::Abort { nth }),
+        6 => Just(Event::Step),
+    ]
+}
+
+/// What one history led to: per request its tokens and how it ended.
+#[derive(Debug, Default)]
+struct Outcome {
+    tokens: BTreeMap<RequestId, Vec<TokenId>>,
+    ended: BTreeMap<RequestId, FinishReason>,
+}
+
+impl Outcome {
+    fn note(&mut self, effects: StepEffects) {
+        for token in effects.tokens {
+            assert!(!self.ended.contains_key(&token.id), "no token after the end");
+            self.tokens.entry(token.id).or_default().push(token.token);
+        }
+        for ended in effects.ended {
+            assert!(self.ended.insert(ended.id, ended.reason).is_none(), "exactly one end");
+        }
+    }
+}
+
+/// Plays a history to its end.
+fn play(mut machine: Machine, events: &[Event]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut n_submitted = 0;
+    for event in events {
+        match event {
+            Event::Submit(request) => {
+                machine.state.submit(RequestId(n_submitted), Arc::new(request.clone()));
+                n_submitted += 1;
+            }
+            Event::Abort { nth } => machine.state.end(RequestId(*nth), FinishReason::Abort),
+            Event::Step => outcome.note(machine.step().1),
+        }
+    }
+    let mut steps_left = 10_000;
+    while !machine.is_idle() {
+        outcome.note(machine.step().1);
+        steps_left -= 1;
+        assert!(steps_left > 0, "every request ends in bounded time: {machine:?}");
+    }
+    assert_eq!(machine.state.pool.n_free(), machine.state.pool.n_total(), "every block came back");
+    outcome
+}
+
+/// Every request got its own completion; an aborted one a beginning of it.
+fn check(outcome: &Outcome, requests: &[&Request], limits: &SchedLimits) {
+    for (n, request) in requests.iter().enumerate() {
+        let id = RequestId(n as u64);
+        let expected = device::completion(request, limits);
+        let found = outcome.tokens.get(&id).map_or(&[][..], Vec::as_slice);
+        match outcome.ended[&id] {
+            FinishReason::Abort => assert!(expected.starts_with(found), "{id:?}: {found:?} is no part of {expected:?}"),
+            _ => assert_eq!(found, expected, "{id:?}: neither preemption nor company changes a token"),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_request_ends_once_with_its_own_tokens_whatever_happens(
+        events in prop::collection::vec(event(), 1..120),
+        n_blocks in 4usize..12,
+        max_batched_tokens in 4usize..40,
+        max_steps_in_flight in 1usize..=2,
+    ) {
+        let limits = SchedLimits { max_batched_tokens, ..limits() };
+        let requests: Vec<&Request> =
+            events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(request) } else { None }).collect();
+        let outcome = play(Machine::new(n_blocks, limits.clone(), max_steps_in_flight), &events);
+        prop_assert_eq!(outcome.ended.len(), requests.len());
+        check(&outcome, &requests, &limits);
+    }
+
+    #[test]
+    fn the_same_state_gives_the_same_plan(prompts in prop::collection::vec(1usize..60, 1..8)) {
+        let mut state = Machine::new(64, limits(), 1).state;
+        for (n, prompt_len) in prompts.iter().enumerate() {
+            state.submit(RequestId(n as u64), super::request(*prompt_len, 4));
+        }
+        let mut twin = state.clone();
+        prop_assert_eq!(schedule(&mut state, &limits()), schedule(&mut twin, &limits()));
+        prop_assert_eq!(state, twin);
+    }
+}

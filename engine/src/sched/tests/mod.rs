@@ -1,0 +1,197 @@
+//! The scheduler as a whole: single facts here, random histories beside.
+
+mod device;
+mod histories;
+
+use std::sync::Arc;
+
+use self::device::{EOS, Machine};
+use super::*;
+use crate::request::{FinishReason, Request, RequestId, SamplingParams, StopParams};
+
+fn limits() -> SchedLimits {
+    SchedLimits { max_num_seqs: 4, max_batched_tokens: 32, max_model_len: 64, eos: vec![EOS] }
+}
+
+/// A request that ends by length only.
+fn request(prompt_len: usize, max_tokens: u32) -> Arc<Request> {
+    let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
+    Arc::new(Request { prompt: vec![1; prompt_len], sampling: SamplingParams::default(), stop, logprobs: None })
+}
+
+fn machine(n_blocks: usize) -> Machine {
+    Machine::new(n_blocks, limits(), 1)
+}
+
+fn shape(plan: &StepPlan) -> Vec<(u64, usize, usize)> {
+    plan.chunks.iter().map(|chunk| (chunk.id.0, chunk.start, chunk.n_tokens)).collect()
+}
+
+#[test]
+fn a_long_prompt_is_computed_in_chunks_and_sampled_once() {
+    let mut machine = machine(8);
+    machine.state.submit(RequestId(1), request(40, 2));
+    let (first, effects) = machine.step();
+    assert_eq!((shape(&first), effects.tokens.len()), (vec![(1, 0, 32)], 0));
+    let (second, effects) = machine.step();
+    assert_eq!((shape(&second), effects.tokens.len()), (vec![(1, 32, 8)], 1));
+    let (third, effects) = machine.step();
+    assert_eq!(shape(&third), [(1, 40, 1)]);
+    assert_eq!(effects.ended[0].reason, FinishReason::Length);
+    assert!(machine.is_idle());
+    assert_eq!(machine.state.pool.n_free(), 8);
+}
+
+#[test]
+fn decodes_come_first_and_a_prompt_takes_what_is_left_of_the_step() {
+    let mut machine = machine(16);
+    machine.state.submit(RequestId(1), request(4, 9));
+    machine.step();
+    machine.state.submit(RequestId(2), request(50, 9));
+    let (plan, _) = machine.step();
+    assert_eq!(shape(&plan), [(1, 4, 1), (2, 0, 31)]);
+    assert_eq!((plan.n_tokens(), plan.n_prefill_tokens()), (32, 31));
+}
+
+#[test]
+fn a_request_without_blocks_keeps_its_place_in_line() {
+    let mut machine = machine(4);
+    machine.state.submit(RequestId(1), request(40, 20));
+    machine.state.submit(RequestId(2), request(40, 20));
+    machine.state.submit(RequestId(3), request(1, 20));
+    let (plan, _) = machine.step();
+    assert_eq!(shape(&plan), [(1, 0, 32)], "request 3 would fit but does not overtake request 2");
+    assert_eq!(machine.state.waiting.iter().map(|s| s.id.0).collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
+fn a_decode_without_a_block_preempts_the_newest_which_returns_to_the_front() {
+    let mut machine = machine(5);
+    machine.state.submit(RequestId(1), request(16, 30));
+    machine.state.submit(RequestId(2), request(16, 30));
+    machine.state.submit(RequestId(3), request(30, 30));
+    let mut preempted = Vec::new();
+    while preempted.is_empty() {
+        preempted = machine.step().1.preempted;
+    }
+    assert_eq!(preempted, [RequestId(2)]);
+    assert_eq!(machine.state.waiting.iter().map(|s| s.id.0).collect::<Vec<_>>(), [2, 3]);
+    let victim = &machine.state.waiting[0];
+    assert_eq!(victim.computed, 0);
+    assert!(victim.n_generated() > 0, "generated tokens are kept and computed again");
+}
+
+#[test]
+fn an_aborted_sequence_leaves_at_the_next_step_and_its_blocks_return_in_resolve() {
+    let mut machine = machine(4);
+    machine.state.submit(RequestId(1), request(20, 20));
+    machine.step();
+    machine.state.end(RequestId(1), FinishReason::Abort);
+    let plan = machine.launch();
+    assert_eq!((plan.chunks.len(), machine.state.pool.n_free()), (0, 2));
+    let effects = machine.take_in();
+    assert_eq!(effects.ended, [Ended { id: RequestId(1), reason: FinishReason::Abort, never_started: false }]);
+    assert_eq!(machine.state.pool.n_free(), 4);
+}
+
+#[test]
+fn a_waiting_request_can_leave_before_it_ever_started() {
+    let mut machine = machine(4);
+    machine.state.submit(RequestId(1), request(20, 20));
+    machine.state.end(RequestId(1), FinishReason::Abort);
+    machine.state.end(RequestId(9), FinishReason::Abort);
+    let (_, effects) = machine.step();
+    assert!(effects.ended[0].never_started && effects.started.is_empty());
+}
+
+/// A scheduler with one request, planned once, and the output of that step.
+fn planned(request: Request, sampled: Sampled) -> (SchedState, StepPlan, StepOutput) {
+    let mut state = SchedState::new(4);
+    state.submit(RequestId(1), Arc::new(request));
+    let plan = schedule(&mut state, &limits());
+    (state, plan, StepOutput { sampled: vec![sampled] })
+}
+
+#[test]
+fn the_end_token_ends_a_sequence_only_after_min_tokens_and_unless_ignored() {
+    let finish = |min_tokens, ignore_eos| {
+        let stop = StopParams { max_tokens: 9, min_tokens, ignore_eos, ..StopParams::default() };
+        let request = Request { prompt: vec![1], sampling: SamplingParams::default(), stop, logprobs: None };
+        let (mut state, plan, output) = planned(request, Sampled::Token { token: EOS, logprobs: None });
+        let limits = limits();
+        let banned = plan.step(&state, &limits).chunks[0].sample.unwrap().banned.to_vec();
+        (banned, resolve(&mut state, plan, output, &limits).ended.len())
+    };
+    assert_eq!(finish(0, false), (vec![], 1));
+    assert_eq!(finish(2, false), (vec![EOS], 0));
+    assert_eq!(finish(0, true), (vec![], 0));
+}
+
+#[test]
+fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_without_a_token() {
+    let (mut state, plan, output) = planned(Request::clone(&request(3, 5)), Sampled::NotANumber);
+    let effects = resolve(&mut state, plan, output, &limits());
+    assert!(effects.tokens.is_empty() && state.is_idle());
+    assert!(matches!(&effects.ended[0].reason, FinishReason::Error(text) if text.contains("not a number")));
+}
+
+#[test]
+fn a_second_step_is_planned_on_tokens_that_the_first_one_samples() {
+    let mut machine = Machine::new(8, limits(), 2);
+    machine.state.submit(RequestId(1), request(20, 9));
+    machine.state.submit(RequestId(2), request(3, 9));
+    let entries = |plan: StepPlan| plan.chunks.iter().map(|chunk| chunk.fed_entry).collect::<Vec<_>>();
+    assert_eq!(entries(machine.launch()), [None, None]);
+    assert_eq!(entries(machine.launch()), [Some(0), Some(1)]);
+    assert_eq!((machine.tokens(1).len(), machine.take_in().tokens.len(), machine.tokens(1).len()), (20, 2, 21));
+}
+
+#[test]
+fn a_sequence_that_surely_ends_with_a_token_in_flight_is_not_planned_again() {
+    let mut machine = Machine::new(8, limits(), 2);
+    machine.state.submit(RequestId(1), request(5, 1));
+    machine.state.submit(RequestId(2), request(5, 2));
+    assert_eq!(shape(&machine.launch()), [(1, 0, 5), (2, 0, 5)]);
+    assert_eq!(shape(&machine.launch()), [(2, 5, 1)]);
+}
+
+#[test]
+fn a_sequence_with_penalties_waits_until_its_tokens_are_known() {
+    let mut machine = Machine::new(8, limits(), 2);
+    let sampling = SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() };
+    machine.state.submit(RequestId(1), Arc::new(Request { sampling, ..Request::clone(&request(5, 9)) }));
+    assert_eq!(shape(&machine.launch()), [(1, 0, 5)]);
+    assert_eq!(shape(&machine.launch()), []);
+    machine.take_in();
+    assert_eq!(shape(&machine.launch()), [(1, 5, 1)]);
+}
+
+#[test]
+fn a_sequence_that_ends_while_a_step_computes_it_leaves_at_once_and_that_token_goes_nowhere() {
+    let stop = StopParams { max_tokens: 9, ..StopParams::default() };
+    let asked = Request { stop, ..Request::clone(&request(5, 9)) };
+    let (mut state, first, output) = planned(asked, Sampled::Token { token: EOS, logprobs: None });
+    let second = schedule(&mut state, &limits());
+    assert_eq!(second.chunks[0].fed_entry, Some(0));
+    let effects = resolve(&mut state, first, output, &limits());
+    assert_eq!((effects.tokens.len(), effects.ended.len(), state.pool.n_free()), (1, 1, 4));
+    let late = StepOutput { sampled: vec![Sampled::Token { token: 7, logprobs: None }] };
+    assert_eq!(resolve(&mut state, second, late, &limits()), StepEffects::default());
+}
+
+#[test]
+fn a_preempted_sequence_keeps_the_token_that_was_in_flight() {
+    let mut machine = Machine::new(4, limits(), 2);
+    machine.state.submit(RequestId(1), request(16, 30));
+    machine.state.submit(RequestId(2), request(15, 30));
+    machine.launch();
+    let (mut before, mut preempted) = (0, Vec::new());
+    while preempted.is_empty() {
+        before = machine.tokens(2).len();
+        preempted = machine.launch().preempted;
+        machine.take_in();
+    }
+    assert_eq!(preempted, [RequestId(2)]);
+    let victim = &machine.state.waiting[0];
+    assert_eq!((victim.computed, victim.in_flight, victim.tokens.len()), (0, 0, before + 1));
+}
