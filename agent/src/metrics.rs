@@ -353,7 +353,7 @@ mod tests {
             e2e_seconds: 0.03,
             preemptions: 0,
         };
-        Samples { ttft: vec![0.01], itl: vec![0.004, 0.004], requests: vec![request], dropped: 0 }
+        Samples { ttft: vec![0.01], itl: vec![0.004, 0.004], requests: vec![request], ..Samples::default() }
     }
 
     #[test]
