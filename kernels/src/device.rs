@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, sys::CUdevice_attribute as Attribute};
+use cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys::CUdevice_attribute as Attribute,
+};
 
 use crate::error::KernelError;
 
@@ -58,6 +60,26 @@ impl Device {
     /// What launch shapes depend on.
     pub fn properties(&self) -> Properties {
         self.properties
+    }
+
+    /// A buffer of zeros.
+    pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, KernelError> {
+        self.stream.alloc_zeros(len).map_err(KernelError::driver("allocate device memory"))
+    }
+
+    /// A buffer with these values.
+    pub fn holding<T: DeviceRepr>(&self, values: &[T]) -> Result<CudaSlice<T>, KernelError> {
+        self.stream.clone_htod(values).map_err(KernelError::driver("copy to the device"))
+    }
+
+    /// Bytes of its memory that nobody uses, and all.
+    pub fn memory(&self) -> Result<(usize, usize), KernelError> {
+        self.context.mem_get_info().map_err(KernelError::driver("read how much memory is free"))
+    }
+
+    /// Waits until everything launched has run.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        self.stream.synchronize().map_err(KernelError::driver("wait for the device"))
     }
 
     /// The name that the driver gives it.

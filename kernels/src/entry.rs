@@ -52,6 +52,7 @@ entries! {
     PagedPrefillD128 = "paged_prefill" "paged_prefill_d128",
     PagedPrefillSm90D64 = "paged_prefill_sm90" "paged_prefill_sm90_d64",
     PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
+    FeedTokens = "feed_tokens" "feed_tokens",
     EditLogits = "edit_logits" "edit_logits",
     SamplingFloor = "sampling_floor" "sampling_floor",
     SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",

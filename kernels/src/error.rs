@@ -76,7 +76,8 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    pub(crate) fn driver(call: &'static str) -> impl Fn(DriverError) -> Self {
+    /// Wraps what the driver says during `call`.
+    pub fn driver(call: &'static str) -> impl Fn(DriverError) -> Self {
         move |source| Self::Driver { call, source }
     }
 }

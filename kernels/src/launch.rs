@@ -105,6 +105,12 @@ pub fn embed(rows: Rows) -> Result<LaunchConfig, KernelError> {
     Ok(config(Entry::Embed, [count(rows.n_rows), 1, 1], warps_for(n_vecs, 256)))
 }
 
+/// Tokens of `n_rows`, one a thread.
+pub fn feed_tokens(n_rows: usize) -> Result<LaunchConfig, KernelError> {
+    not_empty("feed_tokens", n_rows)?;
+    Ok(config(Entry::FeedTokens, [count(n_rows.div_ceil(256)), 1, 1], 256))
+}
+
 /// RMSNorm of `rows`, after adding to the residual if `adds`.
 pub fn rms_norm(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelError> {
     let n_vecs = vectors("rms_norm", rows)?;

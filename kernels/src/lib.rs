@@ -11,15 +11,20 @@ pub mod checks;
 pub mod device;
 mod entry;
 pub mod error;
+pub mod graph;
 pub mod launch;
 pub mod linear;
+pub mod noise;
+pub mod packed;
 pub mod plan;
 pub mod pointwise;
+pub mod readback;
 pub mod reference;
 pub mod sampling;
 mod sys;
 #[cfg(test)]
 mod toolchain;
+pub mod upload;
 
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use half::bf16;

@@ -59,6 +59,14 @@ impl Kernels {
         }
     }
 
+    /// Chooses the algorithm for a shape that cuBLASLt multiplies; see [`Blas::tune`]. Nothing to choose elsewhere.
+    pub fn tune_linear(&self, blas: &Blas, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+        match LinearKernel::for_shape(op.shape, self.properties()) {
+            LinearKernel::Skinny(_) => Ok(()),
+            LinearKernel::Blas => blas.tune(op, others).map(drop),
+        }
+    }
+
     /// Multiplies up to 16 rows by our kernel, which the chip must have. A row's result does not depend on the others: what
     /// batch-invariant decoding uses at every batch size that it fits.
     pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {

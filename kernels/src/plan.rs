@@ -38,8 +38,16 @@ pub struct PrefillTile {
 
 // SAFETY: five and four i32 without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for DecodeItem {}
+// SAFETY: as above: any bits are a value.
+unsafe impl bytemuck::Zeroable for DecodeItem {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for DecodeItem {}
 // SAFETY: as above.
 unsafe impl cudarc::driver::DeviceRepr for PrefillTile {}
+// SAFETY: as above: any bits are a value.
+unsafe impl bytemuck::Zeroable for PrefillTile {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for PrefillTile {}
 
 /// How contexts are cut.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

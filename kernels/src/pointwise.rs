@@ -22,6 +22,17 @@ pub struct Embed<'a> {
     pub width: usize,
 }
 
+/// A step's tokens, from the host or from the step before.
+#[derive(Debug)]
+pub struct FeedTokens<'a> {
+    /// One a row.
+    pub out: CudaViewMut<'a, u32>,
+    /// A token, or `-1 - i` for the token that the step before drew as its number `i`.
+    pub sources: CudaView<'a, i32>,
+    /// What the step before drew; every `i` must lie inside.
+    pub sampled: CudaView<'a, u32>,
+}
+
 /// `out = rms_norm(x) * weight` by rows.
 #[derive(Debug)]
 pub struct RmsNorm<'a> {
@@ -105,6 +116,15 @@ impl Kernels {
         check_len("embed", "table", op.table.len(), vocab * rows.width)?;
         let launch = self.functions.launch("embed", config);
         launch.write(&mut op.out).read(&op.table).read(&op.tokens).int(vocab).int(rows.width / 8).start()
+    }
+
+    /// Completes a step's tokens by those that the step before drew.
+    pub fn feed_tokens(&self, mut op: FeedTokens<'_>) -> Result<(), KernelError> {
+        let n_rows = op.sources.len();
+        let config = launch::feed_tokens(n_rows)?;
+        check_len("feed_tokens", "out", op.out.len(), n_rows)?;
+        let launch = self.functions.launch("feed_tokens", config).write(&mut op.out).read(&op.sources);
+        launch.read(&op.sampled).int(n_rows).start()
     }
 
     /// Normalises rows.

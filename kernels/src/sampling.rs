@@ -70,10 +70,22 @@ pub struct Penalties {
 
 // SAFETY: plain numbers without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for SampleRow {}
+// SAFETY: as above: any bits are a value.
+unsafe impl bytemuck::Zeroable for SampleRow {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for SampleRow {}
 // SAFETY: as above.
 unsafe impl cudarc::driver::DeviceRepr for LogitEdit {}
+// SAFETY: as above: any bits are a value.
+unsafe impl bytemuck::Zeroable for LogitEdit {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for LogitEdit {}
 // SAFETY: as above.
 unsafe impl cudarc::driver::DeviceRepr for Penalties {}
+// SAFETY: as above: any bits are a value.
+unsafe impl bytemuck::Zeroable for Penalties {}
+// SAFETY: as above.
+unsafe impl bytemuck::Pod for Penalties {}
 
 /// Edits of single logits, in place.
 #[derive(Debug)]

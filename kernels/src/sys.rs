@@ -25,6 +25,7 @@ macro_rules! fatbins {
 fatbins!(
     "edit_logits",
     "embed",
+    "feed_tokens",
     "paged_decode",
     "paged_prefill",
     "paged_prefill_sm90",

@@ -8,7 +8,7 @@ mod pointwise;
 mod sampling;
 pub mod step;
 
-pub use self::fixture::{Gpu, Noise};
+pub use self::fixture::Gpu;
 use crate::{Device, KernelError};
 
 /// Both the output and one intermediate are rounded to bf16, by at most 2^-9 of their size each.

@@ -17,7 +17,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 }
 
 /// Every filter alone and all together, on rows of their own seeds.
-fn rows(noise: &mut super::Noise) -> Vec<SampleRow> {
+fn rows(noise: &mut crate::noise::Noise) -> Vec<SampleRow> {
     let plain = SampleRow { temperature: 1.0, ..SampleRow::GREEDY };
     let kinds = [
         SampleRow::GREEDY,

@@ -40,7 +40,7 @@ pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
     let (shape, size) = (GemmShape { m: 8192, n: 8192, k: 8192 }, 8192 * 8192);
     let mut product = |gpu: &Gpu| -> Result<Vec<f64>> {
         let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
-        gpu.blas.tune(Linear { y: Output::Bf16(y), x, w, shape })?;
+        gpu.blas.tune(Linear { y: Output::Bf16(y), x, w, shape }, &[])?;
         clock::time(gpu, 4, |_| {
             let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
             gpu.blas.gemm(Linear { y: Output::Bf16(y), x, w, shape })
@@ -201,7 +201,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
             report.add(&format!("{name}{suffix}"), "stoker", work, us);
         }
     }
-    linear(0, &|op| gpu.blas.tune(op).map(|_| ()))?;
+    linear(0, &|op| gpu.blas.tune(op, &[]).map(|_| ()))?;
     let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
     report.add(name, "cublaslt", work, us);
     Ok(())

@@ -15,9 +15,8 @@ pub(crate) fn time(
     n_launches: usize,
     mut launch: impl FnMut(usize) -> Result<(), KernelError>,
 ) -> Result<Vec<f64>> {
-    let graph = gpu.capture(|_| (0..n_launches).try_for_each(&mut launch))?;
-    let replayed =
-        time_eagerly(gpu, |_| graph.launch().map_err(|source| KernelError::Driver { call: "replay", source }))?;
+    let mut graph = gpu.capture(|_| (0..n_launches).try_for_each(&mut launch))?;
+    let replayed = time_eagerly(gpu, |_| graph.launch())?;
     Ok(replayed.into_iter().map(|us| us / n_launches as f64).collect())
 }
 
