@@ -7,7 +7,7 @@ use std::{
 };
 
 use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig};
-use stoker_engine::{EngineConfig, EngineLimits, ModelFiles};
+use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 
 use crate::{args::Args, builtin, health::Patience};
 
@@ -101,7 +101,8 @@ impl Settings {
         if model.served_names.is_empty() || model.served_names.iter().any(String::is_empty) {
             return Err(ConfigError::NoName);
         }
-        let engine = EngineConfig { model: model_files(&model.source)?, limits: limits(engine) };
+        let engine =
+            EngineConfig { model: model_files(&model.source)?, limits: limits(engine), device: DeviceChoice::Auto };
         let ModelConfig { source, served_names } = model;
         Ok(Self { revision, source, served_names, engine, drain, on_failure, patience: Patience::default() })
     }

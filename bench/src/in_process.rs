@@ -9,8 +9,8 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
-    Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent, RequestStream,
-    SamplingParams, StopParams, TokenId,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
+    RequestStream, SamplingParams, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -72,8 +72,9 @@ impl InProcess {
     /// Starts the engine; blocking.
     pub fn open(setup: &Setup) -> Result<Self> {
         let model = ModelFiles::Directory(setup.directory.clone());
-        let engine = Engine::start(EngineConfig { model, limits: setup.limits.clone() }, |_| ())
-            .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
+        let engine =
+            Engine::start(EngineConfig { model, limits: setup.limits.clone(), device: DeviceChoice::Auto }, |_| ())
+                .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
         let prompts = Prompts::new(engine.model().vocab_size, setup.seed);
         Ok(Self { engine, prompts, prefix: Vec::new(), prefill_seconds: BTreeMap::new() })
     }

@@ -11,6 +11,20 @@ pub struct EngineConfig {
     pub model: ModelFiles,
     /// Sizes.
     pub limits: EngineLimits,
+    /// What computes.
+    pub device: DeviceChoice,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum DeviceChoice {
+    /// The first GPU if there is one that can run the model, else the CPUs.
+    #[default]
+    Auto,
+    /// The CPUs.
+    Cpu,
+    /// This GPU or nothing.
+    Cuda(usize),
 }
 
 /// Where a model's files are. The names are Hugging Face's: `config.json`, `tokenizer.json`, `model.safetensors`, ...
@@ -24,6 +38,13 @@ pub enum ModelFiles {
         name: &'static str,
         /// File name and content.
         files: &'static [(&'static str, &'static [u8])],
+    },
+    /// A directory without weights: they are random numbers from a seed, made on the GPU. For benchmarks.
+    Random {
+        /// `config.json`, `tokenizer.json`, ...
+        directory: PathBuf,
+        /// Of the weights.
+        seed: u64,
     },
 }
 
@@ -40,7 +61,9 @@ pub struct EngineLimits {
     pub max_waiting: u32,
     /// Tokens the KV cache holds, rounded down to whole blocks.
     pub kv_cache_tokens: Option<u32>,
-    /// Memory the process may use. Default: what the machine or the container allows.
+    /// Share of a GPU's memory that the engine may use, of all there is.
+    pub gpu_memory_fraction: f32,
+    /// Memory the process may use on the CPU. Default: what the machine or the container allows.
     pub memory_limit_bytes: Option<u64>,
     /// Compute threads. Default: the CPUs the process may use.
     pub threads: Option<usize>,
@@ -54,6 +77,7 @@ impl Default for EngineLimits {
             max_batched_tokens: 512,
             max_waiting: 256,
             kv_cache_tokens: None,
+            gpu_memory_fraction: 0.9,
             memory_limit_bytes: None,
             threads: None,
         }
@@ -88,6 +112,12 @@ pub enum LimitError {
         /// `max_position_embeddings` of the model.
         model_limit: u32,
     },
+    /// A share that is none.
+    #[error("gpu_memory_fraction is {fraction}: set it above 0 and to at most 1")]
+    Fraction {
+        /// What was asked.
+        fraction: f32,
+    },
     /// No room for a prompt token and a completion token.
     #[error("max_model_len {max_model_len} is too short: set it to at least 2 (one prompt and one completion token)")]
     ContextTooShort {
@@ -104,6 +134,9 @@ impl EngineLimits {
         if self.max_batched_tokens < self.max_num_seqs {
             let Self { max_batched_tokens, max_num_seqs, .. } = *self;
             return Err(LimitError::BatchBelowSeqs { max_batched_tokens, max_num_seqs });
+        }
+        if !(self.gpu_memory_fraction > 0.0 && self.gpu_memory_fraction <= 1.0) {
+            return Err(LimitError::Fraction { fraction: self.gpu_memory_fraction });
         }
         if max_model_len > model_limit {
             return Err(LimitError::BeyondModel { max_model_len, model_limit });
@@ -156,6 +189,14 @@ mod tests {
     fn a_context_beyond_the_model_is_refused() {
         let limits = EngineLimits { max_model_len: Some(4096), ..EngineLimits::default() };
         assert_eq!(limits.validate(2048, &[]), Err(LimitError::BeyondModel { max_model_len: 4096, model_limit: 2048 }));
+    }
+
+    #[test]
+    fn a_share_of_the_gpu_is_above_0_and_at_most_1() {
+        for fraction in [0.0, -1.0, 1.01, f32::NAN] {
+            let limits = EngineLimits { gpu_memory_fraction: fraction, ..EngineLimits::default() };
+            assert!(matches!(limits.validate(2048, &[]), Err(LimitError::Fraction { .. })), "{fraction}");
+        }
     }
 
     #[test]

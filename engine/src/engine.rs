@@ -12,15 +12,19 @@ use std::{
 };
 
 use crate::{
-    config::{EngineConfig, LimitError},
+    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles},
     engine_loop::EngineLoop,
-    exec::{CpuExecutor, Executor, kv_layout, workspace_bytes},
+    exec::{
+        CpuExecutor, Executor,
+        cuda::{CudaError, CudaModel, Gpu},
+        kv_layout, workspace_bytes,
+    },
     handle::{Admission, EngineHandle, Shared},
     host,
     info::ModelInfo,
     kv::KvDtype,
     ledger::Ledger,
-    memory::{MemoryError, MemoryNeeds, MemoryPlan},
+    memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
     model::{Decoder, ModelAssets, ModelConfig, ModelError, ModelSource, WeightStore},
     ops::CpuOps,
@@ -43,6 +47,12 @@ pub enum StartError {
     /// The model's files cannot be used.
     #[error("load model: {0}")]
     Model(#[from] ModelError),
+    /// The GPU that was asked for, or that a model was being brought to.
+    #[error("GPU: {0}")]
+    Cuda(#[from] CudaError),
+    /// Random weights are made on a GPU.
+    #[error("random weights need a GPU, and the model would run on the CPU: give it files with weights")]
+    RandomOnCpu,
     /// The compute threads cannot be started.
     #[error("start {threads} compute threads: {reason}")]
     Threads {
@@ -75,10 +85,9 @@ impl Engine {
     pub fn start(config: EngineConfig, progress: impl Fn(f32) + Send + 'static) -> Result<EngineHandle, StartError> {
         let progress = Mutex::new(progress);
         let report = |share| (progress.lock().unwrap_or_else(PoisonError::into_inner))(share);
-        let LoadedModel { mut executor, parts } = LoadedModel::open(&config, &report)?;
-        executor.warm_up();
+        let (executor, parts) = open(&config, &report)?;
         report(1.0);
-        Ok(Self::start_with(Box::new(executor), parts))
+        Ok(Self::start_with(executor, parts))
     }
 
     /// Starts the engine and output threads over an executor that is ready to step.
@@ -118,6 +127,72 @@ impl Engine {
     }
 }
 
+/// A model's files, read and checked, before a back end takes the weights.
+#[derive(Debug)]
+pub(crate) struct ReadModel {
+    pub(crate) config: ModelConfig,
+    pub(crate) assets: ModelAssets,
+    pub(crate) weights: WeightSource,
+    pub(crate) sched: SchedLimits,
+}
+
+/// Where weights come from.
+#[derive(Debug)]
+pub(crate) enum WeightSource {
+    /// Files.
+    Stored(WeightStore),
+    /// Nowhere: random numbers.
+    Random { seed: u64 },
+}
+
+impl ReadModel {
+    pub(crate) fn read(config: &EngineConfig) -> Result<Self, StartError> {
+        let source = ModelSource::new(config.model.clone());
+        let model = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
+        let assets = ModelAssets::open(&source, &model)?;
+        let weights = match config.model {
+            ModelFiles::Random { seed, .. } => WeightSource::Random { seed },
+            ModelFiles::Directory(_) | ModelFiles::Builtin { .. } => WeightSource::Stored(WeightStore::open(&source)?),
+        };
+        let sched = config.limits.validate(model.context_limit(config.limits.max_model_len), &assets.eos)?;
+        Ok(Self { config: model, assets, weights, sched })
+    }
+}
+
+/// Opens the model where it shall compute, and warms up.
+fn open(
+    config: &EngineConfig,
+    progress: &(dyn Fn(f32) + Sync),
+) -> Result<(Box<dyn Executor>, EngineParts), StartError> {
+    let read = ReadModel::read(config)?;
+    if let Some(gpu) = choose_gpu(config.device, &read.config)? {
+        let CudaModel { executor, parts } = CudaModel::take(gpu, read, &config.limits, progress)?;
+        return Ok((Box::new(executor), parts));
+    }
+    let LoadedModel { mut executor, parts } = LoadedModel::take(read, &config.limits, progress)?;
+    executor.warm_up();
+    Ok((Box::new(executor), parts))
+}
+
+/// The GPU, if one was asked for or one that can run the model is there.
+fn choose_gpu(choice: DeviceChoice, model: &ModelConfig) -> Result<Option<Gpu>, StartError> {
+    match choice {
+        DeviceChoice::Cpu => Ok(None),
+        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpu::open(ordinal, model)?)),
+        DeviceChoice::Auto => match Gpu::open(0, model) {
+            Ok(gpu) => Ok(Some(gpu)),
+            Err(absent) if absent.is_absence() => {
+                tracing::info!(reason = %absent, "computing on the CPU");
+                Ok(None)
+            }
+            Err(problem) => {
+                tracing::warn!(reason = %problem, "the GPU is not used: computing on the CPU");
+                Ok(None)
+            }
+        },
+    }
+}
+
 /// A model ready to step on the CPU, and what the engine needs beside it.
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -133,16 +208,16 @@ const WEIGHTS_SHARE: f32 = 0.95;
 impl LoadedModel {
     /// Reads and checks everything, plans memory, then takes the weights in.
     pub fn open(config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        let EngineConfig { model, limits } = config;
-        let source = ModelSource::new(model.clone());
-        let model_config = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
-        let assets = ModelAssets::open(&source, &model_config)?;
-        let weights = WeightStore::open(&source)?;
-        let sched = limits.validate(model_config.context_limit(limits.max_model_len), &assets.eos)?;
-        let limit_bytes = limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes);
+        Self::take(ReadModel::read(config)?, &config.limits, progress)
+    }
+
+    fn take(read: ReadModel, limits: &EngineLimits, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
+        let ReadModel { config: model_config, assets, weights, sched } = read;
+        let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };
+        let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
         let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
         let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
-        let memory = MemoryPlan::new(needs, limits, &sched, limit_bytes)?;
+        let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let threads = limits.threads.unwrap_or_else(host::n_cpus);
         let ops = CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
         let take = |share| progress(WEIGHTS_SHARE * share);

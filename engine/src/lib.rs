@@ -26,11 +26,11 @@ pub mod sched;
 mod sequence;
 pub mod text;
 
-pub use config::{EngineConfig, EngineLimits, LimitError, ModelFiles};
+pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles};
 pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};
-pub use memory::{MemoryError, MemoryNeeds, MemoryPlan};
+pub use memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
 pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples, StepTimes};
 pub use model::ModelError;
 pub use request::*;

@@ -6,9 +6,36 @@ use crate::{
     sched::SchedLimits,
 };
 
-/// Part of the memory left after weights and workspace that the KV cache may take by default. The rest is for the
-/// process itself: tokenizer, connections, allocator slack.
-const KV_SHARE_PERCENT: u64 = 80;
+/// Memory that an engine may take, and how the KV cache may use what weights and workspace leave of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryBudget {
+    /// For everything.
+    pub limit_bytes: u64,
+    /// Of what is left, for the KV cache.
+    kv_share_percent: u64,
+    kv_size: KvSize,
+}
+
+/// How large a KV cache is made where nobody says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum KvSize {
+    /// Every sequence at full length: more is of no use.
+    LongestUse,
+    /// All that fits: nobody else needs the memory, and what is not in use keeps prefixes.
+    Whatever,
+}
+
+impl MemoryBudget {
+    /// Of a process on the CPU. A part is for the process itself: tokenizer, connections, allocator slack.
+    pub fn host(limit_bytes: u64) -> Self {
+        Self { limit_bytes, kv_share_percent: 80, kv_size: KvSize::LongestUse }
+    }
+
+    /// Of a GPU that is ours.
+    pub fn device(limit_bytes: u64) -> Self {
+        Self { limit_bytes, kv_share_percent: 100, kv_size: KvSize::Whatever }
+    }
+}
 
 /// Memory of one engine, in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -98,17 +125,19 @@ impl MemoryPlan {
         needs: MemoryNeeds,
         limits: &EngineLimits,
         sched: &SchedLimits,
-        limit_bytes: u64,
+        budget: MemoryBudget,
     ) -> Result<Self, MemoryError> {
-        let left_bytes = left_for_kv(needs, sched, limit_bytes)?;
-        let fitting_tokens = left_bytes.saturating_mul(KV_SHARE_PERCENT) / 100 / needs.kv_bytes_per_token;
+        let limit_bytes = budget.limit_bytes;
+        let left_bytes = left_for_kv(needs, sched, budget)?;
+        let fitting_tokens = left_bytes.saturating_mul(budget.kv_share_percent) / 100 / needs.kv_bytes_per_token;
         let kv_tokens = match limits.kv_cache_tokens {
             Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, limit_bytes)?,
+            None if budget.kv_size == KvSize::Whatever => fitting_tokens,
             None => fitting_tokens.min(longest_use(sched)),
         };
         let kv_blocks = kv_tokens / BLOCK_TOKENS as u64;
         if kv_blocks < blocks_for(sched.max_model_len) as u64 {
-            return Err(below_context(kv_blocks, limits, needs, sched));
+            return Err(below_context(kv_blocks, limits, needs, sched, budget));
         }
         Ok(Self {
             weights_bytes: needs.weights_bytes,
@@ -131,13 +160,14 @@ fn longest_use(sched: &SchedLimits) -> u64 {
     (sched.max_num_seqs * blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64
 }
 
-fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, limit_bytes: u64) -> Result<u64, MemoryError> {
+fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) -> Result<u64, MemoryError> {
+    let limit_bytes = budget.limit_bytes;
     let fixed = needs.weights_bytes.saturating_add(needs.workspace_bytes);
     limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
         weights_bytes: needs.weights_bytes,
         workspace_bytes: needs.workspace_bytes,
         limit_bytes,
-        least_bytes: least_limit(needs, sched),
+        least_bytes: least_limit(needs, sched, budget),
     })
 }
 
@@ -155,11 +185,17 @@ fn asked_tokens(
     Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit_bytes, left_bytes, fitting_tokens })
 }
 
-fn below_context(kv_blocks: u64, limits: &EngineLimits, needs: MemoryNeeds, sched: &SchedLimits) -> MemoryError {
+fn below_context(
+    kv_blocks: u64,
+    limits: &EngineLimits,
+    needs: MemoryNeeds,
+    sched: &SchedLimits,
+    budget: MemoryBudget,
+) -> MemoryError {
     let context_tokens = blocks_for(sched.max_model_len) * BLOCK_TOKENS;
     let (setting, needed) = match limits.kv_cache_tokens {
         Some(_) => ("kv_cache_tokens", context_tokens.to_string()),
-        None => ("the memory limit", mib(least_limit(needs, sched))),
+        None => ("the memory limit", mib(least_limit(needs, sched, budget))),
     };
     MemoryError::KvBelowContext {
         kv_tokens: kv_blocks * BLOCK_TOKENS as u64,
@@ -170,10 +206,10 @@ fn below_context(kv_blocks: u64, limits: &EngineLimits, needs: MemoryNeeds, sche
 }
 
 /// The smallest limit under which one sequence of full length fits.
-fn least_limit(needs: MemoryNeeds, sched: &SchedLimits) -> u64 {
+fn least_limit(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) -> u64 {
     let context_tokens = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64;
     let kv = context_tokens.saturating_mul(needs.kv_bytes_per_token);
-    let share = kv.saturating_mul(100) / KV_SHARE_PERCENT + 1;
+    let share = kv.saturating_mul(100) / budget.kv_share_percent + 1;
     needs.weights_bytes.saturating_add(needs.workspace_bytes).saturating_add(share)
 }
 
@@ -191,12 +227,21 @@ mod tests {
 
     fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
         let sched = limits.validate(2048, &[]).unwrap();
-        MemoryPlan::new(NEEDS, &limits, &sched, limit_bytes)
+        MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::host(limit_bytes))
     }
 
     #[test]
     fn with_plenty_of_memory_every_sequence_may_be_full() {
         assert_eq!(plan(EngineLimits::default(), 1 << 40).unwrap().kv_tokens(), 64 * 2048);
+    }
+
+    #[test]
+    fn a_gpus_cache_takes_all_that_is_left() {
+        let limits = EngineLimits::default();
+        let sched = limits.validate(2048, &[]).unwrap();
+        let plan = MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(100 << 30)).unwrap();
+        let used = plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes;
+        assert!(plan.limit_bytes - used < BLOCK_TOKENS as u64 * NEEDS.kv_bytes_per_token);
     }
 
     #[test]

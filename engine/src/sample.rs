@@ -157,7 +157,8 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f32) {
     }
 }
 
-fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
+/// Log-probabilities of the model's own distribution.
+pub(crate) fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
     let logprob = |logit: f32| (f64::from(logit - max) - total.ln()) as f32;

@@ -2,6 +2,7 @@
 
 mod batch;
 mod cpu;
+pub mod cuda;
 pub mod sim;
 
 pub use batch::{BatchInputs, FedRow};

@@ -13,7 +13,7 @@ use crate::{
     engine::{Engine, EngineParts, StartError},
     handle::EngineHandle,
     info::{GenerationDefaults, ModelInfo},
-    memory::{MemoryNeeds, MemoryPlan},
+    memory::{MemoryBudget, MemoryNeeds, MemoryPlan},
     request::TokenId,
     sched::{RawLogprobs, SampleSpec, Sampled, Step, StepOutput},
     text::Tokenizer,
@@ -77,7 +77,7 @@ impl SimExecutor {
     pub fn start(script: SimScript, limits: EngineLimits) -> Result<EngineHandle, StartError> {
         let sched = limits.validate(MODEL_LIMIT, &[END_TOKEN])?;
         let needs = MemoryNeeds { weights_bytes: 0, workspace_bytes: 0, kv_bytes_per_token: 1 };
-        let memory = MemoryPlan::new(needs, &limits, &sched, u64::from(u32::MAX))?;
+        let memory = MemoryPlan::new(needs, &limits, &sched, MemoryBudget::host(u32::MAX.into()))?;
         let model = ModelInfo {
             architecture: "Simulated".into(),
             n_params: 0,

@@ -46,7 +46,9 @@ impl ModelSource {
     /// How a file is called in messages.
     pub fn display(&self, file: &str) -> String {
         match &self.files {
-            ModelFiles::Directory(directory) => directory.join(file).display().to_string(),
+            ModelFiles::Directory(directory) | ModelFiles::Random { directory, .. } => {
+                directory.join(file).display().to_string()
+            }
             ModelFiles::Builtin { name, .. } => format!("builtin://{name}/{file}"),
         }
     }
@@ -54,7 +56,7 @@ impl ModelSource {
     /// A file that must be there.
     pub fn open(&self, file: &str) -> Result<FileBytes, ModelError> {
         match &self.files {
-            ModelFiles::Directory(directory) => {
+            ModelFiles::Directory(directory) | ModelFiles::Random { directory, .. } => {
                 map(&directory.join(file)).map_err(|source| ModelError::Open { file: self.display(file), source })
             }
             ModelFiles::Builtin { name, files } => {

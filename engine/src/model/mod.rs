@@ -19,6 +19,7 @@ pub use config::{BiasesPresent, ModelConfig, RopeOfLayer};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use family::Family;
+pub(crate) use family::{NormNames, NormWeight, Projections, QkNorm};
 pub use files::{FileBytes, ModelSource};
 pub use rope::RopeTable;
 pub use rope_scaling::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};

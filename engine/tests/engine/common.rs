@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use stoker_engine::{
-    Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, LoadedModel, ModelFiles, Request, RequestEvent,
-    RequestStream, SamplingParams, StartError, StopParams, TokenId,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, LoadedModel, ModelFiles, Request,
+    RequestEvent, RequestStream, SamplingParams, StartError, StopParams, TokenId,
 };
 
 /// A model of `tests/goldens/engine`.
@@ -19,7 +19,7 @@ pub(crate) fn ember() -> PathBuf {
 
 /// A configuration of one model directory.
 pub(crate) fn config(directory: &Path, limits: EngineLimits) -> EngineConfig {
-    EngineConfig { model: ModelFiles::Directory(directory.to_path_buf()), limits }
+    EngineConfig { model: ModelFiles::Directory(directory.to_path_buf()), limits, device: DeviceChoice::Cpu }
 }
 
 /// Opens a model without serving it.

@@ -5,6 +5,7 @@
 mod bad_models;
 mod batch_invariance;
 mod common;
+mod cuda;
 mod families;
 mod goldens;
 mod overlap;

@@ -1,0 +1,251 @@
+//! A step as the GPU takes it: rows in the order of the kernels (decodes first), attention cut into pieces, and the
+//! packed inputs filled in. Pure: nothing here touches the device.
+
+use stoker_kernels::{
+    launch::Heads,
+    packed::Filling,
+    plan::{DecodeItem, PrefillChunk, PrefillTile, SplitPolicy, decode_items_max, plan_decode, plan_prefill},
+    sampling::SampleRow,
+};
+
+use super::{
+    layout::{Sampled, StepLayout, StepShape, bucket},
+    sampling::sample_row,
+};
+use crate::{
+    kv::BLOCK_TOKENS,
+    sched::{ChunkInput, SampleSpec, Step, StepChunk},
+};
+
+/// What bounds every step of an executor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchLimits {
+    pub(super) heads: Heads,
+    pub(super) policy: SplitPolicy,
+    pub(super) max_num_seqs: usize,
+    pub(super) max_model_len: usize,
+}
+
+impl BatchLimits {
+    /// Blocks of the longest context.
+    pub(super) fn blocks_per_row(&self) -> usize {
+        self.max_model_len.div_ceil(BLOCK_TOKENS)
+    }
+
+    /// Pieces of decode attention that a graph for `n` sequences has room for.
+    pub(super) fn items_max(&self, n: usize) -> usize {
+        decode_items_max(n, self.max_model_len, self.heads, self.policy)
+    }
+}
+
+/// One step in the kernels' order.
+#[derive(Debug)]
+pub(super) struct Batch<'a> {
+    /// Decodes, then prefill chunks, each in the step's order.
+    chunks: Vec<StepChunk<'a>>,
+    n_decode: usize,
+    /// Rows that are drawn, in the step's order.
+    sampled_rows: Vec<u32>,
+    /// How they are drawn.
+    specs: Vec<SampleSpec<'a>>,
+    items: Vec<DecodeItem>,
+    tiles: Vec<PrefillTile>,
+    limits: BatchLimits,
+}
+
+impl<'a> Batch<'a> {
+    /// Orders the rows and plans attention. A chunk of one token is a decode, whatever it is of.
+    pub(super) fn new(step: &Step<'a>, limits: BatchLimits) -> Self {
+        let is_decode = |chunk: &&StepChunk<'_>| chunk.input.n_tokens() == 1;
+        let mut chunks: Vec<StepChunk<'a>> = step.chunks.iter().filter(is_decode).copied().collect();
+        let n_decode = chunks.len();
+        chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
+        let lens: Vec<usize> = chunks[..n_decode].iter().map(|chunk| chunk.start + 1).collect();
+        let items = plan_decode(&lens, limits.heads, limits.policy);
+        let tiles = plan_prefill(&prefill_chunks(&chunks, n_decode), limits.heads);
+        let (sampled_rows, specs) = sampled(step, n_decode);
+        Self { chunks, n_decode, sampled_rows, specs, items, tiles, limits }
+    }
+
+    /// Draws after every row, not only where the step asks: for comparing logits.
+    pub(super) fn sample_every_row(&mut self) {
+        self.sampled_rows = (0..self.n_rows() as u32).collect();
+        self.specs.clear();
+    }
+
+    fn n_rows(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.input.n_tokens()).sum()
+    }
+
+    /// How the rows are drawn, in the step's order.
+    pub(super) fn specs(&self) -> &[SampleSpec<'a>] {
+        &self.specs
+    }
+
+    /// A batch of decodes that are all drawn is padded to its bucket: then the shape is a function of the bucket alone.
+    pub(super) fn shape(&self) -> StepShape {
+        let (n_rows, n_sampled) = (self.n_rows(), self.sampled_rows.len());
+        let blocks_per_row = self.limits.blocks_per_row();
+        if self.n_decode == n_rows && n_sampled == n_rows {
+            return decode_shape(bucket(n_rows, self.limits.max_num_seqs), &self.limits);
+        }
+        StepShape {
+            n_rows,
+            n_decode: self.n_decode,
+            n_items: self.items.len(),
+            n_tiles: self.tiles.len(),
+            n_sequences: self.chunks.len(),
+            n_sampled,
+            sampled: Sampled::Listed,
+            blocks_per_row,
+        }
+    }
+
+    /// Writes the inputs; what pads a bucket computes nothing that is kept.
+    pub(super) fn fill(&self, layout: &StepLayout, filling: &mut Filling<'_>) {
+        fill(filling.field(layout.sources), self.chunks.iter().flat_map(|chunk| sources(chunk.input)), 0);
+        let positions = |chunk: &StepChunk<'a>| chunk.start..chunk.start + chunk.input.n_tokens();
+        fill(filling.field(layout.positions), self.chunks.iter().flat_map(positions).map(|at| at as i32), 0);
+        let slots = self.chunks.iter().flat_map(|chunk| positions(chunk).map(|at| slot(chunk, at)));
+        fill(filling.field(layout.slots), slots, -1);
+        if !layout.listed.is_empty() {
+            fill(filling.field(layout.listed), self.sampled_rows.iter().copied(), 0);
+        }
+        let nothing = DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 };
+        fill(filling.field(layout.items), self.items.iter().copied(), nothing);
+        filling.field(layout.tiles).copy_from_slice(&self.tiles);
+        fill(filling.field(layout.rows), self.specs.iter().map(sample_row), SampleRow::GREEDY);
+        let table = filling.field(layout.table).chunks_exact_mut(self.limits.blocks_per_row());
+        for (row, chunk) in table.zip(&self.chunks) {
+            fill_table_row(row, chunk);
+        }
+    }
+}
+
+/// A row's token, or `-1 - entry` where the step before draws it.
+fn sources(input: ChunkInput<'_>) -> impl Iterator<Item = i32> {
+    let (known, fed) = match input {
+        ChunkInput::Known(tokens) => (tokens, None),
+        ChunkInput::Fed { entry } => (&[][..], Some(-1 - entry as i32)),
+    };
+    known.iter().map(|token| *token as i32).chain(fed)
+}
+
+/// The shape of a step that decodes `n` sequences.
+pub(super) fn decode_shape(n: usize, limits: &BatchLimits) -> StepShape {
+    StepShape {
+        n_rows: n,
+        n_decode: n,
+        n_items: limits.items_max(n),
+        n_tiles: 0,
+        n_sequences: n,
+        n_sampled: n,
+        sampled: Sampled::Every,
+        blocks_per_row: limits.blocks_per_row(),
+    }
+}
+
+fn prefill_chunks(chunks: &[StepChunk<'_>], n_decode: usize) -> Vec<PrefillChunk> {
+    let mut first_row = n_decode;
+    let chunk = |(sequence, chunk): (usize, &StepChunk<'_>)| {
+        let n_tokens = chunk.input.n_tokens();
+        first_row += n_tokens;
+        PrefillChunk { sequence, first_row: first_row - n_tokens, n_computed: chunk.start, n_tokens }
+    };
+    chunks.iter().enumerate().skip(n_decode).map(chunk).collect()
+}
+
+/// The rows that the step draws after and how, in its order.
+fn sampled<'a>(step: &Step<'a>, n_decode: usize) -> (Vec<u32>, Vec<SampleSpec<'a>>) {
+    let (mut decode_row, mut prefill_row) = (0, n_decode);
+    let mut last_row = |chunk: &StepChunk<'_>| {
+        let n_tokens = chunk.input.n_tokens();
+        let next = if n_tokens == 1 { &mut decode_row } else { &mut prefill_row };
+        *next += n_tokens;
+        *next as u32 - 1
+    };
+    let drawn = step.chunks.iter().map(|chunk| (last_row(chunk), chunk.sample));
+    drawn.filter_map(|(row, sample)| Some((row, sample?))).unzip()
+}
+
+fn slot(chunk: &StepChunk<'_>, position: usize) -> i32 {
+    (chunk.blocks[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS) as i32
+}
+
+fn fill_table_row(row: &mut [i32], chunk: &StepChunk<'_>) {
+    for (entry, block) in row.iter_mut().zip(chunk.blocks) {
+        *entry = block.0 as i32;
+    }
+}
+
+/// `values`, then padding to the end.
+fn fill<T: Copy>(target: &mut [T], values: impl Iterator<Item = T>, padding: T) {
+    let mut n = 0;
+    for (target, value) in target.iter_mut().zip(values) {
+        *target = value;
+        n += 1;
+    }
+    target[n..].fill(padding);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kv::BlockId,
+        request::{Request, RequestId, SamplingParams, StopParams},
+    };
+
+    const LIMITS: BatchLimits = BatchLimits {
+        heads: Heads { n_q: 4, n_kv: 2, dim: 64 },
+        policy: SplitPolicy::Balanced { n_slots: 264 },
+        max_num_seqs: 8,
+        max_model_len: 64,
+    };
+
+    fn request() -> Request {
+        let (sampling, stop) = (SamplingParams::default(), StopParams::default());
+        Request { prompt: vec![1], sampling, stop, logprobs: None }
+    }
+
+    fn chunk<'a>(input: ChunkInput<'a>, start: usize, sample: Option<SampleSpec<'a>>) -> StepChunk<'a> {
+        let blocks = &[BlockId(7), BlockId(3), BlockId(5)];
+        StepChunk { id: RequestId(1), input, start, blocks, sample, is_prefill: false }
+    }
+
+    #[test]
+    fn decodes_come_first_and_draws_keep_the_order_of_the_step() {
+        let request = request();
+        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let chunks = vec![
+            chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
+            chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
+            chunk(ChunkInput::Known(&[20, 21]), 0, None),
+        ];
+        let batch = Batch::new(&Step { chunks }, LIMITS);
+        assert_eq!(batch.sampled_rows, [3, 0]);
+        let tokens: Vec<i32> = batch.chunks.iter().flat_map(|chunk| sources(chunk.input)).collect();
+        assert_eq!(tokens, [-5, 10, 11, 12, 20, 21]);
+        assert_eq!(slot(&batch.chunks[1], 16), 3 * 16);
+        let shape = batch.shape();
+        assert_eq!((shape.n_rows, shape.n_decode, shape.n_sequences, shape.n_sampled), (6, 1, 3, 2));
+        assert_eq!(shape.sampled, Sampled::Listed);
+    }
+
+    #[test]
+    fn the_shape_of_a_decode_step_depends_on_its_bucket_only() {
+        let request = request();
+        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let step = |start| Step { chunks: vec![chunk(ChunkInput::Known(&[1]), start, sample); 3] };
+        let shape = |start| Batch::new(&step(start), LIMITS).shape();
+        assert_eq!(shape(2), shape(40));
+        assert_eq!(shape(2), decode_shape(4, &LIMITS));
+    }
+
+    #[test]
+    fn what_is_left_of_an_array_is_padded() {
+        let mut target = [9; 4];
+        fill(&mut target, [1, 2].into_iter(), -1);
+        assert_eq!(target, [1, 2, -1, -1]);
+    }
+}

@@ -1,0 +1,235 @@
+//! The executor: one upload, one graph or one eager forward pass, one copy of tokens back. Two steps may be in flight; a
+//! step's tokens reach the next one on the device.
+
+use std::collections::{HashMap, VecDeque};
+
+use stoker_kernels::{
+    KernelError,
+    graph::Graph,
+    packed::Packed,
+    readback::Readback,
+    sampling::{Filters, LogitEdit, NO_TOKEN},
+};
+
+use super::{
+    batch::{Batch, BatchLimits, decode_shape},
+    forward::{Forward, StepInputs},
+    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets},
+    memory::Capacity,
+    sampling::{edits, penalties, sample_row},
+};
+use crate::{
+    exec::{ExecError, Executor},
+    kv::{BlockId, blocks_for},
+    request::{RequestId, TokenId},
+    sample::raw_logprobs,
+    sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, RawLogprobs, Sampled, Step, StepChunk, StepOutput},
+};
+
+/// A model on one GPU.
+#[derive(Debug)]
+pub struct CudaExecutor {
+    forward: Forward,
+    inputs: Packed,
+    /// Decode steps by their padded batch size, recorded when first needed.
+    graphs: HashMap<usize, Graph>,
+    readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
+    /// Steps launched and not finished, oldest first.
+    in_flight: VecDeque<InFlight>,
+    n_launched: usize,
+    limits: BatchLimits,
+    max_sampled: usize,
+    /// For messages.
+    device: String,
+}
+
+/// A step on the GPU.
+#[derive(Debug)]
+struct InFlight {
+    shape: StepShape,
+    n_entries: usize,
+    readback: usize,
+    logits: Vec<WantedLogits>,
+}
+
+/// Which logits of a probe are wanted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Probe {
+    NoRow,
+    EveryRow,
+}
+
+/// A row of logits before any change, for log-probabilities.
+#[derive(Debug)]
+struct WantedLogits {
+    entry: usize,
+    k: usize,
+    logits: Vec<f32>,
+}
+
+impl CudaExecutor {
+    /// An executor that serves steps within these bounds.
+    pub(super) fn new(
+        forward: Forward,
+        capacity: &Capacity,
+        limits: BatchLimits,
+        device: String,
+    ) -> Result<Self, KernelError> {
+        let gpu = forward.device();
+        let readback = || Readback::new(gpu, capacity.max_sampled);
+        Ok(Self {
+            inputs: Packed::new(gpu, capacity.input_words)?,
+            readbacks: [readback()?, readback()?],
+            forward,
+            graphs: HashMap::new(),
+            in_flight: VecDeque::new(),
+            n_launched: 0,
+            limits,
+            max_sampled: capacity.max_sampled,
+            device,
+        })
+    }
+
+    /// Real steps over the first KV block, so that the first request finds kernels loaded and algorithms chosen. What
+    /// they leave in the block is overwritten by whoever takes it.
+    pub fn warm_up(&mut self) -> Result<(), ExecError> {
+        let tuned = buckets(self.limits.max_num_seqs).try_for_each(|n| self.forward.tune(n, n));
+        tuned.map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))?;
+        self.probe(&[0; 8], 0, Probe::NoRow)?;
+        // Once to record the graph, once to replay it.
+        self.probe(&[0], 0, Probe::EveryRow)?;
+        self.probe(&[0], 0, Probe::EveryRow)?;
+        self.forward.device().synchronize().map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))
+    }
+
+    /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time (no more than sequences may
+    /// run) on the path requests take. Uses the first KV blocks: only for an executor that serves nobody.
+    pub fn teacher_forced_logits(&mut self, tokens: &[TokenId], chunk_len: usize) -> Result<Vec<Vec<f32>>, ExecError> {
+        assert!(chunk_len <= self.max_sampled, "there is room for the logits of {} rows", self.max_sampled);
+        let chunks = tokens.chunks(chunk_len).enumerate();
+        let rows: Result<Vec<_>, _> = chunks.map(|(idx, chunk)| self.logits_of(chunk, idx * chunk_len)).collect();
+        Ok(rows?.concat())
+    }
+
+    fn logits_of(&mut self, tokens: &[TokenId], start: usize) -> Result<Vec<Vec<f32>>, ExecError> {
+        let rows = 0..tokens.len();
+        self.probe(tokens, start, Probe::EveryRow)?;
+        let rows = rows.map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, KernelError>>();
+        rows.map_err(|error| self.failed(&decode_shape(tokens.len(), &self.limits), &error))
+    }
+
+    /// Computes tokens of nobody in the first KV blocks.
+    fn probe(&mut self, tokens: &[TokenId], start: usize, samples: Probe) -> Result<(), ExecError> {
+        let blocks: Vec<BlockId> = (0..blocks_for(start + tokens.len()) as u32).map(BlockId).collect();
+        let input = ChunkInput::Known(tokens);
+        let id = RequestId(u64::MAX);
+        let chunk = StepChunk { id, input, start, blocks: &blocks, sample: None, is_prefill: true };
+        let mut batch = Batch::new(&Step { chunks: vec![chunk] }, self.limits);
+        if samples == Probe::EveryRow {
+            batch.sample_every_row();
+        }
+        let shape = batch.shape();
+        self.compute(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+    }
+
+    /// Uploads and launches one step; its draw without filters included.
+    fn compute(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
+        let layout = StepLayout::new(shape);
+        self.inputs.upload(layout.whole, |filling| batch.fill(&layout, filling))?;
+        let Self { forward, inputs, graphs, .. } = self;
+        let step = StepInputs { shape, layout: &layout, packed: inputs };
+        if shape.sampled == SampledRows::Listed {
+            return forward.launch(step);
+        }
+        match graphs.get_mut(&shape.n_rows) {
+            Some(graph) => graph.launch(),
+            None => {
+                // Launched before it is recorded: products choose their algorithms then.
+                forward.launch(step)?;
+                let device = forward.device().clone();
+                let graph = device.capture(|| forward.launch(step))?;
+                graphs.insert(shape.n_rows, graph);
+                Ok(())
+            }
+        }
+    }
+
+    /// What the draw inside the step leaves out: filters, and changes of single logits.
+    fn finish_draw(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
+        let specs = batch.specs();
+        let changes: Vec<LogitEdit> =
+            specs.iter().enumerate().flat_map(|(entry, spec)| edits(entry as u32, spec)).collect();
+        let is_filtered = specs.iter().any(|spec| sample_row(spec).is_filtered());
+        if changes.is_empty() && !is_filtered {
+            return Ok(());
+        }
+        if !changes.is_empty() {
+            let penalties: Vec<_> = specs.iter().map(penalties).collect();
+            self.forward.edit_logits(&changes, &penalties)?;
+        }
+        let layout = StepLayout::new(shape);
+        let step = StepInputs { shape, layout: &layout, packed: &self.inputs };
+        self.forward.draw(step, if is_filtered { Filters::On } else { Filters::Off })
+    }
+
+    /// Rows whose log-probabilities are wanted come to the host before they are changed; this waits for the step.
+    fn wanted_logits(&self, batch: &Batch<'_>) -> Result<Vec<WantedLogits>, KernelError> {
+        let wanted = batch.specs().iter().enumerate();
+        let wanted = wanted.filter_map(|(entry, spec)| Some((entry, usize::from(spec.request.logprobs?))));
+        wanted.map(|(entry, k)| Ok(WantedLogits { entry, k, logits: self.forward.logits(entry)? })).collect()
+    }
+
+    fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
+        self.compute(batch, shape)?;
+        let logits = self.wanted_logits(batch)?;
+        self.finish_draw(batch, shape)?;
+        let (readback, n_entries) = (self.n_launched % MAX_STEPS_IN_FLIGHT, batch.specs().len());
+        if n_entries > 0 {
+            self.readbacks[readback].request(&self.forward.sampled(n_entries))?;
+        }
+        self.n_launched += 1;
+        self.in_flight.push_back(InFlight { shape: *shape, n_entries, readback, logits });
+        Ok(())
+    }
+
+    fn failed(&self, shape: &StepShape, error: &KernelError) -> ExecError {
+        let StepShape { n_rows, n_decode, n_sequences, .. } = shape;
+        let step = format!("step of {n_rows} rows ({n_decode} decode) of {n_sequences} sequences");
+        ExecError(format!("{} stream 0: {step}: {error}", self.device))
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn max_steps_in_flight(&self) -> usize {
+        MAX_STEPS_IN_FLIGHT
+    }
+
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+        assert!(self.in_flight.len() < MAX_STEPS_IN_FLIGHT, "a step is finished before a third one is launched");
+        let batch = Batch::new(step, self.limits);
+        let shape = batch.shape();
+        self.launch_step(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        let step = self.in_flight.pop_front().expect("finish is called once for each launch");
+        if step.n_entries == 0 {
+            return Ok(StepOutput::default());
+        }
+        let tokens = self.readbacks[step.readback].wait().map_err(|error| self.failed(&step.shape, &error))?;
+        let mut wanted = step.logits.into_iter().peekable();
+        let entry = |(entry, &token): (usize, &u32)| {
+            let wanted = wanted.next_if(|wanted| wanted.entry == entry);
+            sampled(token, wanted)
+        };
+        Ok(StepOutput { sampled: tokens.iter().enumerate().map(entry).collect() })
+    }
+}
+
+fn sampled(token: TokenId, wanted: Option<WantedLogits>) -> Sampled {
+    if token == NO_TOKEN {
+        return Sampled::NotANumber;
+    }
+    let logprobs: Option<RawLogprobs> = wanted.map(|wanted| raw_logprobs(&wanted.logits, token, wanted.k));
+    Sampled::Token { token, logprobs }
+}

@@ -1,0 +1,422 @@
+//! The forward pass of a decoder on the GPU, launch by launch. The same function runs a step eagerly and is recorded into
+//! a graph.
+//!
+//! ```text
+//! residual = embed(tokens);  n = rms_norm(residual)
+//! for each layer:  qkv = n Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  u = a Wo
+//!                  residual += u;  n = rms_norm(residual);  g = n Wgate_up;  u = (silu(gate) * up) Wdown
+//!                  residual += u;  n = rms_norm(residual), with the next layer's norm or the last one
+//! logits = n[drawn rows] Whead;  sampled = draw(logits)
+//! ```
+
+use stoker_kernels::{
+    CudaSlice, Device, KernelError, Kernels,
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill},
+    bf16,
+    blas::Blas,
+    launch::GemmShape,
+    linear::{Linear, Output},
+    packed::Packed,
+    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, SiluMul},
+    sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample, SampleScratch},
+};
+
+use super::{
+    layout::{Sampled, StepLayout, StepShape},
+    memory::{Capacity, kv_layout},
+    shape::ModelShape,
+    weights::{Layer, Weights},
+};
+use crate::model::RopeTable;
+
+/// Products are timed over the weights of this many layers in turn: more than the L2 cache holds.
+const TUNED_LAYERS: usize = 4;
+
+/// A model on the GPU with its cache and everything that a step writes.
+#[derive(Debug)]
+pub(super) struct Forward {
+    kernels: Kernels,
+    blas: Blas,
+    shape: ModelShape,
+    weights: Weights,
+    /// Positions x head width: cosines, then sines.
+    angles: CudaSlice<f32>,
+    /// Per layer: keys, values.
+    cache: Vec<(CudaSlice<bf16>, CudaSlice<bf16>)>,
+    buffers: Buffers,
+}
+
+/// What a step writes, sized for the largest one.
+#[derive(Debug)]
+struct Buffers {
+    tokens: CudaSlice<u32>,
+    residual: CudaSlice<bf16>,
+    normed: CudaSlice<bf16>,
+    qkv: CudaSlice<bf16>,
+    attended: CudaSlice<bf16>,
+    /// What a half of a layer adds to the residual.
+    update: CudaSlice<bf16>,
+    gate_up: CudaSlice<bf16>,
+    activated: CudaSlice<bf16>,
+    /// The drawn rows of `normed`, where they are not all.
+    gathered: CudaSlice<bf16>,
+    logits: CudaSlice<f32>,
+    sampled: CudaSlice<u32>,
+    decode_scratch: DecodeScratch,
+    sample_scratch: SampleScratch,
+}
+
+/// A step's inputs on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepInputs<'a> {
+    pub(super) shape: &'a StepShape,
+    pub(super) layout: &'a StepLayout,
+    pub(super) packed: &'a Packed,
+}
+
+/// What a model on the GPU is made of.
+#[derive(Debug)]
+pub(super) struct ForwardParts {
+    pub(super) kernels: Kernels,
+    pub(super) blas: Blas,
+    pub(super) shape: ModelShape,
+    pub(super) weights: Weights,
+    pub(super) rope: RopeTable,
+    pub(super) n_blocks: usize,
+}
+
+impl Buffers {
+    fn new(device: &Device, shape: &ModelShape, capacity: &Capacity) -> Result<Self, KernelError> {
+        let rows = |width: usize| device.zeros::<bf16>(capacity.max_rows * width);
+        let n = capacity.max_sampled;
+        Ok(Self {
+            tokens: device.zeros(capacity.max_rows)?,
+            residual: rows(shape.hidden)?,
+            normed: rows(shape.hidden)?,
+            qkv: rows(shape.heads.qkv_width())?,
+            attended: rows(shape.attended_width())?,
+            update: rows(shape.hidden)?,
+            gate_up: rows(2 * shape.inner)?,
+            activated: rows(shape.inner)?,
+            gathered: device.zeros(n * shape.hidden)?,
+            logits: device.zeros(n * shape.vocab)?,
+            sampled: device.zeros(n)?,
+            decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
+            sample_scratch: SampleScratch::new(device.stream(), n)?,
+        })
+    }
+}
+
+impl Forward {
+    /// Allocates cache and buffers.
+    pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
+        let ForwardParts { kernels, blas, shape, weights, rope, n_blocks } = parts;
+        let device = kernels.device().clone();
+        let layer_values = kv_layout(&shape, n_blocks).layer_values();
+        let layer_cache = |_| Ok((device.zeros(layer_values)?, device.zeros(layer_values)?));
+        Ok(Self {
+            kernels,
+            blas,
+            weights,
+            angles: device.holding(&angles(&rope))?,
+            cache: (0..shape.n_layers).map(layer_cache).collect::<Result<_, KernelError>>()?,
+            buffers: Buffers::new(&device, &shape, capacity)?,
+            shape,
+        })
+    }
+
+    /// The device it runs on.
+    pub(super) fn device(&self) -> &Device {
+        self.kernels.device()
+    }
+
+    /// The logits of drawn row `row`, copied to the host after everything launched so far has run.
+    pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, KernelError> {
+        let vocab = self.shape.vocab;
+        let stream = self.device().stream();
+        let copied = stream.clone_dtoh(&self.buffers.logits.slice(row * vocab..(row + 1) * vocab));
+        let row = copied.map_err(KernelError::driver("copy logits from the device"))?;
+        self.device().synchronize()?;
+        Ok(row)
+    }
+
+    /// The tokens that the last step drew, on the device.
+    pub(super) fn sampled(&self, n: usize) -> stoker_kernels::CudaView<'_, u32> {
+        self.buffers.sampled.slice(..n)
+    }
+
+    /// Chooses the algorithms of all products of `m` rows, of which `m_head` are drawn. Overwrites the buffers.
+    pub(super) fn tune(&mut self, m: usize, m_head: usize) -> Result<(), KernelError> {
+        let Self { kernels, blas, weights, buffers: b, shape, .. } = self;
+        let (product, layers) =
+            (Product { kernels, blas, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
+        let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
+        product.tune(&mut b.qkv, &b.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
+        product.tune(&mut b.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
+        product.tune(&mut b.gate_up, &b.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
+        product.tune(&mut b.update, &b.activated, &of_layers(|layer| &layer.down), shape.inner)?;
+        let head = Linear {
+            y: Output::F32(b.logits.slice_mut(..m_head * shape.vocab)),
+            x: b.normed.slice(..m_head * shape.hidden),
+            w: weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view(),
+            shape: GemmShape { m: m_head, n: shape.vocab, k: shape.hidden },
+        };
+        kernels.tune_linear(blas, head, &[])
+    }
+
+    /// Launches a whole step.
+    pub(super) fn launch(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
+        self.embed(step)?;
+        for layer in 0..self.shape.n_layers {
+            self.attend(step, layer)?;
+            self.feed_forward(step, layer)?;
+        }
+        self.head(step)?;
+        self.draw(step, Filters::Off)
+    }
+
+    fn embed(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let n = step.shape.n_rows;
+        kernels.feed_tokens(FeedTokens {
+            out: b.tokens.slice_mut(..n),
+            sources: step.packed.view(step.layout.sources),
+            sampled: b.sampled.as_view(),
+        })?;
+        kernels.embed(Embed {
+            out: b.residual.slice_mut(..n * shape.hidden),
+            table: weights.embed.as_view(),
+            tokens: b.tokens.slice(..n),
+            width: shape.hidden,
+        })?;
+        kernels.rms_norm(RmsNorm {
+            out: b.normed.slice_mut(..n * shape.hidden),
+            x: b.residual.slice(..n * shape.hidden),
+            weight: weights.layers[0].attention_norm.as_view(),
+            eps: shape.eps,
+        })
+    }
+
+    fn attend(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        let (n, shape) = (step.shape.n_rows, self.shape);
+        let Self { kernels, blas, weights, angles, cache, buffers: b, .. } = self;
+        let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
+        let product = Product { kernels, blas, m: n };
+        product.launch(&mut b.qkv, &b.normed, &layer.qkv, shape.hidden)?;
+        kernels.rope_kv(RopeKv {
+            qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
+            k_cache: k_cache.as_view_mut(),
+            v_cache: v_cache.as_view_mut(),
+            bias: layer.qkv_bias.as_ref().map(CudaSlice::as_view),
+            norm: layer.qk_norm.as_ref().map(|(q, k)| QkNorm {
+                q_weight: q.as_view(),
+                k_weight: k.as_view(),
+                eps: shape.eps,
+            }),
+            angles: angles.as_view(),
+            positions: step.packed.view(step.layout.positions),
+            slots: step.packed.view(step.layout.slots),
+            heads: shape.heads,
+        })?;
+        self.attend_decodes(step, idx)?;
+        self.attend_prefills(step, idx)?;
+        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let layer = &weights.layers[idx];
+        let product = Product { kernels, blas, m: n };
+        product.launch(&mut b.update, &b.attended, &layer.o, shape.attended_width())?;
+        self.add_norm(n, Norm::Mlp(idx))
+    }
+
+    fn attend_decodes(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        if step.layout.items.is_empty() {
+            return Ok(());
+        }
+        let (n, shape) = (step.shape.n_decode, self.shape);
+        let Self { kernels, cache, buffers: b, .. } = self;
+        kernels.paged_decode(PagedDecode {
+            out: b.attended.slice_mut(..n * shape.attended_width()),
+            q: b.qkv.slice(..n * shape.heads.qkv_width()),
+            q_stride: shape.heads.qkv_width(),
+            kv: paged_kv(&cache[idx], step),
+            items: step.packed.view(step.layout.items),
+            scratch: &mut b.decode_scratch,
+            heads: shape.heads,
+            scale: shape.attention_scale,
+        })
+    }
+
+    fn attend_prefills(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        if step.layout.tiles.is_empty() {
+            return Ok(());
+        }
+        let (n, shape) = (step.shape.n_rows, self.shape);
+        let Self { kernels, cache, buffers: b, .. } = self;
+        kernels.paged_prefill(PagedPrefill {
+            out: b.attended.slice_mut(..n * shape.attended_width()),
+            q: b.qkv.slice(..n * shape.heads.qkv_width()),
+            q_stride: shape.heads.qkv_width(),
+            kv: paged_kv(&cache[idx], step),
+            tiles: step.packed.view(step.layout.tiles),
+            heads: shape.heads,
+            scale: shape.attention_scale,
+        })
+    }
+
+    fn feed_forward(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        let (n, shape) = (step.shape.n_rows, self.shape);
+        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let layer = &weights.layers[idx];
+        let product = Product { kernels, blas, m: n };
+        product.launch(&mut b.gate_up, &b.normed, &layer.gate_up, shape.hidden)?;
+        kernels.silu_mul(SiluMul {
+            out: b.activated.slice_mut(..n * shape.inner),
+            gate_up: b.gate_up.slice(..n * 2 * shape.inner),
+            width: shape.inner,
+        })?;
+        product.launch(&mut b.update, &b.activated, &layer.down, shape.inner)?;
+        let next = if idx + 1 < shape.n_layers { Norm::Attention(idx + 1) } else { Norm::Last };
+        self.add_norm(n, next)
+    }
+
+    fn add_norm(&mut self, n: usize, norm: Norm) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let weight = match norm {
+            Norm::Attention(idx) => &weights.layers[idx].attention_norm,
+            Norm::Mlp(idx) => &weights.layers[idx].mlp_norm,
+            Norm::Last => &weights.norm,
+        };
+        kernels.add_rms_norm(AddRmsNorm {
+            out: b.normed.slice_mut(..n * shape.hidden),
+            residual: b.residual.slice_mut(..n * shape.hidden),
+            x: b.update.slice(..n * shape.hidden),
+            weight: weight.as_view(),
+            eps: shape.eps,
+        })
+    }
+
+    fn head(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
+        let (n, m, shape) = (step.shape.n_rows, step.shape.n_sampled, self.shape);
+        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        if m == 0 {
+            return Ok(());
+        }
+        if step.shape.sampled == Sampled::Listed {
+            kernels.embed(Embed {
+                out: b.gathered.slice_mut(..m * shape.hidden),
+                table: b.normed.slice(..n * shape.hidden),
+                tokens: step.packed.view(step.layout.listed),
+                width: shape.hidden,
+            })?;
+        }
+        let x = if step.shape.sampled == Sampled::Listed { &b.gathered } else { &b.normed };
+        let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
+        kernels.linear(
+            blas,
+            Linear {
+                y: Output::F32(b.logits.slice_mut(..m * shape.vocab)),
+                x: x.slice(..m * shape.hidden),
+                w: head.as_view(),
+                shape: GemmShape { m, n: shape.vocab, k: shape.hidden },
+            },
+        )
+    }
+
+    /// Changes single logits of the drawn rows; one of `penalties` a row.
+    pub(super) fn edit_logits(&mut self, edits: &[LogitEdit], penalties: &[Penalties]) -> Result<(), KernelError> {
+        let device = self.device();
+        let (edits, n_rows) = (device.holding(edits)?, penalties.len());
+        let penalties = device.holding(penalties)?;
+        let Self { kernels, buffers: b, shape, .. } = self;
+        kernels.edit_logits(EditLogits {
+            logits: b.logits.slice_mut(..n_rows * shape.vocab),
+            edits: edits.as_view(),
+            penalties: penalties.as_view(),
+            vocab: shape.vocab,
+        })
+    }
+
+    /// Draws a token for each row of logits, as they are now.
+    pub(super) fn draw(&mut self, step: StepInputs<'_>, filters: Filters) -> Result<(), KernelError> {
+        let m = step.shape.n_sampled;
+        if m == 0 {
+            return Ok(());
+        }
+        let Self { kernels, buffers: b, shape, .. } = self;
+        kernels.sample(Sample {
+            tokens: b.sampled.slice_mut(..m),
+            logits: b.logits.slice(..m * shape.vocab),
+            rows: step.packed.view(step.layout.rows),
+            scratch: &mut b.sample_scratch,
+            vocab: shape.vocab,
+            filters,
+        })
+    }
+}
+
+/// Whose norm follows an addition to the residual.
+#[derive(Clone, Copy, Debug)]
+enum Norm {
+    Attention(usize),
+    Mlp(usize),
+    Last,
+}
+
+/// The matrix products of a step of `m` rows.
+struct Product<'a> {
+    kernels: &'a Kernels,
+    blas: &'a Blas,
+    m: usize,
+}
+
+impl Product<'_> {
+    /// Chooses the algorithm for the product by `weights`, all of one shape.
+    fn tune(
+        &self,
+        y: &mut CudaSlice<bf16>,
+        x: &CudaSlice<bf16>,
+        weights: &[&CudaSlice<bf16>],
+        k: usize,
+    ) -> Result<(), KernelError> {
+        let [first, others @ ..] = weights else { return Ok(()) };
+        let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
+        self.kernels.tune_linear(self.blas, self.operands(y, x, first, k), &others)
+    }
+
+    /// `y = x * w^T` for the first `m` rows of the buffers, `k` wide.
+    fn launch(
+        &self,
+        y: &mut CudaSlice<bf16>,
+        x: &CudaSlice<bf16>,
+        w: &CudaSlice<bf16>,
+        k: usize,
+    ) -> Result<(), KernelError> {
+        self.kernels.linear(self.blas, self.operands(y, x, w, k))
+    }
+
+    fn operands<'a>(
+        &self,
+        y: &'a mut CudaSlice<bf16>,
+        x: &'a CudaSlice<bf16>,
+        w: &'a CudaSlice<bf16>,
+        k: usize,
+    ) -> Linear<'a> {
+        let shape = GemmShape { m: self.m, n: w.len() / k, k };
+        let y = Output::Bf16(y.slice_mut(..shape.m * shape.n));
+        Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
+    }
+}
+
+fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<'a>) -> PagedKv<'a> {
+    PagedKv {
+        k_cache: cache.0.as_view(),
+        v_cache: cache.1.as_view(),
+        block_table: step.packed.view(step.layout.table),
+        blocks_per_row: step.shape.blocks_per_row,
+    }
+}
+
+/// Per position: the cosines, then the sines.
+fn angles(rope: &RopeTable) -> Vec<f32> {
+    let rows = rope.cos.chunks_exact(rope.n_pairs).zip(rope.sin.chunks_exact(rope.n_pairs));
+    rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect()
+}

@@ -1,0 +1,76 @@
+//! How much GPU memory an executor takes besides weights and KV cache, before it takes any. Pure arithmetic over the same
+//! sizes that `Forward` allocates by.
+
+use stoker_kernels::{
+    attention::ScratchSize,
+    blas,
+    launch::Heads,
+    sampling::{SampleRow, SampleScratch},
+};
+
+use super::{batch::BatchLimits, layout::StepLayout, shape::ModelShape};
+use crate::{
+    exec::cuda::{batch::decode_shape, layout::StepShape},
+    kv::{KvDtype, KvLayout},
+    sched::SchedLimits,
+};
+
+/// Recorded graphs, the driver's own buffers for them and for launches: measured once, taken generously.
+const GRAPHS_BYTES: u64 = 512 << 20;
+
+/// The largest step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// Tokens of a step.
+    pub(super) max_rows: usize,
+    /// Rows drawn in a step.
+    pub(super) max_sampled: usize,
+    /// Pieces of decode attention.
+    pub(super) max_items: usize,
+    /// 8-byte words of packed inputs.
+    pub(super) input_words: usize,
+}
+
+impl Capacity {
+    /// Of steps within the scheduler's bounds.
+    pub(super) fn new(sched: &SchedLimits, limits: &BatchLimits) -> Self {
+        let max_sampled = sched.max_num_seqs;
+        // A step that decodes and prefills at once has as many pieces as its decodes.
+        let max_items = limits.items_max(max_sampled);
+        let largest = StepShape {
+            n_rows: sched.max_batched_tokens,
+            // Every sequence may end in a tile of its own; a tile holds at least one token of one group.
+            n_tiles: sched.max_batched_tokens,
+            sampled: super::layout::Sampled::Listed,
+            ..decode_shape(max_sampled, limits)
+        };
+        let input_words = StepLayout::new(&largest).whole.n_words();
+        Self { max_rows: sched.max_batched_tokens, max_sampled, max_items, input_words }
+    }
+
+    /// Device bytes of everything that a step writes or reads besides weights and cache.
+    pub(super) fn workspace_bytes(&self, shape: &ModelShape, max_model_len: usize) -> u64 {
+        let row_values = 3 * shape.hidden + shape.heads.qkv_width() + shape.attended_width() + 3 * shape.inner;
+        let sampled = self.max_sampled * (2 * shape.hidden + 4 * shape.vocab + size_of::<SampleRow>());
+        let scratch = self.decode_scratch(shape.heads).bytes() + SampleScratch::bytes(self.max_sampled);
+        let angles = 4 * max_model_len * shape.heads.dim;
+        let bytes = self.max_rows * (2 * row_values + 4) + sampled + scratch + angles + 8 * self.input_words;
+        bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+    }
+
+    /// What decode attention's scratch is made for.
+    pub(super) fn decode_scratch(&self, heads: Heads) -> ScratchSize {
+        ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, heads }
+    }
+}
+
+/// The cache in bf16.
+pub(super) fn kv_layout(shape: &ModelShape, n_blocks: usize) -> KvLayout {
+    KvLayout {
+        n_layers: shape.n_layers,
+        n_kv_heads: shape.heads.n_kv,
+        head_dim: shape.heads.dim,
+        n_blocks,
+        dtype: KvDtype::Bf16,
+    }
+}

@@ -1,0 +1,24 @@
+//! The executor on an NVIDIA GPU: decoders in bf16 over the `kernels` crate.
+//!
+//! It has a forward pass of its own instead of going through `Ops`: the kernels fuse what `Ops` keeps apart (QKV in one
+//! product, residual and norm in one pass across the layer's border), all activations lie in buffers made at start, and a
+//! decode step is recorded once and replayed as one CUDA graph. Nothing here schedules; nothing allocates per step but
+//! short host vectors.
+//!
+//! ```text
+//! StepPlan -> Batch (rows, decodes first) -> one packed upload -> forward (graph or eager) -> draw -> read back
+//! ```
+
+mod batch;
+mod executor;
+mod forward;
+mod layout;
+mod memory;
+mod open;
+mod sampling;
+mod shape;
+mod weights;
+
+pub use executor::CudaExecutor;
+pub(crate) use open::Gpu;
+pub use open::{CudaError, CudaModel};

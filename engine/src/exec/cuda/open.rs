@@ -1,0 +1,195 @@
+//! From a model that was read to an executor on a GPU: whether the GPU and the kernels can run it, the memory plan, the
+//! weights' way there.
+
+use std::time::Instant;
+
+use stoker_kernels::{Device, KernelError, Kernels, blas::Blas, plan::SplitPolicy};
+
+use super::{
+    batch::BatchLimits,
+    executor::CudaExecutor,
+    forward::{Forward, ForwardParts},
+    memory::{Capacity, kv_layout},
+    shape::ModelShape,
+    weights,
+};
+use crate::{
+    config::{EngineConfig, EngineLimits},
+    engine::{EngineParts, ReadModel, StartError, WeightSource},
+    exec::ExecError,
+    info::ModelInfo,
+    memory::{MemoryBudget, MemoryNeeds, MemoryPlan},
+    model::{ModelConfig, ModelError, RopeTable},
+    sched::SchedLimits,
+};
+
+/// Share of the start that is over when the weights are on the GPU; the rest is the warm-up.
+const WEIGHTS_SHARE: f32 = 0.9;
+
+/// Why a model does not run on the GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// The GPU, its driver or its libraries.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The model has something that the kernels have not.
+    #[error("the model does not run on the GPU yet: {0}")]
+    Uncovered(String),
+    /// The model's files.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The first steps.
+    #[error("warm up: {0}")]
+    WarmUp(ExecError),
+}
+
+impl CudaError {
+    /// The machine simply has no GPU: nothing to warn of.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, Self::Kernel(KernelError::NoDriver | KernelError::NoDevice { .. }))
+    }
+}
+
+/// A GPU with everything loaded that a model needs there.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    kernels: Kernels,
+    blas: Blas,
+    shape: ModelShape,
+    name: String,
+}
+
+impl Gpu {
+    /// Opens the GPU `ordinal` for this model, or says why not. Allocates no memory but the libraries' own.
+    pub(crate) fn open(ordinal: usize, config: &ModelConfig) -> Result<Self, CudaError> {
+        let device = Device::open(ordinal)?;
+        let shape = ModelShape::of(config).map_err(CudaError::Uncovered)?;
+        let (kernels, blas) = (Kernels::load(&device)?, Blas::new(&device)?);
+        let name = format!("cuda:{ordinal}, {}", device.name()?);
+        Ok(Self { kernels, blas, shape, name })
+    }
+}
+
+/// A model on a GPU, and what the engine needs beside it.
+#[derive(Debug)]
+pub struct CudaModel {
+    /// The model with its KV cache.
+    pub executor: CudaExecutor,
+    /// The rest.
+    pub parts: EngineParts,
+}
+
+impl CudaModel {
+    /// Reads and checks everything, then as the engine's start does on the GPU `ordinal`.
+    pub fn open(config: &EngineConfig, ordinal: usize, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
+        let read = ReadModel::read(config)?;
+        Self::take(Gpu::open(ordinal, &read.config)?, read, &config.limits, progress)
+    }
+
+    /// Plans memory, brings the weights over, warms up with real steps.
+    pub(crate) fn take(
+        gpu: Gpu,
+        read: ReadModel,
+        limits: &EngineLimits,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<Self, StartError> {
+        let ReadModel { config, assets, weights, sched } = read;
+        let Gpu { kernels, blas, shape, name } = gpu;
+        let device = kernels.device().clone();
+        let batch = batch_limits(&shape, &device, &sched);
+        let capacity = Capacity::new(&sched, &batch);
+        let needs = MemoryNeeds {
+            weights_bytes: 2 * shape.n_params(),
+            workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
+            kv_bytes_per_token: kv_layout(&shape, 0).bytes_per_token(),
+        };
+        let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
+        log_plan(&memory, &name);
+        let began = Instant::now();
+        let loaded =
+            load(&device, &shape, weights, config.family.architecture, &|share| progress(WEIGHTS_SHARE * share))?;
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
+        let rope = RopeTable::new(&config.rope, config.head_dim, sched.max_model_len);
+        let parts =
+            ForwardParts { kernels, blas, shape, weights: loaded.weights, rope, n_blocks: memory.kv_blocks as usize };
+        let forward = Forward::new(parts, &capacity).map_err(CudaError::from)?;
+        let mut executor = CudaExecutor::new(forward, &capacity, batch, name.clone()).map_err(CudaError::from)?;
+        executor.warm_up().map_err(CudaError::WarmUp)?;
+        let max_waiting = limits.max_waiting as usize;
+        let info = ModelInfo {
+            architecture: config.family.architecture.into(),
+            n_params: shape.n_params(),
+            dtype: loaded.dtype,
+            max_model_len: sched.max_model_len as u32,
+            vocab_size: config.vocab_size as u32,
+            eos: assets.eos.clone(),
+            memory,
+            defaults: assets.defaults.clone(),
+            chat_template: assets.chat_template.clone(),
+            bos_token: assets.bos_token.clone(),
+            eos_token: assets.eos_token.clone(),
+            device: name,
+        };
+        Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
+    }
+}
+
+/// Weights on the GPU.
+struct LoadedWeights {
+    weights: weights::Weights,
+    /// Number format as stored.
+    dtype: String,
+}
+
+fn load(
+    device: &Device,
+    shape: &ModelShape,
+    source: WeightSource,
+    architecture: &str,
+    progress: &(dyn Fn(f32) + Sync),
+) -> Result<LoadedWeights, CudaError> {
+    match source {
+        WeightSource::Stored(store) => {
+            let tensors = weights::take(shape, store, architecture)?;
+            let dtype = tensors[0][0].dtype.to_string().to_lowercase();
+            Ok(LoadedWeights { weights: weights::load(device, shape, &tensors, progress)?, dtype })
+        }
+        WeightSource::Random { seed } => {
+            let weights = weights::random(device, shape, seed)?;
+            device.synchronize()?;
+            progress(1.0);
+            Ok(LoadedWeights { weights, dtype: "bf16".into() })
+        }
+    }
+}
+
+fn batch_limits(shape: &ModelShape, device: &Device, sched: &SchedLimits) -> BatchLimits {
+    // Two blocks of decode attention run on a multiprocessor at once.
+    let n_slots = 2 * device.properties().n_multiprocessors as usize;
+    BatchLimits {
+        heads: shape.heads,
+        policy: SplitPolicy::Balanced { n_slots },
+        max_num_seqs: sched.max_num_seqs,
+        max_model_len: sched.max_model_len,
+    }
+}
+
+/// The share of the GPU that the settings allow, less what is already taken of it.
+fn budget(device: &Device, limits: &EngineLimits) -> Result<MemoryBudget, KernelError> {
+    let (free, total) = device.memory()?;
+    let allowed = (total as f64 * f64::from(limits.gpu_memory_fraction)) as u64;
+    Ok(MemoryBudget::device(allowed.saturating_sub((total - free) as u64)))
+}
+
+fn log_plan(memory: &MemoryPlan, device: &str) {
+    let mib = |bytes: u64| bytes >> 20;
+    tracing::info!(
+        device,
+        weights_mib = mib(memory.weights_bytes),
+        workspace_mib = mib(memory.workspace_bytes),
+        kv_mib = mib(memory.kv_bytes),
+        kv_tokens = memory.kv_tokens(),
+        limit_mib = mib(memory.limit_bytes),
+        "GPU memory planned"
+    );
+}

@@ -1,0 +1,166 @@
+//! The GPU computes what the CPU computes: logits within the noise of bf16, and so the same greedy text. Skipped where
+//! there is no GPU. In release builds, since the CPU answers every prompt too.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+};
+
+use serde_json::Value;
+use stoker_engine::{
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, Request, SamplingParams, StopParams, TokenId,
+    exec::cuda::CudaModel,
+};
+use stoker_kernels::Device;
+
+use crate::common;
+
+/// Held-out prompts that are answered on both devices.
+const N_PROMPTS: usize = 500;
+/// Tokens of an answer at most; ember's answers are shorter.
+const ANSWER_TOKENS: u32 = 48;
+
+/// A GPU to test on; else the reason why not is recorded.
+fn has_gpu(test: &str) -> bool {
+    let reason = match Device::open(0) {
+        Ok(_) if stoker_kernels::built_with_kernels() => return true,
+        Ok(_) => "built without GPU kernels".to_owned(),
+        Err(absent) => absent.to_string(),
+    };
+    let line = format!("skipped: {test}: {reason}");
+    println!("{line}");
+    if let Some(path) = std::env::var_os("SKIP_LOG") {
+        let mut log = OpenOptions::new().create(true).append(true).open(path).expect("open $SKIP_LOG");
+        writeln!(log, "{line}").expect("record a skipped test");
+    }
+    false
+}
+
+fn config(device: DeviceChoice) -> EngineConfig {
+    let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), ..EngineLimits::default() };
+    EngineConfig { device, ..common::config(&common::ember(), limits) }
+}
+
+fn start(device: DeviceChoice) -> EngineHandle {
+    Engine::start(config(device), |_| {}).expect("the model starts")
+}
+
+/// Largest difference of two rows relative to the largest logit.
+fn difference(ours: &[f32], theirs: &[f32]) -> f64 {
+    let scale = theirs.iter().fold(0.0f64, |max, logit| max.max(f64::from(logit.abs())));
+    let pairs = ours.iter().zip(theirs);
+    pairs.map(|(ours, theirs)| f64::from((ours - theirs).abs())).fold(0.0, f64::max) / scale
+}
+
+/// What transformers in bf16 and in f32 differ by, over the golden's rows.
+fn noise_floor() -> (Vec<TokenId>, f64) {
+    let text = fs::read_to_string(common::checkpoint("ember").join("golden.json")).expect("the golden is there");
+    let golden: Value = serde_json::from_str(&text).expect("the golden is JSON");
+    let tokens = golden["tokens"].as_array().expect("tokens are a list").iter();
+    let tokens = tokens.map(|token| token.as_u64().expect("tokens are numbers") as TokenId).collect();
+    (tokens, golden["noise_floor"].as_f64().expect("bf16 goldens have a noise floor"))
+}
+
+#[test]
+fn logits_on_the_gpu_are_the_cpus_within_the_noise_of_bf16() {
+    if !has_gpu("logits_on_the_gpu_are_the_cpus_within_the_noise_of_bf16") {
+        return;
+    }
+    let (tokens, noise_floor) = noise_floor();
+    let expected = common::open(&common::ember()).unwrap().executor.teacher_forced_logits(&tokens, tokens.len());
+    let mut gpu = CudaModel::open(&config(DeviceChoice::Cuda(0)), 0, &|_| {}).unwrap();
+    for chunk_len in [64, 37, 1] {
+        let found = gpu.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+        assert_eq!(found.len(), tokens.len());
+        let mut rows: Vec<f64> = found.iter().zip(&expected).map(|(ours, theirs)| difference(ours, theirs)).collect();
+        rows.sort_by(f64::total_cmp);
+        let mean = rows.iter().sum::<f64>() / rows.len() as f64;
+        let p99 = rows[rows.len() * 99 / 100];
+        println!(
+            "chunks of {chunk_len}: mean {mean:.2e}, p99 {p99:.2e} of the largest logit; noise floor {noise_floor:.2e}"
+        );
+        assert!(p99 < 2.0 * noise_floor, "chunks of {chunk_len}: {p99}");
+    }
+}
+
+/// Held-out questions as the chat template writes them.
+fn questions(engine: &EngineHandle) -> Vec<Vec<TokenId>> {
+    let text = fs::read_to_string(common::ember().join("eval/heldout.jsonl")).expect("the held-out set is there");
+    let cases = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a case is JSON"));
+    let alone =
+        cases.filter(|case| case["tools"].is_null() && case["messages"].as_array().is_some_and(|m| m.len() == 1));
+    let prompt = |case: Value| {
+        let question = case["messages"][0]["content"].as_str().expect("a message has content").to_owned();
+        let text = format!("<|begin|><|user|>{question}<|end|><|assistant|>");
+        engine.tokenizer().encode(&text, false).expect("text is encoded")
+    };
+    alone.map(prompt).take(N_PROMPTS).collect()
+}
+
+fn answer(prompt: Vec<TokenId>, sampling: SamplingParams) -> Request {
+    let stop = StopParams { max_tokens: ANSWER_TOKENS, ignore_eos: true, ..StopParams::default() };
+    Request { prompt, sampling, stop, logprobs: None }
+}
+
+/// Completions of all prompts, as many at once as the engine runs; cut at the end token.
+fn answers(engine: &EngineHandle, prompts: &[Vec<TokenId>], sampling: &SamplingParams) -> Vec<Vec<TokenId>> {
+    let eos = &engine.model().eos;
+    let mut all = Vec::new();
+    for batch in prompts.chunks(64) {
+        let request = |prompt: &Vec<TokenId>| engine.submit(answer(prompt.clone(), sampling.clone())).unwrap();
+        let streams: Vec<_> = batch.iter().map(request).collect();
+        all.extend(streams.into_iter().map(|stream| {
+            let tokens = common::read_all(stream).0;
+            tokens.into_iter().take_while(|token| !eos.contains(token)).collect()
+        }));
+    }
+    all
+}
+
+fn share_equal(ours: &[Vec<TokenId>], theirs: &[Vec<TokenId>]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    ours.iter().zip(theirs).filter(|(ours, theirs)| ours == theirs).count() as f64 / ours.len() as f64
+}
+
+#[test]
+fn greedy_answers_on_the_gpu_are_the_cpus() {
+    if !has_gpu("greedy_answers_on_the_gpu_are_the_cpus") {
+        return;
+    }
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let gpu = start(DeviceChoice::Cuda(0));
+    let prompts = questions(&gpu);
+    assert_eq!(prompts.len(), N_PROMPTS);
+    let found = answers(&gpu, &prompts, &greedy);
+    let alone: Vec<_> =
+        prompts[..64].iter().flat_map(|prompt| answers(&gpu, std::slice::from_ref(prompt), &greedy)).collect();
+    println!("alone and among 64: {:.1} % of answers equal", 100.0 * share_equal(&alone, &found[..64]));
+    let equal = share_equal(&found, &answers(&start(DeviceChoice::Cpu), &prompts, &greedy));
+    println!("on the GPU and on the CPU: {:.1} % of answers equal", 100.0 * equal);
+    assert!(equal >= 0.99, "{equal}");
+}
+
+#[test]
+fn drawn_answers_on_the_gpu_follow_seed_filters_and_penalties() {
+    if !has_gpu("drawn_answers_on_the_gpu_follow_seed_filters_and_penalties") {
+        return;
+    }
+    let (gpu, cpu) = (start(DeviceChoice::Cuda(0)), start(DeviceChoice::Cpu));
+    let prompts = &questions(&gpu)[..64];
+    let base = SamplingParams { temperature: 0.8, seed: 5, ..SamplingParams::default() };
+    let cases = [
+        ("temperature", SamplingParams { temperature: 2.0, ..base.clone() }),
+        ("top_k", SamplingParams { top_k: 5, ..base.clone() }),
+        ("top_p and min_p", SamplingParams { top_p: 0.9, min_p: 0.05, ..base.clone() }),
+        (
+            "penalties",
+            SamplingParams { frequency_penalty: 0.5, presence_penalty: 0.3, repetition_penalty: 1.1, ..base },
+        ),
+    ];
+    for (name, sampling) in cases {
+        let found = answers(&gpu, prompts, &sampling);
+        assert_eq!(found, answers(&gpu, prompts, &sampling), "{name}: the same seeds give the same answers");
+        let equal = share_equal(&found, &answers(&cpu, prompts, &sampling));
+        println!("{name}: {:.1} % of answers equal on GPU and CPU", 100.0 * equal);
+    }
+}
