@@ -34,6 +34,6 @@ pub use memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
 pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples, StepTimes};
 pub use model::ModelError;
 pub use request::*;
-pub use sample::{Choice, choose};
+pub use sample::choose;
 pub use sequence::Sequence;
 pub use text::{Tokenizer, TokenizerError};

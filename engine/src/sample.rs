@@ -1,48 +1,51 @@
-//! Choosing the next token from logits. Pure: all randomness is a function of (seed, position), so a sequence goes on
-//! the same after preemption or on another replica (D9).
+//! Choosing the next token from logits. Pure: all randomness is a function of (seed, position, token), so a sequence
+//! goes on the same after preemption or on another replica (D9).
+//!
+//! ```text
+//! logits ── penalties, bias, bans ──► changed ── / temperature ──► tempered ── >= floor(top-k, top-p, min-p) ──► kept
+//! greedy: argmax(changed)             drawn: argmax over kept of tempered + gumbel(seed, position, token)
+//! ```
+//! The same definition as the GPU's (`kernels/csrc/sample.cu`, `sampling_floor.cu`): no sum over the vocabulary decides
+//! a draw, so it does not depend on the order of additions. A row with a NaN has no next token.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap};
+
+use stoker_kernels::draw::{Draw, GUMBEL_MAX};
 
 use crate::{
     request::{SamplingParams, TokenId},
-    sched::{RawLogprobs, SampleSpec},
+    sched::{RawLogprobs, SampleSpec, Sampled},
 };
 
-/// What was chosen at one position.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// The token.
-    pub token: TokenId,
-    /// Set when the request asked for log-probabilities.
-    pub logprobs: Option<RawLogprobs>,
-}
-
-/// A candidate token and its logit after penalties and temperature.
+/// A candidate token and its logit.
 type Candidate = (TokenId, f32);
 
 /// Chooses the token that follows. Log-probabilities are those of the model's own distribution, before any change.
-pub fn choose(logits: &[f32], spec: &SampleSpec<'_>) -> Choice {
+pub fn choose(logits: &[f32], spec: &SampleSpec<'_>) -> Sampled {
     let params = &spec.request.sampling;
-    let mut changed = logits.to_vec();
-    apply_bias(&mut changed, &params.logit_bias);
-    apply_penalties(&mut changed, params, spec.history, spec.request.prompt.len());
-    ban(&mut changed, spec.banned);
+    let changed = changed(logits, spec);
+    if changed.iter().any(|logit| logit.is_nan()) {
+        return Sampled::NotANumber;
+    }
     let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
     let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize));
-    Choice { token, logprobs }
+    Sampled::Token { token, logprobs }
 }
 
-/// A number in 0..1 from a seed and a counter: two rounds of SplitMix64's finaliser, which passes through every bit.
-pub(crate) fn uniform(seed: u64, counter: u64) -> f64 {
-    let bits = mix(mix(seed) ^ counter.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    (bits >> 11) as f64 / (1u64 << 53) as f64
-}
-
-fn mix(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ (bits >> 31)
+/// The logits after everything that changes single ones.
+fn changed<'a>(logits: &'a [f32], spec: &SampleSpec<'_>) -> Cow<'a, [f32]> {
+    let params = &spec.request.sampling;
+    let mut changed = Cow::Borrowed(logits);
+    if !spec.history.is_empty() {
+        apply_penalties(changed.to_mut(), params, spec.history, spec.request.prompt.len());
+    }
+    if !params.logit_bias.is_empty() {
+        apply_bias(changed.to_mut(), &params.logit_bias);
+    }
+    if !spec.banned.is_empty() {
+        ban(changed.to_mut(), spec.banned);
+    }
+    changed
 }
 
 fn apply_bias(logits: &mut [f32], bias: &BTreeMap<TokenId, f32>) {
@@ -53,12 +56,8 @@ fn apply_bias(logits: &mut [f32], bias: &BTreeMap<TokenId, f32>) {
     }
 }
 
-/// Repetition reads prompt and completion, presence and frequency the completion only. `history` is empty when no
-/// penalty is set.
+/// Repetition reads prompt and completion, presence and frequency the completion only.
 fn apply_penalties(logits: &mut [f32], params: &SamplingParams, history: &[TokenId], prompt_len: usize) {
-    if history.is_empty() {
-        return;
-    }
     let mut counts: BTreeMap<TokenId, u32> = BTreeMap::new();
     for (position, token) in history.iter().enumerate() {
         *counts.entry(*token).or_default() += u32::from(position >= prompt_len);
@@ -89,72 +88,81 @@ fn greedy(logits: &[f32]) -> TokenId {
     best.0 as TokenId
 }
 
+/// The first of the largest sums of tempered logit and noise.
 fn draw(logits: &[f32], params: &SamplingParams, position: usize) -> TokenId {
-    let candidates = candidates(logits, params);
-    let max = candidates.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: f32| f64::from(logit - max).exp();
-    let total: f64 = candidates.iter().map(|(_, logit)| weight(*logit)).sum();
-    let mut left = uniform(params.seed, position as u64) * total;
-    for (token, logit) in &candidates {
-        left -= weight(*logit);
-        if left < 0.0 {
-            return *token;
+    // Divided, not multiplied by an inverse: the GPU divides too, and a floor must meet the very same values.
+    let tempered: Vec<f32> = logits.iter().map(|logit| logit / params.temperature).collect();
+    let (floor, noise) = (floor(&tempered, params), Draw::new(params.seed, position as u64));
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, tempered) in (0..).zip(tempered) {
+        // Most tokens cannot win whatever their noise: a comparison instead of a hash and two logarithms.
+        if tempered < floor || tempered + GUMBEL_MAX < best.1 {
+            continue;
+        }
+        let score = tempered + noise.gumbel(token);
+        if score > best.1 {
+            best = (token, score);
         }
     }
-    // Rounding may leave a crumb after the last candidate.
-    candidates.last().expect("filters keep at least one candidate").0
+    best.0
 }
 
-/// Tokens left by the filters, with logits at the temperature. Order: by id if nothing is filtered by rank, else the
-/// likeliest first; either way it depends on the logits and parameters only.
-fn candidates(logits: &[f32], params: &SamplingParams) -> Vec<Candidate> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+/// The smallest tempered logit that all filters keep. Equal logits are kept or dropped together.
+fn floor(tempered: &[f32], params: &SamplingParams) -> f32 {
+    let max = tempered.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     // min_p is a bound on the ratio to the likeliest; on logits that is a difference.
-    let least = if params.min_p > 0.0 { max / params.temperature + params.min_p.ln() } else { f32::NEG_INFINITY };
-    let scaled = logits.iter().enumerate().map(|(token, logit)| (token as TokenId, logit / params.temperature));
-    let mut kept: Vec<Candidate> = scaled.filter(|(_, logit)| *logit > f32::NEG_INFINITY && *logit >= least).collect();
-    if kept.is_empty() {
-        return vec![(greedy(logits), 0.0)];
-    }
-    if params.top_k > 0 {
-        let n = kept.len().min(params.top_k as usize);
-        rank(&mut kept, n);
-        kept.truncate(n);
+    let by_ratio = if params.min_p > 0.0 { max + params.min_p.ln() } else { f32::NEG_INFINITY };
+    let ranks = params.top_k > 0 || params.top_p < 1.0;
+    if ranks && max.is_finite() { by_ratio.max(floor_by_rank(tempered, max, params)) } else { by_ratio }
+}
+
+/// The k-th largest; of the k largest, the last of the fewest whose probabilities reach `top_p` of theirs.
+fn floor_by_rank(tempered: &[f32], max: f32, params: &SamplingParams) -> f32 {
+    let mut top = tempered.to_vec();
+    if params.top_k > 0 && (params.top_k as usize) < top.len() {
+        let k = params.top_k as usize;
+        top.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        top.truncate(k);
     }
     if params.top_p < 1.0 {
-        keep_nucleus(&mut kept, params.top_p);
+        return floor_by_mass(&mut top, max, params.top_p);
     }
-    kept
+    top.into_iter().fold(max, f32::min)
 }
 
-/// Brings the `n` likeliest to the front, the likeliest first; of equals the lowest id.
-fn rank(candidates: &mut [Candidate], n: usize) {
-    let by_rank = |(a, x): &Candidate, (b, y): &Candidate| y.total_cmp(x).then(a.cmp(b));
-    if n < candidates.len() {
-        candidates.select_nth_unstable_by(n, by_rank);
-    }
-    candidates[..n].sort_unstable_by(by_rank);
-}
-
-/// Keeps the likeliest candidates whose probabilities reach `top_p`; at least one. Ranks only as many as needed: the
-/// nucleus is usually a few tokens of a large vocabulary.
-fn keep_nucleus(candidates: &mut Vec<Candidate>, top_p: f32) {
-    let max = candidates.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: f32| f64::from(logit - max).exp();
-    let needed = candidates.iter().map(|(_, logit)| weight(*logit)).sum::<f64>() * f64::from(top_p);
+/// The last of the fewest largest whose mass reaches `top_p` of the whole. Ranks only as many as needed: the nucleus is
+/// usually a few tokens of a large vocabulary.
+fn floor_by_mass(tempered: &mut [f32], max: f32, top_p: f32) -> f32 {
+    let total: u64 = tempered.iter().map(|logit| mass(*logit, max)).sum();
+    let needed = ((f64::from(top_p) * total as f64).ceil() as u64).clamp(1, total);
     let mut n_ranked = 0;
-    while n_ranked < candidates.len() {
-        n_ranked = (n_ranked * 8).max(64).min(candidates.len());
-        rank(candidates, n_ranked);
-        let mut reached = 0.0;
-        let is_enough = |(_, logit): &Candidate| {
-            reached += weight(*logit);
+    loop {
+        n_ranked = (n_ranked * 8).max(64).min(tempered.len());
+        rank(tempered, n_ranked, |a, b| b.total_cmp(a));
+        let mut reached = 0;
+        let is_last = |logit: &&f32| {
+            reached += mass(**logit, max);
             reached >= needed
         };
-        if let Some(last) = candidates[..n_ranked].iter().position(is_enough) {
-            return candidates.truncate(last + 1);
+        if let Some(last) = tempered[..n_ranked].iter().find(is_last) {
+            return *last;
         }
+        assert!(n_ranked < tempered.len(), "all together are the total");
     }
+}
+
+/// Probability relative to the likeliest in units of 2^-40: integers, so that any order of adding gives the same sum.
+fn mass(logit: f32, max: f32) -> u64 {
+    const UNIT: f32 = (1u64 << 40) as f32;
+    ((logit - max).exp() * UNIT).round_ties_even() as u64
+}
+
+/// Brings the first `n` of an order to the front, in order.
+fn rank<T>(values: &mut [T], n: usize, order: impl Fn(&T, &T) -> Ordering) {
+    if n < values.len() {
+        values.select_nth_unstable_by(n, &order);
+    }
+    values[..n].sort_unstable_by(order);
 }
 
 /// Log-probabilities of the model's own distribution.
@@ -170,7 +178,8 @@ fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> =
         logits.iter().enumerate().map(|(token, logit)| (token as TokenId, *logit)).collect();
     let k = k.min(candidates.len());
-    rank(&mut candidates, k);
+    // Of equals the lowest id first.
+    rank(&mut candidates, k, |(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
     candidates.truncate(k);
     candidates
 }
@@ -190,6 +199,10 @@ mod tests {
         SampleSpec { request, position: 1, banned: &[], history: &[] }
     }
 
+    fn token(logits: &[f32], spec: &SampleSpec<'_>) -> TokenId {
+        choose(logits, spec).token().expect("the logits are numbers")
+    }
+
     /// Shares of the tokens over many positions.
     fn shares(sampling: SamplingParams) -> Vec<f64> {
         const N: usize = 20_000;
@@ -197,7 +210,7 @@ mod tests {
         let request = request(sampling);
         for position in 0..N {
             let spec = SampleSpec { position, ..spec(&request) };
-            counts[choose(&LOGITS, &spec).token as usize] += 1.0 / N as f64;
+            counts[token(&LOGITS, &spec) as usize] += 1.0 / N as f64;
         }
         counts
     }
@@ -219,8 +232,8 @@ mod tests {
     #[test]
     fn temperature_zero_takes_the_likeliest_and_the_lowest_id_of_equals() {
         let greedy = request(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
-        assert_eq!(choose(&LOGITS, &spec(&greedy)).token, 1);
-        assert_eq!(choose(&[5.0, 7.0, 7.0], &spec(&greedy)).token, 1);
+        assert_eq!(token(&LOGITS, &spec(&greedy)), 1);
+        assert_eq!(token(&[5.0, 7.0, 7.0], &spec(&greedy)), 1);
     }
 
     #[test]
@@ -241,19 +254,62 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_draw_is_the_reference_of_the_gpu_kernels() {
+        let off = SamplingParams::default();
+        let kinds = [
+            SamplingParams { temperature: 0.0, ..off.clone() },
+            off.clone(),
+            SamplingParams { temperature: 0.3, ..off.clone() },
+            SamplingParams { top_k: 1, ..off.clone() },
+            SamplingParams { top_k: 50, ..off.clone() },
+            SamplingParams { top_p: 0.9, ..off.clone() },
+            SamplingParams { top_p: 0.01, ..off.clone() },
+            SamplingParams { min_p: 0.05, ..off.clone() },
+            SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.8, min_p: 0.02, ..off.clone() },
+            SamplingParams { temperature: 1.5, top_k: 1 << 30, top_p: 0.999, ..off },
+        ];
+        for vocab in [1, 33, 4096, 32_001] {
+            for (n, params) in (0..).zip(kinds.iter().cycle().take(30)) {
+                // Spread like real logits, with ties.
+                let noise = Draw::new(99, n);
+                let logits: Vec<f32> = (0..vocab).map(|i| (noise.gumbel(i) * 30.0).round() / 10.0).collect();
+                let request = request(SamplingParams { seed: n * 7, ..params.clone() });
+                let spec = SampleSpec { position: 5 + n as usize, ..spec(&request) };
+                let row = stoker_kernels::sampling::SampleRow {
+                    seed: n * 7,
+                    position: 5 + n,
+                    temperature: params.temperature,
+                    top_p: params.top_p,
+                    ln_min_p: if params.min_p > 0.0 { params.min_p.ln() } else { f32::NEG_INFINITY },
+                    top_k: params.top_k,
+                };
+                let expected = stoker_kernels::reference::sample(&logits, row);
+                assert_eq!(token(&logits, &spec), expected, "{params:?} over {vocab}");
+            }
+        }
+    }
+
+    #[test]
     fn a_nucleus_wider_than_the_first_ranks_is_found_too() {
         let logits: Vec<f32> = (0..1000).map(|token| ((token * 37) % 1000) as f32 * 1e-3).collect();
-        let weights: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
-        let mut ranked: Vec<usize> = (0..1000).collect();
-        ranked.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+        let max = 0.999;
+        let mut ranked = logits.clone();
+        ranked.sort_by(|a, b| b.total_cmp(a));
         for top_p in [0.01, 0.1, 0.5, 0.99] {
-            let mut candidates: Vec<Candidate> = logits.iter().enumerate().map(|(t, l)| (t as u32, *l)).collect();
-            keep_nucleus(&mut candidates, top_p);
-            let needed = f64::from(top_p) * weights.iter().sum::<f64>();
-            let mass = |n: usize| ranked[..n].iter().map(|token| weights[*token]).sum::<f64>();
-            let expected: Vec<u32> = ranked[..candidates.len()].iter().map(|token| *token as u32).collect();
-            assert_eq!(candidates.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected);
-            assert!(mass(candidates.len()) >= needed && mass(candidates.len() - 1) < needed);
+            let last = floor_by_mass(&mut logits.clone(), max, top_p);
+            let n_kept = ranked.iter().filter(|logit| **logit >= last).count();
+            let needed = f64::from(top_p) * logits.iter().map(|logit| mass(*logit, max)).sum::<u64>() as f64;
+            let mass_of = |n: usize| ranked[..n].iter().map(|logit| mass(*logit, max)).sum::<u64>() as f64;
+            assert!(mass_of(n_kept) >= needed && mass_of(n_kept - 1) < needed, "{top_p}");
+        }
+    }
+
+    #[test]
+    fn a_row_with_a_nan_has_no_next_token() {
+        for temperature in [0.0, 1.0] {
+            let request = request(SamplingParams { temperature, top_k: 2, ..SamplingParams::default() });
+            assert_eq!(choose(&[1.0, f32::NAN, 3.0], &spec(&request)), Sampled::NotANumber);
+            assert_eq!(token(&[1.0, f32::NEG_INFINITY, 9e9], &spec(&request)), 2);
         }
     }
 
@@ -261,7 +317,7 @@ mod tests {
     fn the_same_seed_and_position_give_the_same_token() {
         let tokens = |seed| -> Vec<TokenId> {
             let request = request(SamplingParams { seed, ..SamplingParams::default() });
-            let at = |position| choose(&LOGITS, &SampleSpec { position, ..spec(&request) }).token;
+            let at = |position| token(&LOGITS, &SampleSpec { position, ..spec(&request) });
             (0..50).map(at).collect()
         };
         assert_eq!(tokens(7), tokens(7));
@@ -269,34 +325,25 @@ mod tests {
     }
 
     #[test]
-    fn uniform_numbers_fill_the_interval_for_neighbouring_seeds_and_counters() {
-        for fixed in 0..3 {
-            let mean_by_counter: f64 = (0..10_000).map(|i| uniform(fixed, i)).sum::<f64>() / 10_000.0;
-            let mean_by_seed: f64 = (0..10_000).map(|i| uniform(i, fixed)).sum::<f64>() / 10_000.0;
-            assert!((mean_by_counter - 0.5).abs() < 0.02 && (mean_by_seed - 0.5).abs() < 0.02);
-        }
-        assert!((0..10_000).all(|i| (0.0..1.0).contains(&uniform(i, i))));
-    }
-
-    #[test]
     fn bias_and_bans_change_the_choice_but_not_the_logprobs() {
         let params = SamplingParams { temperature: 0.0, logit_bias: [(3, 100.0)].into(), ..SamplingParams::default() };
         let request = Request { logprobs: Some(2), ..request(params) };
         let spec = spec(&request);
-        let choice = choose(&LOGITS, &spec);
-        let logprobs = choice.logprobs.unwrap();
+        let Sampled::Token { token: chosen, logprobs: Some(logprobs) } = choose(&LOGITS, &spec) else {
+            panic!("a token with its log-probabilities")
+        };
         let expected = softmax(1.0);
-        assert_eq!(choice.token, 3);
+        assert_eq!(chosen, 3);
         assert!((f64::from(logprobs.chosen) - expected[3].ln()).abs() < 1e-6);
         assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(choose(&LOGITS, &SampleSpec { banned: &[3, 1, 99], ..spec }).token, 2);
+        assert_eq!(token(&LOGITS, &SampleSpec { banned: &[3, 1, 99], ..spec }), 2);
     }
 
     #[test]
     fn penalties_count_what_their_definition_says() {
         let choose_with = |sampling: SamplingParams| {
             let request = Request { prompt: vec![1], ..request(SamplingParams { temperature: 0.0, ..sampling }) };
-            choose(&LOGITS, &SampleSpec { history: &[1, 2, 2], ..spec(&request) }).token
+            token(&LOGITS, &SampleSpec { history: &[1, 2, 2], ..spec(&request) })
         };
         let none = SamplingParams::default;
         assert_eq!(choose_with(SamplingParams { presence_penalty: 2.0, ..none() }), 1, "the prompt does not count");

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod blas;
 pub mod checks;
 pub mod device;
+pub mod draw;
 mod entry;
 pub mod error;
 pub mod graph;

@@ -4,6 +4,7 @@
 use half::bf16;
 
 use crate::{
+    draw::Draw,
     launch::{BLOCK_SIZE, GemmShape, Heads},
     sampling::{LogitEdit, NO_TOKEN, Penalties, SampleRow},
 };
@@ -172,7 +173,8 @@ pub fn sample(logits: &[f32], row: SampleRow) -> u32 {
     }
     let tempered: Vec<f32> = logits.iter().map(|logit| logit / row.temperature).collect();
     let floor = floor(&tempered, row);
-    let score = |(token, t): (usize, &f32)| (*t >= floor).then(|| t + gumbel(row, token as u64));
+    let noise = Draw::new(row.seed, row.position);
+    let score = |(token, t): (usize, &f32)| (*t >= floor).then(|| t + noise.gumbel(token as u32));
     first_largest(tempered.iter().enumerate().map(score))
 }
 
@@ -206,19 +208,6 @@ pub fn floor(tempered: &[f32], row: SampleRow) -> f32 {
     let ranked = row.top_k > 0 || row.top_p < 1.0;
     let rank_floor = last.copied().or(sorted.last().copied().filter(|_| ranked)).unwrap_or(f32::NEG_INFINITY);
     rank_floor.max(max + row.ln_min_p)
-}
-
-fn gumbel(row: SampleRow, token: u64) -> f32 {
-    let bits = mix(mix(mix(row.seed).wrapping_add(row.position)).wrapping_add(token)) >> 41;
-    let u = (bits as f32 + 0.5) / (1u32 << 23) as f32;
-    -(-u.ln()).ln()
-}
-
-fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

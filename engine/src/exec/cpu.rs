@@ -8,7 +8,7 @@ use crate::{
     model::{Decoder, ModelConfig},
     ops::{CpuCache, CpuOps, Ops},
     request::{RequestId, TokenId},
-    sample::{Choice, choose},
+    sample::choose,
     sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
 };
 
@@ -65,14 +65,14 @@ impl Executor for CpuExecutor {
         }
         let logits = self.logits(&inputs);
         let specs: Vec<SampleSpec<'_>> = step.chunks.iter().filter_map(|chunk| chunk.sample).collect();
-        let mut choices = vec![None; specs.len()];
-        self.ops.pool().for_each(&mut choices, |row, choice| {
-            *choice = Some(choose(&logits[row * self.vocab_size..][..self.vocab_size], &specs[row]));
+        let mut sampled = vec![None; specs.len()];
+        self.ops.pool().for_each(&mut sampled, |row, sampled| {
+            *sampled = Some(choose(&logits[row * self.vocab_size..][..self.vocab_size], &specs[row]));
         });
-        let choices: Vec<Choice> = choices.into_iter().flatten().collect();
-        self.last_tokens = choices.iter().map(|choice| choice.token).collect();
-        let entry = |Choice { token, logprobs }| Sampled::Token { token, logprobs };
-        self.outputs.push_back(StepOutput { sampled: choices.into_iter().map(entry).collect() });
+        let sampled: Vec<Sampled> = sampled.into_iter().flatten().collect();
+        // A row without a token has ended its sequence: what is fed for it goes nowhere.
+        self.last_tokens = sampled.iter().map(|sampled| sampled.token().unwrap_or(0)).collect();
+        self.outputs.push_back(StepOutput { sampled });
         Ok(())
     }
 

@@ -34,6 +34,16 @@ pub enum Sampled {
     NotANumber,
 }
 
+impl Sampled {
+    /// The token, if there is one.
+    pub fn token(&self) -> Option<TokenId> {
+        match self {
+            Self::Token { token, .. } => Some(*token),
+            Self::NotANumber => None,
+        }
+    }
+}
+
 /// One new token of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {

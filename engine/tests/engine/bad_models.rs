@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use stoker_engine::EngineLimits;
+use stoker_engine::{EngineLimits, FinishReason, RequestEvent};
 use tempfile::TempDir;
 
 use crate::common;
@@ -253,4 +253,34 @@ proptest! {
         }
         let _ = common::open(copy.path());
     }
+}
+
+#[test]
+fn a_request_that_meets_a_nan_ends_with_an_error_and_its_neighbour_does_not() {
+    let (copy, broken, hidden_bytes) = (Copy::of("gqa-f32"), 7, hidden_size("gqa-f32") * size_of::<f32>());
+    copy.edit_bytes("model.safetensors", |bytes| {
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+        let table = header["model.embed_tokens.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+        let row = 8 + len + table + broken * hidden_bytes;
+        bytes[row..row + size_of::<f32>()].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let engine = common::start(copy.path(), EngineLimits::default());
+    let streams = [vec![1, 2, broken as u32, 3], vec![1, 2, 3]].map(|prompt| {
+        let request = common::greedy(prompt, 5);
+        engine.submit(request).unwrap()
+    });
+    let [mut broken, whole] = streams;
+    let terminal = broken.blocking_next();
+    let Some(RequestEvent::Finished { reason: FinishReason::Error(text), .. }) = terminal else {
+        panic!("{terminal:?} is not an error")
+    };
+    assert!(text.contains("not a number"), "{text}");
+    common::read_all(whole);
+}
+
+fn hidden_size(name: &str) -> usize {
+    let config: Value =
+        serde_json::from_slice(&fs::read(common::checkpoint(name).join("config.json")).unwrap()).unwrap();
+    config["hidden_size"].as_u64().unwrap() as usize
 }

@@ -11,8 +11,8 @@ const POISON: f32 = f32::NAN;
 
 /// Numbers without a pattern, in -1..1, exact in bf16.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
-    let number = |i| (crate::sample::uniform(seed, i) * 256.0).floor() as f32 / 128.0 - 1.0;
-    (0..n as u64).map(number).collect()
+    let draw = stoker_kernels::draw::Draw::new(seed, 0);
+    (0..n as u32).map(|i| (draw.uniform(i) * 256.0).floor() / 128.0 - 1.0).collect()
 }
 
 fn stored(values: &[f32], format: Format) -> Vec<u8> {
