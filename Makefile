@@ -69,7 +69,7 @@ helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
 binaries: ## The programs that tests start
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-image
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen
 
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools

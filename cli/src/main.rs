@@ -1,9 +1,12 @@
 //! `kubectl stoker`: why a deployment has the replicas it has, and what other settings would have done. Reads only.
 
+mod cluster;
 mod explain;
+mod operator;
 mod records;
 mod settings;
 mod simulate;
+mod status;
 
 use std::process::ExitCode;
 
@@ -20,15 +23,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Word {
+    /// One deployment on one screen: replicas, KV, preemptions, the last decision, conditions.
+    Status(status::Status),
     /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
     Explain(explain::Explain),
     /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
     Simulate(simulate::Simulate),
 }
 
-fn main() -> Result<ExitCode> {
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
     match Cli::parse().word {
-        Word::Explain(args) => explain::explain(&args),
+        Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Explain(args) => explain::explain(&args).await,
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }
 }

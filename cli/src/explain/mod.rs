@@ -1,30 +1,65 @@
 //! `kubectl stoker explain`: decisions in a person's words, each made again from its record.
 
+mod journal;
 mod pick;
+mod source;
+mod watch;
 mod words;
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use stoker_scaling::DecisionRecord;
 
-use crate::{records, settings};
-use pick::{At, Pick};
+use self::{
+    journal::Journal,
+    pick::{At, Pick},
+    source::Source,
+    words::Verdict,
+};
+use crate::{cluster::ClusterArgs, operator::OperatorArgs, settings};
+
+pub(crate) use self::words::ago;
 
 /// What to explain.
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Explain {
-    /// A file of decision records, as `--record` writes it.
-    #[arg(long, value_name = "FILE")]
-    file: PathBuf,
+    /// The InferenceDeployment.
+    #[arg(required_unless_present = "file")]
+    name: Option<String>,
+    /// A file of decision records instead, as --record writes it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "watch", "record"])]
+    file: Option<PathBuf>,
     #[command(flatten)]
     which: Which,
     /// Also says what another setting would have decided, e.g. `scaling.targets.kv=0.7`; may be repeated.
     #[arg(long = "set", value_name = "PATH=VALUE")]
     settings: Vec<String>,
+    /// Goes on: a line for each decision, and the whole explanation when number, cause or bound changes.
+    #[arg(long, short, conflicts_with_all = ["last", "at", "changes", "settings"])]
+    watch: bool,
+    /// Appends the records that FILE does not have yet; with --watch also those to come. `simulate` takes it as a trace.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    operator: OperatorArgs,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  kubectl stoker explain chat                          the last decision, term by term
+  kubectl stoker explain chat --at 10m                 the one in force ten minutes ago
+  kubectl stoker explain chat --changes                every one that changed the number
+  kubectl stoker explain chat --watch --record FILE    live, and kept
+  kubectl stoker explain --file FILE --set scaling.targets.kv=0.7
+
+The operator keeps the decisions of some minutes; --record keeps more. Every record read is decided again by the same
+function, and the exit status is 1 if one bit comes out different.";
 
 /// Which decisions.
 #[derive(Debug, Args)]
@@ -52,22 +87,28 @@ impl Which {
 }
 
 /// Explains; fails the process when a decision does not come out again as it was recorded.
-pub(crate) fn explain(args: &Explain) -> Result<ExitCode> {
-    let name = args.file.display().to_string();
-    let text = fs::read_to_string(&args.file).with_context(|| format!("read {name}"))?;
-    show(args, &records::parse(&name, &text)?)
+pub(crate) async fn explain(args: &Explain) -> Result<ExitCode> {
+    let source = Source::of(args).await?;
+    let mut journal = args.record.as_deref().map(Journal::open).transpose()?;
+    if args.watch {
+        return watch::watch(&source, journal.as_mut()).await;
+    }
+    let records = source.records(0).await?;
+    if let Some(journal) = &mut journal {
+        journal.append(&records)?;
+    }
+    show(args, &records)
 }
 
 fn show(args: &Explain, records: &[DecisionRecord]) -> Result<ExitCode> {
-    let pick = args.which.pick(Timestamp::now());
-    for record in pick::picked(records, pick, args.which.changes)? {
+    for record in pick::picked(records, args.which.pick(Timestamp::now()), args.which.changes)? {
         println!("{}", words::decision(record));
         if !args.settings.is_empty() {
             let other = record.what_if(&settings::spec(record.spec.clone(), &args.settings)?);
             println!("{}", words::otherwise(&args.settings, &other));
         }
     }
-    let verdict = words::Verdict::of(records);
+    let verdict = Verdict::of(records);
     println!("{verdict}");
-    Ok(if verdict.is_reproduced() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(verdict.exit_code())
 }

@@ -68,12 +68,12 @@ pub(super) fn time(at_ms: u64) -> Option<Timestamp> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use stoker_scaling::{LoadWindow, ScaleState, ScalingSpec, decide_scale};
 
     /// Records at these times; the second changes the number.
-    fn records() -> Vec<DecisionRecord> {
+    pub(in crate::explain) fn records() -> Vec<DecisionRecord> {
         let spec = ScalingSpec::between(1, 4);
         let record = |at_ms: u64, from: u32| {
             let state = ScaleState::starting_at(from);

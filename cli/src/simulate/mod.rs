@@ -127,7 +127,7 @@ fn show(args: &Simulate, comparisons: &[Comparison]) -> Result<()> {
         }
     }
     if let Some(path) = &args.figures {
-        figures::append(path, &figures::of_comparisons(comparisons))?;
+        stoker_figures::append(path, &figures::of_comparisons(comparisons))?;
     }
     Ok(())
 }

@@ -4,9 +4,8 @@ use std::{path::Path, time::Instant};
 
 use anyhow::Result;
 use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_figures::{Key, Run, append};
 use stoker_scaling::{Answer, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, decide_scale};
-
-use super::figures::{Figure, Key, append};
 
 const DEPLOYMENTS: usize = 1000;
 const REPLICAS: usize = 10;
@@ -38,13 +37,9 @@ pub(crate) fn measure(figures: Option<&Path>) -> Result<()> {
             samples_ms.push(start.elapsed().as_secs_f64() * 1000.0);
         }
     }
-    let key = Key {
-        system: "stoker",
-        case: "fleet_tick_10000",
-        metric: "decide_ms",
-        command: "kubectl stoker simulate --fleet-tick --figures docs/benchmarks/results/scaling.jsonl",
-    };
-    let figure = Figure::new(&key, &samples_ms);
+    let run = Run::start("kubectl stoker simulate --fleet-tick --figures docs/benchmarks/results/scaling.jsonl");
+    let key = Key { model: "none", dtype: "none", case: "fleet_tick_10000", metric: "decide_ms" };
+    let figure = run.figure(key, &samples_ms);
     println!("{}", serde_json::to_string(&figure)?);
     figures.map_or(Ok(()), |path| append(path, &[figure]))
 }

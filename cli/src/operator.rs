@@ -1,0 +1,136 @@
+//! The operator's own HTTP: where full records of decisions are. Reached by a URL, or through the API server by a
+//! forwarded port of the pod that holds the Lease. Owns the way there; understands nothing of records.
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, StatusCode, Uri, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use kube::Api;
+use stoker_crds::scaling_status::RECORDS_PATH;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::{Duration, timeout},
+};
+
+use crate::cluster::Cluster;
+
+/// Port of an operator whose pod names none.
+const PORT: u16 = 8080;
+/// Records of one deployment are a few hundred, about 2 KB each.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where the operator is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Operator")]
+pub(crate) struct OperatorArgs {
+    /// URL of the operator's HTTP, such as http://localhost:8080. Default: a forwarded port of the leading pod.
+    #[arg(long = "operator", env = "STOKER_OPERATOR_URL", value_name = "URL")]
+    url: Option<String>,
+    /// Namespace of the operator's Lease and pods.
+    #[arg(long, default_value = "stoker-system", value_name = "NAMESPACE")]
+    operator_namespace: String,
+    /// Name of its Lease: RELEASE-operator.
+    #[arg(long, default_value = "stoker-operator", value_name = "NAME")]
+    operator_lease: String,
+}
+
+/// Asks for the records of a deployment that were made after `after_ms`: lines of JSON, oldest first.
+pub(crate) async fn records(args: &OperatorArgs, cluster: &Cluster, name: &str, after_ms: u64) -> Result<String> {
+    let path = format!("{RECORDS_PATH}/{}/{name}?after={after_ms}", cluster.namespace);
+    let asked = async {
+        match &args.url {
+            Some(url) => by_url(url, &path).await,
+            None => by_pod(args, cluster, &path).await,
+        }
+    };
+    timeout(ANSWER_TIMEOUT, asked).await.with_context(|| format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))?
+}
+
+async fn by_url(url: &str, path: &str) -> Result<String> {
+    let uri: Uri = url.parse().with_context(|| format!("{url:?} is no URL such as http://localhost:8080"))?;
+    let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else {
+        bail!("{url:?} is no URL such as http://localhost:8080");
+    };
+    let address = format!("{host}:{}", uri.port_u16().unwrap_or(80));
+    let stream = TcpStream::connect(&address).await.with_context(|| format!("reach the operator at {url}"))?;
+    get(stream, &address, path).await.with_context(|| format!("ask the operator at {url}"))
+}
+
+async fn by_pod(args: &OperatorArgs, cluster: &Cluster, path: &str) -> Result<String> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &args.operator_namespace);
+    let name = leader(args, cluster).await?;
+    let pod = pods.get_opt(&name).await.with_context(|| format!("read the operator's pod {name}"))?;
+    let pod = pod.with_context(|| {
+        format!(
+            "{name} leads, and is no pod of {}: it runs elsewhere, so give its URL with --operator",
+            args.operator_namespace
+        )
+    })?;
+    let port = port(&pod);
+    let mut forwarder =
+        pods.portforward(&name, &[port]).await.with_context(|| format!("forward port {port} of {name}"))?;
+    let stream = forwarder.take_stream(port).context("the forwarded port has a stream")?;
+    let answer = get(stream, &name, path).await.with_context(|| format!("ask the operator's pod {name}"));
+    forwarder.abort();
+    answer
+}
+
+/// Who holds the Lease.
+async fn leader(args: &OperatorArgs, cluster: &Cluster) -> Result<String> {
+    let OperatorArgs { operator_namespace: namespace, operator_lease: lease, .. } = args;
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = leases.get_opt(lease).await.with_context(|| format!("read Lease {lease} in {namespace}"))?;
+    let found = found.with_context(|| {
+        format!("no Lease {lease} in {namespace}: name them with --operator-namespace and --operator-lease")
+    })?;
+    let holder = found.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
+    holder.with_context(|| format!("nobody holds Lease {lease} in {namespace}: no operator leads now"))
+}
+
+/// The port that the operator's container calls `http`.
+fn port(pod: &Pod) -> u16 {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let http = ports.find(|port| port.name.as_deref() == Some("http"));
+    http.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(PORT)
+}
+
+/// One GET over a stream of bytes.
+async fn get(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, host: &str, path: &str) -> Result<String> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("begin HTTP")?;
+    // Ends with the sender; what breaks it breaks the request too, which says so.
+    let connection = tokio::spawn(connection);
+    let request =
+        Request::get(path).header(header::HOST, host).body(Empty::<Bytes>::new()).context("make a request")?;
+    let response = sender.send_request(request).await.context("send the request")?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    connection.abort();
+    let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?.to_bytes();
+    let text = String::from_utf8(body.to_vec()).context("read the answer: it is no text")?;
+    if status == StatusCode::OK {
+        return Ok(text);
+    }
+    bail!("{}", if text.is_empty() { status.to_string() } else { text.trim().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_port_is_the_one_called_http() {
+        let pod = |ports: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({"spec": {"containers": [{"name": "operator", "ports": ports}]}})).unwrap()
+        };
+        let named = json!([{"name": "x", "containerPort": 1}, {"name": "http", "containerPort": 9000}]);
+        assert_eq!(port(&pod(named)), 9000);
+        assert_eq!(port(&pod(json!([]))), PORT);
+    }
+}

@@ -1,0 +1,235 @@
+//! The screen: what is known of a deployment, as aligned text. Pure.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use kube::ResourceExt;
+use stoker_crds::{
+    InferenceDeployment, InferenceDeploymentStatus,
+    scaling_status::{DecisionStatus, ScalingStatus},
+};
+use stoker_scaling::{DecisionRecord, explain};
+
+use crate::explain::ago;
+
+/// What the screen is made from.
+pub(super) struct Facts {
+    pub(super) deployment: InferenceDeployment,
+    pub(super) pods: Vec<Pod>,
+    pub(super) record: Record,
+    pub(super) now: Timestamp,
+}
+
+/// The operator's last full record.
+pub(super) enum Record {
+    /// Nothing is decided about this deployment.
+    NoneMade,
+    /// The last one.
+    Latest(Box<DecisionRecord>),
+    /// There is one, but it cannot be read; why.
+    OutOfReach(String),
+}
+
+/// The whole screen.
+pub(super) fn screen(facts: &Facts) -> String {
+    let Facts { deployment, pods, record, now } = facts;
+    let absent = InferenceDeploymentStatus::default();
+    let status = deployment.status.as_ref().unwrap_or(&absent);
+    let mut text = String::new();
+    let mut line = |label: &str, words: String| {
+        let _ = writeln!(text, "{label:<12} {words}");
+    };
+    line("deployment", title(deployment, status, *now));
+    line("model", deployment.spec.model.source.clone());
+    line("replicas", replicas(status));
+    line("kv", kv(status, *now));
+    line("preemptions", preemptions(record));
+    line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
+    line("last", last(status, record, *now));
+    if let Some(generation) = unseen_generation(deployment, status) {
+        line("stale", format!("generation {generation} of the spec was not looked at yet"));
+    }
+    text + "\n" + &conditions(status, *now) + "\n" + &replicas_table(pods, *now)
+}
+
+fn title(deployment: &InferenceDeployment, status: &InferenceDeploymentStatus, now: Timestamp) -> String {
+    let namespace = deployment.namespace().unwrap_or_default();
+    let age = deployment.metadata.creation_timestamp.as_ref().map_or_else(String::new, |made| ago(made.0, now));
+    let [revision, url] = [&status.revision, &status.url].map(|text| if text.is_empty() { "none yet" } else { text });
+    format!("{namespace}/{}, {age} old, revision {revision}, {url}", deployment.name_any())
+}
+
+fn replicas(status: &InferenceDeploymentStatus) -> String {
+    let serving = if status.ready_of_wanted.is_empty() { "?/?" } else { &status.ready_of_wanted };
+    let mut words = format!("{serving} serve, {} of this revision, {} pods", status.updated_replicas, status.replicas);
+    if let Some(startup) = &status.startup {
+        let _ = write!(words, "; {} is {:?}", startup.pod, startup.phase);
+    }
+    words
+}
+
+fn kv(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
+    let Some(capacity) = &status.capacity else { return "unknown: no serving replica was read".to_owned() };
+    let read = ago(capacity.observed_at.0, now);
+    format!("{} % of {} tokens, as of {read} ago", capacity.kv_used_percent, capacity.kv_tokens)
+}
+
+fn preemptions(record: &Record) -> String {
+    match record {
+        Record::NoneMade => "not watched without spec.scaling".to_owned(),
+        Record::Latest(record) => {
+            let seconds = f64::from(record.spec.behavior.stable_window_seconds);
+            let seconds = seconds.min(record.signals.coverage.window_seconds);
+            format!("{} in the last {seconds:.0} s", record.signals.preemptions_stable)
+        }
+        Record::OutOfReach(why) => format!("unknown: {why}"),
+    }
+}
+
+fn scaling(status: &ScalingStatus) -> String {
+    let ScalingStatus { mode, desired, coverage, .. } = status;
+    let fresh = if coverage.is_empty() { "no reading yet".to_owned() } else { format!("{coverage} readings fresh") };
+    format!("{mode:?}, {desired} wanted, {fresh}").to_lowercase()
+}
+
+fn last(status: &InferenceDeploymentStatus, record: &Record, now: Timestamp) -> String {
+    if let Record::Latest(record) = record {
+        let made = i64::try_from(record.at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        let words = explain(record);
+        let headline = words.lines().next().unwrap_or_default();
+        return format!("{} ago: {headline}", made.map_or_else(|| "?".to_owned(), |made| ago(made, now)));
+    }
+    let last = status.scaling.as_ref().and_then(|scaling| scaling.last.as_ref());
+    last.map_or_else(|| "no decision yet".to_owned(), |last| short(last, now))
+}
+
+fn short(decision: &DecisionStatus, now: Timestamp) -> String {
+    let DecisionStatus { at, from, to, pressure_percent, cause, bound, .. } = decision;
+    let change = if from == to { format!("stays at {to}") } else { format!("{from} -> {to}") };
+    format!("{} ago: {change}, pressure {pressure_percent} % from {cause}, bound by {bound}", ago(at.0, now))
+}
+
+fn unseen_generation(deployment: &InferenceDeployment, status: &InferenceDeploymentStatus) -> Option<i64> {
+    deployment.metadata.generation.filter(|generation| status.observed_generation != Some(*generation))
+}
+
+fn conditions(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
+    let header = ["CONDITION", "STATUS", "FOR", "REASON", "MESSAGE"].map(str::to_owned);
+    let rows = status.conditions.iter().map(|condition| {
+        let since = condition.last_transition_time.0;
+        let [name, state] = [&condition.type_, &condition.status].map(Clone::clone);
+        [name, state, ago(since, now), condition.reason.clone(), condition.message.clone()]
+    });
+    table(header, rows.collect())
+}
+
+fn replicas_table(pods: &[Pod], now: Timestamp) -> String {
+    let header = ["POD", "READY", "STATE", "RESTARTS", "AGE"].map(str::to_owned);
+    let rows = pods.iter().map(|pod| {
+        let age = pod.creation_timestamp().map_or_else(String::new, |made| ago(made.0, now));
+        [pod.name_any(), is_ready(pod).to_owned(), state(pod), restarts(pod).to_string(), age]
+    });
+    table(header, rows.collect())
+}
+
+fn is_ready(pod: &Pod) -> &'static str {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let is_ready = conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    if is_ready { "yes" } else { "no" }
+}
+
+/// Why a pod does not run, or its phase.
+fn state(pod: &Pod) -> String {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return "Terminating".to_owned();
+    }
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let mut states = containers.filter_map(|container| container.state.as_ref());
+    let waiting = states.find_map(|ContainerState { waiting, .. }| waiting.as_ref()?.reason.clone());
+    let phase = || pod.status.as_ref().and_then(|status| status.phase.clone());
+    waiting.or_else(phase).unwrap_or_else(|| "Unknown".to_owned())
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    containers.map(|container| container.restart_count).sum()
+}
+
+/// Columns as wide as their widest cell, two spaces apart; the last one as it is.
+fn table<const N: usize>(header: [String; N], rows: Vec<[String; N]>) -> String {
+    let all: Vec<_> = std::iter::once(header).chain(rows).collect();
+    let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    all.iter().fold(String::new(), |mut text, row| {
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(text, "{}", cells.join("  ").trim_end());
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: &str = "2026-01-31T12:01:00Z";
+
+    fn seen(status: Value, record: Record, pods: Value) -> String {
+        let deployment = serde_json::from_value(json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+            "metadata": {"name": "chat", "namespace": "team", "generation": 2, "creationTimestamp": "2026-01-31T11:00:00Z"},
+            "spec": {"model": {"source": "builtin://ember"}, "scaling": {"max": 8}}, "status": status,
+        }));
+        let facts = Facts {
+            deployment: deployment.unwrap(),
+            pods: serde_json::from_value(pods).unwrap(),
+            record,
+            now: NOW.parse().unwrap(),
+        };
+        screen(&facts)
+    }
+
+    fn status() -> Value {
+        json!({
+            "observedGeneration": 2, "replicas": 3, "readyReplicas": 2, "updatedReplicas": 2, "readyOfWanted": "2/3",
+            "revision": "3f2a", "url": "http://chat.team:8000",
+            "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "observedAt": "2026-01-31T12:00:48Z"},
+            "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},
+            "scaling": {"mode": "native", "desired": 3, "coverage": "2/2", "last": {
+                "at": "2026-01-31T12:00:20Z", "from": 2, "to": 3, "pressurePercent": 126, "cause": "arrivals",
+                "bound": "nothing", "coverage": "2/2"}},
+            "conditions": [{"type": "Ready", "status": "False", "reason": "Starting", "message": "2 of 3 serve",
+                "lastTransitionTime": "2026-01-31T12:00:30Z", "observedGeneration": 2}],
+        })
+    }
+
+    #[test]
+    fn the_screen_says_what_the_status_says() {
+        let pods = json!([{"metadata": {"name": "chat-3f2a-2", "creationTimestamp": "2026-01-31T12:00:25Z"}, "status":
+            {"phase": "Pending", "containerStatuses": [{"name": "agent", "image": "", "imageID": "", "ready": false,
+             "restartCount": 1, "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}]);
+        let text = seen(status(), Record::OutOfReach("nobody leads".into()), pods);
+        for words in [
+            "deployment   team/chat, 61m old, revision 3f2a, http://chat.team:8000\n",
+            "replicas     2/3 serve, 2 of this revision, 3 pods; chat-3f2a-2 is Loading\n",
+            "kv           41 % of 32768 tokens, as of 12s ago\n",
+            "preemptions  unknown: nobody leads\n",
+            "scaling      native, 3 wanted, 2/2 readings fresh\n",
+            "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",
+            "Ready      False   30s  Starting  2 of 3 serve\n",
+            "chat-3f2a-2  no     ImagePullBackOff  1         35s\n",
+        ] {
+            assert!(text.contains(words), "no {words:?} in:\n{text}");
+        }
+        assert!(!text.contains("stale"), "{text}");
+    }
+
+    #[test]
+    fn what_was_not_looked_at_yet_is_said() {
+        let text = seen(Value::Null, Record::NoneMade, json!([]));
+        assert!(text.contains("stale        generation 2 of the spec was not looked at yet"), "{text}");
+        assert!(text.contains("last         no decision yet"), "{text}");
+        assert!(text.contains("?/? serve"), "{text}");
+    }
+}
