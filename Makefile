@@ -35,7 +35,7 @@ e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
 
 bench: kube ## Measure engine, agent and operator; append figures to docs/benchmarks/results and render the tables
 	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-bench -p stoker-figures -p stoker-tests --bins
-	$(RELEASE)/stoker-bench run --out docs/benchmarks/results/cpu.jsonl
+	$(RELEASE)/stoker-bench run --peers llama.cpp,transformers --out docs/benchmarks/results/cpu.jsonl
 	$(RELEASE)/bench-agent --out docs/benchmarks/results/agent.jsonl
 	$(RELEASE)/bench-operator --out docs/benchmarks/results/control_plane.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use stoker_bench::{case::Case, checkpoint::Dtype, in_process::Tuning};
+use stoker_bench::{case::Case, checkpoint::Dtype, in_process::Tuning, peers::Peer};
 
 /// Measures the engine: fixed cases on models of named shapes, medians with their range, one JSON line a figure.
 ///
@@ -17,6 +17,12 @@ use stoker_bench::{case::Case, checkpoint::Dtype, in_process::Tuning};
 /// A larger shape with random weights, made once in the cache from a seed; speed does not depend on what weights say:
 ///
 ///     stoker-bench run --model tinyllama-1.1b --cases prefill_512,decode_128,concurrent_8
+///
+/// The same beside llama.cpp and transformers on the same weights, sample by sample in turn. ratio_to_PEER is the median of the
+/// paired samples, above 1 where Stoker is better; gb_s is the memory's speed probed around each sample:
+///
+///     tools/bench/llama-cpp.sh
+///     stoker-bench run --model tinyllama-1.1b --peers llama.cpp,transformers
 ///
 /// Models: ember, tinyllama-1.1b, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a directory in Hugging Face's layout.
 ///
@@ -83,6 +89,9 @@ pub(crate) struct RunArgs {
     /// Tokens computed in one step at most. Default: the engine's.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
+    /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
+    pub(crate) peers: Vec<Peer>,
     /// File that figures are appended to, one JSON line each.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::{BufWriter, Write},
+    io::{BufWriter, Read, Write},
     num::NonZero,
     path::{Path, PathBuf},
     thread,
@@ -105,6 +105,23 @@ fn named(model: &str) -> Result<&'static Shape> {
 fn write_ember(dir: &Path) -> Result<()> {
     let (_, files) = stoker_agent::builtin::files(EMBER).context("the agent carries ember")?;
     files.iter().try_for_each(|(name, bytes)| Ok(fs::write(dir.join(name), bytes)?))
+}
+
+/// Bytes of the tensors that one decoded token reads: all but a table of embeddings that is not the output matrix too.
+pub fn bytes_per_token(directory: &Path) -> Result<u64> {
+    let path = directory.join("model.safetensors");
+    let read = || -> Result<Value> {
+        let mut file = File::open(&path)?;
+        let mut length = [0; 8];
+        file.read_exact(&mut length)?;
+        Ok(serde_json::from_reader(file.take(u64::from_le_bytes(length)))?)
+    };
+    let header = read().with_context(|| format!("read {}", path.display()))?;
+    let tensors = header.as_object().context("a header is an object")?;
+    let is_tied = !tensors.contains_key("lm_head.weight");
+    let read = tensors.iter().filter(|(name, _)| is_tied || *name != "model.embed_tokens.weight");
+    let bytes = |place: &Value| Some(place["data_offsets"][1].as_u64()? - place["data_offsets"][0].as_u64()?);
+    Ok(read.filter_map(|(_, place)| bytes(place)).sum())
 }
 
 /// Writes a checkpoint of a shape into a directory that exists.
@@ -258,6 +275,12 @@ mod tests {
             assert_eq!(readings.iter().map(|reading| reading.metric).collect::<Vec<_>>(), ["tok_s", "itl_ms"]);
             assert!(readings.iter().all(|reading| reading.value.is_finite() && reading.value > 0.0), "{readings:?}");
         }
+    }
+
+    #[test]
+    fn a_decoded_token_reads_everything_but_the_embeddings() {
+        let all: u64 = TINY.tensors().iter().map(Tensor::n_values).sum();
+        assert_eq!(bytes_per_token(tiny(Dtype::F32).path()).unwrap(), 4 * (all - 512 * 64));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The engine inside this process, asked through its public handle. Times from outside, as a caller sees them; chooses no case.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, num::NonZero, path::PathBuf, thread, time::Instant};
 
 use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
     prompts::Prompts,
-    session::Reading,
+    reading::{Phases, Reading},
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
@@ -37,6 +37,13 @@ pub struct Tuning {
     pub threads: Option<usize>,
     /// Tokens a step; at least the sequences of the largest case.
     pub max_batched_tokens: Option<u32>,
+}
+
+impl Tuning {
+    /// Threads as the engine chooses them.
+    pub fn n_threads(self) -> usize {
+        self.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get))
+    }
 }
 
 /// The smallest engine that holds every case at once, so that memory says what the work needs.
@@ -100,25 +107,12 @@ impl InProcess {
     pub fn sample(&mut self, case: Case) -> Result<Vec<Reading>> {
         let size = case.size();
         match case {
-            Case::Prefill(_) => {
-                let (first, _) = self.alone(size)?;
-                Ok(vec![Reading::new("tok_s", f64::from(size.prompt_tokens) / first)])
+            Case::Prefill(_) | Case::Ttft(_) | Case::Decode(_) | Case::SingleStream => {
+                Ok(self.alone(size)?.readings(case))
             }
-            Case::Ttft(_) => Ok(vec![Reading::new("ttft_ms", self.alone(size)?.0 * 1e3)]),
-            Case::Decode(_) | Case::SingleStream => {
-                let (first, last) = self.alone(size)?;
-                let itl = (last - first) / f64::from(size.completion_tokens - 1);
-                Ok(vec![Reading::new("tok_s", 1.0 / itl), Reading::new("itl_ms", itl * 1e3)])
-            }
-            Case::Concurrent(n) => self.concurrent(n, size),
-            Case::Offline(_) => {
-                let seconds = self.fresh_together(size)?;
-                Ok(vec![
-                    Reading::new("tok_s", size.all_completion_tokens() / seconds),
-                    Reading::new("seconds", seconds),
-                ])
-            }
-            Case::PrefixWarm => Ok(vec![Reading::new("ttft_ms", self.warm_prefix()? * 1e3)]),
+            Case::Concurrent(n) => Ok(self.concurrent(n, size)?.readings(case)),
+            Case::Offline(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
+            Case::PrefixWarm => Ok(whole(self.warm_prefix()?).readings(case)),
             Case::SharedPrefix => self.shared_prefix(size),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
@@ -127,15 +121,13 @@ impl InProcess {
     }
 
     /// The peers' definition: what decoding costs is the whole less a prefill of as many prompts, measured once.
-    fn concurrent(&mut self, n: u32, size: Size) -> Result<Vec<Reading>> {
+    fn concurrent(&mut self, n: u32, size: Size) -> Result<Phases> {
         let prefill = match self.prefill_seconds.get(&n) {
             Some(seconds) => *seconds,
             None => self.fresh_together(Size { completion_tokens: 1, ..size })?,
         };
         self.prefill_seconds.insert(n, prefill);
-        let seconds = self.fresh_together(size)?;
-        let itl = (seconds - prefill) / f64::from(size.completion_tokens - 1);
-        Ok(vec![Reading::new("tok_s", size.all_completion_tokens() / seconds), Reading::new("itl_ms", itl * 1e3)])
+        Ok(Phases { first: prefill, last: self.fresh_together(size)? })
     }
 
     fn shared_prefix(&mut self, size: Size) -> Result<Vec<Reading>> {
@@ -174,8 +166,8 @@ impl InProcess {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Seconds from submission to the first and to the last token of one fresh prompt.
-    fn alone(&mut self, size: Size) -> Result<(f64, f64)> {
+    /// One fresh prompt by itself.
+    fn alone(&mut self, size: Size) -> Result<Phases> {
         let prompt = self.prompts.fresh(size.prompt_tokens);
         let begun = Instant::now();
         let mut stream = self.submit(prompt, size.completion_tokens)?;
@@ -183,7 +175,7 @@ impl InProcess {
         let first = begun.elapsed().as_secs_f64();
         ensure!(matches!(event, RequestEvent::Delta { .. }), "the request ended before its first token: {event:?}");
         to_the_end(&mut stream, size.completion_tokens)?;
-        Ok((first, begun.elapsed().as_secs_f64()))
+        Ok(Phases { first, last: begun.elapsed().as_secs_f64() })
     }
 
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
@@ -195,6 +187,11 @@ impl InProcess {
         };
         Ok(self.engine.submit(request)?)
     }
+}
+
+/// A sample whose first tokens nobody told apart from its last.
+fn whole(seconds: f64) -> Phases {
+    Phases { first: seconds, last: seconds }
 }
 
 /// A request that did less work than the case says would make the figure a lie.

@@ -15,13 +15,18 @@ use stoker_bench::{
     case::Case,
     checkpoint,
     in_process::{Setup, limits_for},
-    session::{self, Contender, Plan, Subject},
+    peers::{LlamaCpp, Peer, PeerSetup, Transformers},
+    probe::Probe,
+    session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
 };
 use stoker_figures::{self as figures, Conditions, Figure, Run};
 
 use crate::args::{Args, Command, RunArgs};
+
+/// Weights smaller than this may stay in a processor's cache: then memory is no ceiling.
+const CACHED_BYTES: u64 = 256 << 20;
 
 fn main() -> Result<()> {
     let args = Args::parse();
@@ -37,19 +42,49 @@ fn main() -> Result<()> {
 fn measure(args: &RunArgs) -> Result<()> {
     let directory = model_directory(args)?;
     let cases = fitting(args.cases(), &directory)?;
+    let subject = Subject {
+        model: args.model_name(),
+        dtype: args.dtype.name().to_owned(),
+        bytes_per_token: Some(checkpoint::bytes_per_token(&directory)?).filter(|bytes| *bytes > CACHED_BYTES),
+    };
+    let mut contenders = peers(args, &directory);
     let setup = Setup { directory, limits: limits_for(&cases, args.tuning()), seed: args.seed };
-    let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(Stoker::new(setup, args.agent()?))];
+    contenders.insert(0, Box::new(Stoker::new(setup, args.agent()?)));
     let run = Run::under(Conditions::here(&command_line()));
-    let (model, dtype) = (args.model_name(), args.dtype.name());
+    let probe = Probe::new(args.tuning().n_threads());
+    let mut session = Session {
+        run: &run,
+        subject: &subject,
+        samples: args.samples(),
+        probe: &mut || probe.gb_s(),
+        progress: &mut progress,
+    };
     let mut found = Vec::new();
     for case in cases {
-        let mut plan = Plan { samples: args.samples(), progress: &mut progress };
-        let figures = session::measure(&mut contenders, case, Subject { model: &model, dtype }, &run, &mut plan)?;
+        let figures = session.measure(&mut contenders, case)?;
         keep(args.out.as_deref(), &figures)?;
         found.extend(figures);
     }
-    println!("{model} {dtype}, run {}\n{}", run.name(), table(&found));
+    println!("{} {}, run {}\n{}", subject.model, subject.dtype, run.name(), table(&found));
     Ok(())
+}
+
+/// The peers that are asked for and installed; the others are told.
+fn peers(args: &RunArgs, directory: &Path) -> Vec<Box<dyn Contender>> {
+    let setup =
+        PeerSetup { cache: args.cache.clone(), directory: directory.to_owned(), threads: args.tuning().n_threads() };
+    let opened = args.peers.iter().map(|peer| -> Result<Box<dyn Contender>> {
+        match peer {
+            Peer::LlamaCpp => Ok(Box::new(LlamaCpp::open(&setup).context("llama.cpp")?)),
+            Peer::Transformers => Ok(Box::new(Transformers::open(&setup).context("transformers")?)),
+        }
+    });
+    let told = opened.inspect(|peer| {
+        if let Err(reason) = peer {
+            eprintln!("skipped: {reason:#}");
+        }
+    });
+    told.filter_map(Result::ok).collect()
 }
 
 fn model_directory(args: &RunArgs) -> Result<PathBuf> {

@@ -1,33 +1,17 @@
-//! One run: every case, asked of every contender in turn, sample by sample. Pairs what was measured side by side; knows no
-//! engine.
+//! One run: every case, asked of every contender in turn, sample by sample, with the memory's speed probed around each. Pairs
+//! what was measured side by side; knows no engine.
 
 use anyhow::{Context, Result};
 use stoker_figures::{Figure, Key, Run, System, better};
 
-use crate::case::Case;
-
-/// One number of one sample.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reading {
-    /// Its metric, by the names of docs/benchmarks.
-    pub metric: &'static str,
-    /// In the metric's unit.
-    pub value: f64,
-}
-
-impl Reading {
-    /// A value of a metric.
-    pub fn new(metric: &'static str, value: f64) -> Self {
-        Self { metric, value }
-    }
-}
+use crate::{case::Case, reading::Reading};
 
 /// A system that cases are asked of.
 pub trait Contender {
     /// Its name and version.
     fn system(&self) -> System;
 
-    /// Work of the same kind that is not counted.
+    /// Work of the same kind that is not counted. An error: this system does not take part in the case.
     fn warm_up(&mut self, case: Case) -> Result<()>;
 
     /// One sample of a case: every metric it has, the same ones each time.
@@ -35,18 +19,26 @@ pub trait Contender {
 }
 
 /// What figures of a session say of the model.
-#[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
+#[derive(Clone, Debug)]
+pub struct Subject {
     /// Its name.
-    pub model: &'a str,
+    pub model: String,
     /// The format of its weights.
-    pub dtype: &'a str,
+    pub dtype: String,
+    /// Bytes of weights that one decoded token reads, where memory and no cache holds them.
+    pub bytes_per_token: Option<u64>,
 }
 
-/// How often, and who hears of it.
-pub struct Plan<'a> {
+/// One process of measuring.
+pub struct Session<'a> {
+    /// Names its figures.
+    pub run: &'a Run,
+    /// What is measured.
+    pub subject: &'a Subject,
     /// Samples of each case.
     pub samples: usize,
+    /// GB/s of this machine's memory, now.
+    pub probe: &'a mut dyn FnMut() -> f64,
     /// Told of every sample.
     pub progress: &'a mut dyn FnMut(&str),
 }
@@ -58,35 +50,76 @@ struct Samples {
     readings: Vec<Vec<Reading>>,
 }
 
-/// Measures one case. The first contender is ours: its failure ends the session. A peer that fails is left out, with the
-/// reason told.
-pub fn measure(
-    contenders: &mut [Box<dyn Contender>],
-    case: Case,
-    subject: Subject<'_>,
-    run: &Run,
-    plan: &mut Plan<'_>,
-) -> Result<Vec<Figure>> {
-    let mut found: Vec<Samples> = Vec::new();
-    let mut able = Vec::new();
-    for (idx, contender) in contenders.iter_mut().enumerate() {
-        (plan.progress)(&format!("{case}: {} warms up", contender.system().name));
-        match contender.warm_up(case) {
-            Ok(()) => able.push(idx),
-            Err(error) if idx == 0 => return Err(error).with_context(|| format!("warm up for {case}")),
-            Err(error) => (plan.progress)(&format!("skipped: {case} of {}: {error:#}", contender.system().name)),
+impl Session<'_> {
+    /// Measures one case. The first contender is ours: its failure ends the session. A peer that does not take part is told
+    /// and left out.
+    pub fn measure(&mut self, contenders: &mut [Box<dyn Contender>], case: Case) -> Result<Vec<Figure>> {
+        let mut able = self.warm_up(contenders, case)?;
+        let mut found: Vec<_> =
+            able.iter().map(|contender| Samples { system: contender.system(), readings: Vec::new() }).collect();
+        let mut speeds = vec![(self.probe)()];
+        for turn in 0..self.samples {
+            for place in in_turn(able.len(), turn) {
+                let system = &found[place].system;
+                let mut readings = able[place].sample(case).with_context(|| format!("{case} of {}", system.name))?;
+                speeds.push((self.probe)());
+                readings.extend(self.share_of_ceiling(case, &readings, &speeds[speeds.len() - 2..]));
+                (self.progress)(&told(case, turn, self.samples, system, &readings));
+                found[place].readings.push(readings);
+            }
         }
+        Ok(self.figures(case, &found, &speeds))
     }
-    able.iter().for_each(|idx| found.push(Samples { system: contenders[*idx].system(), readings: Vec::new() }));
-    for turn in 0..plan.samples {
-        for place in in_turn(able.len(), turn) {
-            let contender = &mut contenders[able[place]];
-            let readings = contender.sample(case).with_context(|| format!("{case} of {}", contender.system().name))?;
-            (plan.progress)(&told(case, turn, plan.samples, &contender.system(), &readings));
-            found[place].readings.push(readings);
+
+    fn warm_up<'c>(
+        &mut self,
+        contenders: &'c mut [Box<dyn Contender>],
+        case: Case,
+    ) -> Result<Vec<&'c mut Box<dyn Contender>>> {
+        let mut able = Vec::new();
+        for contender in contenders {
+            let name = contender.system().name;
+            (self.progress)(&format!("{case}: {name} warms up"));
+            match contender.warm_up(case) {
+                Ok(()) => able.push(contender),
+                Err(error) if able.is_empty() => return Err(error).with_context(|| format!("warm up for {case}")),
+                Err(error) => (self.progress)(&format!("skipped: {case} of {name}: {error:#}")),
+            }
         }
+        Ok(able)
     }
-    Ok(figures(case, subject, run, &found))
+
+    /// How much of the memory's speed around a sample its decoding used.
+    fn share_of_ceiling(&self, case: Case, readings: &[Reading], around: &[f64]) -> Option<Reading> {
+        let bytes = self.subject.bytes_per_token.filter(|_| matches!(case, Case::Decode(_)))?;
+        let tok_s = readings.iter().find(|reading| reading.metric == "tok_s")?.value;
+        let ceiling = around.iter().sum::<f64>() / around.len() as f64;
+        Some(Reading::new("share_of_ceiling", tok_s * bytes as f64 / 1e9 / ceiling))
+    }
+
+    fn figures(&self, case: Case, found: &[Samples], speeds: &[f64]) -> Vec<Figure> {
+        let case_name = case.to_string();
+        let Subject { model, dtype, .. } = self.subject;
+        let figure = |system: &System, metric: &str, samples: &[f64]| {
+            self.run.figure_of(system, Key { model, dtype, case: &case_name, metric }, samples)
+        };
+        let mut figures = Vec::new();
+        for samples in found {
+            for Reading { metric, .. } in samples.readings.first().into_iter().flatten() {
+                figures.push(figure(&samples.system, metric, &samples.of(metric)));
+            }
+        }
+        let Some((ours, peers)) = found.split_first() else { return figures };
+        for peer in peers {
+            let ratios = paired_ratios(case.headline(), ours, peer);
+            if !ratios.is_empty() {
+                figures.push(figure(&ours.system, &format!("ratio_to_{}", peer.system.name), &ratios));
+            }
+        }
+        let memory = System { name: "memory".to_owned(), version: "read".to_owned() };
+        figures.push(figure(&memory, "gb_s", speeds));
+        figures
+    }
 }
 
 /// Forwards and backwards by turns, so that a machine that grows slower favours nobody.
@@ -97,28 +130,6 @@ fn in_turn(n: usize, turn: usize) -> Vec<usize> {
 fn told(case: Case, turn: usize, samples: usize, system: &System, readings: &[Reading]) -> String {
     let values: Vec<_> = readings.iter().map(|reading| format!("{} {:.4}", reading.metric, reading.value)).collect();
     format!("{case} {}/{samples} {}: {}", turn + 1, system.name, values.join(", "))
-}
-
-fn figures(case: Case, subject: Subject<'_>, run: &Run, found: &[Samples]) -> Vec<Figure> {
-    let Subject { model, dtype } = subject;
-    let case_name = case.to_string();
-    let figure = |system: &System, metric: &str, samples: &[f64]| {
-        run.figure_of(system, Key { model, dtype, case: &case_name, metric }, samples)
-    };
-    let mut figures = Vec::new();
-    for samples in found {
-        for Reading { metric, .. } in samples.readings.first().into_iter().flatten() {
-            figures.push(figure(&samples.system, metric, &samples.of(metric)));
-        }
-    }
-    let Some((ours, peers)) = found.split_first() else { return figures };
-    for peer in peers {
-        let ratios = paired_ratios(case.headline(), ours, peer);
-        if !ratios.is_empty() {
-            figures.push(figure(&ours.system, &format!("ratio_to_{}", peer.system.name), &ratios));
-        }
-    }
-    figures
 }
 
 impl Samples {
@@ -168,9 +179,11 @@ mod tests {
             contenders.into_iter().map(|contender| Box::new(contender) as Box<dyn Contender>).collect();
         let mut heard = Vec::new();
         let mut progress = |line: &str| heard.push(line.to_owned());
-        let mut plan = Plan { samples: 3, progress: &mut progress };
-        let subject = Subject { model: "ember", dtype: "bf16" };
-        let figures = measure(&mut contenders, Case::Decode(128), subject, &run, &mut plan);
+        let subject = Subject { model: "ember".into(), dtype: "bf16".into(), bytes_per_token: Some(100_000_000) };
+        let mut probe = || 40.0;
+        let mut session =
+            Session { run: &run, subject: &subject, samples: 3, probe: &mut probe, progress: &mut progress };
+        let figures = session.measure(&mut contenders, Case::Decode(128));
         (figures, heard)
     }
 
@@ -190,7 +203,8 @@ mod tests {
     fn a_peer_that_cannot_run_is_left_out_and_told() {
         let ours = Scripted { name: "stoker", rates: vec![1.0, 2.0, 3.0] };
         let (figures, heard) = play(vec![ours, Scripted { name: "llama.cpp", rates: vec![] }]);
-        assert_eq!(figures.unwrap().len(), 1);
+        let systems: Vec<_> = figures.unwrap().into_iter().map(|figure| figure.system).collect();
+        assert_eq!(systems, ["stoker", "stoker", "memory"]);
         assert!(heard.iter().any(|line| line == "skipped: decode_128 of llama.cpp: not installed"), "{heard:?}");
     }
 
@@ -198,6 +212,13 @@ mod tests {
     fn our_own_failure_ends_the_session() {
         let error = play(vec![Scripted { name: "stoker", rates: vec![] }]).0.unwrap_err();
         assert_eq!(format!("{error:#}"), "warm up for decode_128: not installed");
+    }
+
+    #[test]
+    fn decoding_is_told_as_a_share_of_the_memorys_speed() {
+        let figures = play(vec![Scripted { name: "stoker", rates: vec![200.0; 3] }]).0.unwrap();
+        let share = figures.iter().find(|figure| figure.metric == "share_of_ceiling").unwrap();
+        assert!((share.value - 0.5).abs() < 1e-9, "20 GB/s of 40: {share:?}");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::{
     case::{Case, Size},
     in_process::{InProcess, Setup},
     prompts::Prompts,
-    session::{Contender, Reading},
+    reading::Reading,
+    session::Contender,
 };
 
 /// An agent that has answered once settles for this long before its memory is read.
