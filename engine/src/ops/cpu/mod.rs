@@ -112,10 +112,10 @@ impl Ops for CpuOps {
 
     fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
         let mut out = CpuTensor::zeros(x.n_rows(), x.width);
-        let weight = weight.values();
+        let (isa, weight) = (self.isa, weight.values());
         self.each_row(&mut out, |row, out| {
             let runs = x.row(row).chunks_exact(weight.len());
-            out.chunks_exact_mut(weight.len()).zip(runs).for_each(|(out, x)| norm(out, x, weight, eps));
+            out.chunks_exact_mut(weight.len()).zip(runs).for_each(|(out, x)| isa.norm(out, x, weight, eps));
         });
         out
     }
@@ -163,11 +163,18 @@ impl Ops for CpuOps {
         spec: AttentionSpec,
         batch: &BatchInputs,
     ) -> CpuTensor {
-        attention::attend(&mut self.pool, cache, layer, queries, spec, batch)
+        let mut out = CpuTensor::zeros(queries.n_rows(), queries.width);
+        let tasks = attention::tasks(spec.heads, batch);
+        self.isa.attend(&mut self.pool, &tasks, cache.layer(layer), spec, &queries.values, &mut out.values);
+        out
     }
 
     fn activate_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor, activation: Activation) -> CpuTensor {
-        self.each_row(&mut gate, |row, gate| activation::apply_mul(activation, gate, up.row(row)));
+        let isa = self.isa;
+        self.each_row(&mut gate, |row, gate| match activation {
+            Activation::Silu => isa.silu_mul(gate, up.row(row)),
+            Activation::GeluTanh => activation::gelu_tanh_mul(gate, up.row(row)),
+        });
         gate
     }
 
@@ -193,28 +200,10 @@ impl Ops for CpuOps {
     }
 }
 
-fn norm(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
-    let mean_square = attention::dot(x, x) / x.len() as f32;
-    let scale = 1.0 / (mean_square + eps).sqrt();
-    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * scale * weight;
-    }
-}
-
 fn add_to(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += y;
     }
-}
-
-/// The sum of the lanes, in halves: a tree that vector units fold in four steps.
-fn fold(mut lanes: [f32; 16]) -> f32 {
-    for half in [8, 4, 2, 1] {
-        for lane in 0..half {
-            lanes[lane] += lanes[lane + half];
-        }
-    }
-    lanes[0]
 }
 
 /// The halves of a head hold the two coordinates of its pairs.
@@ -228,14 +217,6 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_dot_product_counts_every_number_once() {
-        for len in [0, 1, 15, 16, 17, 64, 100] {
-            let ones = vec![1.0f32; len];
-            assert_eq!(attention::dot(&ones, &ones), len as f32);
-        }
-    }
 
     #[test]
     fn turning_a_pair_keeps_its_length() {

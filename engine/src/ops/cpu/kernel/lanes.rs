@@ -22,6 +22,8 @@ pub(super) unsafe trait Lanes {
     type X: Copy;
     /// A step of a weight row.
     type W: Copy;
+    /// The same format in f32 registers.
+    type Wide: Wide;
 
     /// No sum yet.
     unsafe fn zero() -> Self::Acc;
@@ -35,4 +37,17 @@ pub(super) unsafe trait Lanes {
     unsafe fn fold4(acc: [Self::Acc; 4]) -> [f32; 4];
     /// Writes part of a row, whole steps of it, as [`Lanes::x`] reads it.
     fn pack(row: &[f32], packed: &mut [u8]);
+}
+
+/// Lanes whose activations are f32, a register's lane a number: sums of scaled rows are made of them too.
+///
+/// # Safety
+/// As [`Lanes`].
+pub(super) unsafe trait Wide: Lanes {
+    /// One number in all lanes.
+    unsafe fn splat(x: f32) -> Self::X;
+    /// Writes the lanes, `STEP` numbers.
+    unsafe fn write(acc: Self::Acc, out: *mut f32);
+    /// The `idx`-th number of a stored row.
+    fn widen(row: &[u8], idx: usize) -> f32;
 }

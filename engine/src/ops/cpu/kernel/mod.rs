@@ -6,20 +6,28 @@
     reason = "instructions of a set exist only on CPUs that have it; registers are filled through pointers"
 )]
 
+mod attend;
 mod lanes;
 mod linear;
 mod portable;
 mod product;
 #[cfg(test)]
 mod tests;
+mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use half::{bf16, f16};
 use lanes::Lanes;
+
+use attend::Attend;
+pub(super) use attend::{AttentionTask, CachedBytes};
 pub(super) use linear::multiply;
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
+
+use super::pool::Pool;
+use crate::{kv::KvDtype, ops::AttentionSpec};
 use product::{Product, Target};
 
 /// How weights, keys or values are stored.
@@ -120,9 +128,31 @@ impl Isa {
         }
     }
 
+    /// Attention tasks, shared out over the threads: `queries` and `out` have all query heads of all rows of the batch,
+    /// and no two tasks the same rows and head.
+    pub(super) fn attend(
+        self,
+        pool: &mut Pool,
+        tasks: &[AttentionTask<'_>],
+        cached: CachedBytes<'_>,
+        spec: AttentionSpec,
+        queries: &[f32],
+        out: &mut [f32],
+    ) {
+        let format = match cached.layout.dtype {
+            KvDtype::F32 => Format::F32,
+            KvDtype::Bf16 => Format::Bf16,
+        };
+        assert_eq!(queries.len(), out.len(), "each query has its result");
+        let out = Target::new(out, spec.heads.n_heads * spec.heads.head_dim);
+        pool.run(tasks.len(), &|idx| {
+            self.run(format, Attend { task: &tasks[idx], cached, spec, queries, out: &out });
+        });
+    }
+
     /// Lays rows of `width` numbers out as products with weights of that format read them.
     fn pack(self, rows: &[f32], width: usize, format: Format) -> PackedRows {
-        let mut packed = PackedRows { lines: Vec::new(), stride: 0, n_rows: rows.len() / width };
+        let mut packed = PackedRows::default();
         self.run(format, Pack { rows, width, packed: &mut packed });
         packed
     }
@@ -150,7 +180,7 @@ unsafe fn avx2<T: x86::Wide256>(kernel: impl Kernel) {
 }
 
 /// Rows as a product reads them: each padded with zeros to whole steps.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct PackedRows {
     lines: Vec<Line>,
     /// Bytes from one row to the next.
@@ -167,6 +197,19 @@ impl PackedRows {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.lines)
     }
+
+    /// Takes rows of `width` numbers in the place of what it had.
+    #[inline(always)]
+    fn fill<L: Lanes>(&mut self, rows: &[f32], width: usize) {
+        self.n_rows = rows.len() / width;
+        self.stride = width.div_ceil(L::STEP) * L::X_BYTES;
+        self.lines.clear();
+        self.lines.resize((self.stride * self.n_rows).div_ceil(size_of::<Line>()), Line([0; 64]));
+        let packed_rows = bytemuck::cast_slice_mut(&mut self.lines).chunks_mut(self.stride);
+        for (row, packed) in rows.chunks_exact(width).zip(packed_rows) {
+            L::pack(row, packed);
+        }
+    }
 }
 
 struct Pack<'a> {
@@ -178,13 +221,7 @@ struct Pack<'a> {
 impl Kernel for Pack<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        let Self { rows, width, packed } = self;
-        packed.stride = width.div_ceil(L::STEP) * L::X_BYTES;
-        packed.lines = vec![Line([0; 64]); (packed.stride * packed.n_rows).div_ceil(64)];
-        let packed_rows = bytemuck::cast_slice_mut(&mut packed.lines).chunks_mut(packed.stride);
-        for (row, packed) in rows.chunks_exact(width).zip(packed_rows) {
-            L::pack(row, packed);
-        }
+        self.packed.fill::<L>(self.rows, self.width);
     }
 }
 
@@ -195,17 +232,9 @@ fn pack_f32(row: &[f32], packed: &mut [u8]) {
     packed[..bytes.len()].copy_from_slice(bytes);
 }
 
-/// Rounded to the nearest, ties to even.
-#[inline(always)]
-fn pack_bf16(row: &[f32], packed: &mut [u8]) {
-    for (value, packed) in row.iter().zip(packed.as_chunks_mut().0) {
-        *packed = rounded(*value).to_ne_bytes();
-    }
-}
-
 /// The upper half of an f32 after rounding; a NaN stays one. Written without branches, so that it vectorises.
 #[inline(always)]
-fn rounded(value: f32) -> u16 {
+pub(super) fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();
     let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
     let kept = if value.is_nan() { bits | 0x40_0000 } else { nearest };

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Wide};
 
 const N: usize = 8;
 
@@ -49,6 +49,7 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
     type Acc = [f32; N];
     type X = [f32; N];
     type W = [f32; N];
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn zero() -> [f32; N] {
@@ -91,5 +92,24 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
     #[inline(always)]
     fn pack(row: &[f32], packed: &mut [u8]) {
         super::pack_f32(row, packed);
+    }
+}
+
+// SAFETY: needs no instruction set; writes one step.
+unsafe impl<T: Stored> Wide for Portable<T> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; N] {
+        [x; N]
+    }
+
+    #[inline(always)]
+    unsafe fn write(acc: [f32; N], out: *mut f32) {
+        // SAFETY: the caller vouches for `STEP` numbers.
+        unsafe { out.cast::<[f32; N]>().write_unaligned(acc) }
+    }
+
+    #[inline(always)]
+    fn widen(row: &[u8], idx: usize) -> f32 {
+        T::widened(&row[idx * T::BYTES..])
     }
 }

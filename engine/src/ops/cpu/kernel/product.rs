@@ -41,6 +41,21 @@ impl<'a> Target<'a> {
     pub(super) fn new(y: &'a mut [f32], n_outputs: usize) -> Self {
         Self { start: y.as_mut_ptr(), len: y.len(), stride: n_outputs, lent: PhantomData }
     }
+
+    /// The same rows from the output `first` on.
+    #[inline(always)]
+    pub(super) fn from(&self, first: usize) -> Self {
+        assert!(first <= self.len, "the part begins inside");
+        Self { start: self.start.wrapping_add(first), len: self.len - first, ..*self }
+    }
+
+    /// Where `n` neighbouring results of a row begin.
+    #[inline(always)]
+    pub(super) fn at(&self, row: usize, output: usize, n: usize) -> *mut f32 {
+        let start = row * self.stride + output;
+        assert!(output + n <= self.stride && start + n <= self.len, "every result has its place");
+        self.start.wrapping_add(start)
+    }
 }
 
 /// Products of all rows with the weight rows `outputs`. Products that run at the same time on one target have different
@@ -106,7 +121,7 @@ unsafe fn block<L: Lanes>(
 /// # Safety
 /// As [`tile`], for all rows.
 #[inline(always)]
-unsafe fn columns<L: Lanes, const C: usize>(
+pub(super) unsafe fn columns<L: Lanes, const C: usize>(
     x: &PackedRows,
     rows: Range<usize>,
     w: WeightRows<'_>,

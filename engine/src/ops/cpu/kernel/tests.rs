@@ -2,6 +2,10 @@
 //! before.
 
 use super::*;
+use crate::{
+    kv::{BLOCK_TOKENS, KvLayout},
+    ops::{HeadShape, cpu::CpuCache},
+};
 
 const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];
 /// Odd and even, below and above a step, a tile, and a block of rows.
@@ -98,5 +102,115 @@ fn rounding_to_bf16_is_that_of_the_format() {
     for value in (0..=u16::MAX).flat_map(|bits| near(u32::from(bits))) {
         let (ours, theirs) = (bf16::from_bits(rounded(value)), bf16::from_f32(value));
         assert!(ours == theirs || (ours.is_nan() && theirs.is_nan()), "{value}: {ours} is not {theirs}");
+    }
+}
+
+/// Attention of one sequence over a cache whose unused slots are poisoned.
+struct AttentionCase {
+    isa: Isa,
+    spec: AttentionSpec,
+    cache: CpuCache,
+    blocks: Vec<u32>,
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+const N_TOKENS: usize = 50;
+const HEADS: [(usize, usize, usize); 5] = [(4, 2, 64), (7, 1, 24), (3, 3, 8), (14, 2, 80), (2, 1, 128)];
+
+impl AttentionCase {
+    fn all() -> Vec<Self> {
+        let specs = HEADS.into_iter().flat_map(|(n_heads, n_kv_heads, head_dim)| {
+            let heads = HeadShape { n_heads, n_kv_heads, head_dim };
+            let spec = AttentionSpec { heads, scale: 0.3, window: None, softcap: None };
+            let odd = AttentionSpec { window: Some(19), softcap: Some(2.0), ..spec };
+            [spec, AttentionSpec { window: Some(1), ..spec }, odd]
+        });
+        let cases = specs.flat_map(|spec| [KvDtype::F32, KvDtype::Bf16].map(|dtype| (spec, dtype)));
+        let new = |(spec, dtype)| Isa::available().into_iter().map(move |isa| Self::new(isa, spec, dtype));
+        cases.flat_map(new).collect()
+    }
+
+    fn new(isa: Isa, spec: AttentionSpec, dtype: KvDtype) -> Self {
+        let HeadShape { n_heads, n_kv_heads, head_dim } = spec.heads;
+        let layout = KvLayout { n_layers: 1, n_kv_heads, head_dim, n_blocks: 7, dtype };
+        let kv_width = n_kv_heads * head_dim;
+        let (keys, values) = (noise(N_TOKENS * kv_width, 7), noise(N_TOKENS * kv_width, 8));
+        let (mut cache, blocks) = (CpuCache::new(layout), vec![5, 0, 6, 2]);
+        let poison = vec![POISON; kv_width];
+        (0..layout.n_blocks * BLOCK_TOKENS).for_each(|slot| cache.store(0, slot, &poison, &poison));
+        for token in 0..N_TOKENS {
+            let slot = blocks[token / BLOCK_TOKENS] as usize * BLOCK_TOKENS + token % BLOCK_TOKENS;
+            let row = token * kv_width..(token + 1) * kv_width;
+            cache.store(0, slot, &keys[row.clone()], &values[row]);
+        }
+        let queries = noise(N_TOKENS * n_heads * head_dim, 9);
+        Self { isa, spec, cache, blocks, queries, keys, values }
+    }
+
+    /// Rows of the sequence, `per_task` at a time, each task with a batch of its own.
+    fn attend(&self, per_task: usize) -> Vec<f32> {
+        let HeadShape { n_heads, n_kv_heads, head_dim } = self.spec.heads;
+        let (mut pool, mut all) = (Pool::new(2).unwrap(), Vec::new());
+        for (idx, queries) in self.queries.chunks(per_task * n_heads * head_dim).enumerate() {
+            let rows = 0..queries.len() / (n_heads * head_dim);
+            let task = |kv_head| {
+                let (rows, blocks) = (rows.clone(), &self.blocks[..]);
+                AttentionTask { rows, position: idx * per_task, blocks, kv_head }
+            };
+            let tasks: Vec<_> = (0..n_kv_heads).map(task).collect();
+            let mut out = vec![POISON; queries.len()];
+            self.isa.attend(&mut pool, &tasks, self.cache.layer(0), self.spec, queries, &mut out);
+            all.extend(out);
+        }
+        all
+    }
+
+    /// One head of one row, by the formula.
+    fn naive(&self, row: usize, head: usize) -> Vec<f64> {
+        let HeadShape { n_heads, n_kv_heads, head_dim } = self.spec.heads;
+        let query = &self.queries[(row * n_heads + head) * head_dim..][..head_dim];
+        let of = |all: &[f32], token: usize| -> Vec<f64> {
+            let at = (token * n_kv_heads + head / (n_heads / n_kv_heads)) * head_dim;
+            all[at..][..head_dim].iter().copied().map(f64::from).collect()
+        };
+        let seen = (row + 1).saturating_sub(self.spec.window.unwrap_or(row + 1))..row + 1;
+        let weight = |token| {
+            let dot: f64 = query.iter().zip(of(&self.keys, token)).map(|(q, k)| f64::from(*q) * k).sum();
+            let score = dot * f64::from(self.spec.scale);
+            self.spec.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
+        };
+        let sum: f64 = seen.clone().map(weight).sum();
+        let column = |d: usize| seen.clone().map(|token| weight(token) / sum * of(&self.values, token)[d]).sum();
+        (0..head_dim).map(column).collect()
+    }
+}
+
+#[test]
+fn attention_is_the_formula_and_reads_only_what_a_row_sees() {
+    for case in AttentionCase::all() {
+        let HeadShape { n_heads, head_dim, .. } = case.spec.heads;
+        let ours = case.attend(N_TOKENS);
+        for row in [0, 1, 15, 16, 17, 49] {
+            for head in [0, n_heads - 1] {
+                let ours = &ours[(row * n_heads + head) * head_dim..][..head_dim];
+                for (ours, exact) in ours.iter().zip(case.naive(row, head)) {
+                    let name = format!("{:?} {:?} row {row} head {head}", case.isa, case.spec);
+                    // Some 50 additions of numbers below one, after an exponential of a sum of 128.
+                    assert!((f64::from(*ours) - exact).abs() < 2e-5, "{name}: {ours} is not {exact}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_attends_alike_alone_and_in_company() {
+    for case in AttentionCase::all() {
+        let together = case.attend(N_TOKENS);
+        for per_task in [1, 2, 16, 23] {
+            assert_eq!(case.attend(per_task), together, "{:?} {:?} {per_task} rows", case.isa, case.spec);
+        }
     }
 }

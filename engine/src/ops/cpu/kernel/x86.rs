@@ -9,15 +9,16 @@ use std::{arch::x86_64::*, marker::PhantomData};
 
 use half::{bf16, f16};
 
-use super::lanes::Lanes;
+use super::{
+    lanes::{Lanes, Wide},
+    portable::Stored,
+};
 
 /// Sixteen stored numbers to f32.
 ///
 /// # Safety
 /// The CPU has AVX-512F, and `w` may be read for sixteen numbers.
-pub(super) unsafe trait Wide512 {
-    /// Bytes of a number.
-    const BYTES: usize;
+pub(super) unsafe trait Wide512: Stored {
     /// Reads and widens.
     unsafe fn load(w: *const u8) -> __m512;
 }
@@ -26,9 +27,7 @@ pub(super) unsafe trait Wide512 {
 ///
 /// # Safety
 /// The CPU has AVX2 and F16C, and `w` may be read for eight numbers.
-pub(super) unsafe trait Wide256 {
-    /// Bytes of a number.
-    const BYTES: usize;
+pub(super) unsafe trait Wide256: Stored {
     /// Reads and widens.
     unsafe fn load(w: *const u8) -> __m256;
 }
@@ -41,10 +40,9 @@ pub(super) struct Avx512<T>(PhantomData<T>);
 pub(super) struct Avx2<T>(PhantomData<T>);
 
 macro_rules! widen {
-    ($wide:ident, $number:ty, $bytes:literal, $register:ty, |$w:ident| $load:expr) => {
+    ($wide:ident, $number:ty, $register:ty, |$w:ident| $load:expr) => {
         // SAFETY: reads exactly one register of numbers, with instructions of the set that the trait names.
         unsafe impl $wide for $number {
-            const BYTES: usize = $bytes;
             #[inline(always)]
             unsafe fn load($w: *const u8) -> $register {
                 // SAFETY: the caller vouches for the bytes and the instruction set.
@@ -54,16 +52,16 @@ macro_rules! widen {
     };
 }
 
-widen!(Wide512, f32, 4, __m512, |w| _mm512_loadu_ps(w.cast()));
-widen!(Wide512, bf16, 2, __m512, |w| {
+widen!(Wide512, f32, __m512, |w| _mm512_loadu_ps(w.cast()));
+widen!(Wide512, bf16, __m512, |w| {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(w.cast()))))
 });
-widen!(Wide512, f16, 2, __m512, |w| _mm512_cvtph_ps(_mm256_loadu_si256(w.cast())));
-widen!(Wide256, f32, 4, __m256, |w| _mm256_loadu_ps(w.cast()));
-widen!(Wide256, bf16, 2, __m256, |w| {
+widen!(Wide512, f16, __m512, |w| _mm512_cvtph_ps(_mm256_loadu_si256(w.cast())));
+widen!(Wide256, f32, __m256, |w| _mm256_loadu_ps(w.cast()));
+widen!(Wide256, bf16, __m256, |w| {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(w.cast()))))
 });
-widen!(Wide256, f16, 2, __m256, |w| _mm256_cvtph_ps(_mm_loadu_si128(w.cast())));
+widen!(Wide256, f16, __m256, |w| _mm256_cvtph_ps(_mm_loadu_si128(w.cast())));
 
 // SAFETY: uses AVX-512F, BW and BF16, and reads 64 bytes a step.
 unsafe impl Lanes for Bf16Dot {
@@ -73,6 +71,7 @@ unsafe impl Lanes for Bf16Dot {
     type Acc = __m512;
     type X = __m512bh;
     type W = __m512bh;
+    type Wide = Avx512<bf16>;
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {
@@ -106,7 +105,7 @@ unsafe impl Lanes for Bf16Dot {
 
     #[inline(always)]
     fn pack(row: &[f32], packed: &mut [u8]) {
-        super::pack_bf16(row, packed);
+        pack_bf16(row, packed);
     }
 }
 
@@ -118,6 +117,7 @@ unsafe impl<T: Wide512> Lanes for Avx512<T> {
     type Acc = __m512;
     type X = __m512;
     type W = __m512;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {
@@ -163,6 +163,7 @@ unsafe impl<T: Wide256> Lanes for Avx2<T> {
     type Acc = __m256;
     type X = __m256;
     type W = __m256;
+    type Wide = Self;
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {
@@ -206,6 +207,46 @@ unsafe impl<T: Wide256> Lanes for Avx2<T> {
     }
 }
 
+// SAFETY: uses AVX-512F, and writes one register.
+unsafe impl<T: Wide512> Wide for Avx512<T> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(acc: __m512, out: *mut f32) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe { _mm512_storeu_ps(out, acc) }
+    }
+
+    #[inline(always)]
+    fn widen(row: &[u8], idx: usize) -> f32 {
+        T::widened(&row[idx * T::BYTES..])
+    }
+}
+
+// SAFETY: uses AVX, and writes one register.
+unsafe impl<T: Wide256> Wide for Avx2<T> {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(acc: __m256, out: *mut f32) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe { _mm256_storeu_ps(out, acc) }
+    }
+
+    #[inline(always)]
+    fn widen(row: &[u8], idx: usize) -> f32 {
+        T::widened(&row[idx * T::BYTES..])
+    }
+}
+
 /// Lane `i` onto lane `i + 8`, then 4, 2, 1, for four sums side by side.
 ///
 /// # Safety
@@ -244,5 +285,13 @@ unsafe fn quarters(fours: [__m128; 4]) -> [f32; 4] {
         let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
         let sums = _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm_shuffle_ps::<0b11_01_11_01>(ab, cd));
         std::mem::transmute(sums)
+    }
+}
+
+/// Rounded to the nearest, ties to even.
+#[inline(always)]
+fn pack_bf16(row: &[f32], packed: &mut [u8]) {
+    for (value, packed) in row.iter().zip(packed.as_chunks_mut().0) {
+        *packed = super::rounded(*value).to_ne_bytes();
     }
 }
