@@ -8,7 +8,7 @@
 use std::{env, fs, ops::Range, time::Instant};
 
 use stoker_engine::{
-    EngineConfig, EngineLimits, LoadedModel, ModelFiles, Request, RequestId, SamplingParams, StopParams,
+    DeviceChoice, EngineConfig, EngineLimits, LoadedModel, ModelFiles, Request, RequestId, SamplingParams, StopParams,
     exec::{CpuExecutor, Executor},
     kv::{BLOCK_TOKENS, BlockId},
     sched::{ChunkInput, SampleSpec, Step, StepChunk},
@@ -31,7 +31,7 @@ fn main() {
         kv_cache_tokens: Some(32 * MAX_LEN as u32),
         ..EngineLimits::default()
     };
-    let config = EngineConfig { model: ModelFiles::Directory(directory.into()), limits };
+    let config = EngineConfig { model: ModelFiles::Directory(directory.into()), limits, device: DeviceChoice::Cpu };
     let mut model = LoadedModel::open(&config, &|_| {}).expect("the model loads").executor;
     model.warm_up();
     let sequences: Vec<Sequence> = (0..32).map(Sequence::new).collect();

@@ -145,9 +145,7 @@ impl<O: Ops> Decoder<O> {
         let Attention { spec, rope, before, q, k, v, q_norm, k_norm, o, after } = &self.layers[idx].attention;
         let normed = before.as_ref().map(|norm| self.norm(ops, hidden, norm));
         let input = normed.as_ref().unwrap_or(hidden);
-        let queries = q.apply(ops, input);
-        let keys = k.apply(ops, input);
-        let values = v.apply(ops, input);
+        let [queries, keys, values] = ops.linear(input, [q.parts(), k.parts(), v.parts()]);
         let mut queries = self.norm_if(ops, queries, q_norm);
         let mut keys = self.norm_if(ops, keys, k_norm);
         if let Some(angles) = self.rope.of(*rope) {
@@ -156,23 +154,22 @@ impl<O: Ops> Decoder<O> {
         }
         ops.store_kv(cache, idx, &keys, &values, batch);
         let attended = ops.attention(cache, idx, &queries, *spec, batch);
-        let output = o.apply(ops, &attended);
+        let [output] = ops.linear(&attended, [o.parts()]);
         self.norm_if(ops, output, after)
     }
 
     fn feed_forward(&self, ops: &mut O, layer: &FeedForward<O>, hidden: &O::Activations) -> O::Activations {
         let normed = layer.before.as_ref().map(|norm| self.norm(ops, hidden, norm));
         let input = normed.as_ref().unwrap_or(hidden);
-        let gate = layer.gate.apply(ops, input);
-        let up = layer.up.apply(ops, input);
+        let [gate, up] = ops.linear(input, [layer.gate.parts(), layer.up.parts()]);
         let activated = ops.activate_mul(gate, &up, self.config.activation);
-        let output = layer.down.apply(ops, &activated);
+        let [output] = ops.linear(&activated, [layer.down.parts()]);
         self.norm_if(ops, output, &layer.after)
     }
 
     fn logits(&self, ops: &mut O, sampled: &O::Activations) -> O::Activations {
         let normed = self.norm(ops, sampled, &self.norm);
-        let mut logits = ops.linear(&normed, self.lm_head.as_ref().unwrap_or(&self.embed), None);
+        let [mut logits] = ops.linear(&normed, [(self.lm_head.as_ref().unwrap_or(&self.embed), None)]);
         if let Some(cap) = self.config.logit_softcap {
             ops.softcap(&mut logits, cap);
         }
@@ -207,7 +204,7 @@ impl<O: Ops> Ropes<O> {
 }
 
 impl<O: Ops> Linear<O> {
-    fn apply(&self, ops: &mut O, x: &O::Activations) -> O::Activations {
-        ops.linear(x, &self.weight, self.bias.as_ref())
+    fn parts(&self) -> (&O::Matrix, Option<&O::Vector>) {
+        (&self.weight, self.bias.as_ref())
     }
 }

@@ -78,13 +78,12 @@ pub trait Ops: Debug {
     /// `x / sqrt(mean(x^2) + eps) * weight` over every run of a row that is as long as `weight`: the row itself, or
     /// each of its heads.
     fn rms_norm(&mut self, x: &Self::Activations, weight: &Self::Vector, eps: f32) -> Self::Activations;
-    /// `x * weight^T + bias`.
-    fn linear(
+    /// `x * weight^T + bias` for each part: all of them at once, since they read the same rows.
+    fn linear<const N: usize>(
         &mut self,
         x: &Self::Activations,
-        weight: &Self::Matrix,
-        bias: Option<&Self::Vector>,
-    ) -> Self::Activations;
+        parts: [(&Self::Matrix, Option<&Self::Vector>); N],
+    ) -> [Self::Activations; N];
     /// Turns every head of every row by the angles of its position; numbers beyond the pairs stay.
     fn rope(&mut self, x: &mut Self::Activations, rope: &Self::Rope, batch: &Self::Batch);
     /// Writes one layer's keys and values of the batch into their slots.

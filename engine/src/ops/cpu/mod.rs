@@ -120,14 +120,22 @@ impl Ops for CpuOps {
         out
     }
 
-    fn linear(&mut self, x: &CpuTensor, weight: &CpuMatrix, bias: Option<&CpuVector>) -> CpuTensor {
-        assert_eq!(x.width, weight.n_inputs(), "a row has one number for each input");
-        let values = kernel::multiply(&mut self.pool, self.isa, &x.values, weight.rows(), weight.format());
-        let mut out = CpuTensor { width: weight.n_outputs(), values };
-        if let Some(bias) = bias {
-            self.each_row(&mut out, |_, row| add_to(row, bias.values()));
-        }
-        out
+    fn linear<const N: usize>(
+        &mut self,
+        x: &CpuTensor,
+        parts: [(&CpuMatrix, Option<&CpuVector>); N],
+    ) -> [CpuTensor; N] {
+        assert!(parts.iter().all(|(w, _)| w.n_inputs() == x.width), "a row has one number for each input");
+        let results = kernel::multiply(&mut self.pool, self.isa, &x.values, parts.map(|(weight, _)| weight.weights()));
+        let mut parts = parts.into_iter();
+        results.map(|values| {
+            let (weight, bias) = parts.next().expect("a result for each part");
+            let mut out = CpuTensor { width: weight.n_outputs(), values };
+            if let Some(bias) = bias {
+                self.each_row(&mut out, |_, row| add_to(row, bias.values()));
+            }
+            out
+        })
     }
 
     fn rope(&mut self, x: &mut CpuTensor, rope: &RopeTable, batch: &BatchInputs) {

@@ -2,7 +2,7 @@
 
 use safetensors::Dtype;
 
-use super::kernel::{Format, WeightRows, widen};
+use super::kernel::{Format, WeightRows, Weights, widen};
 use crate::model::Tensor;
 
 /// A weight matrix, `outputs x inputs`, row-major, in its file.
@@ -38,17 +38,14 @@ impl CpuMatrix {
         self.n_inputs
     }
 
-    pub(super) fn format(&self) -> Format {
-        self.format
-    }
-
-    pub(super) fn rows(&self) -> WeightRows<'_> {
-        WeightRows { bytes: self.stored.bytes(), row_bytes: self.n_inputs * self.format.bytes() }
+    pub(super) fn weights(&self) -> Weights<'_> {
+        let rows = WeightRows { bytes: self.stored.bytes(), row_bytes: self.n_inputs * self.format.bytes() };
+        Weights { rows, format: self.format }
     }
 
     /// One row, widened, into `out`.
     pub(super) fn read_row(&self, row: usize, out: &mut [f32]) {
-        let WeightRows { bytes, row_bytes } = self.rows();
+        let WeightRows { bytes, row_bytes } = self.weights().rows;
         widen(self.format, &bytes[row * row_bytes..][..row_bytes], out);
     }
 }

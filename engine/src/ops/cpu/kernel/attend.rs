@@ -133,7 +133,8 @@ impl Attend<'_> {
             let (row, column) = self.place(idx);
             scratch.queries.extend_from_slice(&self.queries[row * n_heads * head_dim + column..][..head_dim]);
         }
-        scratch.packed.fill::<L>(&scratch.queries, head_dim);
+        scratch.packed.reserve::<L>(self.n_queries(), head_dim);
+        super::pack::<L>(&scratch.queries, head_dim, &mut scratch.packed.lines);
         scratch.scores.resize(self.n_queries() * self.score_stride(), 0.0);
     }
 

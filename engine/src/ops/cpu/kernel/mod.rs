@@ -22,7 +22,7 @@ use lanes::Lanes;
 
 use attend::Attend;
 pub(super) use attend::{AttentionTask, CachedBytes};
-pub(super) use linear::multiply;
+pub(super) use linear::{Weights, multiply};
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
 
@@ -150,11 +150,16 @@ impl Isa {
         });
     }
 
-    /// Lays rows of `width` numbers out as products with weights of that format read them.
-    fn pack(self, rows: &[f32], width: usize, format: Format) -> PackedRows {
+    /// Room for rows of `width` numbers as products with weights of that format read them.
+    fn unpacked(self, n_rows: usize, width: usize, format: Format) -> PackedRows {
         let mut packed = PackedRows::default();
-        self.run(format, Pack { rows, width, packed: &mut packed });
+        self.run(format, Reserve { n_rows, width, packed: &mut packed });
         packed
+    }
+
+    /// Packs rows into lines that are zero, the first row at their beginning.
+    fn pack(self, rows: &[f32], width: usize, format: Format, lines: &mut [Line]) {
+        self.run(format, Pack { rows, width, lines });
     }
 }
 
@@ -198,31 +203,54 @@ impl PackedRows {
         bytemuck::cast_slice(&self.lines)
     }
 
-    /// Takes rows of `width` numbers in the place of what it had.
+    /// Zeros for rows of `width` numbers, in the place of what it had.
     #[inline(always)]
-    fn fill<L: Lanes>(&mut self, rows: &[f32], width: usize) {
-        self.n_rows = rows.len() / width;
-        self.stride = width.div_ceil(L::STEP) * L::X_BYTES;
+    fn reserve<L: Lanes>(&mut self, n_rows: usize, width: usize) {
+        self.n_rows = n_rows;
+        self.stride = stride::<L>(width);
         self.lines.clear();
-        self.lines.resize((self.stride * self.n_rows).div_ceil(size_of::<Line>()), Line([0; 64]));
-        let packed_rows = bytemuck::cast_slice_mut(&mut self.lines).chunks_mut(self.stride);
-        for (row, packed) in rows.chunks_exact(width).zip(packed_rows) {
-            L::pack(row, packed);
-        }
+        self.lines.resize((self.stride * n_rows).div_ceil(size_of::<Line>()), Line([0; 64]));
+    }
+}
+
+struct Reserve<'a> {
+    n_rows: usize,
+    width: usize,
+    packed: &'a mut PackedRows,
+}
+
+impl Kernel for Reserve<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        self.packed.reserve::<L>(self.n_rows, self.width);
     }
 }
 
 struct Pack<'a> {
     rows: &'a [f32],
     width: usize,
-    packed: &'a mut PackedRows,
+    lines: &'a mut [Line],
 }
 
 impl Kernel for Pack<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        self.packed.fill::<L>(self.rows, self.width);
+        pack::<L>(self.rows, self.width, self.lines);
     }
+}
+
+#[inline(always)]
+fn pack<L: Lanes>(rows: &[f32], width: usize, lines: &mut [Line]) {
+    let packed_rows = bytemuck::cast_slice_mut(lines).chunks_mut(stride::<L>(width));
+    for (row, packed) in rows.chunks_exact(width).zip(packed_rows) {
+        L::pack(row, packed);
+    }
+}
+
+/// Bytes of a packed row of `width` numbers.
+#[inline(always)]
+fn stride<L: Lanes>(width: usize) -> usize {
+    width.div_ceil(L::STEP) * L::X_BYTES
 }
 
 /// As they are.

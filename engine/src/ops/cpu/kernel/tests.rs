@@ -49,7 +49,8 @@ impl Case {
 
     /// The product, computed in two calls that each write their outputs and nothing else.
     fn multiply(&self, x: &[f32]) -> Vec<f32> {
-        let packed = self.isa.pack(x, self.n_inputs, self.format);
+        let mut packed = self.isa.unpacked(x.len() / self.n_inputs, self.n_inputs, self.format);
+        self.isa.pack(x, self.n_inputs, self.format, &mut packed.lines);
         let mut y = vec![POISON; x.len() / self.n_inputs * self.n_outputs];
         let middle = self.n_outputs / 3;
         let target = Target::new(&mut y, self.n_outputs);
@@ -93,6 +94,26 @@ fn a_row_does_not_depend_on_its_neighbours() {
         }
         let last = case.multiply(&x[129 * case.n_inputs..]);
         assert_eq!(last, all[129 * case.n_outputs..], "the last row of {} alone", case.name());
+    }
+}
+
+#[test]
+fn matrices_multiplied_at_once_give_what_each_gives_alone() {
+    let (n_rows, n_inputs) = (300, 321);
+    let x = noise(n_rows * n_inputs, 5);
+    for isa in Isa::available() {
+        let cases = [(101, FORMATS[1]), (7, FORMATS[0]), (64, FORMATS[1])].map(|(n_outputs, format)| {
+            let weights = stored(&noise(n_outputs * n_inputs, 3), format);
+            Case { isa, format, n_inputs, n_outputs, weights }
+        });
+        let matrices = cases.each_ref().map(|case| {
+            let rows = WeightRows { bytes: &case.weights, row_bytes: n_inputs * case.format.bytes() };
+            Weights { rows, format: case.format }
+        });
+        let together = multiply(&mut Pool::new(3).unwrap(), isa, &x, matrices);
+        for (case, together) in cases.iter().zip(together) {
+            assert_eq!(together, case.multiply(&x), "{}", case.name());
+        }
     }
 }
 

@@ -11,7 +11,8 @@ const LANES: usize = 16;
 /// calls, so that a loop over it becomes vectors, which the system's `expf` prevents.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    const LN2_HIGH: f32 = 0.693_359_375;
+    /// 0.693359375, of so few bits that its product with `n` is exact; what is missing follows.
+    const LN2_HIGH: f32 = f32::from_bits(0x3F31_8000);
     const LN2_LOW: f32 = -2.121_944_4e-4;
     /// Adding it rounds to an integer, which then lies in the low bits.
     const ROUND: f32 = 12_582_912.0;
