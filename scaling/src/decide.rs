@@ -51,6 +51,14 @@ impl ScaleState {
     }
 }
 
+impl ScaleState {
+    /// The state as another process takes it over. Nobody looked in between, so what was wanted counts as needed until now.
+    pub fn resumed(mut self, now_ms: u64) -> Self {
+        self.hold.keep(self.desired, u64::MAX, now_ms);
+        self
+    }
+}
+
 /// Why the number is not simply what the load wants.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use crate::{
     decide::Bound,
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
-    reading::{Absurdity, NotFresh},
+    reading::NotFresh,
     record::DecisionRecord,
     signals::Coverage,
 };
@@ -59,17 +59,7 @@ fn not_fresh_words(why: NotFresh) -> String {
     match why {
         NotFresh::Missing => "never answered".to_owned(),
         NotFresh::Stale { age_ms } => format!("silent for {:.0} s", age_ms as f64 / 1000.0),
-        NotFresh::Absurd { why } => match why {
-            Absurdity::NotAReport => "answered something that is no load report",
-            Absurdity::NotANumber => "reported a negative or endless number",
-            Absurdity::Blocks => "reported blocks that do not add up",
-            Absurdity::Future => "reported a time in the future",
-            Absurdity::Past => "reported a time long past",
-            Absurdity::CounterWentBack => "reported a counter that went back",
-            Absurdity::Revision => "runs another revision than its pod",
-            Absurdity::Phase => "serves no load in its phase",
-        }
-        .to_owned(),
+        NotFresh::Absurd { why } => why.words().to_owned(),
     }
 }
 

@@ -22,7 +22,9 @@ pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
 pub use explain::explain;
 pub use hold::Hold;
 pub use law::ServiceLaw;
-pub use reading::{Absurdity, Answer, CLOCK_AHEAD_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading};
+pub use reading::{
+    Absurdity, Answer, CLOCK_AHEAD_MS_MAX, CLOCK_BEHIND_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading,
+};
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay};
 pub use regret::Regret;
 pub use signals::{Arrivals, Coverage, Flow, Signals};

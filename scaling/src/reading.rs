@@ -7,10 +7,13 @@
 use serde::{Deserialize, Serialize};
 use stoker_crds::contract::{AgentPhase, LoadReport};
 
-/// Readings are taken every two seconds; three of them may be lost before a reading is called stale.
-pub const FRESH_FOR_MS: u64 = 7_000;
+/// Readings are taken every two seconds. One may be lost; with the second, within three ticks, sight is called lost.
+pub const FRESH_FOR_MS: u64 = 4_100;
 /// How far an agent's clock may be ahead of ours before its time is called a lie.
 pub const CLOCK_AHEAD_MS_MAX: u64 = 5_000;
+
+/// How far an agent's clock may be behind ours before its answer is taken for an old one.
+pub const CLOCK_BEHIND_MS_MAX: u64 = 7_000;
 
 /// What a replica answered when it was last asked.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,8 @@ pub enum Answer<'a> {
     NotAReport,
     /// Nothing within the timeout.
     Silence,
+    /// Not about what was believed before: its process ended meanwhile.
+    Down,
 }
 
 /// A reading as it counts at some moment.
@@ -59,6 +64,25 @@ pub enum Absurdity {
     Revision,
     /// A phase in which no load is served.
     Phase,
+    /// Its process ended since it was last believed.
+    Down,
+}
+
+impl Absurdity {
+    /// What such a replica does, after its name.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NotAReport => "answered something that is no load report",
+            Self::NotANumber => "reported a negative or endless number",
+            Self::Blocks => "reported blocks that do not add up",
+            Self::Future => "reported a time in the future",
+            Self::Past => "reported a time long past",
+            Self::CounterWentBack => "reported a counter that went back",
+            Self::Revision => "runs another revision than its pod",
+            Self::Phase => "serves no load in its phase",
+            Self::Down => "does not run, or was just started again",
+        }
+    }
 }
 
 /// Why a replica does not count as fresh, for people and records.
@@ -150,7 +174,7 @@ fn believe_origin(report: &LoadReport, expected: Expected<'_>) -> Result<(), Abs
     if report.time_ms > expected.now_ms.saturating_add(CLOCK_AHEAD_MS_MAX) {
         return Err(Absurdity::Future);
     }
-    if report.time_ms.saturating_add(FRESH_FOR_MS) < expected.now_ms {
+    if report.time_ms.saturating_add(CLOCK_BEHIND_MS_MAX) < expected.now_ms {
         return Err(Absurdity::Past);
     }
     if report.phase != AgentPhase::Ready {
@@ -213,14 +237,14 @@ pub(crate) mod tests {
     fn a_consistent_report_is_believed() {
         check(|_| {}, Ok(()));
         check(|report| report.time_ms += CLOCK_AHEAD_MS_MAX, Ok(()));
-        check(|report| report.time_ms -= FRESH_FOR_MS, Ok(()));
+        check(|report| report.time_ms -= CLOCK_BEHIND_MS_MAX, Ok(()));
     }
 
     #[test]
     fn each_lie_has_its_name() {
         check(|report| report.revision = "r2".to_owned(), Err(Absurdity::Revision));
         check(|report| report.time_ms += CLOCK_AHEAD_MS_MAX + 1, Err(Absurdity::Future));
-        check(|report| report.time_ms -= FRESH_FOR_MS + 1, Err(Absurdity::Past));
+        check(|report| report.time_ms -= CLOCK_BEHIND_MS_MAX + 1, Err(Absurdity::Past));
         check(|report| report.phase = AgentPhase::Loading, Err(Absurdity::Phase));
         check(|report| report.ttft_p95_seconds = Some(f64::NAN), Err(Absurdity::NotANumber));
         check(|report| report.itl_p95_seconds = Some(-0.1), Err(Absurdity::NotANumber));

@@ -218,7 +218,8 @@ impl<'a> Past<'a> {
         let ((late, late_seconds), (early, early_seconds)) = (self.rate(half, 0.0), self.rate(2.0 * half, half));
         let is_covered = late_seconds >= 0.8 * half && early_seconds >= 0.8 * half;
         let deviation = (late / late_seconds.max(1.0) + early / early_seconds.max(1.0)).sqrt();
-        if !is_covered || early <= 0.0 || (late - early).abs() < 2.0 * deviation {
+        // Without a late arrival there is no rate that could grow, and a division by it would not survive a record.
+        if !is_covered || early <= 0.0 || late <= 0.0 || (late - early).abs() < 2.0 * deviation {
             return 0.0;
         }
         (late - early) / (late * half)

@@ -105,6 +105,7 @@ impl LoadWindow {
         match answer {
             Answer::Silence => {}
             Answer::NotAReport => replica.doubt = Some(Absurdity::NotAReport),
+            Answer::Down => replica.doubt = Some(Absurdity::Down),
             Answer::Report(report) => {
                 let before = replica.believed.as_ref().map(|(_, load)| load);
                 match Load::believe(report, before, expected) {
@@ -340,10 +341,12 @@ mod tests {
         let expected = Expected { revision: "r1", now_ms: NOW_MS };
         window.take("a", Answer::Silence, expected);
         window.take("b", Answer::NotAReport, expected);
+        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::NotAReport));
+        window.take("b", Answer::Down, expected);
         assert!(matches!(window.reading("a", NOW_MS + FRESH_FOR_MS), Reading::Fresh(_)));
         let age_ms = FRESH_FOR_MS + 1;
         assert_eq!(window.reading("a", NOW_MS + age_ms), Reading::Stale { age_ms });
-        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::NotAReport));
+        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::Down));
         assert_eq!(window.reading("nobody", NOW_MS), Reading::Missing);
         assert_eq!(window.not_fresh(NOW_MS).count(), 1);
     }
