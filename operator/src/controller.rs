@@ -42,10 +42,11 @@ use crate::{
     lease::Leadership,
     lint,
     metrics::Metrics,
-    observe::{Caches, Observed, observe_cached, observe_live},
+    observe::{Caches, Memory, Observed, observe_cached, observe_live},
     plan::{self, Plan},
     probe::{Probe, Readings},
     revision::revision,
+    scaling::{Autoscaler, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
 };
@@ -72,11 +73,22 @@ pub struct Options {
     pub identity: String,
 }
 
+/// What rounds share with the rest of the process.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Whether we may write.
+    pub leadership: Leadership,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Decisions on numbers of replicas.
+    pub ledger: Ledger,
+}
+
 /// What all rounds share.
 struct Context {
     client: Client,
     caches: Caches,
-    readings: Readings,
+    memory: Memory,
     agents: AgentClient,
     defaults: Defaults,
     metrics: Arc<Metrics>,
@@ -90,10 +102,10 @@ struct Context {
 pub async fn run(
     client: Client,
     options: Options,
-    leadership: Leadership,
-    metrics: Arc<Metrics>,
+    shared: Shared,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
+    let Shared { leadership, metrics, ledger } = shared;
     let scope = options.namespace.as_deref();
     let (pods, pod_events) = cached::<Pod>(&client, scope);
     let (services, service_events) = cached::<Service>(&client, scope);
@@ -103,15 +115,23 @@ pub async fn run(
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
-    let (readings, agents) = (Readings::default(), AgentClient::default());
+    let (memory, agents) = (Memory { readings: Readings::default(), ledger }, AgentClient::default());
     let probe = Probe {
         pods: pods.clone(),
         agents: agents.clone(),
-        readings: readings.clone(),
+        readings: memory.readings.clone(),
+        changed: changed.clone(),
+        metrics: metrics.clone(),
+    };
+    let autoscaler = Autoscaler {
+        deployments: deployments.clone(),
+        pods: pods.clone(),
+        readings: memory.readings.clone(),
+        ledger: memory.ledger.clone(),
         changed,
         metrics: metrics.clone(),
     };
-    let probing = tokio::spawn(probe.run());
+    let (probing, deciding) = (tokio::spawn(probe.run()), tokio::spawn(autoscaler.run()));
 
     let reporter =
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
@@ -121,7 +141,7 @@ pub async fn run(
         defaults: options.defaults,
         failures: Mutex::default(),
         client,
-        readings,
+        memory,
         agents,
         metrics,
         leadership,
@@ -137,6 +157,7 @@ pub async fn run(
         .for_each(|outcome| async move { log_outcome(outcome) })
         .await;
     probing.abort();
+    deciding.abort();
 }
 
 /// A cache of what the operator made, and the events that fill it.
@@ -189,14 +210,14 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
     if !context.leadership.holds() {
         return Err(ReconcileError::NotLeading);
     }
-    let cached = observe_cached(deployment.clone(), &context.caches, &context.readings);
+    let cached = observe_cached(deployment.clone(), &context.caches, &context.memory);
     if let Some(settled) = context.settled(&cached, Timestamp::now()) {
         return Ok(settled);
     }
     let revision_map = validate(&deployment, &context.defaults)
         .map(|valid| config_map_name(&valid.identity.name, &revision(&valid.replica)))
         .ok();
-    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.readings).await;
+    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.memory).await;
     match live.map_err(ReconcileError::Observe)? {
         Some(live) => context.carry_out(&live, Timestamp::now()).await,
         None => Ok(Action::await_change()),

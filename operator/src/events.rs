@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType};
 use stoker_crds::{
     conditions::{DEGRADED, READY},
+    scaling::ScalingMode,
+    scaling_status::DecisionStatus,
     status::InferenceDeploymentStatus,
 };
 
@@ -36,7 +38,7 @@ pub fn events_of(
         of_pods("TakenBack", "UndrainPod", undrained),
         deleted.collect(),
     ];
-    pods.into_iter().flatten().chain(turned(before, after)).collect()
+    pods.into_iter().flatten().chain(turned(before, after)).chain(scaled(before, after)).collect()
 }
 
 /// What was done to a pod.
@@ -71,6 +73,25 @@ fn turned(
         let same = was.is_some_and(|was| was.status == now.status && was.reason == now.reason);
         (!same).then(|| event(event_type, &now.reason, action, &now.message))
     })
+}
+
+/// A decision that changed the number, acted on or only advised.
+fn scaled(before: Option<&InferenceDeploymentStatus>, after: &InferenceDeploymentStatus) -> Option<Event> {
+    let scaling = after.scaling.as_ref()?;
+    let newest = scaling.decisions.last()?;
+    let told = before.and_then(|status| status.scaling.as_ref()).and_then(|before| before.decisions.last());
+    if told == Some(newest) {
+        return None;
+    }
+    let DecisionStatus { from, to, pressure_percent, cause, bound, coverage, .. } = newest;
+    let note = format!(
+        "{from} -> {to} replicas: pressure {pressure_percent} % from {cause}, bound by {bound}, {coverage} replicas fresh"
+    );
+    let (reason, action) = match scaling.mode {
+        ScalingMode::Native => ("Scaled", "Scale"),
+        ScalingMode::Advisory | ScalingMode::External => ("ScalingAdvised", "Advise"),
+    };
+    Some(event(EventType::Normal, reason, action, &note))
 }
 
 fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {

@@ -21,6 +21,7 @@ pub mod probe;
 pub mod quantity;
 pub mod revision;
 pub mod rollout;
+pub mod scaling;
 pub mod server;
 pub mod status;
 pub mod telemetry;

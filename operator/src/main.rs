@@ -12,7 +12,8 @@ use stoker_operator::{
     controller,
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
-    server::{self, Health},
+    scaling::Ledger,
+    server,
     telemetry::{self, LogFormat},
     validate::Defaults,
 };
@@ -33,7 +34,7 @@ struct Args {
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
-    /// Address of /metrics, /healthz and /readyz.
+    /// Address of /metrics, /healthz, /readyz and /v1/scaling.
     #[arg(long, env = "STOKER_LISTEN", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
     /// Kubeconfig file. Default: $KUBECONFIG, then ~/.kube/config, then the pod's service account.
@@ -71,8 +72,8 @@ async fn main() -> anyhow::Result<()> {
     });
     let leadership = elector.as_ref().map_or_else(Leadership::always, Elector::leadership);
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
-    let health = Health { metrics: metrics.clone(), leadership: leadership.clone() };
-    let server = tokio::spawn(server::serve(listener, health));
+    let shared = controller::Shared { leadership, metrics, ledger: Ledger::default() };
+    let server = tokio::spawn(server::serve(listener, shared.clone()));
     info!(listen = %args.listen, version = env!("CARGO_PKG_VERSION"), "operator started");
 
     let options = controller::Options {
@@ -80,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
         defaults: Defaults { agent_image: args.agent_image },
         identity,
     };
-    let rounds = |stop| controller::run(client, options, leadership, metrics, stopped(stop));
+    let rounds = |stop| controller::run(client, options, shared, stopped(stop));
     let outcome = match &mut elector {
         Some(elector) => lead(elector, stop, rounds).await,
         None => {

@@ -1,6 +1,10 @@
 //! Prometheus metrics of the operator. Names carry `stoker_operator_` and their unit.
 
+mod scaling;
+
 use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+
+pub use self::scaling::ScalingMetrics;
 
 /// Upper bounds in seconds: fine around the few milliseconds that a settled round takes.
 const RECONCILE_BUCKETS: [f64; 14] =
@@ -24,6 +28,8 @@ pub struct Metrics {
     pub plans_refused: IntCounter,
     /// 1 while this process leads.
     pub leader: IntGauge,
+    /// Decisions on numbers of replicas.
+    pub scaling: ScalingMetrics,
 }
 
 impl Metrics {
@@ -46,6 +52,7 @@ impl Metrics {
             probe_reads: counters("probe_reads_total", "Readings of agents by outcome", &["outcome"])?,
             plans_refused: IntCounter::new("stoker_operator_plans_refused_total", "Plans that the linter refused")?,
             leader: IntGauge::new("stoker_operator_leader", "1 while this process leads")?,
+            scaling: ScalingMetrics::new(&registry)?,
             registry: registry.clone(),
         };
         registry.register(Box::new(metrics.reconcile_seconds.clone()))?;

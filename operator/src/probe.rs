@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt,
@@ -35,8 +36,8 @@ const READ_MOVING_EVERY: Duration = Duration::from_millis(500);
 const STALE_AFTER: Duration = Duration::from_secs(10);
 /// How early a reading may be: ticks never fall exactly on a pause.
 const TICK_SLACK: Duration = Duration::from_millis(50);
-/// Agents read at the same time.
-const CONCURRENT_READS: usize = 16;
+/// Agents read at the same time: sockets open at most, and a few dead agents do not hold up the others.
+const CONCURRENT_READS: usize = 64;
 /// Requests in one agent beyond which a reading is taken for nonsense.
 const ABSURD_REQUESTS: u32 = 10_000_000;
 
@@ -79,6 +80,35 @@ impl Load {
     }
 }
 
+/// An agent's last answer as it came, for the load window, which judges it by its own rules.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The report, or what came instead.
+    pub answer: Result<LoadReport, Unheard>,
+    /// When it came, Unix time in milliseconds.
+    pub at_ms: u64,
+}
+
+/// What an agent gave instead of a report.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Unheard {
+    /// Something else: HTML, an error status, half a body.
+    NotAReport,
+    /// Nothing in time.
+    Silence,
+}
+
+impl Heard {
+    fn new(answer: &Result<LoadReport, AgentError>, now: Timestamp) -> Self {
+        let answer = match answer {
+            Ok(report) => Ok(report.clone()),
+            Err(AgentError::Body(_) | AgentError::Status { .. }) => Err(Unheard::NotAReport),
+            Err(AgentError::Timeout | AgentError::Connection(_)) => Err(Unheard::Silence),
+        };
+        Self { answer, at_ms: u64::try_from(now.as_millisecond()).unwrap_or_default() }
+    }
+}
+
 /// The last reading of each pod, by UID. Shared: the probe writes, observations read.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
@@ -90,6 +120,7 @@ pub struct Readings {
 struct Reading {
     report: Option<(LoadReport, Instant)>,
     trouble: Option<Load>,
+    heard: Option<Heard>,
     asked: Option<Instant>,
     /// What a reconciliation was last asked for; readings age between answers, too.
     told: Signature,
@@ -122,6 +153,16 @@ impl Readings {
     pub fn of(&self, pod_uid: &str) -> Load {
         let by_pod = self.by_pod.read().unwrap_or_else(PoisonError::into_inner);
         by_pod.get(pod_uid).map_or(Load::Unread, |reading| reading.view(Instant::now()))
+    }
+
+    /// What the agent of this pod last answered.
+    pub fn heard(&self, pod_uid: &str) -> Option<Heard> {
+        self.by_pod.read().unwrap_or_else(PoisonError::into_inner).get(pod_uid)?.heard.clone()
+    }
+
+    fn hear(&self, pod_uid: &str, heard: Heard) {
+        let mut by_pod = self.by_pod.write().unwrap_or_else(PoisonError::into_inner);
+        by_pod.entry(pod_uid.to_owned()).or_default().heard = Some(heard);
     }
 
     /// Keeps a reading; true when it changes what a plan or a status would say.
@@ -202,6 +243,7 @@ impl Probe {
 
     async fn read(&self, target: Target) {
         let answer = self.agents.load(&target.ip).await;
+        self.readings.hear(&target.uid, Heard::new(&answer, Timestamp::now()));
         let load = judge(answer, &target.revision);
         self.metrics.probe_reads.with_label_values(&[load.kind()]).inc();
         if self.readings.record(&target.uid, load, Instant::now()) {

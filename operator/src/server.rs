@@ -1,32 +1,55 @@
-//! The operator's own HTTP: `/metrics`, `/healthz`, `/readyz`. Reads only.
+//! The operator's own HTTP: `/metrics`, `/healthz`, `/readyz`, and the full records of scaling decisions. Reads only.
 
-use std::sync::Arc;
-
-use axum::{Router, extract::State, http::StatusCode, routing::get};
+use axum::{
+    Router,
+    extract::{Path, Query, State},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Deserialize;
+use stoker_crds::scaling_status::RECORDS_PATH;
 use tokio::net::TcpListener;
 
-use crate::{lease::Leadership, metrics::Metrics};
+use crate::controller::Shared;
 
-/// What the answers are made from.
-#[derive(Clone, Debug)]
-pub struct Health {
-    /// What `/metrics` renders.
-    pub metrics: Arc<Metrics>,
-    /// Whether we lead; a standby is as ready as a leader.
-    pub leadership: Leadership,
-}
-
-/// Serves until the process ends.
-pub async fn serve(listener: TcpListener, health: Health) -> std::io::Result<()> {
+/// Serves until the process ends. A standby is as ready as a leader.
+pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(|| async { "ok" }))
-        .with_state(health);
+        .route(&format!("{RECORDS_PATH}/{{namespace}}/{{name}}"), get(records))
+        .with_state(shared);
     axum::serve(listener, routes).await
 }
 
-async fn metrics(State(health): State<Health>) -> Result<String, (StatusCode, String)> {
-    health.metrics.leader.set(health.leadership.holds().into());
-    health.metrics.render().map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+async fn metrics(State(shared): State<Shared>) -> Result<String, (StatusCode, String)> {
+    shared.metrics.leader.set(shared.leadership.holds().into());
+    shared.metrics.render().map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+}
+
+/// Which records.
+#[derive(Debug, Deserialize)]
+struct Since {
+    /// Only those made after this Unix time in milliseconds.
+    #[serde(default)]
+    after: u64,
+}
+
+/// One record a line, oldest first.
+async fn records(
+    State(shared): State<Shared>,
+    Path((namespace, name)): Path<(String, String)>,
+    Query(since): Query<Since>,
+) -> Response {
+    let Some(records) = shared.ledger.records(&namespace, &name, since.after) else {
+        let why = format!(
+            "nothing is decided about InferenceDeployment {namespace}/{name} here: it has no spec.scaling, its mode is \
+             external, or another operator leads\n"
+        );
+        return (StatusCode::NOT_FOUND, why).into_response();
+    };
+    let lines: String = records.iter().map(|record| record.to_line() + "\n").collect();
+    ([(CONTENT_TYPE, "application/jsonl")], lines).into_response()
 }

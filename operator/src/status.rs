@@ -5,8 +5,10 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use stoker_crds::{
-    conditions::{self, AVAILABLE, DEGRADED, PROGRESSING, READY},
+    conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, SCALING},
     contract::{AgentPhase, KV_BLOCK_TOKENS},
+    scaling::ScalingMode,
+    scaling_status::ScalingStatus,
     status::{CapacityStatus, InferenceDeploymentStatus, StartupPhase, StartupStatus},
 };
 
@@ -17,6 +19,7 @@ use crate::{
     observe::{Observed, ObservedPod, Stage, Trouble},
     plan::Plan,
     rollout::Strategy,
+    scaling::{metrics_healthy, scaling_status, scaling_verdict},
     validate::{SpecError, ValidatedDeployment},
 };
 
@@ -55,6 +58,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
     let cause = root_cause(plan, &applied.refusals, &observed.pods).map(|cause| in_hand(cause, plan));
+    let scaling = scaling(round, previous.scaling.as_ref(), now);
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
         (AVAILABLE, available(&counts)),
@@ -62,10 +66,12 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         (DEGRADED, degraded(cause.as_ref())),
     ];
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
+    let of_pods = verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict));
+    let of_scaling = scaling_conditions(round, scaling.as_ref(), &dated);
     let (capacity, look_again) = capacity(&observed.pods, previous.capacity.as_ref(), now);
     let status = InferenceDeploymentStatus {
         observed_generation: Some(deployment.identity.generation),
-        conditions: verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict)).collect(),
+        conditions: of_pods.chain(of_scaling).collect(),
         replicas: as_i32(counts.existing),
         ready_replicas: as_i32(counts.serving),
         updated_replicas: as_i32(counts.updated),
@@ -74,10 +80,27 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         revision: desired.revision.clone(),
         url: url(&deployment.identity),
         capacity,
-        scaling: None,
+        scaling,
         startup: startup(&observed.pods, &desired.revision),
     };
     Outlook { status, look_again }
+}
+
+/// The section about scaling, if the object asks for any.
+fn scaling(round: &Round<'_>, before: Option<&ScalingStatus>, now: Timestamp) -> Option<ScalingStatus> {
+    let spec = round.deployment.scaling.as_ref()?;
+    Some(scaling_status(spec, round.deployment.replicas, before, round.observed.scaling.as_ref(), now))
+}
+
+/// Until something is decided, what was said of readings stands.
+fn scaling_conditions(round: &Round<'_>, status: Option<&ScalingStatus>, dated: &Dated<'_>) -> Vec<Condition> {
+    let Some((spec, status)) = round.deployment.scaling.as_ref().zip(status) else { return Vec::new() };
+    let readings = match &round.observed.scaling {
+        _ if spec.mode == ScalingMode::External => None,
+        Some(latest) => Some(dated.condition(METRICS_HEALTHY, metrics_healthy(&latest.shown))),
+        None => dated.previous.iter().find(|condition| condition.type_ == METRICS_HEALTHY).cloned(),
+    };
+    readings.into_iter().chain([dated.condition(SCALING, scaling_verdict(status, spec.max))]).collect()
 }
 
 /// The status of an object that cannot be deployed. Replicas that run are left alone, so their numbers stay.
@@ -131,13 +154,16 @@ impl Counts {
 }
 
 /// Status, reason and message of a condition.
-struct Verdict {
-    value: bool,
-    trouble: Trouble,
+pub struct Verdict {
+    /// True or False.
+    pub value: bool,
+    /// Reason and message.
+    pub trouble: Trouble,
 }
 
 impl Verdict {
-    fn new(value: bool, reason: &str, message: impl Into<String>) -> Self {
+    /// A verdict of this reason.
+    pub fn new(value: bool, reason: &str, message: impl Into<String>) -> Self {
         Self { value, trouble: Trouble::new(reason, message) }
     }
 }
@@ -235,7 +261,7 @@ fn bounded(message: &str) -> String {
 }
 
 /// Times in objects have no fractions; what is written must equal what is read back.
-fn whole_seconds(time: Timestamp) -> Timestamp {
+pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).expect("the seconds of a timestamp are one")
 }
 

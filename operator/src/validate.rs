@@ -12,6 +12,7 @@ use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
     inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec},
+    scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
@@ -30,8 +31,10 @@ pub struct Defaults {
 pub struct ValidatedDeployment {
     /// Who it is.
     pub identity: Identity,
-    /// Replicas asked for.
+    /// Replicas to work towards.
     pub replicas: u32,
+    /// How the number follows the load.
+    pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
     pub replica: ReplicaInputs,
     /// Keeps every other module from building one.
@@ -110,6 +113,9 @@ pub enum SpecError {
         /// What the object says.
         found: String,
     },
+    /// Scaling that cannot be followed.
+    #[error("spec.{0}")]
+    Scaling(scaling::SpecError),
     /// A deployment without an image cannot run.
     #[error("spec.pod.image: not set, and the operator was started without --agent-image; set one of them")]
     NoImage,
@@ -131,8 +137,33 @@ pub enum SpecError {
 pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result<ValidatedDeployment, SpecError> {
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
-    let replicas = deployment.spec.replicas.unwrap_or(1).max(0).unsigned_abs();
-    Ok(ValidatedDeployment { identity, replicas, replica, _checked: Checked })
+    let scaling = scaling(deployment)?;
+    Ok(ValidatedDeployment { identity, replicas: replicas_wanted(deployment), scaling, replica, _checked: Checked })
+}
+
+/// Replicas to work towards. With native scaling that is the decision in the status: it was written down before anything
+/// acts on it. Handing the number over, to the operator or back, changes nothing by itself.
+pub fn replicas_wanted(deployment: &InferenceDeployment) -> u32 {
+    let status = deployment.status.as_ref();
+    let decided = status.and_then(|status| status.scaling.as_ref()).map(|scaling| scaling.desired);
+    let said = deployment.spec.replicas;
+    let count = |number: i32| number.max(0).unsigned_abs();
+    match &deployment.spec.scaling {
+        None => count(said.unwrap_or(1)),
+        Some(scaling) if scaling.mode == ScalingMode::Native => {
+            let present = decided.or(status.map(|status| status.replicas)).unwrap_or_default();
+            count(present).max(scaling.min).min(scaling.max)
+        }
+        Some(scaling) => said.or(decided).map_or(scaling.min, count),
+    }
+}
+
+fn scaling(deployment: &InferenceDeployment) -> Result<Option<ScalingSpec>, SpecError> {
+    let Some(scaling) = &deployment.spec.scaling else { return Ok(None) };
+    match scaling.errors().into_iter().next() {
+        Some(error) => Err(SpecError::Scaling(error)),
+        None => Ok(Some(scaling.clone())),
+    }
 }
 
 fn identity(deployment: &InferenceDeployment) -> Result<Identity, SpecError> {

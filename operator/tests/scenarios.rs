@@ -142,7 +142,14 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
     };
     let pods = scenario.pods.iter().map(|pod| observed_pod(pod, desired)).collect();
-    Observed { deployment: Arc::new(deployment), pods, foreign_pods: BTreeSet::new(), service, config_maps }
+    Observed {
+        deployment: Arc::new(deployment),
+        pods,
+        foreign_pods: BTreeSet::new(),
+        service,
+        scaling: None,
+        config_maps,
+    }
 }
 
 /// A pod named `current-0` or `REVISION-0`.

@@ -26,7 +26,8 @@ use serde_json::{Value, json};
 use stoker_cluster::{
     Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
 };
-use stoker_crds::InferenceDeployment;
+use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
+use stoker_scaling::DecisionRecord;
 use tokio::runtime::Runtime;
 
 use crate::cluster::TestCluster;
@@ -304,6 +305,13 @@ impl Operator {
     /// The text of `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         get(&format!("http://127.0.0.1:{}/metrics", self.port))
+    }
+
+    /// Full records of the decisions about a deployment, made after a Unix time in milliseconds.
+    pub fn records(&self, name: &str, after_ms: u64) -> Result<Vec<DecisionRecord>> {
+        let path = format!("{RECORDS_PATH}/{NAMESPACE}/{name}?after={after_ms}");
+        let text = get(&format!("http://127.0.0.1:{}{path}", self.port))?;
+        text.lines().map(|line| Ok(DecisionRecord::parse(line)?)).collect()
     }
 
     /// Resident memory in MB.

@@ -16,8 +16,13 @@ use kube::{
 use serde::de::DeserializeOwned;
 use stoker_crds::InferenceDeployment;
 
+pub(crate) use self::pod::stage;
 pub use self::pod::{Needs, ObservedPod, Stage, Trouble, observe_pod};
-use crate::{desired::labels, probe::Readings};
+use crate::{
+    desired::labels,
+    probe::Readings,
+    scaling::{Latest, Ledger},
+};
 
 /// Everything that exists for one deployment. Possibly stale.
 #[derive(Clone, Debug)]
@@ -30,6 +35,8 @@ pub struct Observed {
     pub foreign_pods: BTreeSet<String>,
     /// The Service of its name.
     pub service: Child<Service>,
+    /// The last decision on its number of replicas, if it scales and one was made.
+    pub scaling: Option<Latest>,
     /// ConfigMaps that it controls, and those of the revision's name that it does not.
     pub config_maps: Vec<Child<ConfigMap>>,
 }
@@ -50,6 +57,15 @@ pub enum Child<K> {
     },
 }
 
+/// What this process alone knows.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// What agents said.
+    pub readings: Readings,
+    /// What was decided about numbers of replicas.
+    pub ledger: Ledger,
+}
+
 /// The watch caches that all reconciliations share.
 #[derive(Clone)]
 pub struct Caches {
@@ -68,13 +84,13 @@ impl fmt::Debug for Caches {
 }
 
 /// What exists according to the caches.
-pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, readings: &Readings) -> Observed {
+pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, memory: &Memory) -> Observed {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
     let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
-    assemble(deployment, Found { pods, service, config_maps }, readings)
+    assemble(deployment, Found { pods, service, config_maps }, memory)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -82,7 +98,7 @@ pub async fn observe_live(
     deployment: &InferenceDeployment,
     revision_map: Option<&str>,
     client: &Client,
-    readings: &Readings,
+    memory: &Memory,
 ) -> kube::Result<Option<Observed>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
@@ -99,7 +115,7 @@ pub async fn observe_live(
         config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
     }
     let found = Found { pods, service: service.map(Arc::new), config_maps };
-    Ok(Some(assemble(Arc::new(fresh), found, readings)))
+    Ok(Some(assemble(Arc::new(fresh), found, memory)))
 }
 
 /// Objects found for a deployment, whoever controls them.
@@ -109,16 +125,17 @@ struct Found {
     config_maps: Vec<Arc<ConfigMap>>,
 }
 
-fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
+fn assemble(deployment: Arc<InferenceDeployment>, found: Found, memory: &Memory) -> Observed {
     let uid = deployment.uid().unwrap_or_default();
     let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
     let mut pods: Vec<ObservedPod> =
-        own.iter().map(|pod| observe_pod(pod, readings.of(&pod.uid().unwrap_or_default()))).collect();
+        own.iter().map(|pod| observe_pod(pod, memory.readings.of(&pod.uid().unwrap_or_default()))).collect();
     pods.sort_by(|a, b| (&a.revision, a.ordinal, &a.name).cmp(&(&b.revision, b.ordinal, &b.name)));
     Observed {
         pods,
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).collect(),
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
+        scaling: memory.ledger.latest(&deployment),
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
         deployment,
     }

@@ -137,7 +137,8 @@ fn needs(spec: &PodSpec) -> Needs {
     Needs { requests: requests.flatten().collect(), node_selector: spec.node_selector.clone().unwrap_or_default() }
 }
 
-fn stage(pod: &Pod) -> Stage {
+/// How far the pod is.
+pub(crate) fn stage(pod: &Pod) -> Stage {
     if pod.metadata.deletion_timestamp.is_some() {
         return Stage::Leaving;
     }

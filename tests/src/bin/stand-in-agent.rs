@@ -2,7 +2,9 @@
 //! same answers to `/healthz`, `/readyz`, `/v1/load` and `/v1/drain`, and streams ticks instead of tokens.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
-//! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once. `GET /stream/SECONDS` holds a stream open.
+//! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
+//! `GET /stream/SECONDS` holds a stream open; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
+//! `negative`, `future`, `revision`; any other kind tells the truth again.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +22,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{self, State},
     http::{StatusCode, header::RETRY_AFTER},
-    response::{IntoResponse, Response},
+    response::{Html, IntoResponse, Response},
     routing::{get, post},
 };
 use clap::Parser;
@@ -78,6 +80,7 @@ struct Agent {
     drain: Mutex<Option<Drain>>,
     running: AtomicU32,
     finished: AtomicU32,
+    lie: Mutex<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -119,6 +122,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         drain: Mutex::default(),
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
+        lie: Mutex::default(),
     });
     let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -136,6 +140,7 @@ fn routes(agent: Shared) -> Router {
         .route("/v1/load", get(load))
         .route("/v1/drain", post(drain).delete(undrain))
         .route("/stream/{seconds}", get(open_stream))
+        .route("/lie/{kind}", post(lie))
         .with_state(agent)
 }
 
@@ -179,11 +184,32 @@ async fn readyz(State(agent): State<Shared>) -> (StatusCode, String) {
     (status, format!("{phase:?}"))
 }
 
-async fn load(State(agent): State<Shared>) -> Json<LoadReport> {
+async fn lie(State(agent): State<Shared>, extract::Path(kind): extract::Path<String>) {
+    *agent.lie.lock().await = kind;
+}
+
+async fn load(State(agent): State<Shared>) -> Response {
+    let truth = report(&agent).await;
+    let lie = agent.lie.lock().await.clone();
+    match lie.as_str() {
+        "html" => Html("<html><body>502 Bad Gateway</body></html>").into_response(),
+        // JSON has no NaN: what writes one anyway writes no JSON.
+        "nan" => {
+            let text = serde_json::to_string(&truth).unwrap_or_default();
+            text.replace("\"stalledSeconds\":0.0", "\"stalledSeconds\":NaN").into_response()
+        }
+        "negative" => Json(LoadReport { stalled_seconds: -1.0, ..truth }).into_response(),
+        "future" => Json(LoadReport { time_ms: truth.time_ms + 3_600_000, ..truth }).into_response(),
+        "revision" => Json(LoadReport { revision: "ffffffff".to_owned(), ..truth }).into_response(),
+        _ => Json(truth).into_response(),
+    }
+}
+
+async fn report(agent: &Agent) -> LoadReport {
     let running = agent.running.load(Ordering::SeqCst);
     let referenced = (running * BLOCKS_PER_STREAM).min(TOTAL_BLOCKS);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Json(LoadReport {
+    LoadReport {
         time_ms: u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX),
         start_id: agent.start_id.clone(),
         revision: agent.config.revision.clone(),
@@ -203,7 +229,7 @@ async fn load(State(agent): State<Shared>) -> Json<LoadReport> {
         itl_p95_seconds: None,
         prefill_tokens_per_second: None,
         stalled_seconds: 0.0,
-    })
+    }
 }
 
 async fn drain(State(agent): State<Shared>, body: Bytes) -> StatusCode {

@@ -1,0 +1,164 @@
+//! Which pods count as replicas, and how. Pure.
+//!
+//! A replica that served and cannot be asked any more still counts as serving, with a reading that is not fresh: a
+//! crashed agent must look like lost sight, never like lost load.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use stoker_scaling::Standing;
+
+use crate::{
+    desired::labels,
+    observe::{Stage, stage},
+    probe::Heard,
+};
+
+/// How long a pod that just became ready may be without a believable reading before that is a complaint.
+const FIRST_READING_MS: u64 = 6_000;
+
+/// One pod as scaling sees it.
+#[derive(Clone, Debug)]
+pub(super) struct PodView {
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) revision: String,
+    pub(super) stage: Stage,
+    pub(super) draining: bool,
+    pub(super) heard: Option<Heard>,
+}
+
+impl PodView {
+    pub(super) fn of(pod: &Pod, heard: Option<Heard>) -> Self {
+        Self {
+            name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
+            revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
+            stage: stage(pod),
+            draining: pod.annotations().contains_key(labels::DRAIN_STARTED),
+            heard,
+        }
+    }
+}
+
+/// What is remembered of the pods, by UID.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fleet {
+    known: HashMap<String, Known>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// When it was first seen ready.
+    ready_ms: Option<u64>,
+    /// The process whose reading was last believed.
+    start_id: Option<String>,
+}
+
+impl Fleet {
+    /// Each replica with its standing; pods that ended are none.
+    pub(super) fn standings<'a>(&mut self, pods: &'a [PodView], now_ms: u64) -> Vec<(&'a str, Standing)> {
+        let mut before = std::mem::take(&mut self.known);
+        for pod in pods {
+            let mut known = before.remove(&pod.uid).unwrap_or_default();
+            if pod.stage == Stage::Serving {
+                known.ready_ms.get_or_insert(now_ms);
+            }
+            self.known.insert(pod.uid.clone(), known);
+        }
+        pods.iter().filter_map(|pod| Some((pod.name.as_str(), self.standing(pod, now_ms)?))).collect()
+    }
+
+    /// A reading of this process in the pod was believed.
+    pub(super) fn believe(&mut self, pod: &PodView, start_id: &str) {
+        if let Some(known) = self.known.get_mut(&pod.uid) {
+            known.start_id = Some(start_id.to_owned());
+        }
+    }
+
+    /// True when it served and its process ended since: it is not ready again, or another process is, for which this tick
+    /// is the first. However short, that was lost sight.
+    pub(super) fn is_down(&mut self, pod: &PodView) -> bool {
+        let Some(known) = self.known.get_mut(&pod.uid) else { return false };
+        let Some(believed) = &known.start_id else { return false };
+        if !matches!(pod.stage, Stage::Serving | Stage::Faltering { .. }) {
+            return true;
+        }
+        let report = pod.heard.as_ref().and_then(|heard| heard.answer.as_ref().ok());
+        let Some(other) = report.map(|report| &report.start_id).filter(|start_id| *start_id != believed) else {
+            return false;
+        };
+        known.start_id = Some(other.clone());
+        true
+    }
+
+    fn standing(&self, pod: &PodView, now_ms: u64) -> Option<Standing> {
+        let known = self.known.get(&pod.uid);
+        let believed = known.is_some_and(|known| known.start_id.is_some());
+        let ready_ms = known.and_then(|known| known.ready_ms);
+        let overdue = ready_ms.is_some_and(|ready_ms| now_ms >= ready_ms + FIRST_READING_MS);
+        match pod.stage {
+            Stage::Finished(_) => None,
+            Stage::Leaving => Some(Standing::Draining),
+            _ if pod.draining => Some(Standing::Draining),
+            _ if believed || overdue => Some(Standing::Serving),
+            Stage::Faltering { .. } => Some(Standing::Serving),
+            Stage::Serving | Stage::Unscheduled { .. } | Stage::Preparing | Stage::Blocked(_) | Stage::Starting => {
+                Some(Standing::Starting)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::Trouble;
+
+    fn pod(stage: Stage) -> PodView {
+        let [name, uid] = ["chat-0a-0", "uid-0"].map(str::to_owned);
+        PodView { name, uid, revision: "0a".into(), stage, draining: false, heard: None }
+    }
+
+    fn standing(fleet: &mut Fleet, pod: &PodView, now_ms: u64) -> Option<Standing> {
+        fleet.standings(std::slice::from_ref(pod), now_ms).first().map(|(_, standing)| *standing)
+    }
+
+    #[test]
+    fn a_pod_that_became_ready_serves_with_its_first_believed_reading() {
+        let (mut fleet, pod) = (Fleet::default(), pod(Stage::Serving));
+        assert_eq!(standing(&mut fleet, &pod, 0), Some(Standing::Starting));
+        fleet.believe(&pod, "a");
+        assert_eq!(standing(&mut fleet, &pod, 2_000), Some(Standing::Serving));
+    }
+
+    #[test]
+    fn a_ready_pod_that_is_never_believed_is_missed_after_three_ticks() {
+        let (mut fleet, pod) = (Fleet::default(), pod(Stage::Serving));
+        assert_eq!(standing(&mut fleet, &pod, 0), Some(Standing::Starting));
+        assert_eq!(standing(&mut fleet, &pod, FIRST_READING_MS), Some(Standing::Serving));
+    }
+
+    #[test]
+    fn a_crashed_replica_is_lost_sight_and_not_lost_load() {
+        let mut fleet = Fleet::default();
+        let serving = pod(Stage::Serving);
+        standing(&mut fleet, &serving, 0);
+        fleet.believe(&serving, "a");
+        let crashed = pod(Stage::Blocked(Trouble::new("CrashLoopBackOff", "")));
+        assert_eq!(standing(&mut fleet, &crashed, 2_000), Some(Standing::Serving));
+        assert_eq!(standing(&mut fleet, &pod(Stage::Starting), 4_000), Some(Standing::Serving));
+        assert!(fleet.is_down(&crashed) && !fleet.is_down(&serving));
+    }
+
+    #[test]
+    fn who_never_served_starts_and_who_leaves_drains() {
+        let mut fleet = Fleet::default();
+        assert_eq!(standing(&mut fleet, &pod(Stage::Preparing), 0), Some(Standing::Starting));
+        assert_eq!(standing(&mut fleet, &pod(Stage::Leaving), 0), Some(Standing::Draining));
+        let draining = PodView { draining: true, ..pod(Stage::Serving) };
+        assert_eq!(standing(&mut fleet, &draining, 60_000), Some(Standing::Draining));
+        assert_eq!(standing(&mut fleet, &pod(Stage::Finished(Trouble::default())), 0), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! How many replicas: reads what the probe heard, decides every two seconds, and leaves the decision in the ledger.
+//!
+//! [`Autoscaler`] owns the memory of each deployment that scales; rounds take its decision from the [`Ledger`], write it
+//! into the status and act on what the status says, so a decision is durable before it creates or drains anything.
+//! Nothing here talks to the API server or waits for an agent; the decision itself is `stoker_scaling::decide_scale`.
+
+mod fleet;
+mod ledger;
+mod report;
+mod scaler;
+mod starts;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt,
+    runtime::reflector::{ObjectRef, Store},
+};
+use stoker_crds::{
+    InferenceDeployment,
+    scaling::{ScalingMode, ScalingSpec},
+};
+use tokio::sync::mpsc;
+
+use self::{
+    fleet::PodView,
+    scaler::{Scaler, Scene},
+    starts::Starts,
+};
+pub use self::{
+    ledger::{Latest, Ledger, Shown},
+    report::{metrics_healthy, scaling_status, scaling_verdict},
+};
+use crate::{metrics::Metrics, probe::Readings, validate::replicas_wanted};
+
+/// How often is decided: as often as agents are read.
+pub const DECIDE_EVERY: Duration = Duration::from_secs(2);
+/// Time for the first readings after a start: without them every replica would look lost.
+const FIRST_DECISION_AFTER: Duration = Duration::from_secs(3);
+
+/// Decides for every deployment that scales, for as long as it runs.
+pub struct Autoscaler {
+    /// The deployments.
+    pub deployments: Store<InferenceDeployment>,
+    /// Their pods.
+    pub pods: Store<Pod>,
+    /// What agents said.
+    pub readings: Readings,
+    /// Where decisions go.
+    pub ledger: Ledger,
+    /// Whose deployment to look at again, bounded: when it is full, the next tick asks again.
+    pub changed: mpsc::Sender<ObjectRef<InferenceDeployment>>,
+    /// Counts decisions.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Autoscaler {
+    /// Decides until the receiver of changes is gone.
+    pub async fn run(self) {
+        let (mut scalers, mut starts) = (HashMap::new(), Starts::default());
+        let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_DECISION_AFTER, DECIDE_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while !self.changed.is_closed() {
+            ticks.tick().await;
+            let started = Instant::now();
+            self.tick(&mut scalers, &mut starts, Timestamp::now());
+            self.metrics.scaling.tick_seconds.observe(started.elapsed().as_secs_f64());
+        }
+    }
+
+    fn tick(&self, scalers: &mut HashMap<String, Scaler>, starts: &mut Starts, now: Timestamp) {
+        let deployments = self.deployments.state();
+        let scaling: Vec<_> =
+            deployments.iter().filter_map(|deployment| Some((deployment, decides(deployment)?))).collect();
+        let kept: HashSet<String> = scaling.iter().filter_map(|(deployment, _)| deployment.uid()).collect();
+        scalers.retain(|uid, _| kept.contains(uid));
+        for gone in self.ledger.keep_only(&kept) {
+            self.metrics.scaling.forget(&gone);
+        }
+        let mut pods = self.pods_by_owner();
+        starts.keep_only(&pods);
+        for (deployment, spec) in scaling {
+            let Some(uid) = deployment.uid() else { continue };
+            let own = pods.remove(&uid).unwrap_or_default();
+            starts.learn(&deployment.spec.model.source, &own);
+            let views: Vec<PodView> =
+                own.iter().map(|pod| PodView::of(pod, self.readings.heard(&pod.uid().unwrap_or_default()))).collect();
+            let scene = Scene {
+                spec,
+                replicas: replicas_wanted(deployment),
+                status: deployment.status.as_ref(),
+                pods: &views,
+                start_seconds: starts.p90_seconds(&deployment.spec.model.source),
+                now,
+            };
+            let scaler = scalers.entry(uid).or_insert_with(|| Scaler::resume(&scene));
+            let latest = scaler.step(&scene);
+            self.tell(deployment, spec, latest, now);
+        }
+    }
+
+    /// Leaves the decision in the ledger, and asks for a round if the status is to say something else.
+    fn tell(&self, deployment: &InferenceDeployment, spec: &ScalingSpec, latest: Latest, now: Timestamp) {
+        let target = ObjectRef::from_obj(deployment);
+        self.metrics.scaling.decided(&target, &latest.record);
+        let before = deployment.status.as_ref().and_then(|status| status.scaling.as_ref());
+        let after = scaling_status(spec, replicas_wanted(deployment), before, Some(&latest), now);
+        let moved = before != Some(&after);
+        self.ledger.record(deployment, latest);
+        if moved {
+            // Full, or the operator stops: the next tick asks again.
+            let _ = self.changed.try_send(target);
+        }
+    }
+
+    fn pods_by_owner(&self) -> HashMap<String, Vec<Arc<Pod>>> {
+        let mut by_owner: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
+        for pod in self.pods.state() {
+            let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+            if let Some(owner) = owner.map(|owner| owner.uid.clone()) {
+                by_owner.entry(owner).or_default().push(pod);
+            }
+        }
+        by_owner
+    }
+}
+
+/// The specification, if anything is to be decided by it.
+fn decides(deployment: &InferenceDeployment) -> Option<&ScalingSpec> {
+    let leaves = deployment.metadata.deletion_timestamp.is_some();
+    deployment
+        .spec
+        .scaling
+        .as_ref()
+        .filter(|spec| !leaves && spec.mode != ScalingMode::External && spec.errors().is_empty())
+}

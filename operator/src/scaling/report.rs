@@ -1,0 +1,164 @@
+//! What the status says about scaling, from the last decision and from what it said before. Pure.
+//!
+//! Written seldom: at once when the number or the sight changes, otherwise only after a pause and when a reader would
+//! notice. A deployment without load writes nothing.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
+use stoker_crds::{
+    conditions,
+    scaling::{ScalingMode, ScalingSpec},
+    scaling_status::{DecisionStatus, ScalingStatus},
+};
+use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState};
+
+use super::ledger::{Latest, Shown};
+use crate::status::{Verdict, whole_seconds};
+
+/// Least time between two writes that do not change the number.
+const PAUSE: SignedDuration = SignedDuration::from_secs(30);
+/// Under load, what was learned is written down this often.
+const REFRESH: SignedDuration = SignedDuration::from_secs(300);
+/// Percentage points that the pressure moves before it is written again.
+const PRESSURE_STEP: i32 = 20;
+
+/// The section of the status. Without a decision, what it said before.
+pub fn scaling_status(
+    spec: &ScalingSpec,
+    replicas: u32,
+    before: Option<&ScalingStatus>,
+    latest: Option<&Latest>,
+    now: Timestamp,
+) -> ScalingStatus {
+    let unread = ScalingStatus {
+        mode: spec.mode,
+        desired: as_i32(replicas),
+        coverage: String::new(),
+        last: None,
+        decisions: Vec::new(),
+        state: String::new(),
+    };
+    let before = ScalingStatus { mode: spec.mode, desired: as_i32(replicas), ..before.cloned().unwrap_or(unread) };
+    if spec.mode == ScalingMode::External {
+        return ScalingStatus { coverage: String::new(), ..before };
+    }
+    let Some(latest) = latest else { return before };
+    let current = in_short(&latest.record, now);
+    // Before the first replica serves there is nothing to tell.
+    let is_telling = latest.record.signals.coverage.serving > 0 || !latest.changes.is_empty();
+    let write = is_telling && is_worth_writing(before.last.as_ref(), &current, now);
+    ScalingStatus {
+        mode: spec.mode,
+        desired: if spec.mode == ScalingMode::Native { current.to } else { as_i32(replicas) },
+        coverage: format!("{}/{}", latest.shown.fresh, latest.shown.serving),
+        decisions: latest.changes.clone(),
+        state: if write { state_text(&latest.record.after) } else { before.state },
+        last: if write { Some(current) } else { before.last },
+    }
+}
+
+fn is_worth_writing(before: Option<&DecisionStatus>, current: &DecisionStatus, now: Timestamp) -> bool {
+    let Some(before) = before else { return true };
+    let age = now.duration_since(before.at.0);
+    let differs = (&before.cause, &before.bound) != (&current.cause, &current.bound)
+        || (before.pressure_percent - current.pressure_percent).abs() >= PRESSURE_STEP;
+    before.to != current.to || (age >= PAUSE && differs) || (age >= REFRESH && current.pressure_percent > 0)
+}
+
+fn state_text(state: &ScaleState) -> String {
+    serde_json::to_string(state).expect("a state is plain data")
+}
+
+/// A decision as the status shows it.
+pub(super) fn in_short(record: &DecisionRecord, now: Timestamp) -> DecisionStatus {
+    let DecisionRecord { decision, signals, .. } = record;
+    DecisionStatus {
+        at: Time(whole_seconds(now)),
+        from: as_i32(decision.previous),
+        to: as_i32(decision.desired),
+        pressure_percent: (decision.pressure * 100.0).round() as i32,
+        cause: decision.cause.map_or_else(|| "none".to_owned(), |cause| word(&cause)),
+        bound: word(&decision.bound),
+        coverage: share(&signals.coverage),
+    }
+}
+
+fn share(coverage: &Coverage) -> String {
+    format!("{}/{}", coverage.fresh, coverage.serving)
+}
+
+/// The word that an enumeration's value has in records.
+fn word(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).expect("an enumeration is plain data");
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// The condition MetricsHealthy.
+pub fn metrics_healthy(shown: &Shown) -> Verdict {
+    let Shown { serving, fresh, example } = shown;
+    match example {
+        _ if *serving == 0 => Verdict::new(true, conditions::REASON_NOTHING_TO_READ, "no replica serves yet"),
+        Some((replica, why)) => Verdict::new(
+            false,
+            conditions::REASON_NOT_ALL_FRESH,
+            format!("{fresh} of {serving} serving replicas fresh; nothing goes down; {replica} {}", complaint(*why)),
+        ),
+        None => {
+            Verdict::new(true, conditions::REASON_ALL_FRESH, format!("{fresh} of {serving} serving replicas fresh"))
+        }
+    }
+}
+
+/// Without the age: what is written must not change with every tick.
+fn complaint(why: NotFresh) -> &'static str {
+    match why {
+        NotFresh::Missing => "never answered",
+        NotFresh::Stale { .. } => "is silent",
+        NotFresh::Absurd { why } => why.words(),
+    }
+}
+
+/// The condition Scaling, from what the status says.
+pub fn scaling_verdict(status: &ScalingStatus, max: u32) -> Verdict {
+    match status.mode {
+        ScalingMode::External => Verdict::new(
+            false,
+            conditions::REASON_EXTERNAL,
+            "scaling.mode is external: the number is spec.replicas, set through the scale subresource",
+        ),
+        ScalingMode::Advisory => Verdict::new(
+            false,
+            conditions::REASON_ADVISORY,
+            format!("scaling.mode is advisory: spec.replicas stands; {}", words(status)),
+        ),
+        ScalingMode::Native => native(status, max),
+    }
+}
+
+fn native(status: &ScalingStatus, max: u32) -> Verdict {
+    let bound = status.last.as_ref().map_or("", |last| last.bound.as_str());
+    match bound {
+        "max" => Verdict::new(
+            true,
+            conditions::REASON_AT_MAX,
+            format!("{}; scaling.max is {max}: raise it to follow the load", words(status)),
+        ),
+        "quorumUp" => Verdict::new(
+            false,
+            conditions::REASON_BLIND,
+            format!("too few fresh readings to move from {}; see MetricsHealthy", status.desired),
+        ),
+        _ => Verdict::new(true, conditions::REASON_NATIVE, words(status)),
+    }
+}
+
+fn words(status: &ScalingStatus) -> String {
+    let Some(last) = &status.last else { return format!("{} wanted, nothing decided yet", status.desired) };
+    let DecisionStatus { from, to, pressure_percent, cause, bound, .. } = last;
+    format!("{from} -> {to}: pressure {pressure_percent} % from {cause}, bound by {bound}")
+}
+
+fn as_i32(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,344 @@
+//! One deployment's memory between decisions, and one step of it. Pure: pods, readings and time are arguments.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use jiff::Timestamp;
+use stoker_crds::{
+    InferenceDeploymentStatus,
+    scaling::{ScalingMode, ScalingSpec},
+    scaling_status::{DECISIONS_KEPT, DecisionStatus},
+};
+use stoker_scaling::{
+    Answer, Coverage, DecisionRecord, Expected, LoadWindow, Reading, ScaleState, ServiceLaw, decide_scale,
+};
+
+use super::{
+    fleet::{Fleet, PodView},
+    ledger::{Latest, Shown},
+    report::in_short,
+};
+use crate::probe::Unheard;
+
+/// How long all readings must be fresh again before the status says so: an agent that comes and goes causes no writes.
+const HEALTHY_AFTER_MS: u64 = 30_000;
+
+/// What one step looks at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scene<'a> {
+    pub(super) spec: &'a ScalingSpec,
+    /// Replicas worked towards.
+    pub(super) replicas: u32,
+    pub(super) status: Option<&'a InferenceDeploymentStatus>,
+    pub(super) pods: &'a [PodView],
+    pub(super) start_seconds: f64,
+    pub(super) now: Timestamp,
+}
+
+impl Scene<'_> {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.now.as_millisecond()).unwrap_or_default()
+    }
+
+    fn revision(&self) -> &str {
+        self.status.map_or("", |status| &status.revision)
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Scaler {
+    window: LoadWindow,
+    fleet: Fleet,
+    state: ScaleState,
+    mode: ScalingMode,
+    revision: String,
+    changes: VecDeque<DecisionStatus>,
+    shown: Shown,
+    /// When some reading was last not fresh.
+    shaken_ms: Option<u64>,
+}
+
+impl Scaler {
+    /// Goes on where the status says that another operator stopped, or begins with the replicas that there are.
+    pub(super) fn resume(scene: &Scene<'_>) -> Self {
+        let before = scene.status.and_then(|status| status.scaling.as_ref());
+        let state = before.and_then(|before| serde_json::from_str::<ScaleState>(&before.state).ok());
+        let mut state =
+            state.map_or_else(|| ScaleState::starting_at(scene.replicas), |state| state.resumed(scene.now_ms()));
+        if scene.spec.mode == ScalingMode::Native {
+            // What was written down is what was acted on.
+            state.desired = scene.replicas;
+        }
+        Self {
+            window: LoadWindow::default(),
+            fleet: Fleet::default(),
+            state,
+            mode: scene.spec.mode,
+            revision: scene.revision().to_owned(),
+            changes: before.map(|before| before.decisions.clone().into()).unwrap_or_default(),
+            shown: Shown::default(),
+            shaken_ms: None,
+        }
+    }
+
+    /// One tick: who is there, what they said, what follows.
+    pub(super) fn step(&mut self, scene: &Scene<'_>) -> Latest {
+        self.turn(scene);
+        self.read(scene);
+        let now_ms = scene.now_ms();
+        let decided = decide_scale(scene.spec, &self.window, &self.state, now_ms);
+        let record = Arc::new(DecisionRecord::new(scene.spec, &self.state, decided, now_ms));
+        self.state = record.after.clone();
+        self.remember(&record, scene.now);
+        self.show(&record.signals.coverage, now_ms);
+        Latest { changes: self.changes.iter().cloned().collect(), shown: self.shown.clone(), record }
+    }
+
+    /// A new mode begins with the replicas that there are. A new revision is another model or another engine: what was
+    /// learned of its speed does not hold; what was needed lately does.
+    fn turn(&mut self, scene: &Scene<'_>) {
+        if self.mode != scene.spec.mode {
+            self.mode = scene.spec.mode;
+            self.state.desired = scene.replicas;
+        }
+        if self.revision != scene.revision() {
+            scene.revision().clone_into(&mut self.revision);
+            self.state.law = ServiceLaw::default();
+        }
+    }
+
+    fn read(&mut self, scene: &Scene<'_>) {
+        let now_ms = scene.now_ms();
+        self.window.set_fleet(self.fleet.standings(scene.pods, now_ms));
+        for pod in scene.pods {
+            let Some(heard) = &pod.heard else { continue };
+            let answer = match &heard.answer {
+                Ok(report) => Answer::Report(report),
+                Err(Unheard::NotAReport) => Answer::NotAReport,
+                Err(Unheard::Silence) => Answer::Silence,
+            };
+            let answer = if self.fleet.is_down(pod) { Answer::Down } else { answer };
+            self.window.take(&pod.name, answer, Expected { revision: &pod.revision, now_ms: heard.at_ms });
+            if let Reading::Fresh(load) = self.window.reading(&pod.name, now_ms) {
+                self.fleet.believe(pod, &load.start_id);
+            }
+        }
+        self.window.set_start_seconds(scene.start_seconds);
+        self.window.tick(now_ms);
+    }
+
+    fn remember(&mut self, record: &DecisionRecord, now: Timestamp) {
+        if record.decision.desired == record.decision.previous {
+            return;
+        }
+        if self.changes.len() == DECISIONS_KEPT {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(in_short(record, now));
+    }
+
+    /// Lost sight shows at once and gets only worse until all readings were fresh for a while.
+    fn show(&mut self, coverage: &Coverage, now_ms: u64) {
+        let current = Shown::of(coverage);
+        if !current.is_complete() {
+            self.shaken_ms = Some(now_ms);
+        }
+        let healed = self.shaken_ms.is_none_or(|shaken_ms| now_ms >= shaken_ms + HEALTHY_AFTER_MS);
+        let worse = current.serving != self.shown.serving || current.fresh < self.shown.fresh;
+        if healed || (worse && !current.is_complete()) {
+            self.shown = current;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus};
+
+    use super::*;
+    use crate::{observe::Stage, probe::Heard, scaling::report::scaling_status};
+
+    const START_MS: i64 = 1_763_700_000_000;
+
+    /// One deployment whose replicas all have the same load, tick by tick.
+    struct World {
+        spec: ScalingSpec,
+        status: InferenceDeploymentStatus,
+        silent: usize,
+        start_id: &'static str,
+        ticked: i64,
+    }
+
+    impl World {
+        fn new(replicas: i32) -> Self {
+            let mut spec = ScalingSpec::between(1, 8);
+            spec.behavior.stable_window_seconds = 4;
+            spec.behavior.panic_window_seconds = 2;
+            spec.behavior.down_stabilization_seconds = Some(4);
+            let status = InferenceDeploymentStatus { replicas, revision: "0a".into(), ..Default::default() };
+            Self { spec, status, silent: 0, start_id: "a", ticked: 0 }
+        }
+
+        fn now(&self) -> Timestamp {
+            Timestamp::from_millisecond(START_MS + self.ticked * 2000).unwrap()
+        }
+
+        fn desired(&self) -> u32 {
+            self.status.scaling.as_ref().map_or(self.status.replicas, |scaling| scaling.desired).unsigned_abs()
+        }
+
+        /// One tick in which every replica references this many of its 1000 blocks; true when the status moved.
+        fn tick(&mut self, scaler: &mut Scaler, referenced: u32) -> bool {
+            self.ticked += 1;
+            let now = self.now();
+            let n_pods = self.desired() as usize;
+            let mut pods: Vec<PodView> = (0..n_pods).map(|ordinal| pod(ordinal, referenced, self)).collect();
+            pods.iter_mut().take(self.silent).for_each(|pod| pod.heard = None);
+            let latest = scaler.step(&self.scene(&pods, now));
+            let line = latest.record.to_line();
+            assert_eq!(DecisionRecord::parse(&line).ok().as_ref(), Some(&*latest.record), "{line}");
+            let before = self.status.scaling.take();
+            let after = scaling_status(&self.spec, self.desired_before(&before), before.as_ref(), Some(&latest), now);
+            let moved = before.as_ref() != Some(&after);
+            self.status.scaling = Some(after);
+            moved
+        }
+
+        /// Some ticks; how many of them moved the status.
+        fn ticks(&mut self, scaler: &mut Scaler, count: usize, referenced: u32) -> usize {
+            (0..count).filter(|_| self.tick(scaler, referenced)).count()
+        }
+
+        fn desired_before(&self, before: &Option<ScalingStatus>) -> u32 {
+            before.as_ref().map_or(self.status.replicas, |before| before.desired).unsigned_abs()
+        }
+
+        fn scene<'a>(&'a self, pods: &'a [PodView], now: Timestamp) -> Scene<'a> {
+            Scene {
+                spec: &self.spec,
+                replicas: self.desired(),
+                status: Some(&self.status),
+                pods,
+                start_seconds: 5.0,
+                now,
+            }
+        }
+
+        fn scaler(&self) -> Scaler {
+            Scaler::resume(&self.scene(&[], self.now()))
+        }
+    }
+
+    fn pod(ordinal: usize, referenced: u32, world: &World) -> PodView {
+        let now = world.now();
+        let report: LoadReport = serde_json::from_value(json!({
+            "timeMs": now.as_millisecond(), "startId": world.start_id, "revision": "0a", "phase": "ready", "error": null,
+            "loadProgress": 1.0, "running": referenced / 10, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 1000,
+            "referencedBlocks": referenced, "cachedBlocks": 0, "freeBlocks": 1000 - referenced, "preemptions": 0,
+            "finished": 0, "ttftP95Seconds": null, "itlP95Seconds": null, "prefillTokensPerSecond": null,
+            "stalledSeconds": 0.0
+        }))
+        .unwrap();
+        let at_ms = u64::try_from(now.as_millisecond()).unwrap();
+        PodView {
+            name: format!("chat-0a-{ordinal}"),
+            uid: ordinal.to_string(),
+            revision: "0a".into(),
+            stage: Stage::Serving,
+            draining: false,
+            heard: Some(Heard { answer: Ok(report), at_ms }),
+        }
+    }
+
+    #[test]
+    fn a_deployment_without_load_writes_its_status_once() {
+        let mut world = World::new(1);
+        let mut scaler = world.scaler();
+        let writes: Vec<i64> = (0..600).filter(|_| world.tick(&mut scaler, 0)).collect();
+        assert_eq!(writes, [0, 1], "the first says who decides, the second what");
+    }
+
+    #[test]
+    fn steady_load_is_written_every_five_minutes() {
+        let mut world = World::new(4);
+        let mut scaler = world.scaler();
+        let writes = world.ticks(&mut scaler, 600, 700);
+        assert!(writes <= 8, "{writes} writes in twenty minutes");
+    }
+
+    #[test]
+    fn a_killed_operator_goes_on_with_the_number_it_had_written_down() {
+        let mut world = World::new(2);
+        let mut scaler = world.scaler();
+        world.ticks(&mut scaler, 5, 900);
+        let before = world.desired();
+        assert!(before > 2);
+        // Another process, with load that would let replicas go: the higher number was needed until now.
+        let mut successor = world.scaler();
+        assert_eq!(successor.state.desired, before);
+        world.tick(&mut successor, 0);
+        assert_eq!(world.desired(), before);
+        world.ticks(&mut successor, 20, 0);
+        assert_eq!(world.desired(), 1);
+    }
+
+    #[test]
+    fn a_silent_replica_shows_within_three_ticks_and_nothing_goes_down() {
+        let mut world = World::new(3);
+        let mut scaler = world.scaler();
+        world.ticks(&mut scaler, 3, 700);
+        world.silent = 1;
+        world.ticks(&mut scaler, 3, 0);
+        assert_eq!((scaler.shown.fresh, scaler.shown.serving), (2, 3));
+        world.ticks(&mut scaler, 100, 0);
+        assert_eq!(world.desired(), 3);
+        world.silent = 0;
+        let ticks = (0..100)
+            .take_while(|_| !{
+                world.tick(&mut scaler, 0);
+                scaler.shown.is_complete()
+            })
+            .count();
+        assert!((14..=16).contains(&ticks), "healthy again after {ticks} ticks");
+    }
+
+    #[test]
+    fn a_process_that_was_replaced_between_two_ticks_was_out_of_sight() {
+        let mut world = World::new(2);
+        let mut scaler = world.scaler();
+        world.ticks(&mut scaler, 3, 700);
+        world.start_id = "b";
+        world.tick(&mut scaler, 0);
+        assert_eq!((scaler.shown.fresh, scaler.shown.serving), (0, 2));
+        assert_eq!(world.desired(), 2);
+    }
+
+    #[test]
+    fn a_new_revision_forgets_the_speed_of_the_old_one_and_keeps_the_number() {
+        let mut world = World::new(2);
+        let mut scaler = world.scaler();
+        world.tick(&mut scaler, 700);
+        scaler.state.law = serde_json::from_value(json!({
+            "weight": 1.0, "kv": 0.5, "residence": 4.0, "kvKv": 0.25, "kvResidence": 2.0, "learnedMs": START_MS
+        }))
+        .unwrap();
+        let desired = scaler.state.desired;
+        world.status.revision = "0b".into();
+        scaler.turn(&world.scene(&[], world.now()));
+        assert_eq!((scaler.state.law, scaler.state.desired), (ServiceLaw::default(), desired));
+    }
+
+    #[test]
+    fn the_section_stays_small_however_often_the_number_changes() {
+        let mut world = World::new(2);
+        let mut scaler = world.scaler();
+        for round in 0..200 {
+            world.tick(&mut scaler, if round % 20 < 4 { 990 } else { 0 });
+        }
+        let section = world.status.scaling.as_ref().unwrap();
+        assert_eq!(section.decisions.len(), DECISIONS_KEPT);
+        let bytes = serde_json::to_string(section).unwrap().len();
+        assert!(bytes < 5 * 1024, "{bytes} bytes");
+    }
+}

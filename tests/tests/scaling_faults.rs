@@ -1,0 +1,110 @@
+//! Agents that die, freeze or lie: nothing goes down, and the status says within three ticks that it cannot see. Each
+//! deployment has two replicas where one would do; in all but one of them one agent is broken.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    collections::BTreeMap,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::operator::{NAMESPACE, Rig, condition};
+
+const SOON: Duration = Duration::from_secs(90);
+/// Three ticks of two seconds, and the time to write the status and to look at it.
+const SAID_WITHIN: Duration = Duration::from_millis(3 * 2000 + 1500);
+/// Windows, stabilisation and a drain of the one that may go, several times over.
+const WATCHED: Duration = Duration::from_secs(30);
+const LIES: [&str; 5] = ["html", "nan", "negative", "future", "revision"];
+
+fn spec(min: u32) -> Value {
+    json!({
+        "model": {"source": "builtin://ember"}, "drain": {"withdrawSeconds": 0, "deadlineSeconds": 10},
+        "scaling": {"min": min, "max": 3, "behavior": {
+            "stableWindowSeconds": 6, "panicWindowSeconds": 2, "downStabilizationSeconds": 4}},
+    })
+}
+
+/// Breaks one agent of the deployment of that name.
+fn break_one(rig: &Rig, fault: &str) {
+    let pod = rig.pods(fault).unwrap().remove(0);
+    match fault {
+        "healthy" => {}
+        "killed" => rig.cluster.node.kill_pod(NAMESPACE, &pod.name_any()).unwrap(),
+        "frozen" => rig.cluster.node.freeze_pod(NAMESPACE, &pod.name_any()).unwrap(),
+        lie => {
+            let url = format!("http://{}:8000/lie/{lie}", pod.status.unwrap().pod_ip.unwrap());
+            assert!(Command::new("curl").args(["-sSf", "-X", "POST", &url]).status().unwrap().success());
+        }
+    }
+}
+
+fn desired(rig: &Rig, name: &str) -> i32 {
+    rig.get(name).unwrap().status.unwrap().scaling.unwrap().desired
+}
+
+/// The message of MetricsHealthy, while it is False.
+fn complaint(rig: &Rig, name: &str) -> Option<String> {
+    let (value, _, message) = condition(&rig.get(name).unwrap(), "MetricsHealthy")?;
+    (value == "False").then_some(message)
+}
+
+#[test]
+fn agents_that_die_freeze_or_lie_never_scale_down_and_are_named_within_three_ticks() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    let faults: Vec<&str> = LIES.into_iter().chain(["killed", "frozen"]).collect();
+    let all: Vec<&str> = faults.iter().copied().chain(["healthy"]).collect();
+    all.iter().for_each(|name| rig.apply(name, spec(2)).unwrap());
+    for name in &all {
+        rig.wait_ready(name, SOON).unwrap();
+    }
+    let calm = |rig: &Rig, name: &&str| section_is_calm(rig, name);
+    rig.wait("all are read", SOON, |rig| Ok(all.iter().all(|name| calm(rig, name)))).unwrap();
+
+    let mut broken: BTreeMap<&str, Instant> = BTreeMap::new();
+    for name in &all {
+        break_one(&rig, name);
+        broken.insert(name, Instant::now());
+    }
+    let mut named: BTreeMap<&str, (Duration, String)> = BTreeMap::new();
+    while named.len() < faults.len() && broken["frozen"].elapsed() < SOON {
+        for name in faults.iter().filter(|name| !named.contains_key(**name)).copied().collect::<Vec<_>>() {
+            if let Some(message) = complaint(&rig, name) {
+                named.insert(name, (broken[name].elapsed(), message));
+            }
+        }
+    }
+    println!("{named:#?}");
+    for name in &faults {
+        let (after, message) = named.get(name).unwrap_or_else(|| panic!("{name} was never noticed: {named:#?}"));
+        assert!(*after <= SAID_WITHIN, "{name} was noticed after {after:?}");
+        assert!(message.starts_with("1 of 2 serving replicas fresh; nothing goes down"), "{name}: {message}");
+    }
+
+    all.iter().for_each(|name| rig.apply(name, spec(1)).unwrap());
+    let until = Instant::now() + WATCHED;
+    while Instant::now() < until {
+        // A process that was killed is soon seen again, and then its replica may go.
+        let dark = faults.iter().filter(|name| **name != "killed");
+        dark.for_each(|name| assert_eq!(desired(&rig, name), 2, "{name}"));
+        sleep(Duration::from_millis(200));
+    }
+    assert_eq!(desired(&rig, "healthy"), 1);
+    for name in &all {
+        for record in rig.operator.records(name, 0).unwrap() {
+            let seen = record.signals.coverage.fresh == record.signals.coverage.serving;
+            assert!(seen || record.decision.desired >= record.decision.previous, "{name}: {record:?}");
+        }
+    }
+}
+
+fn section_is_calm(rig: &Rig, name: &str) -> bool {
+    let healthy = condition(&rig.get(name).unwrap(), "MetricsHealthy").is_some_and(|(value, ..)| value == "True");
+    let section = rig.get(name).unwrap().status.and_then(|status| status.scaling);
+    healthy && section.is_some_and(|section| section.coverage == "2/2")
+}
