@@ -20,8 +20,8 @@ use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettin
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 pub struct Args {
-    /// Model to serve: builtin://NAME, or a directory in Hugging Face's layout (config.json, *.safetensors,
-    /// tokenizer.json).
+    /// Model to serve: builtin://NAME, a directory in Hugging Face's layout (config.json, *.safetensors,
+    /// tokenizer.json), or a .gguf file.
     #[arg(long, default_value = "builtin://ember", conflicts_with = "config")]
     pub model: String,
 

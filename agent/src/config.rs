@@ -12,6 +12,7 @@ use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 use crate::{args::Args, builtin, health::Patience};
 
 const BUILTIN_SCHEME: &str = "builtin://";
+const FILE_SCHEME: &str = "file://";
 
 /// A validated configuration.
 #[derive(Clone, Debug)]
@@ -73,7 +74,9 @@ pub enum ConfigError {
         name: String,
     },
     /// A scheme the agent does not resolve.
-    #[error("model.source {source_uri}: the agent serves {BUILTIN_SCHEME}NAME or a directory, not other URIs")]
+    #[error(
+        "model.source {source_uri}: the agent serves {BUILTIN_SCHEME}NAME, a directory or a .gguf file, not other URIs"
+    )]
     UnknownScheme {
         /// The source.
         source_uri: String,
@@ -130,10 +133,11 @@ fn model_files(source: &str) -> Result<ModelFiles, ConfigError> {
             builtin::files(name).ok_or_else(|| ConfigError::UnknownBuiltin { name: name.to_owned() })?;
         return Ok(ModelFiles::Builtin { name, files });
     }
-    if source.contains("://") {
+    let path = source.strip_prefix(FILE_SCHEME).unwrap_or(source);
+    if path.contains("://") {
         return Err(ConfigError::UnknownScheme { source_uri: source.to_owned() });
     }
-    Ok(ModelFiles::Directory(source.into()))
+    Ok(ModelFiles::Directory(path.into()))
 }
 
 /// Ranges are the engine's to check: it knows the model's own limits.
@@ -176,6 +180,13 @@ mod tests {
     fn sources_that_are_not_served_are_refused_with_what_is() {
         assert!(refusal("builtin://gpt", EngineSettings::default()).ends_with("this agent carries ember"));
         assert!(refusal("hf://a/b", EngineSettings::default()).contains("a directory"));
+    }
+
+    #[test]
+    fn a_path_may_be_written_as_a_uri() {
+        let settings = Settings::validate(config("file:///m/x.gguf", EngineSettings::default()), OnFailure::Report);
+        let ModelFiles::Directory(path) = settings.unwrap().engine.model else { panic!("a path") };
+        assert_eq!(path, Path::new("/m/x.gguf"));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub enum DeviceChoice {
 /// Where a model's files are. The names are Hugging Face's: `config.json`, `tokenizer.json`, `model.safetensors`, ...
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
-    /// A directory.
+    /// A directory, or a GGUF file.
     Directory(PathBuf),
     /// Files inside the binary.
     Builtin {

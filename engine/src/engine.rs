@@ -26,14 +26,12 @@ use crate::{
     ledger::Ledger,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{Decoder, ModelAssets, ModelConfig, ModelError, ModelSource, WeightStore},
+    model::{Checkpoint, Decoder, ModelAssets, ModelConfig, ModelError, WeightStore},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{SchedLimits, SchedState},
     text::Tokenizer,
 };
-
-const CONFIG_FILE: &str = "config.json";
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -147,12 +145,15 @@ pub(crate) enum WeightSource {
 
 impl ReadModel {
     pub(crate) fn read(config: &EngineConfig) -> Result<Self, StartError> {
-        let source = ModelSource::new(config.model.clone());
-        let model = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
-        let assets = ModelAssets::open(&source, &model)?;
-        let weights = match config.model {
-            ModelFiles::Random { seed, .. } => WeightSource::Random { seed },
-            ModelFiles::Directory(_) | ModelFiles::Builtin { .. } => WeightSource::Stored(WeightStore::open(&source)?),
+        let (model, assets, weights) = match config.model {
+            ModelFiles::Random { seed, .. } => {
+                let (model, assets) = Checkpoint::without_weights(&config.model)?;
+                (model, assets, WeightSource::Random { seed })
+            }
+            ModelFiles::Directory(_) | ModelFiles::Builtin { .. } => {
+                let Checkpoint { config: model, assets, weights } = Checkpoint::open(&config.model)?;
+                (model, assets, WeightSource::Stored(weights))
+            }
         };
         let sched = config.limits.validate(model.context_limit(config.limits.max_model_len), &assets.eos)?;
         Ok(Self { config: model, assets, weights, sched })

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{ModelConfig, ModelError, ModelSource, fields::Fields};
+use super::{ModelConfig, ModelError, ModelSource, fields::Fields, gguf::Gguf};
 use crate::{info::GenerationDefaults, request::TokenId, text::Tokenizer};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -45,12 +45,28 @@ impl ModelAssets {
             tokenizer,
         })
     }
+
+    /// The same of a GGUF file, which has no sampling defaults.
+    pub(super) fn of_gguf(gguf: &Gguf, config: &ModelConfig) -> Result<Self, ModelError> {
+        let tokenizer = read_tokenizer(gguf.tokenizer()?.to_string().as_bytes(), gguf.file().into(), config)?;
+        Ok(Self {
+            chat_template: gguf.value("tokenizer.chat_template").as_str().map(str::to_owned),
+            bos_token: gguf.token(gguf.value("tokenizer.ggml.bos_token_id")),
+            eos_token: gguf.token(gguf.value("tokenizer.ggml.eos_token_id")),
+            eos: config.eos_token_ids.clone(),
+            defaults: GenerationDefaults::default(),
+            tokenizer,
+        })
+    }
 }
 
 fn open_tokenizer(source: &ModelSource, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
-    let file = source.display(TOKENIZER_FILE);
-    let tokenizer = Tokenizer::from_json(&source.open(TOKENIZER_FILE)?)
-        .map_err(|source| ModelError::Tokenizer { file: file.clone(), source })?;
+    read_tokenizer(&source.open(TOKENIZER_FILE)?, source.display(TOKENIZER_FILE), config)
+}
+
+fn read_tokenizer(json: &[u8], file: String, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
+    let tokenizer =
+        Tokenizer::from_json(json).map_err(|source| ModelError::Tokenizer { file: file.clone(), source })?;
     let (expected, found) = (config.vocab_size, tokenizer.vocab_size());
     // Fewer tokens than embeddings is usual: tables are padded.
     if found > expected {

@@ -21,6 +21,14 @@ pub enum ModelError {
         /// The file.
         file: String,
     },
+    /// It is not clear which file is meant.
+    #[error("{directory} has {n_files} .gguf files and no config.json: name one of the files")]
+    ManyFiles {
+        /// The directory.
+        directory: String,
+        /// How many there are.
+        n_files: usize,
+    },
     /// A JSON file is not JSON.
     #[error("{file} is not JSON: {reason}")]
     Json {
@@ -50,10 +58,12 @@ pub enum ModelError {
         supported: Vec<&'static str>,
     },
     /// A weight file's own description cannot be read.
-    #[error("{file} is not a safetensors file: {reason}")]
+    #[error("{file} is not a {format} file: {reason}")]
     Header {
         /// The file.
         file: String,
+        /// What it should be.
+        format: &'static str,
         /// Why.
         reason: String,
     },

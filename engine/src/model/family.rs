@@ -26,6 +26,33 @@ pub struct Family {
     pub rotary: Rotary,
     /// What `config.json` may leave out.
     pub defaults: Defaults,
+    /// How GGUF files hold it; `None`: they are refused.
+    pub gguf: Option<GgufFormat>,
+}
+
+/// How GGUF files hold a family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GgufFormat {
+    /// The architecture's name there.
+    pub architecture: &'static str,
+    /// How the rows of queries and keys are ordered.
+    pub rows: GgufRows,
+}
+
+/// How the rows of queries and keys are ordered in a head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GgufRows {
+    /// All first coordinates of the rotary pairs, then all second ones: as everywhere else.
+    Halves,
+    /// Pair by pair.
+    Pairs,
+}
+
+impl GgufFormat {
+    /// A family whose rows are left as they are.
+    pub const fn halves(architecture: &'static str) -> Option<Self> {
+        Some(Self { architecture, rows: GgufRows::Halves })
+    }
 }
 
 /// Names of a layer's norms; `None` where there is none.

@@ -97,7 +97,7 @@ impl ModelSource {
 }
 
 #[expect(unsafe_code, reason = "mapping a file has no safe form")]
-fn map(path: &Path) -> io::Result<FileBytes> {
+pub(super) fn map(path: &Path) -> io::Result<FileBytes> {
     let file = fs::File::open(path)?;
     if file.metadata()?.is_dir() {
         return Err(io::Error::from(io::ErrorKind::IsADirectory));

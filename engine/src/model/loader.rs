@@ -14,7 +14,7 @@ pub(super) struct Loader<'a, O: Ops> {
     weights: WeightStore,
     config: &'a ModelConfig,
     n_params: u64,
-    dtype: Option<String>,
+    dtype: String,
 }
 
 /// Projections of the same input: stored one by one, or one below the other.
@@ -27,7 +27,8 @@ struct Group<'a, const N: usize> {
 
 impl<'a, O: Ops> Loader<'a, O> {
     pub(super) fn new(ops: &'a O, weights: WeightStore, config: &'a ModelConfig) -> Self {
-        Self { ops, weights, config, n_params: 0, dtype: None }
+        let dtype = weights.format_name();
+        Self { ops, weights, config, n_params: 0, dtype }
     }
 
     pub(super) fn layer(&mut self, idx: usize) -> Result<Layer<O>, ModelError> {
@@ -117,7 +118,8 @@ impl<'a, O: Ops> Loader<'a, O> {
     /// The weight of a norm, as the factor that it is.
     pub(super) fn norm(&mut self, name: &str, len: usize) -> Result<O::Vector, ModelError> {
         let tensor = self.take(name, &[len])?;
-        Ok(match self.config.family.norm_weight {
+        let stored = self.weights.norm_weight().unwrap_or(self.config.family.norm_weight);
+        Ok(match stored {
             NormWeight::Factor => self.ops.vector(&tensor),
             NormWeight::OnePlusFactor => self.ops.vector(&tensor.plus_one()),
         })
@@ -133,11 +135,9 @@ impl<'a, O: Ops> Loader<'a, O> {
         Ok(self.ops.vector(&tensor))
     }
 
-    /// The first tensor taken is a matrix: its number format is the model's.
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
         let tensor = self.weights.take(name, shape)?;
         self.n_params += tensor.n_values() as u64;
-        self.dtype.get_or_insert_with(|| tensor.dtype.to_string().to_lowercase());
         Ok(tensor)
     }
 
@@ -147,6 +147,6 @@ impl<'a, O: Ops> Loader<'a, O> {
         let is_tied = self.config.tie_word_embeddings;
         self.weights.ignore(|name| name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight"));
         self.weights.finish(self.config.family.architecture)?;
-        Ok((self.n_params, self.dtype.expect("the embedding table is a matrix")))
+        Ok((self.n_params, self.dtype))
     }
 }

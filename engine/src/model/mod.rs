@@ -1,6 +1,7 @@
 //! Models: reading their files and computing their forward pass over `Ops`.
 
 mod assets;
+mod checkpoint;
 mod config;
 mod decoder;
 mod error;
@@ -8,6 +9,7 @@ mod families;
 mod family;
 mod fields;
 mod files;
+mod gguf;
 mod layers;
 mod loader;
 mod rope;
@@ -15,12 +17,14 @@ mod rope_scaling;
 mod weights;
 
 pub use assets::ModelAssets;
+pub use checkpoint::Checkpoint;
 pub use config::{BiasesPresent, ModelConfig, RopeOfLayer};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use family::Family;
 pub(crate) use family::{NormNames, NormWeight, Projections, QkNorm};
 pub use files::{FileBytes, ModelSource};
+pub use gguf::dequantise;
 pub use rope::RopeTable;
 pub use rope_scaling::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};
 pub use weights::{Tensor, WeightStore};

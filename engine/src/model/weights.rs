@@ -11,7 +11,7 @@ use safetensors::{Dtype, tensor::TensorInfo};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
-use super::{FileBytes, ModelError, ModelSource};
+use super::{FileBytes, ModelError, ModelSource, family::NormWeight, gguf::BlockFormat};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -21,9 +21,28 @@ const LENGTH_BYTES: usize = 8;
 /// All tensors of a model.
 #[derive(Debug)]
 pub struct WeightStore {
-    tensors: BTreeMap<String, Tensor>,
+    tensors: BTreeMap<String, Stored>,
     /// What a missing tensor is missing from.
     whole: String,
+    /// How norms are stored, where the format has its own way.
+    norm_weight: Option<NormWeight>,
+}
+
+/// A tensor in its file, and what has to be undone to have its numbers.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// Its numbers' format is the one they have when they are unpacked.
+    pub(super) tensor: Tensor,
+    pub(super) packing: Packing,
+}
+
+/// What a file did to a tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Packing {
+    /// It is quantised.
+    pub(super) blocks: Option<BlockFormat>,
+    /// The rows of each of so many heads are stored rotary pair by pair.
+    pub(super) paired_heads: Option<usize>,
 }
 
 /// A file's own description. Read here rather than by the crate, whose refusals do not always name the tensor.
@@ -51,6 +70,18 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A tensor whose range was checked.
+    pub(super) fn new(
+        file: &Arc<str>,
+        name: &str,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        content: Arc<FileBytes>,
+        range: Range<usize>,
+    ) -> Self {
+        Self { file: Arc::clone(file), name: name.into(), dtype, shape, content, range }
+    }
+
     /// Its bytes, little-endian.
     pub fn bytes(&self) -> &[u8] {
         &self.content[self.range.clone()]
@@ -69,9 +100,16 @@ impl Tensor {
 
     /// The same tensor in f32 with one added to each number.
     pub fn plus_one(&self) -> Self {
-        let bytes: Vec<u8> = self.to_f32().into_iter().flat_map(|value| (1.0 + value).to_le_bytes()).collect();
+        self.with_f32(self.to_f32().into_iter().map(|value| 1.0 + value))
+    }
+
+    fn with_f32(&self, values: impl Iterator<Item = f32>) -> Self {
+        Self { dtype: Dtype::F32, ..self.with_bytes(values.flat_map(f32::to_le_bytes).collect()) }
+    }
+
+    fn with_bytes(&self, bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
-        Self { dtype: Dtype::F32, content: Arc::new(FileBytes::Computed(bytes)), range, ..self.clone() }
+        Self { content: Arc::new(FileBytes::Computed(bytes)), range, ..self.clone() }
     }
 
     /// Its numbers in f32, which holds every supported format exactly.
@@ -97,18 +135,27 @@ impl WeightStore {
         let index = source.json_optional(INDEX_FILE)?;
         if index.is_null() {
             let tensors = open_file(source, SINGLE_FILE)?;
-            return Ok(Self { tensors, whole: source.display(SINGLE_FILE) });
+            return Ok(Self::new(as_stored(tensors), source.display(SINGLE_FILE), None));
         }
         let mut tensors = BTreeMap::new();
         for file in shard_files(&index, source)? {
-            tensors.extend(open_file(source, &file)?);
+            tensors.extend(as_stored(open_file(source, &file)?));
         }
-        Ok(Self { tensors, whole: source.display(INDEX_FILE) })
+        Ok(Self::new(tensors, source.display(INDEX_FILE), None))
+    }
+
+    pub(super) fn new(tensors: BTreeMap<String, Stored>, whole: String, norm_weight: Option<NormWeight>) -> Self {
+        Self { tensors, whole, norm_weight }
+    }
+
+    /// How norms are stored, where that is not for the family to say.
+    pub(super) fn norm_weight(&self) -> Option<NormWeight> {
+        self.norm_weight
     }
 
     /// Takes one tensor out, checked against the shape the model needs.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Tensor, ModelError> {
-        let tensor = self.tensors.remove(name).ok_or_else(|| ModelError::MissingTensor {
+        let Stored { tensor, packing } = self.tensors.remove(name).ok_or_else(|| ModelError::MissingTensor {
             file: self.whole.clone(),
             tensor: name.into(),
             expected: expected.to_vec(),
@@ -121,7 +168,7 @@ impl WeightStore {
         if !matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             return Err(ModelError::Dtype { file: file.to_string(), tensor: name.into(), found: dtype.to_string() });
         }
-        Ok(tensor)
+        Ok(packing.undo(tensor))
     }
 
     /// Forgets a tensor that the model may have and does not need.
@@ -133,7 +180,7 @@ impl WeightStore {
     pub fn finish(self, architecture: &str) -> Result<(), ModelError> {
         match self.tensors.into_values().next() {
             None => Ok(()),
-            Some(Tensor { file, name, .. }) => Err(ModelError::UnexpectedTensor {
+            Some(Stored { tensor: Tensor { file, name, .. }, .. }) => Err(ModelError::UnexpectedTensor {
                 file: file.to_string(),
                 tensor: name,
                 architecture: architecture.into(),
@@ -143,13 +190,70 @@ impl WeightStore {
 
     /// Number format of the largest tensor; `None` without tensors.
     pub fn main_dtype(&self) -> Option<Dtype> {
-        self.tensors.values().max_by_key(|tensor| tensor.n_values()).map(|tensor| tensor.dtype)
+        self.tensors
+            .values()
+            .map(|stored| &stored.tensor)
+            .max_by_key(|tensor| tensor.n_values())
+            .map(|tensor| tensor.dtype)
     }
 
-    /// Bytes of all tensors, as stored.
-    pub fn n_bytes(&self) -> u64 {
-        self.tensors.values().map(|tensor| tensor.bytes().len() as u64).sum()
+    /// Name of the number format of the largest tensor, as stored; empty without tensors.
+    pub fn format_name(&self) -> String {
+        let largest = self.tensors.values().max_by_key(|stored| stored.tensor.n_values());
+        largest.map(Stored::format_name).unwrap_or_default()
     }
+
+    /// Bytes of all tensors, once they are unpacked.
+    pub fn n_bytes(&self) -> u64 {
+        let bytes = |tensor: &Tensor| tensor.n_values() * tensor.dtype.bitsize() / 8;
+        self.tensors.values().map(|stored| bytes(&stored.tensor) as u64).sum()
+    }
+}
+
+impl Stored {
+    fn format_name(&self) -> String {
+        match self.packing.blocks {
+            Some(blocks) => blocks.name().into(),
+            None => self.tensor.dtype.to_string().to_lowercase(),
+        }
+    }
+}
+
+impl Packing {
+    /// Numbers in the order everybody else has them. What is not packed is not copied.
+    fn undo(self, tensor: Tensor) -> Tensor {
+        let unpacked = match self.blocks {
+            Some(blocks) => tensor.with_f32(blocks.dequantise(tensor.bytes()).into_iter()),
+            None => tensor,
+        };
+        match self.paired_heads {
+            Some(n_heads) => unpair(&unpacked, n_heads),
+            None => unpacked,
+        }
+    }
+}
+
+/// In each head, rows `0 2 4 ... 1 3 5 ...` of the file.
+fn unpair(tensor: &Tensor, n_heads: usize) -> Tensor {
+    let rows_per_head = tensor.shape[0] / n_heads.max(1);
+    let n_bytes = tensor.bytes().len();
+    // Heads of an odd height have no pairs: the shape is wrong and is refused as such.
+    if rows_per_head == 0 || !rows_per_head.is_multiple_of(2) || !tensor.shape[0].is_multiple_of(rows_per_head) {
+        return tensor.clone();
+    }
+    let row_bytes = n_bytes / tensor.shape[0];
+    let mut bytes = Vec::with_capacity(n_bytes);
+    for head in tensor.bytes().chunks_exact(rows_per_head * row_bytes) {
+        for first in [0, 1] {
+            head.chunks_exact(row_bytes).skip(first).step_by(2).for_each(|row| bytes.extend_from_slice(row));
+        }
+    }
+    tensor.with_bytes(bytes)
+}
+
+fn as_stored(tensors: BTreeMap<String, Tensor>) -> BTreeMap<String, Stored> {
+    let stored = |(name, tensor)| (name, Stored { tensor, packing: Packing::default() });
+    tensors.into_iter().map(stored).collect()
 }
 
 /// The files an index names. A name with a path in it would lead out of the model's directory.
@@ -185,12 +289,12 @@ fn refuse_holes(tensors: &BTreeMap<String, Tensor>, n_bytes: usize, file: &str) 
         return Ok(());
     }
     let reason = format!("its tensors describe {described} bytes, its data has {n_bytes}");
-    Err(ModelError::Header { file: file.into(), reason })
+    Err(ModelError::Header { file: file.into(), format: "safetensors", reason })
 }
 
 /// The header: 8 bytes of length, then JSON. Returns where the data begins.
 fn read_header(content: &[u8], file: &str) -> Result<(Header, usize), ModelError> {
-    let error = |reason: String| ModelError::Header { file: file.into(), reason };
+    let error = |reason: String| ModelError::Header { file: file.into(), format: "safetensors", reason };
     let Some((length, rest)) = content.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(error(format!("it has {} bytes, a header alone has more", content.len())));
     };

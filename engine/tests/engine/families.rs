@@ -30,7 +30,7 @@ struct Family {
     checkpoint: TempDir,
 }
 
-fn directory(name: &str) -> PathBuf {
+pub(crate) fn directory(name: &str) -> PathBuf {
     common::checkpoint("../families").join(name)
 }
 
@@ -101,16 +101,22 @@ fn weights(golden: &Value, stored: Stored) -> Vec<u8> {
 }
 
 /// The formula of `make_family_goldens.py`.
-fn values_of(name: &str, n_values: u64, base: f32) -> impl Iterator<Item = bf16> {
+pub(crate) fn values_of(name: &str, n_values: u64, base: f32) -> impl Iterator<Item = bf16> {
+    random_bits(name).take(n_values as usize).map(move |z| {
+        let unit = (z >> 40) as f32 / (1u32 << 24) as f32;
+        bf16::from_f32(base + 0.2 * (2.0 * unit - 1.0))
+    })
+}
+
+/// The bits that belong to a tensor's name.
+pub(crate) fn random_bits(name: &str) -> impl Iterator<Item = u64> {
     let fnv1a = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
     let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325, fnv1a);
-    (0..n_values).map(move |index| {
+    (0..).map(move |index: u64| {
         let mut z = seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^= z >> 31;
-        let unit = (z >> 40) as f32 / (1u32 << 24) as f32;
-        bf16::from_f32(base + 0.2 * (2.0 * unit - 1.0))
+        z ^ (z >> 31)
     })
 }
 

@@ -21,8 +21,11 @@ impl Golden {
     }
 
     pub(crate) fn read(directory: &Path) -> Self {
-        let file = directory.join("golden.json");
-        let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        Self::read_file(&directory.join("golden.json"))
+    }
+
+    pub(crate) fn read_file(file: &Path) -> Self {
+        let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         Self(serde_json::from_str(&text).unwrap())
     }
 

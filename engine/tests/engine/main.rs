@@ -7,6 +7,7 @@ mod batch_invariance;
 mod common;
 mod cuda;
 mod families;
+mod gguf;
 mod goldens;
 mod overlap;
 mod sim;

@@ -3,7 +3,7 @@
 
 use super::llama::LLAMA;
 use crate::{
-    model::family::{Biases, Defaults, EmbeddingScale, Family, HasBias, NormNames, NormWeight, Windows},
+    model::family::{Biases, Defaults, EmbeddingScale, Family, GgufFormat, HasBias, NormNames, NormWeight, Windows},
     ops::Activation,
 };
 
@@ -25,5 +25,6 @@ pub(crate) const GEMMA2: Family = Family {
         tie_word_embeddings: true,
         ..LLAMA.defaults
     },
+    gguf: GgufFormat::halves("gemma2"),
     ..LLAMA
 };

@@ -2,7 +2,7 @@
 //! for the windowed ones; no soft-caps.
 
 use super::{gemma2::GEMMA2, llama::LLAMA};
-use crate::model::family::{Defaults, Family, QkNorm, Rotary, Windows};
+use crate::model::family::{Defaults, Family, GgufFormat, QkNorm, Rotary, Windows};
 
 pub(crate) const GEMMA3: Family = Family {
     architecture: "Gemma3ForCausalLM",
@@ -10,5 +10,6 @@ pub(crate) const GEMMA3: Family = Family {
     windows: Windows::AllButEvery { period: 6 },
     rotary: Rotary::OwnInWindows { theta_field: "rope_local_base_freq", theta: LLAMA.defaults.rope_theta },
     defaults: Defaults { rope_theta: 1_000_000.0, ..GEMMA2.defaults },
+    gguf: GgufFormat::halves("gemma3"),
     ..GEMMA2
 };

@@ -3,7 +3,8 @@
 
 use crate::{
     model::family::{
-        Biases, Defaults, EmbeddingScale, Family, HasBias, NormNames, NormWeight, Projections, QkNorm, Rotary, Windows,
+        Biases, Defaults, EmbeddingScale, Family, GgufFormat, GgufRows, HasBias, NormNames, NormWeight, Projections,
+        QkNorm, Rotary, Windows,
     },
     ops::Activation,
 };
@@ -34,4 +35,5 @@ pub(crate) const LLAMA: Family = Family {
         rope_theta: 10_000.0,
         tie_word_embeddings: false,
     },
+    gguf: Some(GgufFormat { architecture: "llama", rows: GgufRows::Pairs }),
 };

@@ -15,5 +15,6 @@ pub(crate) const OLMO2: Family = Family {
     qk_norm: QkNorm::WholeRow,
     biases: Biases { feed_forward: HasBias::Never, ..LLAMA.biases },
     defaults: Defaults { rms_norm_eps: 1e-5, ..LLAMA.defaults },
+    gguf: None,
     ..LLAMA
 };

@@ -2,7 +2,7 @@
 //! each head only.
 
 use super::llama::LLAMA;
-use crate::model::family::{Biases, Defaults, Family, Projections, Windows};
+use crate::model::family::{Biases, Defaults, Family, GgufFormat, Projections, Windows};
 
 pub(crate) const PHI3: Family = Family {
     architecture: "Phi3ForCausalLM",
@@ -10,5 +10,6 @@ pub(crate) const PHI3: Family = Family {
     biases: Biases::NONE,
     windows: Windows::EveryLayer,
     defaults: Defaults { rms_norm_eps: 1e-5, ..LLAMA.defaults },
+    gguf: GgufFormat::halves("phi3"),
     ..LLAMA
 };

@@ -1,11 +1,12 @@
 //! Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; upper layers may look back a window only.
 
 use super::llama::LLAMA;
-use crate::model::family::{Biases, Family, HasBias, Windows};
+use crate::model::family::{Biases, Family, GgufFormat, HasBias, Windows};
 
 pub(crate) const QWEN2: Family = Family {
     architecture: "Qwen2ForCausalLM",
     biases: Biases { qkv: HasBias::Always, ..Biases::NONE },
     windows: Windows::UpperLayers,
+    gguf: GgufFormat::halves("qwen2"),
     ..LLAMA
 };

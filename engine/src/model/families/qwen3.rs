@@ -1,7 +1,7 @@
 //! Qwen3: every head of queries and keys is normed before it is turned; heads are wider than hidden size / heads.
 
 use super::llama::LLAMA;
-use crate::model::family::{Biases, Defaults, Family, HasBias, QkNorm, Windows};
+use crate::model::family::{Biases, Defaults, Family, GgufFormat, HasBias, QkNorm, Windows};
 
 pub(crate) const QWEN3: Family = Family {
     architecture: "Qwen3ForCausalLM",
@@ -13,5 +13,6 @@ pub(crate) const QWEN3: Family = Family {
     },
     windows: Windows::UpperLayers,
     defaults: Defaults { head_dim: Some(128), ..LLAMA.defaults },
+    gguf: GgufFormat::halves("qwen3"),
     ..LLAMA
 };

@@ -1,0 +1,74 @@
+//! A model's parts, whatever the format they are stored in: a Hugging Face directory, a GGUF file, files inside the
+//! binary. Chooses the format; the formats' own modules read it.
+
+use std::path::{Path, PathBuf};
+
+use super::{ModelAssets, ModelConfig, ModelError, ModelSource, WeightStore, gguf::Gguf};
+use crate::config::ModelFiles;
+
+const CONFIG_FILE: &str = "config.json";
+
+/// Everything a model is made of, checked but not taken in.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Hyper-parameters.
+    pub config: ModelConfig,
+    /// Tokenizer, template, special tokens.
+    pub assets: ModelAssets,
+    /// Tensors.
+    pub weights: WeightStore,
+}
+
+impl Checkpoint {
+    /// Opens every part; reads no weight.
+    pub fn open(files: &ModelFiles) -> Result<Self, ModelError> {
+        match gguf_file(files)? {
+            Some(path) => Self::open_gguf(&path),
+            None => Self::open_files(&ModelSource::new(files.clone())),
+        }
+    }
+
+    /// The parts of a directory that has no weights.
+    pub fn without_weights(files: &ModelFiles) -> Result<(ModelConfig, ModelAssets), ModelError> {
+        Self::describe(&ModelSource::new(files.clone()))
+    }
+
+    fn open_files(source: &ModelSource) -> Result<Self, ModelError> {
+        let (config, assets) = Self::describe(source)?;
+        Ok(Self { config, assets, weights: WeightStore::open(source)? })
+    }
+
+    fn describe(source: &ModelSource) -> Result<(ModelConfig, ModelAssets), ModelError> {
+        let config = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
+        let assets = ModelAssets::open(source, &config)?;
+        Ok((config, assets))
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self, ModelError> {
+        let gguf = Gguf::open(path)?;
+        let config = ModelConfig::from_json(&gguf.config()?, gguf.file())?;
+        let assets = ModelAssets::of_gguf(&gguf, &config)?;
+        Ok(Self { config, assets, weights: gguf.weights()? })
+    }
+}
+
+/// The GGUF file that is meant: the path itself, or the only one in a directory without `config.json`.
+fn gguf_file(files: &ModelFiles) -> Result<Option<PathBuf>, ModelError> {
+    let ModelFiles::Directory(path) = files else { return Ok(None) };
+    if is_gguf(path) && !path.is_dir() {
+        return Ok(Some(path.clone()));
+    }
+    let Ok(entries) = path.read_dir() else { return Ok(None) };
+    if path.join(CONFIG_FILE).exists() {
+        return Ok(None);
+    }
+    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| is_gguf(p)).collect();
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        n_files => Err(ModelError::ManyFiles { directory: path.display().to_string(), n_files }),
+    }
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
+}

@@ -1,0 +1,162 @@
+//! ggml's quantised formats: blocks of small integers with their scales. Turns blocks into f32; sums nothing.
+//!
+//! ```text
+//! Q8_0   d f16 | 32 x i8                                                  x = d q
+//! Q4_0   d f16 | 32 x 4 bit: low halves first, then high                  x = d (q - 8)
+//! Q4_K   d, m f16 | 8 x (scale, min) 6 bit | 256 x 4 bit                  x = (d scale) q - (m min)
+//! Q5_K   as Q4_K, and 256 x 1 bit: the fifth bits                         x = (d scale) q - (m min)
+//! Q6_K   256 x 4 bit | 256 x 2 bit | 16 x i8 scales | d f16               x = (d scale) (q - 32)
+//! ```
+
+use half::f16;
+
+/// A quantised format.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in crate::model) enum BlockFormat {
+    Q8_0,
+    Q4_0,
+    Q4K,
+    Q5K,
+    Q6K,
+}
+
+/// Values of a block of the formats whose name ends in K.
+const K: usize = 256;
+/// Values that share a scale in them, Q6_K aside.
+const GROUP: usize = 32;
+
+impl BlockFormat {
+    const ALL: [Self; 5] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q5K, Self::Q6K];
+
+    /// The format of that name, in any case.
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Its name in files' names.
+    pub(in crate::model) fn name(self) -> &'static str {
+        match self {
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+        }
+    }
+
+    /// Values of a block.
+    pub(super) fn n_values(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 => GROUP,
+            Self::Q4K | Self::Q5K | Self::Q6K => K,
+        }
+    }
+
+    /// Bytes of a block.
+    pub(super) fn n_bytes(self) -> usize {
+        match self {
+            Self::Q8_0 => 2 + GROUP,
+            Self::Q4_0 => 2 + GROUP / 2,
+            Self::Q4K => 4 + 12 + K / 2,
+            Self::Q5K => 4 + 12 + K / 8 + K / 2,
+            Self::Q6K => K / 2 + K / 4 + K / 16 + 2,
+        }
+    }
+
+    /// The values of whole blocks.
+    pub(in crate::model) fn dequantise(self, blocks: &[u8]) -> Vec<f32> {
+        let n_blocks = blocks.len() / self.n_bytes();
+        let mut values = vec![0.0; n_blocks * self.n_values()];
+        for (block, out) in blocks.chunks_exact(self.n_bytes()).zip(values.chunks_exact_mut(self.n_values())) {
+            match self {
+                Self::Q8_0 => q8_0(block, out),
+                Self::Q4_0 => q4_0(block, out),
+                Self::Q4K => q4_k(block, out),
+                Self::Q5K => q5_k(block, out),
+                Self::Q6K => q6_k(block, out),
+            }
+        }
+        values
+    }
+}
+
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn q8_0(block: &[u8], out: &mut [f32]) {
+    let d = f16_at(block, 0);
+    for (out, q) in out.iter_mut().zip(&block[2..]) {
+        *out = d * f32::from(*q as i8);
+    }
+}
+
+fn q4_0(block: &[u8], out: &mut [f32]) {
+    let d = f16_at(block, 0);
+    let (low, high) = out.split_at_mut(GROUP / 2);
+    for ((q, low), high) in block[2..].iter().zip(low).zip(high) {
+        *low = d * f32::from((q & 15) as i8 - 8);
+        *high = d * f32::from((q >> 4) as i8 - 8);
+    }
+}
+
+fn q4_k(block: &[u8], out: &mut [f32]) {
+    let (scales, quants) = block[4..].split_at(12);
+    for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
+        let (d, min) = scale_and_min(block, scales, group);
+        for (out, q) in out.iter_mut().zip(nibbles(quants, group)) {
+            *out = d * f32::from(q) - min;
+        }
+    }
+}
+
+fn q5_k(block: &[u8], out: &mut [f32]) {
+    let (scales, rest) = block[4..].split_at(12);
+    let (fifth_bits, quants) = rest.split_at(K / 8);
+    for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
+        let (d, min) = scale_and_min(block, scales, group);
+        for ((out, q), bits) in out.iter_mut().zip(nibbles(quants, group)).zip(fifth_bits) {
+            let fifth = (bits >> group) & 1;
+            *out = d * f32::from(q | (fifth << 4)) - min;
+        }
+    }
+}
+
+/// Two groups share 32 bytes: the first has the low halves.
+fn nibbles(quants: &[u8], group: usize) -> impl Iterator<Item = u8> {
+    let shift = 4 * (group % 2);
+    quants[GROUP * (group / 2)..][..GROUP].iter().map(move |q| (q >> shift) & 15)
+}
+
+/// Scale and minimum of a group, six bits each: those of the first four groups whole in bytes 0-3 and 4-7, those of
+/// the others as their low four bits in bytes 8-11 and their high two on top of bytes 0-7.
+fn scale_and_min(block: &[u8], packed: &[u8], group: usize) -> (f32, f32) {
+    let (scale, min) = match group {
+        0..4 => (packed[group] & 63, packed[group + 4] & 63),
+        _ => (
+            (packed[group + 4] & 15) | ((packed[group - 4] >> 2) & 48),
+            (packed[group + 4] >> 4) | ((packed[group] >> 2) & 48),
+        ),
+    };
+    (f16_at(block, 0) * f32::from(scale), f16_at(block, 2) * f32::from(min))
+}
+
+/// Each half of a block: 128 values in four runs of 32. Low bits: runs 0 and 1 in the low halves of 64 bytes, 2 and 3 in
+/// the high ones. High bits: two of each run in 32 bytes.
+fn q6_k(block: &[u8], out: &mut [f32]) {
+    const RUN: usize = 32;
+    let (low, rest) = block.split_at(K / 2);
+    let (high, rest) = rest.split_at(K / 4);
+    let d = f16_at(rest, K / 16);
+    for (run, out) in out.chunks_exact_mut(RUN).enumerate() {
+        let (half, run_of_half) = (run / 4, run % 4);
+        let low = &low[64 * half + RUN * (run_of_half % 2)..][..RUN];
+        let high = &high[RUN * half..][..RUN];
+        for (i, out) in out.iter_mut().enumerate() {
+            let low = (low[i] >> (4 * (run_of_half / 2))) & 15;
+            let high = (high[i] >> (2 * run_of_half)) & 3;
+            let scale = rest[2 * run + i / 16] as i8;
+            *out = d * f32::from(scale) * f32::from((low | (high << 4)) as i8 - 32);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! GGUF, the one-file format of llama.cpp: weights, hyper-parameters, tokenizer and chat template. Each part is turned
+//! into what a Hugging Face directory would hold, so that everything behind it is the same.
+
+mod blocks;
+mod config;
+mod header;
+mod merges;
+mod tensors;
+mod tokenizer;
+
+use std::{path::Path, sync::Arc};
+
+pub(super) use blocks::BlockFormat;
+use header::Header;
+use serde_json::Value;
+
+use super::{FileBytes, ModelError, WeightStore, files};
+
+/// The numbers of the whole blocks of a quantised format, by its name in ggml; `None` for one that is not supported.
+pub fn dequantise(format: &str, blocks: &[u8]) -> Option<Vec<f32>> {
+    BlockFormat::of_name(format).map(|format| format.dequantise(blocks))
+}
+
+/// One GGUF file with a checked header.
+#[derive(Debug)]
+pub(super) struct Gguf {
+    file: Arc<str>,
+    content: Arc<FileBytes>,
+    header: Header,
+}
+
+impl Gguf {
+    /// Maps the file and reads its header.
+    pub(super) fn open(path: &Path) -> Result<Self, ModelError> {
+        let file: Arc<str> = path.display().to_string().into();
+        let content = files::map(path).map_err(|source| ModelError::Open { file: file.to_string(), source })?;
+        let header = Header::read(&content).map_err(|reason| ModelError::Header {
+            file: file.to_string(),
+            format: "GGUF",
+            reason,
+        })?;
+        Ok(Self { file, content: Arc::new(content), header })
+    }
+
+    /// Its name in messages.
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// What its `config.json` would say.
+    pub(super) fn config(&self) -> Result<Value, ModelError> {
+        config::config_json(self)
+    }
+
+    /// What its `tokenizer.json` would say.
+    pub(super) fn tokenizer(&self) -> Result<Value, ModelError> {
+        tokenizer::tokenizer_json(self)
+    }
+
+    /// Its tensors under the names they have in a Hugging Face checkpoint.
+    pub(super) fn weights(&self) -> Result<WeightStore, ModelError> {
+        tensors::weights(self)
+    }
+
+    /// The value of a key, `null` where there is none.
+    pub(super) fn value(&self, key: &str) -> &Value {
+        static NULL: Value = Value::Null;
+        self.header.metadata.get(key).unwrap_or(&NULL)
+    }
+
+    /// The text of a token.
+    pub(super) fn token(&self, id: &Value) -> Option<String> {
+        let tokens = self.value("tokenizer.ggml.tokens").as_array()?;
+        tokens.get(usize::try_from(id.as_u64()?).ok()?)?.as_str().map(str::to_owned)
+    }
+
+    fn error(&self, key: &str, problem: impl Into<String>) -> ModelError {
+        ModelError::Field { file: self.file.to_string(), field: key.into(), problem: problem.into() }
+    }
+}
