@@ -38,6 +38,7 @@ use crate::{scaling::ScalingSpec, status::InferenceDeploymentStatus};
     printcolumn(name = "Replicas", type_ = "string", json_path = ".status.readyOfWanted"),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.source"),
     printcolumn(name = "KV%", type_ = "integer", json_path = ".status.capacity.kvUsedPercent"),
+    printcolumn(name = "Preempt/min", type_ = "integer", json_path = ".status.capacity.preemptionsPerMinute"),
     printcolumn(name = "URL", type_ = "string", json_path = ".status.url"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),

@@ -63,6 +63,10 @@ pub struct CapacityStatus {
     pub kv_tokens: i64,
     /// Share of them that running sequences reference, in percent. Updated when it moved by 5 or more, at most every 30 s.
     pub kv_used_percent: i32,
+    /// Sequences thrown out for lack of KV blocks within the last minute. Updated with the share above, and when there are
+    /// any or none again.
+    #[serde(default)]
+    pub preemptions_per_minute: i32,
     /// When these numbers were read.
     pub observed_at: Time,
 }

@@ -3,6 +3,8 @@
 //! A reading says in its type how far it can be trusted. Reconciliations are asked for only when a reading changes what
 //! a plan or a status would say, so that quiet agents cause no work.
 
+mod preemptions;
+
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock},
@@ -22,6 +24,7 @@ use stoker_crds::{
 };
 use tokio::sync::mpsc;
 
+use self::preemptions::Preemptions;
 use crate::{
     agent_client::{AgentClient, AgentError},
     desired::labels,
@@ -121,6 +124,7 @@ struct Reading {
     report: Option<(LoadReport, Instant)>,
     trouble: Option<Load>,
     heard: Option<Heard>,
+    preemptions: Preemptions,
     asked: Option<Instant>,
     /// What a reconciliation was last asked for; readings age between answers, too.
     told: Signature,
@@ -141,7 +145,10 @@ impl Reading {
     fn take_in(&mut self, load: Load, now: Instant) {
         self.asked = Some(now);
         match load {
-            Load::Fresh(report) => (self.report, self.trouble) = (Some((report, now)), None),
+            Load::Fresh(report) => {
+                self.preemptions.take(&report, now);
+                (self.report, self.trouble) = (Some((report, now)), None);
+            }
             Load::Absurd(_) => (self.report, self.trouble) = (None, Some(load)),
             Load::Missing(_) | Load::Stale { .. } | Load::Unread => self.trouble = Some(load),
         }
@@ -153,6 +160,12 @@ impl Readings {
     pub fn of(&self, pod_uid: &str) -> Load {
         let by_pod = self.by_pod.read().unwrap_or_else(PoisonError::into_inner);
         by_pod.get(pod_uid).map_or(Load::Unread, |reading| reading.view(Instant::now()))
+    }
+
+    /// Preemptions in the agent of this pod within the last minute.
+    pub fn preemptions(&self, pod_uid: &str) -> u64 {
+        let by_pod = self.by_pod.read().unwrap_or_else(PoisonError::into_inner);
+        by_pod.get(pod_uid).map_or(0, |reading| reading.preemptions.last_minute())
     }
 
     /// What the agent of this pod last answered.
@@ -170,7 +183,8 @@ impl Readings {
         let mut by_pod = self.by_pod.write().unwrap_or_else(PoisonError::into_inner);
         let reading = by_pod.entry(pod_uid.to_owned()).or_default();
         reading.take_in(load, now);
-        let told = signature(&reading.view(now));
+        let preempts = reading.preemptions.last_minute() > 0;
+        let told = Signature { preempts, ..signature(&reading.view(now)) };
         told != std::mem::replace(&mut reading.told, told.clone())
     }
 
@@ -190,13 +204,14 @@ struct Signature {
     phase: Option<AgentPhase>,
     error: Option<String>,
     kv_twentieths: u64,
+    preempts: bool,
 }
 
 fn signature(load: &Load) -> Signature {
     let kind = load.kind();
     let Some(report) = load.report() else { return Signature { kind, ..Signature::default() } };
     let kv_twentieths = u64::from(report.referenced_blocks) * 20 / u64::from(report.total_blocks.max(1));
-    Signature { kind, phase: Some(report.phase), error: report.error.clone(), kv_twentieths }
+    Signature { kind, phase: Some(report.phase), error: report.error.clone(), kv_twentieths, preempts: false }
 }
 
 /// Reads agents for as long as it runs.
@@ -311,10 +326,10 @@ fn absurdity(report: &LoadReport, revision: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn report() -> LoadReport {
+    pub(crate) fn report() -> LoadReport {
         serde_json::from_value(serde_json::json!({
             "timeMs": 1, "startId": "a", "revision": "0a", "phase": "ready", "error": null, "loadProgress": 1.0,
             "running": 2, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 100, "referencedBlocks": 10,

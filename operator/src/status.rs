@@ -25,7 +25,7 @@ use crate::{
 
 /// Percentage points that KV use moves before it is written again.
 const KV_STEP_PERCENT: i32 = 5;
-/// Least time between two writes of KV use.
+/// Least time between two writes of KV use and preemptions.
 const KV_PAUSE: SignedDuration = SignedDuration::from_secs(30);
 
 /// What a status is made from.
@@ -68,7 +68,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
     let of_pods = verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict));
     let of_scaling = scaling_conditions(round, scaling.as_ref(), &dated);
-    let (capacity, look_again) = capacity(&observed.pods, previous.capacity.as_ref(), now);
+    let (capacity, look_again) = capacity(observed, previous.capacity.as_ref(), now);
     let status = InferenceDeploymentStatus {
         observed_generation: Some(deployment.identity.generation),
         conditions: of_pods.chain(of_scaling).collect(),
@@ -267,11 +267,11 @@ pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
 
 /// KV cache of the serving replicas; kept as it is while it hardly moves or some replica cannot be read.
 fn capacity(
-    pods: &[ObservedPod],
+    observed: &Observed,
     previous: Option<&CapacityStatus>,
     now: Timestamp,
 ) -> (Option<CapacityStatus>, Option<Timestamp>) {
-    let serving: Vec<_> = pods.iter().filter(|pod| pod.serves()).collect();
+    let serving: Vec<_> = observed.pods.iter().filter(|pod| pod.serves()).collect();
     if serving.is_empty() {
         return (None, None);
     }
@@ -282,6 +282,7 @@ fn capacity(
     let measured = CapacityStatus {
         kv_tokens: i64::try_from(total * u64::from(KV_BLOCK_TOKENS)).unwrap_or(i64::MAX),
         kv_used_percent: i32::try_from(referenced * 100 / total.max(1)).unwrap_or(100),
+        preemptions_per_minute: i32::try_from(observed.preemptions).unwrap_or(i32::MAX),
         observed_at: Time(whole_seconds(now)),
     };
     keep_or_replace(previous, measured, now)
@@ -296,7 +297,9 @@ fn keep_or_replace(
         return (Some(measured), None);
     };
     let next_write = previous.observed_at.0 + KV_PAUSE;
-    if (previous.kv_used_percent - measured.kv_used_percent).abs() < KV_STEP_PERCENT {
+    let kv_moved = (previous.kv_used_percent - measured.kv_used_percent).abs() >= KV_STEP_PERCENT;
+    let preempts = [previous, &measured].map(|capacity| capacity.preemptions_per_minute > 0);
+    if !kv_moved && preempts[0] == preempts[1] {
         (Some(previous.clone()), None)
     } else if now < next_write {
         (Some(previous.clone()), Some(next_write))

@@ -145,6 +145,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
     Observed {
         deployment: Arc::new(deployment),
         pods,
+        preemptions: 0,
         foreign_pods: BTreeSet::new(),
         service,
         scaling: None,

@@ -31,6 +31,8 @@ pub struct Observed {
     pub deployment: Arc<InferenceDeployment>,
     /// Pods that it controls.
     pub pods: Vec<ObservedPod>,
+    /// Preemptions in its serving replicas within the last minute.
+    pub preemptions: u64,
     /// Names of pods that carry its labels and that somebody else controls, such as a deleted namesake.
     pub foreign_pods: BTreeSet<String>,
     /// The Service of its name.
@@ -131,7 +133,9 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, memory: &Memory)
     let mut pods: Vec<ObservedPod> =
         own.iter().map(|pod| observe_pod(pod, memory.readings.of(&pod.uid().unwrap_or_default()))).collect();
     pods.sort_by(|a, b| (&a.revision, a.ordinal, &a.name).cmp(&(&b.revision, b.ordinal, &b.name)));
+    let serving = pods.iter().filter(|pod| pod.serves());
     Observed {
+        preemptions: serving.map(|pod| memory.readings.preemptions(&pod.uid)).sum(),
         pods,
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).collect(),
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
