@@ -6,7 +6,16 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use stoker_bench::{case::Case, checkpoint::Dtype, in_process::Tuning, peers::Peer};
+use stoker_bench::{
+    case::Case,
+    checkpoint::Dtype,
+    in_process::{Tuning, Weights},
+    peers::Peer,
+};
+use stoker_engine::DeviceChoice;
+
+/// Tokens of a step that fill a large GPU.
+const GPU_BATCHED_TOKENS: u32 = 8192;
 
 /// Measures the engine: fixed cases on models of named shapes, medians with their range, one JSON line a figure.
 ///
@@ -53,6 +62,17 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Measure cases and print a table; `--out` appends the figures.
     Run(RunArgs),
+    /// Take in what a peer measured in a run of ours: lines `SAMPLES {"case", "metric", "samples", "version"}` of its log.
+    Peer(PeerArgs),
+    /// Join the files of one run: every figure, then ratio_to_PEER for each case that both measured.
+    Join {
+        /// Figures of one run, ours before and after the peer's.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// File that everything is appended to.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
     /// Make a model's directory in the cache, or find it there, and print its path.
     Checkpoint {
         /// A named shape, or ember.
@@ -60,10 +80,36 @@ pub(crate) enum Command {
         /// Format of the weights.
         #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
         dtype: Dtype,
+        /// Leave the weights out: for systems that make random ones themselves.
+        #[arg(long)]
+        without_weights: bool,
         /// Where models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
     },
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PeerArgs {
+    /// The peer's name in figures, such as vllm.
+    pub(crate) system: String,
+    /// What it printed.
+    pub(crate) log: PathBuf,
+    /// Name of the run.
+    #[arg(long)]
+    pub(crate) run: String,
+    /// The model's name in figures.
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Format of the weights in figures.
+    #[arg(long, default_value = "bf16")]
+    pub(crate) dtype: String,
+    /// The command that measures it again.
+    #[arg(long)]
+    pub(crate) command: String,
+    /// File that figures are appended to.
+    #[arg(long)]
+    pub(crate) out: PathBuf,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -74,7 +120,13 @@ pub(crate) struct RunArgs {
     /// Format of the weights.
     #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
     pub(crate) dtype: Dtype,
-    /// Cases, by comma. Default: the ones for a CPU.
+    /// What computes: cpu, cuda:N, or auto for the first GPU that can.
+    #[arg(long, default_value = "auto", value_parser = device)]
+    pub(crate) device: DeviceChoice,
+    /// Where weights come from; those made on the GPU need a named shape and have no start, idle or http_N.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) weights: Weights,
+    /// Cases, by comma. Default: the sweep of a GPU with --device cuda:N, else the one of a CPU.
     #[arg(long, value_delimiter = ',', value_name = "CASE,...")]
     cases: Vec<Case>,
     /// Samples of each case. Default: 5, or 2 with --quick.
@@ -86,12 +138,15 @@ pub(crate) struct RunArgs {
     /// Compute threads. Default: the CPUs this process may use.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Tokens computed in one step at most. Default: the engine's.
+    /// Tokens computed in one step at most. Default: the engine's, or 8192 with --device cuda:N.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
     /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     pub(crate) peers: Vec<Peer>,
+    /// Name of the run that these figures are part of. Default: a new one, after the time.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) run: Option<String>,
     /// File that figures are appended to, one JSON line each.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -108,11 +163,14 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     pub(crate) fn cases(&self) -> Vec<Case> {
-        match (self.cases.as_slice(), self.quick) {
-            ([], true) => vec![Case::Prefill(512), Case::Decode(128), Case::Concurrent(8)],
-            ([], false) => Case::CPU.to_vec(),
-            (cases, _) => cases.to_vec(),
-        }
+        let is_gpu = matches!(self.device, DeviceChoice::Cuda(_));
+        let sweep = match (is_gpu, self.quick) {
+            (true, true) => Case::GPU_QUICK,
+            (true, false) => Case::GPU,
+            (false, true) => Case::CPU_QUICK,
+            (false, false) => Case::CPU,
+        };
+        if self.cases.is_empty() { sweep.to_vec() } else { self.cases.clone() }
     }
 
     pub(crate) fn samples(&self) -> usize {
@@ -120,7 +178,8 @@ impl RunArgs {
     }
 
     pub(crate) fn tuning(&self) -> Tuning {
-        Tuning { threads: self.threads, max_batched_tokens: self.max_batched_tokens }
+        let for_gpu = matches!(self.device, DeviceChoice::Cuda(_)).then_some(GPU_BATCHED_TOKENS);
+        Tuning { threads: self.threads, max_batched_tokens: self.max_batched_tokens.or(for_gpu) }
     }
 
     pub(crate) fn agent(&self) -> io::Result<PathBuf> {
@@ -134,6 +193,15 @@ impl RunArgs {
     pub(crate) fn model_name(&self) -> String {
         let name = Path::new(&self.model).file_name().unwrap_or(self.model.as_ref());
         name.to_string_lossy().to_lowercase()
+    }
+}
+
+fn device(name: &str) -> Result<DeviceChoice, String> {
+    match name.split_once(':') {
+        None if name == "auto" => Ok(DeviceChoice::Auto),
+        None if name == "cpu" => Ok(DeviceChoice::Cpu),
+        Some(("cuda", ordinal)) => ordinal.parse().map(DeviceChoice::Cuda).map_err(|_| format!("no GPU {ordinal}")),
+        _ => Err(format!("{name} is no device: use auto, cpu or cuda:N")),
     }
 }
 
@@ -152,6 +220,13 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_device_is_given_by_name() {
+        assert_eq!(device("cuda:1"), Ok(DeviceChoice::Cuda(1)));
+        assert_eq!([device("cpu"), device("auto")], [Ok(DeviceChoice::Cpu), Ok(DeviceChoice::Auto)]);
+        assert!(["cuda", "cuda:", "cuda:x", "gpu", ""].iter().all(|name| device(name).is_err()));
     }
 
     #[test]

@@ -107,6 +107,19 @@ fn write_ember(dir: &Path) -> Result<()> {
     files.iter().try_for_each(|(name, bytes)| Ok(fs::write(dir.join(name), bytes)?))
 }
 
+/// The directory of a shape without weights: what an engine needs that makes them itself.
+pub fn without_weights(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
+    let dir = cache.join("bench/models").join(format!("{model}-{}-weightless", dtype.name()));
+    fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    write_description(&dir, named(model)?, dtype)?;
+    Ok(dir)
+}
+
+fn write_description(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
+    write_json(&dir.join("config.json"), &shape.config(dtype.torch_name()))?;
+    write_json(&dir.join("tokenizer.json"), &byte_tokenizer())
+}
+
 /// Bytes of the tensors that one decoded token reads: all but a table of embeddings that is not the output matrix too.
 pub fn bytes_per_token(directory: &Path) -> Result<u64> {
     let path = directory.join("model.safetensors");
@@ -126,8 +139,7 @@ pub fn bytes_per_token(directory: &Path) -> Result<u64> {
 
 /// Writes a checkpoint of a shape into a directory that exists.
 pub fn write_random(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
-    write_json(&dir.join("config.json"), &shape.config(dtype.torch_name()))?;
-    write_json(&dir.join("tokenizer.json"), &byte_tokenizer())?;
+    write_description(dir, shape, dtype)?;
     let path = dir.join("model.safetensors");
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
     let mut out = BufWriter::with_capacity(1 << 20, file);
@@ -235,10 +247,12 @@ fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_engine::DeviceChoice;
+
     use super::*;
     use crate::{
         case::Case,
-        in_process::{InProcess, Setup, Tuning, limits_for},
+        in_process::{InProcess, Setup, Tuning, Weights, limits_for},
         shape::Family,
     };
 
@@ -270,7 +284,9 @@ mod tests {
         for dtype in [Dtype::Bf16, Dtype::F32] {
             let dir = tiny(dtype);
             let limits = limits_for(&[Case::Decode(4)], Tuning::default());
-            let mut engine = InProcess::open(&Setup { directory: dir.path().into(), limits, seed: 1 }).unwrap();
+            let directory = dir.path().into();
+            let setup = Setup { directory, weights: Weights::Disk, device: DeviceChoice::Cpu, limits, seed: 1 };
+            let mut engine = InProcess::open(&setup).unwrap();
             let readings = engine.sample(Case::Decode(4)).unwrap();
             assert_eq!(readings.iter().map(|reading| reading.metric).collect::<Vec<_>>(), ["tok_s", "itl_ms"]);
             assert!(readings.iter().all(|reading| reading.value.is_finite() && reading.value > 0.0), "{readings:?}");

@@ -10,7 +10,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
-    RequestStream, SamplingParams, StopParams, TokenId,
+    RequestStream, SamplingParams, StepTimes, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -19,11 +19,25 @@ const WARM_UP_TOKENS: u32 = 8;
 const MAX_NUM_SEQS: u32 = 256;
 const KV_BLOCK_TOKENS: u32 = 16;
 
+/// Where the engine takes weights from.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, clap::ValueEnum)]
+pub enum Weights {
+    /// The files in the model's directory.
+    #[default]
+    Disk,
+    /// Random numbers made on the GPU: nothing is written or read, and only the engine in this process can have them.
+    Device,
+}
+
 /// A model and the sizes it is run with.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Directory of the model.
     pub directory: PathBuf,
+    /// Its weights.
+    pub weights: Weights,
+    /// What computes.
+    pub device: DeviceChoice,
     /// Sizes of the engine.
     pub limits: EngineLimits,
     /// Seed of the prompts.
@@ -78,10 +92,14 @@ pub struct InProcess {
 impl InProcess {
     /// Starts the engine; blocking.
     pub fn open(setup: &Setup) -> Result<Self> {
-        let model = ModelFiles::Directory(setup.directory.clone());
-        let engine =
-            Engine::start(EngineConfig { model, limits: setup.limits.clone(), device: DeviceChoice::Auto }, |_| ())
-                .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
+        let directory = setup.directory.clone();
+        let model = match setup.weights {
+            Weights::Disk => ModelFiles::Directory(directory),
+            Weights::Device => ModelFiles::Random { directory, seed: setup.seed },
+        };
+        let config = EngineConfig { model, limits: setup.limits.clone(), device: setup.device };
+        let engine = Engine::start(config, |_| ())
+            .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
         let prompts = Prompts::new(engine.model().vocab_size, setup.seed);
         Ok(Self { engine, prompts, prefix: Vec::new(), prefill_seconds: BTreeMap::new() })
     }
@@ -110,7 +128,11 @@ impl InProcess {
             Case::Prefill(_) | Case::Ttft(_) | Case::Decode(_) | Case::SingleStream => {
                 Ok(self.alone(size)?.readings(case))
             }
-            Case::Concurrent(n) => Ok(self.concurrent(n, size)?.readings(case)),
+            Case::Concurrent(n) => {
+                let mut readings = self.concurrent(n, size)?.readings(case);
+                readings.extend(self.host_step_p99());
+                Ok(readings)
+            }
             Case::Offline(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
             Case::PrefixWarm => Ok(whole(self.warm_prefix()?).readings(case)),
             Case::SharedPrefix => self.shared_prefix(size),
@@ -127,7 +149,22 @@ impl InProcess {
             None => self.fresh_together(Size { completion_tokens: 1, ..size })?,
         };
         self.prefill_seconds.insert(n, prefill);
+        // Only the steps of the counted run are this sample's.
+        self.engine.take_samples();
         Ok(Phases { first: prefill, last: self.fresh_together(size)? })
+    }
+
+    /// Host time of a step while a GPU computes: deciding it, handing it over, taking its results in. On a CPU the same
+    /// threads compute, and there is no such time.
+    fn host_step_p99(&self) -> Option<Reading> {
+        let steps = self.engine.take_samples().steps;
+        if self.engine.model().device.starts_with("cpu") || steps.is_empty() {
+            return None;
+        }
+        let host = |step: &StepTimes| step.schedule_seconds + step.launch_seconds + step.resolve_seconds;
+        let mut seconds: Vec<f64> = steps.iter().map(host).collect();
+        seconds.sort_by(f64::total_cmp);
+        Some(Reading::new("host_step_p99_us", seconds[(seconds.len() * 99).div_ceil(100) - 1] * 1e6))
     }
 
     fn shared_prefix(&mut self, size: Size) -> Result<Vec<Reading>> {

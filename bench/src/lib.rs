@@ -5,6 +5,7 @@ pub mod agent;
 pub mod case;
 pub mod checkpoint;
 pub mod in_process;
+pub mod peer_log;
 pub mod peers;
 pub mod probe;
 pub mod prompts;

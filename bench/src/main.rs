@@ -14,16 +14,18 @@ use serde_json::Value;
 use stoker_bench::{
     case::Case,
     checkpoint,
-    in_process::{Setup, limits_for},
+    in_process::{Setup, Weights, limits_for},
+    peer_log::{self, Model},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
     probe::Probe,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
 };
+use stoker_engine::DeviceChoice;
 use stoker_figures::{self as figures, Conditions, Figure, Run};
 
-use crate::args::{Args, Command, RunArgs};
+use crate::args::{Args, Command, PeerArgs, RunArgs};
 
 /// Weights smaller than this may stay in a processor's cache: then memory is no ceiling.
 const CACHED_BYTES: u64 = 256 << 20;
@@ -32,8 +34,11 @@ fn main() -> Result<()> {
     let args = Args::parse();
     match args.command {
         Command::Run(run) => measure(&run),
-        Command::Checkpoint { model, dtype, cache } => {
-            println!("{}", checkpoint::ensure(&cache, &model, dtype)?.display());
+        Command::Peer(peer) => take_in(&peer),
+        Command::Join { files, out } => join(&files, &out),
+        Command::Checkpoint { model, dtype, without_weights, cache } => {
+            let make = if without_weights { checkpoint::without_weights } else { checkpoint::ensure };
+            println!("{}", make(&cache, &model, dtype)?.display());
             Ok(())
         }
     }
@@ -45,12 +50,13 @@ fn measure(args: &RunArgs) -> Result<()> {
     let subject = Subject {
         model: args.model_name(),
         dtype: args.dtype.name().to_owned(),
-        bytes_per_token: Some(checkpoint::bytes_per_token(&directory)?).filter(|bytes| *bytes > CACHED_BYTES),
+        bytes_per_token: read_from_memory(args, &directory)?,
     };
     let mut contenders = peers(args, &directory);
-    let setup = Setup { directory, limits: limits_for(&cases, args.tuning()), seed: args.seed };
+    let (limits, seed) = (limits_for(&cases, args.tuning()), args.seed);
+    let setup = Setup { directory, weights: args.weights, device: args.device, limits, seed };
     contenders.insert(0, Box::new(Stoker::new(setup, args.agent()?)));
-    let run = Run::under(Conditions::here(&command_line()));
+    let run = this_run(args);
     let probe = Probe::new(args.tuning().n_threads());
     let mut session = Session {
         run: &run,
@@ -67,6 +73,24 @@ fn measure(args: &RunArgs) -> Result<()> {
     }
     println!("{} {}, run {}\n{}", subject.model, subject.dtype, run.name(), table(&found));
     Ok(())
+}
+
+fn this_run(args: &RunArgs) -> Run {
+    let here = Conditions::here(&command_line());
+    let machine = if args.device == DeviceChoice::Cpu { None } else { figures::gpus() };
+    let conditions = Conditions { machine: machine.unwrap_or(here.machine), ..here };
+    match &args.run {
+        Some(name) => Run::named(name.clone(), conditions),
+        None => Run::under(conditions),
+    }
+}
+
+/// What a decoded token reads, if it is more than a cache may hold and this machine's own memory holds it.
+fn read_from_memory(args: &RunArgs, directory: &Path) -> Result<Option<u64>> {
+    if args.weights == Weights::Device || (args.device != DeviceChoice::Cpu && figures::gpus().is_some()) {
+        return Ok(None);
+    }
+    Ok(Some(checkpoint::bytes_per_token(directory)?).filter(|bytes| *bytes > CACHED_BYTES))
 }
 
 /// The peers that are asked for and installed; the others are told.
@@ -89,10 +113,10 @@ fn peers(args: &RunArgs, directory: &Path) -> Vec<Box<dyn Contender>> {
 
 fn model_directory(args: &RunArgs) -> Result<PathBuf> {
     let path = Path::new(&args.model);
-    if path.join("config.json").exists() {
-        Ok(path.to_owned())
-    } else {
-        checkpoint::ensure(&args.cache, &args.model, args.dtype)
+    match args.weights {
+        _ if path.join("config.json").exists() => Ok(path.to_owned()),
+        Weights::Disk => checkpoint::ensure(&args.cache, &args.model, args.dtype),
+        Weights::Device => checkpoint::without_weights(&args.cache, &args.model, args.dtype),
     }
 }
 
@@ -106,6 +130,25 @@ fn fitting(cases: Vec<Case>, directory: &Path) -> Result<Vec<Case>> {
     refused.iter().filter_map(|case| case.refusal(positions)).for_each(|reason| eprintln!("skipped: {reason}"));
     ensure!(!fitting.is_empty(), "no case is left");
     Ok(fitting)
+}
+
+/// A peer's samples as figures of the run that they were measured in.
+fn take_in(args: &PeerArgs) -> Result<()> {
+    let log = fs::read_to_string(&args.log).with_context(|| format!("read {}", args.log.display()))?;
+    let here = Conditions::here(&args.command);
+    let run = Run::named(args.run.clone(), Conditions { machine: figures::gpus().unwrap_or(here.machine), ..here });
+    let found = peer_log::figures(&log, &args.system, Model { name: &args.model, dtype: &args.dtype }, &run)?;
+    figures::append(&args.out, &found)?;
+    print!("{}", table(&found));
+    Ok(())
+}
+
+fn join(files: &[PathBuf], out: &Path) -> Result<()> {
+    let read = files.iter().map(|file| figures::read(file)).collect::<Result<Vec<_>>>()?;
+    let joined = peer_log::joined(read.concat());
+    figures::append(out, &joined)?;
+    print!("{}", table(&joined));
+    Ok(())
 }
 
 /// After every case, so that a run that is cut short keeps what it found.

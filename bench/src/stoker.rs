@@ -3,13 +3,13 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use stoker_figures::System;
 
 use crate::{
     agent::Agent,
     case::{Case, Size},
-    in_process::{InProcess, Setup},
+    in_process::{InProcess, Setup, Weights},
     prompts::Prompts,
     reading::Reading,
     session::Contender,
@@ -42,6 +42,7 @@ impl Stoker {
 
     /// An agent in place of the engine.
     fn agent(&mut self) -> Result<Agent> {
+        ensure!(self.setup.weights == Weights::Disk, "an agent reads its weights from disk");
         self.engine = None;
         Agent::spawn(&self.agent, &self.setup)
     }

@@ -64,15 +64,25 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// The checkout this process stands in and this machine's processor. `command` repeats the run.
+    /// The checkout this process stands in (or `$STOKER_COMMIT`, where none came along) and this machine's processor.
+    /// `command` repeats the run.
     pub fn here(command: &str) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            commit: output_of("git", &["describe", "--always", "--dirty", "--abbrev=9"]),
+            commit: std::env::var("STOKER_COMMIT")
+                .unwrap_or_else(|_| output_of("git", &["describe", "--always", "--dirty", "--abbrev=9"])),
             machine: format!("{cores} cores, {}", cpu_model()),
             command: command.to_owned(),
         }
     }
+}
+
+/// The GPUs of this machine in words, if it has any and their driver's tool.
+pub fn gpus() -> Option<String> {
+    let listed = output_of("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]);
+    let n_gpus = listed.lines().count();
+    let (name, driver) = listed.lines().next()?.split_once(", ")?;
+    Some(format!("{n_gpus}x {}, driver {driver}", name.trim_start_matches("NVIDIA ")))
 }
 
 /// Who was measured.

@@ -5,6 +5,6 @@ mod figure;
 mod render;
 mod stats;
 
-pub use figure::{Conditions, Figure, Key, Run, System, append, read};
+pub use figure::{Conditions, Figure, Key, Run, System, append, gpus, read};
 pub use render::{Page, render};
 pub use stats::{Better, better, median};

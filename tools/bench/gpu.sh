@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# The engine and vLLM on one GPU in one run: ours, vLLM, ours again, then the ratios. Weights are random, of a named shape.
+#
+#   tools/bench/gpu.sh                  the quick sweep, about five minutes
+#   FULL=1 tools/bench/gpu.sh           every case, about eight
+#
+# By environment:
+#   BENCH          the stoker-bench to run (default: built here, release)
+#   VSITE          folder with an unpacked vLLM, or
+#   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
+#   MODEL          a named shape (default llama-3.1-8b)
+#   OUT            folder for logs and figures (default: a fresh temporary one)
+#   STOKER_COMMIT  what to note as commit where no checkout came along
+#
+# $OUT/gpu.jsonl holds all figures: append it to docs/benchmarks/results/gpu.jsonl. Without vLLM, ours are measured alone.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+MODEL=${MODEL:-llama-3.1-8b}
+OUT=$(mkdir -p "${OUT:=$(mktemp -d)}" && cd "$OUT" && pwd)
+RUN=$(date -u +%Y-%m-%dT%H:%M)-gpu-$$
+SWEEP=(--quick) QUICK=(quick)
+[ "${FULL:-0}" = 1 ] && SWEEP=(--samples 3 --cases ttft_128,ttft_2048,ttft_8192,single_stream,concurrent_8,concurrent_32,concurrent_64,concurrent_128,concurrent_256,prefix_warm_2k,shared_prefix,offline_1000) QUICK=()
+export STOKER_CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker} PYTHONUNBUFFERED=1
+
+main() {
+  cd "$ROOT"
+  program
+  rm -f "$OUT"/{ours-1,vllm,ours-2,gpu}.jsonl
+  ours ours-1
+  if vllm; then
+    ours ours-2
+    "$BENCH" join "$OUT"/{ours-1,vllm,ours-2}.jsonl --out "$OUT/gpu.jsonl" | grep -E '^case|ratio_to_' || true
+  else
+    echo "skipped: vLLM: it did not run; the end of its log:" >&2
+    tail -5 "$OUT/vllm.log" >&2
+    cp "$OUT/ours-1.jsonl" "$OUT/gpu.jsonl"
+  fi
+  echo "figures: $OUT/gpu.jsonl"
+}
+
+program() {
+  if [ -z "${BENCH:-}" ]; then
+    cargo build --release -p stoker-bench
+    BENCH=${CARGO_TARGET_DIR:-$STOKER_CACHE/target}/release/stoker-bench
+  fi
+}
+
+ours() {
+  echo "== stoker, $1"
+  timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
+    --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+}
+
+# Its own words go to a log. A part of its cases is better than none: the lines it got to are taken in.
+vllm() {
+  echo "== vLLM"
+  site
+  local config
+  config=$("$BENCH" checkpoint "$MODEL" --without-weights)
+  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" > "$OUT/vllm.log" 2>&1 \
+    || echo "vLLM ended early: $OUT/vllm.log" >&2
+  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$MODEL" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
+}
+
+site() {
+  if [ -z "${VSITE:-}" ] && [ -n "${VSITE_ARCHIVE:-}" ]; then
+    VSITE=$(mktemp -d)
+    tar xJf "$VSITE_ARCHIVE" -C "$VSITE"
+  fi
+  [ -z "${VSITE:-}" ] || export PYTHONPATH=$VSITE${PYTHONPATH:+:$PYTHONPATH}
+}
+
+main

@@ -1,0 +1,113 @@
+"""vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
+
+usage: vllm-peer.py CONFIG_DIRECTORY [quick]      needs vLLM; the directory holds a config.json and no weights
+
+Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
+time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+STARTED = time.perf_counter()
+for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
+    os.environ.setdefault(name, "1")
+
+
+class Peer:
+    def __init__(self, directory: str) -> None:
+        import numpy
+        import vllm
+
+        with open(f"{directory}/config.json") as file:
+            config = json.load(file)
+        self.version = vllm.__version__
+        self.sampling = vllm.SamplingParams
+        self.rng = numpy.random.default_rng(0)
+        # The middle of the vocabulary: special tokens stand at its ends.
+        self.vocabulary = (config["vocab_size"] // 128, config["vocab_size"] - config["vocab_size"] // 16)
+        self.llm = vllm.LLM(
+            model=directory,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=min(16384, config["max_position_embeddings"]),
+            gpu_memory_utilization=0.88,
+            enable_prefix_caching=True,
+            max_num_seqs=256,
+            disable_log_stats=True,
+        )
+        self.say("start", "seconds", [time.perf_counter() - STARTED])
+
+    def say(self, case: str, metric: str, samples: list[float]) -> None:
+        line = {"version": self.version, "case": case, "metric": metric, "samples": samples}
+        print("SAMPLES " + json.dumps(line), flush=True)
+
+    def tokens(self, n: int) -> list[int]:
+        return self.rng.integers(*self.vocabulary, n).tolist()
+
+    def fresh(self, requests: int, prompt: int, completion: int) -> float:
+        return self.seconds([self.tokens(prompt) for _ in range(requests)], completion)
+
+    def after(self, prefix: list[int], requests: int, completion: int) -> float:
+        return self.seconds([prefix + self.tokens(128) for _ in range(requests)], completion)
+
+    def seconds(self, prompts: list[list[int]], completion: int) -> float:
+        sampling = self.sampling(temperature=0.0, max_tokens=completion, ignore_eos=True, detokenize=False)
+        begun = time.perf_counter()
+        answers = self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        elapsed = time.perf_counter() - begun
+        if any(len(answer.outputs[0].token_ids) != completion for answer in answers):
+            raise RuntimeError(f"an answer is shorter than {completion} tokens")
+        return elapsed
+
+    def ttft(self, prompt: int) -> None:
+        self.say(f"ttft_{prompt}", "ttft_ms", [self.fresh(1, prompt, 1) * 1e3 for _ in range(5)])
+
+    def single_stream(self) -> None:
+        first = statistics.median(self.fresh(1, 128, 1) for _ in range(3))
+        itl = [(self.fresh(1, 128, 256) - first) / 255 for _ in range(3)]
+        self.say("single_stream", "tok_s", [1 / seconds for seconds in itl])
+        self.say("single_stream", "itl_ms", [seconds * 1e3 for seconds in itl])
+
+    def concurrent(self, requests: int) -> None:
+        prefill = self.fresh(requests, 512, 1)
+        whole = [self.fresh(requests, 512, 256) for _ in range(2)]
+        self.say(f"concurrent_{requests}", "tok_s", [requests * 256 / seconds for seconds in whole])
+        self.say(f"concurrent_{requests}", "itl_ms", [(seconds - prefill) / 255 * 1e3 for seconds in whole])
+
+    def prefixes(self) -> None:
+        prefix = self.tokens(2048)
+        self.after(prefix, 1, 1)
+        shared, unshared = self.after(prefix, 64, 64), self.fresh(64, 2176, 64)
+        self.say("shared_prefix", "gain", [unshared / shared])
+        self.say("shared_prefix", "seconds", [shared])
+        self.say("prefix_warm_2k", "ttft_ms", [self.after(prefix, 1, 1) * 1e3 for _ in range(3)])
+
+    def offline(self, requests: int) -> None:
+        seconds = self.fresh(requests, 512, 256)
+        self.say(f"offline_{requests}", "tok_s", [requests * 256 / seconds])
+        self.say(f"offline_{requests}", "seconds", [seconds])
+
+
+def main() -> None:
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    quick = len(sys.argv) == 3
+    peer = Peer(sys.argv[1])
+    peer.fresh(4, 128, 16)
+    peer.fresh(64, 512, 32)
+    for prompt in (128, 2048, 8192):
+        peer.ttft(prompt)
+    peer.single_stream()
+    for requests in (32, 256) if quick else (8, 32, 64, 128, 256):
+        peer.concurrent(requests)
+    peer.prefixes()
+    if not quick:
+        peer.offline(1000)
+
+
+if __name__ == "__main__":
+    main()
