@@ -40,6 +40,12 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/bench-operator --out docs/benchmarks/results/control_plane.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-gpu: ## Measure the engine on this machine's GPU, beside vLLM where installed (VSITE, VSITE_ARCHIVE); render the tables
+	@command -v nvidia-smi >/dev/null || { echo "skipped: bench-gpu: no NVIDIA driver on this machine"; exit 0; }
+	FULL=1 OUT=$(STOKER_CACHE)/bench/gpu tools/bench/gpu.sh
+	cat $(STOKER_CACHE)/bench/gpu/gpu.jsonl >> docs/benchmarks/results/gpu.jsonl
+	cargo run -q --release -p stoker-figures --bin render-benchmarks -- docs/benchmarks
+
 fmt: ## Formatting, as rustfmt wants it
 	@cargo fmt --all --check
 
@@ -74,4 +80,4 @@ binaries: ## The programs that tests start
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-down test check e2e bench fmt clippy generate generate-check chart-check docs-check deny kube helm binaries
+.PHONY: help demo demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny kube helm binaries

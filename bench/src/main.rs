@@ -57,12 +57,13 @@ fn measure(args: &RunArgs) -> Result<()> {
     let setup = Setup { directory, weights: args.weights, device: args.device, limits, seed };
     contenders.insert(0, Box::new(Stoker::new(setup, args.agent()?)));
     let run = this_run(args);
-    let probe = Probe::new(args.tuning().n_threads());
+    let probe = (!is_gpu(args)).then(|| Probe::new(args.tuning().n_threads()));
+    let mut gb_s = probe.as_ref().map(|probe| || probe.gb_s());
     let mut session = Session {
         run: &run,
         subject: &subject,
         samples: args.samples(),
-        probe: &mut || probe.gb_s(),
+        probe: gb_s.as_mut().map(|probe| probe as &mut dyn FnMut() -> f64),
         progress: &mut progress,
     };
     let mut found = Vec::new();
@@ -77,17 +78,26 @@ fn measure(args: &RunArgs) -> Result<()> {
 
 fn this_run(args: &RunArgs) -> Run {
     let here = Conditions::here(&command_line());
-    let machine = if args.device == DeviceChoice::Cpu { None } else { figures::gpus() };
-    let conditions = Conditions { machine: machine.unwrap_or(here.machine), ..here };
+    let gpus = figures::gpus().filter(|_| is_gpu(args));
+    let conditions = Conditions { machine: gpus.unwrap_or(here.machine), ..here };
     match &args.run {
         Some(name) => Run::named(name.clone(), conditions),
         None => Run::under(conditions),
     }
 }
 
+/// Whether a GPU will compute.
+fn is_gpu(args: &RunArgs) -> bool {
+    match args.device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Cuda(_) => true,
+        DeviceChoice::Auto => args.weights == Weights::Device || figures::gpus().is_some(),
+    }
+}
+
 /// What a decoded token reads, if it is more than a cache may hold and this machine's own memory holds it.
 fn read_from_memory(args: &RunArgs, directory: &Path) -> Result<Option<u64>> {
-    if args.weights == Weights::Device || (args.device != DeviceChoice::Cpu && figures::gpus().is_some()) {
+    if is_gpu(args) {
         return Ok(None);
     }
     Ok(Some(checkpoint::bytes_per_token(directory)?).filter(|bytes| *bytes > CACHED_BYTES))

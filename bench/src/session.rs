@@ -37,8 +37,8 @@ pub struct Session<'a> {
     pub subject: &'a Subject,
     /// Samples of each case.
     pub samples: usize,
-    /// GB/s of this machine's memory, now.
-    pub probe: &'a mut dyn FnMut() -> f64,
+    /// GB/s of this machine's memory, now; none where something else computes.
+    pub probe: Option<&'a mut dyn FnMut() -> f64>,
     /// Told of every sample.
     pub progress: &'a mut dyn FnMut(&str),
 }
@@ -57,13 +57,13 @@ impl Session<'_> {
         let mut able = self.warm_up(contenders, case)?;
         let mut found: Vec<_> =
             able.iter().map(|contender| Samples { system: contender.system(), readings: Vec::new() }).collect();
-        let mut speeds = vec![(self.probe)()];
+        let mut speeds = Vec::from_iter(self.probed());
         for turn in 0..self.samples {
             for place in in_turn(able.len(), turn) {
                 let system = &found[place].system;
                 let mut readings = able[place].sample(case).with_context(|| format!("{case} of {}", system.name))?;
-                speeds.push((self.probe)());
-                readings.extend(self.share_of_ceiling(case, &readings, &speeds[speeds.len() - 2..]));
+                speeds.extend(self.probed());
+                readings.extend(self.share_of_ceiling(case, &readings, &speeds[speeds.len().saturating_sub(2)..]));
                 (self.progress)(&told(case, turn, self.samples, system, &readings));
                 found[place].readings.push(readings);
             }
@@ -89,9 +89,13 @@ impl Session<'_> {
         Ok(able)
     }
 
+    fn probed(&mut self) -> Option<f64> {
+        self.probe.as_mut().map(|probe| probe())
+    }
+
     /// How much of the memory's speed around a sample its decoding used.
     fn share_of_ceiling(&self, case: Case, readings: &[Reading], around: &[f64]) -> Option<Reading> {
-        let bytes = self.subject.bytes_per_token.filter(|_| matches!(case, Case::Decode(_)))?;
+        let bytes = self.subject.bytes_per_token.filter(|_| matches!(case, Case::Decode(_)) && !around.is_empty())?;
         let tok_s = readings.iter().find(|reading| reading.metric == "tok_s")?.value;
         let ceiling = around.iter().sum::<f64>() / around.len() as f64;
         Some(Reading::new("share_of_ceiling", tok_s * bytes as f64 / 1e9 / ceiling))
@@ -116,8 +120,10 @@ impl Session<'_> {
                 figures.push(figure(&ours.system, &format!("ratio_to_{}", peer.system.name), &ratios));
             }
         }
-        let memory = System { name: "memory".to_owned(), version: "read".to_owned() };
-        figures.push(figure(&memory, "gb_s", speeds));
+        if !speeds.is_empty() {
+            let memory = System { name: "memory".to_owned(), version: "read".to_owned() };
+            figures.push(figure(&memory, "gb_s", speeds));
+        }
         figures
     }
 }
@@ -182,7 +188,7 @@ mod tests {
         let subject = Subject { model: "ember".into(), dtype: "bf16".into(), bytes_per_token: Some(100_000_000) };
         let mut probe = || 40.0;
         let mut session =
-            Session { run: &run, subject: &subject, samples: 3, probe: &mut probe, progress: &mut progress };
+            Session { run: &run, subject: &subject, samples: 3, probe: Some(&mut probe), progress: &mut progress };
         let figures = session.measure(&mut contenders, Case::Decode(128));
         (figures, heard)
     }

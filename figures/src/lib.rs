@@ -2,6 +2,7 @@
 //! tables rendered from them (`render`). Measures nothing.
 
 mod figure;
+mod peers;
 mod render;
 mod stats;
 

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::figure::{Figure, read};
+use crate::{
+    figure::{Figure, read},
+    peers,
+};
 
 /// A rendered page: its file name under `docs/benchmarks` and its text.
 pub type Page = (String, String);
@@ -25,9 +28,11 @@ pub fn render(dir: &Path) -> Result<Vec<Page>> {
     let mut pages = Vec::new();
     for path in files {
         let topic = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let figures = newest(read(&path)?);
+        let all = read(&path)?;
+        let beside_peers = peers::section(&all);
+        let figures = newest(all);
         let _ = writeln!(index, "- [{topic}]({topic}.md): {} figures", figures.len());
-        pages.push((format!("{topic}.md"), format!("# {topic}\n\n{}", table(&figures))));
+        pages.push((format!("{topic}.md"), format!("# {topic}\n\n{beside_peers}{}", table(&figures))));
     }
     pages.push(("README.md".to_owned(), index));
     Ok(pages)
@@ -83,7 +88,7 @@ fn table(figures: &[Figure]) -> String {
 }
 
 /// Four significant digits: more would claim a precision that no machine here has.
-fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }

@@ -8,7 +8,8 @@
 #   BENCH          the stoker-bench to run (default: built here, release)
 #   VSITE          folder with an unpacked vLLM, or
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
-#   MODEL          a named shape (default llama-3.1-8b)
+#   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
+#   CASES          cases of ours, by comma, in place of a sweep
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
 #
@@ -19,12 +20,16 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 MODEL=${MODEL:-llama-3.1-8b}
 OUT=$(mkdir -p "${OUT:=$(mktemp -d)}" && cd "$OUT" && pwd)
 RUN=$(date -u +%Y-%m-%dT%H:%M)-gpu-$$
-SWEEP=(--quick) QUICK=(quick)
-[ "${FULL:-0}" = 1 ] && SWEEP=(--samples 3 --cases ttft_128,ttft_2048,ttft_8192,single_stream,concurrent_8,concurrent_32,concurrent_64,concurrent_128,concurrent_256,prefix_warm_2k,shared_prefix,offline_1000) QUICK=()
 export STOKER_CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker} PYTHONUNBUFFERED=1
+
+FULL_CASES=ttft_128,ttft_2048,ttft_8192,single_stream,concurrent_8,concurrent_32,concurrent_64,concurrent_128,concurrent_256
+FULL_CASES+=,prefix_warm_2k,shared_prefix,offline_1000
 
 main() {
   cd "$ROOT"
+  if [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples 3 --cases "${CASES:-$FULL_CASES}") QUICK=(); else
+    SWEEP=(--quick ${CASES:+--cases "$CASES"}) QUICK=(quick)
+  fi
   program
   rm -f "$OUT"/{ours-1,vllm,ours-2,gpu}.jsonl
   ours ours-1
@@ -56,11 +61,11 @@ ours() {
 vllm() {
   echo "== vLLM"
   site
-  local config
-  config=$("$BENCH" checkpoint "$MODEL" --without-weights)
+  local config=$MODEL
+  [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights)
   timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
-  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$MODEL" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
+  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
 }
 
 site() {
