@@ -77,6 +77,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
 
+    /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
+    #[arg(long, value_name = "true|false")]
+    prefix_caching: Option<bool>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -100,6 +104,7 @@ impl Args {
                 max_waiting: flags.max_waiting,
                 kv_cache_tokens: flags.kv_cache_tokens,
                 threads: flags.threads,
+                prefix_caching: flags.prefix_caching,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

@@ -143,8 +143,15 @@ fn model_files(source: &str) -> Result<ModelFiles, ConfigError> {
 /// Ranges are the engine's to check: it knows the model's own limits.
 fn limits(settings: EngineSettings) -> EngineLimits {
     let defaults = EngineLimits::default();
-    let EngineSettings { max_model_len, max_num_seqs, max_batched_tokens, max_waiting, kv_cache_tokens, threads } =
-        settings;
+    let EngineSettings {
+        max_model_len,
+        max_num_seqs,
+        max_batched_tokens,
+        max_waiting,
+        kv_cache_tokens,
+        threads,
+        prefix_caching,
+    } = settings;
     EngineLimits {
         max_model_len,
         max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
@@ -152,6 +159,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         max_waiting: max_waiting.unwrap_or(defaults.max_waiting),
         kv_cache_tokens,
         threads: threads.map(|threads| threads as usize),
+        prefix_caching: prefix_caching.unwrap_or(defaults.prefix_caching),
         ..defaults
     }
 }
@@ -171,9 +179,10 @@ mod tests {
 
     #[test]
     fn unset_sizes_are_the_engines_defaults() {
-        let sizes = EngineSettings { max_waiting: Some(7), ..EngineSettings::default() };
+        let sizes = EngineSettings { max_waiting: Some(7), prefix_caching: Some(false), ..EngineSettings::default() };
         let settings = Settings::validate(config("/m", sizes), OnFailure::Report).unwrap();
-        assert_eq!(settings.engine.limits, EngineLimits { max_waiting: 7, ..EngineLimits::default() });
+        let expected = EngineLimits { max_waiting: 7, prefix_caching: false, ..EngineLimits::default() };
+        assert_eq!(settings.engine.limits, expected);
     }
 
     #[test]

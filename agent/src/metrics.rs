@@ -52,6 +52,9 @@ struct OwnFamilies {
     stalled_seconds: Gauge,
     kv_blocks: GaugeVec,
     waiting_prefill_tokens: IntGauge,
+    prefix_queried: IntCounter,
+    prefix_hit: IntCounter,
+    prefix_evicted: IntCounter,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -66,6 +69,8 @@ struct VllmFamilies {
     preemptions: IntCounter,
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
     request_success: IntCounterVec,
     ttft: Histogram,
     itl: Histogram,
@@ -96,6 +101,7 @@ impl Metrics {
     /// Takes over the engine's totals and the latencies since the last call.
     pub fn observe(&self, load: &EngineLoad, samples: &Samples) {
         let _raising = self.raising.lock().unwrap_or_else(PoisonError::into_inner);
+        self.own.raise(load);
         self.vllm.raise(load);
         for seconds in &samples.ttft {
             self.own.ttft.observe(*seconds);
@@ -143,6 +149,14 @@ impl OwnFamilies {
                 "stoker_waiting_prefill_tokens",
                 "Prompt tokens of waiting requests that still need prefill",
             ),
+            prefix_queried: register
+                .own_counter("stoker_prefix_cache_queried_tokens_total", "Prompt tokens looked up in the prefix cache"),
+            prefix_hit: register
+                .own_counter("stoker_prefix_cache_hit_tokens_total", "Prompt tokens that the prefix cache held"),
+            prefix_evicted: register.own_counter(
+                "stoker_prefix_cache_evicted_blocks_total",
+                "KV blocks of the prefix cache that were given to something else",
+            ),
             ttft: register.own_seconds("stoker_time_to_first_token_seconds", "From submission to the first token"),
             itl: register.own_seconds("stoker_inter_token_latency_seconds", "Between two tokens of one sequence"),
             e2e: register.own_seconds("stoker_e2e_request_latency_seconds", "From submission to the last token"),
@@ -155,6 +169,12 @@ impl OwnFamilies {
         if let Some(seconds) = request.queue_seconds {
             self.queue.observe(seconds);
         }
+    }
+
+    fn raise(&self, load: &EngineLoad) {
+        raise(&self.prefix_queried, load.prefix_query_tokens);
+        raise(&self.prefix_hit, load.prefix_hit_tokens);
+        raise(&self.prefix_evicted, load.prefix_evicted_blocks);
     }
 
     fn set(&self, report: &LoadReport) {
@@ -195,6 +215,8 @@ impl VllmFamilies {
             preemptions: register.vllm_counter("vllm:num_preemptions_total", "Preemptions since start"),
             prompt_tokens: register.vllm_counter("vllm:prompt_tokens_total", "Prompt tokens since start"),
             generation_tokens: register.vllm_counter("vllm:generation_tokens_total", "Tokens generated since start"),
+            prefix_queries: register.vllm_counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up"),
+            prefix_hits: register.vllm_counter("vllm:prefix_cache_hits_total", "Prompt tokens found"),
             request_success: register.vllm_counter_vec(
                 "vllm:request_success_total",
                 "Requests that ended, by reason",
@@ -226,6 +248,8 @@ impl VllmFamilies {
         raise(&self.preemptions, load.preemptions);
         raise(&self.prompt_tokens, load.prompt_tokens);
         raise(&self.generation_tokens, load.generation_tokens);
+        raise(&self.prefix_queries, load.prefix_query_tokens);
+        raise(&self.prefix_hits, load.prefix_hit_tokens);
         let ended = &load.finished;
         for (reason, total) in
             [("stop", ended.stop), ("length", ended.length), ("abort", ended.abort), ("error", ended.error)]
@@ -260,6 +284,10 @@ struct Registration<'a> {
 impl Registration<'_> {
     fn own_counter_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
         self.enter(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn own_counter(&self, name: &str, help: &str) -> IntCounter {
+        self.enter(IntCounter::with_opts(Opts::new(name, help)))
     }
 
     fn own_gauge(&self, name: &str, help: &str) -> Gauge {
@@ -359,7 +387,13 @@ mod tests {
     #[test]
     fn dashboards_made_for_vllm_find_their_families_and_labels() {
         let metrics = Metrics::new("m");
-        metrics.observe(&EngineLoad::default(), &samples());
+        let load = EngineLoad {
+            prefix_query_tokens: 96,
+            prefix_hit_tokens: 80,
+            prefix_evicted_blocks: 1,
+            ..EngineLoad::default()
+        };
+        metrics.observe(&load, &samples());
         let text = metrics.text(&report());
         for line in [
             "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3",
@@ -369,6 +403,11 @@ mod tests {
             "vllm:inter_token_latency_seconds_count{engine=\"0\",model_name=\"m\"} 2",
             "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"m\"} 0",
             "stoker_phase{phase=\"ready\"} 1",
+            "vllm:prefix_cache_queries_total{engine=\"0\",model_name=\"m\"} 96",
+            "vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"m\"} 80",
+            "stoker_prefix_cache_queried_tokens_total 96",
+            "stoker_prefix_cache_hit_tokens_total 80",
+            "stoker_prefix_cache_evicted_blocks_total 1",
             "stoker_kv_blocks{state=\"free\"} 3",
             "stoker_inter_token_latency_seconds_bucket{le=\"0.004\"} 2",
         ] {

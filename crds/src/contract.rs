@@ -59,6 +59,8 @@ pub struct EngineSettings {
     pub kv_cache_tokens: Option<u32>,
     /// Compute threads of the CPU back end. Default: the CPUs the pod may use.
     pub threads: Option<u32>,
+    /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
+    pub prefix_caching: Option<bool>,
 }
 
 /// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.

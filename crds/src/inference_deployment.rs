@@ -199,6 +199,9 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
+    /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix_caching: Option<bool>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

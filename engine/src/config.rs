@@ -67,6 +67,8 @@ pub struct EngineLimits {
     pub memory_limit_bytes: Option<u64>,
     /// Compute threads. Default: the CPUs the process may use.
     pub threads: Option<usize>,
+    /// Keep the KV blocks of prompts and completions for requests that begin with the same tokens.
+    pub prefix_caching: bool,
 }
 
 impl Default for EngineLimits {
@@ -80,6 +82,7 @@ impl Default for EngineLimits {
             gpu_memory_fraction: 0.9,
             memory_limit_bytes: None,
             threads: None,
+            prefix_caching: true,
         }
     }
 }
@@ -149,6 +152,7 @@ impl EngineLimits {
             max_batched_tokens: self.max_batched_tokens as usize,
             max_model_len: max_model_len as usize,
             eos: eos.to_vec(),
+            prefix_caching: self.prefix_caching,
         })
     }
 

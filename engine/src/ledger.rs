@@ -8,7 +8,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::{
     metrics::{Meters, RequestSample},
     request::{FinishReason, Request, RequestEvent, RequestId, Usage},
-    sched::{SampledToken, StepEffects},
+    sched::{SampledToken, Started, StepEffects},
     text::{TextAssembler, Tokenizer, spell_logprobs},
 };
 
@@ -65,8 +65,8 @@ impl Ledger {
 
     /// Applies one step. Returns the requests that ended here by a stop string: the engine does not know yet.
     pub(crate) fn apply(&mut self, effects: StepEffects, now: Instant) -> Vec<RequestId> {
-        for id in effects.started {
-            self.started(id, now);
+        for started in effects.started {
+            self.started(started, now);
         }
         for id in effects.preempted {
             self.open.entry(id).and_modify(|entry| entry.preemptions += 1);
@@ -87,10 +87,12 @@ impl Ledger {
         }
     }
 
-    fn started(&mut self, id: RequestId, now: Instant) {
+    fn started(&mut self, started: Started, now: Instant) {
+        let Started { id, cached_tokens } = started;
         if let Some(entry) = self.open.get_mut(&id) {
             entry.started = Some(now);
-            self.meters.started(entry.usage.prompt_tokens);
+            entry.usage.cached_tokens = cached_tokens.unwrap_or(0) as u32;
+            self.meters.started(entry.usage.prompt_tokens, cached_tokens.map(|n| n as u64));
         }
     }
 

@@ -42,6 +42,12 @@ pub struct EngineLoad {
     pub finished: FinishedCounts,
     /// Prompt tokens of requests that started, since start.
     pub prompt_tokens: u64,
+    /// Of those, tokens looked up in the prefix cache.
+    pub prefix_query_tokens: u64,
+    /// Of those, tokens that it held.
+    pub prefix_hit_tokens: u64,
+    /// KV blocks of the prefix cache that were given to something else, since start.
+    pub prefix_evicted_blocks: u64,
     /// Tokens generated since start.
     pub generation_tokens: u64,
     /// 95th percentile of the time to first token over the last minute.
@@ -185,9 +191,14 @@ impl Meters {
         push_bounded(requests, sample, dropped);
     }
 
-    /// A request began to be computed.
-    pub(crate) fn started(&self, prompt_tokens: u32) {
-        self.lock().load.prompt_tokens += u64::from(prompt_tokens);
+    /// A request began to be computed; `cached_tokens` is `None` without a prefix cache.
+    pub(crate) fn started(&self, prompt_tokens: u32, cached_tokens: Option<u64>) {
+        let load = &mut self.lock().load;
+        load.prompt_tokens += u64::from(prompt_tokens);
+        if let Some(cached_tokens) = cached_tokens {
+            load.prefix_query_tokens += u64::from(prompt_tokens);
+            load.prefix_hit_tokens += cached_tokens;
+        }
     }
 
     /// A token came, `seconds` after the submission if it is the first, after the token before it otherwise.
@@ -297,7 +308,9 @@ impl EngineLoad {
         self.waiting = state.waiting.len() as u32;
         self.waiting_prefill_tokens = state.waiting_prefill_tokens() as u64;
         self.referenced_blocks = state.pool.n_referenced() as u32;
+        self.cached_blocks = state.pool.n_cached() as u32;
         self.free_blocks = state.pool.n_free() as u32;
+        self.prefix_evicted_blocks = state.pool.n_evicted();
     }
 }
 

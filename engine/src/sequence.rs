@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use crate::{
-    kv::BlockTable,
+    kv::{BlockHash, BlockTable},
     request::{FinishReason, Request, RequestId, SamplingParams, TokenId},
 };
 
@@ -34,6 +34,10 @@ pub struct Sequence {
     pub computed: usize,
     /// Where the KV lies.
     pub table: BlockTable,
+    /// Names of the blocks that the known tokens fill, as far as they were needed.
+    pub names: Vec<BlockHash>,
+    /// Blocks of the table, from the first, whose content the pool knows by name.
+    pub n_named: usize,
     /// Set when the sequence must leave, and why.
     pub leaving: Option<FinishReason>,
     /// It has been in the running queue at least once.
@@ -51,6 +55,8 @@ impl Sequence {
             sampled_entry: 0,
             computed: 0,
             table: BlockTable::default(),
+            names: Vec::new(),
+            n_named: 0,
             leaving: None,
             started: false,
         }

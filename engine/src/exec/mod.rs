@@ -18,7 +18,8 @@ pub struct ExecError(pub String);
 /// One back end, owned by the engine thread. May be dropped with steps in flight.
 ///
 /// Steps take effect in the order of their launch: a later one finds every key and value that an earlier one writes,
-/// and may be given blocks that an earlier one still writes to.
+/// and may be given blocks that an earlier one still writes to. Within a step, every layer writes the keys and values of
+/// all chunks before its attention reads any: a chunk may read blocks that another one of the same step fills.
 pub trait Executor: Send {
     /// Steps that may be launched before the first of them must be finished; 1 or 2 ([`MAX_STEPS_IN_FLIGHT`]). 2 pays
     /// where computing needs no host thread.

@@ -8,7 +8,7 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
 }
 
-/// The pool has too few free blocks; nothing was taken.
+/// The pool has too few available blocks; nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NoFreeBlock;
 
@@ -26,16 +26,24 @@ impl BlockTable {
     /// Takes blocks until `tokens` fit: all that are missing, or none.
     pub fn grow_to(&mut self, tokens: usize, pool: &mut BlockPool) -> Result<(), NoFreeBlock> {
         let missing = blocks_for(tokens).saturating_sub(self.blocks.len());
-        if missing > pool.n_free() {
+        if missing > pool.n_available() {
             return Err(NoFreeBlock);
         }
-        self.blocks.extend((0..missing).map(|_| pool.take().expect("free blocks were counted above")));
+        self.blocks.extend((0..missing).map(|_| pool.take().expect("available blocks were counted above")));
         Ok(())
+    }
+
+    /// Takes blocks that already hold the beginning of the sequence; the table is empty.
+    pub fn share(&mut self, blocks: &[BlockId], pool: &mut BlockPool) {
+        assert!(self.blocks.is_empty(), "a prefix comes first");
+        blocks.iter().for_each(|block| pool.share(*block));
+        self.blocks.extend(blocks);
     }
 
     /// Gives every block back.
     pub fn release(&mut self, pool: &mut BlockPool) {
-        // From the end, so that the last-in-first-out pool hands the earliest block out first again.
+        // From the end: the last-in-first-out pool hands the earliest block out first again, and of a cached prefix the
+        // end, which fewer sequences share, is evicted first.
         while let Some(block) = self.blocks.pop() {
             pool.release(block);
         }

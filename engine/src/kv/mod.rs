@@ -2,10 +2,13 @@
 //!
 //! Nothing here touches the cached numbers themselves; those belong to the back end's `Ops`.
 
+mod block_hash;
 mod block_pool;
 mod block_table;
 mod layout;
+mod lru;
 
+pub use block_hash::BlockHash;
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::{BlockTable, NoFreeBlock};
 pub use layout::{KvDtype, KvLayout};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState};
+use crate::kv::BLOCK_TOKENS;
 
 impl SchedState {
     /// Panics when an invariant is broken; release builds skip it.
@@ -30,10 +31,14 @@ impl SchedState {
         for block in self.running.iter().flat_map(|s| s.table.blocks()) {
             *holders.entry(*block).or_default() += 1;
         }
-        assert_eq!(self.pool.n_free() + holders.len(), self.pool.n_total(), "free + held = total");
+        let n_unheld = self.pool.n_free() + self.pool.n_cached();
+        assert_eq!(n_unheld + holders.len(), self.pool.n_total(), "free + cached + referenced = total");
         for (block, n) in holders {
             assert_eq!(self.pool.refs(block), n, "{block:?} is counted once for each holder");
-            assert_eq!(n, 1, "{block:?} is writable, so it has one owner");
+        }
+        for sequence in &self.running {
+            let writable = &sequence.table.blocks()[sequence.computed / BLOCK_TOKENS..];
+            assert!(writable.iter().all(|block| self.pool.refs(*block) == 1), "a writable block has one owner");
         }
         assert!(self.waiting.iter().all(|s| s.table.blocks().is_empty()), "a waiting sequence holds no block");
     }

@@ -6,13 +6,14 @@
 
 mod invariants;
 mod plan;
+mod prefix;
 mod resolve;
 mod state;
 mod step;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{Chunk, StepPlan, schedule};
+pub use plan::{Chunk, Started, StepPlan, schedule};
 pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};
 pub use state::{SchedLimits, SchedState};
 pub use step::{ChunkInput, SampleSpec, Step, StepChunk};

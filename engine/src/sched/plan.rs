@@ -1,8 +1,12 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
 //! sequences from the line, preempting last-in when a decode finds no block.
 
-use super::{SchedLimits, SchedState};
-use crate::{kv::blocks_for, request::RequestId, sequence::Sequence};
+use super::{SchedLimits, SchedState, prefix};
+use crate::{
+    kv::{BlockId, BlockPool, blocks_for},
+    request::RequestId,
+    sequence::Sequence,
+};
 
 /// One step, decided. Small and without borrows: it is kept while the step is in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,7 +16,16 @@ pub struct StepPlan {
     /// Sequences that lost their blocks and went back to the front of the line.
     pub preempted: Vec<RequestId>,
     /// Sequences that enter the running queue for the first time.
-    pub started: Vec<RequestId>,
+    pub started: Vec<Started>,
+}
+
+/// A sequence that starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Started {
+    /// Whose.
+    pub id: RequestId,
+    /// Tokens of its prompt that the prefix cache held; `None` without one.
+    pub cached_tokens: Option<usize>,
 }
 
 /// Consecutive tokens of one sequence to compute.
@@ -47,8 +60,9 @@ impl StepPlan {
 }
 
 /// A plan in the making.
-struct Draft {
+struct Draft<'a> {
     plan: StepPlan,
+    limits: &'a SchedLimits,
     /// Tokens the step may still take.
     budget: usize,
     n_sampling: usize,
@@ -56,25 +70,26 @@ struct Draft {
 
 /// Decides the next step, takes the blocks it needs and counts its tokens as computed.
 pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
-    let mut draft = Draft { plan: StepPlan::default(), budget: limits.max_batched_tokens, n_sampling: 0 };
-    plan_decodes(state, limits, &mut draft);
+    let mut draft = Draft { plan: StepPlan::default(), limits, budget: limits.max_batched_tokens, n_sampling: 0 };
+    plan_decodes(state, &mut draft);
     plan_running_prefills(state, &mut draft);
-    admit_waiting(state, limits, &mut draft);
+    admit_waiting(state, &mut draft);
     state.debug_check(limits);
     draft.plan
 }
 
 /// Oldest first, so that the victim of a missing block (the last running sequence) is never one already planned.
-fn plan_decodes(state: &mut SchedState, limits: &SchedLimits, draft: &mut Draft) {
+fn plan_decodes(state: &mut SchedState, draft: &mut Draft<'_>) {
     let mut idx = 0;
     while idx < state.running.len() && draft.budget > 0 {
         let sequence = &state.running[idx];
-        if !sequence.is_decoding() || !goes_on(sequence, limits) {
+        if !sequence.is_decoding() || !goes_on(sequence, draft.limits) {
             idx += 1;
             continue;
         }
-        if make_room(state, idx, limits, &mut draft.plan) {
-            draft.push(&mut state.running[idx], idx);
+        if make_room(state, idx, draft) {
+            let SchedState { running, pool, .. } = state;
+            draft.push(&mut running[idx], idx, pool);
             idx += 1;
         }
     }
@@ -90,14 +105,14 @@ fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
 
 /// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
 /// `false`: the sequence itself was the last one and went back to the line.
-fn make_room(state: &mut SchedState, idx: usize, limits: &SchedLimits, plan: &mut StepPlan) -> bool {
+fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> bool {
     loop {
         let SchedState { running, pool, .. } = state;
         let sequence = &mut running[idx];
         if sequence.table.grow_to(sequence.len(), pool).is_ok() {
             return true;
         }
-        preempt_last(state, limits, plan);
+        preempt_last(state, draft);
         if idx == state.running.len() {
             return false;
         }
@@ -107,70 +122,80 @@ fn make_room(state: &mut SchedState, idx: usize, limits: &SchedLimits, plan: &mu
 /// Takes all blocks of the newest running sequence and puts it at the front of the line. Its prompt and generated
 /// tokens are computed again later; sampling depends on (seed, position) only, so its text does not change. A token of
 /// it that is in flight still arrives: the blocks are given to later steps only.
-fn preempt_last(state: &mut SchedState, limits: &SchedLimits, plan: &mut StepPlan) {
+fn preempt_last(state: &mut SchedState, draft: &mut Draft<'_>) {
     let mut victim = state.running.pop().expect("the sequence that needs a block is still running");
     victim.table.release(&mut state.pool);
-    victim.computed = 0;
+    (victim.computed, victim.n_named) = (0, 0);
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
-    if victim.leaving.is_none() && !victim.is_full(limits.max_model_len) {
-        plan.preempted.push(victim.id);
+    if victim.leaving.is_none() && !victim.is_full(draft.limits.max_model_len) {
+        draft.plan.preempted.push(victim.id);
     }
     state.waiting.push_front(victim);
 }
 
-fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft) {
+fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft<'_>) {
+    let SchedState { running, pool, .. } = state;
     let prefills = |(_, sequence): &(usize, &mut Sequence)| sequence.leaving.is_none() && !sequence.is_decoding();
-    for (idx, sequence) in state.running.iter_mut().enumerate().filter(prefills) {
+    for (idx, sequence) in running.iter_mut().enumerate().filter(prefills) {
         if draft.budget == 0 {
             return;
         }
-        draft.push(sequence, idx);
+        draft.push(sequence, idx, pool);
     }
 }
 
 /// Moves sequences from the line into the running queue, strictly in order: one without blocks keeps its place and
 /// nobody overtakes it.
-fn admit_waiting(state: &mut SchedState, limits: &SchedLimits, draft: &mut Draft) {
+fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
+    let limits = draft.limits;
     // What was just preempted must not come straight back with the blocks its displacer is about to need.
     if !draft.plan.preempted.is_empty() {
         return;
     }
     let mut idx = 0;
     while idx < state.waiting.len() && draft.budget > 0 && state.running.len() < limits.max_num_seqs {
-        let sequence = &state.waiting[idx];
+        let SchedState { waiting, running, pool } = state;
+        let sequence = &mut waiting[idx];
         if sequence.leaving.is_some() || sequence.is_full(limits.max_model_len) {
             idx += 1;
             continue;
         }
         // All its tokens are computed again, so all of them must be known.
-        if sequence.in_flight > 0 || !fits(sequence, state) {
+        if sequence.in_flight > 0 {
             return;
         }
-        let sequence = state.waiting.remove(idx).expect("idx is inside the line");
-        start(sequence, state, draft);
+        let found = if limits.prefix_caching { prefix::find(sequence, pool) } else { Vec::new() };
+        if !fits(sequence, &found, running.len(), pool) {
+            return;
+        }
+        let sequence = waiting.remove(idx).expect("idx is inside the line");
+        start(sequence, &found, state, draft);
     }
 }
 
 /// Blocks for all known tokens are taken at admission as a whole, so a half-computed prompt never waits for blocks and
 /// two prompts cannot hold each other up. One block a running sequence stays free: each may need one soon, and
-/// admitting into them would preempt the newcomer at once.
-fn fits(sequence: &Sequence, state: &SchedState) -> bool {
-    blocks_for(sequence.len()) + state.running.len() <= state.pool.n_free()
+/// admitting into them would preempt the newcomer at once. A found block that others hold too costs nothing.
+fn fits(sequence: &Sequence, found: &[BlockId], n_running: usize, pool: &BlockPool) -> bool {
+    let n_held = found.iter().filter(|block| pool.refs(**block) > 0).count();
+    blocks_for(sequence.len()) - n_held + n_running <= pool.n_available()
 }
 
-fn start(mut sequence: Sequence, state: &mut SchedState, draft: &mut Draft) {
+fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draft: &mut Draft<'_>) {
+    prefix::attach(&mut sequence, found, &mut state.pool);
     sequence.table.grow_to(sequence.len(), &mut state.pool).expect("fits() counted the blocks");
     if !sequence.started {
         sequence.started = true;
-        draft.plan.started.push(sequence.id);
+        let cached_tokens = draft.limits.prefix_caching.then_some(sequence.computed);
+        draft.plan.started.push(Started { id: sequence.id, cached_tokens });
     }
-    draft.push(&mut sequence, state.running.len());
+    draft.push(&mut sequence, state.running.len(), &mut state.pool);
     state.running.push(sequence);
 }
 
-impl Draft {
+impl Draft<'_> {
     /// Plans as much of a sequence as the step still takes.
-    fn push(&mut self, sequence: &mut Sequence, running_idx: usize) {
+    fn push(&mut self, sequence: &mut Sequence, running_idx: usize, pool: &mut BlockPool) {
         let n_tokens = sequence.remaining().min(self.budget);
         let (start, samples) = (sequence.computed, n_tokens == sequence.remaining());
         let is_prefill = sequence.n_generated() == 0 || !sequence.is_decoding();
@@ -178,6 +203,9 @@ impl Draft {
         self.plan.chunks.push(Chunk { id: sequence.id, running_idx, start, n_tokens, fed_entry, samples, is_prefill });
         self.budget -= n_tokens;
         sequence.computed += n_tokens;
+        if self.limits.prefix_caching {
+            prefix::name_full_blocks(sequence, pool);
+        }
         if samples {
             sequence.in_flight += 1;
             sequence.sampled_entry = self.n_sampling;

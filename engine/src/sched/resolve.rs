@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 
-use super::{SchedLimits, SchedState, StepPlan};
+use super::{SchedLimits, SchedState, Started, StepPlan, prefix};
 use crate::{
+    kv::BlockPool,
     request::{FinishReason, RequestId, TokenId},
     sequence::Sequence,
 };
@@ -68,7 +69,7 @@ pub struct RawLogprobs {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepEffects {
     /// Sequences that were computed for the first time.
-    pub started: Vec<RequestId>,
+    pub started: Vec<Started>,
     /// Sequences that lost their blocks.
     pub preempted: Vec<RequestId>,
     /// New tokens, at most one a sequence.
@@ -99,8 +100,8 @@ pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limit
     let mut finder = Finder::default();
     for chunk in chunks.iter().filter(|chunk| chunk.samples) {
         let sampled = sampled.next().expect("one entry for each chunk that samples");
-        if let Some(sequence) = finder.find(state, chunk.id) {
-            effects.tokens.extend(take_in(sequence, sampled, limits));
+        if let Some((sequence, pool)) = finder.find(state, chunk.id) {
+            effects.tokens.extend(take_in(sequence, sampled, pool, limits));
         }
     }
     assert!(sampled.next().is_none(), "no entry beyond the chunks that sample");
@@ -118,33 +119,40 @@ struct Finder {
 
 impl Finder {
     /// `None`: the sequence has ended.
-    fn find<'a>(&mut self, state: &'a mut SchedState, id: RequestId) -> Option<&'a mut Sequence> {
-        let SchedState { running, waiting, .. } = state;
+    fn find<'a>(&mut self, state: &'a mut SchedState, id: RequestId) -> Option<(&'a mut Sequence, &'a mut BlockPool)> {
+        let SchedState { running, waiting, pool } = state;
         let (before, after) = running.split_at(self.next_idx.min(running.len()));
         let found = after.iter().position(|s| s.id == id).map(|idx| idx + before.len());
         if let Some(idx) = found.or_else(|| before.iter().position(|s| s.id == id)) {
             self.next_idx = idx + 1;
-            return Some(&mut running[idx]);
+            return Some((&mut running[idx], pool));
         }
-        waiting.iter_mut().find(|s| s.id == id)
+        Some((waiting.iter_mut().find(|s| s.id == id)?, pool))
     }
 }
 
 /// The token goes nowhere when its sequence was told to leave meanwhile.
-fn take_in(sequence: &mut Sequence, sampled: Sampled, limits: &SchedLimits) -> Option<SampledToken> {
+fn take_in(
+    sequence: &mut Sequence,
+    sampled: Sampled,
+    pool: &mut BlockPool,
+    limits: &SchedLimits,
+) -> Option<SampledToken> {
     sequence.in_flight -= 1;
-    if sequence.leaving.is_some() {
-        return None;
-    }
     match sampled {
+        Sampled::NotANumber => {
+            prefix::forget_blocks(sequence, pool);
+            sequence.leaving.get_or_insert_with(|| FinishReason::Error(NOT_A_NUMBER.into()));
+            None
+        }
+        Sampled::Token { .. } if sequence.leaving.is_some() => None,
         Sampled::Token { token, logprobs } => {
             sequence.tokens.push(token);
+            if limits.prefix_caching {
+                prefix::name_full_blocks(sequence, pool);
+            }
             sequence.leaving = finish_reason(sequence, token, limits);
             Some(SampledToken { id: sequence.id, token, logprobs })
-        }
-        Sampled::NotANumber => {
-            sequence.leaving = Some(FinishReason::Error(NOT_A_NUMBER.into()));
-            None
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct SchedLimits {
     pub max_model_len: usize,
     /// Tokens that end a completion.
     pub eos: Vec<TokenId>,
+    /// Keep the blocks of prompts and completions for other sequences to find.
+    pub prefix_caching: bool,
 }
 
 /// The scheduler's whole state.

@@ -10,4 +10,5 @@ mod families;
 mod gguf;
 mod goldens;
 mod overlap;
+mod prefix;
 mod sim;

@@ -77,7 +77,7 @@ fn play(mut machine: Machine, events: &[Event]) -> Outcome {
         steps_left -= 1;
         assert!(steps_left > 0, "every request ends in bounded time: {machine:?}");
     }
-    assert_eq!(machine.state.pool.n_free(), machine.state.pool.n_total(), "every block came back");
+    assert_eq!(machine.state.pool.n_referenced(), 0, "every block came back");
     outcome
 }
 
@@ -101,8 +101,9 @@ proptest! {
         n_blocks in 4usize..12,
         max_batched_tokens in 4usize..40,
         max_steps_in_flight in 1usize..=2,
+        prefix_caching in any::<bool>(),
     ) {
-        let limits = SchedLimits { max_batched_tokens, ..limits() };
+        let limits = SchedLimits { max_batched_tokens, prefix_caching, ..limits() };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(request) } else { None }).collect();
         let outcome = play(Machine::new(n_blocks, limits.clone(), max_steps_in_flight), &events);

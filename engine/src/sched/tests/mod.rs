@@ -10,7 +10,7 @@ use super::*;
 use crate::request::{FinishReason, Request, RequestId, SamplingParams, StopParams};
 
 fn limits() -> SchedLimits {
-    SchedLimits { max_num_seqs: 4, max_batched_tokens: 32, max_model_len: 64, eos: vec![EOS] }
+    SchedLimits { max_num_seqs: 4, max_batched_tokens: 32, max_model_len: 64, eos: vec![EOS], prefix_caching: false }
 }
 
 /// A request that ends by length only.
@@ -194,4 +194,88 @@ fn a_preempted_sequence_keeps_the_token_that_was_in_flight() {
     assert_eq!(preempted, [RequestId(2)]);
     let victim = &machine.state.waiting[0];
     assert_eq!((victim.computed, victim.in_flight, victim.tokens.len()), (0, 0, before + 1));
+}
+
+fn caching() -> SchedLimits {
+    SchedLimits { prefix_caching: true, ..limits() }
+}
+
+#[test]
+fn a_second_request_starts_behind_the_full_blocks_of_the_first_even_in_the_same_step() {
+    let mut machine = Machine::new(12, SchedLimits { max_batched_tokens: 64, ..caching() }, 1);
+    machine.state.submit(RequestId(1), request(40, 9));
+    machine.state.submit(RequestId(2), request(35, 9));
+    let plan = machine.launch();
+    assert_eq!(shape(&plan), [(1, 0, 40), (2, 32, 3)]);
+    assert_eq!(plan.started.iter().map(|started| started.cached_tokens).collect::<Vec<_>>(), [Some(0), Some(32)]);
+    assert_eq!(machine.state.pool.n_referenced(), 4, "two blocks are shared, one more each is not");
+}
+
+#[test]
+fn one_token_of_a_prompt_is_always_computed() {
+    let mut machine = Machine::new(12, caching(), 1);
+    for id in 1..3 {
+        machine.state.submit(RequestId(id), request(32, 1));
+        machine.step();
+    }
+    machine.state.submit(RequestId(3), request(32, 1));
+    assert_eq!(shape(&machine.launch()), [(3, 16, 16)], "32 of 32 tokens are cached, 16 of them are used");
+}
+
+#[test]
+fn blocks_of_ended_sequences_are_cached_until_others_need_them() {
+    let mut machine = Machine::new(4, caching(), 1);
+    machine.state.submit(RequestId(1), request(40, 1));
+    machine.step();
+    machine.step();
+    let pool = &machine.state.pool;
+    assert_eq!((pool.n_free(), pool.n_cached(), pool.n_referenced()), (2, 2, 0));
+    let other = Request { prompt: vec![2; 60], ..Request::clone(&request(60, 1)) };
+    machine.state.submit(RequestId(2), Arc::new(other));
+    machine.step();
+    let pool = &machine.state.pool;
+    assert_eq!((pool.n_free(), pool.n_cached(), pool.n_referenced(), pool.n_evicted()), (0, 0, 4, 2));
+}
+
+#[test]
+fn a_shared_prefix_needs_no_blocks_of_its_own() {
+    let mut machine = Machine::new(5, SchedLimits { max_batched_tokens: 64, ..caching() }, 1);
+    machine.state.submit(RequestId(1), request(50, 9));
+    machine.state.submit(RequestId(2), request(50, 9));
+    assert_eq!(machine.launch().started.len(), 1, "one block is left, which the first one may need");
+    let mut machine = Machine::new(6, SchedLimits { max_batched_tokens: 64, ..caching() }, 1);
+    machine.state.submit(RequestId(1), request(50, 9));
+    machine.state.submit(RequestId(2), request(50, 9));
+    assert_eq!(machine.launch().started.len(), 2, "4 + 4 blocks, 3 of them shared, and one in reserve");
+}
+
+#[test]
+fn a_preempted_sequence_finds_its_own_blocks_again() {
+    let mut machine = Machine::new(5, caching(), 1);
+    for id in 1..3 {
+        let asked = Request { prompt: vec![id; 16], ..Request::clone(&request(16, 40)) };
+        machine.state.submit(RequestId(id.into()), Arc::new(asked));
+    }
+    let mut preempted = Vec::new();
+    while preempted.is_empty() {
+        preempted = machine.step().1.preempted;
+    }
+    assert_eq!(preempted, [RequestId(2)]);
+    let computed_again = loop {
+        let (plan, _) = machine.step();
+        if let Some(chunk) = plan.chunks.iter().find(|chunk| chunk.id == RequestId(2)) {
+            break chunk.start;
+        }
+    };
+    assert!(computed_again >= 16, "{computed_again}: at least the first block was still there");
+}
+
+#[test]
+fn blocks_of_a_sequence_that_met_a_nan_are_not_found() {
+    let limits = caching();
+    let mut state = SchedState::new(4);
+    state.submit(RequestId(1), request(20, 9));
+    let plan = schedule(&mut state, &limits);
+    resolve(&mut state, plan, StepOutput { sampled: vec![Sampled::NotANumber] }, &limits);
+    assert_eq!((state.pool.n_free(), state.pool.n_cached()), (4, 0));
 }

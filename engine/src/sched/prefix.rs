@@ -1,0 +1,52 @@
+//! The scheduler's use of the prefix cache: a sequence that starts takes the blocks that already hold the beginning of
+//! its tokens, and names those that it fills. Preempted sequences find their own blocks again this way.
+//!
+//! A planned block counts as computed, also for others in the same step: every layer writes the keys and values of the
+//! whole step before its attention reads any.
+
+use crate::{
+    kv::{BLOCK_TOKENS, BlockHash, BlockId, BlockPool},
+    sequence::Sequence,
+};
+
+/// The blocks that hold the beginning of a sequence's tokens. Never all tokens: the last one is computed, because the
+/// next is sampled from what that computation gives.
+pub(super) fn find(sequence: &mut Sequence, pool: &BlockPool) -> Vec<BlockId> {
+    extend_names(sequence);
+    let n_wanted = (sequence.tokens.len() - 1) / BLOCK_TOKENS;
+    sequence.names[..n_wanted].iter().map_while(|name| pool.find(*name)).collect()
+}
+
+/// Gives a sequence without blocks the ones that were found for it.
+pub(super) fn attach(sequence: &mut Sequence, found: &[BlockId], pool: &mut BlockPool) {
+    sequence.table.share(found, pool);
+    sequence.computed = sequence.table.capacity_tokens();
+    sequence.n_named = found.len();
+}
+
+/// Names the blocks that are full, computed and known in every token.
+pub(super) fn name_full_blocks(sequence: &mut Sequence, pool: &mut BlockPool) {
+    let n_full = sequence.computed.min(sequence.tokens.len()) / BLOCK_TOKENS;
+    if n_full <= sequence.n_named {
+        return;
+    }
+    extend_names(sequence);
+    for idx in sequence.n_named..n_full {
+        pool.name(sequence.table.blocks()[idx], sequence.names[idx]);
+    }
+    sequence.n_named = n_full;
+}
+
+/// Takes the names of all its blocks away, because what they hold may be damaged.
+pub(super) fn forget_blocks(sequence: &Sequence, pool: &mut BlockPool) {
+    sequence.names.iter().for_each(|name| pool.forget(*name));
+}
+
+fn extend_names(sequence: &mut Sequence) {
+    let Sequence { tokens, names, .. } = sequence;
+    let mut parent = names.last().copied().unwrap_or(BlockHash::ROOT);
+    for block in tokens.chunks_exact(BLOCK_TOKENS).skip(names.len()) {
+        parent = parent.then(block);
+        names.push(parent);
+    }
+}
