@@ -12,13 +12,18 @@ CARGO_BIN   := $(STOKER_CACHE)/tools/bin
 CARGO_DENY  := $(CARGO_BIN)/cargo-deny
 DEMO_DIR    ?= $(STOKER_CACHE)/demo
 RELEASE     := $(CARGO_TARGET_DIR)/release
+DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --source $(CURDIR)
 
 help: ## List these words
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: kube ## Start a control plane, a node and the operator here; apply examples/chat.yaml; stream an answer
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster
-	$(RELEASE)/stoker-cluster demo --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --source $(CURDIR)
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli
+	$(RELEASE)/stoker-cluster demo $(DEMO_ARGS)
+
+demo-load: kube ## On the demo's cluster: a step of load; replicas follow and come back, each decision explained
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli -p stoker-loadgen
+	$(RELEASE)/stoker-cluster demo-load $(DEMO_ARGS) --load $(RELEASE)/stoker-load
 
 demo-down: ## Stop the demo and remove everything it made
 	@if [ -x $(RELEASE)/stoker-cluster ]; then $(RELEASE)/stoker-cluster down --dir $(DEMO_DIR); else echo "no demo was built here"; fi
@@ -80,4 +85,4 @@ binaries: ## The programs that tests start
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny kube helm binaries

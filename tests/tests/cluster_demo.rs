@@ -89,7 +89,7 @@ fn every_example_is_accepted_and_served() {
     let waited = kubectl(&dir, &["wait", "--for=condition=Ready", "--timeout=60s", "infd", "--all"], "");
     let seen = kubectl(&dir, &["get", "infd,pods,pvc"], "").unwrap();
     assert!(waited.is_ok(), "{waited:?}\n{seen}");
-    assert_eq!(waited.unwrap().lines().count(), 3, "{seen}");
+    assert_eq!(waited.unwrap().lines().count(), 5, "{seen}");
     stoker_cluster("down", &dir, &[]);
 }
 

@@ -19,7 +19,7 @@ use crate::{
 
 const NAMESPACE: &str = "stoker-system";
 const NAME: &str = "stoker-operator";
-const METRICS_PORT: u16 = 8080;
+const HTTP_PORT: u16 = 8080;
 
 /// Which operator to run.
 #[derive(Clone, Debug)]
@@ -36,6 +36,7 @@ pub struct OperatorOptions {
 #[derive(Debug)]
 pub struct OperatorProcess {
     component: Component,
+    url: String,
 }
 
 impl OperatorProcess {
@@ -44,6 +45,7 @@ impl OperatorProcess {
         apply(control_plane, &read(&options.chart.join("crds/inferencedeployments.yaml"))?)?;
         kubectl(control_plane, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None)?;
         apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
+        let listen = format!("{}:{HTTP_PORT}", control_plane.slot().home());
         let spec = ComponentSpec {
             name: NAME,
             program: options.binary.clone(),
@@ -51,12 +53,18 @@ impl OperatorProcess {
                 format!("--kubeconfig={}", control_plane.kubeconfig_of(Identity::Operator).display()),
                 format!("--agent-image={}", options.agent_image),
                 format!("--lease-namespace={NAMESPACE}"),
-                format!("--listen={}:{METRICS_PORT}", control_plane.slot().home()),
+                format!("--listen={listen}"),
             ],
             env: Vec::new(),
             log: control_plane.log_path(NAME),
         };
-        Ok(Self { component: Component::start(spec, control_plane.keeper())? })
+        let component = Component::start(spec, control_plane.keeper())?;
+        Ok(Self { component, url: format!("http://{listen}") })
+    }
+
+    /// URL of its HTTP: metrics, and the records of scaling decisions.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// Starts the operator again when it has ended; it ends by itself when it loses its lease. Says whether it had.

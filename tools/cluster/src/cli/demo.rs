@@ -2,8 +2,8 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
+    path::{Path, absolute},
     process::{Command, Stdio},
-    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -12,22 +12,21 @@ use serde_json::{Value, json};
 
 use super::{
     ClusterArgs, DemoArgs, background,
+    kubectl::Kubectl,
     state::{Files, Found, State},
 };
 
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const DEPLOYMENT: &str = "chat";
 const QUESTION: &str = "What is 12 plus 30?";
 
 pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let begun = Instant::now();
     let state = cluster(args)?;
-    let kubectl = Kubectl { state: &state, files: &Files::at(&args.dir.dir) };
+    let kubectl = Kubectl::of(&state, &args.dir.dir);
     let example = args.source.join("examples/chat.yaml");
     timed("apply", || kubectl.run(&["apply", "-f", &example.to_string_lossy()]))?;
-    timed("ready", || kubectl.wait_until_ready())?;
-    let url = kubectl.service_url()?;
+    timed("ready", || kubectl.wait_until_ready(DEPLOYMENT))?;
+    let url = kubectl.service_url(DEPLOYMENT)?;
     let total = ask(&url, begun)?;
     println!("\nFirst token {:.1} s after the start of this command.\n", total.as_secs_f64());
     print_next_steps(&state, args, &url);
@@ -35,7 +34,7 @@ pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
 }
 
 /// The cluster that runs already, or a new one.
-fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
+pub(super) fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
     if let Found::Running(state) = Files::at(&args.dir.dir).find() {
         println!("A demo is running already; using it (`make demo-down` stops it, for a fresh one).");
         return Ok(state);
@@ -56,70 +55,11 @@ fn print_stage(stage: &str, seconds: f64) {
     println!("{stage:<18} {seconds:6.1} s");
 }
 
-fn timed<T>(stage: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+pub(super) fn timed<T>(stage: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let begun = Instant::now();
     let done = work()?;
     print_stage(stage, begun.elapsed().as_secs_f64());
     Ok(done)
-}
-
-/// kubectl on the demo's cluster.
-struct Kubectl<'a> {
-    state: &'a State,
-    files: &'a Files,
-}
-
-impl Kubectl<'_> {
-    fn run(&self, args: &[&str]) -> anyhow::Result<String> {
-        let mut command = Command::new(self.state.binaries.join("kubectl"));
-        command
-            .env("KUBECONFIG", &self.state.kubeconfig)
-            .env("KUBECACHEDIR", self.files.cluster_dir().join("kubectl-cache"));
-        let output = command.args(args).output().context("run kubectl")?;
-        if !output.status.success() {
-            bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-
-    fn get(&self, kind: &str, name: &str) -> anyhow::Result<Value> {
-        let text = self.run(&["get", kind, name, "-o", "json"])?;
-        serde_json::from_str(&text).with_context(|| format!("read {kind} {name}"))
-    }
-
-    fn wait_until_ready(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + READY_TIMEOUT;
-        loop {
-            let deployment = self.get("inferencedeployment", DEPLOYMENT)?;
-            if is_ready(&deployment) {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                bail!(
-                    "{DEPLOYMENT} is not ready after {} s: {}",
-                    READY_TIMEOUT.as_secs(),
-                    deployment["status"]["conditions"]
-                );
-            }
-            sleep(POLL_INTERVAL);
-        }
-    }
-
-    /// Where the deployment's Service listens.
-    fn service_url(&self) -> anyhow::Result<String> {
-        let service = self.get("service", DEPLOYMENT)?;
-        let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
-        Ok(format!("http://{address}:{}", service["spec"]["ports"][0]["port"]))
-    }
-}
-
-/// `Ready` counts only for the generation that is there now.
-fn is_ready(deployment: &Value) -> bool {
-    let conditions = deployment["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
-    let generation = &deployment["metadata"]["generation"];
-    conditions.iter().any(|condition| {
-        condition["type"] == "Ready" && condition["status"] == "True" && condition["observedGeneration"] == *generation
-    })
 }
 
 /// Streams an answer with curl and prints it as it comes; says how long after `begun` its first token came.
@@ -166,12 +106,12 @@ fn print_answer(
 }
 
 fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
-    let (binaries, kubeconfig) = (state.binaries.display(), state.kubeconfig.display());
     let cluster = Files::at(&args.dir.dir).cluster_dir();
     let cluster = cluster.display();
     println!(
         "It is still running. Try:\n
-  export PATH={binaries}:$PATH KUBECONFIG={kubeconfig} KUBECACHEDIR={cluster}/kubectl-cache
+  {}
+  kubectl stoker status chat                      # one deployment on one screen
   kubectl get infd,pods,services                  # what there is, and why it is in its state
   kubectl scale infd chat --replicas=2            # a second replica
   kubectl edit infd chat                          # e.g. spec.engine.maxModelLen: replicas roll one by one
@@ -180,8 +120,25 @@ fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
   curl {url}/v1/models
   kubectl delete infd chat                        # drains, then leaves nothing
 
-Logs are in {cluster}. `make demo-down` stops everything."
+`make demo-load` sends a step of load to a second deployment and shows its replicas follow and come back.
+Logs are in {cluster}. `make demo-down` stops everything.",
+        environment(state, args)
     );
+}
+
+/// What a shell needs to work with the cluster: kubectl with its plugin, credentials, and where the operator explains
+/// itself, as it is no pod here whose port could be forwarded.
+pub(super) fn environment(state: &State, args: &DemoArgs) -> String {
+    let State { binaries, kubeconfig, operator, .. } = state;
+    let plugins = absolute(&args.agent).ok().and_then(|agent| agent.parent().map(Path::to_owned)).unwrap_or_default();
+    let cache = Files::at(&args.dir.dir).cluster_dir().join("kubectl-cache");
+    let (plugins, cache) = (plugins.display(), cache.display());
+    format!(
+        "export PATH={}:{plugins}:$PATH KUBECONFIG={} KUBECACHEDIR={cache} STOKER_OPERATOR_URL={}",
+        binaries.display(),
+        kubeconfig.display(),
+        operator.as_deref().unwrap_or_default()
+    )
 }
 
 #[cfg(test)]
@@ -202,12 +159,5 @@ mod tests {
         let first = print_answer(stream.iter().map(|line| Ok((*line).to_owned())), &mut out).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "42");
         assert!(first.is_some());
-    }
-
-    #[test]
-    fn ready_for_an_older_generation_is_not_ready() {
-        let deployment = |observed: u32| json!({"metadata": {"generation": 2}, "status": {"conditions": [{"type": "Ready", "status": "True", "observedGeneration": observed}]}});
-        assert!(is_ready(&deployment(2)));
-        assert!(!is_ready(&deployment(1)));
     }
 }

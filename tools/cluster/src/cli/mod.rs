@@ -2,6 +2,8 @@
 
 mod background;
 mod demo;
+mod demo_load;
+mod kubectl;
 mod serve;
 mod state;
 
@@ -38,6 +40,8 @@ enum Command {
     Status(DirArgs),
     /// Start a cluster with the operator, apply examples/chat.yaml and stream an answer; leaves it running.
     Demo(DemoArgs),
+    /// Send a step of load to a deployment that scales, on the demo's cluster, and show its replicas follow and come back.
+    DemoLoad(DemoLoadArgs),
     /// The cluster itself, in the foreground.
     #[command(hide = true)]
     Serve(ClusterArgs),
@@ -105,12 +109,28 @@ struct DemoArgs {
     source: PathBuf,
 }
 
+/// What the load step needs beside the demo.
+#[derive(Args, Clone, Debug)]
+struct DemoLoadArgs {
+    #[command(flatten)]
+    demo: DemoArgs,
+
+    /// The load generator, `stoker-load`.
+    #[arg(long, value_name = "BINARY")]
+    load: PathBuf,
+
+    /// The load, as `stoker-load --step` takes it.
+    #[arg(long, value_name = "STEPS", default_value = "15s:0.5,45s:6,15s:0.5")]
+    step: String,
+}
+
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Up(args) => background::up(&args),
         Command::Down(args) => background::down(&args.dir),
         Command::Status(args) => background::status(&args.dir),
         Command::Demo(args) => demo::demo(&args),
+        Command::DemoLoad(args) => demo_load::demo_load(&args),
         Command::Serve(args) => serve::serve(&args),
     }
 }

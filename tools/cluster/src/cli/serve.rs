@@ -41,7 +41,7 @@ pub(crate) fn serve(args: &ClusterArgs) -> anyhow::Result<()> {
     tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).init();
     let files = Files::at(&args.dir.dir);
     let mut cluster = start(args, &files)?;
-    files.write(&state(&cluster.control_plane)).context("write state.json")?;
+    files.write(&state(&cluster)).context("write state.json")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(hold(&mut cluster, &files, args.owner))?;
     tracing::info!("stopping");
@@ -93,8 +93,10 @@ fn absolute(binary: &Path) -> anyhow::Result<PathBuf> {
     binary.canonicalize().with_context(|| format!("find {}; build it first", binary.display()))
 }
 
-fn state(control_plane: &ControlPlane) -> State {
+fn state(cluster: &Cluster) -> State {
+    let control_plane = &cluster.control_plane;
     State {
+        operator: cluster.operator.as_ref().map(|operator| operator.url().to_owned()),
         pid: std::process::id(),
         kubeconfig: control_plane.kubeconfig_path(),
         binaries: control_plane.binaries().dir().to_owned(),

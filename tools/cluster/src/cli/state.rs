@@ -29,6 +29,8 @@ pub(crate) struct State {
     /// Folder of kubectl and the others.
     pub(crate) binaries: PathBuf,
     pub(crate) url: String,
+    /// URL of the operator's HTTP, if one runs.
+    pub(crate) operator: Option<String>,
     /// Unix seconds.
     pub(crate) ready_at: i64,
 }
@@ -178,6 +180,7 @@ mod tests {
             kubeconfig: "k".into(),
             binaries: "b".into(),
             url: "u".to_owned(),
+            operator: None,
             ready_at: 0,
         };
         files.write(&state).unwrap();
