@@ -113,8 +113,9 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
         let writes_tool_calls = tool_calls::understands(&source);
-        environment.add_template_owned(NAME, source).map_err(compile)?;
+        environment.add_template_owned(NAME, without_generation_marks(&source)).map_err(compile)?;
         Ok(Self { environment, specials, writes_tool_calls })
     }
 
@@ -131,6 +132,7 @@ impl ChatTemplate {
         let own = context! {
             messages => Serde(conversation.messages),
             tools => Value::from(tools),
+            documents => (),
             add_generation_prompt => conversation.add_generation_prompt,
             bos_token => self.specials.bos.as_deref().unwrap_or(""),
             eos_token => self.specials.eos.as_deref().unwrap_or(""),
@@ -141,8 +143,32 @@ impl ChatTemplate {
     }
 }
 
+/// Hugging Face's dialect marks the assistant's text for training by `{% generation %}`; here the marks mean nothing. They
+/// become a block that is always there, so that their white-space control still acts.
+fn without_generation_marks(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let tag = &rest[start..start + len];
+        plain.push_str(&rest[..start]);
+        plain.push_str(&match tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['-', '+']).trim() {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.to_owned(),
+        });
+        rest = &rest[start + len..];
+    }
+    plain + rest
+}
+
 fn compile(error: Error) -> TemplateError {
     TemplateError::Compile(with_causes(&error))
+}
+
+/// As in Jinja2: a text and what is not defined are, `none` is not. Templates ask whether there are tools this way.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
 }
 
 fn raise_exception(message: &str) -> Result<Value, Error> {
@@ -238,6 +264,10 @@ mod tests {
         assert_eq!(render("{{ bos_token }}{{ strftime_now('%d %b %Y') }}{{ eos_token }}"), "<s>21 Nov 2026</s>");
         assert_eq!(render("{% if thinking is defined and thinking is false %}no{% endif %}"), "no");
         assert_eq!(render("{% if tools %}tools{% else %}none{% endif %}"), "none");
+        assert_eq!(
+            render("{{ tools is iterable }} {{ messages is iterable }} {{ 'text' is iterable }}"),
+            "False True True"
+        );
     }
 
     #[test]
@@ -271,6 +301,12 @@ mod tests {
         let error = render_with("{{ 1 / 0 }}", &[], &[]).unwrap_err();
         assert!(matches!(error, TemplateError::Render(_)), "{error}");
         assert!(matches!(render_with("{% if %}", &[], &[]), Err(TemplateError::Compile(_))));
+    }
+
+    #[test]
+    fn marks_for_training_mean_nothing() {
+        let source = "a {%- generation -%} b {% if true %}c{% endif %} {%- endgeneration %} d {{ '{% generation' }}";
+        assert_eq!(render(source), "ab c d {% generation");
     }
 
     #[test]

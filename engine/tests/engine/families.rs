@@ -109,7 +109,7 @@ pub(crate) fn values_of(name: &str, n_values: u64, base: f32) -> impl Iterator<I
 }
 
 /// The bits that belong to a tensor's name.
-pub(crate) fn random_bits(name: &str) -> impl Iterator<Item = u64> {
+pub(crate) fn random_bits(name: &str) -> impl Iterator<Item = u64> + use<> {
     let fnv1a = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
     let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325, fnv1a);
     (0..).map(move |index: u64| {

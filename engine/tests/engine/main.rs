@@ -12,3 +12,4 @@ mod goldens;
 mod overlap;
 mod prefix;
 mod sim;
+mod tokenizers;

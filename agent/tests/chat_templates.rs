@@ -1,0 +1,132 @@
+//! Chat templates of public models give, byte by byte, what transformers renders. The golden is made by
+//! `tests/tools/make_template_goldens.py`, which says why it holds digests only and where the templates are.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use minijinja::Value;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use stoker_agent::chat_template::{ChatTemplate, Conversation, FunctionCall, Message, SpecialTokens, ToolCall};
+
+type Json = serde_json::Value;
+
+fn golden(file: &str) -> Vec<u8> {
+    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/templates").join(file)).unwrap()
+}
+
+/// `STOKER_TEMPLATES`, or llama.cpp's sources where `make bench` puts them.
+fn templates() -> PathBuf {
+    let home = || env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from).join(".cache");
+    let caches = || env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("stoker");
+    let cache = || env::var_os("STOKER_CACHE").map_or_else(caches, PathBuf::from);
+    let sources = || cache().join("bench/peers/llama.cpp/llama.cpp/models/templates");
+    env::var_os("STOKER_TEMPLATES").map_or_else(sources, PathBuf::from)
+}
+
+fn digest(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A conversation of the golden. Objects keep the order of their keys, as they do on their way from a client.
+#[derive(Deserialize)]
+struct Case {
+    messages: Vec<Sent>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    add_generation_prompt: bool,
+}
+
+#[derive(Deserialize)]
+struct Sent {
+    role: String,
+    content: String,
+    name: Option<String>,
+    #[serde(default)]
+    tool_calls: Vec<SentCall>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct SentCall {
+    id: String,
+    function: SentFunction,
+}
+
+#[derive(Deserialize)]
+struct SentFunction {
+    name: String,
+    arguments: Value,
+}
+
+impl Sent {
+    fn message(&self) -> Message {
+        let call = |SentCall { id, function }: &SentCall| ToolCall {
+            id: id.clone(),
+            r#type: "function",
+            function: FunctionCall { name: function.name.clone(), arguments: function.arguments.clone() },
+        };
+        Message {
+            role: self.role.clone(),
+            content: self.content.clone(),
+            name: self.name.clone(),
+            tool_calls: self.tool_calls.iter().map(call).collect(),
+            tool_call_id: self.tool_call_id.clone(),
+        }
+    }
+}
+
+/// The prompt, or why there is none.
+fn render(template: &str, case: &Case) -> Result<String, String> {
+    let specials = SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()) };
+    let messages: Vec<Message> = case.messages.iter().map(Sent::message).collect();
+    let rendered = ChatTemplate::compile(template.into(), specials).and_then(|template| {
+        template.render(&Conversation {
+            messages: &messages,
+            tools: &case.tools,
+            add_generation_prompt: case.add_generation_prompt,
+            variables: &BTreeMap::new(),
+            now: "2026-11-21T10:03:00Z[UTC]".parse().unwrap(),
+        })
+    });
+    rendered.map_err(|error| error.to_string())
+}
+
+/// What differs, a line each.
+fn differences(name: &str, template: &str, expected: &Json, cases: &[Case]) -> Vec<String> {
+    let differs = |(idx, (case, expected)): (usize, (&Case, &Json))| match (render(template, case), expected.as_str()) {
+        (Ok(prompt), Some(expected)) if digest(&prompt) == expected => None,
+        (Err(_), None) | (_, Some("fails")) => None,
+        (found, expected) => Some(format!("{name}, conversation {idx}: {found:?}, expected {expected:?}")),
+    };
+    cases.iter().zip(expected.as_array().unwrap()).enumerate().filter_map(differs).collect()
+}
+
+#[test]
+fn public_templates_render_byte_for_byte_as_in_transformers() {
+    let directory = templates();
+    if !directory.is_dir() {
+        println!("skipped: no chat templates in {}: set STOKER_TEMPLATES", directory.display());
+        return;
+    }
+    let cases: Vec<Case> = serde_json::from_slice(&golden("conversations.json")).unwrap();
+    let golden: Json = serde_json::from_slice(&golden("golden.json")).unwrap();
+    let (mut n_checked, mut wrong) = (0, Vec::new());
+    for entry in golden["templates"].as_array().unwrap() {
+        let name = entry[0].as_str().unwrap();
+        let template = fs::read_to_string(directory.join(format!("{name}.jinja"))).unwrap_or_default();
+        if digest(&template) != entry[1] {
+            println!("skipped: {name} is another version than the golden's");
+            continue;
+        }
+        n_checked += 1;
+        wrong.extend(differences(name, &template, &entry[2], &cases));
+    }
+    println!("{n_checked} templates, {} conversations each", cases.len());
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Writes the golden of chat templates: what transformers renders from public models' templates, as digests.
+
+    VENV/bin/python tests/tools/make_template_goldens.py DIRECTORY     # VENV as for make_engine_goldens.py
+
+DIRECTORY holds templates, NAME.jinja each: models/templates of llama.cpp's sources has them. Templates belong to their
+models, so neither they nor what they render are kept here, only sha256 digests of both. tests/goldens/templates has
+- conversations.json, written by hand: messages, tools, and whether the assistant's turn is opened;
+- golden.json: for each template its digest, and for each conversation the digest of the prompt, null where the
+  template refuses the conversation, or "fails" where transformers fails otherwise and nothing is to be compared.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import pathlib
+
+import jinja2
+from transformers import __version__
+from transformers.utils import chat_template_utils
+
+GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "goldens" / "templates"
+NAMES = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen-QwQ-32B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct",
+         "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407",
+         "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "HuggingFaceTB-SmolLM3-3B",
+         "ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+         "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "ByteDance-Seed-OSS"]
+
+
+class Now(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 11, 21, 10, 3)
+
+
+# Not a prompt: Python itself fails in the template, as with a loop over tools when there are none.
+FAILS = object()
+
+
+def digest(text):
+    if text is FAILS:
+        return "fails"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def render(template, conversation):
+    try:
+        rendered, _ = chat_template_utils.render_jinja_template(
+            [conversation["messages"]], tools=conversation.get("tools"), chat_template=template,
+            add_generation_prompt=conversation["add_generation_prompt"], bos_token="<s>", eos_token="</s>")
+        return rendered[0]
+    except jinja2.exceptions.TemplateError:
+        return None
+    except TypeError:
+        return FAILS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--show", nargs=2, metavar=("NAME", "IDX"), help="print one prompt instead")
+    arguments = parser.parse_args()
+    chat_template_utils.datetime = Now
+    conversations = json.loads((GOLDENS / "conversations.json").read_text())
+    read = lambda name: (arguments.directory / f"{name}.jinja").read_bytes().decode()
+    if arguments.show:
+        name, idx = arguments.show
+        print(render(read(name), conversations[int(idx)]), end="")
+        return
+    templates = []
+    for name in NAMES:
+        prompts = [render(read(name), conversation) for conversation in conversations]
+        templates.append([name, digest(read(name)), [prompt and digest(prompt) for prompt in prompts]])
+        print(f"{name}: {sum(prompt is None for prompt in prompts)} of {len(prompts)} refused")
+    golden = dict(made_by=f"transformers {__version__}, jinja2 {jinja2.__version__}", templates=templates)
+    lines = ",\n  ".join(json.dumps(template) for template in templates)
+    text = f'{{"made_by": {json.dumps(golden["made_by"])},\n"templates": [\n  {lines}]}}\n'
+    (GOLDENS / "golden.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
