@@ -144,7 +144,7 @@ fn status_is_one_screen_from_the_api_server_alone() {
     let status = json!({
         "observedGeneration": 1, "replicas": 3, "readyReplicas": 3, "updatedReplicas": 3, "readyOfWanted": "3/3",
         "revision": "3f2a", "url": "http://chat.default:8000",
-        "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "observedAt": "2026-01-31T12:00:48Z"},
+        "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "preemptionsPerMinute": 3, "observedAt": "2026-01-31T12:00:48Z"},
         "scaling": {"mode": "native", "desired": 3, "coverage": "3/3", "last": {"at": "2026-01-31T12:00:20Z", "from": 2,
             "to": 3, "pressurePercent": 126, "cause": "arrivals", "bound": "nothing", "coverage": "3/3"}},
         "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": "3 of 3 serve",
@@ -157,7 +157,7 @@ fn status_is_one_screen_from_the_api_server_alone() {
         "kv           41 % of 32768 tokens",
         "scaling      native, 3 wanted, 3/3 readings fresh",
         "2 -> 3, pressure 126 % from arrivals, bound by nothing",
-        "preemptions  unknown: no Lease stoker-operator in stoker-system",
+        "preemptions  3 in a minute",
         "3 of 3 serve",
     ] {
         assert!(screen.contains(words), "no {words:?} in:\n{screen}");

@@ -1,5 +1,4 @@
-//! `kubectl stoker status`: one deployment on one screen. Reads the API server, and the operator's last record where it
-//! can be had; without it the screen says what is missing.
+//! `kubectl stoker status`: one deployment on one screen, from the API server alone.
 
 mod screen;
 
@@ -9,14 +8,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use stoker_crds::InferenceDeployment;
-use stoker_scaling::DecisionRecord;
 
-use self::screen::{Facts, Record};
-use crate::{
-    cluster::{Cluster, ClusterArgs},
-    operator::{self, OperatorArgs},
-    records,
-};
+use self::screen::Facts;
+use crate::cluster::{Cluster, ClusterArgs};
 
 /// Whose status.
 #[derive(Debug, Args)]
@@ -25,8 +19,6 @@ pub(crate) struct Status {
     name: String,
     #[command(flatten)]
     cluster: ClusterArgs,
-    #[command(flatten)]
-    operator: OperatorArgs,
 }
 
 /// Prints the screen.
@@ -34,8 +26,7 @@ pub(crate) async fn status(args: &Status) -> Result<()> {
     let cluster = Cluster::find(&args.cluster).await?;
     let deployment = cluster.deployment(&args.name).await?;
     let pods = pods(&cluster, &deployment).await?;
-    let record = record(args, &cluster, &deployment).await;
-    print!("{}", screen::screen(&Facts { deployment, pods, record, now: Timestamp::now() }));
+    print!("{}", screen::screen(&Facts { deployment, pods, now: Timestamp::now() }));
     Ok(())
 }
 
@@ -47,19 +38,4 @@ async fn pods(cluster: &Cluster, deployment: &InferenceDeployment) -> Result<Vec
     }
     let pods = cluster.namespaced::<Pod>().list(&ListParams::default().labels(&selector)).await;
     Ok(pods.context("list its pods")?.items)
-}
-
-async fn record(args: &Status, cluster: &Cluster, deployment: &InferenceDeployment) -> Record {
-    if deployment.spec.scaling.is_none() {
-        return Record::NoneMade;
-    }
-    match latest(args, cluster).await {
-        Ok(record) => Record::Latest(Box::new(record)),
-        Err(error) => Record::OutOfReach(format!("{error:#}")),
-    }
-}
-
-async fn latest(args: &Status, cluster: &Cluster) -> Result<DecisionRecord> {
-    let text = operator::records(&args.operator, cluster, &args.name, 0).await?;
-    records::parse("the operator's answer", &text)?.pop().context("it has no record")
 }

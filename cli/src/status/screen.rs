@@ -9,7 +9,6 @@ use stoker_crds::{
     InferenceDeployment, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
 };
-use stoker_scaling::{DecisionRecord, explain};
 
 use crate::explain::ago;
 
@@ -17,23 +16,12 @@ use crate::explain::ago;
 pub(super) struct Facts {
     pub(super) deployment: InferenceDeployment,
     pub(super) pods: Vec<Pod>,
-    pub(super) record: Record,
     pub(super) now: Timestamp,
-}
-
-/// The operator's last full record.
-pub(super) enum Record {
-    /// Nothing is decided about this deployment.
-    NoneMade,
-    /// The last one.
-    Latest(Box<DecisionRecord>),
-    /// There is one, but it cannot be read; why.
-    OutOfReach(String),
 }
 
 /// The whole screen.
 pub(super) fn screen(facts: &Facts) -> String {
-    let Facts { deployment, pods, record, now } = facts;
+    let Facts { deployment, pods, now } = facts;
     let absent = InferenceDeploymentStatus::default();
     let status = deployment.status.as_ref().unwrap_or(&absent);
     let mut text = String::new();
@@ -44,9 +32,9 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("model", deployment.spec.model.source.clone());
     line("replicas", replicas(status));
     line("kv", kv(status, *now));
-    line("preemptions", preemptions(record));
+    line("preemptions", preemptions(status));
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
-    line("last", last(status, record, *now));
+    line("last", last(status, *now));
     if let Some(generation) = unseen_generation(deployment, status) {
         line("stale", format!("generation {generation} of the spec was not looked at yet"));
     }
@@ -75,16 +63,9 @@ fn kv(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
     format!("{} % of {} tokens, as of {read} ago", capacity.kv_used_percent, capacity.kv_tokens)
 }
 
-fn preemptions(record: &Record) -> String {
-    match record {
-        Record::NoneMade => "not watched without spec.scaling".to_owned(),
-        Record::Latest(record) => {
-            let seconds = f64::from(record.spec.behavior.stable_window_seconds);
-            let seconds = seconds.min(record.signals.coverage.window_seconds);
-            format!("{} in the last {seconds:.0} s", record.signals.preemptions_stable)
-        }
-        Record::OutOfReach(why) => format!("unknown: {why}"),
-    }
+fn preemptions(status: &InferenceDeploymentStatus) -> String {
+    let count = status.capacity.as_ref().map(|capacity| capacity.preemptions_per_minute);
+    count.map_or_else(|| "unknown".to_owned(), |count| format!("{count} in a minute, as of then"))
 }
 
 fn scaling(status: &ScalingStatus) -> String {
@@ -93,13 +74,7 @@ fn scaling(status: &ScalingStatus) -> String {
     format!("{mode:?}, {desired} wanted, {fresh}").to_lowercase()
 }
 
-fn last(status: &InferenceDeploymentStatus, record: &Record, now: Timestamp) -> String {
-    if let Record::Latest(record) = record {
-        let made = i64::try_from(record.at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
-        let words = explain(record);
-        let headline = words.lines().next().unwrap_or_default();
-        return format!("{} ago: {headline}", made.map_or_else(|| "?".to_owned(), |made| ago(made, now)));
-    }
+fn last(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
     let last = status.scaling.as_ref().and_then(|scaling| scaling.last.as_ref());
     last.map_or_else(|| "no decision yet".to_owned(), |last| short(last, now))
 }
@@ -175,7 +150,7 @@ mod tests {
 
     const NOW: &str = "2026-01-31T12:01:00Z";
 
-    fn seen(status: Value, record: Record, pods: Value) -> String {
+    fn seen(status: Value, pods: Value) -> String {
         let deployment = serde_json::from_value(json!({
             "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
             "metadata": {"name": "chat", "namespace": "team", "generation": 2, "creationTimestamp": "2026-01-31T11:00:00Z"},
@@ -184,7 +159,6 @@ mod tests {
         let facts = Facts {
             deployment: deployment.unwrap(),
             pods: serde_json::from_value(pods).unwrap(),
-            record,
             now: NOW.parse().unwrap(),
         };
         screen(&facts)
@@ -194,7 +168,7 @@ mod tests {
         json!({
             "observedGeneration": 2, "replicas": 3, "readyReplicas": 2, "updatedReplicas": 2, "readyOfWanted": "2/3",
             "revision": "3f2a", "url": "http://chat.team:8000",
-            "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "observedAt": "2026-01-31T12:00:48Z"},
+            "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "preemptionsPerMinute": 3, "observedAt": "2026-01-31T12:00:48Z"},
             "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},
             "scaling": {"mode": "native", "desired": 3, "coverage": "2/2", "last": {
                 "at": "2026-01-31T12:00:20Z", "from": 2, "to": 3, "pressurePercent": 126, "cause": "arrivals",
@@ -209,12 +183,12 @@ mod tests {
         let pods = json!([{"metadata": {"name": "chat-3f2a-2", "creationTimestamp": "2026-01-31T12:00:25Z"}, "status":
             {"phase": "Pending", "containerStatuses": [{"name": "agent", "image": "", "imageID": "", "ready": false,
              "restartCount": 1, "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}]);
-        let text = seen(status(), Record::OutOfReach("nobody leads".into()), pods);
+        let text = seen(status(), pods);
         for words in [
             "deployment   team/chat, 61m old, revision 3f2a, http://chat.team:8000\n",
             "replicas     2/3 serve, 2 of this revision, 3 pods; chat-3f2a-2 is Loading\n",
             "kv           41 % of 32768 tokens, as of 12s ago\n",
-            "preemptions  unknown: nobody leads\n",
+            "preemptions  3 in a minute, as of then\n",
             "scaling      native, 3 wanted, 2/2 readings fresh\n",
             "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",
             "Ready      False   30s  Starting  2 of 3 serve\n",
@@ -227,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_was_not_looked_at_yet_is_said() {
-        let text = seen(Value::Null, Record::NoneMade, json!([]));
+        let text = seen(Value::Null, json!([]));
         assert!(text.contains("stale        generation 2 of the spec was not looked at yet"), "{text}");
         assert!(text.contains("last         no decision yet"), "{text}");
         assert!(text.contains("?/? serve"), "{text}");
