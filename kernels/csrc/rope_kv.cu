@@ -8,9 +8,8 @@
 // D/2 cosines, then D/2 sines, made on the host in f64. KV cache: blocks x n_kv x 16 x D, so that one block of one head
 // is one contiguous piece (4 KiB at D = 128), which is how attention reads it.
 //       slot = block * 16 + offset       cache element = ((block * n_kv + head) * 16 + offset) * D + d
-// One warp a head; lane l holds dimensions l*E.. of both halves (E = D/64), so rotation needs no exchange.
-// 4 B/value plus the table row (512 B at D = 128, shared by the heads through L1). Latency-bound when decoding: 1.7 us up
-// to 32 rows of 48 heads, 4.1 us at 256. Above, 4-byte accesses keep it at 40 % of the copy ceiling (30 us at 2048 rows).
+// A thread holds eight dimensions of each half, so rotation needs no exchange and every access takes 16 bytes: 8 lanes a head
+// at D = 128, 4 at D = 64. 4 B/value plus the table row (512 B at D = 128, shared by the heads through L1).
 #include "common.cuh"
 
 namespace stoker {
@@ -29,58 +28,89 @@ struct RopeKv {
   float eps;
 };
 
+// Lanes of a head.
 template <int kDim>
-__device__ __forceinline__ void normalise(float (&low)[kDim / 64], float (&high)[kDim / 64], const bf16* weight,
-                                          float eps, int first) {
-  float squares = 0.f;
-#pragma unroll
-  for (int e = 0; e < kDim / 64; ++e) squares += low[e] * low[e] + high[e] * high[e];
-  const float scale = rsqrtf(warp_sum(squares) / kDim + eps);
-#pragma unroll
-  for (int e = 0; e < kDim / 64; ++e) {
-    low[e] = rounded(rounded(low[e] * scale) * __bfloat162float(weight[first + e]));
-    high[e] = rounded(rounded(high[e] * scale) * __bfloat162float(weight[kDim / 2 + first + e]));
-  }
-}
+constexpr int kHeadLanes = kDim / 16;
 
 template <int kDim>
-__device__ __forceinline__ void rope_kv_head(const RopeKv& p, int row, int head) {
-  constexpr int kEach = kDim / 64, kHalf = kDim / 2;
-  const int first = (threadIdx.x % kWarp) * kEach;
+__device__ __forceinline__ float head_sum(float x) {
+#pragma unroll
+  for (int distance = kHeadLanes<kDim> / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+  return x;
+}
+
+__device__ __forceinline__ void load(const bf16* source, float (&f)[8]) {
+  unpack(*reinterpret_cast<const uint4*>(source), f);
+}
+
+__device__ __forceinline__ void load(const float* source, float (&f)[8]) {
+  const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
+  f[0] = a.x, f[1] = a.y, f[2] = a.z, f[3] = a.w, f[4] = b.x, f[5] = b.y, f[6] = b.z, f[7] = b.w;
+}
+
+__device__ __forceinline__ void add_bias(float (&x)[8], const bf16* bias) {
+  float b[8];
+  load(bias, b);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] = rounded(x[e] + b[e]);
+}
+
+__device__ __forceinline__ void scale_by(float (&x)[8], float scale, const bf16* weight) {
+  float w[8];
+  load(weight, w);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] = rounded(rounded(x[e] * scale) * w[e]);
+}
+
+// Where a key or a value goes.
+template <int kDim>
+__device__ __forceinline__ bf16* cached(const RopeKv& p, bool is_k, int kv_head, int slot) {
+  const size_t block = static_cast<size_t>(slot / kBlockSize) * p.n_kv + kv_head;
+  return (is_k ? p.k_cache : p.v_cache) + (block * kBlockSize + slot % kBlockSize) * kDim;
+}
+
+// All lanes of a warp come here together, those past the last head with that head: the sum needs every lane.
+template <int kDim>
+__device__ __forceinline__ void rope_kv_head(const RopeKv& p, int row, int head, int lane, bool present) {
+  constexpr int kHalf = kDim / 2;
+  const int first = lane * 8;
   const bool is_q = head < p.n_q, is_k = !is_q && head < p.n_q + p.n_kv;
   bf16* source = p.qkv + (static_cast<size_t>(row) * (p.n_q + 2 * p.n_kv) + head) * kDim;
-  float low[kEach], high[kEach];
+  float low[8], high[8];
+  load(source + first, low), load(source + kHalf + first, high);
+  if (p.bias != nullptr) {
+    const bf16* bias = p.bias + static_cast<size_t>(head) * kDim + first;
+    add_bias(low, bias), add_bias(high, bias + kHalf);
+  }
+  if (p.q_weight != nullptr) {
+    float squares = 0.f;
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    low[e] = __bfloat162float(source[first + e]), high[e] = __bfloat162float(source[kHalf + first + e]);
-    if (p.bias != nullptr) {
-      const bf16* bias = p.bias + static_cast<size_t>(head) * kDim;
-      low[e] = rounded(low[e] + __bfloat162float(bias[first + e]));
-      high[e] = rounded(high[e] + __bfloat162float(bias[kHalf + first + e]));
+    for (int e = 0; e < 8; ++e) squares += low[e] * low[e] + high[e] * high[e];
+    const float scale = rsqrtf(head_sum<kDim>(squares) / kDim + p.eps);
+    if (is_q || is_k) {
+      const bf16* weight = (is_q ? p.q_weight : p.k_weight) + first;
+      scale_by(low, scale, weight), scale_by(high, scale, weight + kHalf);
     }
   }
-  if (is_q && p.q_weight != nullptr) normalise<kDim>(low, high, p.q_weight, p.eps, first);
-  if (is_k && p.k_weight != nullptr) normalise<kDim>(low, high, p.k_weight, p.eps, first);
   if (is_q || is_k) {
     const float* angle = p.angles + static_cast<size_t>(p.positions[row]) * kDim + first;
+    float cosine[8], sine[8];
+    load(angle, cosine), load(angle + kHalf, sine);
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const float c = angle[e], s = angle[kHalf + e], a = low[e], b = high[e];
-      low[e] = a * c - b * s, high[e] = b * c + a * s;
+    for (int e = 0; e < 8; ++e) {
+      const float a = low[e], b = high[e];
+      low[e] = a * cosine[e] - b * sine[e], high[e] = b * cosine[e] + a * sine[e];
     }
   }
   bf16* target = source;
   if (!is_q) {
     const int slot = p.slots[row];
-    if (slot < 0) return;
-    const int kv_head = head - p.n_q - (is_k ? 0 : p.n_kv);
-    const size_t block = static_cast<size_t>(slot / kBlockSize) * p.n_kv + kv_head;
-    target = (is_k ? p.k_cache : p.v_cache) + (block * kBlockSize + slot % kBlockSize) * kDim;
+    present = present && slot >= 0;
+    target = cached<kDim>(p, is_k, head - p.n_q - (is_k ? 0 : p.n_kv), max(slot, 0));
   }
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    target[first + e] = __float2bfloat16_rn(low[e]), target[kHalf + first + e] = __float2bfloat16_rn(high[e]);
-  }
+  if (!present) return;
+  *reinterpret_cast<uint4*>(target + first) = pack(low);
+  *reinterpret_cast<uint4*>(target + kHalf + first) = pack(high);
 }
 
 }  // namespace stoker
@@ -92,11 +122,11 @@ __device__ __forceinline__ void rope_kv_head(const RopeKv& p, int row, int head)
                      const int32_t* positions, const int32_t* slots, int n_q, int n_kv, float eps) {                  \
     stoker::wait_for_earlier_kernels();                                                                               \
     stoker::let_next_kernel_start();                                                                                  \
-    const int head = blockIdx.y * (blockDim.x / stoker::kWarp) + threadIdx.x / stoker::kWarp;                         \
-    if (head >= n_q + 2 * n_kv) return;                                                                               \
+    constexpr int lanes = stoker::kHeadLanes<dim>;                                                                    \
+    const int head = blockIdx.y * (blockDim.x / lanes) + threadIdx.x / lanes, n_heads = n_q + 2 * n_kv;               \
     const stoker::RopeKv p{qkv,    k_cache,   v_cache, bias, q_weight, k_weight,                                      \
                            angles, positions, slots,   n_q,  n_kv,     eps};                                          \
-    stoker::rope_kv_head<dim>(p, blockIdx.x, head);                                                                   \
+    stoker::rope_kv_head<dim>(p, blockIdx.x, min(head, n_heads - 1), threadIdx.x % lanes, head < n_heads);            \
   }
 ROPE_KV(64)
 ROPE_KV(128)

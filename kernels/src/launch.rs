@@ -144,14 +144,16 @@ pub fn silu_mul(rows: Rows) -> Result<LaunchConfig, KernelError> {
     Ok(config(Entry::SiluMul, [count(n_vecs.div_ceil(threads as usize)), count(rows.n_rows), 1], threads))
 }
 
-/// Rotary embedding and KV write of `n_rows` fused rows: a warp a head, four to a block so that few rows still spread
-/// over the chip.
+/// Rotary embedding and KV write of `n_rows` fused rows: 16 dimensions of a head a thread, blocks of 128 threads so that
+/// few rows still spread over the chip.
 pub fn rope_kv(n_rows: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
     heads.check("rope_kv")?;
     not_empty("rope_kv", n_rows)?;
     let entry = if heads.dim == 64 { Entry::RopeKvD64 } else { Entry::RopeKvD128 };
+    const THREADS: usize = 128;
+    let heads_per_block = THREADS / (heads.dim / 16);
     let n_heads = heads.n_q + 2 * heads.n_kv;
-    Ok(config(entry, [count(n_rows), count(n_heads.div_ceil(4)), 1], 128))
+    Ok(config(entry, [count(n_rows), count(n_heads.div_ceil(heads_per_block)), 1], count(THREADS)))
 }
 
 /// How the small-batch product reads the weights.
@@ -355,6 +357,12 @@ mod tests {
     fn a_norm_takes_one_block_a_row_and_one_vector_a_thread() {
         let config = rms_norm(rows(7, 4096), Residual::Added).unwrap();
         assert_eq!((config.entry, config.grid, config.threads), (Entry::AddRmsNormV1, [7, 1, 1], 512));
+    }
+
+    #[test]
+    fn rotation_takes_sixteen_heads_of_128_a_block() {
+        assert_eq!(rope_kv(7, LLAMA_8B).unwrap().grid, [7, 3, 1]);
+        assert_eq!(rope_kv(7, Heads { dim: 64, ..LLAMA_8B }).unwrap().grid, [7, 2, 1]);
     }
 
     #[test]
