@@ -2,8 +2,9 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig};
+use stoker_engine::{DeviceChoice, EngineLimits};
 
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
@@ -18,8 +19,12 @@ use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettin
 /// Everything not given on the command line is derived from the model and the machine, and printed at start.
 /// In a pod the operator writes all of it into one file: see --config.
 #[derive(Debug, Parser)]
-#[command(version, verbatim_doc_comment)]
+#[command(version, verbatim_doc_comment, args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// Instead of serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Model to serve: builtin://NAME, a directory in Hugging Face's layout (config.json, *.safetensors,
     /// tokenizer.json), or a .gguf file.
     #[arg(long, default_value = "builtin://ember", conflicts_with = "config")]
@@ -45,6 +50,14 @@ pub struct Args {
     pub(crate) flags: Flags,
 }
 
+/// What the program does besides serving.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum Command {
+    /// Say what is there for computing on a GPU (driver, GPUs, libraries, kernels) and what is missing; exit 1 if
+    /// something is.
+    Doctor,
+}
+
 /// What the configuration file says in a pod.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "flags", conflicts_with = "config", multiple = true)]
@@ -57,11 +70,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     max_model_len: Option<u32>,
 
-    /// Sequences decoded together at most. Default: 64.
+    /// Sequences decoded together at most. Default: 64, on a GPU 256.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_num_seqs: Option<u32>,
 
-    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512.
+    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512, on a GPU 8192.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_batched_tokens: Option<u32>,
 
@@ -72,6 +85,14 @@ pub(crate) struct Flags {
     /// Tokens the KV cache holds. Default: what the memory allows.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
     kv_cache_tokens: Option<u32>,
+
+    /// What computes: auto (the first GPU that can run the model, else the CPUs), cpu, cuda, or cuda:N for one GPU.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device)]
+    pub(crate) device: DeviceChoice,
+
+    /// Share of the GPU's memory that the engine may use.
+    #[arg(long, value_name = "SHARE", default_value_t = EngineLimits::default().gpu_memory_fraction)]
+    pub(crate) gpu_memory_fraction: f32,
 
     /// Compute threads. Default: the CPUs this process may use.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -114,6 +135,18 @@ impl Args {
     }
 }
 
+fn device(text: &str) -> Result<DeviceChoice, String> {
+    match text {
+        "auto" => Ok(DeviceChoice::Auto),
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "cuda" => Ok(DeviceChoice::Cuda(0)),
+        _ => {
+            let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+            ordinal.map(DeviceChoice::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".into())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +163,13 @@ mod tests {
         assert_eq!(config.model.source, "builtin://ember");
         assert_eq!(config.drain, DrainSettings { deadline_seconds: 30, withdraw_seconds: 0 });
         assert_eq!(config.engine, EngineSettings::default());
+    }
+
+    #[test]
+    fn devices_are_spelled_as_the_help_says() {
+        let choices = ["auto", "cpu", "cuda", "cuda:3"].map(|text| device(text).unwrap());
+        assert_eq!(choices, [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(3)]);
+        assert!(device("gpu").is_err() && device("cuda:").is_err());
     }
 
     #[test]

@@ -93,7 +93,10 @@ impl Settings {
                 if config.model.served_names.is_empty() {
                     config.model.served_names.push(own_name(&config.model.source));
                 }
-                Self::validate(config, OnFailure::Exit)
+                let mut settings = Self::validate(config, OnFailure::Exit)?;
+                settings.engine.device = args.flags.device;
+                settings.engine.limits.gpu_memory_fraction = args.flags.gpu_memory_fraction;
+                Ok(settings)
             }
         }
     }
@@ -154,8 +157,8 @@ fn limits(settings: EngineSettings) -> EngineLimits {
     } = settings;
     EngineLimits {
         max_model_len,
-        max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
-        max_batched_tokens: max_batched_tokens.unwrap_or(defaults.max_batched_tokens),
+        max_num_seqs,
+        max_batched_tokens,
         max_waiting: max_waiting.unwrap_or(defaults.max_waiting),
         kv_cache_tokens,
         threads: threads.map(|threads| threads as usize),

@@ -5,7 +5,14 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use clap::Parser;
-use stoker_agent::{args::Args, config::Settings, http, replica::Replica, shutdown, startup, telemetry};
+use stoker_agent::{
+    args::{Args, Command},
+    config::Settings,
+    http,
+    replica::Replica,
+    shutdown, startup, telemetry,
+};
+use stoker_engine::exec::cuda::survey;
 use tokio::net::TcpListener;
 
 /// Once empty, connections get this long to close before the process ends without them.
@@ -15,6 +22,9 @@ const MAX_BLOCKING_THREADS: usize = 8;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Command::Doctor) = args.command {
+        return doctor();
+    }
     match run(&args) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -22,6 +32,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Says what is there for computing on a GPU.
+fn doctor() -> ExitCode {
+    let findings = survey();
+    findings.iter().for_each(|finding| println!("{finding}"));
+    let all_found = findings.iter().all(|finding| finding.found.is_ok());
+    println!("{}", if all_found { "models run on GPU 0" } else { "models run on the CPUs" });
+    if all_found { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn run(args: &Args) -> anyhow::Result<u8> {

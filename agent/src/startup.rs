@@ -69,7 +69,7 @@ fn summary(settings: &Settings, model: &ModelInfo, address: SocketAddr) -> Strin
     let (weights, kv) = (mib(memory.weights_bytes), mib(memory.kv_bytes));
     let kv_tokens = memory.kv_tokens();
     let blocks = memory.kv_blocks;
-    let seqs = settings.engine.limits.max_num_seqs;
+    let seqs = model.max_num_seqs;
     let url = reachable(address);
     format!(
         "serving {name} ({architecture}, {millions:.1} M parameters, {dtype}, {weights} MiB) on {device}\n\

@@ -312,7 +312,7 @@ async fn a_step_that_hangs_makes_the_replica_unhealthy_until_it_completes() {
 
 #[tokio::test]
 async fn a_full_queue_refuses_with_429_and_a_time_to_retry() {
-    let agent = Agent::slow(EngineLimits { max_num_seqs: 1, max_waiting: 1, ..EngineLimits::default() });
+    let agent = Agent::slow(EngineLimits { max_num_seqs: Some(1), max_waiting: 1, ..EngineLimits::default() });
     let _running = agent.open_stream().await;
     let body = json!({"prompt": "x", "stream": true, "max_tokens": 1000}).to_string();
     let waiting = agent.send("POST", "/v1/completions", &body).await;

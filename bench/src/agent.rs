@@ -101,8 +101,8 @@ fn flags(limits: &EngineLimits) -> Vec<String> {
     let given = |flag: &str, value: Option<u64>| value.map(|value| format!("--{flag}={value}"));
     let flags = [
         given("max-model-len", limits.max_model_len.map(u64::from)),
-        given("max-num-seqs", Some(limits.max_num_seqs.into())),
-        given("max-batched-tokens", Some(limits.max_batched_tokens.into())),
+        given("max-num-seqs", limits.max_num_seqs.map(u64::from)),
+        given("max-batched-tokens", limits.max_batched_tokens.map(u64::from)),
         given("max-waiting", Some(limits.max_waiting.into())),
         given("kv-cache-tokens", limits.kv_cache_tokens.map(u64::from)),
         given("threads", limits.threads.map(|threads| threads as u64)),

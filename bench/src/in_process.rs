@@ -65,17 +65,16 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
     let sizes: Vec<Size> = cases.iter().map(|case| case.size()).collect();
     let most = |of: &dyn Fn(&Size) -> u32| sizes.iter().map(of).max().unwrap_or(1);
     let max_num_seqs = most(&|size| size.requests).min(MAX_NUM_SEQS);
-    let defaults = EngineLimits::default();
     let context = |size: &Size| size.context_tokens() + 1;
     let in_blocks = |size: &Size| context(size).next_multiple_of(KV_BLOCK_TOKENS);
     EngineLimits {
         max_model_len: Some(most(&context)),
-        max_num_seqs,
-        max_batched_tokens: tuning.max_batched_tokens.unwrap_or(defaults.max_batched_tokens).max(max_num_seqs),
-        max_waiting: most(&|size| size.requests).max(defaults.max_waiting),
+        max_num_seqs: Some(max_num_seqs),
+        max_batched_tokens: tuning.max_batched_tokens.map(|tokens| tokens.max(max_num_seqs)),
+        max_waiting: most(&|size| size.requests).max(EngineLimits::default().max_waiting),
         kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
         threads: tuning.threads,
-        ..defaults
+        ..EngineLimits::default()
     }
 }
 
@@ -254,14 +253,13 @@ mod tests {
     fn the_engine_is_as_large_as_the_largest_case() {
         let limits = limits_for(&[Case::Ttft(2048), Case::Concurrent(8)], Tuning::default());
         assert_eq!(limits.max_model_len, Some(2050));
-        assert_eq!(limits.max_num_seqs, 8);
+        assert_eq!(limits.max_num_seqs, Some(8));
         assert_eq!(limits.kv_cache_tokens, Some(8 * 784));
     }
 
     #[test]
     fn a_thousand_requests_wait_for_a_place_among_256() {
         let limits = limits_for(&[Case::Offline(1000)], Tuning::default());
-        assert_eq!((limits.max_num_seqs, limits.max_waiting), (256, 1000));
-        assert_eq!(limits.max_batched_tokens, 512);
+        assert_eq!((limits.max_num_seqs, limits.max_waiting), (Some(256), 1000));
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles},
+    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes},
     engine_loop::EngineLoop,
     exec::{
         CpuExecutor, Executor,
@@ -131,7 +131,6 @@ pub(crate) struct ReadModel {
     pub(crate) config: ModelConfig,
     pub(crate) assets: ModelAssets,
     pub(crate) weights: WeightSource,
-    pub(crate) sched: SchedLimits,
 }
 
 /// Where weights come from.
@@ -155,8 +154,12 @@ impl ReadModel {
                 (model, assets, WeightSource::Stored(weights))
             }
         };
-        let sched = config.limits.validate(model.context_limit(config.limits.max_model_len), &assets.eos)?;
-        Ok(Self { config: model, assets, weights, sched })
+        Ok(Self { config: model, assets, weights })
+    }
+
+    /// The scheduler's bounds: as asked, else by the device.
+    pub(crate) fn sched_limits(&self, limits: &EngineLimits, defaults: StepSizes) -> Result<SchedLimits, LimitError> {
+        limits.validate(self.config.context_limit(limits.max_model_len), &self.assets.eos, defaults)
     }
 }
 
@@ -213,7 +216,8 @@ impl LoadedModel {
     }
 
     fn take(read: ReadModel, limits: &EngineLimits, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        let ReadModel { config: model_config, assets, weights, sched } = read;
+        let sched = read.sched_limits(limits, StepSizes::CPU)?;
+        let ReadModel { config: model_config, assets, weights } = read;
         let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };
         let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
         let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
@@ -252,6 +256,7 @@ fn model_info(
         n_params: model.n_params(),
         dtype: model.dtype().into(),
         max_model_len: sched.max_model_len as u32,
+        max_num_seqs: sched.max_num_seqs as u32,
         vocab_size: config.vocab_size as u32,
         eos: assets.eos.clone(),
         memory,

@@ -13,6 +13,8 @@ pub struct ModelInfo {
     pub dtype: String,
     /// Longest prompt plus completion, in tokens.
     pub max_model_len: u32,
+    /// Sequences that run together at most.
+    pub max_num_seqs: u32,
     /// Size of the vocabulary.
     pub vocab_size: u32,
     /// Tokens that end a completion.

@@ -26,7 +26,7 @@ pub mod sched;
 mod sequence;
 pub mod text;
 
-pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles};
+pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes};
 pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};

@@ -11,6 +11,8 @@ use crate::{
 pub struct MemoryBudget {
     /// For everything.
     pub limit_bytes: u64,
+    /// What the limit is called in messages.
+    name: &'static str,
     /// Of what is left, for the KV cache.
     kv_share_percent: u64,
     kv_size: KvSize,
@@ -28,12 +30,13 @@ enum KvSize {
 impl MemoryBudget {
     /// Of a process on the CPU. A part is for the process itself: tokenizer, connections, allocator slack.
     pub fn host(limit_bytes: u64) -> Self {
-        Self { limit_bytes, kv_share_percent: 80, kv_size: KvSize::LongestUse }
+        Self { limit_bytes, name: "the memory limit", kv_share_percent: 80, kv_size: KvSize::LongestUse }
     }
 
     /// Of a GPU that is ours.
     pub fn device(limit_bytes: u64) -> Self {
-        Self { limit_bytes, kv_share_percent: 100, kv_size: KvSize::Whatever }
+        let name = "the memory that gpu_memory_fraction allows";
+        Self { limit_bytes, name, kv_share_percent: 100, kv_size: KvSize::Whatever }
     }
 }
 
@@ -70,7 +73,7 @@ pub struct MemoryNeeds {
 pub enum MemoryError {
     /// Weights and workspace alone are too much.
     #[error(
-        "weights need {} and a step's workspace {}, but the memory limit is {}: raise the memory limit to at least {}",
+        "weights need {} and a step's workspace {}, but {limit} is {}: raise {limit} to at least {}",
         mib(*weights_bytes), mib(*workspace_bytes), mib(*limit_bytes), mib(*least_bytes)
     )]
     WeightsTooLarge {
@@ -78,6 +81,8 @@ pub enum MemoryError {
         weights_bytes: u64,
         /// Workspace.
         workspace_bytes: u64,
+        /// What the limit is called.
+        limit: &'static str,
         /// What may be used.
         limit_bytes: u64,
         /// What would do, with a KV cache for one sequence.
@@ -101,8 +106,8 @@ pub enum MemoryError {
     },
     /// The KV cache asked for is beyond the limit.
     #[error(
-        "a KV cache of {kv_tokens} tokens needs {}, but the memory limit of {} leaves {} for it: lower kv_cache_tokens \
-         to {fitting_tokens}",
+        "a KV cache of {kv_tokens} tokens needs {}, but {limit} of {} leaves {} for it: lower kv_cache_tokens to \
+         {fitting_tokens}",
         mib(*kv_bytes), mib(*limit_bytes), mib(*left_bytes)
     )]
     KvTooLarge {
@@ -110,6 +115,8 @@ pub enum MemoryError {
         kv_tokens: u64,
         /// Their bytes.
         kv_bytes: u64,
+        /// What the limit is called.
+        limit: &'static str,
         /// What may be used.
         limit_bytes: u64,
         /// What weights and workspace leave.
@@ -131,7 +138,7 @@ impl MemoryPlan {
         let left_bytes = left_for_kv(needs, sched, budget)?;
         let fitting_tokens = left_bytes.saturating_mul(budget.kv_share_percent) / 100 / needs.kv_bytes_per_token;
         let kv_tokens = match limits.kv_cache_tokens {
-            Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, limit_bytes)?,
+            Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, budget)?,
             None if budget.kv_size == KvSize::Whatever => fitting_tokens,
             None => fitting_tokens.min(longest_use(sched)),
         };
@@ -166,6 +173,7 @@ fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) ->
     limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
         weights_bytes: needs.weights_bytes,
         workspace_bytes: needs.workspace_bytes,
+        limit: budget.name,
         limit_bytes,
         least_bytes: least_limit(needs, sched, budget),
     })
@@ -176,13 +184,14 @@ fn asked_tokens(
     fitting_tokens: u64,
     needs: MemoryNeeds,
     left_bytes: u64,
-    limit_bytes: u64,
+    budget: MemoryBudget,
 ) -> Result<u64, MemoryError> {
     if asked <= fitting_tokens {
         return Ok(asked);
     }
     let kv_bytes = asked.saturating_mul(needs.kv_bytes_per_token);
-    Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit_bytes, left_bytes, fitting_tokens })
+    let MemoryBudget { name: limit, limit_bytes, .. } = budget;
+    Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit, limit_bytes, left_bytes, fitting_tokens })
 }
 
 fn below_context(
@@ -195,7 +204,7 @@ fn below_context(
     let context_tokens = blocks_for(sched.max_model_len) * BLOCK_TOKENS;
     let (setting, needed) = match limits.kv_cache_tokens {
         Some(_) => ("kv_cache_tokens", context_tokens.to_string()),
-        None => ("the memory limit", mib(least_limit(needs, sched, budget))),
+        None => (budget.name, mib(least_limit(needs, sched, budget))),
     };
     MemoryError::KvBelowContext {
         kv_tokens: kv_blocks * BLOCK_TOKENS as u64,
@@ -220,13 +229,14 @@ fn mib(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::StepSizes;
 
     const MIB: u64 = 1 << 20;
     const NEEDS: MemoryNeeds =
         MemoryNeeds { weights_bytes: 32 * MIB, workspace_bytes: 8 * MIB, kv_bytes_per_token: 8192 };
 
     fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
-        let sched = limits.validate(2048, &[]).unwrap();
+        let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
         MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::host(limit_bytes))
     }
 
@@ -238,8 +248,10 @@ mod tests {
     #[test]
     fn a_gpus_cache_takes_all_that_is_left() {
         let limits = EngineLimits::default();
-        let sched = limits.validate(2048, &[]).unwrap();
+        let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
         let plan = MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(100 << 30)).unwrap();
+        let message = MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(8 << 20)).unwrap_err().to_string();
+        assert!(message.contains("gpu_memory_fraction allows is 8 MiB: raise"), "{message}");
         let used = plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes;
         assert!(plan.limit_bytes - used < BLOCK_TOKENS as u64 * NEEDS.kv_bytes_per_token);
     }

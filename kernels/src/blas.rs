@@ -20,7 +20,7 @@ pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// The library's name for a transposed operand; the bindings have the enum only in another module.
 const CUBLAS_OP_T: i32 = 1;
 /// Algorithms that `tune` times.
-const CANDIDATES: usize = 8;
+const CANDIDATES: usize = 6;
 /// Timed rounds of each; the fastest counts.
 const ROUNDS: usize = 2;
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::{ExecError, Executor};
 use crate::{
-    config::EngineLimits,
+    config::{EngineLimits, StepSizes},
     engine::{Engine, EngineParts, StartError},
     handle::EngineHandle,
     info::{GenerationDefaults, ModelInfo},
@@ -75,7 +75,7 @@ impl SimExecutor {
 
     /// Starts an engine that plays the script behind the byte tokenizer.
     pub fn start(script: SimScript, limits: EngineLimits) -> Result<EngineHandle, StartError> {
-        let sched = limits.validate(MODEL_LIMIT, &[END_TOKEN])?;
+        let sched = limits.validate(MODEL_LIMIT, &[END_TOKEN], StepSizes::CPU)?;
         let needs = MemoryNeeds { weights_bytes: 0, workspace_bytes: 0, kv_bytes_per_token: 1 };
         let memory = MemoryPlan::new(needs, &limits, &sched, MemoryBudget::host(u32::MAX.into()))?;
         let model = ModelInfo {
@@ -83,6 +83,7 @@ impl SimExecutor {
             n_params: 0,
             dtype: "none".into(),
             max_model_len: sched.max_model_len as u32,
+            max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: END_TOKEN + 1,
             eos: vec![END_TOKEN],
             memory,

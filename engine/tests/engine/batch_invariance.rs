@@ -38,7 +38,7 @@ fn run_in_company(engine: &EngineHandle, request: Request) -> (Vec<TokenId>, Str
 /// Runs each request in every way there is and expects the same tokens and text.
 fn check(model: &Path, requests: Vec<Request>) {
     let alone = common::start(model, EngineLimits::default());
-    let chunked = EngineLimits { max_batched_tokens: 16, max_num_seqs: 4, ..EngineLimits::default() };
+    let chunked = EngineLimits { max_batched_tokens: Some(16), max_num_seqs: Some(4), ..EngineLimits::default() };
     let chunked = common::start(model, chunked);
     let threaded = common::start(model, EngineLimits { threads: Some(3), ..EngineLimits::default() });
     // 32 sequences of 40 to 200 tokens do not fit 768: somebody is preempted.

@@ -142,7 +142,7 @@ fn a_dropped_stream_frees_its_blocks_after_the_next_step() {
 
 #[test]
 fn a_full_line_refuses_with_its_bound_and_takes_again_later() {
-    let limits = EngineLimits { max_waiting: 2, max_num_seqs: 1, ..EngineLimits::default() };
+    let limits = EngineLimits { max_waiting: 2, max_num_seqs: Some(1), ..EngineLimits::default() };
     let engine = start(endless(), limits);
     let mut running = engine.submit(request(2000)).unwrap();
     running.blocking_next();

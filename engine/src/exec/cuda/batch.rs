@@ -243,6 +243,12 @@ mod tests {
     }
 
     #[test]
+    fn a_step_of_nobody_is_all_padding() {
+        let nobody = Batch::new(&Step::default(), LIMITS);
+        assert!(nobody.items.is_empty() && nobody.tiles.is_empty() && nobody.sampled_rows.is_empty());
+    }
+
+    #[test]
     fn what_is_left_of_an_array_is_padded() {
         let mut target = [9; 4];
         fill(&mut target, [1, 2].into_iter(), -1);

@@ -31,7 +31,7 @@ use crate::{
 pub struct CudaExecutor {
     forward: Forward,
     inputs: Packed,
-    /// Decode steps by their padded batch size, recorded when first needed.
+    /// Decode steps by their padded batch size, recorded at start.
     graphs: HashMap<usize, Graph>,
     readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
     /// Steps launched and not finished, oldest first.
@@ -93,11 +93,11 @@ impl CudaExecutor {
     /// Real steps over the first KV block, so that the first request finds kernels loaded and algorithms chosen. What
     /// they leave in the block is overwritten by whoever takes it.
     pub fn warm_up(&mut self) -> Result<(), ExecError> {
-        let tuned = buckets(self.limits.max_num_seqs).try_for_each(|n| self.forward.tune(n, n));
-        tuned.map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))?;
+        for n in buckets(self.limits.max_num_seqs) {
+            let recorded = self.forward.tune(n, n).and_then(|()| self.record(n));
+            recorded.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
+        }
         self.probe(&[0; 8], 0, Probe::NoRow)?;
-        // Once to record the graph, once to replay it.
-        self.probe(&[0], 0, Probe::EveryRow)?;
         self.probe(&[0], 0, Probe::EveryRow)?;
         self.forward.device().synchronize().map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))
     }
@@ -141,17 +141,23 @@ impl CudaExecutor {
         if shape.sampled == SampledRows::Listed {
             return forward.launch(step);
         }
-        match graphs.get_mut(&shape.n_rows) {
-            Some(graph) => graph.launch(),
-            None => {
-                // Launched before it is recorded: products choose their algorithms then.
-                forward.launch(step)?;
-                let device = forward.device().clone();
-                let graph = device.capture(|| forward.launch(step))?;
-                graphs.insert(shape.n_rows, graph);
-                Ok(())
-            }
-        }
+        graphs.get_mut(&shape.n_rows).expect("every bucket was recorded at start").launch()
+    }
+
+    /// Records the step that decodes `n` sequences. Its products have chosen their algorithms already; launched once
+    /// before, so that all code is loaded. Nobody decodes yet: all rows are padding.
+    fn record(&mut self, n: usize) -> Result<(), KernelError> {
+        let shape = decode_shape(n, &self.limits);
+        let layout = StepLayout::new(&shape);
+        let nobody = Batch::new(&Step::default(), self.limits);
+        self.inputs.upload(layout.whole, |filling| nobody.fill(&layout, filling))?;
+        let Self { forward, inputs, .. } = self;
+        let step = StepInputs { shape: &shape, layout: &layout, packed: inputs };
+        let device = forward.device().clone();
+        forward.launch(step)?;
+        let graph = device.capture(|| forward.launch(step))?;
+        self.graphs.insert(n, graph);
+        Ok(())
     }
 
     /// What the draw inside the step leaves out: filters, and changes of single logits.

@@ -30,7 +30,7 @@ use super::{
 use crate::model::RopeTable;
 
 /// Products are timed over the weights of this many layers in turn: more than the L2 cache holds.
-const TUNED_LAYERS: usize = 4;
+const TUNED_LAYERS: usize = 3;
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]

@@ -22,3 +22,4 @@ mod weights;
 pub use executor::CudaExecutor;
 pub(crate) use open::Gpu;
 pub use open::{CudaError, CudaModel};
+pub use stoker_kernels::survey::{Finding, survey};

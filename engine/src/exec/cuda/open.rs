@@ -14,7 +14,7 @@ use super::{
     weights,
 };
 use crate::{
-    config::{EngineConfig, EngineLimits},
+    config::{EngineConfig, EngineLimits, StepSizes},
     engine::{EngineParts, ReadModel, StartError, WeightSource},
     exec::ExecError,
     info::ModelInfo,
@@ -93,7 +93,8 @@ impl CudaModel {
         limits: &EngineLimits,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
-        let ReadModel { config, assets, weights, sched } = read;
+        let sched = read.sched_limits(limits, StepSizes::GPU)?;
+        let ReadModel { config, assets, weights } = read;
         let Gpu { kernels, blas, shape, name } = gpu;
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &device, &sched);
@@ -121,6 +122,7 @@ impl CudaModel {
             n_params: shape.n_params(),
             dtype: loaded.dtype,
             max_model_len: sched.max_model_len as u32,
+            max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: config.vocab_size as u32,
             eos: assets.eos.clone(),
             memory,

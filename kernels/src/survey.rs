@@ -1,0 +1,97 @@
+//! What this machine and this program have for computing on a GPU, and what is missing: for a person who asks. Opens the
+//! devices; launches nothing.
+
+use std::fmt;
+
+use cudarc::driver::{CudaContext, sys};
+
+use crate::{Device, KernelError, Kernels, blas::Blas, built_for, built_with_kernels};
+
+/// One line of the survey.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// What was looked for.
+    pub part: &'static str,
+    /// What was found, or why nothing was.
+    pub found: Result<String, String>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.found {
+            Ok(found) => write!(f, "ok       {:<10} {found}", self.part),
+            Err(reason) => write!(f, "missing  {:<10} {reason}", self.part),
+        }
+    }
+}
+
+/// Looks at everything that a GPU needs, in the order in which it is needed. All found: the first GPU can be used.
+pub fn survey() -> Vec<Finding> {
+    let kernels = match built_with_kernels() {
+        true => Ok(format!("compiled for sm_{}", built_for().replace(',', ", sm_"))),
+        false => Err(KernelError::NotBuilt.to_string()),
+    };
+    let mut findings = vec![Finding { part: "kernels", found: kernels }];
+    let driver = driver_version();
+    let has_driver = driver.is_ok();
+    findings.push(Finding { part: "driver", found: driver });
+    if !has_driver {
+        return findings;
+    }
+    findings.extend(gpus());
+    findings.push(Finding { part: "use", found: usable().map_err(|error| error.to_string()) });
+    findings
+}
+
+fn driver_version() -> Result<String, String> {
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(KernelError::NoDriver.to_string());
+    }
+    let mut version = 0;
+    // SAFETY: writes one integer; needs no initialisation.
+    let outcome = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+    outcome.map_err(|error| format!("libcuda does not answer: {error}"))?;
+    Ok(format!("for CUDA {}.{}", version / 1000, version % 1000 / 10))
+}
+
+fn gpus() -> Vec<Finding> {
+    let finding = |found| Finding { part: "GPU", found };
+    match CudaContext::device_count() {
+        Ok(0) => vec![finding(Err("the driver finds none".into()))],
+        Ok(n) => (0..n.unsigned_abs() as usize).map(|ordinal| finding(gpu(ordinal))).collect(),
+        Err(error) => vec![finding(Err(error.to_string()))],
+    }
+}
+
+fn gpu(ordinal: usize) -> Result<String, String> {
+    let device = Device::open(ordinal).map_err(|error| error.to_string())?;
+    let (free, total) = device.memory().map_err(|error| error.to_string())?;
+    let name = device.name().map_err(|error| error.to_string())?;
+    let (major, minor) = device.properties().capability;
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    Ok(format!("{ordinal}: {name}, compute capability {major}.{minor}, {:.1} of {:.1} GiB free", gib(free), gib(total)))
+}
+
+/// Kernels and cuBLASLt on the first GPU.
+fn usable() -> Result<String, KernelError> {
+    let device = Device::open(0)?;
+    let kernels = Kernels::load(&device)?;
+    Blas::new(&device)?;
+    let (major, minor) = kernels.properties().capability;
+    Ok(format!("GPU 0 runs kernels for compute capability {major}.{minor} and cuBLASLt"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_so_and_nothing_panics() {
+        let findings = survey();
+        assert_eq!(findings[0].part, "kernels");
+        assert_eq!(findings[1].part, "driver");
+        let all_found = findings.iter().all(|finding| finding.found.is_ok());
+        assert_eq!(all_found, built_with_kernels() && Device::open(0).is_ok());
+    }
+}
