@@ -44,7 +44,7 @@ impl Agent {
         let begun = Instant::now();
         let child = Command::new(program)
             .args(["--host", "127.0.0.1", "--port", &port, "--log", "error", "--served-name", NAME, "--model"])
-            .arg(&setup.directory)
+            .arg(&setup.model)
             .args(flags(&setup.limits))
             .stdout(Stdio::null())
             .spawn()

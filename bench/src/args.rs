@@ -1,15 +1,13 @@
 //! The command line. Parses and fills in defaults; opens nothing.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 use stoker_bench::{
     case::Case,
     checkpoint::Dtype,
     in_process::{Tuning, Weights},
+    model::{Format, Wanted},
     peers::Peer,
 };
 use stoker_engine::DeviceChoice;
@@ -116,10 +114,10 @@ pub(crate) struct PeerArgs {
 pub(crate) struct RunArgs {
     /// A named shape, ember, or a directory.
     #[arg(long, default_value = "ember")]
-    pub(crate) model: String,
-    /// Format of the weights.
-    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
-    pub(crate) dtype: Dtype,
+    model: String,
+    /// Format of the weights; of ember and of a directory, their own unless it is a quantised one.
+    #[arg(long, value_enum, default_value = "bf16")]
+    dtype: Format,
     /// What computes: cpu, cuda:N, or auto for the first GPU that can.
     #[arg(long, default_value = "auto", value_parser = device)]
     pub(crate) device: DeviceChoice,
@@ -189,10 +187,8 @@ impl RunArgs {
         }
     }
 
-    /// The model's name in figures: a directory's is its last part.
-    pub(crate) fn model_name(&self) -> String {
-        let name = Path::new(&self.model).file_name().unwrap_or(self.model.as_ref());
-        name.to_string_lossy().to_lowercase()
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        Wanted { model: &self.model, format: self.dtype, weights: self.weights }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use half::bf16;
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Map, Value, json};
@@ -56,55 +56,29 @@ impl Dtype {
     }
 }
 
-const EMBER: &str = "ember";
 const STANDARD_DEVIATION: f32 = 0.02;
 /// Draws that random weights are picked from: enough that no two rows of a matrix look alike.
 const TABLE_LEN: usize = 1 << 16;
 /// Values a thread fills at a time.
 const PIECE_VALUES: usize = 1 << 20;
 
-/// The directory of a model by name: `ember` with its trained weights, or a shape with random ones, made now if this cache
-/// lacks it.
+/// The directory of a named shape with random weights, made now if this cache lacks it.
 pub fn ensure(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
     let dir = cache.join("bench/models").join(format!("{model}-{}", dtype.name()));
     if dir.exists() {
         return Ok(dir);
     }
-    let content = Content::of(model, dtype)?;
+    let shape = named(model)?;
     let unfinished = dir.with_extension(format!("{}", std::process::id()));
     fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
-    match content {
-        Content::Ember => write_ember(&unfinished)?,
-        Content::Random(shape) => write_random(&unfinished, shape, dtype)?,
-    }
+    write_random(&unfinished, shape, dtype)?;
     fs::rename(&unfinished, &dir).with_context(|| format!("rename to {}", dir.display()))?;
     Ok(dir)
 }
 
-/// What a model by name is made of.
-enum Content {
-    Ember,
-    Random(&'static Shape),
-}
-
-impl Content {
-    fn of(model: &str, dtype: Dtype) -> Result<Self> {
-        match (model, dtype) {
-            (EMBER, Dtype::Bf16) => Ok(Self::Ember),
-            (EMBER, Dtype::F32) => bail!("ember's weights are bf16: leave --dtype out"),
-            _ => Ok(Self::Random(named(model)?)),
-        }
-    }
-}
-
 fn named(model: &str) -> Result<&'static Shape> {
     let known = || Shape::names().collect::<Vec<_>>().join(", ");
-    Shape::named(model).with_context(|| format!("no model {model}: use {EMBER}, {} or a directory", known()))
-}
-
-fn write_ember(dir: &Path) -> Result<()> {
-    let (_, files) = stoker_agent::builtin::files(EMBER).context("the agent carries ember")?;
-    files.iter().try_for_each(|(name, bytes)| Ok(fs::write(dir.join(name), bytes)?))
+    Shape::named(model).with_context(|| format!("no model {model}: use ember, {} or a directory", known()))
 }
 
 /// The directory of a shape without weights: what an engine needs that makes them itself.
@@ -285,7 +259,7 @@ mod tests {
             let dir = tiny(dtype);
             let limits = limits_for(&[Case::Decode(4)], Tuning::default());
             let directory = dir.path().into();
-            let setup = Setup { directory, weights: Weights::Disk, device: DeviceChoice::Cpu, limits, seed: 1 };
+            let setup = Setup { model: directory, weights: Weights::Disk, device: DeviceChoice::Cpu, limits, seed: 1 };
             let mut engine = InProcess::open(&setup).unwrap();
             let readings = engine.sample(Case::Decode(4)).unwrap();
             assert_eq!(readings.iter().map(|reading| reading.metric).collect::<Vec<_>>(), ["tok_s", "itl_ms"]);

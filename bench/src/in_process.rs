@@ -32,8 +32,8 @@ pub enum Weights {
 /// A model and the sizes it is run with.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Directory of the model.
-    pub directory: PathBuf,
+    /// The model: a directory, or a GGUF file.
+    pub model: PathBuf,
     /// Its weights.
     pub weights: Weights,
     /// What computes.
@@ -91,14 +91,14 @@ pub struct InProcess {
 impl InProcess {
     /// Starts the engine; blocking.
     pub fn open(setup: &Setup) -> Result<Self> {
-        let directory = setup.directory.clone();
+        let directory = setup.model.clone();
         let model = match setup.weights {
             Weights::Disk => ModelFiles::Directory(directory),
             Weights::Device => ModelFiles::Random { directory, seed: setup.seed },
         };
         let config = EngineConfig { model, limits: setup.limits.clone(), device: setup.device };
-        let engine = Engine::start(config, |_| ())
-            .with_context(|| format!("start the engine on {}", setup.directory.display()))?;
+        let engine =
+            Engine::start(config, |_| ()).with_context(|| format!("start the engine on {}", setup.model.display()))?;
         let prompts = Prompts::new(engine.model().vocab_size, setup.seed);
         Ok(Self { engine, prompts, prefix: Vec::new(), prefill_seconds: BTreeMap::new() })
     }

@@ -4,7 +4,9 @@
 pub mod agent;
 pub mod case;
 pub mod checkpoint;
+pub mod gguf;
 pub mod in_process;
+pub mod model;
 pub mod peer_log;
 pub mod peers;
 pub mod probe;

@@ -10,12 +10,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use serde_json::Value;
 use stoker_bench::{
     case::Case,
     checkpoint,
     in_process::{Setup, Weights, limits_for},
-    peer_log::{self, Model},
+    model::Model,
+    peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
     probe::Probe,
     session::{Contender, Session, Subject},
@@ -45,16 +45,16 @@ fn main() -> Result<()> {
 }
 
 fn measure(args: &RunArgs) -> Result<()> {
-    let directory = model_directory(args)?;
-    let cases = fitting(args.cases(), &directory)?;
+    let model = Model::open(&args.wanted(), &args.cache)?;
+    let cases = fitting(args.cases(), model.max_position_embeddings)?;
     let subject = Subject {
-        model: args.model_name(),
-        dtype: args.dtype.name().to_owned(),
-        bytes_per_token: read_from_memory(args, &directory)?,
+        model: model.name.clone(),
+        dtype: model.dtype.clone(),
+        bytes_per_token: model.bytes_per_token.filter(|bytes| !is_gpu(args) && *bytes > CACHED_BYTES),
     };
-    let mut contenders = peers(args, &directory);
+    let mut contenders = peers(args, &model.path);
     let (limits, seed) = (limits_for(&cases, args.tuning()), args.seed);
-    let setup = Setup { directory, weights: args.weights, device: args.device, limits, seed };
+    let setup = Setup { model: model.path, weights: args.weights, device: args.device, limits, seed };
     contenders.insert(0, Box::new(Stoker::new(setup, args.agent()?)));
     let run = this_run(args);
     let probe = (!is_gpu(args)).then(|| Probe::new(args.tuning().n_threads()));
@@ -95,18 +95,9 @@ fn is_gpu(args: &RunArgs) -> bool {
     }
 }
 
-/// What a decoded token reads, if it is more than a cache may hold and this machine's own memory holds it.
-fn read_from_memory(args: &RunArgs, directory: &Path) -> Result<Option<u64>> {
-    if is_gpu(args) {
-        return Ok(None);
-    }
-    Ok(Some(checkpoint::bytes_per_token(directory)?).filter(|bytes| *bytes > CACHED_BYTES))
-}
-
 /// The peers that are asked for and installed; the others are told.
-fn peers(args: &RunArgs, directory: &Path) -> Vec<Box<dyn Contender>> {
-    let setup =
-        PeerSetup { cache: args.cache.clone(), directory: directory.to_owned(), threads: args.tuning().n_threads() };
+fn peers(args: &RunArgs, model: &Path) -> Vec<Box<dyn Contender>> {
+    let setup = PeerSetup { cache: args.cache.clone(), model: model.to_owned(), threads: args.tuning().n_threads() };
     let opened = args.peers.iter().map(|peer| -> Result<Box<dyn Contender>> {
         match peer {
             Peer::LlamaCpp => Ok(Box::new(LlamaCpp::open(&setup).context("llama.cpp")?)),
@@ -121,21 +112,8 @@ fn peers(args: &RunArgs, directory: &Path) -> Vec<Box<dyn Contender>> {
     told.filter_map(Result::ok).collect()
 }
 
-fn model_directory(args: &RunArgs) -> Result<PathBuf> {
-    let path = Path::new(&args.model);
-    match args.weights {
-        _ if path.join("config.json").exists() => Ok(path.to_owned()),
-        Weights::Disk => checkpoint::ensure(&args.cache, &args.model, args.dtype),
-        Weights::Device => checkpoint::without_weights(&args.cache, &args.model, args.dtype),
-    }
-}
-
 /// The cases that the model's context holds; the others are told.
-fn fitting(cases: Vec<Case>, directory: &Path) -> Result<Vec<Case>> {
-    let path = directory.join("config.json");
-    let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    let config: Value = serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))?;
-    let positions = config["max_position_embeddings"].as_u64().context("config.json has no max_position_embeddings")?;
+fn fitting(cases: Vec<Case>, positions: u64) -> Result<Vec<Case>> {
     let (refused, fitting): (Vec<_>, Vec<_>) = cases.into_iter().partition(|case| case.refusal(positions).is_some());
     refused.iter().filter_map(|case| case.refusal(positions)).for_each(|reason| eprintln!("skipped: {reason}"));
     ensure!(!fitting.is_empty(), "no case is left");
@@ -147,7 +125,7 @@ fn take_in(args: &PeerArgs) -> Result<()> {
     let log = fs::read_to_string(&args.log).with_context(|| format!("read {}", args.log.display()))?;
     let here = Conditions::here(&args.command);
     let run = Run::named(args.run.clone(), Conditions { machine: figures::gpus().unwrap_or(here.machine), ..here });
-    let found = peer_log::figures(&log, &args.system, Model { name: &args.model, dtype: &args.dtype }, &run)?;
+    let found = peer_log::figures(&log, &args.system, PeerModel { name: &args.model, dtype: &args.dtype }, &run)?;
     figures::append(&args.out, &found)?;
     print!("{}", table(&found));
     Ok(())

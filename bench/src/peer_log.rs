@@ -24,7 +24,7 @@ struct Line {
 
 /// What a peer ran.
 #[derive(Clone, Copy, Debug)]
-pub struct Model<'a> {
+pub struct PeerModel<'a> {
     /// Its name in figures.
     pub name: &'a str,
     /// The format of its weights.
@@ -32,7 +32,7 @@ pub struct Model<'a> {
 }
 
 /// The figures in a peer's log. A log without any, or with a case that is not ours, is an error that names the line.
-pub fn figures(log: &str, system: &str, model: Model<'_>, run: &Run) -> Result<Vec<Figure>> {
+pub fn figures(log: &str, system: &str, model: PeerModel<'_>, run: &Run) -> Result<Vec<Figure>> {
     let marked = log.lines().enumerate().filter_map(|(idx, line)| Some((idx + 1, line.strip_prefix(MARK)?)));
     let found: Vec<Figure> = marked
         .map(|(number, line)| figure(line, system, model, run).with_context(|| format!("line {number}: {line}")))
@@ -41,7 +41,7 @@ pub fn figures(log: &str, system: &str, model: Model<'_>, run: &Run) -> Result<V
     Ok(found)
 }
 
-fn figure(line: &str, system: &str, model: Model<'_>, run: &Run) -> Result<Figure> {
+fn figure(line: &str, system: &str, model: PeerModel<'_>, run: &Run) -> Result<Figure> {
     let Line { version, case, metric, samples } = serde_json::from_str(line)?;
     case.parse::<Case>().map_err(anyhow::Error::msg)?;
     ensure!(!samples.is_empty(), "a figure needs a sample");
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    const MODEL: Model<'static> = Model { name: "llama-3.1-8b", dtype: "bf16" };
+    const MODEL: PeerModel<'static> = PeerModel { name: "llama-3.1-8b", dtype: "bf16" };
     const LOG: &str = "INFO loading\n\
         SAMPLES {\"version\": \"0.24.0\", \"case\": \"concurrent_32\", \"metric\": \"itl_ms\", \"samples\": [6.0, 5.8, 5.9]}\n\
         SAMPLES {\"version\": \"0.24.0\", \"case\": \"concurrent_32\", \"metric\": \"tok_s\", \"samples\": [4300]}\n";

@@ -1,10 +1,6 @@
 //! llama.cpp: its own batched bench, one process a sample, on the same weights as GGUF.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -13,12 +9,12 @@ use stoker_figures::System;
 use super::{PeerSetup, readings, refuse};
 use crate::{
     case::{Case, Size},
+    gguf::{Toolbox, last_lines},
     reading::{Phases, Reading},
     session::Contender,
 };
 
 const NAME: &str = "llama.cpp";
-const TO_GGUF: &str = include_str!("../../../tools/bench/to-gguf.py");
 /// Room beside the tokens of a case: llama.cpp rounds each sequence up to its own blocks.
 const SPARE_TOKENS: u32 = 256;
 
@@ -32,13 +28,12 @@ pub struct LlamaCpp {
 }
 
 impl LlamaCpp {
-    /// Finds the build in the cache and writes the model as GGUF beside the checkpoint, once.
+    /// Finds the build in the cache; a model that is no GGUF file is converted, once.
     pub fn open(setup: &PeerSetup) -> Result<Self> {
-        let home = setup.cache.join("bench/peers/llama.cpp");
-        let version = fs::read_to_string(home.join("done")).context("not installed: run tools/bench/llama-cpp.sh")?;
-        let model = gguf(setup, &home.join("venv/bin/python"))?;
-        let bench = home.join("bin/llama-batched-bench");
-        Ok(Self { bench, version: version.trim().to_owned(), model, threads: setup.threads })
+        let toolbox = Toolbox::open(&setup.cache)?;
+        let model = if setup.model.is_dir() { toolbox.convert(&setup.model)? } else { setup.model.clone() };
+        let bench = toolbox.program("llama-batched-bench");
+        Ok(Self { bench, version: toolbox.version, model, threads: setup.threads })
     }
 
     fn measure(&self, size: Size) -> Result<Phases> {
@@ -68,11 +63,6 @@ fn flag(name: &str, value: impl ToString) -> [String; 2] {
     [name.to_owned(), value.to_string()]
 }
 
-fn last_lines(text: &str) -> String {
-    let lines: Vec<_> = text.lines().rev().take(3).collect();
-    lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
-}
-
 /// The last result it printed.
 fn phases(stdout: &str) -> Result<Phases> {
     let line = stdout.lines().rev().find(|line| line.starts_with('{')).context("it printed no result")?;
@@ -80,24 +70,6 @@ fn phases(stdout: &str) -> Result<Phases> {
     let seconds = |field: &str| result[field].as_f64().with_context(|| format!("no {field} in {line}"));
     let first = seconds("t_pp")?;
     Ok(Phases { first, last: first + seconds("t_tg")? })
-}
-
-fn gguf(setup: &PeerSetup, python: &Path) -> Result<PathBuf> {
-    let name = setup.directory.file_name().context("the model is a directory")?.to_string_lossy();
-    let model = setup.cache.join(format!("bench/models/{name}.gguf"));
-    if model.exists() {
-        return Ok(model);
-    }
-    let unfinished = model.with_extension(format!("gguf.{}", std::process::id()));
-    let output = Command::new(python)
-        .args(["-c", TO_GGUF])
-        .args([&setup.directory, &unfinished])
-        .output()
-        .with_context(|| format!("start {}", python.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "write {}: {}", model.display(), last_lines(&said));
-    fs::rename(&unfinished, &model).with_context(|| format!("rename to {}", model.display()))?;
-    Ok(model)
 }
 
 impl Contender for LlamaCpp {

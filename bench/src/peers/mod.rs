@@ -31,8 +31,8 @@ pub enum Peer {
 pub struct PeerSetup {
     /// Where peers and converted models are kept.
     pub cache: PathBuf,
-    /// The model in Hugging Face's layout.
-    pub directory: PathBuf,
+    /// The model: a directory in Hugging Face's layout, or a GGUF file.
+    pub model: PathBuf,
     /// Compute threads.
     pub threads: usize,
 }

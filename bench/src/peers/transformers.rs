@@ -6,7 +6,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use stoker_figures::System;
 
@@ -32,6 +32,7 @@ pub struct Transformers {
 impl Transformers {
     /// Starts Python and waits until the model is loaded.
     pub fn open(setup: &PeerSetup) -> Result<Self> {
+        ensure!(setup.model.is_dir(), "it is asked directories, not {}", setup.model.display());
         let python = setup.cache.join("venv-goldens/bin/python");
         let mut child = start(&python, setup)
             .with_context(|| format!("not installed: {} needs torch and transformers", python.display()))?;
@@ -61,7 +62,7 @@ impl Transformers {
 fn start(python: &Path, setup: &PeerSetup) -> std::io::Result<Child> {
     Command::new(python)
         .args(["-c", PROGRAM])
-        .arg(&setup.directory)
+        .arg(&setup.model)
         .arg(setup.threads.to_string())
         .envs([("HF_HUB_OFFLINE", "1"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")])
         .stdin(Stdio::piped())
