@@ -3,6 +3,8 @@
 mod assets;
 mod checkpoint;
 mod config;
+#[cfg(test)]
+mod damage;
 mod decoder;
 mod error;
 mod families;

@@ -269,8 +269,10 @@ fn shard_files(index: &Value, source: &ModelSource) -> Result<BTreeSet<String>, 
 }
 
 fn open_file(source: &ModelSource, file: &str) -> Result<BTreeMap<String, Tensor>, ModelError> {
-    let content = Arc::new(source.open(file)?);
-    let file: Arc<str> = source.display(file).into();
+    read_file(Arc::new(source.open(file)?), source.display(file).into())
+}
+
+fn read_file(content: Arc<FileBytes>, file: Arc<str>) -> Result<BTreeMap<String, Tensor>, ModelError> {
     let (header, data_start) = read_header(&content, &file)?;
     let tensor = |(name, info): (String, TensorInfo)| {
         let range = checked_range(&name, &info, data_start, &content, &file)?;
@@ -332,4 +334,33 @@ fn checked_range(
         return Err(ModelError::Truncated { file: file.into(), tensor: name.into(), expected, found });
     }
     Ok(data_start + begin..expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::damage;
+
+    fn good() -> Vec<u8> {
+        let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},
+            "b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]},"c":{"dtype":"F16","shape":[1,1,2],
+            "data_offsets":[32,36]}}"#;
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[7; 36]].concat()
+    }
+
+    fn read(bytes: Vec<u8>) -> Result<BTreeMap<String, Tensor>, ModelError> {
+        read_file(Arc::new(FileBytes::Computed(bytes)), "m.safetensors".into())
+    }
+
+    #[test]
+    fn damaged_files_are_refused_or_hold_what_they_say() {
+        assert_eq!(read(good()).unwrap().len(), 3);
+        for case in 0..damage::n_cases() {
+            if let Ok(tensors) = read(damage::damaged(&good(), case)) {
+                for tensor in tensors.values() {
+                    assert_eq!(tensor.bytes().len() * 8, tensor.n_values() * tensor.dtype.bitsize(), "case {case}");
+                }
+            }
+        }
+    }
 }
