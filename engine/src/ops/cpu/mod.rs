@@ -187,7 +187,7 @@ impl Ops for CpuOps {
     }
 
     fn add(&mut self, x: &mut CpuTensor, y: &CpuTensor) {
-        add_to(&mut x.values, &y.values);
+        self.each_row(x, |row, x| add_to(x, y.row(row)));
     }
 
     fn scale(&mut self, x: &mut CpuTensor, factor: f32) {

@@ -19,6 +19,8 @@ use std::{
 const SPIN: Duration = Duration::from_micros(50);
 /// Pauses between two looks at the clock.
 const PAUSES: usize = 64;
+/// Pauses after which a caller that waits for others lets them have its CPU: some 100 microseconds.
+const YIELD_AFTER: usize = 2048;
 
 /// Threads that wait for work; they end when the pool is dropped.
 #[derive(Debug)]
@@ -72,9 +74,7 @@ impl Pool {
         let shared = &self.shared;
         shared.publish(n_tasks, &task);
         shared.work_off();
-        while shared.done.load(Ordering::Acquire) < n_tasks as u32 {
-            hint::spin_loop();
-        }
+        shared.wait_for(n_tasks as u32);
         assert!(!shared.has_panicked.swap(false, Ordering::Relaxed), "a task panicked; its thread said why");
     }
 
@@ -178,6 +178,20 @@ impl Shared {
             if !self.spin() {
                 self.sleep();
             }
+        }
+    }
+
+    /// Waits for the tasks that other threads claimed. They are short, unless the thread that has one lost its CPU: then
+    /// it may want this one.
+    fn wait_for(&self, n_tasks: u32) {
+        while self.done.load(Ordering::Acquire) < n_tasks {
+            for _ in 0..YIELD_AFTER {
+                if self.done.load(Ordering::Acquire) == n_tasks {
+                    return;
+                }
+                hint::spin_loop();
+            }
+            thread::yield_now();
         }
     }
 

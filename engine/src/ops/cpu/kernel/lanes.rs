@@ -31,6 +31,11 @@ pub(super) unsafe trait Lanes {
     unsafe fn x(x: *const u8) -> Self::X;
     /// Reads a step of a weight row.
     unsafe fn w(w: *const u8) -> Self::W;
+    /// Asks for the cache line at `at`, which need not exist, ahead of its use.
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        let _ = at;
+    }
     /// Adds the products of a step.
     unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::W) -> Self::Acc;
     /// Folds the lanes of four sums: halves onto each other until one is left.

@@ -166,8 +166,10 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
         for step in 0..n_steps {
             let xs = x_step::<L, R>(x_at.add(step * L::X_BYTES), x.stride);
             for (c, sums) in acc.iter_mut().enumerate() {
-                let w = L::w(w_at.add(c * w.row_bytes + step * L::W_BYTES));
-                add_step::<L, R>(sums, xs, w);
+                let at = w_at.add(c * w.row_bytes + step * L::W_BYTES);
+                // The same place in the next outputs. Few rows wait for memory; many do not notice the instruction.
+                L::prefetch(at.wrapping_add(C * w.row_bytes));
+                add_step::<L, R>(sums, xs, L::w(at));
             }
         }
         if rest > 0 {

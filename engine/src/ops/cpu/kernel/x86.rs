@@ -92,6 +92,12 @@ unsafe impl Lanes for Bf16Dot {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn add(acc: __m512, x: __m512bh, w: __m512bh) -> __m512 {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { _mm512_dpbf16_ps(acc, x, w) }
@@ -138,6 +144,12 @@ unsafe impl<T: Wide512> Lanes for Avx512<T> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn add(acc: __m512, x: __m512, w: __m512) -> __m512 {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { _mm512_fmadd_ps(x, w, acc) }
@@ -181,6 +193,12 @@ unsafe impl<T: Wide256> Lanes for Avx2<T> {
     unsafe fn w(w: *const u8) -> __m256 {
         // SAFETY: the caller vouches for the bytes and the instruction set.
         unsafe { T::load(w) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
