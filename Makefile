@@ -43,6 +43,7 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/stoker-bench run --peers llama.cpp,transformers --out docs/benchmarks/results/cpu.jsonl
 	$(RELEASE)/bench-agent --out docs/benchmarks/results/agent.jsonl
 	$(RELEASE)/bench-operator --out docs/benchmarks/results/control_plane.jsonl
+	$(RELEASE)/bench-scaling --out docs/benchmarks/results/scaling.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-gpu: ## Measure the engine on this machine's GPU, beside vLLM where installed (VSITE, VSITE_ARCHIVE); render the tables

@@ -173,7 +173,8 @@ impl Readings {
         self.by_pod.read().unwrap_or_else(PoisonError::into_inner).get(pod_uid)?.heard.clone()
     }
 
-    fn hear(&self, pod_uid: &str, heard: Heard) {
+    /// Keeps an answer as it came.
+    pub fn hear(&self, pod_uid: &str, heard: Heard) {
         let mut by_pod = self.by_pod.write().unwrap_or_else(PoisonError::into_inner);
         by_pod.entry(pod_uid.to_owned()).or_default().heard = Some(heard);
     }

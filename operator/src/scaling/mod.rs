@@ -60,27 +60,36 @@ pub struct Autoscaler {
     pub metrics: Arc<Metrics>,
 }
 
+/// What is kept from tick to tick.
+#[derive(Clone, Debug, Default)]
+pub struct Kept {
+    scalers: HashMap<String, Scaler>,
+    starts: Starts,
+}
+
 impl Autoscaler {
     /// Decides until the receiver of changes is gone.
     pub async fn run(self) {
-        let (mut scalers, mut starts) = (HashMap::new(), Starts::default());
+        let mut kept = Kept::default();
         let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_DECISION_AFTER, DECIDE_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.changed.is_closed() {
             ticks.tick().await;
             let started = Instant::now();
-            self.tick(&mut scalers, &mut starts, Timestamp::now());
+            self.tick(&mut kept, Timestamp::now());
             self.metrics.scaling.tick_seconds.observe(started.elapsed().as_secs_f64());
         }
     }
 
-    fn tick(&self, scalers: &mut HashMap<String, Scaler>, starts: &mut Starts, now: Timestamp) {
+    /// One decision for every deployment that scales.
+    pub fn tick(&self, kept: &mut Kept, now: Timestamp) {
+        let Kept { scalers, starts } = kept;
         let deployments = self.deployments.state();
         let scaling: Vec<_> =
             deployments.iter().filter_map(|deployment| Some((deployment, decides(deployment)?))).collect();
-        let kept: HashSet<String> = scaling.iter().filter_map(|(deployment, _)| deployment.uid()).collect();
-        scalers.retain(|uid, _| kept.contains(uid));
-        for gone in self.ledger.keep_only(&kept) {
+        let uids: HashSet<String> = scaling.iter().filter_map(|(deployment, _)| deployment.uid()).collect();
+        scalers.retain(|uid, _| uids.contains(uid));
+        for gone in self.ledger.keep_only(&uids) {
             self.metrics.scaling.forget(&gone);
         }
         let mut pods = self.pods_by_owner();
