@@ -19,12 +19,14 @@ impl Better {
     }
 }
 
-/// Endings of the metrics of docs/benchmarks that are better when they are small.
-const LOWER: [&str; 4] = ["_ms", "seconds", "_mb", "_us"];
+/// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, and counts
+/// of what should not happen.
+const LOWER: [&str; 9] = ["ms", "us", "seconds", "mb", "writes", "misses", "preemptions", "hour", "hours"];
 
-/// The good direction of a metric, by its name.
+/// The good direction of a metric, by the last word of its name.
 pub fn better(metric: &str) -> Better {
-    if LOWER.iter().any(|ending| metric.ends_with(ending)) { Better::Lower } else { Better::Higher }
+    let last = metric.rsplit('_').next().unwrap_or(metric);
+    if LOWER.contains(&last) { Better::Lower } else { Better::Higher }
 }
 
 /// The middle sample, or the mean of the two middle ones. Panics without samples: a figure that was not obtained does not
@@ -52,10 +54,12 @@ mod tests {
     fn a_ratio_above_one_is_ahead_in_either_direction() {
         assert_eq!(better("tok_s").ratio(240.0, 200.0), 1.2);
         assert_eq!(better("itl_ms").ratio(5.0, 6.0), 1.2);
-        for lower in ["ttft_ms", "seconds", "rss_mb", "gap_us", "host_step_p99_us", "p99_ms"] {
+        for lower in
+            ["ttft_ms", "seconds", "rss_mb", "us", "host_step_p99_us", "api_writes", "reversals_per_hour", "gpu_hours"]
+        {
             assert_eq!(better(lower), Better::Lower, "{lower}");
         }
-        for higher in ["gain", "share_of_in_process", "gb_s", "tflop_s"] {
+        for higher in ["gain", "share_of_in_process", "gb_s", "tflop_s", "share_of_ceiling"] {
             assert_eq!(better(higher), Better::Higher, "{higher}");
         }
     }
