@@ -70,7 +70,8 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     tracing::info!(%address, source = settings.source, revision = settings.revision, "listening");
 
     let replica = Replica::new(settings);
-    let mut exit = replica.exit_code();
+    let exit = replica.exit_code();
+    let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
     let mut server = tokio::spawn(serve_http(listener, replica.clone()));
@@ -78,8 +79,12 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
 
     let code = tokio::select! {
         error = loading => return Err(error),
-        ended = &mut server => { ended??; anyhow::bail!("the HTTP server ended by itself") }
-        code = exit.wait_for(Option::is_some) => code?.expect("waited for it"),
+        ended = &mut server => {
+            ended??;
+            // It ends because the exit code is there, and may be seen to have ended before the code is seen.
+            return exit.borrow().context("the HTTP server ended by itself");
+        }
+        code = leaving.wait_for(Option::is_some) => code?.expect("waited for it"),
     };
     // An answer that was being written when the last request closed still reaches its client.
     let _ = tokio::time::timeout(CLOSE_GRACE, server).await;
