@@ -5,6 +5,16 @@
 
 namespace stoker {
 
+// Some tokens of one prefill chunk and the piece of their KV to attend. The same fields as `PrefillTile` in plan.rs.
+struct PrefillTile {
+  int32_t sequence;       // row of the block table
+  int32_t first_row;      // first token's row in q and out
+  int32_t n_tokens;       // tokens in this tile
+  int32_t first_visible;  // KV tokens that the first token sees, itself included
+  int32_t begin, end;     // the piece: KV tokens, of all that the last token sees
+  int32_t piece, first_piece, n_pieces;  // this one, the first one and all of this tile, in the scratch
+};
+
 constexpr float kLog2e = 1.44269504f;
 
 __device__ __forceinline__ float power_of_two(float x) {

@@ -20,14 +20,6 @@ namespace stoker {
 
 constexpr int kWarps = 4, kTileRows = 128, kWarpRows = 32, kTileTokens = 64, kStages = 2;
 
-// The same fields as `PrefillTile` in plan.rs.
-struct PrefillTile {
-  int32_t sequence;       // row of the block table; -1: nothing to do
-  int32_t first_row;      // first token's row in q and out
-  int32_t n_tokens;       // tokens in this tile
-  int32_t first_visible;  // KV tokens that the first token sees, itself included
-};
-
 struct PagedPrefill {
   bf16* out;
   const bf16* q;

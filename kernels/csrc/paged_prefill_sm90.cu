@@ -1,225 +1,479 @@
-// The same attention as paged_prefill.cu, with the same tiles and plan, on Hopper's warpgroup products.
+// Causal attention of prefill chunks over their paged KV on Hopper: copy engine, warpgroup products, one persistent thread
+// block a multiprocessor.
 //
 //   out[r][h] = softmax(q[r][h] . K[h/G]^T * scale, tokens up to r's own position) V[h/G]
 //
-// 2 warpgroups of 64 rows; K and V walk through shared memory in tiles of 64 tokens, two stages by cp.async. The products
-// read Q, K and V from shared memory by descriptor, weights go from the softmax's registers straight into the second
-// product: no ldmatrix, which is what bounds the mma.sync version.
+// Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. The host
+// plans tiles (plan.rs, `plan_prefill`): 128 rows of queries, tokens times the G heads of a KV head, longest first. Work is
+// a tile and a KV head; block b takes b, then goes back and forth over the rest, so that sums of lengths are even.
+// Three producer warps ask the copy engine for queries, K and V; two warpgroups of 64 rows consume:
 //
-//       shared memory, D = 128:   Q 2 x [128 rows x 64]   K 2 stages x 2 x [64 tokens x 64]   V the same     = 96 KiB
+//       shared memory, D = 128:   Q 2 stages x 2 x [128 rows x 64]   K 2 stages x 2 x [128 tokens x 64]   V the same
 //
-// so two thread blocks fit a multiprocessor, and while one warpgroup of the four computes exponentials the others keep
-// the tensor cores busy. KV blocks of 16 tokens are gathered by the copies; a tile needs four table entries.
-// Bound by arithmetic, 4 * D * n_q a pair of tokens: 500 TFLOP/s at 8192 tokens, 405 at 2048 (70 and 57 % of a large product's
-// rate). A chunk of 512 over 8192 has 128 tiles for 264 places and stays at 350.
+// A KV block of one head is one box of the copy engine a half: eight lanes fetch a tile's eight blocks by the block table.
+// Each warpgroup multiplies Q by the next K while it weighs, and the two take turns to start: while one computes
+// exponentials the other has the tensor cores. KV goes from the newest tile to the oldest, so that only the first tile or two of
+// a row need a mask. Tiles begin at multiples of 128 tokens: a row's sums have one order, whatever chunk it is in.
+// Where tiles are fewer than multiprocessors, the plan cuts their KV into pieces; the block that finishes a tile last adds
+// them up in their order.
+// Bound by arithmetic, 4 * D * n_q a pair of tokens; exponentials take half as long as products and hide behind them: 635
+// TFLOP/s at 8192 tokens, 472 at 2048, 585 for 512 tokens over 7680 (89, 66 and 82 % of a large product's rate).
 #include "attention.cuh"
+#include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace stoker {
 
-constexpr int kThreads = 256, kTileRows = 128, kGroupRows = 64, kTileTokens = 64, kStages = 2;
-
-// The same fields as `PrefillTile` in plan.rs.
-struct PrefillTile {
-  int32_t sequence;       // row of the block table; -1: nothing to do
-  int32_t first_row;      // first token's row in q and out
-  int32_t n_tokens;       // tokens in this tile
-  int32_t first_visible;  // KV tokens that the first token sees, itself included
-};
+constexpr int kConsumers = 256, kConsumerWarps = kConsumers / kWarp, kGroupThreads = 128;
+constexpr int kTileRows = 128, kGroupRows = 64, kTileTokens = 128, kTileBlocks = kTileTokens / kBlockSize, kStages = 2;
+// 64 values of a row of a tile: what a swizzled tile is wide.
+constexpr uint32_t kHalfRowBytes = 128;
 
 struct PagedPrefill {
   bf16* out;
-  const bf16* q;
-  const bf16* k_cache;
-  const bf16* v_cache;
   const int32_t* block_table;
   const PrefillTile* tiles;
-  int q_stride, table_stride, n_q, n_kv;
+  float* partial_out;   // pieces x n_kv x 128 rows x D, only of tiles in several pieces
+  float2* partial_sum;  // pieces x n_kv x 128 rows: maximum and sum of exponentials
+  uint32_t* tickets;    // one a piece and KV head, used at a tile's first piece; zero before and after
+  int table_stride, n_tiles, n_q, n_kv;
   float scale;
 };
 
 #ifdef STOKER_HAS_WGMMA
 
-template <int kDim>
-struct Softmax {
-  float out[kDim / 8][4];
-  float maximum[2], sum[2];  // rows g and g + 8 of the warp's 16
+struct Pipe {
+  uint64_t full[kStages], empty[kStages];
 };
 
-// Byte offset of a 16-byte piece in a tile of n_rows, stored as halves of 64 values.
-__device__ __forceinline__ uint32_t tile_offset(int row, int piece, int n_rows) {
-  return static_cast<uint32_t>((piece / 8) * n_rows * 128 + row * 128 + ((piece % 8) ^ (row & 7)) * 16);
+struct Barriers {
+  Pipe q, k, v;
+};
+
+// What a thread holds of its two rows, g and g + 8 of the warp's 16.
+template <int kDim>
+struct Rows {
+  float out[kDim / 8][4];
+  float maximum[2], sum[2];
+};
+
+struct Work {
+  PrefillTile tile;
+  int kv_head;
+  __device__ __forceinline__ int first() const { return tile.begin / kTileTokens; }
+  __device__ __forceinline__ int last() const { return (tile.end - 1) / kTileTokens; }
+};
+
+// The block's `round`-th work, if there is one.
+__device__ __forceinline__ bool find_work(Work& work, const PagedPrefill& p, int round) {
+  const int from = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x, at = round * gridDim.x + from;
+  if (at >= p.n_tiles * p.n_kv) return false;
+  work.tile = p.tiles[at / p.n_kv], work.kv_head = at % p.n_kv;
+  return true;
 }
 
+template <int kDim>
+__device__ __forceinline__ void produce_queries(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
+  const int group = p.n_q / p.n_kv, n_bytes = kTileRows / group * group * kDim * 2;
+  Work work;
+  for (int round = 0; find_work(work, p, round); ++round) {
+    const uint32_t stage = round % kStages;
+    wait_for(&pipe.empty[stage], (round / kStages & 1) ^ 1);
+    arrive_expecting(&pipe.full[stage], n_bytes);
+#pragma unroll
+    for (int half = 0; half < kDim / 64; ++half) {
+      const uint32_t target = stages + (stage * (kDim / 64) + half) * kTileRows * kHalfRowBytes;
+      copy_box(target, map, half * 64, work.kv_head * group, work.tile.first_row, &pipe.full[stage]);
+    }
+  }
+}
+
+// All lanes of a warp; lane l copies block l % 8 of half l / 8. Blocks past the sequence repeat its last one.
+template <int kDim>
+__device__ __forceinline__ void produce_tokens(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
+  const int lane = threadIdx.x % kWarp, block = lane % kTileBlocks, half = lane / kTileBlocks;
+  const uint32_t own = half * kTileTokens * kHalfRowBytes + block * kBlockSize * kHalfRowBytes;
+  uint32_t n = 0;
+  Work work;
+  for (int round = 0; find_work(work, p, round); ++round) {
+    const int32_t* table = p.block_table + static_cast<size_t>(work.tile.sequence) * p.table_stride;
+    const int last_block = (work.tile.end - 1) / kBlockSize;
+    for (int t = work.last(); t >= work.first(); --t, ++n) {
+      const int row = (table[min(t * kTileBlocks + block, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
+      const uint32_t stage = n % kStages;
+      wait_for(&pipe.empty[stage], (n / kStages & 1) ^ 1);
+      if (lane == 0) arrive_expecting(&pipe.full[stage], kTileTokens * kDim * 2);
+      __syncwarp();
+      if (half < kDim / 64) copy_box(stages + stage * kTileTokens * kDim * 2 + own, map, half * 64, row, &pipe.full[stage]);
+    }
+  }
+}
+
+__device__ __forceinline__ int consumer_group() { return threadIdx.x / kGroupThreads; }
 __device__ __forceinline__ int tile_row(int r) { return threadIdx.x / kWarp * 16 + r * 8 + threadIdx.x % kWarp / 4; }
 
-template <int kDim>
-__device__ __forceinline__ void load_queries(uint32_t shared, const PagedPrefill& p, const PrefillTile& tile, int group) {
-  constexpr int kPieces = kDim / 8;
-  const bf16* first = p.q + static_cast<size_t>(tile.first_row) * p.q_stride + blockIdx.x * group * kDim;
-  for (int at = threadIdx.x; at < kTileRows * kPieces; at += kThreads) {
-    const int row = at / kPieces, piece = at % kPieces, token = row / group, head = row % group;
-    const bool present = token < tile.n_tokens;
-    const bf16* source = first + static_cast<size_t>(present ? token : 0) * p.q_stride + head * kDim + piece * 8;
-    copy_async(shared + tile_offset(row, piece, kTileRows), source, present);
-  }
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory"); }
+// A turn is this warpgroup's 128 threads and the other's leave.
+__device__ __forceinline__ void take_turn() {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(2 + consumer_group()), "n"(kConsumers) : "memory");
+}
+__device__ __forceinline__ void give_turn_to(int group) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(2 + group), "n"(kConsumers) : "memory");
 }
 
-// 64 tokens of K and V; those from n_tokens on become zeros, because 0 * NaN would reach the output.
-template <int kDim>
-__device__ __forceinline__ void load_tokens(uint32_t k_tile, uint32_t v_tile, const PagedPrefill& p, const int32_t* table,
-                                            int from, int n_tokens) {
-  constexpr int kPieces = kDim / 8, kRowsAtOnce = kThreads / kPieces;
-  const int piece = threadIdx.x % kPieces, first = threadIdx.x / kPieces;
-#pragma unroll
-  for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
-    const int row = first + i * kRowsAtOnce, token = from + row;
-    const bool present = token < n_tokens;
-    const size_t block = present ? table[token / kBlockSize] : 0;
-    const size_t at = ((block * p.n_kv + blockIdx.x) * kBlockSize + token % kBlockSize) * kDim + piece * 8;
-    copy_async(k_tile + tile_offset(row, piece, kTileTokens), p.k_cache + at, present);
-    copy_async(v_tile + tile_offset(row, piece, kTileTokens), p.v_cache + at, present);
-  }
+__device__ __forceinline__ void release(uint64_t* barrier) {
+  if (threadIdx.x % kWarp == 0) arrive(barrier);
 }
 
 template <int kDim>
-__device__ __forceinline__ void score_tile(float (&score)[8][4], uint32_t q_rows, uint32_t k_tile) {
-  begin_products();
+__device__ __forceinline__ void score_tile(float (&score)[16][4], uint64_t q_rows, uint64_t k_tile) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     // A step of 16 values is 32 bytes along the 128-byte row of its half.
-    const uint32_t q = q_rows + step / 4 * kTileRows * 128 + step % 4 * 32;
-    const uint32_t k = k_tile + step / 4 * kTileTokens * 128 + step % 4 * 32;
-    wgmma_rows(score, tile_descriptor(q, 0, 1024), tile_descriptor(k, 0, 1024), step > 0);
+    const uint64_t q = moved(q_rows, step / 4 * kTileRows * kHalfRowBytes + step % 4 * 32);
+    const uint64_t k = moved(k_tile, step / 4 * kTileTokens * kHalfRowBytes + step % 4 * 32);
+    wgmma_rows(score, q, k, step > 0);
   }
-  finish_products();
 }
 
-__device__ __forceinline__ void mask_tile(float (&score)[8][4], const PrefillTile& tile, int group, int from) {
+template <int kDim>
+__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const uint32_t (&weights)[8][4], uint64_t v_tile) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    // 16 tokens are two groups of 8 rows.
+    wgmma_columns(out, weights[step], moved(v_tile, step * 16 * kHalfRowBytes));
+  }
+}
+
+__device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTile& tile, int group, int from) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int n_visible = tile.first_visible + min(tile_row(r) / group, tile.n_tokens - 1);
+    const int n_visible = min(tile.first_visible + min(tile_row(r) / group, tile.n_tokens - 1), tile.end) - from;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < 16; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (from + 8 * j + 2 * t + i >= n_visible) score[j][2 * r + i] = -INFINITY;
+        if (8 * j + 2 * t + i >= n_visible) score[j][2 * r + i] = -INFINITY;
       }
     }
   }
 }
 
-// Scores become weights relative to the new maximum; what was summed before is scaled to it.
+// Scores become weights relative to the new maximum; `keep` is what sums so far have to be multiplied by.
 template <int kDim>
-__device__ __forceinline__ void weigh_tile(Softmax<kDim>& state, float (&score)[8][4], float scale) {
+__device__ __forceinline__ void weigh_tile(Rows<kDim>& rows, float (&keep)[2], float (&score)[16][4], float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float highest = -INFINITY;
+    float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) highest = fmaxf(highest, fmaxf(score[j][2 * r], score[j][2 * r + 1]));
-    const float maximum = fmaxf(state.maximum[r], quad_max(highest) * scale);
-    const float keep = weight_of(state.maximum[r], maximum), offset = maximum == -INFINITY ? 0.f : maximum;
-    float sum = 0.f;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) sum += score[j][i] = power_of_two(score[j][i] * scale - offset);
+    for (int j = 0; j < 16; ++j) {
+      highest[j % 2] = fmaxf(highest[j % 2], fmaxf(score[j][2 * r], score[j][2 * r + 1]));
     }
-    state.maximum[r] = maximum, state.sum[r] = state.sum[r] * keep + sum;
+    const float maximum = fmaxf(rows.maximum[r], quad_max(fmaxf(highest[0], highest[1])) * scale);
+    const float offset = maximum == -INFINITY ? 0.f : maximum;
+    keep[r] = power_of_two(rows.maximum[r] - offset);
+    float sum[2] = {};
 #pragma unroll
-    for (int j = 0; j < kDim / 8; ++j) state.out[j][2 * r] *= keep, state.out[j][2 * r + 1] *= keep;
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum[i] += score[j][2 * r + i] = power_of_two(score[j][2 * r + i] * scale - offset);
+    }
+    rows.maximum[r] = maximum, rows.sum[r] = rows.sum[r] * keep[r] + (sum[0] + sum[1]);
   }
 }
 
 template <int kDim>
-__device__ __forceinline__ void add_values(Softmax<kDim>& state, const float (&p)[8][4], uint32_t v_tile) {
-  uint32_t weights[4][4];
+__device__ __forceinline__ void scale_sums(Rows<kDim>& rows, const float (&keep)[2]) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
+  for (int j = 0; j < kDim / 8; ++j) {
+    rows.out[j][0] *= keep[0], rows.out[j][1] *= keep[0], rows.out[j][2] *= keep[1], rows.out[j][3] *= keep[1];
+  }
+}
+
+// As the left operand of the second product.
+__device__ __forceinline__ void round_weights(uint32_t (&weights)[8][4], const float (&p)[16][4]) {
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
     weights[step][0] = pack(p[2 * step][0], p[2 * step][1]), weights[step][1] = pack(p[2 * step][2], p[2 * step][3]);
     weights[step][2] = pack(p[2 * step + 1][0], p[2 * step + 1][1]);
     weights[step][3] = pack(p[2 * step + 1][2], p[2 * step + 1][3]);
   }
-  begin_products();
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    // 16 tokens are two groups of 8 rows.
-    wgmma_columns(state.out, weights[step], tile_descriptor(v_tile + step * 2048, kTileTokens * 128, 1024));
+}
+
+// Slots past the end were never written: zeros, because 0 * NaN would reach the output. By both warpgroups together.
+template <int kDim>
+__device__ __forceinline__ void clear_values(uint32_t v_tile, int n_present) {
+  constexpr int kPieces = kHalfRowBytes / 16;
+  for (int at = threadIdx.x; at < (kTileTokens - n_present) * kPieces * (kDim / 64); at += kConsumers) {
+    const int half = at / kPieces % (kDim / 64), row = n_present + at / kPieces / (kDim / 64);
+    const uint32_t target = v_tile + (half * kTileTokens + row) * kHalfRowBytes + at % kPieces * 16;
+    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};\n" ::"r"(target), "r"(0) : "memory");
   }
-  finish_products();
+  publish_to_tensor_cores();
+  sync_consumers();
+}
+
+// Four lanes of a row hold two columns of each of four groups of eight; afterwards lane t holds all of group t.
+__device__ __forceinline__ uint4 gathered(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  const uint32_t a = __shfl_xor_sync(~0u, odd ? w0 : w1, 1), b = __shfl_xor_sync(~0u, odd ? w2 : w3, 1);
+  odd ? (w0 = a, w2 = b) : (w1 = a, w3 = b);
+  const uint32_t c = __shfl_xor_sync(~0u, upper ? w0 : w2, 2), d = __shfl_xor_sync(~0u, upper ? w1 : w3, 2);
+  upper ? (w0 = c, w1 = d) : (w2 = c, w3 = d);
+  return make_uint4(w0, w1, w2, w3);
 }
 
 template <int kDim>
-__device__ __forceinline__ void store(const Softmax<kDim>& state, const PagedPrefill& p, const PrefillTile& tile, int group) {
+__device__ __forceinline__ void store(const Rows<kDim>& rows, const PagedPrefill& p, const Work& work, int group) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = tile_row(r) / group, head = tile_row(r) % group;
-    const float inverse = 1.f / quad_sum(state.sum[r]);
-    if (token >= tile.n_tokens) continue;
-    bf16* out = p.out + (static_cast<size_t>(tile.first_row + token) * p.n_q + blockIdx.x * group + head) * kDim;
+    const float inverse = 1.f / quad_sum(rows.sum[r]);
+    bf16* out = p.out + (static_cast<size_t>(work.tile.first_row + token) * p.n_q + work.kv_head * group + head) * kDim;
+    auto pair = [&](int j) { return pack(rows.out[j][2 * r] * inverse, rows.out[j][2 * r + 1] * inverse); };
+#pragma unroll
+    for (int j = 0; j < kDim / 8; j += 4) {
+      const uint4 values = gathered(pair(j), pair(j + 1), pair(j + 2), pair(j + 3));
+      if (token < work.tile.n_tokens) *reinterpret_cast<uint4*>(out + 8 * (j + t)) = values;
+    }
+  }
+}
+
+// First row of a piece in the scratch.
+__device__ __forceinline__ size_t scratch_row(const PagedPrefill& p, int piece, int kv_head) {
+  return (static_cast<size_t>(piece) * p.n_kv + kv_head) * kTileRows;
+}
+
+template <int kDim>
+__device__ __forceinline__ void leave_piece(const Rows<kDim>& rows, const PagedPrefill& p, const Work& work) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const size_t row = scratch_row(p, work.tile.piece, work.kv_head) + tile_row(r);
+    const float sum = quad_sum(rows.sum[r]);
+    if (t == 0) p.partial_sum[row] = make_float2(rows.maximum[r], sum);
 #pragma unroll
     for (int j = 0; j < kDim / 8; ++j) {
-      const uint32_t pair = pack(state.out[j][2 * r] * inverse, state.out[j][2 * r + 1] * inverse);
-      *reinterpret_cast<uint32_t*>(out + 8 * j + 2 * t) = pair;
+      float2* target = reinterpret_cast<float2*>(p.partial_out + row * kDim + 8 * j + 2 * t);
+      *target = make_float2(rows.out[j][2 * r], rows.out[j][2 * r + 1]);
+    }
+  }
+}
+
+// True in the thread block that finished the last of a tile's pieces; it also puts the counter back to zero.
+__device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_pieces) {
+  __shared__ bool last;
+  __threadfence();
+  sync_consumers();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(ticket, 1u) == static_cast<uint32_t>(n_pieces) - 1;
+    if (last) *ticket = 0;
+  }
+  sync_consumers();
+  __threadfence();
+  return last;
+}
+
+// Adds up a tile's pieces, first to last: a warp a row and four rows at a time, four columns a lane. What a merge costs is
+// the number of loads that wait for each other.
+template <int kDim>
+__device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& work, int group) {
+  constexpr int kRowLanes = kDim / 4, kRowsAtOnce = kConsumers / kRowLanes, kUnrolled = 4;
+  const size_t first = scratch_row(p, work.tile.first_piece, work.kv_head), next = static_cast<size_t>(p.n_kv) * kTileRows;
+  const int column = threadIdx.x % kRowLanes * 4, n_rows = work.tile.n_tokens * group;
+  for (int from = threadIdx.x / kRowLanes; from < n_rows; from += kRowsAtOnce * kUnrolled) {
+    float maximum[kUnrolled], sum[kUnrolled] = {}, total[kUnrolled][4] = {};
+#pragma unroll
+    for (int u = 0; u < kUnrolled; ++u) maximum[u] = -INFINITY;
+#pragma unroll 4
+    for (int i = 0; i < work.tile.n_pieces; ++i) {
+#pragma unroll
+      for (int u = 0; u < kUnrolled; ++u) {
+        // Rows past the end lie in the scratch, too.
+        const size_t row = first + i * next + min(from + u * kRowsAtOnce, kTileRows - 1);
+        const float2 piece = __ldcg(p.partial_sum + row);
+        const float4 value = __ldcg(reinterpret_cast<const float4*>(p.partial_out + row * kDim + column));
+        const float highest = fmaxf(maximum[u], piece.x);
+        const float keep = weight_of(maximum[u], highest), share = weight_of(piece.x, highest);
+        maximum[u] = highest, sum[u] = sum[u] * keep + share * piece.y;
+        total[u][0] = total[u][0] * keep + share * value.x, total[u][1] = total[u][1] * keep + share * value.y;
+        total[u][2] = total[u][2] * keep + share * value.z, total[u][3] = total[u][3] * keep + share * value.w;
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnrolled; ++u) {
+      const int row = from + u * kRowsAtOnce;
+      if (row >= n_rows) break;
+      const size_t token = work.tile.first_row + row / group, head = work.kv_head * group + row % group;
+      const uint2 values = make_uint2(pack(total[u][0] / sum[u], total[u][1] / sum[u]),
+                                      pack(total[u][2] / sum[u], total[u][3] / sum[u]));
+      *reinterpret_cast<uint2*>(p.out + (token * p.n_q + head) * kDim + column) = values;
+    }
+  }
+}
+
+// Where the consumers are in the rings, and what they read.
+struct Consumer {
+  Barriers& barriers;
+  uint64_t q_rows, k_tiles, v_tiles;  // of the first stages
+  uint32_t v_address, stage_bytes;
+  uint32_t n;  // tiles of K begun before
+
+  __device__ __forceinline__ uint32_t stage(uint32_t i) const { return i % kStages; }
+  __device__ __forceinline__ void wait(Pipe& pipe, uint32_t i) const { wait_for(&pipe.full[stage(i)], i / kStages & 1); }
+  __device__ __forceinline__ uint64_t tile(uint64_t tiles, uint32_t i) const { return moved(tiles, stage(i) * stage_bytes); }
+};
+
+// The products of one tile of K and of the tile of V before it, and the weights of this one.
+template <int kDim, bool kMasked>
+__device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
+                                            const PagedPrefill& p, const PrefillTile& tile, int group, int from) {
+  float score[16][4], keep[2];
+  take_turn();
+  at.wait(at.barriers.k, at.n);
+  begin_products();
+  score_tile<kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
+  commit_products();
+  at.wait(at.barriers.v, at.n - 1);
+  begin_products();
+  add_values<kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
+  commit_products();
+  give_turn_to(1 - consumer_group());
+  wait_for_products<1>();
+  pin(score);
+  release(&at.barriers.k.empty[at.stage(at.n)]);
+  if (kMasked) mask_tile(score, tile, group, from);
+  weigh_tile<kDim>(rows, keep, score, p.scale * kLog2e);
+  wait_for_products<0>();
+  pin(rows.out);
+  release(&at.barriers.v.empty[at.stage(at.n - 1)]);
+  scale_sums<kDim>(rows, keep);
+  round_weights(weights, score);
+  ++at.n;
+}
+
+// The newest tile: nothing to add to yet, and it may end early.
+template <int kDim>
+__device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
+                                              const PagedPrefill& p, const Work& work, int group) {
+  float score[16][4], keep[2];
+  at.wait(at.barriers.k, at.n);
+  begin_products();
+  score_tile<kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
+  commit_products();
+  const int from = work.last() * kTileTokens, n_present = work.tile.end - from;
+  if (n_present < kTileTokens) {
+    at.wait(at.barriers.v, at.n);
+    clear_values<kDim>(at.v_address + at.stage(at.n) * at.stage_bytes, n_present);
+  }
+  wait_for_products<0>();
+  pin(score);
+  release(&at.barriers.k.empty[at.stage(at.n)]);
+  mask_tile(score, work.tile, group, from);
+  weigh_tile<kDim>(rows, keep, score, p.scale * kLog2e);
+  round_weights(weights, score);
+  ++at.n;
+}
+
+template <int kDim>
+__device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round, const PagedPrefill& p, const Work& work,
+                                       int group) {
+  uint32_t weights[8][4];
+  const uint64_t q_rows = moved(at.q_rows, round % kStages * kTileRows * kDim * 2);
+  at.wait(at.barriers.q, round);
+  attend_newest<kDim>(rows, weights, at, q_rows, p, work, group);
+  int t = work.last() - 1;
+  for (; t >= work.first() && (t + 1) * kTileTokens > work.tile.first_visible; --t) {
+    attend_tile<kDim, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+  }
+  for (; t >= work.first(); --t) attend_tile<kDim, false>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+  release(&at.barriers.q.empty[round % kStages]);
+  at.wait(at.barriers.v, at.n - 1);
+  begin_products();
+  add_values<kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
+  commit_products();
+  wait_for_products<0>();
+  pin(rows.out);
+  release(&at.barriers.v.empty[at.stage(at.n - 1)]);
+}
+
+template <int kDim>
+__device__ __forceinline__ void consume(Consumer& at, const PagedPrefill& p) {
+  const int group = p.n_q / p.n_kv;
+  // Someone has to begin.
+  if (consumer_group() == 1) give_turn_to(0);
+  Work work, next;
+  bool has_work = find_work(work, p, 0), has_next;
+  for (int round = 0; has_work; ++round, work = next, has_work = has_next) {
+    // Read ahead: nobody waits for it then.
+    has_next = find_work(next, p, round + 1);
+    Rows<kDim> rows = {{}, {-INFINITY, -INFINITY}, {}};
+    attend<kDim>(rows, at, round, p, work, group);
+    if (work.tile.n_pieces == 1) {
+      store<kDim>(rows, p, work, group);
+    } else {
+      leave_piece<kDim>(rows, p, work);
+      uint32_t* ticket = p.tickets + static_cast<size_t>(work.tile.first_piece) * p.n_kv + work.kv_head;
+      if (is_last_piece(ticket, work.tile.n_pieces)) merge_pieces<kDim>(p, work, group);
     }
   }
 }
 
 template <int kDim>
-__device__ __forceinline__ void paged_prefill(const PagedPrefill& p) {
+__device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const TensorMap& q, const TensorMap& k, const TensorMap& v) {
   extern __shared__ uint8_t shared[];
-  constexpr uint32_t kTileBytes = kTileTokens * kDim * 2;
+  __shared__ Barriers barriers;
+  constexpr uint32_t kStageBytes = kTileTokens * kDim * 2;
+  if (threadIdx.x == 0) {
+    for (Pipe* pipe : {&barriers.q, &barriers.k, &barriers.v}) {
+      for (int i = 0; i < kStages; ++i) init_barrier(&pipe->full[i], 1), init_barrier(&pipe->empty[i], kConsumerWarps);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const PrefillTile tile = p.tiles[blockIdx.y];
-  if (tile.sequence < 0) return;
-  const int group = p.n_q / p.n_kv;
-  const int32_t* table = p.block_table + static_cast<size_t>(tile.sequence) * p.table_stride;
   // The swizzle is a function of the address: tiles begin at multiples of 1024 (the launch asks for the slack).
-  const uint32_t q_tile = (shared_address(shared) + 1023) & ~1023u, k_tiles = q_tile + kTileRows * kDim * 2;
-  const uint32_t v_tiles = k_tiles + kStages * kTileBytes;
-  const uint32_t q_rows = q_tile + threadIdx.x / 128 * kGroupRows * 128;
-  const int n_visible = tile.first_visible + tile.n_tokens - 1, n_tiles = (n_visible + kTileTokens - 1) / kTileTokens;
-  auto request = [&](int i) {
-    const uint32_t offset = i % kStages * kTileBytes;
-    if (i < n_tiles) load_tokens<kDim>(k_tiles + offset, v_tiles + offset, p, table, i * kTileTokens, n_visible);
-    commit_copies();
-  };
-  load_queries<kDim>(q_tile, p, tile, group);
-  request(0);
-  Softmax<kDim> state = {{}, {-INFINITY, -INFINITY}, {}};
-  for (int i = 0; i < n_tiles; ++i) {
-    wait_for_copies<0>();
-    publish_to_tensor_cores();
-    __syncthreads();
-    request(i + 1);
-    float score[8][4];
-    score_tile<kDim>(score, q_rows, k_tiles + i % kStages * kTileBytes);
-    if ((i + 1) * kTileTokens > tile.first_visible) mask_tile(score, tile, group, i * kTileTokens);
-    weigh_tile<kDim>(state, score, p.scale * kLog2e);
-    add_values<kDim>(state, score, v_tiles + i % kStages * kTileBytes);
+  const uint32_t q_tiles = (shared_address(shared) + 1023) & ~1023u, k_tiles = q_tiles + kStages * kTileRows * kDim * 2;
+  const uint32_t v_tiles = k_tiles + kStages * kStageBytes;
+  // From a lane, so that the compiler knows it for the same in the whole warp: products in a branch that might diverge
+  // would be waited for one by one.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarp, 0);
+  if (warp >= kConsumerWarps) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+    const int producer = warp - kConsumerWarps;
+    if (producer == 0) produce_tokens<kDim>(barriers.k, k, k_tiles, p);
+    if (producer == 1) produce_tokens<kDim>(barriers.v, v, v_tiles, p);
+    if (producer == 2 && threadIdx.x % kWarp == 0) produce_queries<kDim>(barriers.q, q, q_tiles, p);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+    const uint64_t q_rows = tile_descriptor(q_tiles + consumer_group() * kGroupRows * kHalfRowBytes, 0, 1024);
+    const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
+    Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
+    consume<kDim>(at, p);
   }
-  store<kDim>(state, p, tile, group);
 }
 
 #else
 
 template <int kDim>
-__device__ __forceinline__ void paged_prefill(const PagedPrefill&) {}
+__device__ __forceinline__ void paged_prefill(const PagedPrefill&, const TensorMap&, const TensorMap&, const TensorMap&) {}
 
 #endif
 
 }  // namespace stoker
 
-#define PAGED_PREFILL_SM90(dim)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(256, 2) paged_prefill_sm90_d##dim(                                      \
-      stoker::bf16* out, const stoker::bf16* q, const stoker::bf16* k_cache, const stoker::bf16* v_cache,              \
-      const int32_t* block_table, const stoker::PrefillTile* tiles, int q_stride, int table_stride, int n_q, int n_kv, \
-      float scale) {                                                                                                   \
-    stoker::paged_prefill<dim>(                                                                                        \
-        {out, q, k_cache, v_cache, block_table, tiles, q_stride, table_stride, n_q, n_kv, scale});                     \
+#define PAGED_PREFILL_SM90(dim)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_sm90_d##dim(                                     \
+      const __grid_constant__ stoker::TensorMap q, const __grid_constant__ stoker::TensorMap k,                       \
+      const __grid_constant__ stoker::TensorMap v, stoker::bf16* out, const int32_t* block_table,                     \
+      const stoker::PrefillTile* tiles, float* partial_out, float2* partial_sum, uint32_t* tickets, int table_stride, \
+      int n_tiles, int n_q, int n_kv, float scale) {                                                                  \
+    stoker::paged_prefill<dim>({out, block_table, tiles, partial_out, partial_sum, tickets, table_stride, n_tiles,    \
+                                n_q, n_kv, scale},                                                                    \
+                               q, k, v);                                                                              \
   }
 PAGED_PREFILL_SM90(64)
 PAGED_PREFILL_SM90(128)

@@ -15,6 +15,7 @@
 // stays at 83 % of the copy ceiling however large w is, where registers reach 95 %: copies of 1 KiB come in at one in 68
 // cycles, probably their rate of issue. So it multiplies small matrices only (`LinearKernel::for_shape`).
 #include "skinny.cuh"
+#include "tma.cuh"
 
 namespace stoker {
 
@@ -28,30 +29,6 @@ struct Product {
 
 constexpr int kStages = 6, kStageValues = 512, kRowBytes = kStageValues * 2 + 64, kStageBytes = kTileRows * kRowBytes;
 constexpr int kConsumers = kProductWarps * kWarp;
-
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, int n_arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// Arrives, and the barrier also waits until this many bytes were copied.
-__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t n_bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(n_bytes)
-               : "memory");
-}
-
-// Until the phase of this parity is over. The parity before the first phase counts as over.
-__device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{ .reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra again; }\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
 
 // The weights are read once a step: what they displace in L2 should be other weights.
 __device__ __forceinline__ void copy_row(uint32_t shared, const bf16* row, uint32_t n_bytes, uint64_t* barrier) {

@@ -26,9 +26,26 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t h
 // Accumulators may have been written by ordinary instructions before this.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 
-__device__ __forceinline__ void finish_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+// The products since the last call are one group.
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+
+// Until at most `kPending` of the newest groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
+
+// Keeps the compiler from moving what it does with an accumulator ahead of the wait for it.
+template <int kColumns>
+__device__ __forceinline__ void pin(float (&c)[kColumns][4]) {
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+  }
+}
+
+// The same tile, `bytes` further on. Addresses inside a descriptor do not carry out of their field.
+__device__ __forceinline__ uint64_t moved(uint64_t descriptor, uint32_t bytes) { return descriptor + (bytes >> 4); }
 
 // What cp.async or ordinary stores wrote to shared memory becomes visible to the tensor cores' own path to it. By each
 // writing thread, before the barrier.
@@ -45,13 +62,13 @@ __device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.
   STOKER_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"   \
   "%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// c[64x64] = a[64x16] * b[64x16]^T, or added to c if `accumulate`; a and b in shared memory, read along their rows. A
+// c[64x128] = a[64x16] * b[128x16]^T, or added to c if `accumulate`; a and b in shared memory, read along their rows. A
 // thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t.
-__device__ __forceinline__ void wgmma_rows(float (&c)[8][4], uint64_t a, uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_rows(float (&c)[16][4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" STOKER_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0; }\n"
-      : STOKER_32(c, 0)
+      "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" STOKER_NAMES_64 "}, %64, %65, p, 1, 1, 0, 0; }\n"
+      : STOKER_32(c, 0), STOKER_32(c, 8)
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 

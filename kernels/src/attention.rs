@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr};
 use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len, check_room,
-    launch::{self, Heads, PrefillKernel},
+    launch::{self, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
     plan::{DecodeItem, PrefillTile},
+    tensor_map::{BoxedTensor, TensorMap},
 };
+
+const PREFILL: &str = "paged_prefill";
 
 /// One layer's KV cache and who owns which block.
 #[derive(Debug)]
@@ -57,8 +60,10 @@ pub struct PagedPrefill<'a> {
     pub q_stride: usize,
     /// The layer's cache.
     pub kv: PagedKv<'a>,
-    /// The step's plan.
+    /// The step's plan, cut as [`PrefillKernel::split`] says.
     pub tiles: CudaView<'a, PrefillTile>,
+    /// Shared by all layers; made for at least as many pieces as the plan has.
+    pub scratch: &'a mut PrefillScratch,
     /// The rank's heads.
     pub heads: Heads,
     /// Usually 1 / sqrt(dim).
@@ -72,6 +77,33 @@ pub struct DecodeScratch {
     partial_sum: CudaSlice<f32>,
     // Zero before and after every launch: the block that merges puts its ticket counter back.
     tickets: CudaSlice<u32>,
+}
+
+/// Where pieces of cut prefill tiles wait for their merge.
+#[derive(Debug)]
+pub struct PrefillScratch {
+    partial_out: CudaSlice<f32>,
+    partial_sum: CudaSlice<f32>,
+    // Zero before and after every launch.
+    tickets: CudaSlice<u32>,
+}
+
+impl PrefillScratch {
+    /// Allocates for `n_pieces` ([`plan::prefill_pieces_max`]); for none, next to nothing.
+    pub fn new(stream: &Arc<CudaStream>, n_pieces: usize, heads: Heads) -> Result<Self, KernelError> {
+        let n_rows = n_pieces.max(1) * heads.n_kv * PREFILL_TILE_ROWS;
+        let failed = KernelError::driver("allocate prefill scratch");
+        Ok(Self {
+            partial_out: stream.alloc_zeros(n_rows * heads.dim).map_err(&failed)?,
+            partial_sum: stream.alloc_zeros(n_rows * 2).map_err(&failed)?,
+            tickets: stream.alloc_zeros(n_pieces.max(1) * heads.n_kv).map_err(&failed)?,
+        })
+    }
+
+    /// Bytes on the device, for the memory plan.
+    pub fn bytes(n_pieces: usize, heads: Heads) -> usize {
+        4 * n_pieces.max(1) * heads.n_kv * (PREFILL_TILE_ROWS * (heads.dim + 2) + 1)
+    }
 }
 
 /// What a scratch is made for.
@@ -128,22 +160,62 @@ impl Kernels {
 
     /// Attends the rows of prefill chunks, by the faster kernel of the chip. Rows without a tile keep what `out` held.
     pub fn paged_prefill(&self, op: PagedPrefill<'_>) -> Result<(), KernelError> {
-        self.paged_prefill_by(op, PrefillKernel::for_capability(self.properties().capability))
+        self.paged_prefill_by(op, PrefillKernel::for_device(self.properties()))
     }
 
     /// The same by a given kernel, which the chip must have.
-    pub fn paged_prefill_by(&self, mut op: PagedPrefill<'_>, kernel: PrefillKernel) -> Result<(), KernelError> {
-        const OP: &str = "paged_prefill";
+    pub fn paged_prefill_by(&self, op: PagedPrefill<'_>, kernel: PrefillKernel) -> Result<(), KernelError> {
         let heads = op.heads;
-        if kernel == PrefillKernel::Wgmma && self.properties().capability != (9, 0) {
-            return Err(launch::refused(OP, "wgmma needs compute capability 9.0".to_owned()));
+        if matches!(kernel, PrefillKernel::Wgmma { .. }) && self.properties().capability != (9, 0) {
+            return Err(launch::refused(PREFILL, "wgmma needs compute capability 9.0".to_owned()));
         }
         let config = launch::paged_prefill(op.tiles.len(), heads, kernel)?;
-        check_rows(OP, (op.out.len(), op.q.len(), op.q_stride), heads)?;
-        check_kv(OP, &op.kv, heads)?;
-        let launch = self.functions.launch(OP, config).write(&mut op.out).read(&op.q);
+        let n_rows = check_rows(PREFILL, (op.out.len(), op.q.len(), op.q_stride), heads)?;
+        check_kv(PREFILL, &op.kv, heads)?;
+        match kernel {
+            PrefillKernel::Mma => self.start_prefill_mma(op, config),
+            PrefillKernel::Wgmma { .. } => self.start_prefill_wgmma(op, config, n_rows),
+        }
+    }
+
+    fn start_prefill_mma(&self, mut op: PagedPrefill<'_>, config: LaunchConfig) -> Result<(), KernelError> {
+        let heads = op.heads;
+        let launch = self.functions.launch(PREFILL, config).write(&mut op.out).read(&op.q);
         let launch = launch.read(&op.kv.k_cache).read(&op.kv.v_cache).read(&op.kv.block_table).read(&op.tiles);
         let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
+        launch.float(op.scale).start()
+    }
+
+    fn start_prefill_wgmma(
+        &self,
+        mut op: PagedPrefill<'_>,
+        config: LaunchConfig,
+        n_rows: usize,
+    ) -> Result<(), KernelError> {
+        let heads = op.heads;
+        let address = |view: &CudaView<'_, bf16>| view.device_ptr(self.device().stream()).0;
+        // A tile's queries: of its tokens the heads that share a KV head.
+        let q = BoxedTensor {
+            address: address(&op.q),
+            sizes: [heads.dim, heads.n_q, n_rows],
+            strides: [1, heads.dim, op.q_stride],
+            box_sizes: [64, heads.group(), PREFILL_TILE_ROWS / heads.group()],
+        };
+        // One KV block of one head.
+        let blocks = |cache: &CudaView<'_, bf16>| BoxedTensor {
+            address: address(cache),
+            sizes: [heads.dim, cache.len() / heads.dim],
+            strides: [1, heads.dim],
+            box_sizes: [64, BLOCK_SIZE],
+        };
+        let (k, v) = (blocks(&op.kv.k_cache), blocks(&op.kv.v_cache));
+        let (q, k, v) = (TensorMap::new(PREFILL, &q)?, TensorMap::new(PREFILL, &k)?, TensorMap::new(PREFILL, &v)?);
+        let launch = self.functions.launch(PREFILL, config).map(&q).map(&k).map(&v);
+        let launch = launch.write(&mut op.out).read(&op.kv.block_table).read(&op.tiles);
+        let launch = launch.write(&mut op.scratch.partial_out.as_view_mut());
+        let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
+        let launch = launch.write(&mut op.scratch.tickets.as_view_mut());
+        let launch = launch.int(op.kv.blocks_per_row).int(op.tiles.len()).int(heads.n_q).int(heads.n_kv);
         launch.float(op.scale).start()
     }
 }

@@ -65,7 +65,7 @@ impl Entry {
     pub fn shared_bytes_asked(self) -> Option<u32> {
         let most = match self.module() {
             "paged_decode" | "paged_prefill" => 96 << 10,
-            "paged_prefill_sm90" => 97 << 10,
+            "paged_prefill_sm90" => 193 << 10,
             "skinny_gemm_sm90" => SKINNY_RING_BYTES,
             _ => 0,
         };

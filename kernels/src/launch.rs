@@ -2,7 +2,7 @@
 //! touches the device. A shape that the kernels do not cover is refused here, with what they do cover.
 
 pub use crate::entry::Entry;
-use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError};
+use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError, plan::PrefillSplit};
 
 /// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
 pub const BLOCK_SIZE: usize = 16;
@@ -247,14 +247,26 @@ pub fn paged_decode(n_items: usize, heads: Heads) -> Result<LaunchConfig, Kernel
 pub enum PrefillKernel {
     /// mma.sync: every chip that we compile for.
     Mma,
-    /// wgmma: Hopper only.
-    Wgmma,
+    /// wgmma, one block a multiprocessor: Hopper only.
+    Wgmma {
+        /// Multiprocessors of the chip.
+        n_multiprocessors: u32,
+    },
 }
 
 impl PrefillKernel {
     /// The faster one that the chip has.
-    pub fn for_capability(capability: (i32, i32)) -> Self {
-        if capability == (9, 0) { Self::Wgmma } else { Self::Mma }
+    pub fn for_device(properties: Properties) -> Self {
+        let Properties { capability, n_multiprocessors, .. } = properties;
+        if capability == (9, 0) { Self::Wgmma { n_multiprocessors } } else { Self::Mma }
+    }
+
+    /// How its tiles are cut: only wgmma's are merged again.
+    pub fn split(self) -> PrefillSplit {
+        match self {
+            Self::Mma => PrefillSplit::Never,
+            Self::Wgmma { n_multiprocessors } => PrefillSplit::Fill { n_slots: n_multiprocessors as usize },
+        }
     }
 }
 
@@ -262,17 +274,26 @@ impl PrefillKernel {
 pub fn paged_prefill(n_tiles: usize, heads: Heads, kernel: PrefillKernel) -> Result<LaunchConfig, KernelError> {
     heads.check("paged_prefill")?;
     tiles("paged_prefill", n_tiles)?;
-    // The tile's queries, and two stages of 64 tokens of K and of V.
-    let shared_bytes = count((PREFILL_TILE_ROWS + 2 * 2 * 64) * heads.dim * 2);
-    let grid = [count(heads.n_kv), count(n_tiles), 1];
-    let (entry, threads, slack) = match (kernel, heads.dim) {
-        (PrefillKernel::Mma, 64) => (Entry::PagedPrefillD64, 128, 0),
-        (PrefillKernel::Mma, _) => (Entry::PagedPrefillD128, 128, 0),
-        // Swizzled tiles begin at multiples of 1024, wherever the dynamic shared memory begins.
-        (PrefillKernel::Wgmma, 64) => (Entry::PagedPrefillSm90D64, 256, 1024),
-        (PrefillKernel::Wgmma, _) => (Entry::PagedPrefillSm90D128, 256, 1024),
-    };
-    Ok(LaunchConfig { entry, grid, threads, shared_bytes: shared_bytes + slack })
+    let by_width = |narrow, wide| if heads.dim == 64 { narrow } else { wide };
+    let bytes = |n_rows: usize| count(n_rows * heads.dim * 2);
+    Ok(match kernel {
+        PrefillKernel::Mma => LaunchConfig {
+            entry: by_width(Entry::PagedPrefillD64, Entry::PagedPrefillD128),
+            grid: [count(heads.n_kv), count(n_tiles), 1],
+            threads: 128,
+            // The tile's queries, and two stages of 64 tokens of K and of V.
+            shared_bytes: bytes(PREFILL_TILE_ROWS + 2 * 2 * 64),
+        },
+        // Two warpgroups consume, one produces.
+        PrefillKernel::Wgmma { n_multiprocessors } => LaunchConfig {
+            entry: by_width(Entry::PagedPrefillSm90D64, Entry::PagedPrefillSm90D128),
+            grid: [count(n_tiles * heads.n_kv).min(n_multiprocessors), 1, 1],
+            threads: 384,
+            // Two stages of a tile's queries, of K and of V. Swizzled tiles begin at multiples of 1024, wherever the dynamic
+            // shared memory begins.
+            shared_bytes: bytes(2 * (PREFILL_TILE_ROWS + 2 * 128)) + 1024,
+        },
+    })
 }
 
 /// Edits of single logits, one a thread.
@@ -347,6 +368,9 @@ pub(crate) fn count(n: usize) -> u32 {
 mod tests {
     use super::*;
 
+    const H200: Properties =
+        Properties { n_multiprocessors: 132, capability: (9, 0), l2_bytes: 60 << 20, shared_bytes_max: 227 << 10 };
+    const WGMMA: PrefillKernel = PrefillKernel::Wgmma { n_multiprocessors: 132 };
     const LLAMA_8B: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
 
     fn rows(n_rows: usize, width: usize) -> Rows {
@@ -400,9 +424,7 @@ mod tests {
         let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, OutputType::F32, ring).unwrap()];
         for heads in heads {
             configs.push(paged_decode(1, heads).unwrap());
-            configs.extend(
-                [PrefillKernel::Mma, PrefillKernel::Wgmma].map(|kernel| paged_prefill(1, heads, kernel).unwrap()),
-            );
+            configs.extend([PrefillKernel::Mma, WGMMA].map(|kernel| paged_prefill(1, heads, kernel).unwrap()));
         }
         for config in configs {
             let allowed = config.entry.shared_bytes_asked().unwrap_or(48 << 10);
@@ -436,11 +458,9 @@ mod tests {
 
     #[test]
     fn products_go_where_they_were_measured_to_be_fastest() {
-        let h200 =
-            Properties { n_multiprocessors: 132, capability: (9, 0), l2_bytes: 60 << 20, shared_bytes_max: 227 << 10 };
         let ring = LinearKernel::Skinny(SkinnyKernel::Ring { n_multiprocessors: 132 });
         let registers = LinearKernel::Skinny(SkinnyKernel::Registers);
-        let chosen = |m, n| LinearKernel::for_shape(GemmShape { m, n, k: 4096 }, h200);
+        let chosen = |m, n| LinearKernel::for_shape(GemmShape { m, n, k: 4096 }, H200);
         assert_eq!([chosen(1, 6144), chosen(1, 28672)], [ring, registers]);
         assert_eq!([chosen(8, 6144), chosen(8, 28672)], [ring, LinearKernel::Blas]);
         assert_eq!([chosen(9, 6144), chosen(256, 6144)], [LinearKernel::Blas; 2]);
@@ -448,9 +468,15 @@ mod tests {
 
     #[test]
     fn only_hopper_prefills_with_warpgroup_products() {
-        let kernels = [(8, 0), (8, 9), (9, 0), (10, 0)].map(PrefillKernel::for_capability);
-        use PrefillKernel::{Mma, Wgmma};
-        assert_eq!(kernels, [Mma, Mma, Wgmma, Mma]);
+        let kernels = [(8, 0), (8, 9), (9, 0), (10, 0)];
+        let kernels = kernels.map(|capability| PrefillKernel::for_device(Properties { capability, ..H200 }));
+        assert_eq!(kernels, [PrefillKernel::Mma, PrefillKernel::Mma, WGMMA, PrefillKernel::Mma]);
+    }
+
+    #[test]
+    fn prefill_on_hopper_takes_one_block_a_multiprocessor_and_no_more_than_there_is_work() {
+        let blocks = |n_tiles| paged_prefill(n_tiles, LLAMA_8B, WGMMA).unwrap().grid;
+        assert_eq!([1, 16, 17, 500].map(blocks), [[8, 1, 1], [128, 1, 1], [132, 1, 1], [132, 1, 1]]);
     }
 
     #[test]
@@ -474,7 +500,7 @@ mod tests {
     fn attention_asks_for_the_shared_memory_its_tiles_need() {
         assert_eq!(paged_decode(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
         assert_eq!(paged_prefill(3, LLAMA_8B, PrefillKernel::Mma).unwrap().shared_bytes, 96 * 1024);
-        assert_eq!(paged_prefill(3, LLAMA_8B, PrefillKernel::Wgmma).unwrap().shared_bytes, 97 * 1024);
+        assert_eq!(paged_prefill(3, LLAMA_8B, WGMMA).unwrap().shared_bytes, 193 * 1024);
         assert_eq!(paged_decode(3, Heads { dim: 64, ..LLAMA_8B }).unwrap().shared_bytes, 48 * 1024);
     }
 }

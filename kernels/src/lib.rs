@@ -24,6 +24,7 @@ pub mod reference;
 pub mod sampling;
 pub mod survey;
 mod sys;
+mod tensor_map;
 #[cfg(test)]
 mod toolchain;
 pub mod upload;

@@ -1,7 +1,11 @@
 //! The compiled kernels inside this program, loaded into a context, and the one call that starts them. Knows no shapes:
 //! whoever calls `Launch::start` has checked them.
 
-use std::{ffi::CString, ptr, sync::Arc};
+use std::{
+    ffi::{CString, c_void},
+    ptr,
+    sync::Arc,
+};
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, result, sys};
 
@@ -9,6 +13,7 @@ use crate::{
     device::Device,
     error::KernelError,
     launch::{Entry, LaunchConfig},
+    tensor_map::TensorMap,
 };
 
 /// The driver reads a fatbin's header in place, as 8-byte words.
@@ -127,7 +132,7 @@ impl Functions {
 
     /// Begins a launch on the device's stream.
     pub(crate) fn launch(&self, op: &'static str, config: LaunchConfig) -> Launch<'_> {
-        Launch { functions: self, op, config, arguments: [0; ARGUMENTS_MAX], n_arguments: 0 }
+        Launch { functions: self, op, config, arguments: [Argument::Word(0); ARGUMENTS_MAX], n_arguments: 0 }
     }
 }
 
@@ -166,12 +171,27 @@ pub(crate) struct Launch<'a> {
     functions: &'a Functions,
     op: &'static str,
     config: LaunchConfig,
-    // Every argument is a pointer, an i32 or an f32, so eight bytes hold any of them (the low ones of the smaller).
-    arguments: [u64; ARGUMENTS_MAX],
+    arguments: [Argument<'a>; ARGUMENTS_MAX],
     n_arguments: usize,
 }
 
-impl Launch<'_> {
+#[derive(Clone, Copy)]
+enum Argument<'a> {
+    /// A pointer, an i32 or an f32: eight bytes hold any of them (the low ones of the smaller).
+    Word(u64),
+    Map(&'a TensorMap),
+}
+
+impl Argument<'_> {
+    fn address(&mut self) -> *mut c_void {
+        match self {
+            Self::Word(word) => ptr::from_mut(word).cast(),
+            Self::Map(map) => ptr::from_ref(&map.0).cast_mut().cast(),
+        }
+    }
+}
+
+impl<'a> Launch<'a> {
     pub(crate) fn read<T>(self, view: &CudaView<'_, T>) -> Self {
         let pointer = view.device_ptr(&self.functions.stream).0;
         self.raw(pointer)
@@ -198,17 +218,25 @@ impl Launch<'_> {
         self.raw(u64::from(value.to_bits()))
     }
 
-    fn raw(mut self, bits: u64) -> Self {
-        self.arguments[self.n_arguments] = bits;
+    pub(crate) fn map(self, map: &'a TensorMap) -> Self {
+        self.argument(Argument::Map(map))
+    }
+
+    fn raw(self, bits: u64) -> Self {
+        self.argument(Argument::Word(bits))
+    }
+
+    fn argument(mut self, argument: Argument<'a>) -> Self {
+        self.arguments[self.n_arguments] = argument;
         self.n_arguments += 1;
         self
     }
 
     pub(crate) fn start(mut self) -> Result<(), KernelError> {
         let LaunchConfig { entry, grid, threads, shared_bytes } = self.config;
-        let mut pointers: [*mut std::ffi::c_void; ARGUMENTS_MAX] = [ptr::null_mut(); ARGUMENTS_MAX];
+        let mut pointers: [*mut c_void; ARGUMENTS_MAX] = [ptr::null_mut(); ARGUMENTS_MAX];
         for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
-            *pointer = ptr::from_mut(argument).cast();
+            *pointer = argument.address();
         }
         let mut overlap = overlap_attribute();
         let config = sys::CUlaunchConfig {

@@ -3,7 +3,7 @@
 use super::{Gpu, Outcome, fixture::widened, relative_error};
 use crate::{
     CudaSlice, KernelError,
-    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
     launch::{BLOCK_SIZE, Heads, PrefillKernel},
     plan::{self, PrefillChunk, SplitPolicy},
@@ -34,6 +34,9 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for kernel in prefill_kernels(gpu) {
             outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads, kernel)?);
             outcomes.push(prefill(gpu, &[(0, 513)], heads, kernel)?);
+            // Few tiles over a long past, which the plan cuts; then tiles enough for several rounds of the chip.
+            outcomes.push(prefill(gpu, &[(2048, 70), (1500, 9)], heads, kernel)?);
+            outcomes.push(prefill(gpu, &[(0, 700), (130, 1100), (5, 600)], heads, kernel)?);
         }
     }
     Ok(outcomes)
@@ -41,7 +44,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 
 /// Those that this chip has.
 fn prefill_kernels(gpu: &Gpu) -> Vec<PrefillKernel> {
-    let best = PrefillKernel::for_capability(gpu.kernels.properties().capability);
+    let best = PrefillKernel::for_device(gpu.kernels.properties());
     if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 
@@ -177,18 +180,24 @@ fn prefill(
     }
     let q = gpu.noise.normals(n_rows * heads.qkv_width());
     let q_gpu = gpu.upload_bf16(&q)?;
-    let tiles = gpu.upload(&plan::plan_prefill(&planned, heads))?;
+    let tiles = gpu.upload(&plan::plan_prefill(&planned, heads, kernel.split()))?;
+    let n_pieces = plan::prefill_pieces_max(heads, kernel.split());
+    let mut scratch = PrefillScratch::new(gpu.stream(), n_pieces, heads)?;
     let mut out = gpu.poisoned(n_rows * heads.n_q * heads.dim)?;
-    let op = PagedPrefill {
-        out: out.view(),
-        q: q_gpu.as_view(),
-        q_stride: heads.qkv_width(),
-        kv: cache.view(),
-        tiles: tiles.as_view(),
-        heads,
-        scale: scale(heads),
-    };
-    gpu.kernels.paged_prefill_by(op, kernel)?;
+    // Twice: the second launch finds the tickets as the first one left them.
+    for _ in 0..2 {
+        let op = PagedPrefill {
+            out: out.view(),
+            q: q_gpu.as_view(),
+            q_stride: heads.qkv_width(),
+            kv: cache.view(),
+            tiles: tiles.as_view(),
+            scratch: &mut scratch,
+            heads,
+            scale: scale(heads),
+        };
+        gpu.kernels.paged_prefill_by(op, kernel)?;
+    }
     let row_of = |chunk: &PrefillChunk, token: usize| {
         let q = &q[(chunk.first_row + token) * heads.qkv_width()..];
         cache.attend(q, chunk.sequence, chunk.n_computed + token + 1)

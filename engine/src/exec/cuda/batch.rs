@@ -4,7 +4,9 @@
 use stoker_kernels::{
     launch::Heads,
     packed::Filling,
-    plan::{DecodeItem, PrefillChunk, PrefillTile, SplitPolicy, decode_items_max, plan_decode, plan_prefill},
+    plan::{
+        DecodeItem, PrefillChunk, PrefillSplit, PrefillTile, SplitPolicy, decode_items_max, plan_decode, plan_prefill,
+    },
     sampling::SampleRow,
 };
 
@@ -22,6 +24,7 @@ use crate::{
 pub(super) struct BatchLimits {
     pub(super) heads: Heads,
     pub(super) policy: SplitPolicy,
+    pub(super) prefill_split: PrefillSplit,
     pub(super) max_num_seqs: usize,
     pub(super) max_model_len: usize,
 }
@@ -62,7 +65,7 @@ impl<'a> Batch<'a> {
         chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
         let lens: Vec<usize> = chunks[..n_decode].iter().map(|chunk| chunk.start + 1).collect();
         let items = plan_decode(&lens, limits.heads, limits.policy);
-        let tiles = plan_prefill(&prefill_chunks(&chunks, n_decode), limits.heads);
+        let tiles = plan_prefill(&prefill_chunks(&chunks, n_decode), limits.heads, limits.prefill_split);
         let (sampled_rows, specs) = sampled(step, n_decode);
         Self { chunks, n_decode, sampled_rows, specs, items, tiles, limits }
     }
@@ -199,6 +202,7 @@ mod tests {
     const LIMITS: BatchLimits = BatchLimits {
         heads: Heads { n_q: 4, n_kv: 2, dim: 64 },
         policy: SplitPolicy::Balanced { n_slots: 264 },
+        prefill_split: PrefillSplit::Fill { n_slots: 132 },
         max_num_seqs: 8,
         max_model_len: 64,
     };

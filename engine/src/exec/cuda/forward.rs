@@ -11,7 +11,7 @@
 
 use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels,
-    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill},
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch},
     bf16,
     blas::Blas,
     launch::GemmShape,
@@ -63,6 +63,7 @@ struct Buffers {
     logits: CudaSlice<f32>,
     sampled: CudaSlice<u32>,
     decode_scratch: DecodeScratch,
+    prefill_scratch: PrefillScratch,
     sample_scratch: SampleScratch,
 }
 
@@ -102,6 +103,7 @@ impl Buffers {
             logits: device.zeros(n * shape.vocab)?,
             sampled: device.zeros(n)?,
             decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
+            prefill_scratch: PrefillScratch::new(device.stream(), capacity.max_pieces, shape.heads)?,
             sample_scratch: SampleScratch::new(device.stream(), n)?,
         })
     }
@@ -257,6 +259,7 @@ impl Forward {
             q_stride: shape.heads.qkv_width(),
             kv: paged_kv(&cache[idx], step),
             tiles: step.packed.view(step.layout.tiles),
+            scratch: &mut b.prefill_scratch,
             heads: shape.heads,
             scale: shape.attention_scale,
         })

@@ -2,9 +2,10 @@
 //! sizes that `Forward` allocates by.
 
 use stoker_kernels::{
-    attention::ScratchSize,
+    attention::{PrefillScratch, ScratchSize},
     blas,
     launch::Heads,
+    plan::prefill_pieces_max,
     sampling::{SampleRow, SampleScratch},
 };
 
@@ -27,6 +28,8 @@ pub(super) struct Capacity {
     pub(super) max_sampled: usize,
     /// Pieces of decode attention.
     pub(super) max_items: usize,
+    /// Pieces of cut prefill tiles.
+    pub(super) max_pieces: usize,
     /// 8-byte words of packed inputs.
     pub(super) input_words: usize,
 }
@@ -37,22 +40,25 @@ impl Capacity {
         let max_sampled = sched.max_num_seqs;
         // A step that decodes and prefills at once has as many pieces as its decodes.
         let max_items = limits.items_max(max_sampled);
+        let max_pieces = prefill_pieces_max(limits.heads, limits.prefill_split);
         let largest = StepShape {
             n_rows: sched.max_batched_tokens,
             // Every sequence may end in a tile of its own; a tile holds at least one token of one group.
-            n_tiles: sched.max_batched_tokens,
+            n_tiles: sched.max_batched_tokens + max_pieces,
             sampled: super::layout::Sampled::Listed,
             ..decode_shape(max_sampled, limits)
         };
         let input_words = StepLayout::new(&largest).whole.n_words();
-        Self { max_rows: sched.max_batched_tokens, max_sampled, max_items, input_words }
+        Self { max_rows: sched.max_batched_tokens, max_sampled, max_items, max_pieces, input_words }
     }
 
     /// Device bytes of everything that a step writes or reads besides weights and cache.
     pub(super) fn workspace_bytes(&self, shape: &ModelShape, max_model_len: usize) -> u64 {
         let row_values = 3 * shape.hidden + shape.heads.qkv_width() + shape.attended_width() + 3 * shape.inner;
         let sampled = self.max_sampled * (2 * shape.hidden + 4 * shape.vocab + size_of::<SampleRow>());
-        let scratch = self.decode_scratch(shape.heads).bytes() + SampleScratch::bytes(self.max_sampled);
+        let scratch = self.decode_scratch(shape.heads).bytes()
+            + PrefillScratch::bytes(self.max_pieces, shape.heads)
+            + SampleScratch::bytes(self.max_sampled);
         let angles = 4 * max_model_len * shape.heads.dim;
         let bytes = self.max_rows * (2 * row_values + 4) + sampled + scratch + angles + 8 * self.input_words;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use stoker_kernels::{Device, KernelError, Kernels, blas::Blas, plan::SplitPolicy};
+use stoker_kernels::{Device, KernelError, Kernels, blas::Blas, launch::PrefillKernel, plan::SplitPolicy};
 
 use super::{
     batch::BatchLimits,
@@ -97,7 +97,7 @@ impl CudaModel {
         let ReadModel { config, assets, weights } = read;
         let Gpu { kernels, blas, shape, name } = gpu;
         let device = kernels.device().clone();
-        let batch = batch_limits(&shape, &device, &sched);
+        let batch = batch_limits(&shape, &kernels, &sched);
         let capacity = Capacity::new(&sched, &batch);
         let needs = MemoryNeeds {
             weights_bytes: 2 * shape.n_params(),
@@ -165,12 +165,14 @@ fn load(
     }
 }
 
-fn batch_limits(shape: &ModelShape, device: &Device, sched: &SchedLimits) -> BatchLimits {
+fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits) -> BatchLimits {
+    let properties = kernels.properties();
     // Two blocks of decode attention run on a multiprocessor at once.
-    let n_slots = 2 * device.properties().n_multiprocessors as usize;
+    let n_slots = 2 * properties.n_multiprocessors as usize;
     BatchLimits {
         heads: shape.heads,
         policy: SplitPolicy::Balanced { n_slots },
+        prefill_split: PrefillKernel::for_device(properties).split(),
         max_num_seqs: sched.max_num_seqs,
         max_model_len: sched.max_model_len,
     }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use stoker_kernels::{
     CudaSlice, KernelError,
-    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, ScratchSize},
+    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
     checks::{
         Gpu,
@@ -55,7 +55,7 @@ pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
 
 /// Embedding, norm, rotary embedding and activation.
 pub(crate) fn pointwise(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    for n_rows in [1, 32, 256, 2048] {
+    for n_rows in [1, 32, 256, 2048, 8192] {
         embed(gpu, report, n_rows)?;
         add_rms_norm(gpu, report, n_rows)?;
         rope_kv(gpu, report, n_rows)?;
@@ -166,10 +166,10 @@ pub(crate) fn linear(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
         ("down", HIDDEN, INTERMEDIATE),
         ("lm_head", VOCAB, HIDDEN),
     ];
-    for m in [1, 8, 16, 32, 64, 128, 256, 2048] {
+    for m in [1, 8, 16, 32, 64, 128, 256, 2048, 8192] {
         for (layer, n, k) in layers {
-            // Logits are wanted of one row a sequence: never of a prefill's 2048.
-            if m == 2048 && layer == "lm_head" {
+            // Logits are wanted of one row a sequence: never of all of a prefill.
+            if m >= 2048 && layer == "lm_head" {
                 continue;
             }
             product(gpu, report, &format!("kernel_gemm_{layer}_m{m}"), GemmShape { m, n, k })?;
@@ -248,19 +248,20 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
 
 /// Causal attention of whole prompts, and of a chunk over a long past.
 pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    let hopper = gpu.kernels.properties().capability == (9, 0);
-    let kernels = if hopper {
-        vec![("mma", PrefillKernel::Mma), ("wgmma", PrefillKernel::Wgmma)]
-    } else {
-        vec![("mma", PrefillKernel::Mma)]
-    };
+    let best = PrefillKernel::for_device(gpu.kernels.properties());
+    let mut kernels = vec![("mma", PrefillKernel::Mma)];
+    if best != PrefillKernel::Mma {
+        kernels.push(("wgmma", best));
+    }
     for (kind, kernel) in kernels {
         for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
             let name = format!("kernel_paged_prefill_{kind}_{batch}x{tokens}");
             prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel)?;
         }
-        let name = format!("kernel_paged_prefill_{kind}_512_over_8192");
-        prefill_case(gpu, report, &name, &[(8192 - 512, 512)], kernel)?;
+        for (before, tokens) in [(2048, 128), (8192 - 512, 512)] {
+            let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
+            prefill_case(gpu, report, &name, &[(before, tokens)], kernel)?;
+        }
     }
     Ok(())
 }
@@ -287,7 +288,9 @@ fn prefill_case(
             chunk
         })
         .collect();
-    let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS))?);
+    let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS, kernel.split()))?);
+    let n_pieces = plan::prefill_pieces_max(HEADS, kernel.split());
+    let mut scratch = PrefillScratch::new(gpu.stream(), n_pieces, HEADS)?;
     let (q, mut out) = (gpu.random(n_rows * HEADS.qkv_width())?, gpu.random(n_rows * HIDDEN)?);
     let us = clock::time(gpu, 4, |_| {
         let op = PagedPrefill {
@@ -296,6 +299,7 @@ fn prefill_case(
             q_stride: HEADS.qkv_width(),
             kv: cache.view(),
             tiles: tiles.as_view(),
+            scratch: &mut scratch,
             heads: HEADS,
             scale: 0.088,
         };
