@@ -45,6 +45,7 @@ impl Agent {
         let child = Command::new(program)
             .args(["--host", "127.0.0.1", "--port", &port, "--log", "error", "--served-name", NAME, "--model"])
             .arg(&setup.model)
+            .args(["--device", &setup.device.to_string()])
             .args(flags(&setup.limits))
             .stdout(Stdio::null())
             .spawn()

@@ -3,9 +3,11 @@
 
 use std::{
     fs::{self, File},
-    io::{BufWriter, Read, Write},
+    io::{self, Read},
     num::NonZero,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
@@ -116,15 +118,11 @@ pub fn write_random(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
     write_description(dir, shape, dtype)?;
     let path = dir.join("model.safetensors");
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    let mut out = BufWriter::with_capacity(1 << 20, file);
     let tensors = shape.tensors();
-    write_header(&mut out, &tensors, dtype)?;
-    let table = normal_table();
-    tensors
-        .iter()
-        .enumerate()
-        .try_for_each(|(idx, tensor)| write_tensor(&mut out, idx as u64, tensor, &table, dtype))?;
-    out.flush().with_context(|| format!("write {}", path.display()))
+    let header = header(&tensors, dtype);
+    let written =
+        file.write_all_at(&header, 0).and_then(|()| fill_file(&file, &pieces(&tensors, header.len(), dtype), dtype));
+    written.with_context(|| format!("write {}", path.display()))
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
@@ -148,7 +146,7 @@ fn byte_tokenizer() -> Value {
 }
 
 /// Length of the JSON, the JSON with every tensor's place, padded so that data begins at a multiple of 64 bytes.
-fn write_header(out: &mut impl Write, tensors: &[Tensor], dtype: Dtype) -> Result<()> {
+fn header(tensors: &[Tensor], dtype: Dtype) -> Vec<u8> {
     let mut fields = Map::new();
     let mut begin = 0;
     for tensor in tensors {
@@ -157,11 +155,10 @@ fn write_header(out: &mut impl Write, tensors: &[Tensor], dtype: Dtype) -> Resul
         fields.insert(tensor.name.clone(), place);
         begin = end;
     }
-    let mut header = Value::Object(fields).to_string();
-    let padding = (header.len() + 8).next_multiple_of(64) - 8 - header.len();
-    header.push_str(&" ".repeat(padding));
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    Ok(out.write_all(header.as_bytes())?)
+    let mut json = Value::Object(fields).to_string();
+    let padding = (json.len() + 8).next_multiple_of(64) - 8 - json.len();
+    json.push_str(&" ".repeat(padding));
+    [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
 }
 
 /// Box-Muller draws.
@@ -175,21 +172,47 @@ fn normal_table() -> Vec<f32> {
     (0..TABLE_LEN).map(|_| draw()).collect()
 }
 
-fn write_tensor(out: &mut impl Write, idx: u64, tensor: &Tensor, table: &[f32], dtype: Dtype) -> Result<()> {
-    let n_values = tensor.n_values() as usize;
-    let piece = |piece: usize| {
-        let len = PIECE_VALUES.min(n_values - piece * PIECE_VALUES);
-        encode(&fill(tensor.fill, len, idx << 32 | piece as u64, table), dtype)
-    };
-    let pieces: Vec<_> = (0..n_values.div_ceil(PIECE_VALUES)).collect();
-    for group in pieces.chunks(thread::available_parallelism().map_or(1, NonZero::get)) {
-        let filled = thread::scope(|scope| {
-            let threads: Vec<_> = group.iter().map(|idx| scope.spawn(|| piece(*idx))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("filling does not panic")).collect::<Vec<_>>()
-        });
-        filled.iter().try_for_each(|bytes| out.write_all(bytes))?;
+/// Values that one thread makes and writes at once.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    fill: Fill,
+    /// Fixed by its place in the model: whoever writes it writes the same.
+    seed: u64,
+    len: usize,
+    offset: u64,
+}
+
+/// All tensors, one behind the other from `begin` on.
+fn pieces(tensors: &[Tensor], begin: usize, dtype: Dtype) -> Vec<Piece> {
+    let mut offset = begin as u64;
+    let mut pieces = Vec::new();
+    for (idx, tensor) in tensors.iter().enumerate() {
+        let n_values = tensor.n_values() as usize;
+        for (piece, first) in (0..n_values).step_by(PIECE_VALUES).enumerate() {
+            let (seed, len) = ((idx as u64) << 32 | piece as u64, PIECE_VALUES.min(n_values - first));
+            pieces.push(Piece { fill: tensor.fill, seed, len, offset });
+            offset += len as u64 * dtype.bytes();
+        }
     }
-    Ok(())
+    pieces
+}
+
+/// Every thread takes the next piece that nobody has.
+fn fill_file(file: &File, pieces: &[Piece], dtype: Dtype) -> io::Result<()> {
+    let table = normal_table();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let values = fill(piece.fill, piece.len, piece.seed, &table);
+            file.write_all_at(&encode(&values, dtype), piece.offset)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("filling does not panic"))
+    })
 }
 
 fn fill(fill: Fill, len: usize, seed: u64, table: &[f32]) -> Vec<f32> {

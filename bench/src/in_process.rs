@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, num::NonZero, path::PathBuf, thread, time::Inst
 use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
     prompts::Prompts,
-    reading::{Phases, Reading},
+    reading::{Phases, Reading, step_readings},
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
-    RequestStream, SamplingParams, StepTimes, StopParams, TokenId,
+    RequestStream, SamplingParams, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -124,13 +124,15 @@ impl InProcess {
     pub fn sample(&mut self, case: Case) -> Result<Vec<Reading>> {
         let size = case.size();
         match case {
-            Case::Prefill(_) | Case::Ttft(_) | Case::Decode(_) | Case::SingleStream => {
-                Ok(self.alone(size)?.readings(case))
+            Case::Prefill(_) | Case::Ttft(_) => Ok(self.alone(size)?.readings(case)),
+            Case::Decode(_) | Case::SingleStream => {
+                self.engine.take_samples();
+                let readings = self.alone(size)?.readings(case);
+                Ok(self.with_steps(readings))
             }
             Case::Concurrent(n) => {
-                let mut readings = self.concurrent(n, size)?.readings(case);
-                readings.extend(self.host_step_p99());
-                Ok(readings)
+                let readings = self.concurrent(n, size)?.readings(case);
+                Ok(self.with_steps(readings))
             }
             Case::Offline(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
             Case::PrefixWarm => Ok(whole(self.warm_prefix()?).readings(case)),
@@ -153,17 +155,14 @@ impl InProcess {
         Ok(Phases { first: prefill, last: self.fresh_together(size)? })
     }
 
-    /// Host time of a step while a GPU computes: deciding it, handing it over, taking its results in. On a CPU the same
-    /// threads compute, and there is no such time.
-    fn host_step_p99(&self) -> Option<Reading> {
+    /// What the steps since the last call were like, where a device computes. On a CPU the host's own threads compute, and
+    /// there is no time beside it.
+    fn with_steps(&self, mut readings: Vec<Reading>) -> Vec<Reading> {
         let steps = self.engine.take_samples().steps;
-        if self.engine.model().device.starts_with("cpu") || steps.is_empty() {
-            return None;
+        if !self.engine.model().device.starts_with("cpu") {
+            readings.extend(step_readings(&steps));
         }
-        let host = |step: &StepTimes| step.schedule_seconds + step.launch_seconds + step.resolve_seconds;
-        let mut seconds: Vec<f64> = steps.iter().map(host).collect();
-        seconds.sort_by(f64::total_cmp);
-        Some(Reading::new("host_step_p99_us", seconds[(seconds.len() * 99).div_ceil(100) - 1] * 1e6))
+        readings
     }
 
     fn shared_prefix(&mut self, size: Size) -> Result<Vec<Reading>> {

@@ -1,6 +1,9 @@
 //! One number of one sample, and how a case's numbers come from the two times that every system can tell: until all first
 //! tokens, until all last ones.
 
+use stoker_engine::StepTimes;
+use stoker_figures::median;
+
 use crate::case::Case;
 
 /// One number of one sample.
@@ -52,9 +55,42 @@ impl Phases {
     }
 }
 
+/// Of the steps that only decode: the host's time for one (deciding it, handing it over, taking its results in), and the
+/// device's idle time between two. Steps of a prefill have hundreds of launches and hide them behind a longer computation.
+pub fn step_readings(steps: &[StepTimes]) -> Vec<Reading> {
+    let decodes = || steps.iter().filter(|step| step.n_prefill_tokens == 0);
+    let host = |step: &StepTimes| step.schedule_seconds + step.launch_seconds + step.resolve_seconds;
+    let mut hosts: Vec<f64> = decodes().map(host).collect();
+    hosts.sort_by(f64::total_cmp);
+    let idle: Vec<f64> = decodes().filter_map(|step| step.idle_seconds).collect();
+    let mut readings = Vec::new();
+    if !hosts.is_empty() {
+        readings.push(Reading::new("host_step_p99_us", hosts[(hosts.len() * 99).div_ceil(100) - 1] * 1e6));
+    }
+    if !idle.is_empty() {
+        readings.push(Reading::new("gap_us", median(&idle) * 1e6));
+    }
+    readings
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_of_a_prefill_say_nothing_of_decoding() {
+        let step = |n_prefill_tokens, us: f64| StepTimes {
+            n_prefill_tokens,
+            launch_seconds: us / 1e6,
+            idle_seconds: Some(us / 2e6),
+            ..StepTimes::default()
+        };
+        let steps = [step(8192, 1500.0), step(0, 40.0), step(1, 900.0), step(0, 60.0), step(0, 50.0)];
+        let found: Vec<_> =
+            step_readings(&steps).iter().map(|reading| (reading.metric, reading.value.round())).collect();
+        assert_eq!(found, [("host_step_p99_us", 60.0), ("gap_us", 25.0)]);
+        assert_eq!(step_readings(&[step(8192, 1500.0)]), []);
+    }
 
     fn values(case: Case, first: f64, last: f64) -> Vec<f64> {
         Phases { first, last }.readings(case).iter().map(|reading| reading.value).collect()

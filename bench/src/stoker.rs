@@ -4,6 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
+use stoker_engine::EngineLimits;
 use stoker_figures::System;
 
 use crate::{
@@ -41,19 +42,26 @@ impl Stoker {
     }
 
     /// An agent in place of the engine.
-    fn agent(&mut self) -> Result<Agent> {
+    fn agent(&mut self, limits: &EngineLimits) -> Result<Agent> {
         ensure!(self.setup.weights == Weights::Disk, "an agent reads its weights from disk");
         self.engine = None;
-        Agent::spawn(&self.agent, &self.setup)
+        Agent::spawn(&self.agent, &Setup { limits: limits.clone(), ..self.setup.clone() })
+    }
+
+    /// An agent with the sizes that it has when nobody gives any: how it starts and how large it is must not depend on the
+    /// other cases.
+    fn plain_agent(&mut self) -> Result<Agent> {
+        let threads = self.setup.limits.threads;
+        self.agent(&EngineLimits { threads, ..EngineLimits::default() })
     }
 
     fn start(&mut self) -> Result<Vec<Reading>> {
-        let seconds = self.agent()?.first_token(&[0])?;
+        let seconds = self.plain_agent()?.first_token(&[0])?;
         Ok(vec![Reading::new("seconds", seconds)])
     }
 
     fn idle(&mut self) -> Result<Vec<Reading>> {
-        let mut agent = self.agent()?;
+        let mut agent = self.plain_agent()?;
         agent.first_token(&[0])?;
         std::thread::sleep(SETTLE);
         Ok(vec![Reading::new("rss_mb", agent.rss_mb()?)])
@@ -63,7 +71,7 @@ impl Stoker {
         let in_process = self.engine()?.fresh_together(size)?;
         let vocab_size = self.engine()?.engine().model().vocab_size;
         let mut prompts = Prompts::new(vocab_size, self.setup.seed + 1);
-        let mut agent = self.agent()?;
+        let mut agent = self.agent(&self.setup.limits.clone())?;
         agent.first_token(&[0])?;
         agent.together(&prompts.many(size.requests, size.prompt_tokens), WARM_UP_TOKENS)?;
         let seconds = agent.together(&prompts.many(size.requests, size.prompt_tokens), size.completion_tokens)?;

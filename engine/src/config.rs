@@ -1,6 +1,6 @@
 //! What an engine is started with, and the bounds derived from it. Owns defaults and range checks; reads no file.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use crate::{request::TokenId, sched::SchedLimits};
 
@@ -25,6 +25,31 @@ pub enum DeviceChoice {
     Cpu,
     /// This GPU or nothing.
     Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let ordinal = name.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+        match (name, ordinal) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            (_, Some(ordinal)) => Ok(Self::Cuda(ordinal)),
+            _ => Err(format!("{name} is no device: use auto, cpu, cuda or cuda:N")),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
 }
 
 /// Where a model's files are. The names are Hugging Face's: `config.json`, `tokenizer.json`, `model.safetensors`, ...
@@ -201,6 +226,15 @@ impl EngineLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        let choices = ["auto", "cpu", "cuda:0", "cuda:3"].map(|name| name.parse::<DeviceChoice>().unwrap());
+        assert_eq!(choices, [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(3)]);
+        assert_eq!(choices.map(|choice| choice.to_string()), ["auto", "cpu", "cuda:0", "cuda:3"]);
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        assert!(["cuda:", "cuda:x", "gpu", ""].iter().all(|name| name.parse::<DeviceChoice>().is_err()));
+    }
 
     #[test]
     fn defaults_fit_any_model_with_two_positions() {

@@ -148,6 +148,7 @@ impl EngineLoop {
             self.executor.launch(&plan.step(&self.state, &self.limits))?;
         }
         let times = StepTimes {
+            n_prefill_tokens: plan.n_prefill_tokens(),
             schedule_seconds: (planned_at - began).as_secs_f64(),
             launch_seconds: planned_at.elapsed().as_secs_f64(),
             ..StepTimes::default()
@@ -160,7 +161,13 @@ impl EngineLoop {
     fn take_in(&mut self, step: StepInFlight) -> Result<(), ExecError> {
         let StepInFlight { plan, mut reading } = step;
         let waiting_since = Instant::now();
-        let output = if plan.chunks.is_empty() { StepOutput::default() } else { self.executor.finish()? };
+        let output = if plan.chunks.is_empty() {
+            StepOutput::default()
+        } else {
+            let output = self.executor.finish()?;
+            reading.times.idle_seconds = self.executor.idle_seconds();
+            output
+        };
         let now = Instant::now();
         let effects = resolve(&mut self.state, plan, output, &self.limits);
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();

@@ -108,9 +108,14 @@ pub struct Samples {
     pub dropped: u64,
 }
 
-/// Where the engine thread's time in one step went, in seconds.
+/// Where the time of one step went, in seconds: the engine thread's, and the device's before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTimes {
+    /// Prompt tokens that it computed; 0: it only decoded.
+    pub n_prefill_tokens: usize,
+    /// A device's idle time between the step before and this one, if that one was still under way when this one was handed over:
+    /// what is lost between two steps that follow each other.
+    pub idle_seconds: Option<f64>,
     /// Deciding it.
     pub schedule_seconds: f64,
     /// Handing it to the executor. On a back end that computes with the host's own CPUs, the whole computation.
@@ -227,10 +232,11 @@ impl Meters {
         // A step that was launched behind another one begins when that one is over.
         let began = plan.launched_at.max(readings.last_step);
         readings.last_step = now;
-        if plan.n_prefill_tokens > 0 {
-            let share = plan.n_prefill_tokens as f64 / plan.n_tokens as f64;
+        let n_prefill_tokens = plan.times.n_prefill_tokens as f64;
+        if n_prefill_tokens > 0.0 {
+            let share = n_prefill_tokens / plan.n_tokens as f64;
             let seconds = now.saturating_duration_since(began).as_secs_f64();
-            readings.prefill.record(second, plan.n_prefill_tokens as f64, seconds * share);
+            readings.prefill.record(second, n_prefill_tokens, seconds * share);
         }
         let Samples { steps, dropped, .. } = &mut readings.samples;
         push_bounded(steps, plan.times, dropped);
@@ -284,7 +290,6 @@ impl Meters {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepReading {
     n_tokens: usize,
-    n_prefill_tokens: usize,
     n_preempted: usize,
     launched_at: Instant,
     pub(crate) times: StepTimes,
@@ -292,13 +297,7 @@ pub(crate) struct StepReading {
 
 impl StepReading {
     pub(crate) fn new(plan: &StepPlan, launched_at: Instant, times: StepTimes) -> Self {
-        Self {
-            n_tokens: plan.n_tokens(),
-            n_prefill_tokens: plan.n_prefill_tokens(),
-            n_preempted: plan.preempted.len(),
-            launched_at,
-            times,
-        }
+        Self { n_tokens: plan.n_tokens(), n_preempted: plan.preempted.len(), launched_at, times }
     }
 }
 

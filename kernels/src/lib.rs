@@ -22,6 +22,7 @@ pub mod pointwise;
 pub mod readback;
 pub mod reference;
 pub mod sampling;
+pub mod span;
 pub mod survey;
 mod sys;
 mod tensor_map;

@@ -36,4 +36,10 @@ pub trait Executor: Send {
 
     /// Waits for the oldest step in flight and returns what it sampled. Called once for each launch.
     fn finish(&mut self) -> Result<StepOutput, ExecError>;
+
+    /// Seconds that the device computed nothing between the step that `finish` gave last and the one before it. `None`: that one
+    /// was over before this one was launched, or nothing can tell.
+    fn idle_seconds(&self) -> Option<f64> {
+        None
+    }
 }

@@ -9,6 +9,7 @@ use stoker_kernels::{
     packed::Packed,
     readback::Readback,
     sampling::{Filters, LogitEdit, NO_TOKEN},
+    span::Span,
 };
 
 use super::{
@@ -26,6 +27,9 @@ use crate::{
     sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, RawLogprobs, Sampled, Step, StepChunk, StepOutput},
 };
 
+/// The steps in flight, and the one before them.
+const N_SPANS: usize = MAX_STEPS_IN_FLIGHT + 1;
+
 /// A model on one GPU.
 #[derive(Debug)]
 pub struct CudaExecutor {
@@ -34,9 +38,13 @@ pub struct CudaExecutor {
     /// Decode steps by their padded batch size, recorded at start.
     graphs: HashMap<usize, Graph>,
     readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
+    /// When steps computed, by their number.
+    spans: [Span; N_SPANS],
     /// Steps launched and not finished, oldest first.
     in_flight: VecDeque<InFlight>,
     n_launched: usize,
+    /// Before the step that was finished last.
+    idle_seconds: Option<f64>,
     limits: BatchLimits,
     max_sampled: usize,
     /// For messages.
@@ -46,10 +54,19 @@ pub struct CudaExecutor {
 /// A step on the GPU.
 #[derive(Debug)]
 struct InFlight {
+    /// Steps launched before it.
+    number: usize,
+    predecessor: Predecessor,
     shape: StepShape,
     n_entries: usize,
-    readback: usize,
     logits: Vec<WantedLogits>,
+}
+
+/// Where the step before was when a step was launched.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Predecessor {
+    UnderWay,
+    Over,
 }
 
 /// Which logits of a probe are wanted.
@@ -80,10 +97,12 @@ impl CudaExecutor {
         Ok(Self {
             inputs: Packed::new(gpu, capacity.input_words)?,
             readbacks: [readback()?, readback()?],
+            spans: [Span::new(gpu)?, Span::new(gpu)?, Span::new(gpu)?],
             forward,
             graphs: HashMap::new(),
             in_flight: VecDeque::new(),
             n_launched: 0,
+            idle_seconds: None,
             limits,
             max_sampled: capacity.max_sampled,
             device,
@@ -137,6 +156,8 @@ impl CudaExecutor {
         let layout = StepLayout::new(shape);
         self.inputs.upload(layout.whole, |filling| batch.fill(&layout, filling))?;
         let Self { forward, inputs, graphs, .. } = self;
+        // Behind the upload: the device computes nothing while it copies.
+        self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
         let step = StepInputs { shape, layout: &layout, packed: inputs };
         if shape.sampled == SampledRows::Listed {
             return forward.launch(step);
@@ -186,16 +207,29 @@ impl CudaExecutor {
     }
 
     fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
+        let number = self.n_launched;
         self.compute(batch, shape)?;
         let logits = self.wanted_logits(batch)?;
         self.finish_draw(batch, shape)?;
-        let (readback, n_entries) = (self.n_launched % MAX_STEPS_IN_FLIGHT, batch.specs().len());
+        self.spans[number % N_SPANS].end(self.forward.device())?;
+        let n_entries = batch.specs().len();
         if n_entries > 0 {
-            self.readbacks[readback].request(&self.forward.sampled(n_entries))?;
+            self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&self.forward.sampled(n_entries))?;
         }
+        let predecessor = if self.in_flight.is_empty() { Predecessor::Over } else { Predecessor::UnderWay };
         self.n_launched += 1;
-        self.in_flight.push_back(InFlight { shape: *shape, n_entries, readback, logits });
+        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, n_entries, logits });
         Ok(())
+    }
+
+    /// Waits for a step's tokens; then the device's clock knows when it began.
+    fn tokens_of(&mut self, step: &InFlight) -> Result<Vec<TokenId>, KernelError> {
+        let tokens = self.readbacks[step.number % MAX_STEPS_IN_FLIGHT].wait()?.to_vec();
+        if step.predecessor == Predecessor::UnderWay {
+            let span = |number: usize| &self.spans[number % N_SPANS];
+            self.idle_seconds = Some(span(step.number).seconds_after(span(step.number - 1))?);
+        }
+        Ok(tokens)
     }
 
     fn failed(&self, shape: &StepShape, error: &KernelError) -> ExecError {
@@ -219,16 +253,21 @@ impl Executor for CudaExecutor {
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
         let step = self.in_flight.pop_front().expect("finish is called once for each launch");
+        self.idle_seconds = None;
         if step.n_entries == 0 {
             return Ok(StepOutput::default());
         }
-        let tokens = self.readbacks[step.readback].wait().map_err(|error| self.failed(&step.shape, &error))?;
+        let tokens = self.tokens_of(&step).map_err(|error| self.failed(&step.shape, &error))?;
         let mut wanted = step.logits.into_iter().peekable();
-        let entry = |(entry, &token): (usize, &u32)| {
+        let entry = |(entry, token): (usize, TokenId)| {
             let wanted = wanted.next_if(|wanted| wanted.entry == entry);
             sampled(token, wanted)
         };
-        Ok(StepOutput { sampled: tokens.iter().enumerate().map(entry).collect() })
+        Ok(StepOutput { sampled: tokens.into_iter().enumerate().map(entry).collect() })
+    }
+
+    fn idle_seconds(&self) -> Option<f64> {
+        self.idle_seconds
     }
 }
 

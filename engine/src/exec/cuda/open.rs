@@ -62,9 +62,11 @@ pub(crate) struct Gpu {
 impl Gpu {
     /// Opens the GPU `ordinal` for this model, or says why not. Allocates no memory but the libraries' own.
     pub(crate) fn open(ordinal: usize, config: &ModelConfig) -> Result<Self, CudaError> {
+        let began = Instant::now();
         let device = Device::open(ordinal)?;
         let shape = ModelShape::of(config).map_err(CudaError::Uncovered)?;
         let (kernels, blas) = (Kernels::load(&device)?, Blas::new(&device)?);
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
         let name = format!("cuda:{ordinal}, {}", device.name()?);
         Ok(Self { kernels, blas, shape, name })
     }
@@ -113,9 +115,13 @@ impl CudaModel {
         let rope = RopeTable::new(&config.rope, config.head_dim, sched.max_model_len);
         let parts =
             ForwardParts { kernels, blas, shape, weights: loaded.weights, rope, n_blocks: memory.kv_blocks as usize };
+        let began = Instant::now();
         let forward = Forward::new(parts, &capacity).map_err(CudaError::from)?;
         let mut executor = CudaExecutor::new(forward, &capacity, batch, name.clone()).map_err(CudaError::from)?;
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
+        let began = Instant::now();
         executor.warm_up().map_err(CudaError::WarmUp)?;
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
         let info = ModelInfo {
             architecture: config.family.architecture.into(),
