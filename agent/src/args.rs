@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig};
-use stoker_engine::{DeviceChoice, EngineLimits};
+use stoker_engine::DeviceChoice;
 
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
@@ -90,9 +90,9 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceChoice,
 
-    /// Share of the GPU's memory that the engine may use.
-    #[arg(long, value_name = "SHARE", default_value_t = EngineLimits::default().gpu_memory_fraction)]
-    pub(crate) gpu_memory_fraction: f32,
+    /// Share of the GPU's memory that the engine may use, above 0 and to at most 1. Default: 0.9.
+    #[arg(long, value_name = "SHARE")]
+    memory_fraction: Option<f64>,
 
     /// Compute threads. Default: the CPUs this process may use.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -125,6 +125,7 @@ impl Args {
                 max_waiting: flags.max_waiting,
                 kv_cache_tokens: flags.kv_cache_tokens,
                 threads: flags.threads,
+                memory_fraction: flags.memory_fraction,
                 prefix_caching: flags.prefix_caching,
             },
             drain: DrainSettings {

@@ -95,7 +95,6 @@ impl Settings {
                 }
                 let mut settings = Self::validate(config, OnFailure::Exit)?;
                 settings.engine.device = args.flags.device;
-                settings.engine.limits.gpu_memory_fraction = args.flags.gpu_memory_fraction;
                 Ok(settings)
             }
         }
@@ -153,6 +152,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         max_waiting,
         kv_cache_tokens,
         threads,
+        memory_fraction,
         prefix_caching,
     } = settings;
     EngineLimits {
@@ -162,6 +162,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         max_waiting: max_waiting.unwrap_or(defaults.max_waiting),
         kv_cache_tokens,
         threads: threads.map(|threads| threads as usize),
+        memory_fraction: memory_fraction.unwrap_or(defaults.memory_fraction),
         prefix_caching: prefix_caching.unwrap_or(defaults.prefix_caching),
         ..defaults
     }
@@ -182,9 +183,9 @@ mod tests {
 
     #[test]
     fn unset_sizes_are_the_engines_defaults() {
-        let sizes = EngineSettings { max_waiting: Some(7), prefix_caching: Some(false), ..EngineSettings::default() };
+        let sizes = EngineSettings { max_waiting: Some(7), memory_fraction: Some(0.5), ..EngineSettings::default() };
         let settings = Settings::validate(config("/m", sizes), OnFailure::Report).unwrap();
-        let expected = EngineLimits { max_waiting: 7, prefix_caching: false, ..EngineLimits::default() };
+        let expected = EngineLimits { max_waiting: 7, memory_fraction: 0.5, ..EngineLimits::default() };
         assert_eq!(settings.engine.limits, expected);
     }
 

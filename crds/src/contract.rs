@@ -59,6 +59,8 @@ pub struct EngineSettings {
     pub kv_cache_tokens: Option<u32>,
     /// Compute threads of the CPU back end. Default: the CPUs the pod may use.
     pub threads: Option<u32>,
+    /// Share of a GPU's memory that the engine may use, above 0 and to at most 1. Default: 0.9.
+    pub memory_fraction: Option<f64>,
     /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
     pub prefix_caching: Option<bool>,
 }

@@ -199,6 +199,10 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
+    /// Share of a GPU's memory that the engine may use, 0.01 to 1. Default: 0.9.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 1))]
+    pub memory_fraction: Option<f64>,
     /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_caching: Option<bool>,

@@ -87,7 +87,7 @@ pub struct EngineLimits {
     /// Tokens the KV cache holds, rounded down to whole blocks.
     pub kv_cache_tokens: Option<u32>,
     /// Share of a GPU's memory that the engine may use, of all there is.
-    pub gpu_memory_fraction: f32,
+    pub memory_fraction: f64,
     /// Memory the process may use on the CPU. Default: what the machine or the container allows.
     pub memory_limit_bytes: Option<u64>,
     /// Compute threads. Default: the CPUs the process may use.
@@ -104,7 +104,7 @@ impl Default for EngineLimits {
             max_batched_tokens: None,
             max_waiting: 256,
             kv_cache_tokens: None,
-            gpu_memory_fraction: 0.9,
+            memory_fraction: 0.9,
             memory_limit_bytes: None,
             threads: None,
             prefix_caching: true,
@@ -167,10 +167,10 @@ pub enum LimitError {
         model_limit: u32,
     },
     /// A share that is none.
-    #[error("gpu_memory_fraction is {fraction}: set it above 0 and to at most 1")]
+    #[error("memory_fraction is {fraction}: set it above 0 and to at most 1")]
     Fraction {
         /// What was asked.
-        fraction: f32,
+        fraction: f64,
     },
     /// No room for a prompt token and a completion token.
     #[error("max_model_len {max_model_len} is too short: set it to at least 2 (one prompt and one completion token)")]
@@ -189,8 +189,8 @@ impl EngineLimits {
         if max_batched_tokens < max_num_seqs {
             return Err(LimitError::BatchBelowSeqs { max_batched_tokens, max_num_seqs });
         }
-        if !(self.gpu_memory_fraction > 0.0 && self.gpu_memory_fraction <= 1.0) {
-            return Err(LimitError::Fraction { fraction: self.gpu_memory_fraction });
+        if !(self.memory_fraction > 0.0 && self.memory_fraction <= 1.0) {
+            return Err(LimitError::Fraction { fraction: self.memory_fraction });
         }
         if max_model_len > model_limit {
             return Err(LimitError::BeyondModel { max_model_len, model_limit });
@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn a_share_of_the_gpu_is_above_0_and_at_most_1() {
-        for fraction in [0.0, -1.0, 1.01, f32::NAN] {
-            let limits = EngineLimits { gpu_memory_fraction: fraction, ..EngineLimits::default() };
+        for fraction in [0.0, -1.0, 1.01, f64::NAN] {
+            let limits = EngineLimits { memory_fraction: fraction, ..EngineLimits::default() };
             assert!(
                 matches!(limits.validate(2048, &[], StepSizes::CPU), Err(LimitError::Fraction { .. })),
                 "{fraction}"

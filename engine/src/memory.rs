@@ -11,32 +11,84 @@ use crate::{
 pub struct MemoryBudget {
     /// For everything.
     pub limit_bytes: u64,
-    /// What the limit is called in messages.
-    name: &'static str,
-    /// Of what is left, for the KV cache.
-    kv_share_percent: u64,
-    kv_size: KvSize,
+    /// Whose memory it is.
+    place: Place,
 }
 
-/// How large a KV cache is made where nobody says.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum KvSize {
-    /// Every sequence at full length: more is of no use.
-    LongestUse,
-    /// All that fits: nobody else needs the memory, and what is not in use keeps prefixes.
-    Whatever,
+enum Place {
+    /// A process on the CPU.
+    Host,
+    /// A GPU that is ours.
+    Device(DeviceMemory),
+}
+
+/// A GPU's memory as an engine finds it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceMemory {
+    /// All there is.
+    pub total_bytes: u64,
+    /// In use already: by others, and by the driver for us.
+    pub taken_bytes: u64,
 }
 
 impl MemoryBudget {
-    /// Of a process on the CPU. A part is for the process itself: tokenizer, connections, allocator slack.
+    /// Of a process on the CPU.
     pub fn host(limit_bytes: u64) -> Self {
-        Self { limit_bytes, name: "the memory limit", kv_share_percent: 80, kv_size: KvSize::LongestUse }
+        Self { limit_bytes, place: Place::Host }
     }
 
-    /// Of a GPU that is ours.
-    pub fn device(limit_bytes: u64) -> Self {
-        let name = "the memory that gpu_memory_fraction allows";
-        Self { limit_bytes, name, kv_share_percent: 100, kv_size: KvSize::Whatever }
+    /// The share of a GPU that `fraction` allows, less what is already taken of it.
+    pub fn device(memory: DeviceMemory, fraction: f64) -> Self {
+        let allowed = (memory.total_bytes as f64 * fraction) as u64;
+        Self { limit_bytes: allowed.saturating_sub(memory.taken_bytes), place: Place::Device(memory) }
+    }
+
+    /// What the limit is called in messages.
+    fn name(self) -> &'static str {
+        match self.place {
+            Place::Host => "the memory limit",
+            Place::Device(_) => "what memory_fraction leaves of the GPU",
+        }
+    }
+
+    /// Of what weights and workspace leave, for the KV cache. On the host a part is for the process itself: tokenizer,
+    /// connections, allocator slack.
+    fn kv_share_percent(self) -> u64 {
+        match self.place {
+            Place::Host => 80,
+            Place::Device(_) => 100,
+        }
+    }
+
+    /// How many tokens the KV cache holds where nobody says. On the host, every sequence at full length: more is of no use. On
+    /// a GPU all that fits: nobody else needs the memory, and what is not in use keeps prefixes.
+    fn kv_tokens(self, fitting_tokens: u64, sched: &SchedLimits) -> u64 {
+        match self.place {
+            Place::Host => fitting_tokens.min(longest_use(sched)),
+            Place::Device(_) => fitting_tokens,
+        }
+    }
+
+    /// The setting that makes room for `needed_bytes`, and its value.
+    fn advice(self, needed_bytes: u64) -> String {
+        match self.place {
+            Place::Host => format!("raise the memory limit to at least {}", mib(needed_bytes)),
+            Place::Device(memory) => memory.advice(needed_bytes),
+        }
+    }
+}
+
+impl DeviceMemory {
+    fn advice(self, needed_bytes: u64) -> String {
+        let Self { total_bytes, taken_bytes } = self;
+        // In steps that a person would write, rounded up.
+        let percent = ((needed_bytes + taken_bytes) as f64 * 100.0 / total_bytes as f64).ceil();
+        if percent <= 100.0 {
+            return format!("raise memory_fraction to at least {}", percent / 100.0);
+        }
+        let (total, taken, needed) = (mib(total_bytes), mib(taken_bytes), mib(needed_bytes));
+        format!("no memory_fraction is enough: {needed} are needed, the GPU has {total}, of which {taken} are taken")
     }
 }
 
@@ -73,8 +125,8 @@ pub struct MemoryNeeds {
 pub enum MemoryError {
     /// Weights and workspace alone are too much.
     #[error(
-        "weights need {} and a step's workspace {}, but {limit} is {}: raise {limit} to at least {}",
-        mib(*weights_bytes), mib(*workspace_bytes), mib(*limit_bytes), mib(*least_bytes)
+        "weights need {}, a step's workspace {} and the KV cache of one sequence {}, but {limit} is {}: {advice}",
+        mib(*weights_bytes), mib(*workspace_bytes), mib(*kv_bytes), mib(*limit_bytes)
     )]
     WeightsTooLarge {
         /// Weights.
@@ -85,13 +137,14 @@ pub enum MemoryError {
         limit: &'static str,
         /// What may be used.
         limit_bytes: u64,
-        /// What would do, with a KV cache for one sequence.
-        least_bytes: u64,
+        /// Keys and values of one sequence at full length.
+        kv_bytes: u64,
+        /// The setting that would do.
+        advice: String,
     },
     /// The KV cache would not hold one sequence of full length.
     #[error(
-        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: {}raise {setting} to at \
-         least {needed}",
+        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: {}{advice}",
         if *kv_tokens > 0 { format!("lower max_model_len to {kv_tokens}, or ") } else { String::new() }
     )]
     KvBelowContext {
@@ -99,10 +152,8 @@ pub enum MemoryError {
         kv_tokens: u64,
         /// Tokens one sequence may have.
         max_model_len: u64,
-        /// The setting that is too small.
-        setting: &'static str,
-        /// What it would have to be.
-        needed: String,
+        /// The setting that would do.
+        advice: String,
     },
     /// The KV cache asked for is beyond the limit.
     #[error(
@@ -136,11 +187,10 @@ impl MemoryPlan {
     ) -> Result<Self, MemoryError> {
         let limit_bytes = budget.limit_bytes;
         let left_bytes = left_for_kv(needs, sched, budget)?;
-        let fitting_tokens = left_bytes.saturating_mul(budget.kv_share_percent) / 100 / needs.kv_bytes_per_token;
+        let fitting_tokens = left_bytes.saturating_mul(budget.kv_share_percent()) / 100 / needs.kv_bytes_per_token;
         let kv_tokens = match limits.kv_cache_tokens {
             Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, budget)?,
-            None if budget.kv_size == KvSize::Whatever => fitting_tokens,
-            None => fitting_tokens.min(longest_use(sched)),
+            None => budget.kv_tokens(fitting_tokens, sched),
         };
         let kv_blocks = kv_tokens / BLOCK_TOKENS as u64;
         if kv_blocks < blocks_for(sched.max_model_len) as u64 {
@@ -173,9 +223,10 @@ fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) ->
     limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
         weights_bytes: needs.weights_bytes,
         workspace_bytes: needs.workspace_bytes,
-        limit: budget.name,
+        limit: budget.name(),
         limit_bytes,
-        least_bytes: least_limit(needs, sched, budget),
+        kv_bytes: context_bytes(needs, sched),
+        advice: budget.advice(least_limit(needs, sched, budget)),
     })
 }
 
@@ -190,7 +241,7 @@ fn asked_tokens(
         return Ok(asked);
     }
     let kv_bytes = asked.saturating_mul(needs.kv_bytes_per_token);
-    let MemoryBudget { name: limit, limit_bytes, .. } = budget;
+    let (limit, limit_bytes) = (budget.name(), budget.limit_bytes);
     Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit, limit_bytes, left_bytes, fitting_tokens })
 }
 
@@ -202,23 +253,26 @@ fn below_context(
     budget: MemoryBudget,
 ) -> MemoryError {
     let context_tokens = blocks_for(sched.max_model_len) * BLOCK_TOKENS;
-    let (setting, needed) = match limits.kv_cache_tokens {
-        Some(_) => ("kv_cache_tokens", context_tokens.to_string()),
-        None => (budget.name, mib(least_limit(needs, sched, budget))),
+    let advice = match limits.kv_cache_tokens {
+        Some(_) => format!("raise kv_cache_tokens to at least {context_tokens}"),
+        None => budget.advice(least_limit(needs, sched, budget)),
     };
     MemoryError::KvBelowContext {
         kv_tokens: kv_blocks * BLOCK_TOKENS as u64,
         max_model_len: sched.max_model_len as u64,
-        setting,
-        needed,
+        advice,
     }
+}
+
+/// Keys and values of one sequence at full length, in whole blocks.
+fn context_bytes(needs: MemoryNeeds, sched: &SchedLimits) -> u64 {
+    let context_tokens = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64;
+    context_tokens.saturating_mul(needs.kv_bytes_per_token)
 }
 
 /// The smallest limit under which one sequence of full length fits.
 fn least_limit(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) -> u64 {
-    let context_tokens = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64;
-    let kv = context_tokens.saturating_mul(needs.kv_bytes_per_token);
-    let share = kv.saturating_mul(100) / budget.kv_share_percent + 1;
+    let share = context_bytes(needs, sched).saturating_mul(100) / budget.kv_share_percent() + 1;
     needs.weights_bytes.saturating_add(needs.workspace_bytes).saturating_add(share)
 }
 
@@ -245,15 +299,43 @@ mod tests {
         assert_eq!(plan(EngineLimits::default(), 1 << 40).unwrap().kv_tokens(), 64 * 2048);
     }
 
-    #[test]
-    fn a_gpus_cache_takes_all_that_is_left() {
+    fn plan_on_gpu(memory: DeviceMemory, fraction: f64) -> Result<MemoryPlan, MemoryError> {
         let limits = EngineLimits::default();
         let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
-        let plan = MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(100 << 30)).unwrap();
-        let message = MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(8 << 20)).unwrap_err().to_string();
-        assert!(message.contains("gpu_memory_fraction allows is 8 MiB: raise"), "{message}");
+        MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(memory, fraction))
+    }
+
+    #[test]
+    fn a_gpus_cache_takes_all_that_is_left() {
+        let memory = DeviceMemory { total_bytes: 100 << 30, taken_bytes: 1 << 30 };
+        let plan = plan_on_gpu(memory, 0.9).unwrap();
+        assert_eq!(plan.limit_bytes, 89 << 30);
         let used = plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes;
         assert!(plan.limit_bytes - used < BLOCK_TOKENS as u64 * NEEDS.kv_bytes_per_token);
+    }
+
+    #[test]
+    fn a_gpu_with_too_little_memory_names_every_part_and_the_fraction_that_is_enough() {
+        let memory = DeviceMemory { total_bytes: 200 * MIB, taken_bytes: 20 * MIB };
+        let message = plan_on_gpu(memory, 0.2).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "weights need 32 MiB, a step's workspace 8 MiB and the KV cache of one sequence 16 MiB, but what \
+             memory_fraction leaves of the GPU is 20 MiB: raise memory_fraction to at least 0.39"
+        );
+        assert!(plan_on_gpu(memory, 0.39).is_ok());
+        let message = plan_on_gpu(memory, 0.35).unwrap_err().to_string();
+        assert!(
+            message.ends_with("lower max_model_len to 1280, or raise memory_fraction to at least 0.39"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_small_at_any_fraction_says_so() {
+        let memory = DeviceMemory { total_bytes: 64 * MIB, taken_bytes: 30 * MIB };
+        let message = plan_on_gpu(memory, 1.0).unwrap_err().to_string();
+        assert!(message.contains("no memory_fraction is enough: 57 MiB are needed, the GPU has 64 MiB"), "{message}");
     }
 
     #[test]
@@ -265,14 +347,11 @@ mod tests {
 
     #[test]
     fn the_limit_named_in_a_refusal_is_enough() {
-        let Err(MemoryError::WeightsTooLarge { least_bytes, .. }) = plan(EngineLimits::default(), 30 * MIB) else {
-            panic!("30 MiB cannot hold 32 MiB of weights");
-        };
-        assert!(plan(EngineLimits::default(), least_bytes).is_ok());
-        assert!(matches!(
-            plan(EngineLimits::default(), least_bytes - MIB),
-            Err(MemoryError::KvBelowContext { setting: "the memory limit", .. })
-        ));
+        let message = plan(EngineLimits::default(), 30 * MIB).unwrap_err().to_string();
+        assert!(message.ends_with("raise the memory limit to at least 61 MiB"), "{message}");
+        assert!(plan(EngineLimits::default(), 61 * MIB).is_ok());
+        let below = plan(EngineLimits::default(), 59 * MIB);
+        assert!(matches!(below, Err(MemoryError::KvBelowContext { .. })), "{below:?}");
     }
 
     #[test]

@@ -240,6 +240,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         max_waiting: spec.max_waiting,
         kv_cache_tokens: spec.kv_cache_tokens,
         threads: spec.threads,
+        memory_fraction: spec.memory_fraction,
         prefix_caching: spec.prefix_caching,
     }
 }

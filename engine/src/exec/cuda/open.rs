@@ -18,7 +18,7 @@ use crate::{
     engine::{EngineParts, ReadModel, StartError, WeightSource},
     exec::ExecError,
     info::ModelInfo,
-    memory::{MemoryBudget, MemoryNeeds, MemoryPlan},
+    memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
     model::{ModelConfig, ModelError, RopeTable},
     sched::SchedLimits,
 };
@@ -184,11 +184,10 @@ fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits) -> B
     }
 }
 
-/// The share of the GPU that the settings allow, less what is already taken of it.
 fn budget(device: &Device, limits: &EngineLimits) -> Result<MemoryBudget, KernelError> {
     let (free, total) = device.memory()?;
-    let allowed = (total as f64 * f64::from(limits.gpu_memory_fraction)) as u64;
-    Ok(MemoryBudget::device(allowed.saturating_sub((total - free) as u64)))
+    let memory = DeviceMemory { total_bytes: total as u64, taken_bytes: (total - free) as u64 };
+    Ok(MemoryBudget::device(memory, limits.memory_fraction))
 }
 
 fn log_plan(memory: &MemoryPlan, device: &str) {
