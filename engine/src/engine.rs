@@ -224,9 +224,10 @@ impl LoadedModel {
         let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let threads = limits.threads.unwrap_or_else(host::n_cpus);
-        let ops = CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
+        let mut ops =
+            CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let model = Decoder::load(&ops, model_config.clone(), weights, sched.max_model_len, &take)?;
+        let model = Decoder::load(&mut ops, model_config.clone(), weights, sched.max_model_len, &take)?;
         let info = model_info(&model, &model_config, &assets, memory, &sched, threads);
         let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
         let executor = CpuExecutor::new(ops, model, &model_config, layout);
@@ -237,7 +238,7 @@ impl LoadedModel {
 
 fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
     MemoryNeeds {
-        weights_bytes: weights.n_bytes(),
+        weights_bytes: weights.tensors().map(CpuOps::weight_bytes).sum(),
         workspace_bytes: workspace_bytes(config, sched),
         kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
     }

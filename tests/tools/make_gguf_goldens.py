@@ -12,6 +12,9 @@ tests/goldens/gguf/NAME.header is the beginning of a GGUF file up to its data; N
 - `constants`: the data of tensors that are not weights;
 - `file_sha256` of the whole file; `family`: the golden in tests/goldens/families whose logits it must give, or
   `tokens`, `ids` and `rows` of its own, computed by transformers from what `gguf.dequantize` gives;
+- `noise_floor` of a quantised model: how far the rows move, relative to the largest logit, when what enters every matrix
+  is rounded to blocks of 8 bits as Q8_0 has them, and matrices of K formats are too; `greedy`: the tokens that follow
+  `tokens`;
 - `texts`: texts and their tokens by transformers' reading of the same file.
 dequantised.json has, for each format, the sha256 of 64 blocks dequantised by `gguf.dequantize`.
 """
@@ -31,6 +34,7 @@ import make_family_goldens as families
 
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "goldens" / "gguf"
 N_BLOCKS = 64
+N_GREEDY = 64
 # Where a block has f16 scales, and the exponent they get: so that values are of the size of weights.
 SCALES = {Type.Q8_0: [(0, 4)], Type.Q4_0: [(0, 9)], Type.Q4_K: [(0, 2), (2, 5)], Type.Q5_K: [(0, 1), (2, 5)],
           Type.Q6_K: [(208, 1)]}
@@ -247,13 +251,40 @@ def rows_of_family(config, family):
     return dict(tokens=family["tokens"], ids=families.IDS, rows=rows)
 
 
-def make_mixed():
-    name = "llama-mixed"
+def in_8_bits(x):
+    """Each 32 numbers as integers of one scale."""
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(blocks / scale.clamp_min(1e-30)) * scale).reshape(x.shape)
+
+
+def noise_floor(model, golden):
+    """How far the rows move when matrices are multiplied in 8 bits."""
+    exact = families.logits_of(model, golden["tokens"])
+    for _, hf, kind, _, _, _ in golden["tensors"]:
+        if kind.endswith("_K"):
+            matrix = model.get_parameter(hf)
+            matrix.data = in_8_bits(matrix.data)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (in_8_bits(inputs[0]),))
+    moved = (families.logits_of(model, golden["tokens"]) - exact).abs().amax(-1) / exact.abs().amax(-1)
+    return float(moved.max())
+
+
+def greedy(model, tokens):
+    with torch.no_grad():
+        generated = model.generate(torch.tensor([tokens]), do_sample=False, max_new_tokens=N_GREEDY, eos_token_id=None,
+                                   pad_token_id=0)
+    return generated[0, len(tokens):].tolist()
+
+
+def make_quantised(name, formats, n_layers):
     config = AutoConfig.for_model("llama", **{**families.DEFAULTS, **dict(hidden_size=256, intermediate_size=256,
-                                                                          num_hidden_layers=1)})
+                                                                          num_hidden_layers=n_layers)})
     values = {}
     norm = lambda hf, shape: families.values_of(hf, shape, 1.0).float().numpy()
-    path, golden = write(name, "llama", config, MIXED, norm)
+    path, golden = write(name, "llama", config, formats, norm)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for theirs, hf, kind, _, _, heads in golden["tensors"]:
         shape = tuple(model.state_dict()[hf].shape)
@@ -267,9 +298,11 @@ def make_mixed():
     model.load_state_dict({hf: torch.from_numpy(numpy.ascontiguousarray(v)) for hf, v in values.items()})
     tokens = torch.randint(0, families.VOCAB, (40,), generator=torch.Generator().manual_seed(7)).tolist()
     rows = [row for row in families.rows_of(families.logits_of(model, tokens))]
-    golden.update(tokens=tokens, ids=families.IDS, rows=rows, texts=texts_of(path))
+    golden.update(tokens=tokens, ids=families.IDS, rows=rows, texts=texts_of(path), greedy=greedy(model, tokens))
+    golden.update(noise_floor=noise_floor(model, golden))
     dump(name, golden)
-    print(f"{name}: transformers reads the file within {reading_difference(path, golden, config):.1e}")
+    print(f"{name}: transformers reads the file within {reading_difference(path, golden, config):.1e}, "
+          f"8 bits move it by {golden['noise_floor']:.1e}")
 
 
 def make_dequantised():
@@ -285,7 +318,9 @@ def main():
     GOLDENS.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(2)
     make_dequantised()
-    make_mixed()
+    make_quantised("llama-mixed", MIXED, 1)
+    for kind in [Type.Q8_0, Type.Q4_0]:
+        make_quantised(f"llama-{kind.name.lower()}", [("embed", kind), ("proj", kind), ("lm_head", kind)], 2)
     for name, arch in FAMILIES.items():
         make_family(name, arch)
 

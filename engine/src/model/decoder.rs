@@ -72,7 +72,7 @@ pub(super) struct Linear<O: Ops> {
 impl<O: Ops> Decoder<O> {
     /// Takes the weights over; `progress` hears the share of layers done.
     pub fn load(
-        ops: &O,
+        ops: &mut O,
         config: ModelConfig,
         weights: WeightStore,
         n_positions: usize,

@@ -1,8 +1,12 @@
 //! A model's files, in a directory or inside the binary. Opens and reads; never interprets.
 
-use std::{fs, io, ops::Deref, path::Path};
+use std::{
+    fs, io,
+    ops::{Deref, Range},
+    path::Path,
+};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use serde_json::Value;
 
 use super::ModelError;
@@ -23,6 +27,21 @@ pub enum FileBytes {
     Static(&'static [u8]),
     /// Computed from a file's.
     Computed(Vec<u8>),
+}
+
+impl FileBytes {
+    /// Says that a part is not read again soon: pages of a mapped file leave memory, and come back when they are.
+    #[expect(unsafe_code, reason = "advice that takes pages away has no safe form")]
+    pub(super) fn release(&self, range: Range<usize>) {
+        if let Self::Mapped(map) = self {
+            assert!(range.end <= map.len(), "the part lies in the file");
+            // SAFETY: the map is read-only and backed by its file, so pages that are dropped are read from it again.
+            let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+            if let Err(reason) = advised {
+                tracing::debug!(%reason, "the file's pages stay in memory");
+            }
+        }
+    }
 }
 
 impl Deref for FileBytes {

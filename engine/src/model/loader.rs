@@ -10,7 +10,7 @@ use crate::ops::Ops;
 
 /// Takes tensors out of the store by name and shape, counting what it took.
 pub(super) struct Loader<'a, O: Ops> {
-    ops: &'a O,
+    ops: &'a mut O,
     weights: WeightStore,
     config: &'a ModelConfig,
     n_params: u64,
@@ -26,7 +26,7 @@ struct Group<'a, const N: usize> {
 }
 
 impl<'a, O: Ops> Loader<'a, O> {
-    pub(super) fn new(ops: &'a O, weights: WeightStore, config: &'a ModelConfig) -> Self {
+    pub(super) fn new(ops: &'a mut O, weights: WeightStore, config: &'a ModelConfig) -> Self {
         let dtype = weights.format_name();
         Self { ops, weights, config, n_params: 0, dtype }
     }
@@ -95,7 +95,8 @@ impl<'a, O: Ops> Loader<'a, O> {
     fn fused<const N: usize>(&mut self, prefix: &str, group: &Group<'_, N>) -> Result<Vec<Linear<O>>, ModelError> {
         assert!(!group.has_bias, "no family has fused projections with biases");
         let n_rows = group.widths.iter().sum();
-        let fused = self.take(&format!("{prefix}{}.weight", group.fused_name), &[n_rows, self.config.hidden_size])?;
+        let fused =
+            self.take_matrix(&format!("{prefix}{}.weight", group.fused_name), [n_rows, self.config.hidden_size])?;
         let mut first = 0;
         let rows_of = |width| {
             let rows = fused.rows(first..first + width);
@@ -126,13 +127,19 @@ impl<'a, O: Ops> Loader<'a, O> {
     }
 
     pub(super) fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<O::Matrix, ModelError> {
-        let tensor = self.take(name, &shape)?;
+        let tensor = self.take_matrix(name, shape)?;
         Ok(self.ops.matrix(&tensor))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<O::Vector, ModelError> {
         let tensor = self.take(name, &[len])?;
         Ok(self.ops.vector(&tensor))
+    }
+
+    fn take_matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor, ModelError> {
+        let tensor = self.weights.take_in_blocks(name, &shape)?;
+        self.n_params += tensor.n_values() as u64;
+        Ok(tensor)
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {

@@ -26,6 +26,7 @@ pub use error::ModelError;
 pub use family::Family;
 pub(crate) use family::{NormNames, NormWeight, Projections, QkNorm};
 pub use files::{FileBytes, ModelSource};
+pub(crate) use gguf::BlockFormat;
 pub use gguf::dequantise;
 pub use rope::RopeTable;
 pub use rope_scaling::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};

@@ -28,19 +28,10 @@ pub struct WeightStore {
     norm_weight: Option<NormWeight>,
 }
 
-/// A tensor in its file, and what has to be undone to have its numbers.
+/// A tensor in its file, and what has to be undone to have its rows in the order everybody else has them.
 #[derive(Debug)]
 pub(super) struct Stored {
-    /// Its numbers' format is the one they have when they are unpacked.
     pub(super) tensor: Tensor,
-    pub(super) packing: Packing,
-}
-
-/// What a file did to a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Packing {
-    /// It is quantised.
-    pub(super) blocks: Option<BlockFormat>,
     /// The rows of each of so many heads are stored rotary pair by pair.
     pub(super) paired_heads: Option<usize>,
 }
@@ -61,10 +52,12 @@ pub struct Tensor {
     pub file: Arc<str>,
     /// Its name.
     pub name: String,
-    /// Number format: F32, BF16 or F16 once it came through [`WeightStore::take`].
+    /// Number format: F32, BF16 or F16 once it was taken; F32 of blocks.
     pub dtype: Dtype,
     /// Rows, columns.
     pub shape: Vec<usize>,
+    /// Its bytes are blocks.
+    pub(crate) blocks: Option<BlockFormat>,
     content: Arc<FileBytes>,
     range: Range<usize>,
 }
@@ -79,7 +72,25 @@ impl Tensor {
         content: Arc<FileBytes>,
         range: Range<usize>,
     ) -> Self {
-        Self { file: Arc::clone(file), name: name.into(), dtype, shape, content, range }
+        Self { file: Arc::clone(file), name: name.into(), dtype, shape, blocks: None, content, range }
+    }
+
+    /// The same tensor, whose bytes are blocks.
+    pub(super) fn in_blocks(self, blocks: BlockFormat) -> Self {
+        Self { blocks: Some(blocks), ..self }
+    }
+
+    /// Its numbers, if they are in blocks. What is not is not copied.
+    fn dequantised(self) -> Self {
+        match self.blocks {
+            Some(blocks) => Self { blocks: None, ..self.with_f32(blocks.dequantise(self.bytes()).into_iter()) },
+            None => self,
+        }
+    }
+
+    /// Says that its bytes are not read again soon: a mapped file's leave memory until they are.
+    pub(crate) fn release(&self) {
+        self.content.release(self.range.clone());
     }
 
     /// Its bytes, little-endian.
@@ -153,9 +164,14 @@ impl WeightStore {
         self.norm_weight
     }
 
-    /// Takes one tensor out, checked against the shape the model needs.
+    /// Takes one tensor out, checked against the shape the model needs, as plain numbers.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Tensor, ModelError> {
-        let Stored { tensor, packing } = self.tensors.remove(name).ok_or_else(|| ModelError::MissingTensor {
+        self.take_in_blocks(name, expected).map(Tensor::dequantised)
+    }
+
+    /// The same, in blocks if that is how it is stored.
+    pub(super) fn take_in_blocks(&mut self, name: &str, expected: &[usize]) -> Result<Tensor, ModelError> {
+        let Stored { tensor, paired_heads } = self.tensors.remove(name).ok_or_else(|| ModelError::MissingTensor {
             file: self.whole.clone(),
             tensor: name.into(),
             expected: expected.to_vec(),
@@ -168,7 +184,10 @@ impl WeightStore {
         if !matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
             return Err(ModelError::Dtype { file: file.to_string(), tensor: name.into(), found: dtype.to_string() });
         }
-        Ok(packing.undo(tensor))
+        Ok(match paired_heads {
+            Some(n_heads) => unpair(&tensor, n_heads),
+            None => tensor,
+        })
     }
 
     /// Forgets a tensor that the model may have and does not need.
@@ -203,32 +222,17 @@ impl WeightStore {
         largest.map(Stored::format_name).unwrap_or_default()
     }
 
-    /// Bytes of all tensors, once they are unpacked.
-    pub fn n_bytes(&self) -> u64 {
-        let bytes = |tensor: &Tensor| tensor.n_values() * tensor.dtype.bitsize() / 8;
-        self.tensors.values().map(|stored| bytes(&stored.tensor) as u64).sum()
+    /// All tensors that were not taken.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.values().map(|stored| &stored.tensor)
     }
 }
 
 impl Stored {
     fn format_name(&self) -> String {
-        match self.packing.blocks {
+        match self.tensor.blocks {
             Some(blocks) => blocks.name().into(),
             None => self.tensor.dtype.to_string().to_lowercase(),
-        }
-    }
-}
-
-impl Packing {
-    /// Numbers in the order everybody else has them. What is not packed is not copied.
-    fn undo(self, tensor: Tensor) -> Tensor {
-        let unpacked = match self.blocks {
-            Some(blocks) => tensor.with_f32(blocks.dequantise(tensor.bytes()).into_iter()),
-            None => tensor,
-        };
-        match self.paired_heads {
-            Some(n_heads) => unpair(&unpacked, n_heads),
-            None => unpacked,
         }
     }
 }
@@ -252,7 +256,7 @@ fn unpair(tensor: &Tensor, n_heads: usize) -> Tensor {
 }
 
 fn as_stored(tensors: BTreeMap<String, Tensor>) -> BTreeMap<String, Stored> {
-    let stored = |(name, tensor)| (name, Stored { tensor, packing: Packing::default() });
+    let stored = |(name, tensor)| (name, Stored { tensor, paired_heads: None });
     tensors.into_iter().map(stored).collect()
 }
 
@@ -277,7 +281,7 @@ fn read_file(content: Arc<FileBytes>, file: Arc<str>) -> Result<BTreeMap<String,
     let tensor = |(name, info): (String, TensorInfo)| {
         let range = checked_range(&name, &info, data_start, &content, &file)?;
         let (file, content) = (Arc::clone(&file), Arc::clone(&content));
-        Ok((name.clone(), Tensor { file, name, dtype: info.dtype, shape: info.shape, content, range }))
+        Ok((name.clone(), Tensor { file, name, dtype: info.dtype, shape: info.shape, blocks: None, content, range }))
     };
     let tensors = header.tensors.into_iter().map(tensor).collect::<Result<_, ModelError>>()?;
     refuse_holes(&tensors, content.len() - data_start, &file)?;

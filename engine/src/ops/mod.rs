@@ -63,7 +63,7 @@ pub trait Ops: Debug {
     type Batch: Debug;
 
     /// Takes a weight matrix over from its file.
-    fn matrix(&self, tensor: &Tensor) -> Self::Matrix;
+    fn matrix(&mut self, tensor: &Tensor) -> Self::Matrix;
     /// Takes a weight vector over from its file.
     fn vector(&self, tensor: &Tensor) -> Self::Vector;
     /// Takes the rotary angles over.

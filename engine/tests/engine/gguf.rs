@@ -112,7 +112,9 @@ fn block_bytes(name: &str, kind: &str, n_bytes: u64) -> Vec<u8> {
     bytes
 }
 
-/// Loads the file and compares logits with those of the golden, or of the family it belongs to.
+/// Loads the file and compares logits with those of the golden, or of the family it belongs to. Those of a quantised model
+/// may be as far from those of its dequantised weights as rounding to eight bits puts transformers' own, twice: it rounds
+/// the same numbers after sums of another order.
 fn check(name: &str) {
     let file = File::of(name);
     let directory = file.write();
@@ -125,7 +127,8 @@ fn check(name: &str) {
     let ours = model.executor.teacher_forced_logits(&tokens, tokens.len());
     let found = difference(&ours, &golden.0["rows"], &golden.tokens("/ids"));
     println!("{name}: {found:.1e} from transformers");
-    assert!(found < F32_TOLERANCE, "{name}: {found}");
+    let tolerance = file.golden.0["noise_floor"].as_f64().map_or(F32_TOLERANCE, |noise_floor| 2.0 * noise_floor);
+    assert!(found < tolerance, "{name}: {found}");
     for text in file.golden.0["texts"].as_array().unwrap() {
         let expected: Vec<TokenId> = serde_json::from_value(text[1].clone()).unwrap();
         let found = model.parts.tokenizer.encode(text[0].as_str().unwrap(), true).unwrap();
@@ -158,6 +161,36 @@ fn phi3_with_fused_matrices() {
 fn gemma_2_and_3_with_norms_as_factors() {
     check("gemma2");
     check("gemma3");
+}
+
+#[test]
+fn matrices_of_one_quantised_format() {
+    check("llama-q8_0");
+    check("llama-q4_0");
+}
+
+/// Most tokens that follow are those of the dequantised weights; where another one does, the two were as good as tied.
+#[test]
+fn quantised_models_write_what_their_weights_do() {
+    for name in ["llama-q8_0", "llama-q4_0", "llama-mixed"] {
+        let file = File::of(name);
+        let (tokens, greedy) = (file.golden.tokens("/tokens"), file.golden.tokens("/greedy"));
+        let directory = file.write();
+        let all = [&tokens[..], &greedy].concat();
+        let limits = EngineLimits { max_model_len: Some(all.len() as u32), ..EngineLimits::default() };
+        let mut model = LoadedModel::open(&common::config(directory.path(), limits), &|_| {}).unwrap();
+        let rows = model.executor.teacher_forced_logits(&all, all.len());
+        let tie = 2.0 * file.golden.0["noise_floor"].as_f64().unwrap() as f32;
+        let followed = rows[tokens.len() - 1..].iter().zip(&greedy).map(|(row, greedy)| {
+            let (best, largest) = row.iter().fold((f32::MIN, 0.0f32), |(a, b), x| (a.max(*x), b.max(x.abs())));
+            let lost = best - row[*greedy as usize];
+            assert!(lost <= tie * largest, "{name}: {greedy} is {lost} from the best");
+            lost == 0.0
+        });
+        let n_same = followed.filter(|same| *same).count();
+        println!("{name}: {n_same} of {} tokens", greedy.len());
+        assert!(4 * n_same >= 3 * greedy.len(), "{name}: {n_same} of {}", greedy.len());
+    }
 }
 
 #[test]

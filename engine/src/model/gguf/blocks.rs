@@ -12,7 +12,7 @@ use half::f16;
 
 /// A quantised format.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in crate::model) enum BlockFormat {
+pub(crate) enum BlockFormat {
     Q8_0,
     Q4_0,
     Q4K,
@@ -64,7 +64,7 @@ impl BlockFormat {
     }
 
     /// The values of whole blocks.
-    pub(in crate::model) fn dequantise(self, blocks: &[u8]) -> Vec<f32> {
+    pub(crate) fn dequantise(self, blocks: &[u8]) -> Vec<f32> {
         let n_blocks = blocks.len() / self.n_bytes();
         let mut values = vec![0.0; n_blocks * self.n_values()];
         for (block, out) in blocks.chunks_exact(self.n_bytes()).zip(values.chunks_exact_mut(self.n_values())) {
@@ -77,6 +77,19 @@ impl BlockFormat {
             }
         }
         values
+    }
+
+    /// Values as blocks of Q8_0: each the nearest multiple of a 127th of the block's largest.
+    pub(crate) fn q8_0(values: &[f32]) -> Vec<u8> {
+        let mut blocks = Vec::with_capacity(values.len() / GROUP * Self::Q8_0.n_bytes());
+        for values in values.as_chunks::<GROUP>().0 {
+            let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            let d = f16::from_f32(largest / 127.0);
+            let inverse = if d == f16::ZERO { 0.0 } else { 1.0 / d.to_f32() };
+            blocks.extend(d.to_le_bytes());
+            blocks.extend(values.map(|value| (value * inverse).round() as i8 as u8));
+        }
+        blocks
     }
 }
 

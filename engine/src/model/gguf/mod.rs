@@ -10,7 +10,7 @@ mod tokenizer;
 
 use std::{path::Path, sync::Arc};
 
-pub(super) use blocks::BlockFormat;
+pub(crate) use blocks::BlockFormat;
 use header::Header;
 use serde_json::Value;
 

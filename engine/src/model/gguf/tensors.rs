@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use safetensors::Dtype;
+
 use super::{Gguf, config, header::Format};
 use crate::model::{
     Family, ModelError, Tensor, WeightStore,
     family::{GgufRows, NormWeight},
-    weights::{Packing, Stored},
+    weights::Stored,
 };
 
 /// Parts of a layer's names that are the same in every family.
@@ -30,14 +32,16 @@ pub(super) fn weights(gguf: &Gguf) -> Result<WeightStore, ModelError> {
     let described = gguf.header.tensors.iter().filter(|(name, _)| !SETTINGS.contains(&name.as_str()));
     let tensors = described.map(|(name, info)| {
         let ours = name_of(name, family).unwrap_or_else(|| name.clone());
-        let (dtype, blocks) = match info.format {
-            Format::Plain(dtype) => (dtype, None),
-            Format::Blocks(blocks) => (safetensors::Dtype::F32, Some(blocks)),
+        let tensor = |dtype| {
+            let content = Arc::clone(&gguf.content);
+            Tensor::new(&gguf.file, &ours, dtype, info.shape.clone(), content, info.range.clone())
         };
-        let tensor =
-            Tensor::new(&gguf.file, &ours, dtype, info.shape.clone(), Arc::clone(&gguf.content), info.range.clone());
+        let tensor = match info.format {
+            Format::Plain(dtype) => tensor(dtype),
+            Format::Blocks(blocks) => tensor(Dtype::F32).in_blocks(blocks),
+        };
         let paired_heads = paired_heads(gguf, name, family);
-        (ours, Stored { tensor, packing: Packing { blocks, paired_heads } })
+        (ours, Stored { tensor, paired_heads })
     });
     // The converter adds the one that Gemma's norms lack.
     Ok(WeightStore::new(tensors.collect(), gguf.file().into(), Some(NormWeight::Factor)))

@@ -38,6 +38,11 @@ impl CpuOps {
         Ok(Self { pool: Pool::new(n_threads)?, isa: Isa::detect() })
     }
 
+    /// Bytes that a tensor takes in memory, those of its file included if they are read there.
+    pub(crate) fn weight_bytes(tensor: &Tensor) -> u64 {
+        CpuMatrix::bytes_of(tensor)
+    }
+
     /// The threads, for work of others between two forward passes.
     pub(crate) fn pool(&mut self) -> &mut Pool {
         &mut self.pool
@@ -84,8 +89,8 @@ impl Ops for CpuOps {
     type Rope = RopeTable;
     type Batch = BatchInputs;
 
-    fn matrix(&self, tensor: &Tensor) -> CpuMatrix {
-        CpuMatrix::new(tensor)
+    fn matrix(&mut self, tensor: &Tensor) -> CpuMatrix {
+        CpuMatrix::new(&mut self.pool, tensor)
     }
 
     fn vector(&self, tensor: &Tensor) -> CpuVector {

@@ -3,7 +3,10 @@
 
 use std::{array, ops::Range};
 
-use super::{Format, Isa, Line, PackedRows, Product, Target, WeightRows};
+use super::{
+    Format, Isa, Line, PackedRows, Panels, Product, Target, WeightRows,
+    blocks::{BlockRows, PANEL_OUTPUTS, PanelProduct},
+};
 use crate::ops::cpu::pool::{Pool, RowRuns};
 
 /// Weight bytes below which a task costs more to hand over than it brings.
@@ -17,18 +20,57 @@ const MIN_PACKED_BYTES: usize = 64 << 10;
 
 /// A weight matrix.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Weights<'a> {
-    pub(in super::super) rows: WeightRows<'a>,
-    pub(in super::super) format: Format,
+pub(in super::super) enum Weights<'a> {
+    /// Plain numbers.
+    Rows(WeightRows<'a>, Format),
+    /// Blocks.
+    Panels(&'a Panels),
+}
+
+/// Rows as some matrices read them.
+enum Packed {
+    Rows(PackedRows, Format),
+    Blocks(BlockRows),
 }
 
 impl Weights<'_> {
     fn n_inputs(self) -> usize {
-        self.rows.row_bytes / self.format.bytes()
+        match self {
+            Self::Rows(rows, format) => rows.row_bytes / format.bytes(),
+            Self::Panels(panels) => panels.n_inputs(),
+        }
     }
 
     fn n_outputs(self) -> usize {
-        self.rows.bytes.len() / self.rows.row_bytes
+        match self {
+            Self::Rows(rows, _) => rows.bytes.len() / rows.row_bytes,
+            Self::Panels(panels) => panels.n_outputs(),
+        }
+    }
+
+    /// Bytes of an output.
+    fn row_bytes(self) -> usize {
+        match self {
+            Self::Rows(rows, _) => rows.row_bytes,
+            Self::Panels(panels) => panels.row_bytes(),
+        }
+    }
+
+    /// Outputs that a task has a multiple of.
+    fn output_unit(self) -> usize {
+        match self {
+            Self::Rows(..) => OUTPUT_UNIT,
+            Self::Panels(_) => PANEL_OUTPUTS,
+        }
+    }
+
+    /// Whether it reads rows packed like that.
+    fn reads(self, packed: &Packed) -> bool {
+        match (self, packed) {
+            (Self::Rows(_, format), Packed::Rows(_, packed)) => format == *packed,
+            (Self::Panels(_), Packed::Blocks(_)) => true,
+            (Self::Rows(..), Packed::Blocks(_)) | (Self::Panels(_), Packed::Rows(..)) => false,
+        }
     }
 }
 
@@ -53,9 +95,13 @@ pub(in super::super) fn multiply<const N: usize>(
     let tasks = tasks(&matrices, pool.n_threads());
     pool.run(tasks.len(), &|idx| {
         let Task { matrix, outputs } = &tasks[idx];
-        let Weights { rows: w, format } = matrices[*matrix];
-        let x = &packed.iter().find(|(packed, _)| *packed == format).expect("packed for every format").1;
-        isa.run(format, Product { x, w, outputs: outputs.clone(), y: &targets[*matrix] });
+        let (weights, outputs, y) = (matrices[*matrix], outputs.clone(), &targets[*matrix]);
+        let packed = packed.iter().find(|packed| weights.reads(packed)).expect("packed for every matrix");
+        match (weights, packed) {
+            (Weights::Rows(w, format), Packed::Rows(x, _)) => isa.run(format, Product { x, w, outputs, y }),
+            (Weights::Panels(w), Packed::Blocks(x)) => PanelProduct { x, w, outputs, y }.run(isa),
+            _ => unreachable!("a matrix reads rows packed for it"),
+        }
     });
     results
 }
@@ -65,8 +111,8 @@ fn tasks(matrices: &[Weights<'_>], n_threads: usize) -> Vec<Task> {
     let even = n_outputs.div_ceil(n_threads * TASKS_PER_THREAD);
     let mut tasks = Vec::new();
     for (idx, matrix) in matrices.iter().enumerate() {
-        let least = MIN_TASK_BYTES.div_ceil(matrix.rows.row_bytes);
-        let per_task = even.max(least).next_multiple_of(OUTPUT_UNIT);
+        let least = MIN_TASK_BYTES.div_ceil(matrix.row_bytes());
+        let per_task = even.max(least).next_multiple_of(matrix.output_unit());
         let n_outputs = matrix.n_outputs();
         let firsts = (0..n_outputs).step_by(per_task);
         tasks.extend(firsts.map(|first| Task { matrix: idx, outputs: first..n_outputs.min(first + per_task) }));
@@ -74,20 +120,23 @@ fn tasks(matrices: &[Weights<'_>], n_threads: usize) -> Vec<Task> {
     tasks
 }
 
-/// The rows as each format of the matrices reads them: mostly one.
-fn pack_for(pool: &mut Pool, isa: Isa, x: &[f32], matrices: &[Weights<'_>]) -> Vec<(Format, PackedRows)> {
-    let mut packed: Vec<(Format, PackedRows)> = Vec::with_capacity(1);
+/// The rows as each of the matrices reads them: mostly alike.
+fn pack_for(pool: &mut Pool, isa: Isa, x: &[f32], matrices: &[Weights<'_>]) -> Vec<Packed> {
+    let mut packed: Vec<Packed> = Vec::with_capacity(1);
     for matrix in matrices {
         assert_eq!(matrix.n_inputs(), matrices[0].n_inputs(), "all matrices take the same rows");
-        if packed.iter().all(|(format, _)| *format != matrix.format) {
-            packed.push((matrix.format, pack(pool, isa, x, *matrix)));
+        if !packed.iter().any(|packed| matrix.reads(packed)) {
+            let width = matrix.n_inputs();
+            packed.push(match matrix {
+                Weights::Rows(_, format) => Packed::Rows(pack(pool, isa, x, width, *format), *format),
+                Weights::Panels(_) => Packed::Blocks(BlockRows::new(pool, isa, x, width)),
+            });
         }
     }
     packed
 }
 
-fn pack(pool: &mut Pool, isa: Isa, x: &[f32], matrix: Weights<'_>) -> PackedRows {
-    let (width, format) = (matrix.n_inputs(), matrix.format);
+fn pack(pool: &mut Pool, isa: Isa, x: &[f32], width: usize, format: Format) -> PackedRows {
     let mut packed = isa.unpacked(x.len() / width, width, format);
     // An even number of rows, so that a run of them ends where a line does, whatever the instruction set.
     let rows_at_once = (MIN_PACKED_BYTES / packed.stride).next_multiple_of(2).max(2);

@@ -7,6 +7,7 @@
 )]
 
 mod attend;
+mod blocks;
 mod lanes;
 mod linear;
 mod portable;
@@ -22,6 +23,7 @@ use lanes::Lanes;
 
 use attend::Attend;
 pub(super) use attend::{AttentionTask, CachedBytes};
+pub(super) use blocks::{Panels, Quant};
 pub(super) use linear::{Weights, multiply};
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;

@@ -107,8 +107,7 @@ fn matrices_multiplied_at_once_give_what_each_gives_alone() {
             Case { isa, format, n_inputs, n_outputs, weights }
         });
         let matrices = cases.each_ref().map(|case| {
-            let rows = WeightRows { bytes: &case.weights, row_bytes: n_inputs * case.format.bytes() };
-            Weights { rows, format: case.format }
+            Weights::Rows(WeightRows { bytes: &case.weights, row_bytes: n_inputs * case.format.bytes() }, case.format)
         });
         let together = multiply(&mut Pool::new(3).unwrap(), isa, &x, matrices);
         for (case, together) in cases.iter().zip(together) {

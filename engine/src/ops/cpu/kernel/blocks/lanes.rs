@@ -1,0 +1,45 @@
+//! What a product of blocks is written in: registers whose lanes are outputs, of one instruction set.
+
+use super::rows::RowBlock;
+
+/// One instruction set.
+///
+/// # Safety
+/// Its functions are called only where the instruction set was found, and inlined into a function that enables it.
+/// Pointers are read and written for the bytes named, at any alignment.
+pub(super) unsafe trait BlockLanes {
+    /// Outputs of a register.
+    const OUTPUTS: usize;
+    /// Registers of outputs in a tile.
+    const COLUMNS: usize;
+    /// Rows of the highest tile: as many as leave its sums in registers.
+    const ROWS: usize;
+    /// A sum or scale for each output.
+    type Floats: Copy;
+    /// A sum of integers for each output.
+    type Ints: Copy;
+    /// Four inputs for each output: bytes that say `weight + bias`.
+    type Bytes: Copy;
+
+    /// No sum yet.
+    unsafe fn zero() -> Self::Floats;
+    /// Reads `OUTPUTS` scales of f16.
+    unsafe fn scales(at: *const u8) -> Self::Floats;
+    /// Reads `4 * OUTPUTS` bytes.
+    unsafe fn bytes(at: *const u8) -> Self::Bytes;
+    /// The low and the high halves of bytes, as bytes.
+    unsafe fn halves(bytes: Self::Bytes) -> [Self::Bytes; 2];
+    /// What the sum of a block begins with: with all [`BlockLanes::dot`]s of the block it is `sum (w - BIAS) * x`.
+    unsafe fn start<const BIAS: i32>(x: &RowBlock) -> Self::Ints;
+    /// Adds the products of the four inputs at `x`.
+    unsafe fn dot<const BIAS: i32>(sum: Self::Ints, w: Self::Bytes, x: *const i8) -> Self::Ints;
+    /// `sum + ints * (w_scales * x_scale)`, each operation rounded.
+    unsafe fn add_scaled(sum: Self::Floats, ints: Self::Ints, w_scales: Self::Floats, x_scale: f32) -> Self::Floats;
+    /// Writes `OUTPUTS` numbers.
+    unsafe fn write(sum: Self::Floats, out: *mut f32);
+    /// Asks for the cache line at `at`, which need not exist, ahead of its use.
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        let _ = at;
+    }
+}

@@ -1,0 +1,170 @@
+//! Blocks on x86-64: AVX-512 with VNNI, and AVX2.
+//!
+//! VNNI multiplies unsigned bytes by signed ones: weights are stored with their bias, and what the bias adds is taken
+//! off where a block's sum begins. AVX2 adds pairs of such products in 16 bits: enough for weights of four bits, whose
+//! bias goes the same way. Weights of eight bits give it their sign to the activations' first, because
+//! `128 * 127 * 2` fits and `255 * 127 * 2` does not.
+
+use std::arch::x86_64::*;
+
+use super::{lanes::BlockLanes, rows::RowBlock};
+
+/// 64 products an instruction.
+pub(super) struct Vnni;
+/// 32 products in three instructions.
+pub(super) struct Avx2;
+
+// SAFETY: uses AVX-512F, BW and VNNI, and the bytes named.
+unsafe impl BlockLanes for Vnni {
+    const OUTPUTS: usize = 16;
+    const COLUMNS: usize = 2;
+    const ROWS: usize = 6;
+    type Floats = __m512;
+    type Ints = __m512i;
+    type Bytes = __m512i;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(at: *const u8) -> __m512 {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(at: *const u8) -> __m512i {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe { _mm512_loadu_si512(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(bytes: __m512i) -> [__m512i; 2] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let low = _mm512_set1_epi8(15);
+            [_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m512i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm512_set1_epi32(-BIAS * x.sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const BIAS: i32>(sum: __m512i, w: __m512i, x: *const i8) -> __m512i {
+        // SAFETY: the caller vouches for four inputs and the instruction set.
+        unsafe { _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(x.cast::<i32>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(sum: __m512, ints: __m512i, w_scales: __m512, x_scale: f32) -> __m512 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let scale = _mm512_mul_ps(w_scales, _mm512_set1_ps(x_scale));
+            _mm512_add_ps(sum, _mm512_mul_ps(_mm512_cvtepi32_ps(ints), scale))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write(sum: __m512, out: *mut f32) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe { _mm512_storeu_ps(out, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+// SAFETY: uses AVX2 and F16C, and the bytes named.
+unsafe impl BlockLanes for Avx2 {
+    const OUTPUTS: usize = 8;
+    const COLUMNS: usize = 2;
+    const ROWS: usize = 2;
+    type Floats = __m256;
+    type Ints = __m256i;
+    type Bytes = __m256i;
+
+    #[inline(always)]
+    unsafe fn zero() -> __m256 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(at: *const u8) -> __m256 {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn bytes(at: *const u8) -> __m256i {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe { _mm256_loadu_si256(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves(bytes: __m256i) -> [__m256i; 2] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let low = _mm256_set1_epi8(15);
+            [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m256i {
+        let taken_off = if fits_pairs(BIAS) { -BIAS * x.sum } else { 0 };
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_set1_epi32(taken_off) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot<const BIAS: i32>(sum: __m256i, w: __m256i, x: *const i8) -> __m256i {
+        // SAFETY: the caller vouches for four inputs and the instruction set.
+        unsafe {
+            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+            let pairs = if fits_pairs(BIAS) {
+                _mm256_maddubs_epi16(w, x)
+            } else {
+                let signed = _mm256_sub_epi8(w, _mm256_set1_epi8(BIAS as i8));
+                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
+            };
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(sum: __m256, ints: __m256i, w_scales: __m256, x_scale: f32) -> __m256 {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let scale = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
+            _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(ints), scale))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn write(sum: __m256, out: *mut f32) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe { _mm256_storeu_ps(out, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Whether two products of biased weights fit 16 bits: weights are below twice their bias.
+const fn fits_pairs(bias: i32) -> bool {
+    2 * 2 * bias * 127 <= i16::MAX as i32
+}
