@@ -53,6 +53,8 @@ pub(super) struct Batch<'a> {
     specs: Vec<SampleSpec<'a>>,
     items: Vec<DecodeItem>,
     tiles: Vec<PrefillTile>,
+    /// Those of the last layer, where only drawn rows attend.
+    drawn_tiles: Vec<PrefillTile>,
     limits: BatchLimits,
 }
 
@@ -65,14 +67,18 @@ impl<'a> Batch<'a> {
         chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
         let lens: Vec<usize> = chunks[..n_decode].iter().map(|chunk| chunk.start + 1).collect();
         let items = plan_decode(&lens, limits.heads, limits.policy);
-        let tiles = plan_prefill(&prefill_chunks(&chunks, n_decode), limits.heads, limits.prefill_split);
+        let prefills = prefill_chunks(&chunks, n_decode);
         let (sampled_rows, specs) = sampled(step, n_decode);
-        Self { chunks, n_decode, sampled_rows, specs, items, tiles, limits }
+        let drawn = drawn_chunks(&prefills, &chunks[n_decode..]);
+        let [tiles, drawn_tiles] =
+            [&prefills, &drawn].map(|chunks| plan_prefill(chunks, limits.heads, limits.prefill_split));
+        Self { chunks, n_decode, sampled_rows, specs, items, tiles, drawn_tiles, limits }
     }
 
     /// Draws after every row, not only where the step asks: for comparing logits.
     pub(super) fn sample_every_row(&mut self) {
         self.sampled_rows = (0..self.n_rows() as u32).collect();
+        self.drawn_tiles.clone_from(&self.tiles);
         self.specs.clear();
     }
 
@@ -97,6 +103,7 @@ impl<'a> Batch<'a> {
             n_decode: self.n_decode,
             n_items: self.items.len(),
             n_tiles: self.tiles.len(),
+            n_drawn_tiles: self.drawn_tiles.len(),
             n_sequences: self.chunks.len(),
             n_sampled,
             sampled: Sampled::Listed,
@@ -117,6 +124,7 @@ impl<'a> Batch<'a> {
         let nothing = DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 };
         fill(filling.field(layout.items), self.items.iter().copied(), nothing);
         filling.field(layout.tiles).copy_from_slice(&self.tiles);
+        filling.field(layout.drawn_tiles).copy_from_slice(&self.drawn_tiles);
         fill(filling.field(layout.rows), self.specs.iter().map(sample_row), SampleRow::GREEDY);
         let table = filling.field(layout.table).chunks_exact_mut(self.limits.blocks_per_row());
         for (row, chunk) in table.zip(&self.chunks) {
@@ -141,6 +149,7 @@ pub(super) fn decode_shape(n: usize, limits: &BatchLimits) -> StepShape {
         n_decode: n,
         n_items: limits.items_max(n),
         n_tiles: 0,
+        n_drawn_tiles: 0,
         n_sequences: n,
         n_sampled: n,
         sampled: Sampled::Every,
@@ -156,6 +165,18 @@ fn prefill_chunks(chunks: &[StepChunk<'_>], n_decode: usize) -> Vec<PrefillChunk
         PrefillChunk { sequence, first_row: first_row - n_tokens, n_computed: chunk.start, n_tokens }
     };
     chunks.iter().enumerate().skip(n_decode).map(chunk).collect()
+}
+
+/// The drawn rows of prefills: the last one, where it is drawn.
+fn drawn_chunks(prefills: &[PrefillChunk], chunks: &[StepChunk<'_>]) -> Vec<PrefillChunk> {
+    let last_row = |prefill: &PrefillChunk| PrefillChunk {
+        first_row: prefill.first_row + prefill.n_tokens - 1,
+        n_computed: prefill.n_computed + prefill.n_tokens - 1,
+        n_tokens: 1,
+        ..*prefill
+    };
+    let drawn = prefills.iter().zip(chunks).filter(|(_, chunk)| chunk.sample.is_some());
+    drawn.map(|(prefill, _)| last_row(prefill)).collect()
 }
 
 /// The rows that the step draws after and how, in its order.
@@ -234,6 +255,24 @@ mod tests {
         let shape = batch.shape();
         assert_eq!((shape.n_rows, shape.n_decode, shape.n_sequences, shape.n_sampled), (6, 1, 3, 2));
         assert_eq!(shape.sampled, Sampled::Listed);
+    }
+
+    #[test]
+    fn only_drawn_rows_of_prefills_attend_in_the_last_layer() {
+        let request = request();
+        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let chunks = vec![
+            chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
+            chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
+            chunk(ChunkInput::Known(&[20, 21]), 0, None),
+        ];
+        let mut batch = Batch::new(&Step { chunks }, LIMITS);
+        let rows = |tiles: &[PrefillTile]| tiles.iter().map(|t| (t.first_row, t.n_tokens, t.first_visible)).collect();
+        let drawn: Vec<_> = rows(&batch.drawn_tiles);
+        assert_eq!(drawn, [(3, 1, 18)]);
+        batch.sample_every_row();
+        let (every, all): (Vec<_>, Vec<_>) = (rows(&batch.drawn_tiles), rows(&batch.tiles));
+        assert_eq!(every, all);
     }
 
     #[test]

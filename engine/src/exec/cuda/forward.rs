@@ -6,7 +6,9 @@
 //! for each layer:  qkv = n Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  u = a Wo
 //!                  residual += u;  n = rms_norm(residual);  g = n Wgate_up;  u = (silu(gate) * up) Wdown
 //!                  residual += u;  n = rms_norm(residual), with the next layer's norm or the last one
-//! logits = n[drawn rows] Whead;  sampled = draw(logits)
+//! logits = n Whead;  sampled = draw(logits)
+//!
+//! In the last layer only the drawn rows go on behind K and V: nobody reads the others.
 //! ```
 
 use stoker_kernels::{
@@ -16,7 +18,8 @@ use stoker_kernels::{
     blas::Blas,
     launch::GemmShape,
     linear::{Linear, Output},
-    packed::Packed,
+    packed::{Field, Packed},
+    plan::PrefillTile,
     pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, SiluMul},
     sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample, SampleScratch},
 };
@@ -58,7 +61,7 @@ struct Buffers {
     update: CudaSlice<bf16>,
     gate_up: CudaSlice<bf16>,
     activated: CudaSlice<bf16>,
-    /// The drawn rows of `normed`, where they are not all.
+    /// The drawn rows of `attended` in the last layer, where they are not all.
     gathered: CudaSlice<bf16>,
     logits: CudaSlice<f32>,
     sampled: CudaSlice<u32>,
@@ -99,7 +102,7 @@ impl Buffers {
             update: rows(shape.hidden)?,
             gate_up: rows(2 * shape.inner)?,
             activated: rows(shape.inner)?,
-            gathered: device.zeros(n * shape.hidden)?,
+            gathered: device.zeros(n * shape.attended_width())?,
             logits: device.zeros(n * shape.vocab)?,
             sampled: device.zeros(n)?,
             decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
@@ -170,11 +173,23 @@ impl Forward {
     pub(super) fn launch(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
         self.embed(step)?;
         for layer in 0..self.shape.n_layers {
-            self.attend(step, layer)?;
-            self.feed_forward(step, layer)?;
+            self.project(step, layer)?;
+            if self.rows_behind_attention(step, layer) > 0 {
+                self.attend(step, layer)?;
+                self.update(step, layer)?;
+                self.feed_forward(step, layer)?;
+            }
         }
         self.head(step)?;
         self.draw(step, Filters::Off)
+    }
+
+    fn rows_behind_attention(&self, step: StepInputs<'_>, layer: usize) -> usize {
+        if self.is_last(layer) { step.shape.n_sampled } else { step.shape.n_rows }
+    }
+
+    fn is_last(&self, layer: usize) -> bool {
+        layer + 1 == self.shape.n_layers
     }
 
     fn embed(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
@@ -199,7 +214,8 @@ impl Forward {
         })
     }
 
-    fn attend(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+    /// Queries, and K and V into the cache.
+    fn project(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let (n, shape) = (step.shape.n_rows, self.shape);
         let Self { kernels, blas, weights, angles, cache, buffers: b, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
@@ -219,13 +235,48 @@ impl Forward {
             positions: step.packed.view(step.layout.positions),
             slots: step.packed.view(step.layout.slots),
             heads: shape.heads,
-        })?;
+        })
+    }
+
+    fn attend(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         self.attend_decodes(step, idx)?;
-        self.attend_prefills(step, idx)?;
+        if !self.is_last(idx) {
+            return self.attend_prefills(step, step.layout.tiles, idx);
+        }
+        self.attend_prefills(step, step.layout.drawn_tiles, idx)?;
+        self.keep_drawn_rows(step)
+    }
+
+    /// Drawn rows of the residual and of what attention gave come to the front, where they are not all.
+    fn keep_drawn_rows(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
+        if step.shape.sampled == Sampled::Every {
+            return Ok(());
+        }
+        let (n, m, shape) = (step.shape.n_rows, step.shape.n_sampled, self.shape);
+        let Self { kernels, buffers: b, .. } = self;
+        let gather = |out: &mut CudaSlice<bf16>, table: &CudaSlice<bf16>, width: usize| {
+            kernels.embed(Embed {
+                out: out.slice_mut(..m * width),
+                table: table.slice(..n * width),
+                tokens: step.packed.view(step.layout.listed),
+                width,
+            })
+        };
+        gather(&mut b.gathered, &b.attended, shape.attended_width())?;
+        gather(&mut b.normed, &b.residual, shape.hidden)?;
+        // Both hold nothing yet that outlives a step, and both have room for the largest.
+        std::mem::swap(&mut b.residual, &mut b.normed);
+        Ok(())
+    }
+
+    /// What attention gave is added to the residual.
+    fn update(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
+        let is_gathered = self.is_last(idx) && step.shape.sampled == Sampled::Listed;
         let Self { kernels, blas, weights, buffers: b, .. } = self;
-        let layer = &weights.layers[idx];
-        let product = Product { kernels, blas, m: n };
-        product.launch(&mut b.update, &b.attended, &layer.o, shape.attended_width())?;
+        let (layer, product) = (&weights.layers[idx], Product { kernels, blas, m: n });
+        let attended = if is_gathered { &b.gathered } else { &b.attended };
+        product.launch(&mut b.update, attended, &layer.o, shape.attended_width())?;
         self.add_norm(n, Norm::Mlp(idx))
     }
 
@@ -247,8 +298,13 @@ impl Forward {
         })
     }
 
-    fn attend_prefills(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        if step.layout.tiles.is_empty() {
+    fn attend_prefills(
+        &mut self,
+        step: StepInputs<'_>,
+        tiles: Field<PrefillTile>,
+        idx: usize,
+    ) -> Result<(), KernelError> {
+        if tiles.is_empty() {
             return Ok(());
         }
         let (n, shape) = (step.shape.n_rows, self.shape);
@@ -258,7 +314,7 @@ impl Forward {
             q: b.qkv.slice(..n * shape.heads.qkv_width()),
             q_stride: shape.heads.qkv_width(),
             kv: paged_kv(&cache[idx], step),
-            tiles: step.packed.view(step.layout.tiles),
+            tiles: step.packed.view(tiles),
             scratch: &mut b.prefill_scratch,
             heads: shape.heads,
             scale: shape.attention_scale,
@@ -266,7 +322,7 @@ impl Forward {
     }
 
     fn feed_forward(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        let (n, shape) = (step.shape.n_rows, self.shape);
+        let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
         let Self { kernels, blas, weights, buffers: b, .. } = self;
         let layer = &weights.layers[idx];
         let product = Product { kernels, blas, m: n };
@@ -298,26 +354,17 @@ impl Forward {
     }
 
     fn head(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
-        let (n, m, shape) = (step.shape.n_rows, step.shape.n_sampled, self.shape);
+        let (m, shape) = (step.shape.n_sampled, self.shape);
         let Self { kernels, blas, weights, buffers: b, .. } = self;
         if m == 0 {
             return Ok(());
         }
-        if step.shape.sampled == Sampled::Listed {
-            kernels.embed(Embed {
-                out: b.gathered.slice_mut(..m * shape.hidden),
-                table: b.normed.slice(..n * shape.hidden),
-                tokens: step.packed.view(step.layout.listed),
-                width: shape.hidden,
-            })?;
-        }
-        let x = if step.shape.sampled == Sampled::Listed { &b.gathered } else { &b.normed };
         let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
         kernels.linear(
             blas,
             Linear {
                 y: Output::F32(b.logits.slice_mut(..m * shape.vocab)),
-                x: x.slice(..m * shape.hidden),
+                x: b.normed.slice(..m * shape.hidden),
                 w: head.as_view(),
                 shape: GemmShape { m, n: shape.vocab, k: shape.hidden },
             },

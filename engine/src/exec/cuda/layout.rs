@@ -21,6 +21,8 @@ pub(super) struct StepShape {
     pub(super) n_items: usize,
     /// Tiles of prefill attention.
     pub(super) n_tiles: usize,
+    /// Tiles of it in the last layer.
+    pub(super) n_drawn_tiles: usize,
     /// Rows of the block table.
     pub(super) n_sequences: usize,
     /// Rows whose next token is drawn.
@@ -55,6 +57,8 @@ pub(super) struct StepLayout {
     pub(super) items: Field<DecodeItem>,
     /// Tiles of prefill attention.
     pub(super) tiles: Field<PrefillTile>,
+    /// Those of the last layer: only drawn rows attend there.
+    pub(super) drawn_tiles: Field<PrefillTile>,
     /// How each drawn row is drawn.
     pub(super) rows: Field<SampleRow>,
     /// Block ids, `n_sequences x blocks_per_row`.
@@ -75,6 +79,7 @@ impl StepLayout {
             listed: whole.field(n_listed),
             items: whole.field(shape.n_items),
             tiles: whole.field(shape.n_tiles),
+            drawn_tiles: whole.field(shape.n_drawn_tiles),
             rows: whole.field(shape.n_sampled),
             table: whole.field(shape.n_sequences * shape.blocks_per_row),
             whole,

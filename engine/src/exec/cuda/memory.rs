@@ -45,6 +45,7 @@ impl Capacity {
             n_rows: sched.max_batched_tokens,
             // Every sequence may end in a tile of its own; a tile holds at least one token of one group.
             n_tiles: sched.max_batched_tokens + max_pieces,
+            n_drawn_tiles: max_sampled + max_pieces,
             sampled: super::layout::Sampled::Listed,
             ..decode_shape(max_sampled, limits)
         };
@@ -55,7 +56,7 @@ impl Capacity {
     /// Device bytes of everything that a step writes or reads besides weights and cache.
     pub(super) fn workspace_bytes(&self, shape: &ModelShape, max_model_len: usize) -> u64 {
         let row_values = 3 * shape.hidden + shape.heads.qkv_width() + shape.attended_width() + 3 * shape.inner;
-        let sampled = self.max_sampled * (2 * shape.hidden + 4 * shape.vocab + size_of::<SampleRow>());
+        let sampled = self.max_sampled * (2 * shape.attended_width() + 4 * shape.vocab + size_of::<SampleRow>());
         let scratch = self.decode_scratch(shape.heads).bytes()
             + PrefillScratch::bytes(self.max_pieces, shape.heads)
             + SampleScratch::bytes(self.max_sampled);
