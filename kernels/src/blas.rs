@@ -56,6 +56,8 @@ struct Operands {
     w: u64,
     x: u64,
     y: u64,
+    /// What y is multiplied by before the product is added: 0 or 1.
+    keep: f32,
 }
 
 impl Blas {
@@ -111,11 +113,12 @@ impl Blas {
 
     fn operands(&self, op: &mut Linear<'_>) -> Operands {
         let stream = self.device.stream();
-        let y = match &mut op.y {
-            Output::Bf16(y) => y.device_ptr_mut(stream).0,
-            Output::F32(y) => y.device_ptr_mut(stream).0,
+        let (y, keep) = match &mut op.y {
+            Output::Bf16(y) => (y.device_ptr_mut(stream).0, 0.0),
+            Output::Sum(y) => (y.device_ptr_mut(stream).0, 1.0),
+            Output::F32(y) => (y.device_ptr_mut(stream).0, 0.0),
         };
-        Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y }
+        Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y, keep }
     }
 
     fn plan(&self, key: Key) -> Result<Plan, KernelError> {
@@ -180,7 +183,7 @@ impl Blas {
     }
 
     fn multiply(&self, plan: &Plan, operands: Operands) -> Result<(), CublasError> {
-        let (one, zero) = (1f32, 0f32);
+        let one = 1f32;
         let stream = self.device.stream();
         let workspace = self.workspace.device_ptr(stream).0;
         // SAFETY: the layouts describe operands whose lengths `linear::check` has compared with the shape; alpha and beta
@@ -190,7 +193,7 @@ impl Blas {
                 self.handle,
                 plan.product,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
+                (&raw const operands.keep).cast(),
                 operands.w as *const c_void,
                 plan.w,
                 operands.x as *const c_void,

@@ -29,6 +29,8 @@ pub struct Linear<'a> {
 pub enum Output<'a> {
     /// Activations.
     Bf16(CudaViewMut<'a, bf16>),
+    /// Activations that the product is added to, before it is rounded. Only cuBLASLt does.
+    Sum(CudaViewMut<'a, bf16>),
     /// Logits.
     F32(CudaViewMut<'a, f32>),
 }
@@ -37,14 +39,14 @@ impl Output<'_> {
     /// Its number format.
     pub fn output_type(&self) -> OutputType {
         match self {
-            Self::Bf16(_) => OutputType::Bf16,
+            Self::Bf16(_) | Self::Sum(_) => OutputType::Bf16,
             Self::F32(_) => OutputType::F32,
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Self::Bf16(y) => y.len(),
+            Self::Bf16(y) | Self::Sum(y) => y.len(),
             Self::F32(y) => y.len(),
         }
     }
@@ -79,6 +81,7 @@ impl Kernels {
         let launch = self.functions.launch("skinny_gemm", config);
         let launch = match op.y {
             Output::Bf16(mut y) => launch.write(&mut y),
+            Output::Sum(_) => return Err(launch::refused("skinny_gemm", "it does not add to y".to_owned())),
             Output::F32(mut y) => launch.write(&mut y),
         };
         launch.read(&op.w).read(&op.x).int(m).int(n).int(k).start()

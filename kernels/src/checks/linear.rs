@@ -29,7 +29,21 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             outcomes.push(product(gpu, GemmShape { m, n, k }, output, None)?);
         }
     }
+    outcomes.push(sum(gpu, GemmShape { m: 200, n: 264, k: 512 })?);
     Ok(outcomes)
+}
+
+/// A product that is added to what y holds.
+fn sum(gpu: &mut Gpu, shape: GemmShape) -> Result<Outcome, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let (x, w, before) = (gpu.noise.normals(m * k), gpu.noise.normals(n * k), gpu.noise.normals(m * n));
+    let (x_gpu, w_gpu, mut y) = (gpu.upload_bf16(&x)?, gpu.upload_bf16(&w)?, gpu.upload_bf16(&before)?);
+    let op = Linear { y: Output::Sum(y.as_view_mut()), x: x_gpu.as_view(), w: w_gpu.as_view(), shape };
+    gpu.blas.gemm(op)?;
+    let product = reference::linear(&x, &w, shape);
+    let wanted: Vec<f32> = before.iter().zip(&product).map(|(y, product)| y + product).collect();
+    let error = relative_error(&widened(&gpu.download(&y)?), &wanted);
+    Ok(Outcome { op: "gemm", case: format!("m {m} n {n} k {k} added to y"), error, limit: TWO_ROUNDINGS })
 }
 
 /// Those that this chip has.

@@ -4,7 +4,7 @@
 //! ```text
 //! residual = embed(tokens);  n = rms_norm(residual)
 //! for each layer:  qkv = n Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  u = a Wo
-//!                  residual += u;  n = rms_norm(residual);  g = n Wgate_up;  u = (silu(gate) * up) Wdown
+//!                  residual += u, by the product where rows are many;  n = rms_norm(residual);  g = n Wgate_up;  u = (silu(gate) * up) Wdown
 //!                  residual += u;  n = rms_norm(residual), with the next layer's norm or the last one
 //! logits = n Whead;  sampled = draw(logits)
 //!
@@ -34,6 +34,10 @@ use crate::model::RopeTable;
 
 /// Products are timed over the weights of this many layers in turn: more than the L2 cache holds.
 const TUNED_LAYERS: usize = 3;
+
+/// From this many rows a product adds to the residual itself: it is bound by arithmetic and has time to read and write it,
+/// and the norm behind it moves half of its bytes. Below, the norm adds.
+const ADDING_ROWS_MIN: usize = 512;
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]
@@ -276,7 +280,7 @@ impl Forward {
         let Self { kernels, blas, weights, buffers: b, .. } = self;
         let (layer, product) = (&weights.layers[idx], Product { kernels, blas, m: n });
         let attended = if is_gathered { &b.gathered } else { &b.attended };
-        product.launch(&mut b.update, attended, &layer.o, shape.attended_width())?;
+        product.update((&mut b.residual, &mut b.update), attended, &layer.o, shape.attended_width())?;
         self.add_norm(n, Norm::Mlp(idx))
     }
 
@@ -332,7 +336,7 @@ impl Forward {
             gate_up: b.gate_up.slice(..n * 2 * shape.inner),
             width: shape.inner,
         })?;
-        product.launch(&mut b.update, &b.activated, &layer.down, shape.inner)?;
+        product.update((&mut b.residual, &mut b.update), &b.activated, &layer.down, shape.inner)?;
         let next = if idx + 1 < shape.n_layers { Norm::Attention(idx + 1) } else { Norm::Last };
         self.add_norm(n, next)
     }
@@ -344,6 +348,14 @@ impl Forward {
             Norm::Mlp(idx) => &weights.layers[idx].mlp_norm,
             Norm::Last => &weights.norm,
         };
+        if adds_in_product(n) {
+            return kernels.rms_norm(RmsNorm {
+                out: b.normed.slice_mut(..n * shape.hidden),
+                x: b.residual.slice(..n * shape.hidden),
+                weight: weight.as_view(),
+                eps: shape.eps,
+            });
+        }
         kernels.add_rms_norm(AddRmsNorm {
             out: b.normed.slice_mut(..n * shape.hidden),
             residual: b.residual.slice_mut(..n * shape.hidden),
@@ -403,6 +415,10 @@ impl Forward {
     }
 }
 
+fn adds_in_product(n_rows: usize) -> bool {
+    n_rows >= ADDING_ROWS_MIN
+}
+
 /// Whose norm follows an addition to the residual.
 #[derive(Clone, Copy, Debug)]
 enum Norm {
@@ -441,6 +457,22 @@ impl Product<'_> {
         k: usize,
     ) -> Result<(), KernelError> {
         self.kernels.linear(self.blas, self.operands(y, x, w, k))
+    }
+
+    /// `x * w^T` for the residual: added to it, or left for the norm to add.
+    fn update(
+        &self,
+        (residual, update): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        x: &CudaSlice<bf16>,
+        w: &CudaSlice<bf16>,
+        k: usize,
+    ) -> Result<(), KernelError> {
+        if !adds_in_product(self.m) {
+            return self.launch(update, x, w, k);
+        }
+        let shape = GemmShape { m: self.m, n: w.len() / k, k };
+        let y = Output::Sum(residual.slice_mut(..shape.m * shape.n));
+        self.kernels.linear(self.blas, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
     }
 
     fn operands<'a>(
