@@ -14,8 +14,8 @@
 // Each warpgroup multiplies Q by the next K while it weighs, and the two take turns to start: while one computes
 // exponentials the other has the tensor cores. KV goes from the newest tile to the oldest, so that only the first tile or two of
 // a row need a mask. Tiles begin at multiples of 128 tokens: a row's sums have one order, whatever chunk it is in.
-// Where tiles are fewer than multiprocessors, the plan cuts their KV into pieces; the block that finishes a tile last adds
-// them up in their order.
+// Where tiles are fewer than multiprocessors, the plan cuts their KV into pieces; the blocks that computed them add them up in
+// their order, each a share of the rows.
 // Bound by arithmetic, 4 * D * n_q a pair of tokens; exponentials take half as long as products and hide behind them: 635
 // TFLOP/s at 8192 tokens, 472 at 2048, 585 for 512 tokens over 7680 (89, 66 and 82 % of a large product's rate).
 #include "attention.cuh"
@@ -35,7 +35,7 @@ struct PagedPrefill {
   const PrefillTile* tiles;
   float* partial_out;   // pieces x n_kv x 128 rows x D, only of tiles in several pieces
   float2* partial_sum;  // pieces x n_kv x 128 rows: maximum and sum of exponentials
-  uint32_t* tickets;    // one a piece and KV head, used at a tile's first piece; zero before and after
+  uint32_t* tickets;    // one a piece and KV head, used at a tile's first piece: pieces done and seen; zero before and after
   int table_stride, n_tiles, n_q, n_kv;
   float scale;
 };
@@ -262,28 +262,38 @@ __device__ __forceinline__ void leave_piece(const Rows<kDim>& rows, const PagedP
   }
 }
 
-// True in the thread block that finished the last of a tile's pieces; it also puts the counter back to zero.
-__device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_pieces) {
-  __shared__ bool last;
-  __threadfence();
-  sync_consumers();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(ticket, 1u) == static_cast<uint32_t>(n_pieces) - 1;
-    if (last) *ticket = 0;
-  }
-  sync_consumers();
-  __threadfence();
-  return last;
+__device__ __forceinline__ uint32_t* ticket_of(const PagedPrefill& p, const Work& work) {
+  return p.tickets + static_cast<size_t>(work.tile.first_piece) * p.n_kv + work.kv_head;
 }
 
-// Adds up a tile's pieces, first to last: a warp a row and four rows at a time, four columns a lane. What a merge costs is
-// the number of loads that wait for each other.
+__device__ __forceinline__ void announce_piece(uint32_t* ticket) {
+  __threadfence();
+  sync_consumers();
+  if (threadIdx.x == 0) atomicAdd(ticket, 1u);
+}
+
+// Until all pieces of a tile are in the scratch. The last block to have seen it puts the counter back to zero.
+__device__ __forceinline__ void wait_for_pieces(uint32_t* ticket, uint32_t n_pieces) {
+  if (threadIdx.x == 0) {
+    uint32_t n_done;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(n_done) : "l"(ticket) : "memory");
+    } while (n_done < n_pieces);
+    if (atomicAdd(ticket, 1u) == 2 * n_pieces - 1) *ticket = 0;
+  }
+  sync_consumers();
+}
+
+// Adds up a tile's pieces, first to last, for this piece's share of the rows: a warp a row and four rows at a time, four
+// columns a lane. What a merge costs is the number of loads that wait for each other.
 template <int kDim>
 __device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& work, int group) {
   constexpr int kRowLanes = kDim / 4, kRowsAtOnce = kConsumers / kRowLanes, kUnrolled = 4;
   const size_t first = scratch_row(p, work.tile.first_piece, work.kv_head), next = static_cast<size_t>(p.n_kv) * kTileRows;
   const int column = threadIdx.x % kRowLanes * 4, n_rows = work.tile.n_tokens * group;
-  for (int from = threadIdx.x / kRowLanes; from < n_rows; from += kRowsAtOnce * kUnrolled) {
+  const int share = (n_rows + work.tile.n_pieces - 1) / work.tile.n_pieces;
+  const int begin = (work.tile.piece - work.tile.first_piece) * share, end = min(n_rows, begin + share);
+  for (int from = begin + threadIdx.x / kRowLanes; from < end; from += kRowsAtOnce * kUnrolled) {
     float maximum[kUnrolled], sum[kUnrolled] = {}, total[kUnrolled][4] = {};
 #pragma unroll
     for (int u = 0; u < kUnrolled; ++u) maximum[u] = -INFINITY;
@@ -305,7 +315,7 @@ __device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& 
 #pragma unroll
     for (int u = 0; u < kUnrolled; ++u) {
       const int row = from + u * kRowsAtOnce;
-      if (row >= n_rows) break;
+      if (row >= end) break;
       const size_t token = work.tile.first_row + row / group, head = work.kv_head * group + row % group;
       const uint2 values = make_uint2(pack(total[u][0] / sum[u], total[u][1] / sum[u]),
                                       pack(total[u][2] / sum[u], total[u][3] / sum[u]));
@@ -415,9 +425,19 @@ __device__ __forceinline__ void consume(Consumer& at, const PagedPrefill& p) {
       store<kDim>(rows, p, work, group);
     } else {
       leave_piece<kDim>(rows, p, work);
-      uint32_t* ticket = p.tickets + static_cast<size_t>(work.tile.first_piece) * p.n_kv + work.kv_head;
-      if (is_last_piece(ticket, work.tile.n_pieces)) merge_pieces<kDim>(p, work, group);
+      announce_piece(ticket_of(p, work));
     }
+  }
+}
+
+// After all own work. Waiting is safe: every block of the grid has a multiprocessor, and none waits before its work is done.
+template <int kDim>
+__device__ __forceinline__ void merge(const PagedPrefill& p) {
+  Work work;
+  for (int round = 0; find_work(work, p, round); ++round) {
+    if (work.tile.n_pieces == 1) continue;
+    wait_for_pieces(ticket_of(p, work), work.tile.n_pieces);
+    merge_pieces<kDim>(p, work, p.n_q / p.n_kv);
   }
 }
 
@@ -453,6 +473,7 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
     const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
     Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
     consume<kDim>(at, p);
+    merge<kDim>(p);
   }
 }
 
