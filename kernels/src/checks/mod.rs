@@ -39,11 +39,12 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 5] = [
+const GROUPS: [(&str, Group); 6] = [
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("attention", attention::run),
-    ("sampling", sampling::run),
+    ("sampling-small", sampling::run_small),
+    ("sampling-large", sampling::run_large),
     ("step", step::run),
 ];
 
