@@ -1,7 +1,15 @@
 //! Matrix products through cuBLASLt, for the shapes where it is the fastest there is (m of 64 and more). Owns the handle,
 //! the workspace and, per shape, the descriptors and the algorithm: the library's own lookup costs 10 us a call.
+//!
+//! The library loads an algorithm's code with its first product, and that waits for all work on the device: 0.2 to 0.4 s behind
+//! two steps of a prefill. So algorithms are chosen and run once at start for a list of row counts, and any other count takes the
+//! algorithm of the next larger one.
 
-use std::{collections::HashMap, ffi::c_void, sync::Mutex};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    ffi::c_void,
+    sync::Mutex,
+};
 
 use cudarc::{
     cublaslt::{result, result::CublasError, sys},
@@ -31,6 +39,29 @@ pub struct Blas {
     device: Device,
     workspace: CudaSlice<u8>,
     plans: Mutex<HashMap<Key, Plan>>,
+    chosen: Mutex<Chosen>,
+}
+
+/// Algorithms that were chosen at start.
+#[derive(Debug, Default)]
+struct Chosen {
+    /// By columns, depth and output, then by rows.
+    by_rows: HashMap<(usize, usize, OutputType), BTreeMap<usize, sys::cublasLtMatmulAlgo_t>>,
+    /// Those whose code is loaded.
+    loaded: HashSet<sys::cublasLtMatmulAlgo_t>,
+}
+
+impl Chosen {
+    fn keep(&mut self, (shape, output): Key, algorithm: sys::cublasLtMatmulAlgo_t) {
+        self.by_rows.entry((shape.n, shape.k, output)).or_default().insert(shape.m, algorithm);
+        self.loaded.insert(algorithm);
+    }
+
+    /// That of the next larger row count.
+    fn for_rows(&self, (shape, output): Key) -> Option<sys::cublasLtMatmulAlgo_t> {
+        let by_rows = self.by_rows.get(&(shape.n, shape.k, output))?;
+        by_rows.range(shape.m..).next().map(|(_, algorithm)| *algorithm)
+    }
 }
 
 // SAFETY: the library allows a handle to be used from any thread; the plans are behind a mutex.
@@ -71,7 +102,7 @@ impl Blas {
         let handle = result::create_handle().map_err(|source| failed("create a handle", String::new(), source))?;
         let workspace = device.stream().alloc_zeros(WORKSPACE_BYTES);
         let workspace = workspace.map_err(KernelError::driver("allocate the workspace of cuBLASLt"))?;
-        Ok(Self { handle, device: device.clone(), workspace, plans: Mutex::default() })
+        Ok(Self { handle, device: device.clone(), workspace, plans: Mutex::default(), chosen: Mutex::default() })
     }
 
     /// Multiplies. The first product of a shape asks the library for its algorithm, unless `tune` has chosen one.
@@ -107,8 +138,40 @@ impl Blas {
             }
         }
         plan.algorithm = best.1;
-        self.plans.lock().expect("no holder of this lock panics").insert(key, plan);
+        self.keep(key, plan);
         Ok(best.0)
+    }
+
+    /// Takes the library's first guess for the shape of `op`, and multiplies once if its code is not loaded yet. For start-up,
+    /// where timing gains nothing: from some hundred rows on the first guess is the best.
+    pub fn prepare(&self, mut op: Linear<'_>) -> Result<(), KernelError> {
+        linear::check("gemm", &op)?;
+        let key = (op.shape, op.y.output_type());
+        let plan = self.make_plan(key, None)?;
+        let is_loaded = self.chosen.lock().expect("no holder of this lock panics").loaded.contains(&plan.algorithm);
+        if !is_loaded {
+            let operands = self.operands(&mut op);
+            self.multiply(&plan, operands).map_err(|source| failed("gemm", describe(key), source))?;
+        }
+        self.keep(key, plan);
+        Ok(())
+    }
+
+    /// Whether `tune` or `prepare` was here already.
+    pub fn has_chosen(&self, op: &Linear<'_>) -> bool {
+        let GemmShape { m, n, k } = op.shape;
+        let chosen = self.chosen.lock().expect("no holder of this lock panics");
+        chosen.by_rows.get(&(n, k, op.y.output_type())).is_some_and(|by_rows| by_rows.contains_key(&m))
+    }
+
+    fn keep(&self, key: Key, plan: Plan) {
+        self.chosen.lock().expect("no holder of this lock panics").keep(key, plan.algorithm);
+        let replaced = self.plans.lock().expect("no holder of this lock panics").insert(key, plan);
+        // A plan that was tuned again kept its descriptors.
+        if let Some(replaced) = replaced.filter(|replaced| replaced.product != plan.product) {
+            // SAFETY: made by `describe_product`, in no table any more.
+            let _ = unsafe { free(&replaced) };
+        }
     }
 
     fn operands(&self, op: &mut Linear<'_>) -> Operands {
@@ -126,23 +189,49 @@ impl Blas {
         if let Some(plan) = plans.get(&key) {
             return Ok(*plan);
         }
-        let plan = self.make_plan(key)?;
+        let chosen = self.chosen.lock().expect("no holder of this lock panics").for_rows(key);
+        let plan = self.make_plan(key, chosen)?;
         plans.insert(key, plan);
         Ok(plan)
     }
 
-    fn make_plan(&self, key: Key) -> Result<Plan, KernelError> {
+    /// With the algorithm `chosen` if the library takes it for this shape, else with its own first guess.
+    fn make_plan(&self, key: Key, chosen: Option<sys::cublasLtMatmulAlgo_t>) -> Result<Plan, KernelError> {
         let (shape, output) = key;
         if shape.m == 0 || shape.n == 0 || shape.k == 0 {
             return Err(refused("gemm", "nothing to do: a dimension is 0".to_owned()));
         }
         let mut plan = describe_product(shape, output).map_err(|source| failed("gemm", describe(key), source))?;
+        if let Some(chosen) = chosen.filter(|chosen| self.takes(&plan, chosen)) {
+            plan.algorithm = chosen;
+            return Ok(plan);
+        }
         let found = self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))?;
         let Some(first) = found.into_iter().next() else {
             return Err(refused("gemm", format!("cuBLASLt has no algorithm for {}", describe(key))));
         };
         plan.algorithm = first;
         Ok(plan)
+    }
+
+    /// Whether the library multiplies this shape by this algorithm with our workspace.
+    fn takes(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        // SAFETY: a C struct of integers, filled by the call below.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all descriptors of the plan are alive; the algorithm is one that the library gave.
+        let outcome = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                plan.product,
+                plan.w,
+                plan.x,
+                plan.y,
+                plan.y,
+                algorithm,
+                &raw mut found,
+            )
+        };
+        outcome.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES
     }
 
     /// The library's candidates, best guess first.

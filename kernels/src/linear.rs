@@ -11,6 +11,9 @@ use crate::{
     launch::{self, GemmShape, LinearKernel, OutputType, SkinnyKernel},
 };
 
+/// Products of more rows keep cuBLASLt's first guess: timing gained nothing at 2048 and 8192.
+const TIMED_ROWS_MAX: usize = 512;
+
 /// y = x * w^T.
 #[derive(Debug)]
 pub struct Linear<'a> {
@@ -61,10 +64,13 @@ impl Kernels {
         }
     }
 
-    /// Chooses the algorithm for a shape that cuBLASLt multiplies; see [`Blas::tune`]. Nothing to choose elsewhere.
+    /// Chooses the algorithm for a shape that cuBLASLt multiplies, by timing where that gains something: see [`Blas::tune`] and
+    /// [`Blas::prepare`]. Nothing to choose elsewhere.
     pub fn tune_linear(&self, blas: &Blas, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, self.properties()) {
             LinearKernel::Skinny(_) => Ok(()),
+            LinearKernel::Blas if blas.has_chosen(&op) => Ok(()),
+            LinearKernel::Blas if op.shape.m > TIMED_ROWS_MAX => blas.prepare(op),
             LinearKernel::Blas => blas.tune(op, others).map(drop),
         }
     }

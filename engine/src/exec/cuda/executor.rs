@@ -15,7 +15,7 @@ use stoker_kernels::{
 use super::{
     batch::{Batch, BatchLimits, decode_shape},
     forward::{Forward, StepInputs},
-    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets},
+    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prefill_sizes},
     memory::Capacity,
     sampling::{edits, penalties, sample_row},
 };
@@ -47,6 +47,8 @@ pub struct CudaExecutor {
     idle_seconds: Option<f64>,
     limits: BatchLimits,
     max_sampled: usize,
+    /// Tokens of a step at most.
+    max_rows: usize,
     /// For messages.
     device: String,
 }
@@ -105,6 +107,7 @@ impl CudaExecutor {
             idle_seconds: None,
             limits,
             max_sampled: capacity.max_sampled,
+            max_rows: capacity.max_rows,
             device,
         })
     }
@@ -115,6 +118,10 @@ impl CudaExecutor {
         for n in buckets(self.limits.max_num_seqs) {
             let recorded = self.forward.tune(n, n).and_then(|()| self.record(n));
             recorded.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
+        }
+        for n in prefill_sizes(self.limits.max_num_seqs, self.max_rows) {
+            let prepared = self.forward.tune(n, self.max_sampled);
+            prepared.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
         }
         self.probe(&[0; 8], 0, Probe::NoRow)?;
         self.probe(&[0], 0, Probe::EveryRow)?;

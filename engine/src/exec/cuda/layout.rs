@@ -99,6 +99,14 @@ pub(super) fn buckets(largest: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), move |n| (*n < largest).then(|| bucket(n + 1, largest)))
 }
 
+/// Row counts of steps with prompts in them that products are prepared for, above `decodes` and up to `largest`: four to an
+/// octave, so that the algorithm of the next larger one is a good one for all between.
+pub(super) fn prefill_sizes(decodes: usize, largest: usize) -> impl Iterator<Item = usize> {
+    // An eighth of the octave's end is a quarter of its beginning.
+    let next = move |n: &usize| (*n < largest).then(|| (n + ((n + 1).next_power_of_two() / 8).max(16)).min(largest));
+    std::iter::successors(Some(decodes), next).skip(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +125,19 @@ mod tests {
             assert!((1..=largest).all(|n| all.contains(&bucket(n, largest))), "{largest}");
             assert!(all.is_sorted_by(|a, b| a < b) && all.last() == Some(&largest), "{largest}");
         }
+    }
+
+    #[test]
+    fn prefills_are_prepared_for_up_to_the_largest_step_in_steps_of_a_quarter_at_most() {
+        for (decodes, largest) in [(256, 8192), (1, 512), (64, 64), (100, 5000)] {
+            let all: Vec<usize> = prefill_sizes(decodes, largest).collect();
+            assert!(all.last().is_none_or(|last| *last == largest), "{largest}");
+            let from: Vec<usize> = std::iter::once(decodes).chain(all.clone()).collect();
+            assert!(
+                from.windows(2).all(|pair| pair[0] < pair[1] && pair[1] - pair[0] <= (pair[0] / 4).max(16)),
+                "{all:?}"
+            );
+        }
+        assert_eq!(prefill_sizes(256, 8192).count(), 20);
     }
 }
