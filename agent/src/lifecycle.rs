@@ -12,6 +12,9 @@ use stoker_crds::contract::{AgentPhase, DrainSettings};
 /// engine is taken for hung, and waiting longer would only delay the exit.
 const ABORT_GRACE: Duration = Duration::from_secs(5);
 
+/// Exit code after the engine stopped by itself: its memory on the device may be lost, only a new process gets a clean one.
+const ENGINE_DIED: u8 = 1;
+
 /// Where a replica is in its life.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
@@ -161,8 +164,8 @@ pub fn next(state: State, event: Event) -> (State, Vec<Action>) {
         Event::Loaded => (State { engine: Engine::Running, service }, vec![]),
         Event::LoadFailed(error) => (State { engine: Engine::LoadFailed(error), service }, vec![]),
         Event::Died(error) => {
-            let abort = Action::AbortAll(error.clone());
-            (State { engine: Engine::Died(error), service }, vec![abort])
+            let actions = vec![Action::AbortAll(error.clone()), Action::Exit(ENGINE_DIED)];
+            (State { engine: Engine::Died(error), service }, actions)
         }
         Event::Leave(departure) => with_service(leave(&engine, service, departure), engine),
         Event::Return => (State { engine, service: returned(service) }, vec![]),
@@ -314,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_engine_ends_what_is_open() {
+    fn a_dead_engine_ends_what_is_open_and_then_the_process() {
         let (state, actions) = next(ready(), Event::Died("step failed".into()));
         assert_eq!(state.phase(), AgentPhase::Failed);
-        assert_eq!(actions, [Action::AbortAll("step failed".into())]);
+        assert_eq!(actions, [Action::AbortAll("step failed".into()), Action::Exit(ENGINE_DIED)]);
     }
 }

@@ -44,10 +44,10 @@ pub enum StartError {
     Memory(#[from] MemoryError),
     /// The model's files cannot be used.
     #[error("load model: {0}")]
-    Model(#[from] ModelError),
+    Model(ModelError),
     /// The GPU that was asked for, or that a model was being brought to.
     #[error("GPU: {0}")]
-    Cuda(#[from] CudaError),
+    Cuda(CudaError),
     /// Random weights are made on a GPU.
     #[error("random weights need a GPU, and the model would run on the CPU: give it files with weights")]
     RandomOnCpu,
@@ -59,6 +59,19 @@ pub enum StartError {
         /// What the operating system said.
         reason: String,
     },
+}
+
+// By hand: the text above says the cause already, and a `source` would have it said again.
+impl From<ModelError> for StartError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(error)
+    }
+}
+
+impl From<CudaError> for StartError {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error)
+    }
 }
 
 /// Starts engines.

@@ -4,10 +4,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, sys::CUdevice_attribute as Attribute,
+    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits,
+    sys::{self, CUdevice_attribute as Attribute},
 };
 
 use crate::error::KernelError;
+
+/// The CUDA version that kernels and bindings are made for.
+const DRIVER_VERSION_MIN: i32 = 13_000;
 
 /// An opened GPU.
 #[derive(Clone, Debug)]
@@ -34,10 +38,7 @@ impl Device {
     /// Opens the GPU `ordinal`. All work of this crate goes to one stream of it, in order: the context's own tracking of
     /// buffers by events is switched off, because a stream under capture cannot wait for it.
     pub fn open(ordinal: usize) -> Result<Self, KernelError> {
-        // SAFETY: only looks whether the library can be loaded.
-        if !unsafe { cudarc::driver::sys::is_culib_present() } {
-            return Err(KernelError::NoDriver);
-        }
+        driver_version()?;
         let context = CudaContext::new(ordinal).map_err(|source| KernelError::NoDevice { ordinal, source })?;
         // SAFETY: nothing has been allocated yet, and buffers are used on the one stream below; whoever adds a stream
         // orders it by events of his own.
@@ -86,6 +87,23 @@ impl Device {
     pub fn name(&self) -> Result<String, KernelError> {
         self.context.name().map_err(KernelError::driver("read the device's name"))
     }
+}
+
+/// The CUDA version of the driver, 13000 for 13.0; refused if it is too old. Needs no device.
+pub(crate) fn driver_version() -> Result<i32, KernelError> {
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(KernelError::NoDriver);
+    }
+    let mut found = 0;
+    // SAFETY: writes one integer; needs no initialisation. Every driver has this function, newer ones may be missing.
+    unsafe { sys::cuDriverGetVersion(&raw mut found) }
+        .result()
+        .map_err(KernelError::driver("ask for the driver's version"))?;
+    if found < DRIVER_VERSION_MIN {
+        return Err(KernelError::DriverTooOld { found, needed: DRIVER_VERSION_MIN });
+    }
+    Ok(found)
 }
 
 impl Properties {

@@ -8,6 +8,17 @@ pub enum KernelError {
     /// The machine has no NVIDIA driver.
     #[error("no CUDA driver: libcuda is not found on this machine")]
     NoDriver,
+    /// The driver lacks functions that are called here.
+    #[error(
+        "the NVIDIA driver is too old: it is for CUDA {}, this program needs one for CUDA {} (580 or later)",
+        cuda_version(*found), cuda_version(*needed)
+    )]
+    DriverTooOld {
+        /// The driver's version, as it counts: 13000 is 13.0.
+        found: i32,
+        /// The least.
+        needed: i32,
+    },
     /// The driver finds no device, or cannot start.
     #[error("no CUDA device {ordinal}: {source}")]
     NoDevice {
@@ -20,7 +31,10 @@ pub enum KernelError {
     #[error("this program was built without GPU kernels: run kernels/tools/cuda.sh and build again")]
     NotBuilt,
     /// The kernels hold no code for this device.
-    #[error("the kernels do not load on {device} (compute capability {major}.{minor}): {source}")]
+    #[error(
+        "the kernels, compiled for sm_{}, do not load on {device} (compute capability {major}.{minor}): {source}",
+        crate::built_for().replace(',', ", sm_")
+    )]
     Unloadable {
         /// The device's name.
         device: String,
@@ -80,4 +94,9 @@ impl KernelError {
     pub fn driver(call: &'static str) -> impl Fn(DriverError) -> Self {
         move |source| Self::Driver { call, source }
     }
+}
+
+/// As people write it.
+pub(crate) fn cuda_version(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -3,9 +3,12 @@
 
 use std::fmt;
 
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::CudaContext;
 
-use crate::{Device, KernelError, Kernels, blas::Blas, built_for, built_with_kernels};
+use crate::{
+    Device, KernelError, Kernels, blas::Blas, built_for, built_with_kernels, device::driver_version,
+    error::cuda_version,
+};
 
 /// One line of the survey.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,27 +35,15 @@ pub fn survey() -> Vec<Finding> {
         false => Err(KernelError::NotBuilt.to_string()),
     };
     let mut findings = vec![Finding { part: "kernels", found: kernels }];
-    let driver = driver_version();
+    let driver = driver_version().map(|version| format!("for CUDA {}", cuda_version(version)));
     let has_driver = driver.is_ok();
-    findings.push(Finding { part: "driver", found: driver });
+    findings.push(Finding { part: "driver", found: driver.map_err(|error| error.to_string()) });
     if !has_driver {
         return findings;
     }
     findings.extend(gpus());
     findings.push(Finding { part: "use", found: usable().map_err(|error| error.to_string()) });
     findings
-}
-
-fn driver_version() -> Result<String, String> {
-    // SAFETY: only looks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(KernelError::NoDriver.to_string());
-    }
-    let mut version = 0;
-    // SAFETY: writes one integer; needs no initialisation.
-    let outcome = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-    outcome.map_err(|error| format!("libcuda does not answer: {error}"))?;
-    Ok(format!("for CUDA {}.{}", version / 1000, version % 1000 / 10))
 }
 
 fn gpus() -> Vec<Finding> {

@@ -1,0 +1,99 @@
+//! A GPU that fails under load. In a process of its own: what fails is the context that all tests of a process share.
+
+use std::{
+    ffi::CString,
+    fs::OpenOptions,
+    io::Write,
+    path::Path,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::result;
+use stoker_engine::{
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
+    RequestStream, SamplingParams, StopParams,
+};
+use stoker_kernels::Device;
+
+/// A kernel that ends in a trap: every later call in the context fails, as after any fault of a kernel or of the chip.
+const TRAP: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry stop() { trap; }";
+/// A hang would be the worst outcome of all.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn start() -> EngineHandle {
+    let model = ModelFiles::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
+    let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), ..EngineLimits::default() };
+    Engine::start(EngineConfig { model, limits, device: DeviceChoice::Cuda(0) }, |_| {}).expect("the model starts")
+}
+
+fn long_request() -> Request {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let stop = StopParams { max_tokens: 100_000, ignore_eos: true, ..StopParams::default() };
+    Request { prompt: vec![5, 6, 7], sampling, stop, logprobs: None }
+}
+
+fn trap(device: &Device) {
+    device.context().bind_to_thread().expect("the context is there");
+    let stream = device.context().new_stream().expect("a stream");
+    let [image, name] = [TRAP, "stop"].map(|text| CString::new(text).expect("no NUL in it"));
+    // SAFETY: the image is PTX that ends with a NUL; the kernel takes no arguments and touches no memory.
+    let launched = unsafe {
+        result::module::load_data(image.as_ptr().cast())
+            .and_then(|module| result::module::get_function(module, name))
+            .and_then(|stop| result::launch_kernel(stop, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut []))
+    };
+    launched.expect("it starts");
+}
+
+/// The stream's last event, or nothing if it does not end in time.
+fn terminal(mut stream: RequestStream) -> Option<RequestEvent> {
+    let (send, received) = mpsc::channel();
+    thread::spawn(move || {
+        while let Some(event) = stream.blocking_next() {
+            if matches!(event, RequestEvent::Finished { .. }) {
+                let _ = send.send(event);
+            }
+        }
+    });
+    received.recv_timeout(PATIENCE).ok()
+}
+
+#[test]
+fn a_fault_of_the_gpu_ends_every_request_with_an_error_that_names_the_step_and_refuses_later_ones() {
+    let test = "a_fault_of_the_gpu_ends_every_request_with_an_error_that_names_the_step_and_refuses_later_ones";
+    let device = match Device::open(0) {
+        Ok(device) if stoker_kernels::built_with_kernels() => device,
+        Ok(_) => return skip(test, "built without GPU kernels"),
+        Err(absent) => return skip(test, &absent.to_string()),
+    };
+    let engine = start();
+    let mut streams: Vec<_> = (0..8).map(|_| engine.submit(long_request()).expect("it is taken")).collect();
+    for stream in &mut streams {
+        assert!(matches!(stream.blocking_next(), Some(RequestEvent::Delta { .. })), "every one runs");
+    }
+    trap(&device);
+    for stream in streams {
+        let event = terminal(stream).expect("a terminal, not a hang");
+        let RequestEvent::Finished { reason: FinishReason::Error(reason), .. } = event else { panic!("{event:?}") };
+        println!("{reason}");
+        assert!(reason.contains("cuda:0") && reason.contains("stream 0") && reason.contains("8 sequences"), "{reason}");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while engine.load().stopped.is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let refusal = engine.submit(long_request()).expect_err("nothing computes any more").to_string();
+    assert!(refusal.contains("step failed"), "{refusal}");
+    engine.shutdown();
+}
+
+/// As the harness' `skip`: printed, and counted by `make test` through `$SKIP_LOG`.
+fn skip(test: &str, reason: &str) {
+    let line = format!("skipped: {test}: {reason}");
+    println!("{line}");
+    let Some(path) = std::env::var_os("SKIP_LOG") else { return };
+    let mut log = OpenOptions::new().create(true).append(true).open(path).expect("open $SKIP_LOG");
+    writeln!(log, "{line}").expect("record a skipped test");
+}
