@@ -409,9 +409,11 @@ __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round
   release(&at.barriers.v.empty[at.stage(at.n - 1)]);
 }
 
+// True if a tile that others have pieces of was among the work.
 template <int kDim>
-__device__ __forceinline__ void consume(Consumer& at, const PagedPrefill& p) {
+__device__ __forceinline__ bool consume(Consumer& at, const PagedPrefill& p) {
   const int group = p.n_q / p.n_kv;
+  bool has_pieces = false;
   // Someone has to begin.
   if (consumer_group() == 1) give_turn_to(0);
   Work work, next;
@@ -426,8 +428,10 @@ __device__ __forceinline__ void consume(Consumer& at, const PagedPrefill& p) {
     } else {
       leave_piece<kDim>(rows, p, work);
       announce_piece(ticket_of(p, work));
+      has_pieces = true;
     }
   }
+  return has_pieces;
 }
 
 // After all own work. Waiting is safe: every block of the grid has a multiprocessor, and none waits before its work is done.
@@ -472,8 +476,7 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
     const uint64_t q_rows = tile_descriptor(q_tiles + consumer_group() * kGroupRows * kHalfRowBytes, 0, 1024);
     const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
     Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
-    consume<kDim>(at, p);
-    merge<kDim>(p);
+    if (consume<kDim>(at, p)) merge<kDim>(p);
   }
 }
 
