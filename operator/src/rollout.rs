@@ -23,6 +23,8 @@ pub const SURGE_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
 /// Seconds that a draining agent may be unreachable before it is left to the kubelet, whose SIGTERM drains it too.
 pub const UNREACHABLE_PATIENCE: SignedDuration = SignedDuration::from_secs(15);
+/// Seconds after which an agent that was told to drain must say that it does: two readings.
+pub const HEARD_AFTER: SignedDuration = SignedDuration::from_secs(4);
 /// Seconds beyond the deadline in which the agent ends its last streams itself.
 pub const DEADLINE_SLACK: SignedDuration = SignedDuration::from_secs(2);
 

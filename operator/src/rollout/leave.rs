@@ -6,7 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::{AgentPhase, DrainSettings};
 
 use super::{
-    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
+    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, HEARD_AFTER, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE,
+    Wanted, Why,
     fleet::{Fleet, frees_enough},
 };
 use crate::{
@@ -50,6 +51,8 @@ fn next_of_draining(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, pl
         Load::Fresh(report) => match report.phase {
             AgentPhase::Empty => Next::Delete(Why::Drained),
             AgentPhase::Loading | AgentPhase::Failed => Next::Delete(Why::HoldsNoStreams),
+            // What was read before the agent was told says nothing about whether it heard.
+            AgentPhase::Ready if plan.wait_until(since + HEARD_AFTER, now) => Next::Wait,
             AgentPhase::Ready => Next::Remind,
             AgentPhase::Withdrawing | AgentPhase::Draining => Next::Wait,
         },
