@@ -21,7 +21,7 @@ use kube::{
     runtime::{
         Config, Controller, WatchStreamExt,
         controller::Action,
-        events::Recorder,
+        events::{Event, Recorder},
         reflector::{self, ObjectRef, Store, store::Writer},
         watcher,
     },
@@ -37,7 +37,7 @@ use crate::{
     apply::{Applied, Apply, FIELD_MANAGER},
     desired::{Desired, config_map_name, desired, labels},
     error::ReconcileError,
-    events::events_of,
+    events::{events_of, old_crd},
     intake,
     lease::Leadership,
     lint,
@@ -311,16 +311,23 @@ impl Context {
         let deployment = &observed.deployment;
         let before = deployment.status.as_ref();
         if before != Some(status) {
-            self.write_status(deployment, status).await.map_err(ReconcileError::Status)?;
-        }
-        let reference = deployment.object_ref(&());
-        for event in events_of(&deployment.namespace().unwrap_or_default(), applied, before, status) {
-            self.metrics.wrote("Event", "create");
-            if let Err(error) = self.recorder.publish(&event, &reference).await {
-                debug!(%error, "event was not published");
+            let written = self.write_status(deployment, status).await.map_err(ReconcileError::of_status);
+            if let Err(ReconcileError::OldCrd(_)) = &written {
+                self.publish(deployment, &old_crd()).await;
             }
+            written?;
+        }
+        for event in events_of(&deployment.namespace().unwrap_or_default(), applied, before, status) {
+            self.publish(deployment, &event).await;
         }
         Ok(())
+    }
+
+    async fn publish(&self, deployment: &InferenceDeployment, event: &Event) {
+        self.metrics.wrote("Event", "create");
+        if let Err(error) = self.recorder.publish(event, &deployment.object_ref(&())).await {
+            debug!(%error, "event was not published");
+        }
     }
 
     async fn write_status(

@@ -25,19 +25,30 @@ pub enum ReconcileError {
     /// Writing the status failed.
     #[error("status: {0}")]
     Status(#[source] kube::Error),
+    /// The status has a field that the installed CRD does not know.
+    #[error("status: the installed CRD is older than this operator: apply the CRD of this release ({0})")]
+    OldCrd(#[source] kube::Error),
     /// The Lease is not ours at the moment.
     #[error("not leading")]
     NotLeading,
 }
 
 impl ReconcileError {
+    /// Why a status could not be written. A server-side apply of an unknown field is answered with 500, not with 422.
+    pub fn of_status(source: kube::Error) -> Self {
+        match &source {
+            kube::Error::Api(answer) if answer.message.contains("field not declared in schema") => Self::OldCrd(source),
+            _ => Self::Status(source),
+        }
+    }
+
     /// The step, as the metric's label.
     pub fn step(&self) -> &'static str {
         match self {
             Self::Observe(_) => "observe",
             Self::Lint(_) => "lint",
             Self::Apply { .. } => "apply",
-            Self::Status(_) => "status",
+            Self::Status(_) | Self::OldCrd(_) => "status",
             Self::NotLeading => "lease",
         }
     }

@@ -41,6 +41,19 @@ pub fn events_of(
     pods.into_iter().flatten().chain(turned(before, after)).chain(scaled(before, after)).collect()
 }
 
+/// Said where a condition would stand if the status could be written.
+pub fn old_crd() -> Event {
+    let note = "The installed CRD is older than the operator, so the status cannot be written and the number of replicas stays: apply \
+                the CRD of this release, charts/stoker/crds/inferencedeployments.yaml (Helm does not upgrade CRDs).";
+    Event {
+        type_: EventType::Warning,
+        reason: "CrdTooOld".to_owned(),
+        note: Some(note.to_owned()),
+        action: "WriteStatus".to_owned(),
+        secondary: None,
+    }
+}
+
 /// What was done to a pod.
 struct Change {
     reason: &'static str,

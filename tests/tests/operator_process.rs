@@ -78,3 +78,27 @@ fn a_deployment_that_cannot_be_read_is_told_so_and_blinds_nobody() {
     })
     .unwrap();
 }
+
+#[test]
+fn under_an_older_crd_an_event_says_which_one_to_apply() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    let path = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/scaling";
+    let older = json!([{"op": "remove", "path": path}]).to_string();
+    rig.cluster.kubectl(&["patch", "crd", "inferencedeployments.stoker.dev", "--type=json", "-p", &older]);
+    rig.wait("the older CRD is in force", SOON, |rig| {
+        let schema = rig.cluster.kubectl(&["get", "--raw", "/openapi/v3/apis/stoker.dev/v1alpha1"]);
+        Ok(!schema.contains("pressurePercent"))
+    })
+    .unwrap();
+    rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "scaling": {"max": 2}})).unwrap();
+    rig.wait("the Event is there", SOON, |rig| {
+        let events = rig.cluster.kubectl(&[
+            "get",
+            "events",
+            "-o",
+            "jsonpath={range .items[*]}{.reason}: {.message}{\"\\n\"}{end}",
+        ]);
+        Ok(events.contains("CrdTooOld: The installed CRD is older") && events.contains("apply the CRD of this release"))
+    })
+    .unwrap();
+}
