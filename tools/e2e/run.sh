@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Stoker on a real kubelet + containerd node, in namespaces that leave nothing behind. Needs root, else it skips.
 #
-#   tools/e2e/run.sh                    build everything, then the whole walk: install, serve, roll, scale, delete
+#   tools/e2e/run.sh                    build everything, then the whole walk: install, serve, roll, scale, explain, delete
 #   tools/e2e/run.sh node               only the node with the images; says how to enter it; until Ctrl-C
 #   tools/e2e/run.sh docs               every command of docs/install.md, in a node of its own
 #   tools/e2e/run.sh exec -- CMD...     one command in a node of its own, with kubectl and helm on PATH
@@ -51,7 +51,7 @@ kubernetes() {
   tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl helm
 }
 
-programs() { cargo build --release -p stoker-agent -p stoker-operator -p stoker-image -p stoker-e2e; }
+programs() { cargo build --release -p stoker-agent -p stoker-operator -p stoker-image -p stoker-cli -p stoker-e2e; }
 
 images() {
   mkdir -p "$IMAGES"
@@ -67,7 +67,7 @@ start() { # WORD ARGS...
   for name in stoker-agent stoker-operator e2e-tools; do args+=(--image "$IMAGES/$name.tar"); done
   rm -rf "$LOGS"
   exec "$RELEASE/stoker-e2e" "$word" --kube-bin "$(dirname "$(tools/kube/build.sh --where kubelet)")" \
-    --helm "$(tools/kube/build.sh --where helm)" --chart "$ROOT/charts/stoker" --logs "$LOGS" "${args[@]}" "$@"
+    --helm "$(tools/kube/build.sh --where helm)" --plugin "$RELEASE/kubectl-stoker" --chart "$ROOT/charts/stoker" --logs "$LOGS" "${args[@]}" "$@"
 }
 
 main "$@"

@@ -1,4 +1,4 @@
-//! kubectl and helm with this cluster's credentials, and with their caches inside the namespaces. Returns text or
+//! kubectl, its plugin and helm with this cluster's credentials, and with their caches inside the namespaces. Returns text or
 //! JSON; never judges it.
 
 use std::{
@@ -13,17 +13,18 @@ use serde_json::Value;
 
 use crate::{Options, credentials::kubeconfig, namespaces::STATE};
 
-/// The two command line tools.
+/// The command line tools.
 #[derive(Clone, Debug)]
 pub(crate) struct Kubectl {
     kubectl: PathBuf,
     helm: PathBuf,
+    plugin: PathBuf,
 }
 
 impl Kubectl {
     /// The tools that the options name.
     pub(crate) fn new(options: &Options) -> Self {
-        Self { kubectl: options.kube_bin.join("kubectl"), helm: options.helm.clone() }
+        Self { kubectl: options.kube_bin.join("kubectl"), helm: options.helm.clone(), plugin: options.plugin.clone() }
     }
 
     /// Runs kubectl and returns what it printed.
@@ -51,6 +52,13 @@ impl Kubectl {
         read(child.wait_with_output().context("wait for kubectl")?, "kubectl", &args).map(drop)
     }
 
+    /// Runs `kubectl stoker` as a user does, found on the PATH, and returns what it printed.
+    pub(crate) fn stoker(&self, args: &[&str]) -> Result<String> {
+        let mut command = self.shell("kubectl");
+        command.arg("stoker").args(args).stdin(Stdio::null());
+        read(command.output().context("start kubectl")?, "kubectl stoker", args)
+    }
+
     /// Runs helm and returns what it printed.
     pub(crate) fn helm(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.helm);
@@ -65,17 +73,18 @@ impl Kubectl {
         command
     }
 
-    /// A command of the user's choice that finds both tools on its PATH.
+    /// A command of the user's choice that finds the tools on its PATH.
     pub(crate) fn shell(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.envs(environment()).env("PATH", self.search_path());
         command
     }
 
-    /// `PATH` with the folders of both tools in front.
+    /// `PATH` with the folders of the tools in front.
     pub(crate) fn search_path(&self) -> OsString {
         let inherited = std::env::var_os("PATH").unwrap_or_default();
-        let own = [&self.kubectl, &self.helm].map(|tool| tool.parent().unwrap_or(Path::new("/")).to_owned());
+        let own =
+            [&self.kubectl, &self.helm, &self.plugin].map(|tool| tool.parent().unwrap_or(Path::new("/")).to_owned());
         let folders = own.into_iter().chain(std::env::split_paths(&inherited));
         std::env::join_paths(folders).unwrap_or(inherited)
     }

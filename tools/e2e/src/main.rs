@@ -56,7 +56,7 @@ enum Stage {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Word {
-    /// Install the chart, serve two replicas, roll, scale, delete; then take everything down
+    /// Install the chart, serve two replicas, roll, scale, explain, delete; then take everything down
     Run(Options),
     /// Start the node with the images imported, say how to enter it, and keep it until Ctrl-C
     Node(Options),
@@ -79,6 +79,9 @@ struct Options {
     /// The helm binary
     #[arg(long, value_name = "FILE")]
     helm: PathBuf,
+    /// The kubectl plugin
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
     /// The chart
     #[arg(long, value_name = "DIR", default_value = "charts/stoker")]
     chart: PathBuf,

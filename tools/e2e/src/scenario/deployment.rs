@@ -97,6 +97,21 @@ impl<'a> Deployment<'a> {
         self.wait_ready(n_replicas)
     }
 
+    /// Gives the number of replicas to the operator, and waits until it is explained by way of a forwarded port. Returns
+    /// the answer's first line.
+    pub(crate) fn explain_scaling(&self) -> Result<String> {
+        self.patch("{\"spec\": {\"replicas\": null, \"scaling\": {\"max\": 3}}}")?;
+        until(LIMIT, "a decision that is explained", || {
+            let said = match self.kubectl.stoker(&["explain", NAME]) {
+                Ok(said) => said,
+                Err(error) => return Ok(Look::NotYet(format!("{error:#}"))),
+            };
+            let repeated = said.trim_end().ends_with("the same, bit for bit.");
+            let decision = said.lines().find(|line| line.contains("replica")).filter(|_| repeated);
+            Ok(decision.map_or_else(|| Look::NotYet(said.clone()), |line| Look::Done(line.to_owned())))
+        })
+    }
+
     /// Deletes it and waits until nothing that belonged to it is left.
     pub(crate) fn delete(&self) -> Result<()> {
         self.kubectl.run(&["delete", "infd", NAME, "--timeout=150s"])?;

@@ -1,4 +1,4 @@
-//! The walk through Stoker: install, serve, roll under load, scale, delete, uninstall. Lists the steps; each lives in
+//! The walk through Stoker: install, serve, roll under load, scale, explain, delete, uninstall. Lists the steps; each lives in
 //! the file of its noun.
 
 mod chart;
@@ -51,6 +51,9 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     deployment.scale(1).context("scale down")?;
     client.ask("still there?").context("ask after scaling down")?;
     stages.done("scaled down to 1");
+
+    let decision = deployment.explain_scaling().context("explain a decision through a forwarded port")?;
+    stages.done(format_args!("kubectl stoker explain through a forwarded port: {decision:?}"));
 
     deployment.delete().context("delete InferenceDeployment")?;
     stages.done("deleted; nothing of it is left");
