@@ -29,8 +29,8 @@ pub struct ScalingSpec {
     /// recorded; `external`: nothing is decided, `replicas` is set through the scale subresource. Default: `native`.
     #[serde(default)]
     pub mode: ScalingMode,
-    /// What a replica may carry. Default: 80 % of its KV blocks, requests slowed down twice, one second of prefill
-    /// waiting.
+    /// What a replica may carry. Default: 80 % of its KV blocks, requests slowed down four times, one second of
+    /// prefill waiting.
     #[serde(default)]
     pub targets: Targets,
     /// How fast and how reluctantly the number follows. Default: windows of 60 s and 6 s, up at once, down reluctantly.
@@ -76,7 +76,7 @@ pub struct Targets {
     /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
     pub kv: f64,
     /// How many times as long as alone a request may stay in a replica, above 1: bounds latency where compute runs out
-    /// before KV does. Default: 2.
+    /// before KV does. Default: 4.
     pub slowdown: f64,
     /// Seconds of prefill that may wait in front of a replica. Default: 1.
     pub queue_seconds: f64,
@@ -92,7 +92,7 @@ pub struct Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        Self { kv: 0.8, slowdown: 2.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+        Self { kv: 0.8, slowdown: 4.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
     }
 }
 
@@ -122,6 +122,10 @@ pub struct Behavior {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 86_400)))]
     pub down_stabilization_seconds: Option<u32>,
+    /// Replicas kept beyond what load needs, 0 to 100: what meets a jump of load, or the loss of a replica, until others have
+    /// started. Load that needs half a replica keeps half as many. Default: 2.
+    #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 100)))]
+    pub spare_replicas: u32,
     /// How much one decision may add. Default: 4 replicas or 400 %.
     pub up: StepLimit,
     /// How much one decision may remove. Default: 1 replica or 50 %.
@@ -137,6 +141,7 @@ impl Default for Behavior {
             panic_window_seconds: 6,
             down_pressure: 0.85,
             down_stabilization_seconds: None,
+            spare_replicas: 2,
             up: StepLimit { replicas: 4, percent: 400 },
             down: StepLimit { replicas: 1, percent: 50 },
             quorum: Quorum::default(),

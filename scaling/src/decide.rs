@@ -136,7 +136,7 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     let mut next = state.clone();
     next.law.learn(signals, now_ms);
     let mood = mood(spec, signals, &mut next, now_ms);
-    let demand = Demand::of(signals, &next.law, &spec.targets, mood);
+    let demand = Demand::of(signals, &next.law, spec, mood);
     let choice = choose(&Round { spec, signals, demand: &demand, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
     next.regret.note(state.desired, desired, now_ms);

@@ -5,15 +5,16 @@
 //! readings.
 
 use serde::{Deserialize, Serialize};
-use stoker_crds::scaling::Targets;
+use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
     law::ServiceLaw,
     signals::{Flow, Signals},
 };
 
-/// A sudden rise is believed when it is this many standard deviations beyond chance.
-const DEVIATIONS_OF_A_JUMP: f64 = 3.0;
+/// A sudden rise is believed when it is this many standard deviations beyond chance. It is looked for every two seconds:
+/// beyond three, chance alone would find one every half hour; beyond four, every other day.
+const DEVIATIONS_OF_A_JUMP: f64 = 4.0;
 /// Terms that only know "too much" (queue, preemptions, latency) ask for at most this multiple of what serves: they
 /// cannot tell how much is missing, and the replicas they asked for must arrive before they may ask again.
 const BLIND_FACTOR_MAX: f64 = 1.5;
@@ -90,11 +91,12 @@ pub struct Demand {
 
 impl Demand {
     /// Applies the formula.
-    pub fn of(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Self {
+    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, mood: Mood) -> Self {
+        let targets = &spec.targets;
         let mut terms = Vec::with_capacity(6);
         let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
-        term(Cause::Kv, kv_replicas(signals, targets, mood));
-        term(Cause::Arrivals, ArrivalTerm::of(signals, law, targets, mood).map(ArrivalTerm::replicas));
+        term(Cause::Kv, kv_replicas(signals, targets.kv, mood));
+        term(Cause::Arrivals, ArrivalTerm::of(signals, law, spec, mood).map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
         let ratio = |measured: Option<f64>, target: Option<f64>| Some(blind(measured? / target?));
@@ -126,8 +128,8 @@ fn blind(times_target: f64, signals: &Signals) -> f64 {
 }
 
 /// Replicas that would bring the referenced blocks to the target if usage were shared out.
-fn kv_replicas(signals: &Signals, targets: &Targets, mood: Mood) -> Option<f64> {
-    let carried = signals.blocks_per_replica * targets.kv;
+fn kv_replicas(signals: &Signals, target: f64, mood: Mood) -> Option<f64> {
+    let carried = signals.blocks_per_replica * target;
     (carried > 0.0).then(|| referenced(signals, mood) / carried)
 }
 
@@ -155,12 +157,14 @@ pub struct ArrivalTerm {
     pub residence_seconds: f64,
     /// KV blocks a replica references at that usage.
     pub carried: f64,
+    /// `behavior.spareReplicas`.
+    pub spare: f64,
 }
 
 impl ArrivalTerm {
     /// Takes the term apart; `None` before anything was learned or while nothing runs.
-    pub fn of(signals: &Signals, law: &ServiceLaw, targets: &Targets, mood: Mood) -> Option<Self> {
-        let line = law.line()?;
+    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, mood: Mood) -> Option<Self> {
+        let (line, targets) = (law.line()?, &spec.targets);
         let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown));
         let carried = signals.blocks_per_replica * kv;
         let blocks_per_request = blocks_per_request(signals, mood)?;
@@ -171,6 +175,7 @@ impl ArrivalTerm {
             kv,
             residence_seconds: line.residence_seconds(kv),
             carried,
+            spare: f64::from(spec.behavior.spare_replicas),
         })
     }
 
@@ -186,9 +191,16 @@ impl ArrivalTerm {
         DEVIATIONS_OF_CHANCE * (self.mean_replicas() * SIZE_SPREAD / requests_per_replica).sqrt()
     }
 
+    /// Replicas more for what nobody foresees: load that jumps, or a replica that is lost, until another has started.
+    /// A number and not a share: what a jump brings does not grow with what was there before. A load that needs less
+    /// than one replica gets as much less, so that a trickle does not keep three.
+    pub fn spare_replicas(self) -> f64 {
+        self.spare * self.mean_replicas().min(1.0)
+    }
+
     /// What the term wants.
     pub fn replicas(self) -> f64 {
-        self.mean_replicas() + self.chance_replicas()
+        self.mean_replicas() + self.chance_replicas() + self.spare_replicas()
     }
 }
 

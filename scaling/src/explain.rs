@@ -94,10 +94,10 @@ fn latency_words(what: &str, measured: Option<f64>, target: Option<f64>) -> Stri
 
 fn arrival_words(record: &DecisionRecord) -> Option<String> {
     let mood = record.decision.demand.mood;
-    let term = ArrivalTerm::of(&record.signals, &record.after.law, &record.spec.targets, mood)?;
+    let term = ArrivalTerm::of(&record.signals, &record.after.law, &record.spec, mood)?;
     Some(format!(
         "({:.1} requests/s {} + {:.1} waiting) x {:.0} blocks x {:.1} s stay / ({:.0} blocks at {:.0} % kv) + {:.2} for \
-         chance",
+         chance + {:.2} to spare",
         term.rate,
         mood_words(mood),
         term.waiting_rate,
@@ -105,7 +105,8 @@ fn arrival_words(record: &DecisionRecord) -> Option<String> {
         term.residence_seconds,
         term.carried,
         term.kv * 100.0,
-        term.chance_replicas()
+        term.chance_replicas(),
+        term.spare_replicas()
     ))
 }
 
@@ -161,19 +162,8 @@ fn name(cause: Cause) -> &'static str {
     }
 }
 
-fn bound_name(bound: Bound) -> &'static str {
-    match bound {
-        Bound::Nothing => "nothing",
-        Bound::Min => "min",
-        Bound::Max => "max",
-        Bound::UpStep => "up step",
-        Bound::DownStep => "down step",
-        Bound::QuorumUp | Bound::QuorumDown => "quorum",
-        Bound::ShortHistory => "short history",
-        Bound::Panic => "panic",
-        Bound::Preemptions => "preemptions",
-        Bound::Stabilisation => "stabilisation",
-        Bound::DownPressure => "down pressure",
-        Bound::NotIdleYet | Bound::SlowWake => "to zero",
-    }
+/// The word that status, records and metrics use.
+fn bound_name(bound: Bound) -> String {
+    let word = serde_json::to_value(bound).expect("an enumeration is plain data");
+    word.as_str().unwrap_or_default().to_owned()
 }

@@ -21,8 +21,11 @@ const MEMORY_SECONDS: f64 = 1200.0;
 /// Slope in units of `alone` assumed before usage has varied: the ratio of an 8B model on one H200, whose step goes from
 /// 4.9 ms alone to about 35 ms with a full cache.
 const PRIOR_SLOPE: f64 = 6.0;
-/// Variance of usage at which observations weigh as much as the prior.
-const PRIOR_VARIANCE: f64 = 0.01;
+/// Squared coefficient of variation of usage at which observations weigh as much as the prior. Relative, because a mix of
+/// short answers fills compute at a few percent of KV: in shares of the cache its usage would never vary enough to tell.
+const PRIOR_VARIATION: f64 = 0.1;
+/// Variance of usage that weighs as much as the prior whatever the mean: a tenth of the cache tells by itself.
+const PRIOR_VARIANCE_MAX: f64 = 0.01;
 /// `alone` is at least this share of the mean residence, whatever the regression says.
 const ALONE_SHARE_MIN: f64 = 0.05;
 /// Fewer requests per window than this say nothing about their mean.
@@ -70,7 +73,8 @@ impl ServiceLaw {
         let variance = (self.kv_kv / self.weight - mean_kv * mean_kv).max(0.0);
         let covariance = self.kv_residence / self.weight - mean_kv * mean;
         let prior = PRIOR_SLOPE * mean / (1.0 + PRIOR_SLOPE * mean_kv);
-        let slope = (covariance + PRIOR_VARIANCE * prior) / (variance + PRIOR_VARIANCE);
+        let doubt = (PRIOR_VARIATION * mean_kv * mean_kv).min(PRIOR_VARIANCE_MAX);
+        let slope = if variance + doubt > 0.0 { (covariance + doubt * prior) / (variance + doubt) } else { prior };
         let alone_min = ALONE_SHARE_MIN * mean;
         let slope_max = if mean_kv > 0.0 { (mean - alone_min) / mean_kv } else { f64::MAX };
         let slope = slope.clamp(0.0, slope_max);

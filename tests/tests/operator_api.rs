@@ -80,6 +80,7 @@ fn every_field_of_the_whole_object_is_accepted() {
         "targets": {"kv": 0.7, "slowdown": 3, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500, "itlMs": 50},
         "behavior": {
             "stableWindowSeconds": 30, "panicWindowSeconds": 4, "downPressure": 0.8, "downStabilizationSeconds": 60,
+            "spareReplicas": 1,
             "up": {"replicas": 2, "percent": 100}, "down": {"replicas": 1, "percent": 0}, "quorum": {"up": 0.5, "down": 1}
         }
     }})));

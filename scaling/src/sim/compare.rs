@@ -21,7 +21,8 @@ pub const EQUAL_WITHIN: f64 = 0.02;
 /// Name of our rule in figures.
 pub const STOKER: &str = "stoker";
 
-const GRID_POINTS: u32 = 9;
+/// A few percent beside a threshold that serves everybody another may serve nobody, so that the grid must be fine.
+const GRID_POINTS: u32 = 24;
 const BISECTIONS: u32 = 4;
 
 /// A rule that ours is compared with.
@@ -144,6 +145,10 @@ impl Tried {
     fn misses(&self) -> u64 {
         self.outcomes.iter().map(|outcomes| outcomes.misses).sum()
     }
+
+    fn preemptions(&self) -> u64 {
+        self.outcomes.iter().map(|outcomes| outcomes.preemptions).sum()
+    }
 }
 
 struct Search<'a> {
@@ -176,7 +181,7 @@ impl Search<'_> {
 
     fn one_target(&self, tried: &[Tried], gpu_hours: f64) -> Vec<Tuned> {
         let affordable = |tried: &&Tried| tried.gpu_hours() <= limit(gpu_hours);
-        let best = tried.iter().filter(affordable).min_by_key(|tried| tried.misses());
+        let best = tried.iter().filter(affordable).min_by_key(|tried| (tried.misses(), tried.preemptions()));
         let cheapest = || tried.iter().min_by(|a, b| a.gpu_hours().total_cmp(&b.gpu_hours()));
         let Tried { target, outcomes } = best.or_else(cheapest).expect("the grid is not empty");
         outcomes
@@ -207,7 +212,7 @@ impl Search<'_> {
             hours
         });
         let affordable = |(_, outcomes): &&(f64, Outcomes)| outcomes.gpu_hours() <= limit(gpu_hours);
-        let best = runs.iter().filter(affordable).min_by_key(|(_, outcomes)| outcomes.misses);
+        let best = runs.iter().filter(affordable).min_by_key(|(_, outcomes)| (outcomes.misses, outcomes.preemptions));
         let cheapest = || runs.iter().min_by(|(_, a), (_, b)| a.gpu_seconds.total_cmp(&b.gpu_seconds));
         let (target, outcomes) = best.or_else(cheapest).expect("the grid is not empty").clone();
         Tuned { rival: self.rival, target, outcomes, is_dearer: best.is_none() }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{DecisionRecord, law::Line};
 
-/// Blocks per request are those of the last record with at least this many running, so that few do not speak for all.
+/// Records with fewer running say nothing about the blocks of a request, so that few do not speak for all.
 const RUNNING_MIN: f64 = 1.0;
 
 /// Why records are no trace.
@@ -75,7 +75,10 @@ impl Served {
     fn of(records: &[DecisionRecord]) -> Option<Self> {
         let telling = records.iter().rev().find(|record| blocks_per_request(record).is_some())?;
         let law = telling.after.law.line()?;
-        let blocks_per_request = blocks_per_request(telling)?;
+        // One moment's mix would make every request of the run too long or too short.
+        let sum = |of: fn(&DecisionRecord) -> f64| records.iter().map(of).sum::<f64>();
+        let blocks_per_request =
+            sum(|record| record.signals.panic.referenced) / sum(|record| record.signals.panic.running);
         let step_seconds = telling.signals.itl_p95_ms.map_or(ReplicaModel::default().step_seconds, |ms| ms / 1000.0);
         // A prompt has at least one block, and the completion is held by half on average.
         let most = 2.0 * (blocks_per_request - 1.0).max(0.5) * f64::from(KV_BLOCK_TOKENS);
@@ -135,8 +138,9 @@ mod tests {
         promise: Promise { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 },
     };
 
+    /// Twelve replicas all the time: what is compared is the load, and not what the rule makes of it.
     fn run(trace: &Trace) -> (Outcomes, Vec<DecisionRecord>) {
-        run_ours(trace, &ScalingSpec::between(1, 24), &SETTING)
+        run_ours(trace, &ScalingSpec::between(12, 12), &SETTING)
     }
 
     fn mean_kv(outcomes: &Outcomes) -> f64 {
@@ -155,8 +159,6 @@ mod tests {
         assert!((0.98..1.02).contains(&requests), "{requests}");
         let kv = ratio(mean_kv(&after), mean_kv(&before));
         assert!((0.8..1.25).contains(&kv), "{kv}");
-        let hours = ratio(after.gpu_hours(), before.gpu_hours());
-        assert!((0.8..1.25).contains(&hours), "{hours}");
     }
 
     #[test]

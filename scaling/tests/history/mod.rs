@@ -11,7 +11,7 @@ use stoker_scaling::{
 const TICK_MS: u64 = 2_000;
 const BLOCKS: u32 = 1_000;
 /// A believed answer may be this old.
-const FRESH_MS: u64 = 7_000;
+const FRESH_MS: u64 = 4_100;
 
 /// One decision and what the history knows about it.
 #[derive(Debug)]
@@ -209,6 +209,7 @@ fn random_spec(rng: &mut Rng) -> ScalingSpec {
     spec.targets.kv = 0.3 + 0.6 * rng.uniform();
     spec.targets.slowdown = 1.5 + 4.0 * rng.uniform();
     spec.targets.ttft_ms = (below(rng, 3) == 0).then_some(800.0);
+    spec.behavior.spare_replicas = below(rng, 4);
     spec.behavior.stable_window_seconds = 10 + below(rng, 30);
     spec.behavior.down_stabilization_seconds = Some(10 + below(rng, 60));
     spec.to_zero = (below(rng, 3) == 0).then_some(ToZero { after_seconds: 20, max_wake_seconds: 90 });
