@@ -101,7 +101,7 @@ pub struct ScaleDecision {
     pub desired: u32,
     /// Replicas wanted before.
     pub previous: u32,
-    /// The load alone wants this many.
+    /// The load alone wants this many; broken replicas are made up for.
     pub unbounded: u32,
     /// The largest term over the serving replicas; 0 while none serves.
     pub pressure: f64,
@@ -144,7 +144,7 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     let decision = ScaleDecision {
         desired,
         previous: state.desired,
-        unbounded: whole(demand.replicas()),
+        unbounded: made_up(demand.replicas(), signals),
         pressure: pressure(&demand, signals),
         cause: demand.largest().map(|term| term.cause),
         bound,
@@ -197,8 +197,8 @@ fn choose(round: &Round<'_>, next: &mut ScaleState) -> Choice {
     if round.signals.coverage.serving == 0 || !has_quorum(round.signals, round.spec.behavior.quorum.up) {
         return Choice { desired: current, bound: Bound::QuorumUp };
     }
-    let wanted = whole(round.demand.replicas());
-    let patient = whole(round.demand.replicas() / round.spec.behavior.down_pressure).max(1);
+    let wanted = made_up(round.demand.replicas(), round.signals);
+    let patient = made_up(round.demand.replicas() / round.spec.behavior.down_pressure, round.signals).max(1);
     let held = next.hold.keep(patient, hold_ms(round, next.regret), round.now_ms);
     if wanted > current { up(round.spec, current, wanted) } else { down(round, next, held) }
 }
@@ -215,7 +215,7 @@ fn down(round: &Round<'_>, state: &ScaleState, held: u32) -> Choice {
     if let Some(choice) = to_zero(round, current) {
         return choice;
     }
-    if whole(round.demand.replicas()) == current {
+    if made_up(round.demand.replicas(), round.signals) == current {
         return Choice::free(current);
     }
     if current <= round.spec.min {
@@ -225,7 +225,7 @@ fn down(round: &Round<'_>, state: &ScaleState, held: u32) -> Choice {
         return stay(bound);
     }
     if held >= current {
-        let patient = whole(round.demand.replicas() / round.spec.behavior.down_pressure);
+        let patient = made_up(round.demand.replicas() / round.spec.behavior.down_pressure, round.signals);
         return stay(if patient >= current { Bound::DownPressure } else { Bound::Stabilisation });
     }
     let least = current.saturating_sub(round.spec.behavior.down.of(current));
@@ -294,6 +294,14 @@ fn has_quorum(signals: &Signals, share: f64) -> bool {
 fn pressure(demand: &Demand, signals: &Signals) -> f64 {
     let serving = signals.coverage.serving;
     if serving == 0 { 0.0 } else { demand.replicas() / f64::from(serving) }
+}
+
+/// Whole replicas for a real demand. While fewer serve, one more for each that is there and carries nothing; once enough
+/// serve, those are surplus, and they are what goes first.
+fn made_up(replicas: f64, signals: &Signals) -> u32 {
+    let wanted = whole(replicas);
+    let missing = wanted.saturating_sub(signals.coverage.serving);
+    wanted.saturating_add(signals.coverage.broken.min(missing))
 }
 
 /// Whole replicas for a real demand. A hair above a whole number is the noise of the mean, not a replica.

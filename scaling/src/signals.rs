@@ -58,6 +58,9 @@ pub struct Coverage {
     pub starting: u32,
     /// Replicas on their way out.
     pub draining: u32,
+    /// Replicas that served and do not any more: they have a pod and carry nothing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub broken: u32,
     /// Some of the serving replicas that are not fresh, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_fresh: Vec<(String, NotFresh)>,
@@ -166,6 +169,7 @@ impl<'a> Past<'a> {
             fresh: serving - u32::try_from(not_fresh).expect("fewer than 2^32 replicas"),
             starting: self.window.count(Standing::Starting),
             draining: self.window.count(Standing::Draining),
+            broken: self.window.count(Standing::Broken),
             not_fresh: named.map(|(id, why)| (id.to_owned(), why)).collect(),
             window_seconds: self.ticks().first().map_or(0.0, |oldest| seconds_between(oldest.at_ms, self.now_ms)),
         }
@@ -224,6 +228,10 @@ impl<'a> Past<'a> {
         }
         (late - early) / (late * half)
     }
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 fn mean(ticks: &[Totals], of: fn(&Totals) -> f64) -> f64 {

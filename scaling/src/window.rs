@@ -20,6 +20,8 @@ pub enum Standing {
     Serving,
     /// On its way out; takes no new requests.
     Draining,
+    /// Served, and its process is gone for so long that its load must show elsewhere. No capacity, and nothing to read.
+    Broken,
 }
 
 /// The totals of one tick over all serving replicas; readings that are not fresh are filled in with the mean of those

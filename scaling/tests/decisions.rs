@@ -102,6 +102,19 @@ fn one_replica_that_cannot_be_seen_stops_going_down() {
 }
 
 #[test]
+fn a_broken_replica_is_made_up_for_and_stops_nobody_from_going_down() {
+    let mut signals = with_kv(4.0);
+    signals.coverage.broken = 1;
+    check(&spec(), &signals, 4, (5, Bound::Nothing));
+    check(&ScalingSpec::between(1, 4), &signals, 4, (4, Bound::Max));
+    (signals.coverage.serving, signals.coverage.fresh) = (4, 4);
+    check(&spec(), &signals, 5, (5, Bound::DownPressure));
+    let mut light = with_kv(1.5);
+    light.coverage.broken = 1;
+    check(&spec(), &light, 4, (2, Bound::Nothing));
+}
+
+#[test]
 fn nothing_goes_down_on_less_history_than_the_stable_window() {
     let mut signals = with_kv(0.5);
     signals.coverage.window_seconds = 59.0;

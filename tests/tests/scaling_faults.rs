@@ -1,5 +1,6 @@
 //! Agents that die, freeze or lie: nothing goes down, and the status says within three ticks that it cannot see. Each
-//! deployment has two replicas where one would do; in all but one of them one agent is broken.
+//! deployment has two replicas where one would do; in all but one of them one agent is broken. Stand-ins lie; real agents
+//! are killed and frozen too. One that crashes without end is given up.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -13,18 +14,24 @@ use std::{
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{NAMESPACE, Rig, condition};
+use stoker_tests::{
+    agent,
+    operator::{AGENT_IMAGE, NAMESPACE, Rig, condition, serves},
+};
 
 const SOON: Duration = Duration::from_secs(90);
 /// Three ticks of two seconds, and the time to write the status and to look at it.
 const SAID_WITHIN: Duration = Duration::from_millis(3 * 2000 + 1500);
 /// Windows, stabilisation and a drain of the one that may go, several times over.
 const WATCHED: Duration = Duration::from_secs(30);
+/// The image with the real agent.
+const REAL_IMAGE: &str = "real/agent:1";
 const LIES: [&str; 5] = ["html", "nan", "negative", "future", "revision"];
 
-fn spec(min: u32) -> Value {
+fn spec(image: &str, min: u32) -> Value {
     json!({
         "model": {"source": "builtin://ember"}, "drain": {"withdrawSeconds": 0, "deadlineSeconds": 10},
+        "pod": {"image": image}, "engine": {"maxModelLen": 512, "kvCacheTokens": 2048, "threads": 1},
         "scaling": {"min": min, "max": 3, "behavior": {
             "stableWindowSeconds": 6, "panicWindowSeconds": 2, "downStabilizationSeconds": 4}},
     })
@@ -58,43 +65,75 @@ fn complaint(rig: &Rig, name: &str) -> Option<String> {
 fn agents_that_die_freeze_or_lie_never_scale_down_and_are_named_within_three_ticks() {
     let rig = Rig::start(Audit::Off).unwrap();
     let faults: Vec<&str> = LIES.into_iter().chain(["killed", "frozen"]).collect();
+    unseen_replicas_stay(&rig, AGENT_IMAGE, &faults);
+}
+
+#[test]
+fn real_agents_that_are_killed_or_frozen_never_scale_down_and_are_named_within_three_ticks() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    rig.cluster.node.add_image(REAL_IMAGE, agent::binary().unwrap());
+    unseen_replicas_stay(&rig, REAL_IMAGE, &["killed", "frozen"]);
+}
+
+#[test]
+fn an_agent_that_crashes_without_end_is_given_up_and_is_the_one_that_goes() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    rig.apply("crashing", spec(AGENT_IMAGE, 2)).unwrap();
+    rig.wait_ready("crashing", SOON).unwrap();
+    rig.wait("both are read", SOON, |rig| Ok(section_is_calm(rig, "crashing"))).unwrap();
+    let victim = rig.pods("crashing").unwrap().remove(0).name_any();
+    rig.apply("crashing", spec(AGENT_IMAGE, 1)).unwrap();
+    rig.wait("the healthy one is left", SOON, |rig| {
+        // Between two lives there is nobody to kill.
+        let _ = rig.cluster.node.kill_pod(NAMESPACE, &victim);
+        let pods = rig.pods("crashing")?;
+        Ok(pods.len() == 1 && pods[0].name_any() != victim && serves(&pods[0]))
+    })
+    .unwrap();
+    for record in rig.operator.records("crashing", 0).unwrap() {
+        let coverage = &record.signals.coverage;
+        let seen = coverage.fresh == coverage.serving;
+        assert!(seen || record.decision.desired >= record.decision.previous, "{record:?}");
+    }
+}
+
+fn unseen_replicas_stay(rig: &Rig, image: &str, faults: &[&str]) {
     let all: Vec<&str> = faults.iter().copied().chain(["healthy"]).collect();
-    all.iter().for_each(|name| rig.apply(name, spec(2)).unwrap());
+    all.iter().for_each(|name| rig.apply(name, spec(image, 2)).unwrap());
     for name in &all {
         rig.wait_ready(name, SOON).unwrap();
     }
-    let calm = |rig: &Rig, name: &&str| section_is_calm(rig, name);
-    rig.wait("all are read", SOON, |rig| Ok(all.iter().all(|name| calm(rig, name)))).unwrap();
+    rig.wait("all are read", SOON, |rig| Ok(all.iter().all(|name| section_is_calm(rig, name)))).unwrap();
 
     let mut broken: BTreeMap<&str, Instant> = BTreeMap::new();
     for name in &all {
-        break_one(&rig, name);
+        break_one(rig, name);
         broken.insert(name, Instant::now());
     }
     let mut named: BTreeMap<&str, (Duration, String)> = BTreeMap::new();
     while named.len() < faults.len() && broken["frozen"].elapsed() < SOON {
         for name in faults.iter().filter(|name| !named.contains_key(**name)).copied().collect::<Vec<_>>() {
-            if let Some(message) = complaint(&rig, name) {
+            if let Some(message) = complaint(rig, name) {
                 named.insert(name, (broken[name].elapsed(), message));
             }
         }
     }
     println!("{named:#?}");
-    for name in &faults {
+    for name in faults {
         let (after, message) = named.get(name).unwrap_or_else(|| panic!("{name} was never noticed: {named:#?}"));
         assert!(*after <= SAID_WITHIN, "{name} was noticed after {after:?}");
         assert!(message.starts_with("1 of 2 serving replicas fresh; nothing goes down"), "{name}: {message}");
     }
 
-    all.iter().for_each(|name| rig.apply(name, spec(1)).unwrap());
+    all.iter().for_each(|name| rig.apply(name, spec(image, 1)).unwrap());
     let until = Instant::now() + WATCHED;
     while Instant::now() < until {
         // A process that was killed is soon seen again, and then its replica may go.
         let dark = faults.iter().filter(|name| **name != "killed");
-        dark.for_each(|name| assert_eq!(desired(&rig, name), 2, "{name}"));
+        dark.for_each(|name| assert_eq!(desired(rig, name), 2, "{name}"));
         sleep(Duration::from_millis(200));
     }
-    assert_eq!(desired(&rig, "healthy"), 1);
+    assert_eq!(desired(rig, "healthy"), 1);
     for name in &all {
         for record in rig.operator.records(name, 0).unwrap() {
             let seen = record.signals.coverage.fresh == record.signals.coverage.serving;

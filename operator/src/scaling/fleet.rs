@@ -1,7 +1,8 @@
 //! Which pods count as replicas, and how. Pure.
 //!
 //! A replica that served and cannot be asked any more still counts as serving, with a reading that is not fresh: a
-//! crashed agent must look like lost sight, never like lost load.
+//! crashed agent must look like lost sight, never like lost load. Once its process is gone for a whole stable window, its
+//! clients have come back to the others and show there; then it is broken, and nobody waits for it.
 
 use std::collections::HashMap;
 
@@ -52,22 +53,34 @@ pub(super) struct Fleet {
 struct Known {
     /// When it was first seen ready.
     ready_ms: Option<u64>,
+    /// When its process was last seen to run after it had been ready.
+    ran_ms: Option<u64>,
     /// The process whose reading was last believed.
     start_id: Option<String>,
 }
 
 impl Fleet {
-    /// Each replica with its standing; pods that ended are none.
-    pub(super) fn standings<'a>(&mut self, pods: &'a [PodView], now_ms: u64) -> Vec<(&'a str, Standing)> {
+    /// Each replica with its standing; pods that ended, or cannot start, are none. A process that is gone is waited for
+    /// `patience_ms`.
+    pub(super) fn standings<'a>(
+        &mut self,
+        pods: &'a [PodView],
+        patience_ms: u64,
+        now_ms: u64,
+    ) -> Vec<(&'a str, Standing)> {
         let mut before = std::mem::take(&mut self.known);
         for pod in pods {
             let mut known = before.remove(&pod.uid).unwrap_or_default();
             if pod.stage == Stage::Serving {
                 known.ready_ms.get_or_insert(now_ms);
             }
+            if matches!(pod.stage, Stage::Serving | Stage::Faltering { .. }) {
+                known.ran_ms = Some(now_ms);
+            }
             self.known.insert(pod.uid.clone(), known);
         }
-        pods.iter().filter_map(|pod| Some((pod.name.as_str(), self.standing(pod, now_ms)?))).collect()
+        let standing = |pod| self.standing(pod, patience_ms, now_ms);
+        pods.iter().filter_map(|pod| Some((pod.name.as_str(), standing(pod)?))).collect()
     }
 
     /// A reading of this process in the pod was believed.
@@ -93,20 +106,23 @@ impl Fleet {
         true
     }
 
-    fn standing(&self, pod: &PodView, now_ms: u64) -> Option<Standing> {
+    fn standing(&self, pod: &PodView, patience_ms: u64, now_ms: u64) -> Option<Standing> {
         let known = self.known.get(&pod.uid);
         let believed = known.is_some_and(|known| known.start_id.is_some());
         let ready_ms = known.and_then(|known| known.ready_ms);
         let overdue = ready_ms.is_some_and(|ready_ms| now_ms >= ready_ms + FIRST_READING_MS);
+        let ran_ms = known.and_then(|known| known.ran_ms);
+        let gone = ran_ms.is_some_and(|ran_ms| now_ms >= ran_ms + patience_ms);
         match pod.stage {
             Stage::Finished(_) => None,
             Stage::Leaving => Some(Standing::Draining),
             _ if pod.draining => Some(Standing::Draining),
+            _ if gone => Some(Standing::Broken),
             _ if believed || overdue => Some(Standing::Serving),
             Stage::Faltering { .. } => Some(Standing::Serving),
-            Stage::Serving | Stage::Unscheduled { .. } | Stage::Preparing | Stage::Blocked(_) | Stage::Starting => {
-                Some(Standing::Starting)
-            }
+            // Nothing to wait for: what is missing may ask for others.
+            Stage::Blocked(_) => None,
+            Stage::Serving | Stage::Unscheduled { .. } | Stage::Preparing | Stage::Starting => Some(Standing::Starting),
         }
     }
 }
@@ -121,8 +137,10 @@ mod tests {
         PodView { name, uid, revision: "0a".into(), stage, draining: false, heard: None }
     }
 
+    const PATIENCE_MS: u64 = 60_000;
+
     fn standing(fleet: &mut Fleet, pod: &PodView, now_ms: u64) -> Option<Standing> {
-        fleet.standings(std::slice::from_ref(pod), now_ms).first().map(|(_, standing)| *standing)
+        fleet.standings(std::slice::from_ref(pod), PATIENCE_MS, now_ms).first().map(|(_, standing)| *standing)
     }
 
     #[test]
@@ -150,6 +168,38 @@ mod tests {
         assert_eq!(standing(&mut fleet, &crashed, 2_000), Some(Standing::Serving));
         assert_eq!(standing(&mut fleet, &pod(Stage::Starting), 4_000), Some(Standing::Serving));
         assert!(fleet.is_down(&crashed) && !fleet.is_down(&serving));
+    }
+
+    #[test]
+    fn a_replica_that_crashes_without_end_is_broken_after_the_patience_and_serves_again_when_it_does() {
+        let mut fleet = Fleet::default();
+        let serving = pod(Stage::Serving);
+        standing(&mut fleet, &serving, 0);
+        fleet.believe(&serving, "a");
+        let crashed = pod(Stage::Blocked(Trouble::new("CrashLoopBackOff", "")));
+        assert_eq!(standing(&mut fleet, &crashed, PATIENCE_MS - 1), Some(Standing::Serving));
+        assert_eq!(standing(&mut fleet, &crashed, PATIENCE_MS), Some(Standing::Broken));
+        assert_eq!(standing(&mut fleet, &pod(Stage::Starting), PATIENCE_MS + 2_000), Some(Standing::Broken));
+        assert_eq!(standing(&mut fleet, &serving, PATIENCE_MS + 4_000), Some(Standing::Serving));
+    }
+
+    #[test]
+    fn a_replica_that_runs_and_is_silent_is_never_given_up() {
+        let mut fleet = Fleet::default();
+        let serving = pod(Stage::Serving);
+        standing(&mut fleet, &serving, 0);
+        fleet.believe(&serving, "a");
+        let since = jiff::Timestamp::UNIX_EPOCH;
+        let frozen = pod(Stage::Faltering { trouble: Trouble::default(), since });
+        for minute in 0..100 {
+            assert_eq!(standing(&mut fleet, &frozen, minute * 60_000), Some(Standing::Serving));
+        }
+    }
+
+    #[test]
+    fn who_cannot_start_and_never_served_is_not_waited_for() {
+        let blocked = pod(Stage::Blocked(Trouble::new("ErrImagePull", "")));
+        assert_eq!(standing(&mut Fleet::default(), &blocked, 0), None);
     }
 
     #[test]

@@ -109,7 +109,8 @@ impl Scaler {
 
     fn read(&mut self, scene: &Scene<'_>) {
         let now_ms = scene.now_ms();
-        self.window.set_fleet(self.fleet.standings(scene.pods, now_ms));
+        let patience_ms = u64::from(scene.spec.behavior.stable_window_seconds) * 1000;
+        self.window.set_fleet(self.fleet.standings(scene.pods, patience_ms, now_ms));
         for pod in scene.pods {
             let Some(heard) = &pod.heard else { continue };
             let answer = match &heard.answer {
