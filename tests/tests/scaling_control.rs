@@ -151,6 +151,20 @@ fn external_and_advisory_leave_the_number_alone_and_say_so() {
 }
 
 #[test]
+fn a_person_scales_a_deployment_that_never_named_a_number() {
+    let rig = rig();
+    rig.apply("unsaid", spec(json!({"mode": "external"}), json!({}))).unwrap();
+    rig.wait_ready("unsaid", SOON).unwrap();
+    assert_eq!(rig.pods("unsaid").unwrap().len(), 1);
+    rig.cluster.kubectl(&["scale", "infd", "unsaid", "--replicas=3"]);
+    rig.wait("three serve", SOON, |rig| Ok(serving(rig, "unsaid") == 3)).unwrap();
+    rig.scale("unsaid", 2).unwrap();
+    rig.wait("two are left", SOON, |rig| Ok(rig.pods("unsaid")?.len() == 2)).unwrap();
+    assert_eq!(desired(&rig, "unsaid"), 2);
+    delete(&rig, "unsaid");
+}
+
+#[test]
 fn an_operator_killed_at_any_moment_goes_on_without_a_jump() {
     let mut rig = rig();
     rig.apply("killed", spec(json!({}), json!({}))).unwrap();
