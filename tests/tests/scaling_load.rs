@@ -97,7 +97,8 @@ fn spec(kv_cache_tokens: u32, targets: Value, windows: Windows) -> Value {
         "drain": {"withdrawSeconds": withdraw, "deadlineSeconds": deadline},
         "engine": {"maxModelLen": 512, "kvCacheTokens": kv_cache_tokens, "threads": 1},
         "scaling": {"max": 3, "targets": targets, "behavior": {
-            "stableWindowSeconds": windows.stable, "panicWindowSeconds": windows.panic, "downStabilizationSeconds": 8}},
+            "stableWindowSeconds": windows.stable, "panicWindowSeconds": windows.panic, "downStabilizationSeconds": 8,
+            "spareReplicas": 0}},
     })
 }
 
