@@ -4,6 +4,13 @@
 //! end folds the lanes in a fixed tree. Neither depends on how many rows or outputs are computed together, so on one
 //! machine a number has the same bits whoever computes it.
 
+/// How near to the CPU weights are brought ahead of their use.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum CacheLevel {
+    First,
+    Second,
+}
+
 /// One instruction set on one weight format.
 ///
 /// # Safety
@@ -33,8 +40,8 @@ pub(super) unsafe trait Lanes {
     unsafe fn w(w: *const u8) -> Self::W;
     /// Asks for the cache line at `at`, which need not exist, ahead of its use.
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        let _ = at;
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        let _ = (at, level);
     }
     /// Adds the products of a step.
     unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::W) -> Self::Acc;

@@ -8,13 +8,22 @@
 //! ```
 //! One row takes 8 outputs at once, enough sums in flight to hide the latency of an addition; four rows take 6, which
 //! leaves registers for what is read. Weights are read from memory once for as many rows as the cache holds.
+//!
+//! A tile reads as many short streams as it has outputs, too many and too short for the CPU's own prefetcher. So each
+//! tile asks for the weights of the next one, in the order of their addresses: that prefetcher sees one long stream,
+//! runs ahead of it, and a thread reads as fast as plain copying would (docs/benchmarks/NOTES-cpu.md).
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::{Kernel, PackedRows, lanes::Lanes};
+use super::{
+    Kernel, PackedRows,
+    lanes::{CacheLevel, Lanes},
+};
 
 /// Packed rows that stay in the second-level cache while weights pass by, in bytes: half of it.
 const CACHED_BYTES: usize = 512 << 10;
+/// Weights of a tile that fit the first-level cache beside those of the tile before it, in bytes.
+const NEAR_BYTES: usize = 32 << 10;
 /// Longest step of a weight row, in bytes.
 const MAX_STEP_BYTES: usize = 128;
 
@@ -163,12 +172,13 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
         let mut acc = [[L::zero(); R]; C];
         let x_at = x.bytes().as_ptr().add(row * x.stride);
         let w_at = w.bytes.as_ptr().add(output * w.row_bytes);
+        let next = w_at.wrapping_add(C * w.row_bytes);
+        let level = if C * w.row_bytes < NEAR_BYTES { CacheLevel::First } else { CacheLevel::Second };
         for step in 0..n_steps {
             let xs = x_step::<L, R>(x_at.add(step * L::X_BYTES), x.stride);
             for (c, sums) in acc.iter_mut().enumerate() {
                 let at = w_at.add(c * w.row_bytes + step * L::W_BYTES);
-                // The same place in the next outputs. Few rows wait for memory; many do not notice the instruction.
-                L::prefetch(at.wrapping_add(C * w.row_bytes));
+                L::prefetch(next.wrapping_add((step * C + c) * L::W_BYTES), level);
                 add_step::<L, R>(sums, xs, L::w(at));
             }
         }

@@ -10,7 +10,7 @@ use std::{arch::x86_64::*, marker::PhantomData};
 use half::{bf16, f16};
 
 use super::{
-    lanes::{Lanes, Wide},
+    lanes::{CacheLevel, Lanes, Wide},
     portable::Stored,
 };
 
@@ -92,9 +92,8 @@ unsafe impl Lanes for Bf16Dot {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 
     #[inline(always)]
@@ -144,9 +143,8 @@ unsafe impl<T: Wide512> Lanes for Avx512<T> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 
     #[inline(always)]
@@ -196,9 +194,8 @@ unsafe impl<T: Wide256> Lanes for Avx2<T> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 
     #[inline(always)]
@@ -262,6 +259,18 @@ unsafe impl<T: Wide256> Wide for Avx2<T> {
     #[inline(always)]
     fn widen(row: &[u8], idx: usize) -> f32 {
         T::widened(&row[idx * T::BYTES..])
+    }
+}
+
+/// Asks for the cache line at `at`, which need not exist.
+#[inline(always)]
+fn prefetch(at: *const u8, level: CacheLevel) {
+    // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+    unsafe {
+        match level {
+            CacheLevel::First => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+            CacheLevel::Second => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+        }
     }
 }
 
