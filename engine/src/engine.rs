@@ -186,7 +186,8 @@ fn open(
         let CudaModel { executor, parts } = CudaModel::take(gpu, read, &config.limits, progress)?;
         return Ok((Box::new(executor), parts));
     }
-    let LoadedModel { mut executor, parts } = LoadedModel::take(read, &config.limits, progress)?;
+    let LoadedModel { mut executor, parts } =
+        LoadedModel::take(read, &config.limits, cpu_ops(&config.limits)?, progress)?;
     executor.warm_up();
     Ok((Box::new(executor), parts))
 }
@@ -225,10 +226,20 @@ const WEIGHTS_SHARE: f32 = 0.95;
 impl LoadedModel {
     /// Reads and checks everything, plans memory, then takes the weights in.
     pub fn open(config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        Self::take(ReadModel::read(config)?, &config.limits, progress)
+        Self::open_on(cpu_ops(&config.limits)?, config, progress)
     }
 
-    fn take(read: ReadModel, limits: &EngineLimits, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
+    /// The same on a back end that is there already.
+    pub fn open_on(ops: CpuOps, config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
+        Self::take(ReadModel::read(config)?, &config.limits, ops, progress)
+    }
+
+    fn take(
+        read: ReadModel,
+        limits: &EngineLimits,
+        mut ops: CpuOps,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<Self, StartError> {
         let sched = read.sched_limits(limits, StepSizes::CPU)?;
         let ReadModel { config: model_config, assets, weights } = read;
         let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };
@@ -236,17 +247,19 @@ impl LoadedModel {
         let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
         let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
-        let threads = limits.threads.unwrap_or_else(host::n_cpus);
-        let mut ops =
-            CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })?;
         let take = |share| progress(WEIGHTS_SHARE * share);
         let model = Decoder::load(&mut ops, model_config.clone(), weights, sched.max_model_len, &take)?;
-        let info = model_info(&model, &model_config, &assets, memory, &sched, threads);
+        let info = model_info(&model, &model_config, &assets, memory, &sched, ops.n_threads());
         let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
         let executor = CpuExecutor::new(ops, model, &model_config, layout);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
+}
+
+fn cpu_ops(limits: &EngineLimits) -> Result<CpuOps, StartError> {
+    let threads = limits.threads.unwrap_or_else(host::n_cpus);
+    CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })
 }
 
 fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {

@@ -49,6 +49,11 @@ impl CpuExecutor {
         rows
     }
 
+    /// Logits of the rows that a step samples, in its order, on the path requests take. All of its tokens are known.
+    pub fn step_logits(&mut self, step: &Step<'_>) -> Vec<Vec<f32>> {
+        self.logits(&BatchInputs::new(step)).chunks(self.vocab_size).map(<[f32]>::to_vec).collect()
+    }
+
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
         let Self { model, ops, cache, .. } = self;
         let logits = model.forward(ops, cache, inputs);

@@ -19,13 +19,13 @@ use crate::{
 
 /// How the checkpoint of a test stores its weights. The numbers are the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Stored {
+pub(crate) enum Stored {
     F32,
     Bf16,
 }
 
 /// The golden of one model, and its checkpoint while a test runs.
-struct Family {
+pub(crate) struct Family {
     golden: Golden,
     checkpoint: TempDir,
 }
@@ -34,8 +34,14 @@ pub(crate) fn directory(name: &str) -> PathBuf {
     common::checkpoint("../families").join(name)
 }
 
+/// Every model that there is a golden of.
+pub(crate) fn names() -> Vec<String> {
+    let entries = fs::read_dir(directory("")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
 impl Family {
-    fn new(name: &str, stored: Stored) -> Self {
+    pub(crate) fn new(name: &str, stored: Stored) -> Self {
         let golden = Golden::read(&directory(name));
         let checkpoint = tempfile::tempdir().unwrap();
         fs::copy(directory(name).join("config.json"), checkpoint.path().join("config.json")).unwrap();
@@ -45,7 +51,7 @@ impl Family {
         Self { golden, checkpoint }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.checkpoint.path()
     }
 

@@ -9,6 +9,7 @@ mod cuda;
 mod families;
 mod gguf;
 mod goldens;
+mod kernel_paths;
 mod overlap;
 mod prefix;
 mod sim;

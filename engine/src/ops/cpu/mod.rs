@@ -38,6 +38,17 @@ impl CpuOps {
         Ok(Self { pool: Pool::new(n_threads)?, isa: Isa::detect() })
     }
 
+    /// One for each instruction set this CPU has, plain Rust among them, best first: all of them keep what is promised
+    /// of one, though not with the same bits.
+    pub fn of_each_isa(n_threads: usize) -> std::io::Result<Vec<Self>> {
+        Isa::available().into_iter().map(|isa| Ok(Self { pool: Pool::new(n_threads)?, isa })).collect()
+    }
+
+    /// Threads it computes on.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.pool.n_threads()
+    }
+
     /// Bytes that a tensor takes in memory, those of its file included if they are read there.
     pub(crate) fn weight_bytes(tensor: &Tensor) -> u64 {
         CpuMatrix::bytes_of(tensor)

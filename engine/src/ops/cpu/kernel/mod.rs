@@ -78,7 +78,7 @@ impl Isa {
     }
 
     /// All this CPU has, best first.
-    fn available() -> Vec<Self> {
+    pub(super) fn available() -> Vec<Self> {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
