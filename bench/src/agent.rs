@@ -29,6 +29,7 @@ const TAIL_BYTES: usize = 2048;
 pub struct Agent {
     child: Child,
     program: PathBuf,
+    model: PathBuf,
     url: String,
     client: reqwest::Client,
     runtime: Runtime,
@@ -51,7 +52,10 @@ impl Agent {
             .spawn()
             .with_context(|| format!("start {} (build stoker-agent, or name it with --agent)", program.display()))?;
         let url = format!("http://127.0.0.1:{port}/v1/completions");
-        Ok(Self { child, program: program.to_owned(), url, client: reqwest::Client::new(), runtime, begun })
+        // As the system names a file that is mapped.
+        let model = setup.model.canonicalize().context("the model's path")?;
+        let (program, client) = (program.to_owned(), reqwest::Client::new());
+        Ok(Self { child, program, model, url, client, runtime, begun })
     }
 
     /// Seconds from exec until it has answered `prompt` with one token.
@@ -81,12 +85,41 @@ impl Agent {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Resident memory of the process, in MB.
-    pub fn rss_mb(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").trim().parse()?;
-        Ok(kib * 1024.0 / 1e6)
+    /// Resident memory of the process.
+    pub fn resident(&self) -> Result<Resident> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).context("read smaps")?;
+        Resident::of_maps(&maps, &self.model.display().to_string())
+    }
+}
+
+/// Resident memory of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Resident {
+    /// All of it, in MB.
+    pub all_mb: f64,
+    /// The model's files as they are mapped, in MB: weights that were not copied.
+    pub mapped_model_mb: f64,
+}
+
+impl Resident {
+    /// From Linux's list of a process's mappings, where `model` is the path of the model's directory or file.
+    fn of_maps(maps: &str, model: &str) -> Result<Self> {
+        let (mut found, mut is_model) = (Self::default(), false);
+        for line in maps.lines() {
+            match line.split_once(':') {
+                Some(("Rss", size)) => {
+                    let kib: f64 = size.trim().trim_end_matches(" kB").parse().with_context(|| line.to_owned())?;
+                    let mb = kib * 1024.0 / 1e6;
+                    found.all_mb += mb;
+                    found.mapped_model_mb += if is_model { mb } else { 0.0 };
+                }
+                // Fields are words before a colon; what else has one is the line that begins a mapping.
+                Some((words, _)) if words.contains(' ') => is_model = line.contains(model),
+                _ => {}
+            }
+        }
+        ensure!(found.all_mb > 0.0, "no Rss in smaps");
+        Ok(found)
     }
 }
 
@@ -144,6 +177,15 @@ fn completion_tokens_of(tail: &str) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mapped_weights_are_told_from_other_memory() {
+        let maps = "7f00-7f10 r--s 00000000 fe:00 12    /models/m/model.safetensors\nSize: 64 kB\nRss:      2000 kB\n\
+                    VmFlags: rd mr\n7f10-7f20 rw-p 00000000 00:00 0 \nRss:       500 kB\n";
+        let found = Resident::of_maps(maps, "/models/m").unwrap();
+        assert_eq!(found, Resident { all_mb: 2.56, mapped_model_mb: 2.048 });
+        assert!(Resident::of_maps("", "/models/m").is_err());
+    }
 
     #[test]
     fn the_length_of_a_stream_is_in_its_last_frame() {

@@ -36,7 +36,7 @@ const GPU_BATCHED_TOKENS: u32 = 8192;
 /// Cases (prompts are fresh random tokens, greedy, end tokens ignored):
 ///
 ///     start             exec of an agent without flags to its first token       seconds
-///     idle              memory of an agent without flags after one answer       rss_mb
+///     idle              memory of an agent without flags after one answer       rss_mb, rss_beyond_mb
 ///     prefill_N         one prompt of N tokens                                  tok_s
 ///     decode_N          N tokens after a prompt of 128, alone                   tok_s, itl_ms
 ///     single_stream     128 in, 256 out, alone                                  tok_s, itl_ms
@@ -50,6 +50,8 @@ const GPU_BATCHED_TOKENS: u32 = 8192;
 /// tok_s of one stream counts decoding only; tok_s of many counts their completion tokens over the whole time; itl_ms of many
 /// is the whole time less that of as many prefills, by completion token. On a GPU, steps that only decode also give
 /// host_step_p99_us, the host's time for one, and gap_us, the GPU's idle time between two.
+/// rss_beyond_mb leaves the model's mapped files out: it is the process, its copies of weights, and the KV blocks that one answer
+/// used.
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 pub(crate) struct Args {

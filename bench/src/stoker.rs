@@ -8,7 +8,7 @@ use stoker_engine::EngineLimits;
 use stoker_figures::System;
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, Resident},
     case::{Case, Size},
     in_process::{InProcess, Setup, Weights},
     prompts::Prompts,
@@ -64,7 +64,8 @@ impl Stoker {
         let mut agent = self.plain_agent()?;
         agent.first_token(&[0])?;
         std::thread::sleep(SETTLE);
-        Ok(vec![Reading::new("rss_mb", agent.rss_mb()?)])
+        let Resident { all_mb, mapped_model_mb } = agent.resident()?;
+        Ok(vec![Reading::new("rss_mb", all_mb), Reading::new("rss_beyond_mb", all_mb - mapped_model_mb)])
     }
 
     fn http(&mut self, size: Size) -> Result<Vec<Reading>> {
