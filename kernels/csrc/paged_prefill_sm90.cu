@@ -16,18 +16,14 @@
 // a row need a mask. Tiles begin at multiples of 128 tokens: a row's sums have one order, whatever chunk it is in.
 // Where tiles are fewer than multiprocessors, the plan cuts their KV into pieces; the blocks that computed them add them up in
 // their order, each a share of the rows.
-// Bound by arithmetic, 4 * D * n_q a pair of tokens; exponentials take half as long as products and hide behind them: 635
-// TFLOP/s at 8192 tokens, 472 at 2048, 585 for 512 tokens over 7680 (89, 66 and 82 % of a large product's rate).
+// Bound by arithmetic, 4 * D * n_q a pair of tokens; exponentials take half as long as products and hide behind them: 600
+// to 685 TFLOP/s at 8192 tokens (a hot and a cool chip), 430 to 550 at 2048, 585 to 660 for 512 tokens over 7680; a large product
+// has 710 to 745.
 #include "attention.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
 namespace stoker {
-
-constexpr int kConsumers = 256, kConsumerWarps = kConsumers / kWarp, kGroupThreads = 128;
-constexpr int kTileRows = 128, kGroupRows = 64, kTileTokens = 128, kTileBlocks = kTileTokens / kBlockSize, kStages = 2;
-// 64 values of a row of a tile: what a swizzled tile is wide.
-constexpr uint32_t kHalfRowBytes = 128;
 
 struct PagedPrefill {
   bf16* out;
@@ -41,6 +37,11 @@ struct PagedPrefill {
 };
 
 #ifdef STOKER_HAS_WGMMA
+
+constexpr int kConsumers = 256, kConsumerWarps = kConsumers / kWarp, kGroupThreads = 128;
+constexpr int kTileRows = 128, kGroupRows = 64, kTileTokens = 128, kTileBlocks = kTileTokens / kBlockSize, kStages = 2;
+// 64 values of a row of a tile: what a swizzled tile is wide.
+constexpr uint32_t kHalfRowBytes = 128;
 
 struct Pipe {
   uint64_t full[kStages], empty[kStages];
