@@ -1,8 +1,8 @@
 //! Each bound and each step of the decision, from signals to number.
 
 use stoker_scaling::{
-    Arrivals, Bound, Cause, Coverage, Decided, Flow, Mood, ScaleState, ScalingSpec, Signals, StepLimit, ToZero, decide,
-    explain,
+    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, Flow, Mood, ScaleState, ScalingSpec, Signals, StepLimit,
+    ToZero, decide, explain,
 };
 
 const NOW_MS: u64 = 10_000_000;
@@ -134,6 +134,33 @@ fn a_jump_forbids_going_down_for_one_stable_window() {
     let mut impatient = spec();
     impatient.behavior.down_stabilization_seconds = Some(1);
     check_from(&impatient, &calm, &state, NOW_MS + 60_000, (2, Bound::DownStep));
+}
+
+#[test]
+fn a_jump_is_four_standard_deviations_beyond_the_last_minute() {
+    let mood = |panic_rate| {
+        let mut signals = calm();
+        // Six are expected in six seconds, give or take 2.45.
+        signals.arrivals = Arrivals { panic_rate, stable_rate: 1.0, panic_seconds: 6.0, growth_per_second: 0.0 };
+        decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS).0.demand.mood
+    };
+    assert_eq!([mood(15.7 / 6.0), mood(15.9 / 6.0)], [Mood::Calm, Mood::Onset]);
+}
+
+#[test]
+fn spare_replicas_are_a_number_and_less_in_proportion_below_one_replica() {
+    let term = |rate| ArrivalTerm {
+        rate,
+        waiting_rate: 0.0,
+        blocks_per_request: 10.0,
+        kv: 0.5,
+        residence_seconds: 10.0,
+        carried: 100.0,
+        spare: 2.0,
+    };
+    assert_eq!([0.0, 0.5, 1.0, 3.0, 30.0].map(|rate| term(rate).spare_replicas()), [0.0, 1.0, 2.0, 2.0, 2.0]);
+    assert_eq!([0.5, 3.0].map(|rate| term(rate).mean_replicas()), [0.5, 3.0]);
+    assert_eq!(term(10.0).replicas(), 10.0 + 2.0 * 1.6_f64.sqrt() + 2.0);
 }
 
 #[test]
