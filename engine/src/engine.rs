@@ -21,7 +21,7 @@ use crate::{
     },
     handle::{Admission, EngineHandle, Shared},
     host,
-    info::ModelInfo,
+    info::{Loaded, ModelInfo},
     kv::KvDtype,
     ledger::Ledger,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
@@ -249,7 +249,9 @@ impl LoadedModel {
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
         let model = Decoder::load(&mut ops, model_config.clone(), weights, sched.max_model_len, &take)?;
-        let info = model_info(&model, &model_config, &assets, memory, &sched, ops.n_threads());
+        let device = format!("cpu, {} threads", ops.n_threads());
+        let loaded = Loaded { n_params: model.n_params(), dtype: model.dtype().into(), memory, device };
+        let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
         let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
         let executor = CpuExecutor::new(ops, model, &model_config, layout);
         let max_waiting = limits.max_waiting as usize;
@@ -267,31 +269,6 @@ fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits
         weights_bytes: weights.tensors().map(CpuOps::weight_bytes).sum(),
         workspace_bytes: workspace_bytes(config, sched),
         kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
-    }
-}
-
-fn model_info(
-    model: &Decoder<CpuOps>,
-    config: &ModelConfig,
-    assets: &ModelAssets,
-    memory: MemoryPlan,
-    sched: &SchedLimits,
-    threads: usize,
-) -> ModelInfo {
-    ModelInfo {
-        architecture: model.architecture().into(),
-        n_params: model.n_params(),
-        dtype: model.dtype().into(),
-        max_model_len: sched.max_model_len as u32,
-        max_num_seqs: sched.max_num_seqs as u32,
-        vocab_size: config.vocab_size as u32,
-        eos: assets.eos.clone(),
-        memory,
-        defaults: assets.defaults.clone(),
-        chat_template: assets.chat_template.clone(),
-        bos_token: assets.bos_token.clone(),
-        eos_token: assets.eos_token.clone(),
-        device: format!("cpu, {threads} threads"),
     }
 }
 

@@ -1,6 +1,11 @@
 //! What a started engine says about its model. Plain values, fixed at start.
 
-use crate::{memory::MemoryPlan, request::TokenId};
+use crate::{
+    memory::MemoryPlan,
+    model::{ModelAssets, ModelConfig},
+    request::TokenId,
+    sched::SchedLimits,
+};
 
 /// The model behind an engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +36,40 @@ pub struct ModelInfo {
     pub eos_token: Option<String>,
     /// Where it computes: `cpu, 2 threads`.
     pub device: String,
+}
+
+/// What only the back end knows that took the weights.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// Parameters.
+    pub(crate) n_params: u64,
+    /// Number format of the weights as stored.
+    pub(crate) dtype: String,
+    /// As planned.
+    pub(crate) memory: MemoryPlan,
+    /// Where it computes.
+    pub(crate) device: String,
+}
+
+impl ModelInfo {
+    pub(crate) fn new(config: &ModelConfig, assets: &ModelAssets, sched: &SchedLimits, loaded: Loaded) -> Self {
+        let Loaded { n_params, dtype, memory, device } = loaded;
+        Self {
+            architecture: config.family.architecture.into(),
+            n_params,
+            dtype,
+            max_model_len: sched.max_model_len as u32,
+            max_num_seqs: sched.max_num_seqs as u32,
+            vocab_size: config.vocab_size as u32,
+            eos: assets.eos.clone(),
+            memory,
+            defaults: assets.defaults.clone(),
+            chat_template: assets.chat_template.clone(),
+            bos_token: assets.bos_token.clone(),
+            eos_token: assets.eos_token.clone(),
+            device,
+        }
+    }
 }
 
 /// What `generation_config.json` says about sampling; `None` where it says nothing.

@@ -121,11 +121,6 @@ impl<O: Ops> Decoder<O> {
         &self.dtype
     }
 
-    /// The architecture's Hugging Face name.
-    pub fn architecture(&self) -> &'static str {
-        self.config.family.architecture
-    }
-
     fn embed(&self, ops: &mut O, batch: &O::Batch) -> O::Activations {
         let mut hidden = ops.embed(&self.embed, batch);
         if let Some(factor) = self.config.embedding_scale {

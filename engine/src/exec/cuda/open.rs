@@ -17,7 +17,7 @@ use crate::{
     config::{EngineConfig, EngineLimits, StepSizes},
     engine::{EngineParts, ReadModel, StartError, WeightSource},
     exec::ExecError,
-    info::ModelInfo,
+    info::{Loaded, ModelInfo},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
     model::{ModelConfig, ModelError, RopeTable},
     sched::SchedLimits,
@@ -123,21 +123,8 @@ impl CudaModel {
         executor.warm_up().map_err(CudaError::WarmUp)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
-        let info = ModelInfo {
-            architecture: config.family.architecture.into(),
-            n_params: shape.n_params(),
-            dtype: loaded.dtype,
-            max_model_len: sched.max_model_len as u32,
-            max_num_seqs: sched.max_num_seqs as u32,
-            vocab_size: config.vocab_size as u32,
-            eos: assets.eos.clone(),
-            memory,
-            defaults: assets.defaults.clone(),
-            chat_template: assets.chat_template.clone(),
-            bos_token: assets.bos_token.clone(),
-            eos_token: assets.eos_token.clone(),
-            device: name,
-        };
+        let loaded = Loaded { n_params: shape.n_params(), dtype: loaded.dtype, memory, device: name };
+        let info = ModelInfo::new(&config, &assets, &sched, loaded);
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
 }
