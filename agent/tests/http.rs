@@ -282,7 +282,7 @@ async fn every_refusal_names_its_parameter_and_the_next_request_works() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_ends_the_stream_with_an_error_and_makes_the_replica_unhealthy() {
+async fn a_step_that_fails_ends_the_stream_with_an_error_and_then_the_process() {
     let script = SimScript { fail_at_step: Some(5), completion: "x".repeat(100), ..SimScript::default() };
     let agent = Agent::with(script, EngineLimits::default());
     let stream = agent.open_stream().await.rest().await;
@@ -293,6 +293,7 @@ async fn a_step_that_fails_ends_the_stream_with_an_error_and_makes_the_replica_u
     let (status, health) = agent.get("/healthz").await;
     assert_eq!(status, 503, "{health}");
     assert_eq!(agent.post("/v1/completions", json!({"prompt": "x"})).await.0, 503);
+    assert_eq!(*agent.replica.exit_code().borrow(), Some(1));
 }
 
 #[tokio::test]
