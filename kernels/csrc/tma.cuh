@@ -25,6 +25,17 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// At the barrier in the same place of another block of the cluster. No scope of the cluster: nothing that ordinary
+// instructions wrote is handed over, and a release of that scope is a fence of 0.7 us.
+__device__ __forceinline__ void arrive_at_peer(uint64_t* barrier, uint32_t rank) {
+  asm volatile(
+      "{ .reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }\n" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
 // Arrives, and the barrier also waits until this many bytes were copied.
 __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t n_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(n_bytes)
@@ -57,6 +68,38 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap& map, 
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
       : "memory");
 }
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+// A box to the same place of all blocks of the cluster whose bit is set, which arrives at the barrier of each.
+__device__ __forceinline__ void copy_box_to_all(uint32_t shared, const TensorMap& map, int x, int y,
+                                                uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
+      "[%4], %5;\n" ::"r"(shared),
+      "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+
+// From shared memory to a box of a tensor; what of it lies outside the tensor is left out.
+__device__ __forceinline__ void store_box(const TensorMap& map, int x, int y, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(&map), "r"(x),
+               "r"(y), "r"(shared)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+
+// Until this thread's stores have read shared memory.
+__device__ __forceinline__ void wait_for_stores_to_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
 
 #endif
 

@@ -15,6 +15,8 @@
 
 namespace stoker {
 
+#define STOKER_FOUR(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+
 // Shared-memory descriptor of a swizzled tile. `group` is the distance of 8-row groups; `half` that of the two 64-value
 // halves of a 128-wide operand that is read across its rows (V), not used when it is read along them (Q, K).
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t half, uint32_t group) {
@@ -40,7 +42,7 @@ template <int kColumns>
 __device__ __forceinline__ void pin(float (&c)[kColumns][4]) {
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+    asm volatile("" : STOKER_FOUR(c, j)::"memory");
   }
 }
 
@@ -51,7 +53,6 @@ __device__ __forceinline__ uint64_t moved(uint64_t descriptor, uint32_t bytes) {
 // writing thread, before the barrier.
 __device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-#define STOKER_FOUR(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define STOKER_32(c, j)                                                                                             \
   STOKER_FOUR(c, j), STOKER_FOUR(c, j + 1), STOKER_FOUR(c, j + 2), STOKER_FOUR(c, j + 3), STOKER_FOUR(c, j + 4),    \
       STOKER_FOUR(c, j + 5), STOKER_FOUR(c, j + 6), STOKER_FOUR(c, j + 7)
@@ -62,15 +63,29 @@ __device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.
   STOKER_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,"   \
   "%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// c[64x128] = a[64x16] * b[128x16]^T, or added to c if `accumulate`; a and b in shared memory, read along their rows. A
-// thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t.
-__device__ __forceinline__ void wgmma_rows(float (&c)[16][4], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" STOKER_NAMES_64 "}, %64, %65, p, 1, 1, 0, 0; }\n"
-      : STOKER_32(c, 0), STOKER_32(c, 8)
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-}
+#define STOKER_NAMES_128                                                                                            \
+  STOKER_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"  \
+  "%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,"    \
+  "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// c[64 x columns] = a[64x16] * b[columns x 16]^T, or added to c if `accumulate`; a and b in shared memory, read along their
+// rows. A thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t.
+#define STOKER_WGMMA_ROWS(columns, names, a_name, b_name, accumulate_name, ...)                                         \
+  __device__ __forceinline__ void wgmma_rows(float (&c)[columns / 8][4], uint64_t a, uint64_t b, bool accumulate) {    \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_name ", 0;\n"                                             \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name ", " b_name      \
+                 ", p, 1, 1, 0, 0; }\n"                                                                                \
+                 : __VA_ARGS__                                                                                         \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                 \
+  }
+STOKER_WGMMA_ROWS(8, "%0,%1,%2,%3", "%4", "%5", "%6", STOKER_FOUR(c, 0))
+STOKER_WGMMA_ROWS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17", "%18", STOKER_FOUR(c, 0),
+                  STOKER_FOUR(c, 1), STOKER_FOUR(c, 2), STOKER_FOUR(c, 3))
+STOKER_WGMMA_ROWS(64, STOKER_NAMES_32, "%32", "%33", "%34", STOKER_32(c, 0))
+STOKER_WGMMA_ROWS(128, STOKER_NAMES_64, "%64", "%65", "%66", STOKER_32(c, 0), STOKER_32(c, 8))
+STOKER_WGMMA_ROWS(256, STOKER_NAMES_128, "%128", "%129", "%130", STOKER_32(c, 0), STOKER_32(c, 8), STOKER_32(c, 16),
+                  STOKER_32(c, 24))
+#undef STOKER_WGMMA_ROWS
 
 // c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.
 __device__ __forceinline__ void wgmma_columns(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {

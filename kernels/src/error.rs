@@ -48,6 +48,17 @@ pub enum KernelError {
     /// cuBLASLt is not installed.
     #[error("cuBLASLt (libcublasLt.so.13) is not found on this machine")]
     NoBlas,
+    /// The chip is not the one that the batch-invariant products are written for.
+    #[error(
+        "the batch-invariant mode needs compute capability 9.0 (H100, H200), this GPU has {major}.{minor}: \
+         switch batchInvariant off"
+    )]
+    NotInvariant {
+        /// Its compute capability.
+        major: i32,
+        /// Its compute capability.
+        minor: i32,
+    },
     /// The context waits for events by itself, which the launchers and captured graphs rule out.
     #[error("the CUDA context tracks events: open it with Device::open")]
     EventTracking,

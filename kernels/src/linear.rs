@@ -1,14 +1,16 @@
-//! The matrix product of a linear layer, y = x * w^T: our own kernel for few rows, cuBLASLt above. Which one is a function
-//! of the shape alone.
+//! The matrix product of a linear layer, y = x * w^T: whichever kernel is fastest for the shape, or always the one whose
+//! result for a row does not depend on the other rows.
 
-use cudarc::driver::{CudaView, CudaViewMut};
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
 use half::bf16;
 
 use crate::{
     KernelError, Kernels,
     blas::Blas,
     check_len,
+    gemm::GemmPlan,
     launch::{self, GemmShape, LinearKernel, OutputType, SkinnyKernel},
+    tensor_map::{BoxedTensor, TensorMap},
 };
 
 /// Products of more rows keep cuBLASLt's first guess: timing gained nothing at 2048 and 8192.
@@ -55,6 +57,41 @@ impl Output<'_> {
     }
 }
 
+/// What multiplies.
+#[derive(Debug)]
+pub enum Products {
+    /// Whichever is fastest for the shape: a row's last bits depend on how many rows are multiplied together.
+    Fastest(Blas),
+    /// One kernel at every shape: a row's bits are the same whoever its neighbours are.
+    BatchInvariant,
+}
+
+impl Products {
+    /// Batch-invariant ones, if the loaded kernels have them.
+    pub fn batch_invariant(kernels: &Kernels) -> Result<Self, KernelError> {
+        match kernels.properties().capability {
+            (9, 0) => Ok(Self::BatchInvariant),
+            (major, minor) => Err(KernelError::NotInvariant { major, minor }),
+        }
+    }
+
+    /// Multiplies.
+    pub fn linear(&self, kernels: &Kernels, op: Linear<'_>) -> Result<(), KernelError> {
+        match self {
+            Self::Fastest(blas) => kernels.linear(blas, op),
+            Self::BatchInvariant => kernels.invariant_gemm(op),
+        }
+    }
+
+    /// Chooses the algorithm for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
+    pub fn tune(&self, kernels: &Kernels, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+        match self {
+            Self::Fastest(blas) => kernels.tune_linear(blas, op, others),
+            Self::BatchInvariant => Ok(()),
+        }
+    }
+}
+
 impl Kernels {
     /// Multiplies with whichever is faster for the shape.
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
@@ -75,8 +112,7 @@ impl Kernels {
         }
     }
 
-    /// Multiplies up to 16 rows by our kernel, which the chip must have. A row's result does not depend on the others: what
-    /// batch-invariant decoding uses at every batch size that it fits.
+    /// Multiplies up to 16 rows by our kernel for few rows, which the chip must have.
     pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
         if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
             return Err(launch::refused("skinny_gemm", "bulk copies need compute capability 9.0".to_owned()));
@@ -92,6 +128,47 @@ impl Kernels {
         };
         launch.read(&op.w).read(&op.x).int(m).int(n).int(k).start()
     }
+}
+
+impl Kernels {
+    /// Multiplies any number of rows on Hopper; a row's bits do not depend on the other rows.
+    pub fn invariant_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
+        let plan = GemmPlan::new(op.shape, op.y.output_type(), self.properties().n_multiprocessors)?;
+        self.invariant_gemm_by(op, &plan)
+    }
+
+    /// The same by a given plan, which must be for the shape and type of `op`: the same bits by every plan.
+    pub fn invariant_gemm_by(&self, mut op: Linear<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
+        const OP: &str = "gemm_sm90";
+        let (major, minor) = self.properties().capability;
+        if (major, minor) != (9, 0) {
+            return Err(KernelError::NotInvariant { major, minor });
+        }
+        let GemmShape { m, n, k } = op.shape;
+        check(OP, &op)?;
+        let stream = self.device().stream();
+        let w = rows_of(op.w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
+        let x = rows_of(op.x.device_ptr(stream).0, [k, m], plan.boxes.x)?;
+        let y = match &mut op.y {
+            Output::Bf16(y) if plan.copies_out() => rows_of(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
+            // Written by ordinary stores; the kernel does not look at this map.
+            _ => w,
+        };
+        let launch = self.functions.launch(OP, plan.config).map(&w).map(&x).map(&y);
+        let launch = match &mut op.y {
+            Output::Bf16(y) => launch.write(y),
+            Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y".to_owned())),
+            Output::F32(y) => launch.write(y),
+        };
+        let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.n_stages);
+        launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
+    }
+}
+
+/// A row-major matrix of which a copy moves 64 values of `box_rows` rows.
+fn rows_of(address: u64, [width, n_rows]: [usize; 2], box_rows: usize) -> Result<TensorMap, KernelError> {
+    let tensor = BoxedTensor { address, sizes: [width, n_rows], strides: [1, width], box_sizes: [64, box_rows] };
+    TensorMap::new("gemm_sm90", &tensor)
 }
 
 /// Every buffer holds exactly what the shape says.

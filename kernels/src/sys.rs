@@ -31,6 +31,7 @@ fatbins!(
     "edit_logits",
     "embed",
     "feed_tokens",
+    "gemm_sm90",
     "paged_decode",
     "paged_prefill",
     "paged_prefill_sm90",

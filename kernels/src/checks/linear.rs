@@ -1,9 +1,13 @@
-//! Comparisons of matrix products: our kernel for few rows, cuBLASLt above, and that a row's result does not depend on the
-//! rows beside it.
+//! Comparisons of matrix products: our kernels, cuBLASLt, and that a row's result does not depend on the rows beside it
+//! where that is promised.
+
+use cudarc::driver::CudaSlice;
+use half::bf16;
 
 use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, relative_error};
 use crate::{
-    KernelError,
+    KernelError, gemm,
+    gemm::GemmPlan,
     launch::{GemmShape, OutputType, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     reference,
@@ -11,6 +15,18 @@ use crate::{
 
 /// (n, k): whole tiles, odd rows, depths that end inside a chunk, a step and a lane.
 const SIZES: [(usize, usize); 7] = [(64, 512), (17, 8), (1, 40), (33, 1032), (130, 2048), (300, 4104), (4500, 4096)];
+/// Products at all row counts of which a row must be the same bits: (n, k).
+const INVARIANT_SIZES: [(usize, usize); 4] = [(1, 8), (264, 72), (300, 1032), (776, 4096)];
+/// Row counts on both sides of every variant's tile.
+const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 32, 33, 64, 65, 128, 129, 256, 700];
+
+/// What multiplies.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Skinny(SkinnyKernel),
+    Blas,
+    Plan(GemmPlan),
+}
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
@@ -18,7 +34,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for (n, k) in SIZES {
             for m in [1, 2, 7, 8, 9, 16] {
                 for output in [OutputType::Bf16, OutputType::F32] {
-                    outcomes.push(product(gpu, GemmShape { m, n, k }, output, Some(kernel))?);
+                    outcomes.push(product(gpu, GemmShape { m, n, k }, output, By::Skinny(kernel))?);
                 }
             }
             outcomes.push(independence(gpu, n, k, kernel)?);
@@ -26,10 +42,11 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     }
     for (m, n, k) in [(64, 128, 256), (100, 264, 512), (17, 512, 1032)] {
         for output in [OutputType::Bf16, OutputType::F32] {
-            outcomes.push(product(gpu, GemmShape { m, n, k }, output, None)?);
+            outcomes.push(product(gpu, GemmShape { m, n, k }, output, By::Blas)?);
         }
     }
     outcomes.push(sum(gpu, GemmShape { m: 200, n: 264, k: 512 })?);
+    outcomes.extend(invariant(gpu)?);
     Ok(outcomes)
 }
 
@@ -52,18 +69,37 @@ fn skinny_kernels(gpu: &Gpu) -> Vec<SkinnyKernel> {
     if best == SkinnyKernel::Registers { vec![best] } else { vec![SkinnyKernel::Registers, best] }
 }
 
-/// By our kernel, or by cuBLASLt where none is given.
-fn product(
-    gpu: &mut Gpu,
-    shape: GemmShape,
-    output: OutputType,
-    kernel: Option<SkinnyKernel>,
-) -> Result<Outcome, KernelError> {
+/// The batch-invariant product, where the chip has it: right, and the same bits at every row count and by every plan.
+fn invariant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let properties = gpu.kernels.properties();
+    if properties.capability != (9, 0) {
+        return Ok(Vec::new());
+    }
+    let n_multiprocessors = properties.n_multiprocessors;
+    let mut outcomes = Vec::new();
+    for output in [OutputType::Bf16, OutputType::F32] {
+        for (m, n, k) in [(1, 17, 8), (9, 33, 1032), (100, 264, 512), (300, 130, 2048)] {
+            let shape = GemmShape { m, n, k };
+            let plan = GemmPlan::new(shape, output, n_multiprocessors)?;
+            outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
+        }
+        for (n, k) in INVARIANT_SIZES {
+            outcomes.push(same_bits(gpu, (n, k), output, n_multiprocessors)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Result<Outcome, KernelError> {
     let (x, w) = (gpu.noise.normals(shape.m * shape.k), gpu.noise.normals(shape.n * shape.k));
-    let found = multiply(gpu, (&x, &w), shape, output, kernel)?;
+    let found = multiply(gpu, &Operands::new(gpu, &x, &w)?, shape, output, by)?;
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &reference::linear(&x, &w, shape)));
-    let op = if kernel.is_some() { "skinny_gemm" } else { "gemm" };
-    let case = format!("m {} n {} k {} to {output:?}, {kernel:?}", shape.m, shape.n, shape.k);
+    let (op, how) = match by {
+        By::Skinny(kernel) => ("skinny_gemm", format!("{kernel:?}")),
+        By::Blas => ("gemm", "cuBLASLt".to_owned()),
+        By::Plan(plan) => ("gemm_sm90", format!("{:?} of {} rows", plan.config.entry, plan.rows)),
+    };
+    let case = format!("m {} n {} k {} to {output:?}, {how}", shape.m, shape.n, shape.k);
     // f32 sums lose 2^-24 of their size a term; random signs make that grow with the root. Four times as margin.
     let limit = match output {
         OutputType::Bf16 => TWO_ROUNDINGS,
@@ -75,27 +111,70 @@ fn product(
 /// The first row of 16 must equal the row alone, to the last bit.
 fn independence(gpu: &mut Gpu, n: usize, k: usize, kernel: SkinnyKernel) -> Result<Outcome, KernelError> {
     let (x, w) = (gpu.noise.normals(SKINNY_ROWS_MAX * k), gpu.noise.normals(n * k));
-    let together = multiply(gpu, (&x, &w), GemmShape { m: SKINNY_ROWS_MAX, n, k }, OutputType::F32, Some(kernel))?;
-    let alone = multiply(gpu, (&x[..k], &w), GemmShape { m: 1, n, k }, OutputType::F32, Some(kernel))?;
+    let (operands, by) = (Operands::new(gpu, &x, &w)?, By::Skinny(kernel));
+    let together = multiply(gpu, &operands, GemmShape { m: SKINNY_ROWS_MAX, n, k }, OutputType::F32, by)?;
+    let alone = multiply(gpu, &operands, GemmShape { m: 1, n, k }, OutputType::F32, by)?;
     let equal = matches!((together, alone), (Some(together), Some(alone)) if together[..n] == alone[..]);
     let error = if equal { 0.0 } else { f64::INFINITY };
     Ok(Outcome { op: "skinny_gemm", case: format!("n {n} k {k}, {kernel:?}: a row alone"), error, limit: 0.0 })
 }
 
+/// Rows of every count, by every plan, must equal the same rows of the largest product. The error is the number of products
+/// that differ.
+fn same_bits(
+    gpu: &mut Gpu,
+    (n, k): (usize, usize),
+    output: OutputType,
+    n_multiprocessors: u32,
+) -> Result<Outcome, KernelError> {
+    let most = ROW_COUNTS[ROW_COUNTS.len() - 1];
+    let (x, w) = (gpu.noise.normals(most * k), gpu.noise.normals(n * k));
+    let operands = Operands::new(gpu, &x, &w)?;
+    let plans_of = |m| gemm::all_plans(GemmShape { m, n, k }, output, n_multiprocessors);
+    let whole = multiply(gpu, &operands, GemmShape { m: most, n, k }, output, By::Plan(plans_of(most)[0]))?;
+    let (mut n_different, mut n_products) = (0, 0);
+    for m in ROW_COUNTS {
+        for plan in plans_of(m) {
+            let part = multiply(gpu, &operands, GemmShape { m, n, k }, output, By::Plan(plan))?;
+            let equal = matches!((&whole, &part), (Some(whole), Some(part)) if bits(&whole[..m * n]) == bits(part));
+            n_different += usize::from(!equal);
+            n_products += 1;
+        }
+    }
+    let case = format!("n {n} k {k} to {output:?}: the same rows in {n_products} products");
+    Ok(Outcome { op: "gemm_sm90", case, error: n_different as f64, limit: 0.0 })
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// A product's operands on the device; the first rows of x are multiplied.
+struct Operands {
+    x: CudaSlice<bf16>,
+    w: CudaSlice<bf16>,
+}
+
+impl Operands {
+    fn new(gpu: &Gpu, x: &[f32], w: &[f32]) -> Result<Self, KernelError> {
+        Ok(Self { x: gpu.upload_bf16(x)?, w: gpu.upload_bf16(w)? })
+    }
+}
+
 fn multiply(
     gpu: &Gpu,
-    (x, w): (&[f32], &[f32]),
+    operands: &Operands,
     shape: GemmShape,
     output: OutputType,
-    kernel: Option<SkinnyKernel>,
+    by: By,
 ) -> Result<Option<Vec<f32>>, KernelError> {
-    let (x, w) = (gpu.upload_bf16(x)?, gpu.upload_bf16(w)?);
     let size = shape.m * shape.n;
     let run = |y| {
-        let op = Linear { y, x: x.as_view(), w: w.as_view(), shape };
-        match kernel {
-            Some(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
-            None => gpu.blas.gemm(op),
+        let op = Linear { y, x: operands.x.slice(..shape.m * shape.k), w: operands.w.as_view(), shape };
+        match by {
+            By::Skinny(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
+            By::Blas => gpu.blas.gemm(op),
+            By::Plan(plan) => gpu.kernels.invariant_gemm_by(op, &plan),
         }
     };
     match output {

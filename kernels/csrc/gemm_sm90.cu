@@ -1,0 +1,305 @@
+// y[m][n] = sum_k x[m][k] * w[n][k] on Hopper at any number of rows, where a row's result is the same bits whoever its
+// neighbours are.
+//
+// Layout: w is n x k bf16 row-major, x is m x k bf16, y is m x n bf16 or f32. k is a multiple of 8.
+// The weights are the left operand of wgmma (64 of their rows), rows of x its columns. Every element of y is one chain of
+// products of 16 values in the order of k, in the tensor core's accumulator, in every variant and at every tile size: that
+// is the whole of batch invariance. So k is never split; small matrices spread over the chip by tiles of fewer weight rows:
+//
+//       a warpgroup's tile: 64 rows of which `rows` (8 to 64) are loaded and stored      x kColumns rows of x
+//                           the rest multiplies what lies behind, and is dropped
+//
+//       a stage of the ring: w [kPanels][kWarpgroups * rows x 64 values], x [kPanels][kColumns x 64 values]
+//
+// One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
+// goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
+// have neighbouring weights and the same rows of x, of which each copies a half to both.
+// Tiles are walked in bands along n, rows of x outside, so that both operands of a wave come from the L2 cache.
+// Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace stoker {
+
+// The same fields as `GemmPlan::arguments` in gemm.rs.
+struct GemmShape {
+  int m, n;
+  int n_steps;    // stages of a tile
+  int rows;       // weight rows of a warpgroup's tile
+  int n_stages;   // of the ring
+  int n_m_tiles;  // along x
+  int n_n_tiles;  // along w, a cluster's together
+  int band;       // of these, those that are walked together
+};
+
+#ifdef STOKER_HAS_WGMMA
+
+constexpr int kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32, kStoredRows = 128;
+
+template <int kWarpgroups, int kColumns, int kPanels, int kCluster>
+struct Gemm {
+  static constexpr int kConsumers = kWarpgroups * 128;
+  static constexpr bool kStaged = kColumns == 256;
+
+  // Shared memory, from a multiple of 1024: barriers, stages, room that the last tile's unused rows are read from, and
+  // where y is turned around.
+  struct Barriers {
+    uint64_t full[kMaxStages], empty[kMaxStages];
+  };
+
+  struct Tile {
+    int n, m;  // first weight row of the block, first row of x
+  };
+
+  struct Slot {
+    int at = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance(int n_stages) {
+      if (++at == n_stages) at = 0, parity ^= 1;
+    }
+  };
+
+  static __device__ __forceinline__ Tile tile_at(const GemmShape& s, int idx) {
+    const int first = idx / (s.band * s.n_m_tiles) * s.band, width = min(s.band, s.n_n_tiles - first);
+    const int rest = idx - first * s.n_m_tiles;
+    const int n_tile = (first + rest % width) * kCluster + (kCluster > 1 ? cluster_rank() : 0);
+    return {n_tile * kWarpgroups * s.rows, rest / width * kColumns};
+  }
+
+  static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return kWarpgroups * s.rows * kRowBytes; }
+  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) {
+    return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
+  }
+
+  static __device__ __forceinline__ void load_w(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
+                                                uint64_t* full) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      copy_box(stage + panel * w_panel_bytes(s), map, (step * kPanels + panel) * kPanelValues, tile.n, full);
+    }
+  }
+
+  // This block's share of the rows, to all blocks of the cluster.
+  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
+                                                uint64_t* full) {
+    constexpr int kShare = kColumns / kCluster;
+    const uint32_t target = stage + kPanels * w_panel_bytes(s);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint32_t rows = target + panel * kColumns * kRowBytes;
+      const int column = (step * kPanels + panel) * kPanelValues;
+      if constexpr (kCluster == 1) {
+        copy_box(rows, map, column, tile.m, full);
+      } else {
+        const int first = cluster_rank() * kShare;
+        copy_box_to_all(rows + first * kRowBytes, map, column, tile.m + first, full, (1 << kCluster) - 1);
+      }
+    }
+  }
+
+  // Calls `f(tile, step, slot)` for this block's steps in order until it says no.
+  template <typename F>
+  static __device__ __forceinline__ void walk(const GemmShape& s, F f) {
+    Slot slot;
+    const int n_tiles = s.n_m_tiles * s.n_n_tiles;
+    for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
+      const Tile tile = tile_at(s, idx);
+      for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+        if (!f(tile, step, slot)) return;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void produce(const GemmShape& s, const TensorMap& w, const TensorMap& x, Barriers& barriers,
+                                                 uint32_t stages) {
+    int n_ahead = 0;
+    walk(s, [&](Tile tile, int step, Slot slot) {
+      if (n_ahead == s.n_stages) return false;
+      arrive_expecting(&barriers.full[slot.at], stage_bytes(s));
+      load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
+      ++n_ahead;
+      return true;
+    });
+    wait_for_earlier_kernels();
+    walk(s, [&](Tile tile, int step, Slot slot) {
+      uint64_t* full = &barriers.full[slot.at];
+      const uint32_t stage = stages + slot.at * stage_bytes(s);
+      if (n_ahead > 0) {
+        --n_ahead;
+      } else {
+        wait_for(&barriers.empty[slot.at], slot.parity ^ 1);
+        arrive_expecting(full, stage_bytes(s));
+        load_w(s, w, stage, tile, step, full);
+      }
+      load_x(s, x, stage, tile, step, full);
+      return true;
+    });
+  }
+
+  static __device__ __forceinline__ void multiply_stage(float (&c)[kColumns / 8][4], const GemmShape& s, uint32_t stage, bool first) {
+    const uint32_t w = stage + threadIdx.x / 128 * s.rows * kRowBytes, x = stage + kPanels * w_panel_bytes(s);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i) {
+      const uint64_t a = tile_descriptor(w + i / 4 * w_panel_bytes(s) + i % 4 * 32, 0, 1024);
+      const uint64_t b = tile_descriptor(x + i / 4 * kColumns * kRowBytes + i % 4 * 32, 0, 1024);
+      wgmma_rows(c, a, b, i > 0 || !first);
+    }
+    commit_products();
+  }
+
+  // By each warp, in every block that copies into this stage.
+  static __device__ __forceinline__ void release(Barriers& barriers, int slot) {
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (kCluster == 1) {
+      if (lane == 0) arrive(&barriers.empty[slot]);
+    } else {
+      if (lane < kCluster) arrive_at_peer(&barriers.empty[slot], lane);
+    }
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ void consume(const GemmShape& s, const TensorMap& y_map, Out* y, Barriers& barriers,
+                                                 uint32_t stages, uint32_t staging) {
+    Slot slot;
+    const int n_tiles = s.n_m_tiles * s.n_n_tiles;
+    for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
+      float c[kColumns / 8][4];
+      int last = 0;
+      for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+        wait_for(&barriers.full[slot.at], slot.parity);
+        multiply_stage(c, s, stages + slot.at * stage_bytes(s), step == 0);
+        // The stage before this one has been read.
+        wait_for_products<1>();
+        if (step > 0) release(barriers, last);
+        last = slot.at;
+      }
+      wait_for_products<0>();
+      pin(c);
+      release(barriers, last);
+      const Tile tile = tile_at(s, idx);
+      if constexpr (kStaged && sizeof(Out) == 2) {
+        store_staged(c, s, y_map, tile, staging);
+      } else {
+        store(c, s, y, tile);
+      }
+    }
+    if (kStaged && threadIdx.x % 128 == 0) wait_for_stores_to_read();
+  }
+
+  static __device__ __forceinline__ void put(float* y, float value) { *y = value; }
+  static __device__ __forceinline__ void put(bf16* y, float value) { *y = __float2bfloat16_rn(value); }
+
+  // Eight lanes hold neighbouring values of a row of y.
+  template <typename Out>
+  static __device__ __forceinline__ void store(const float (&c)[kColumns / 8][4], const GemmShape& s, Out* y, Tile tile) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = warp * 16 + g + i / 2 * 8, n = tile.n + threadIdx.x / 128 * s.rows + row;
+      if (row >= s.rows || n >= s.n) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const int m = tile.m + 8 * j + 2 * t + i % 2;
+        if (m < s.m) put(y + static_cast<size_t>(m) * s.n + n, c[j][i]);
+      }
+    }
+  }
+
+  // Four 8x8 matrices, turned around; lane l gives where row l % 8 of matrix l / 8 goes.
+  static __device__ __forceinline__ void store_turned(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+  }
+
+  // Through shared memory, where it becomes rows of y, 64 values of kStoredRows rows at a time; needs tiles of 64.
+  static __device__ __forceinline__ void store_staged(const float (&c)[kColumns / 8][4], const GemmShape& s, const TensorMap& y,
+                                                      Tile tile, uint32_t staging) {
+    const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp;
+    const uint32_t buffer = staging + group * kStoredRows * kRowBytes;
+    const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+    const uint32_t target = buffer + row * kRowBytes + (piece ^ (row & 7)) * 16;
+    const bool stores = threadIdx.x % 128 == 0;
+#pragma unroll
+    for (int part = 0; part < kColumns / kStoredRows; ++part) {
+      if (stores) wait_for_stores_to_read();
+      sync_group(group);
+#pragma unroll
+      for (int pair = 0; pair < kStoredRows / 16; ++pair) {
+        const float(&a)[4] = c[part * kStoredRows / 8 + 2 * pair], (&b)[4] = c[part * kStoredRows / 8 + 2 * pair + 1];
+        store_turned(target + pair * 16 * kRowBytes, pack(a[0], a[1]), pack(a[2], a[3]), pack(b[0], b[1]), pack(b[2], b[3]));
+      }
+      publish_to_tensor_cores();
+      sync_group(group);
+      if (stores) store_box(y, tile.n + group * s.rows, tile.m + part * kStoredRows, buffer);
+    }
+  }
+
+  static __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory"); }
+
+  static __device__ __forceinline__ void init(Barriers& barriers, int n_stages) {
+    for (int slot = 0; slot < n_stages; ++slot) {
+      init_barrier(&barriers.full[slot], 1), init_barrier(&barriers.empty[slot], kCluster * kWarpgroups * 4);
+    }
+    publish_barriers();
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ void run(const GemmShape& s, const TensorMap& w, const TensorMap& x, const TensorMap& y_map, Out* y) {
+    extern __shared__ uint8_t shared[];
+    const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
+    auto& barriers = *reinterpret_cast<Barriers*>(shared + offset);
+    const uint32_t staging = shared_address(shared) + offset + 1024;
+    const uint32_t stages = staging + (kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0);
+    if (threadIdx.x == kConsumers) init(barriers, s.n_stages);
+    __syncthreads();
+    if constexpr (kCluster > 1) sync_cluster();
+    if (threadIdx.x < kConsumers) {
+      wait_for_earlier_kernels();
+      consume(s, y_map, y, barriers, stages, staging);
+    } else if (threadIdx.x == kConsumers) {
+      produce(s, w, x, barriers, stages);
+      let_next_kernel_start();
+    } else {
+      wait_for_earlier_kernels();
+    }
+    // No block may end while another still copies into it or arrives at its barriers.
+    __syncwarp();
+    if constexpr (kCluster > 1) sync_cluster();
+  }
+};
+
+#endif
+
+}  // namespace stoker
+
+// Name, warpgroups, columns, panels of a stage, blocks of a cluster.
+#ifdef STOKER_HAS_WGMMA
+#define GEMM_BODY(groups, columns, panels, cluster) \
+  stoker::Gemm<groups, columns, panels, cluster>::run(stoker::GemmShape{m, n, n_steps, rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y);
+#else
+#define GEMM_BODY(groups, columns, panels, cluster)
+#endif
+#define GEMM(groups, columns, panels, cluster, kind, out)                                                                 \
+  extern "C" __global__ void CLUSTERED(cluster) __launch_bounds__(groups * 128 + 32, 1) gemm_sm90_##groups##x##columns##_##kind( \
+      const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                           \
+      const __grid_constant__ stoker::TensorMap y_map, out* y, int m, int n, int n_steps, int rows, int n_stages,         \
+      int n_m_tiles, int n_n_tiles, int band) {                                                                                     \
+    GEMM_BODY(groups, columns, panels, cluster)                                                                           \
+  }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CLUSTERED(blocks)
+#endif
+#define GEMM_BOTH(groups, columns, panels, cluster)            \
+  GEMM(groups, columns, panels, cluster, bf16, stoker::bf16)   \
+  GEMM(groups, columns, panels, cluster, f32, float)
+GEMM_BOTH(1, 8, 2, 1)
+GEMM_BOTH(1, 32, 2, 2)
+GEMM_BOTH(1, 64, 2, 2)
+GEMM_BOTH(1, 128, 1, 2)
+GEMM_BOTH(2, 128, 1, 2)
+GEMM_BOTH(2, 256, 1, 2)
