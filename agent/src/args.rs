@@ -102,6 +102,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "true|false")]
     prefix_caching: Option<bool>,
 
+    /// Give a request the same tokens whatever else runs beside it, at some cost in speed; on a GPU this needs an H100 or
+    /// H200. On CPUs it is always so. Default: false.
+    #[arg(long, value_name = "true|false")]
+    batch_invariant: Option<bool>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -127,6 +132,7 @@ impl Args {
                 threads: flags.threads,
                 memory_fraction: flags.memory_fraction,
                 prefix_caching: flags.prefix_caching,
+                batch_invariant: flags.batch_invariant,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

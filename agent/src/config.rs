@@ -154,6 +154,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         threads,
         memory_fraction,
         prefix_caching,
+        batch_invariant,
     } = settings;
     EngineLimits {
         max_model_len,
@@ -164,6 +165,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         threads: threads.map(|threads| threads as usize),
         memory_fraction: memory_fraction.unwrap_or(defaults.memory_fraction),
         prefix_caching: prefix_caching.unwrap_or(defaults.prefix_caching),
+        batch_invariant: batch_invariant.unwrap_or(defaults.batch_invariant),
         ..defaults
     }
 }
@@ -187,6 +189,12 @@ mod tests {
         let settings = Settings::validate(config("/m", sizes), OnFailure::Report).unwrap();
         let expected = EngineLimits { max_waiting: 7, memory_fraction: 0.5, ..EngineLimits::default() };
         assert_eq!(settings.engine.limits, expected);
+    }
+
+    #[test]
+    fn batch_invariance_reaches_the_engine() {
+        let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
+        assert!(Settings::validate(config("/m", asked), OnFailure::Report).unwrap().engine.limits.batch_invariant);
     }
 
     #[test]

@@ -142,6 +142,10 @@ pub(crate) struct RunArgs {
     /// Tokens computed in one step at most. Default: the engine's, or 8192 with --device cuda:N.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
+    /// Measure the batch-invariant mode; its figures are those of the system stoker-invariant. In one run with the engine as it
+    /// is, `join` gives ratio_to_stoker-invariant: what the mode costs.
+    #[arg(long)]
+    batch_invariant: bool,
     /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     pub(crate) peers: Vec<Peer>,
@@ -180,7 +184,11 @@ impl RunArgs {
 
     pub(crate) fn tuning(&self) -> Tuning {
         let for_gpu = matches!(self.device, DeviceChoice::Cuda(_)).then_some(GPU_BATCHED_TOKENS);
-        Tuning { threads: self.threads, max_batched_tokens: self.max_batched_tokens.or(for_gpu) }
+        Tuning {
+            threads: self.threads,
+            max_batched_tokens: self.max_batched_tokens.or(for_gpu),
+            batch_invariant: self.batch_invariant,
+        }
     }
 
     pub(crate) fn agent(&self) -> io::Result<PathBuf> {

@@ -51,6 +51,8 @@ pub struct Tuning {
     pub threads: Option<usize>,
     /// Tokens a step; at least the sequences of the largest case.
     pub max_batched_tokens: Option<u32>,
+    /// Measure the batch-invariant mode.
+    pub batch_invariant: bool,
 }
 
 impl Tuning {
@@ -74,6 +76,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         max_waiting: most(&|size| size.requests).max(EngineLimits::default().max_waiting),
         kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
         threads: tuning.threads,
+        batch_invariant: tuning.batch_invariant,
         ..EngineLimits::default()
     }
 }

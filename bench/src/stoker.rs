@@ -85,7 +85,11 @@ impl Stoker {
 
 impl Contender for Stoker {
     fn system(&self) -> System {
-        System::stoker()
+        let stoker = System::stoker();
+        match self.setup.limits.batch_invariant {
+            true => System { name: format!("{}-invariant", stoker.name), ..stoker },
+            false => stoker,
+        }
     }
 
     fn warm_up(&mut self, case: Case) -> Result<()> {

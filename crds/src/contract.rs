@@ -63,6 +63,10 @@ pub struct EngineSettings {
     pub memory_fraction: Option<f64>,
     /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
     pub prefix_caching: Option<bool>,
+    /// Give a request the same tokens whatever else runs beside it. Default: false. Left out where nobody asks, so that
+    /// agents which do not know it still read their configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_invariant: Option<bool>,
 }
 
 /// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.

@@ -206,6 +206,10 @@ pub struct EngineSpec {
     /// Keep the KV of prompts and completions for requests that begin with the same tokens. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix_caching: Option<bool>,
+    /// Give a request the same tokens whatever else runs beside it, at some cost in speed; on a GPU this needs an H100 or
+    /// H200. On CPUs it is always so. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_invariant: Option<bool>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

@@ -94,6 +94,9 @@ pub struct EngineLimits {
     pub threads: Option<usize>,
     /// Keep the KV blocks of prompts and completions for requests that begin with the same tokens.
     pub prefix_caching: bool,
+    /// Give a request the same bits whatever else runs beside it, however its prompt is cut and whatever of it is cached. The
+    /// CPU always does; a GPU takes kernels for it that are slower, and refuses where it has none.
+    pub batch_invariant: bool,
 }
 
 impl Default for EngineLimits {
@@ -108,6 +111,7 @@ impl Default for EngineLimits {
             memory_limit_bytes: None,
             threads: None,
             prefix_caching: true,
+            batch_invariant: false,
         }
     }
 }
@@ -204,6 +208,7 @@ impl EngineLimits {
             max_model_len: max_model_len as usize,
             eos: eos.to_vec(),
             prefix_caching: self.prefix_caching,
+            replays_decodes: false,
         })
     }
 

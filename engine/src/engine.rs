@@ -182,7 +182,7 @@ fn open(
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<(Box<dyn Executor>, EngineParts), StartError> {
     let read = ReadModel::read(config)?;
-    if let Some(gpu) = choose_gpu(config.device, &read.config)? {
+    if let Some(gpu) = choose_gpu(config, &read.config)? {
         let CudaModel { executor, parts } = CudaModel::take(gpu, read, &config.limits, progress)?;
         return Ok((Box::new(executor), parts));
     }
@@ -193,16 +193,17 @@ fn open(
 }
 
 /// The GPU, if one was asked for or one that can run the model is there.
-fn choose_gpu(choice: DeviceChoice, model: &ModelConfig) -> Result<Option<Gpu>, StartError> {
-    match choice {
+fn choose_gpu(config: &EngineConfig, model: &ModelConfig) -> Result<Option<Gpu>, StartError> {
+    match config.device {
         DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpu::open(ordinal, model)?)),
-        DeviceChoice::Auto => match Gpu::open(0, model) {
+        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpu::open(ordinal, model, &config.limits)?)),
+        DeviceChoice::Auto => match Gpu::open(0, model, &config.limits) {
             Ok(gpu) => Ok(Some(gpu)),
             Err(absent) if absent.is_absence() => {
                 tracing::info!(reason = %absent, "computing on the CPU");
                 Ok(None)
             }
+            Err(refusal) if refusal.is_refusal() => Err(refusal.into()),
             Err(problem) => {
                 tracing::warn!(reason = %problem, "the GPU is not used: computing on the CPU");
                 Ok(None)

@@ -5,7 +5,8 @@
 // Layout: q is batch rows of q_stride elements, heads of D from the row's start (the fused QKV row); out is batch x n_q x
 // D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. D is 64 or 128, G at most 16.
 // The host plans items (plan.rs, `plan_decode`): a piece [begin, end) of one sequence, begin a multiple of 16. One
-// thread block takes one item and one KV head. Surplus items have sequence -1: a captured graph keeps its grid.
+// thread block takes one KV head and one item, or every gridDim.y-th. Surplus items, the last ones, have sequence -1: a
+// captured graph keeps its grid.
 // The G queries of a KV head are the rows of a 16-row tensor-core tile, so KV is read once for all of them. Each of the
 // 4 warps has its own ring of 3 stages in shared memory and takes every 4th KV block:
 //
@@ -38,7 +39,7 @@ struct PagedDecode {
   float* partial_out;   // items x n_kv x G x D, only pieces of split sequences
   float2* partial_sum;  // items x n_kv x G: maximum and sum of exponentials
   uint32_t* tickets;    // one a sequence and KV head; zero before and after
-  int q_stride, table_stride, n_q, n_kv;
+  int n_items, q_stride, table_stride, n_q, n_kv;
   float scale;
 };
 
@@ -240,9 +241,9 @@ __device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeI
 }
 
 template <int kDim>
-__device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int kv_head, int group,
+__device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int item_idx, int kv_head, int group,
                                             const WarpResults<kDim>& results) {
-  const size_t piece = (static_cast<size_t>(blockIdx.y) * p.n_kv + kv_head) * group;
+  const size_t piece = (static_cast<size_t>(item_idx) * p.n_kv + kv_head) * group;
   bf16* out = p.out + (static_cast<size_t>(item.sequence) * p.n_q + kv_head * group) * kDim;
   for (int at = threadIdx.x; at < group * kDim; at += blockDim.x) {
     const int row = at / kDim, column = at % kDim;
@@ -278,14 +279,10 @@ __device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_items) {
 }
 
 template <int kDim>
-__device__ __forceinline__ void paged_decode(const PagedDecode& p) {
+__device__ __forceinline__ void attend_item(const PagedDecode& p, const DecodeItem& item, int item_idx) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kRingBytes = kStages * 2 * kBlockSize * kDim * 2;
   static_assert(sizeof(WarpResults<kDim>) <= kWarps * kRingBytes, "the merge must fit over the rings");
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  const DecodeItem item = p.items[blockIdx.y];
-  if (item.sequence < 0) return;
   const int kv_head = blockIdx.x, group = p.n_q / p.n_kv;
   Softmax<kDim> state = {{}, {-INFINITY, -INFINITY}, {0.f, 0.f}};
   attend_piece<kDim>(state, p, item, kv_head, shared_address(shared) + threadIdx.x / kWarp * kRingBytes);
@@ -293,10 +290,24 @@ __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
   auto& results = *reinterpret_cast<WarpResults<kDim>*>(shared);
   leave_result<kDim>(results, state);
   __syncthreads();
-  merge_warps<kDim>(p, item, kv_head, group, results);
+  merge_warps<kDim>(p, item, item_idx, kv_head, group, results);
   if (item.n_items == 1) return;
   if (is_last_piece(p.tickets + static_cast<size_t>(item.sequence) * p.n_kv + kv_head, item.n_items)) {
     merge_pieces<kDim>(p, item, kv_head, group);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void paged_decode(const PagedDecode& p) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  for (int at = blockIdx.y; at < p.n_items; at += gridDim.y) {
+    const DecodeItem item = p.items[at];
+    // Surplus items are the last ones.
+    if (item.sequence < 0) return;
+    attend_item<kDim>(p, item, at);
+    // The next item's copies go over this one's results.
+    __syncthreads();
   }
 }
 
@@ -306,9 +317,9 @@ __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
   extern "C" __global__ void __launch_bounds__(128) paged_decode_d##dim(                                            \
       stoker::bf16* out, const stoker::bf16* q, const stoker::bf16* k_cache, const stoker::bf16* v_cache,           \
       const int32_t* block_table, const stoker::DecodeItem* items, float* partial_out, float2* partial_sum,         \
-      uint32_t* tickets, int q_stride, int table_stride, int n_q, int n_kv, float scale) {                          \
+      uint32_t* tickets, int n_items, int q_stride, int table_stride, int n_q, int n_kv, float scale) {                          \
     stoker::paged_decode<dim>({out, q, k_cache, v_cache, block_table, items, partial_out, partial_sum, tickets,     \
-                               q_stride, table_stride, n_q, n_kv, scale});                                          \
+                               n_items, q_stride, table_stride, n_q, n_kv, scale});                                          \
   }
 PAGED_DECODE(64)
 PAGED_DECODE(128)

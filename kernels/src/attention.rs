@@ -9,7 +9,7 @@ use half::bf16;
 use crate::{
     KernelError, Kernels, check_len, check_room,
     launch::{self, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
-    plan::{DecodeItem, PrefillTile},
+    plan::{DecodeItem, PrefillTile, SplitPolicy},
     tensor_map::{BoxedTensor, TensorMap},
 };
 
@@ -41,6 +41,8 @@ pub struct PagedDecode<'a> {
     pub kv: PagedKv<'a>,
     /// The step's plan, padded to the capacity of the graph.
     pub items: CudaView<'a, DecodeItem>,
+    /// How the pieces were cut.
+    pub policy: SplitPolicy,
     /// Shared by all layers.
     pub scratch: &'a mut DecodeScratch,
     /// The rank's heads.
@@ -143,7 +145,7 @@ impl Kernels {
     pub fn paged_decode(&self, mut op: PagedDecode<'_>) -> Result<(), KernelError> {
         const OP: &str = "paged_decode";
         let heads = op.heads;
-        let config = launch::paged_decode(op.items.len(), heads)?;
+        let config = launch::paged_decode(op.items.len(), heads, op.policy)?;
         let n_rows = check_rows(OP, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(OP, &op.kv, heads)?;
         check_room(OP, "the block table", op.kv.block_table.len(), n_rows * op.kv.blocks_per_row)?;
@@ -154,7 +156,8 @@ impl Kernels {
         let launch = launch.write(&mut op.scratch.partial_out.as_view_mut());
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
         let launch = launch.write(&mut op.scratch.tickets.as_view_mut());
-        let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
+        let launch =
+            launch.int(op.items.len()).int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
         launch.float(op.scale).start()
     }
 

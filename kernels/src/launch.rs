@@ -2,7 +2,12 @@
 //! touches the device. A shape that the kernels do not cover is refused here, with what they do cover.
 
 pub use crate::entry::Entry;
-use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError, plan::PrefillSplit};
+use crate::{
+    device::Properties,
+    entry::SKINNY_RING_BYTES,
+    error::KernelError,
+    plan::{PrefillSplit, SplitPolicy},
+};
 
 /// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
 pub const BLOCK_SIZE: usize = 16;
@@ -232,14 +237,20 @@ pub fn skinny_gemm(shape: GemmShape, output: OutputType, kernel: SkinnyKernel) -
     })
 }
 
-/// Decode attention over planned pieces.
-pub fn paged_decode(n_items: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
+/// Decode attention over planned pieces: a block a piece and KV head, or as many as run at once, an odd number that no
+/// pattern of long and short pieces falls in step with.
+pub fn paged_decode(n_items: usize, heads: Heads, policy: SplitPolicy) -> Result<LaunchConfig, KernelError> {
     heads.check("paged_decode")?;
-    tiles("paged_decode", n_items)?;
+    not_empty("paged_decode", n_items)?;
+    let n_blocks = match policy {
+        SplitPolicy::Balanced { .. } => n_items,
+        SplitPolicy::Fixed { n_slots, .. } => n_items.min(((n_slots / heads.n_kv).max(2) - 1) | 1),
+    };
+    tiles("paged_decode", n_blocks)?;
     let entry = if heads.dim == 64 { Entry::PagedDecodeD64 } else { Entry::PagedDecodeD128 };
     // 4 warps x 3 stages x one KV block of K and V.
     let shared_bytes = count(4 * 3 * 2 * BLOCK_SIZE * heads.dim * 2);
-    Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_items), 1], threads: 128, shared_bytes })
+    Ok(LaunchConfig { entry, grid: [count(heads.n_kv), count(n_blocks), 1], threads: 128, shared_bytes })
 }
 
 /// Which tensor-core instructions prefill attention uses.
@@ -373,6 +384,8 @@ mod tests {
     const WGMMA: PrefillKernel = PrefillKernel::Wgmma { n_multiprocessors: 132 };
     const LLAMA_8B: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
 
+    const BALANCED: SplitPolicy = SplitPolicy::Balanced { n_slots: 264 };
+
     fn rows(n_rows: usize, width: usize) -> Rows {
         Rows { n_rows, width }
     }
@@ -423,7 +436,7 @@ mod tests {
         let ring = SkinnyKernel::Ring { n_multiprocessors: 1 };
         let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, OutputType::F32, ring).unwrap()];
         for heads in heads {
-            configs.push(paged_decode(1, heads).unwrap());
+            configs.push(paged_decode(1, heads, BALANCED).unwrap());
             configs.extend([PrefillKernel::Mma, WGMMA].map(|kernel| paged_prefill(1, heads, kernel).unwrap()));
         }
         for config in configs {
@@ -443,7 +456,7 @@ mod tests {
             ),
             (rope_kv(1, Heads { dim: 96, ..LLAMA_8B }), "rope_kv: head dimension 96 is not supported: 64 and 128 are"),
             (
-                paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }),
+                paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }, BALANCED),
                 "paged_decode: 32 query heads do not share 1 KV heads in groups of 1 to 16",
             ),
             (
@@ -490,6 +503,13 @@ mod tests {
     }
 
     #[test]
+    fn fixed_pieces_are_taken_in_turn_by_as_many_blocks_as_run_at_once() {
+        let blocks = |n_items, heads| paged_decode(n_items, heads, SplitPolicy::fixed(8192, 264)).unwrap().grid[1];
+        assert_eq!((blocks(8192, LLAMA_8B), blocks(3, LLAMA_8B)), (33, 3));
+        assert_eq!(blocks(8192, Heads { n_kv: 4, ..LLAMA_8B }), 65);
+    }
+
+    #[test]
     fn few_rows_of_logits_are_cut_finer_than_many() {
         let pieces = |n_rows| sample(rows(n_rows, 128_256)).unwrap().grid[0];
         assert_eq!([1, 16, 64, 256, 4096].map(pieces), [32, 32, 8, 2, 1]);
@@ -498,9 +518,9 @@ mod tests {
 
     #[test]
     fn attention_asks_for_the_shared_memory_its_tiles_need() {
-        assert_eq!(paged_decode(3, LLAMA_8B).unwrap().shared_bytes, 96 * 1024);
+        assert_eq!(paged_decode(3, LLAMA_8B, BALANCED).unwrap().shared_bytes, 96 * 1024);
         assert_eq!(paged_prefill(3, LLAMA_8B, PrefillKernel::Mma).unwrap().shared_bytes, 96 * 1024);
         assert_eq!(paged_prefill(3, LLAMA_8B, WGMMA).unwrap().shared_bytes, 193 * 1024);
-        assert_eq!(paged_decode(3, Heads { dim: 64, ..LLAMA_8B }).unwrap().shared_bytes, 48 * 1024);
+        assert_eq!(paged_decode(3, Heads { dim: 64, ..LLAMA_8B }, BALANCED).unwrap().shared_bytes, 48 * 1024);
     }
 }

@@ -61,7 +61,7 @@ impl Output<'_> {
 #[derive(Debug)]
 pub enum Products {
     /// Whichever is fastest for the shape: a row's last bits depend on how many rows are multiplied together.
-    Fastest(Blas),
+    Fastest(Box<Blas>),
     /// One kernel at every shape: a row's bits are the same whoever its neighbours are.
     BatchInvariant,
 }

@@ -11,6 +11,9 @@ const PREFILL_KV_TOKENS: usize = 128;
 /// [`PREFILL_KV_TOKENS`].
 const PREFILL_PIECE_TOKENS_MIN: usize = 4 * PREFILL_KV_TOKENS;
 
+/// The same where pieces do not grow with the batch.
+const FIXED_PIECE_TOKENS_MIN: usize = 256;
+
 /// One piece of a decoding sequence's context. The same fields as in `csrc/paged_decode.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -77,6 +80,8 @@ pub enum SplitPolicy {
     Fixed {
         /// Tokens of a piece.
         piece_tokens: usize,
+        /// Thread blocks that run at once; they take the pieces in turn, as plans have many pieces or few.
+        n_slots: usize,
     },
 }
 
@@ -90,6 +95,14 @@ pub enum PrefillSplit {
         /// Thread blocks that run at once.
         n_slots: usize,
     },
+}
+
+impl SplitPolicy {
+    /// Fixed pieces for contexts of up to `len_max` tokens: at most 32 a context, which fill the chip for one sequence of
+    /// eight KV heads, and none so short that merging counts.
+    pub fn fixed(len_max: usize, n_slots: usize) -> Self {
+        Self::Fixed { piece_tokens: len_max.div_ceil(32).next_power_of_two().max(FIXED_PIECE_TOKENS_MIN), n_slots }
+    }
 }
 
 /// A chunk of one sequence's prompt.
@@ -124,7 +137,7 @@ pub fn decode_items_max(n_sequences: usize, len_max: usize, heads: Heads, policy
     match policy {
         // Each sequence has round(len / share) pieces, at least one; the shares fill the slots of one KV head.
         SplitPolicy::Balanced { n_slots } => (n_sequences + n_slots.div_ceil(heads.n_kv)).min(n_sequences * longest),
-        SplitPolicy::Fixed { piece_tokens } => n_sequences * len_max.div_ceil(piece_tokens),
+        SplitPolicy::Fixed { piece_tokens, .. } => n_sequences * len_max.div_ceil(piece_tokens),
     }
 }
 
@@ -189,7 +202,7 @@ fn cut_tile(tiles: &mut Vec<PrefillTile>, tile: PrefillTile, share: Option<usize
 /// Tokens that each slot gets if all contexts are spread evenly over the slots.
 fn share_tokens(lens: &[usize], heads: Heads, policy: SplitPolicy) -> Share {
     match policy {
-        SplitPolicy::Fixed { piece_tokens } => Share::Fixed(piece_tokens),
+        SplitPolicy::Fixed { piece_tokens, .. } => Share::Fixed(piece_tokens),
         SplitPolicy::Balanced { n_slots } => {
             let total: usize = lens.iter().sum();
             Share::Even((total * heads.n_kv).div_ceil(n_slots).max(PIECE_TOKENS_MIN))
@@ -262,7 +275,7 @@ mod tests {
     #[test]
     fn pieces_cover_every_context_exactly_and_begin_on_blocks() {
         let lens = [1, 15, 16, 17, 333, 0, 1024, 40_001];
-        for policy in [H200, SplitPolicy::Fixed { piece_tokens: 512 }] {
+        for policy in [H200, SplitPolicy::fixed(512 * 32, 264)] {
             let items = plan_decode(&lens, HEADS, policy);
             for (row, &len) in lens.iter().enumerate() {
                 let pieces = covered(&items, index(row));
@@ -298,11 +311,17 @@ mod tests {
 
     #[test]
     fn fixed_pieces_do_not_depend_on_the_rest_of_the_batch() {
-        let policy = SplitPolicy::Fixed { piece_tokens: 512 };
+        let policy = SplitPolicy::fixed(4096, 264);
         let alone = covered(&plan_decode(&[3000], HEADS, policy), 0);
         let mut lens = vec![777; 255];
         lens.insert(0, 3000);
         assert_eq!(covered(&plan_decode(&lens, HEADS, policy), 0), alone);
+    }
+
+    #[test]
+    fn fixed_pieces_are_at_most_32_a_context() {
+        let most = |len| decode_items_max(1, len, HEADS, SplitPolicy::fixed(len, 264));
+        assert_eq!([100, 256, 2048, 8192, 40_000, 131_072].map(most), [1, 1, 8, 32, 20, 32]);
     }
 
     #[test]

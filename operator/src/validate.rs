@@ -242,6 +242,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         threads: spec.threads,
         memory_fraction: spec.memory_fraction,
         prefix_caching: spec.prefix_caching,
+        batch_invariant: spec.batch_invariant,
     }
 }
 

@@ -66,7 +66,7 @@ fn every_field_of_the_whole_object_is_accepted() {
     accepted(json!({
         "model": {"source": "pvc://weights/llama/8b", "servedNames": ["llama", "meta/llama-3.1:8b"]},
         "resources": {"cpu": "1500m", "memory": "8Gi"},
-        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false},
+        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true},
         "replicas": 3,
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 0},
         "pod": {
@@ -246,8 +246,9 @@ fn kubectl_explains_every_field_with_its_default() {
         "threads",
         "memoryFraction",
         "prefixCaching",
+        "batchInvariant",
     ] {
         assert!(text.contains(field), "{text}");
     }
-    assert_eq!(text.matches("Default: ").count(), 9, "{text}");
+    assert_eq!(text.matches("Default: ").count(), 10, "{text}");
 }

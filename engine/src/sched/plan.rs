@@ -164,7 +164,7 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
         if sequence.in_flight > 0 {
             return;
         }
-        let found = if limits.prefix_caching { prefix::find(sequence, pool) } else { Vec::new() };
+        let found = if limits.prefix_caching { prefix::find(sequence, pool, limits) } else { Vec::new() };
         if !fits(sequence, &found, running.len(), pool) {
             return;
         }
@@ -194,17 +194,31 @@ fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draf
 }
 
 impl Draft<'_> {
+    /// Tokens that the next chunk of a sequence may have. After a preemption, generated tokens are among them.
+    fn chunk_tokens(&self, sequence: &Sequence) -> usize {
+        let n_prompt = sequence.request.prompt.len();
+        match self.limits.replays_decodes {
+            false => sequence.remaining(),
+            true if sequence.computed < n_prompt => sequence.remaining().min(n_prompt - sequence.computed),
+            true => 1,
+        }
+    }
+
     /// Plans as much of a sequence as the step still takes.
     fn push(&mut self, sequence: &mut Sequence, running_idx: usize, pool: &mut BlockPool) {
-        let n_tokens = sequence.remaining().min(self.budget);
+        let n_tokens = self.chunk_tokens(sequence).min(self.budget);
         let (start, samples) = (sequence.computed, n_tokens == sequence.remaining());
-        let is_prefill = sequence.n_generated() == 0 || !sequence.is_decoding();
+        let is_prefill = if self.limits.replays_decodes {
+            start < sequence.request.prompt.len()
+        } else {
+            sequence.n_generated() == 0 || !sequence.is_decoding()
+        };
         let fed_entry = (start >= sequence.tokens.len()).then_some(sequence.sampled_entry);
         self.plan.chunks.push(Chunk { id: sequence.id, running_idx, start, n_tokens, fed_entry, samples, is_prefill });
         self.budget -= n_tokens;
         sequence.computed += n_tokens;
         if self.limits.prefix_caching {
-            prefix::name_full_blocks(sequence, pool);
+            prefix::name_full_blocks(sequence, pool, self.limits);
         }
         if samples {
             sequence.in_flight += 1;

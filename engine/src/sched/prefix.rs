@@ -3,7 +3,11 @@
 //!
 //! A planned block counts as computed, also for others in the same step: every layer writes the keys and values of the
 //! whole step before its attention reads any.
+//!
+//! Where decodes are replayed (`SchedLimits::replays_decodes`), only blocks of prompts are found and named: those with generated
+//! tokens hold what the kernels for decoding gave, and somebody's prompt would be computed by others.
 
+use super::SchedLimits;
 use crate::{
     kv::{BLOCK_TOKENS, BlockHash, BlockId, BlockPool},
     sequence::Sequence,
@@ -11,9 +15,9 @@ use crate::{
 
 /// The blocks that hold the beginning of a sequence's tokens. Never all tokens: the last one is computed, because the
 /// next is sampled from what that computation gives.
-pub(super) fn find(sequence: &mut Sequence, pool: &BlockPool) -> Vec<BlockId> {
+pub(super) fn find(sequence: &mut Sequence, pool: &BlockPool, limits: &SchedLimits) -> Vec<BlockId> {
     extend_names(sequence);
-    let n_wanted = (sequence.tokens.len() - 1) / BLOCK_TOKENS;
+    let n_wanted = shared_tokens(sequence, sequence.tokens.len() - 1, limits) / BLOCK_TOKENS;
     sequence.names[..n_wanted].iter().map_while(|name| pool.find(*name)).collect()
 }
 
@@ -25,8 +29,8 @@ pub(super) fn attach(sequence: &mut Sequence, found: &[BlockId], pool: &mut Bloc
 }
 
 /// Names the blocks that are full, computed and known in every token.
-pub(super) fn name_full_blocks(sequence: &mut Sequence, pool: &mut BlockPool) {
-    let n_full = sequence.computed.min(sequence.tokens.len()) / BLOCK_TOKENS;
+pub(super) fn name_full_blocks(sequence: &mut Sequence, pool: &mut BlockPool, limits: &SchedLimits) {
+    let n_full = shared_tokens(sequence, sequence.computed.min(sequence.tokens.len()), limits) / BLOCK_TOKENS;
     if n_full <= sequence.n_named {
         return;
     }
@@ -35,6 +39,11 @@ pub(super) fn name_full_blocks(sequence: &mut Sequence, pool: &mut BlockPool) {
         pool.name(sequence.table.blocks()[idx], sequence.names[idx]);
     }
     sequence.n_named = n_full;
+}
+
+/// Of the first `n_tokens`, those whose blocks are shared.
+fn shared_tokens(sequence: &Sequence, n_tokens: usize, limits: &SchedLimits) -> usize {
+    if limits.replays_decodes { n_tokens.min(sequence.request.prompt.len()) } else { n_tokens }
 }
 
 /// Takes the names of all its blocks away, because what they hold may be damaged.

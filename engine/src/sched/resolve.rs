@@ -149,7 +149,7 @@ fn take_in(
         Sampled::Token { token, logprobs } => {
             sequence.tokens.push(token);
             if limits.prefix_caching {
-                prefix::name_full_blocks(sequence, pool);
+                prefix::name_full_blocks(sequence, pool, limits);
             }
             sequence.leaving = finish_reason(sequence, token, limits);
             Some(SampledToken { id: sequence.id, token, logprobs })

@@ -21,6 +21,9 @@ pub struct SchedLimits {
     pub eos: Vec<TokenId>,
     /// Keep the blocks of prompts and completions for other sequences to find.
     pub prefix_caching: bool,
+    /// Generated tokens are always computed one at a time and their blocks are not found by others: for an executor whose
+    /// kernels for prompts and for decoding add up in different orders, and that promises the same bits nevertheless.
+    pub replays_decodes: bool,
 }
 
 /// The scheduler's whole state.

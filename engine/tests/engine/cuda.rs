@@ -24,11 +24,22 @@ const ANSWER_TOKENS: u32 = 48;
 
 /// A GPU to test on; else the reason why not is recorded.
 fn has_gpu(test: &str) -> bool {
-    let reason = match Device::open(0) {
-        Ok(_) if stoker_kernels::built_with_kernels() => return true,
-        Ok(_) => "built without GPU kernels".to_owned(),
-        Err(absent) => absent.to_string(),
-    };
+    match Device::open(0) {
+        Ok(_) if stoker_kernels::built_with_kernels() => true,
+        Ok(_) => skip(test, "built without GPU kernels"),
+        Err(absent) => skip(test, &absent.to_string()),
+    }
+}
+
+/// A GPU that has the batch-invariant mode.
+pub(crate) fn has_hopper(test: &str) -> bool {
+    let is_hopper = |device: &Device| device.properties().capability == (9, 0);
+    has_gpu(test)
+        && (Device::open(0).is_ok_and(|device| is_hopper(&device)) || skip(test, "the GPU is no H100 or H200"))
+}
+
+/// Records why a test does not run; always false.
+fn skip(test: &str, reason: &str) -> bool {
     let line = format!("skipped: {test}: {reason}");
     println!("{line}");
     if let Some(path) = std::env::var_os("SKIP_LOG") {
@@ -152,6 +163,11 @@ fn write_checkpoint(directory: &Path, architecture: &str, tensors: &[(String, Ve
     let views =
         data.iter().map(|(name, shape, bytes)| (*name, TensorView::new(Dtype::BF16, shape.to_vec(), bytes).unwrap()));
     serialize_to_file(views, None, &directory.join("model.safetensors")).unwrap();
+}
+
+/// Two layers of random weights in the Llama family.
+pub(crate) fn write_llama(directory: &Path) {
+    write_checkpoint(directory, "LlamaForCausalLM", &tensors("LlamaForCausalLM"));
 }
 
 /// Held-out questions as the chat template writes them, and the answers that are right.

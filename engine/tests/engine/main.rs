@@ -6,6 +6,7 @@ mod bad_models;
 mod batch_invariance;
 mod common;
 mod cuda;
+mod cuda_invariance;
 mod families;
 mod gguf;
 mod goldens;

@@ -23,7 +23,7 @@ const HEADS: [Heads; 4] = [
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
-    let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::Fixed { piece_tokens: 256 }];
+    let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::fixed(4096, n_slots)];
     let mut outcomes = Vec::new();
     for heads in HEADS {
         for policy in policies {
@@ -142,6 +142,7 @@ fn run_decode(
             q_stride: heads.qkv_width(),
             kv: cache.view(),
             items: items.as_view(),
+            policy,
             scratch: &mut scratch,
             heads,
             scale: scale(heads),
@@ -152,12 +153,13 @@ fn run_decode(
 
 /// With fixed pieces a sequence's result must not depend on the batch, to the last bit.
 fn independence(gpu: &mut Gpu, heads: Heads) -> Result<Outcome, KernelError> {
-    let policy = SplitPolicy::Fixed { piece_tokens: 256 };
+    // In one case a block of threads takes one piece, in the other one takes all of them.
+    let (spread, in_turn) = (SplitPolicy::fixed(4096, 264), SplitPolicy::fixed(4096, 1));
     let lens = [1000, 40, 2000, 7];
     let cache = Cache::new(gpu, &lens, heads)?;
     let q = gpu.noise.normals(lens.len() * heads.qkv_width());
-    let together = run_decode(gpu, &cache, &q, &lens, policy)?;
-    let alone = run_decode(gpu, &cache, &q[..heads.qkv_width()], &lens[..1], policy)?;
+    let together = run_decode(gpu, &cache, &q, &lens, in_turn)?;
+    let alone = run_decode(gpu, &cache, &q[..heads.qkv_width()], &lens[..1], spread)?;
     let equal = matches!((&together, &alone), (Some(together), Some(alone)) if together[..alone.len()] == alone[..]);
     let error = if equal { 0.0 } else { f64::INFINITY };
     Ok(Outcome { op: "paged_decode", case: format!("{}: a sequence alone", describe(heads)), error, limit: 0.0 })

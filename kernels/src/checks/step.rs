@@ -111,8 +111,8 @@ impl Model {
 impl Batch {
     /// `n` sequences at the end of their context.
     pub fn new(gpu: &mut Gpu, shape: StepShape, n: usize) -> Result<Self, KernelError> {
-        let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
-        let items = plan::plan_decode(&vec![shape.context; n], shape.heads, SplitPolicy::Balanced { n_slots });
+        let policy = SplitPolicy::Balanced { n_slots: n_slots(gpu) };
+        let items = plan::plan_decode(&vec![shape.context; n], shape.heads, policy);
         let blocks = shape.context / BLOCK_SIZE;
         let order = gpu.noise.permutation(n * blocks);
         let slots: Vec<i32> = order.chunks(blocks).map(|row| row[blocks - 1] * BLOCK_SIZE as i32 + 15).collect();
@@ -255,6 +255,10 @@ fn rope(
     })
 }
 
+fn n_slots(gpu: &Gpu) -> usize {
+    2 * gpu.kernels.properties().n_multiprocessors as usize
+}
+
 fn attend(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
     gpu.kernels.paged_decode(PagedDecode {
         out: b.attended.as_view_mut(),
@@ -267,6 +271,7 @@ fn attend(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(
             blocks_per_row: shape.context / BLOCK_SIZE,
         },
         items: b.items.as_view(),
+        policy: SplitPolicy::Balanced { n_slots: n_slots(gpu) },
         scratch: &mut b.decode_scratch,
         heads: shape.heads,
         scale: 1.0 / (shape.heads.dim as f32).sqrt(),

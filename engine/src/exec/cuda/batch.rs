@@ -35,6 +35,15 @@ impl BatchLimits {
         self.max_model_len.div_ceil(BLOCK_TOKENS)
     }
 
+    /// Whether a chunk goes through decode attention: any of one token, where only speed counts. Where bits count, what
+    /// the token is decides, so that no prompt token's depend on how the prompt was cut.
+    fn decodes(&self, chunk: &StepChunk<'_>) -> bool {
+        match self.policy {
+            SplitPolicy::Balanced { .. } => chunk.input.n_tokens() == 1,
+            SplitPolicy::Fixed { .. } => !chunk.is_prefill,
+        }
+    }
+
     /// Pieces of decode attention that a graph for `n` sequences has room for.
     pub(super) fn items_max(&self, n: usize) -> usize {
         decode_items_max(n, self.max_model_len, self.heads, self.policy)
@@ -59,16 +68,16 @@ pub(super) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Orders the rows and plans attention. A chunk of one token is a decode, whatever it is of.
+    /// Orders the rows and plans attention.
     pub(super) fn new(step: &Step<'a>, limits: BatchLimits) -> Self {
-        let is_decode = |chunk: &&StepChunk<'_>| chunk.input.n_tokens() == 1;
+        let is_decode = |chunk: &&StepChunk<'_>| limits.decodes(chunk);
         let mut chunks: Vec<StepChunk<'a>> = step.chunks.iter().filter(is_decode).copied().collect();
         let n_decode = chunks.len();
         chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
         let lens: Vec<usize> = chunks[..n_decode].iter().map(|chunk| chunk.start + 1).collect();
         let items = plan_decode(&lens, limits.heads, limits.policy);
         let prefills = prefill_chunks(&chunks, n_decode);
-        let (sampled_rows, specs) = sampled(step, n_decode);
+        let (sampled_rows, specs) = sampled(step, n_decode, &limits);
         let drawn = drawn_chunks(&prefills, &chunks[n_decode..]);
         let [tiles, drawn_tiles] =
             [&prefills, &drawn].map(|chunks| plan_prefill(chunks, limits.heads, limits.prefill_split));
@@ -180,12 +189,11 @@ fn drawn_chunks(prefills: &[PrefillChunk], chunks: &[StepChunk<'_>]) -> Vec<Pref
 }
 
 /// The rows that the step draws after and how, in its order.
-fn sampled<'a>(step: &Step<'a>, n_decode: usize) -> (Vec<u32>, Vec<SampleSpec<'a>>) {
+fn sampled<'a>(step: &Step<'a>, n_decode: usize, limits: &BatchLimits) -> (Vec<u32>, Vec<SampleSpec<'a>>) {
     let (mut decode_row, mut prefill_row) = (0, n_decode);
     let mut last_row = |chunk: &StepChunk<'_>| {
-        let n_tokens = chunk.input.n_tokens();
-        let next = if n_tokens == 1 { &mut decode_row } else { &mut prefill_row };
-        *next += n_tokens;
+        let next = if limits.decodes(chunk) { &mut decode_row } else { &mut prefill_row };
+        *next += chunk.input.n_tokens();
         *next as u32 - 1
     };
     let drawn = step.chunks.iter().map(|chunk| (last_row(chunk), chunk.sample));
@@ -273,6 +281,18 @@ mod tests {
         batch.sample_every_row();
         let (every, all): (Vec<_>, Vec<_>) = (rows(&batch.drawn_tiles), rows(&batch.tiles));
         assert_eq!(every, all);
+    }
+
+    #[test]
+    fn where_bits_count_a_prompt_of_one_token_is_no_decode() {
+        let invariant = BatchLimits { policy: SplitPolicy::fixed(64, 264), ..LIMITS };
+        let of_prompt = StepChunk { is_prefill: true, ..chunk(ChunkInput::Known(&[1]), 5, None) };
+        let generated = chunk(ChunkInput::Known(&[2]), 9, None);
+        let step = Step { chunks: vec![of_prompt, generated] };
+        let n_decode = |limits| Batch::new(&step, limits).n_decode;
+        assert_eq!((n_decode(invariant), n_decode(LIMITS)), (1, 2));
+        let batch = Batch::new(&step, invariant);
+        assert_eq!((batch.tiles.len(), batch.items.len()), (1, 1));
     }
 
     #[test]

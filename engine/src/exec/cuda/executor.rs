@@ -162,10 +162,10 @@ impl CudaExecutor {
     fn compute(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(shape);
         self.inputs.upload(layout.whole, |filling| batch.fill(&layout, filling))?;
-        let Self { forward, inputs, graphs, .. } = self;
+        let Self { forward, inputs, graphs, limits, .. } = self;
         // Behind the upload: the device computes nothing while it copies.
         self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
-        let step = StepInputs { shape, layout: &layout, packed: inputs };
+        let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
         if shape.sampled == SampledRows::Listed {
             return forward.launch(step);
         }
@@ -179,8 +179,8 @@ impl CudaExecutor {
         let layout = StepLayout::new(&shape);
         let nobody = Batch::new(&Step::default(), self.limits);
         self.inputs.upload(layout.whole, |filling| nobody.fill(&layout, filling))?;
-        let Self { forward, inputs, .. } = self;
-        let step = StepInputs { shape: &shape, layout: &layout, packed: inputs };
+        let Self { forward, inputs, limits, .. } = self;
+        let step = StepInputs { shape: &shape, layout: &layout, packed: inputs, policy: limits.policy };
         let device = forward.device().clone();
         forward.launch(step)?;
         let graph = device.capture(|| forward.launch(step))?;
@@ -202,7 +202,7 @@ impl CudaExecutor {
             self.forward.edit_logits(&changes, &penalties)?;
         }
         let layout = StepLayout::new(shape);
-        let step = StepInputs { shape, layout: &layout, packed: &self.inputs };
+        let step = StepInputs { shape, layout: &layout, packed: &self.inputs, policy: self.limits.policy };
         self.forward.draw(step, if is_filtered { Filters::On } else { Filters::Off })
     }
 

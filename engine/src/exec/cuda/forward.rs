@@ -15,11 +15,10 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch},
     bf16,
-    blas::Blas,
     launch::GemmShape,
-    linear::{Linear, Output},
+    linear::{Linear, Output, Products},
     packed::{Field, Packed},
-    plan::PrefillTile,
+    plan::{PrefillTile, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, SiluMul},
     sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample, SampleScratch},
 };
@@ -43,7 +42,7 @@ const ADDING_ROWS_MIN: usize = 512;
 #[derive(Debug)]
 pub(super) struct Forward {
     kernels: Kernels,
-    blas: Blas,
+    products: Products,
     shape: ModelShape,
     weights: Weights,
     /// Positions x head width: cosines, then sines.
@@ -80,13 +79,15 @@ pub(super) struct StepInputs<'a> {
     pub(super) shape: &'a StepShape,
     pub(super) layout: &'a StepLayout,
     pub(super) packed: &'a Packed,
+    /// How decode attention was cut.
+    pub(super) policy: SplitPolicy,
 }
 
 /// What a model on the GPU is made of.
 #[derive(Debug)]
 pub(super) struct ForwardParts {
     pub(super) kernels: Kernels,
-    pub(super) blas: Blas,
+    pub(super) products: Products,
     pub(super) shape: ModelShape,
     pub(super) weights: Weights,
     pub(super) rope: RopeTable,
@@ -119,13 +120,13 @@ impl Buffers {
 impl Forward {
     /// Allocates cache and buffers.
     pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
-        let ForwardParts { kernels, blas, shape, weights, rope, n_blocks } = parts;
+        let ForwardParts { kernels, products, shape, weights, rope, n_blocks } = parts;
         let device = kernels.device().clone();
         let layer_values = kv_layout(&shape, n_blocks).layer_values();
         let layer_cache = |_| Ok((device.zeros(layer_values)?, device.zeros(layer_values)?));
         Ok(Self {
             kernels,
-            blas,
+            products,
             weights,
             angles: device.holding(&angles(&rope))?,
             cache: (0..shape.n_layers).map(layer_cache).collect::<Result<_, KernelError>>()?,
@@ -156,9 +157,9 @@ impl Forward {
 
     /// Chooses the algorithms of all products of `m` rows, of which `m_head` are drawn. Overwrites the buffers.
     pub(super) fn tune(&mut self, m: usize, m_head: usize) -> Result<(), KernelError> {
-        let Self { kernels, blas, weights, buffers: b, shape, .. } = self;
+        let Self { kernels, products, weights, buffers: b, shape, .. } = self;
         let (product, layers) =
-            (Product { kernels, blas, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
+            (Product { kernels, products, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
         let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
         product.tune(&mut b.qkv, &b.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
         product.tune(&mut b.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
@@ -170,7 +171,7 @@ impl Forward {
             w: weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view(),
             shape: GemmShape { m: m_head, n: shape.vocab, k: shape.hidden },
         };
-        kernels.tune_linear(blas, head, &[])
+        products.tune(kernels, head, &[])
     }
 
     /// Launches a whole step.
@@ -221,9 +222,9 @@ impl Forward {
     /// Queries, and K and V into the cache.
     fn project(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let (n, shape) = (step.shape.n_rows, self.shape);
-        let Self { kernels, blas, weights, angles, cache, buffers: b, .. } = self;
+        let Self { kernels, products, weights, angles, cache, buffers: b, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
-        let product = Product { kernels, blas, m: n };
+        let product = Product { kernels, products, m: n };
         product.launch(&mut b.qkv, &b.normed, &layer.qkv, shape.hidden)?;
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
@@ -277,8 +278,8 @@ impl Forward {
     fn update(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
         let is_gathered = self.is_last(idx) && step.shape.sampled == Sampled::Listed;
-        let Self { kernels, blas, weights, buffers: b, .. } = self;
-        let (layer, product) = (&weights.layers[idx], Product { kernels, blas, m: n });
+        let Self { kernels, products, weights, buffers: b, .. } = self;
+        let (layer, product) = (&weights.layers[idx], Product { kernels, products, m: n });
         let attended = if is_gathered { &b.gathered } else { &b.attended };
         product.update((&mut b.residual, &mut b.update), attended, &layer.o, shape.attended_width())?;
         self.add_norm(n, Norm::Mlp(idx))
@@ -297,6 +298,7 @@ impl Forward {
             kv: paged_kv(&cache[idx], step),
             items: step.packed.view(step.layout.items),
             scratch: &mut b.decode_scratch,
+            policy: step.policy,
             heads: shape.heads,
             scale: shape.attention_scale,
         })
@@ -327,9 +329,9 @@ impl Forward {
 
     fn feed_forward(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
-        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let Self { kernels, products, weights, buffers: b, .. } = self;
         let layer = &weights.layers[idx];
-        let product = Product { kernels, blas, m: n };
+        let product = Product { kernels, products, m: n };
         product.launch(&mut b.gate_up, &b.normed, &layer.gate_up, shape.hidden)?;
         kernels.silu_mul(SiluMul {
             out: b.activated.slice_mut(..n * shape.inner),
@@ -342,13 +344,13 @@ impl Forward {
     }
 
     fn add_norm(&mut self, n: usize, norm: Norm) -> Result<(), KernelError> {
-        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let Self { kernels, products, weights, buffers: b, shape, .. } = self;
         let weight = match norm {
             Norm::Attention(idx) => &weights.layers[idx].attention_norm,
             Norm::Mlp(idx) => &weights.layers[idx].mlp_norm,
             Norm::Last => &weights.norm,
         };
-        if adds_in_product(n) {
+        if adds_in_product(products, n) {
             return kernels.rms_norm(RmsNorm {
                 out: b.normed.slice_mut(..n * shape.hidden),
                 x: b.residual.slice(..n * shape.hidden),
@@ -367,13 +369,13 @@ impl Forward {
 
     fn head(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
         let (m, shape) = (step.shape.n_sampled, self.shape);
-        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let Self { kernels, products, weights, buffers: b, .. } = self;
         if m == 0 {
             return Ok(());
         }
         let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
-        kernels.linear(
-            blas,
+        products.linear(
+            kernels,
             Linear {
                 y: Output::F32(b.logits.slice_mut(..m * shape.vocab)),
                 x: b.normed.slice(..m * shape.hidden),
@@ -415,8 +417,9 @@ impl Forward {
     }
 }
 
-fn adds_in_product(n_rows: usize) -> bool {
-    n_rows >= ADDING_ROWS_MIN
+/// Never where one way must serve any number of rows: the sum is rounded once instead of twice.
+fn adds_in_product(products: &Products, n_rows: usize) -> bool {
+    matches!(products, Products::Fastest(_)) && n_rows >= ADDING_ROWS_MIN
 }
 
 /// Whose norm follows an addition to the residual.
@@ -430,7 +433,7 @@ enum Norm {
 /// The matrix products of a step of `m` rows.
 struct Product<'a> {
     kernels: &'a Kernels,
-    blas: &'a Blas,
+    products: &'a Products,
     m: usize,
 }
 
@@ -445,7 +448,7 @@ impl Product<'_> {
     ) -> Result<(), KernelError> {
         let [first, others @ ..] = weights else { return Ok(()) };
         let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
-        self.kernels.tune_linear(self.blas, self.operands(y, x, first, k), &others)
+        self.products.tune(self.kernels, self.operands(y, x, first, k), &others)
     }
 
     /// `y = x * w^T` for the first `m` rows of the buffers, `k` wide.
@@ -456,7 +459,7 @@ impl Product<'_> {
         w: &CudaSlice<bf16>,
         k: usize,
     ) -> Result<(), KernelError> {
-        self.kernels.linear(self.blas, self.operands(y, x, w, k))
+        self.products.linear(self.kernels, self.operands(y, x, w, k))
     }
 
     /// `x * w^T` for the residual: added to it, or left for the norm to add.
@@ -467,12 +470,12 @@ impl Product<'_> {
         w: &CudaSlice<bf16>,
         k: usize,
     ) -> Result<(), KernelError> {
-        if !adds_in_product(self.m) {
+        if !adds_in_product(self.products, self.m) {
             return self.launch(update, x, w, k);
         }
         let shape = GemmShape { m: self.m, n: w.len() / k, k };
         let y = Output::Sum(residual.slice_mut(..shape.m * shape.n));
-        self.kernels.linear(self.blas, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
+        self.products.linear(self.kernels, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
     }
 
     fn operands<'a>(

@@ -3,7 +3,13 @@
 
 use std::time::Instant;
 
-use stoker_kernels::{Device, KernelError, Kernels, blas::Blas, launch::PrefillKernel, plan::SplitPolicy};
+use stoker_kernels::{
+    Device, KernelError, Kernels,
+    blas::Blas,
+    launch::PrefillKernel,
+    linear::Products,
+    plan::{PrefillSplit, SplitPolicy},
+};
 
 use super::{
     batch::BatchLimits,
@@ -48,27 +54,36 @@ impl CudaError {
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Kernel(KernelError::NoDriver | KernelError::NoDevice { .. }))
     }
+
+    /// The GPU cannot keep a promise that the settings make: computing elsewhere is not what was asked.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Kernel(KernelError::NotInvariant { .. }))
+    }
 }
 
 /// A GPU with everything loaded that a model needs there.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     kernels: Kernels,
-    blas: Blas,
+    products: Products,
     shape: ModelShape,
     name: String,
 }
 
 impl Gpu {
     /// Opens the GPU `ordinal` for this model, or says why not. Allocates no memory but the libraries' own.
-    pub(crate) fn open(ordinal: usize, config: &ModelConfig) -> Result<Self, CudaError> {
+    pub(crate) fn open(ordinal: usize, config: &ModelConfig, limits: &EngineLimits) -> Result<Self, CudaError> {
         let began = Instant::now();
         let device = Device::open(ordinal)?;
         let shape = ModelShape::of(config).map_err(CudaError::Uncovered)?;
-        let (kernels, blas) = (Kernels::load(&device)?, Blas::new(&device)?);
+        let kernels = Kernels::load(&device)?;
+        let products = match limits.batch_invariant {
+            true => Products::batch_invariant(&kernels)?,
+            false => Products::Fastest(Box::new(Blas::new(&device)?)),
+        };
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
         let name = format!("cuda:{ordinal}, {}", device.name()?);
-        Ok(Self { kernels, blas, shape, name })
+        Ok(Self { kernels, products, shape, name })
     }
 }
 
@@ -85,7 +100,7 @@ impl CudaModel {
     /// Reads and checks everything, then as the engine's start does on the GPU `ordinal`.
     pub fn open(config: &EngineConfig, ordinal: usize, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
         let read = ReadModel::read(config)?;
-        Self::take(Gpu::open(ordinal, &read.config)?, read, &config.limits, progress)
+        Self::take(Gpu::open(ordinal, &read.config, &config.limits)?, read, &config.limits, progress)
     }
 
     /// Plans memory, brings the weights over, warms up with real steps.
@@ -95,11 +110,12 @@ impl CudaModel {
         limits: &EngineLimits,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
-        let sched = read.sched_limits(limits, StepSizes::GPU)?;
+        let sched =
+            SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
         let ReadModel { config, assets, weights } = read;
-        let Gpu { kernels, blas, shape, name } = gpu;
+        let Gpu { kernels, products, shape, name } = gpu;
         let device = kernels.device().clone();
-        let batch = batch_limits(&shape, &kernels, &sched);
+        let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
         let needs = MemoryNeeds {
             weights_bytes: 2 * shape.n_params(),
@@ -113,8 +129,14 @@ impl CudaModel {
             load(&device, &shape, weights, config.family.architecture, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
         let rope = RopeTable::new(&config.rope, config.head_dim, sched.max_model_len);
-        let parts =
-            ForwardParts { kernels, blas, shape, weights: loaded.weights, rope, n_blocks: memory.kv_blocks as usize };
+        let parts = ForwardParts {
+            kernels,
+            products,
+            shape,
+            weights: loaded.weights,
+            rope,
+            n_blocks: memory.kv_blocks as usize,
+        };
         let began = Instant::now();
         let forward = Forward::new(parts, &capacity).map_err(CudaError::from)?;
         let mut executor = CudaExecutor::new(forward, &capacity, batch, name.clone()).map_err(CudaError::from)?;
@@ -158,14 +180,20 @@ fn load(
     }
 }
 
-fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits) -> BatchLimits {
+fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits, limits: &EngineLimits) -> BatchLimits {
     let properties = kernels.properties();
     // Two blocks of decode attention run on a multiprocessor at once.
     let n_slots = 2 * properties.n_multiprocessors as usize;
     BatchLimits {
         heads: shape.heads,
-        policy: SplitPolicy::Balanced { n_slots },
-        prefill_split: PrefillKernel::for_device(properties).split(),
+        policy: match limits.batch_invariant {
+            true => SplitPolicy::fixed(sched.max_model_len, n_slots),
+            false => SplitPolicy::Balanced { n_slots },
+        },
+        prefill_split: match limits.batch_invariant {
+            true => PrefillSplit::Never,
+            false => PrefillKernel::for_device(properties).split(),
+        },
         max_num_seqs: sched.max_num_seqs,
         max_model_len: sched.max_model_len,
     }

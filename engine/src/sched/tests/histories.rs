@@ -102,8 +102,9 @@ proptest! {
         max_batched_tokens in 4usize..40,
         max_steps_in_flight in 1usize..=2,
         prefix_caching in any::<bool>(),
+        replays_decodes in any::<bool>(),
     ) {
-        let limits = SchedLimits { max_batched_tokens, prefix_caching, ..limits() };
+        let limits = SchedLimits { max_batched_tokens, prefix_caching, replays_decodes, ..limits() };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(request) } else { None }).collect();
         let outcome = play(Machine::new(n_blocks, limits.clone(), max_steps_in_flight), &events);

@@ -10,7 +10,14 @@ use super::*;
 use crate::request::{FinishReason, Request, RequestId, SamplingParams, StopParams};
 
 fn limits() -> SchedLimits {
-    SchedLimits { max_num_seqs: 4, max_batched_tokens: 32, max_model_len: 64, eos: vec![EOS], prefix_caching: false }
+    SchedLimits {
+        max_num_seqs: 4,
+        max_batched_tokens: 32,
+        max_model_len: 64,
+        eos: vec![EOS],
+        prefix_caching: false,
+        replays_decodes: false,
+    }
 }
 
 /// A request that ends by length only.
@@ -268,6 +275,27 @@ fn a_preempted_sequence_finds_its_own_blocks_again() {
         }
     };
     assert!(computed_again >= 16, "{computed_again}: at least the first block was still there");
+}
+
+#[test]
+fn where_decodes_are_replayed_generated_tokens_are_computed_one_at_a_time_and_found_by_nobody() {
+    let limits = SchedLimits { replays_decodes: true, max_batched_tokens: 64, ..caching() };
+    let mut machine = Machine::new(5, limits, 1);
+    for id in 1..3 {
+        let asked = Request { prompt: vec![id; 18], ..Request::clone(&request(18, 40)) };
+        machine.state.submit(RequestId(id.into()), Arc::new(asked));
+    }
+    let mut chunks = Vec::new();
+    while machine.tokens(2).len() < 40 {
+        let (plan, _) = machine.step();
+        chunks.extend(plan.chunks.into_iter().filter(|chunk| chunk.id == RequestId(2)));
+    }
+    let again = chunks.iter().skip(1).position(|chunk| chunk.start < 18).expect("it was preempted") + 1;
+    let (before, after) = chunks.split_at(again);
+    let n_computed = before.last().expect("it had decoded").start + 1;
+    assert!(n_computed >= 32, "{n_computed}: a second block was full, of generated tokens for the most");
+    assert_eq!((after[0].start, after[0].n_tokens, after[0].is_prefill), (16, 2, true), "the rest of the prompt");
+    assert!(after[1..].iter().all(|chunk| chunk.n_tokens == 1 && !chunk.is_prefill));
 }
 
 #[test]

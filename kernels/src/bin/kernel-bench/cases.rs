@@ -157,7 +157,7 @@ fn silu_mul(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// The five products of a step: ours up to 16 rows, cuBLASLt beside them and above.
+/// The five products of a step: ours for few rows, the batch-invariant one and cuBLASLt beside it.
 pub(crate) fn linear(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     let layers = [
         ("qkv", HEADS.qkv_width(), HIDDEN),
@@ -201,6 +201,10 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
             report.add(&format!("{name}{suffix}"), "stoker", work, us);
         }
     }
+    if gpu.kernels.properties().capability == (9, 0) {
+        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.invariant_gemm(op)))?;
+        report.add(&format!("{name}_invariant"), "stoker", work, us);
+    }
     linear(0, &|op| gpu.blas.tune(op, &[]).map(|_| ()))?;
     let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
     report.add(name, "cublaslt", work, us);
@@ -226,7 +230,8 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
     let kv_bytes = 4 * lens.iter().sum::<usize>() * HEADS.n_kv * HEADS.dim;
     let turns = turns(kv_bytes);
     let caches = (0..turns).map(|_| Cache::new(gpu, lens)).collect::<Result<Vec<_>>>()?;
-    let items = plan::plan_decode(lens, HEADS, SplitPolicy::Balanced { n_slots });
+    let policy = SplitPolicy::Balanced { n_slots };
+    let items = plan::plan_decode(lens, HEADS, policy);
     let size = ScratchSize { n_sequences: lens.len(), n_items: items.len(), heads: HEADS };
     let (items, mut scratch) = (gpu.upload(&items)?, DecodeScratch::new(gpu.stream(), size)?);
     let (q, mut out) = (gpu.random(lens.len() * HEADS.qkv_width())?, gpu.random(lens.len() * HIDDEN)?);
@@ -237,6 +242,7 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
             q_stride: HEADS.qkv_width(),
             kv: caches[i % turns].view(),
             items: items.as_view(),
+            policy,
             scratch: &mut scratch,
             heads: HEADS,
             scale: 0.088,
