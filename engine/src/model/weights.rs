@@ -207,13 +207,10 @@ impl WeightStore {
         }
     }
 
-    /// Number format of the largest tensor; `None` without tensors.
+    /// Number format of the largest tensor; `None` without tensors. Blocks are no more exact than bf16.
     pub fn main_dtype(&self) -> Option<Dtype> {
-        self.tensors
-            .values()
-            .map(|stored| &stored.tensor)
-            .max_by_key(|tensor| tensor.n_values())
-            .map(|tensor| tensor.dtype)
+        let largest = self.tensors().max_by_key(|tensor| tensor.n_values())?;
+        Some(largest.blocks.map_or(largest.dtype, |_| Dtype::BF16))
     }
 
     /// Name of the number format of the largest tensor, as stored; empty without tensors.

@@ -1,6 +1,6 @@
 //! What a product of blocks is written in: registers whose lanes are outputs, of one instruction set.
 
-use super::rows::RowBlock;
+use super::{BLOCK, rows::RowBlock};
 
 /// One instruction set.
 ///
@@ -37,6 +37,11 @@ pub(super) unsafe trait BlockLanes {
     unsafe fn add_scaled(sum: Self::Floats, ints: Self::Ints, w_scales: Self::Floats, x_scale: f32) -> Self::Floats;
     /// Writes `OUTPUTS` numbers.
     unsafe fn write(sum: Self::Floats, out: *mut f32);
+    /// The sum of a block's integers.
+    #[inline(always)]
+    unsafe fn sum(quants: &[i8; BLOCK]) -> i32 {
+        quants.iter().map(|quant| i32::from(*quant)).sum()
+    }
     /// Asks for the cache line at `at`, which need not exist, ahead of its use.
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {

@@ -15,10 +15,9 @@ use crate::ops::cpu::kernel::{Isa, product::Target};
 
 /// Row blocks that stay in the second-level cache while weights pass by, in bytes: half of it.
 const CACHED_BYTES: usize = 512 << 10;
-/// How far ahead weights are asked for.
-const PREFETCH_BYTES: usize = 2 << 10;
-/// Rows at which the cache has weights more often than memory.
-const PREFETCH_ROWS: usize = 2;
+/// How far ahead weights are asked for where one row goes through them as fast as memory has them, and where several do.
+const FAR_BYTES: usize = 8 << 10;
+const NEAR_BYTES: usize = 2 << 10;
 
 /// Products of all rows with the outputs `outputs`, whole panels of them. Products that run at the same time on one
 /// target have different outputs.
@@ -64,7 +63,7 @@ impl PanelProduct<'_> {
                 let output = self.outputs.start + idx * OUTPUTS;
                 for first in (0..OUTPUTS).step_by(L::COLUMNS * L::OUTPUTS) {
                     // SAFETY: as the caller vouches.
-                    unsafe { self.rows::<L, Q>(rows.clone(), Part { panel, output, first }) };
+                    unsafe { self.rows::<L, Q>(rows.clone(), Part { panel, output, first, is_cold: true }) };
                 }
             }
         }
@@ -73,20 +72,19 @@ impl PanelProduct<'_> {
     /// # Safety
     /// The CPU has the set of `L`.
     #[inline(always)]
-    unsafe fn rows<L: BlockLanes, Q: Quants>(&self, rows: Range<usize>, part: Part<'_>) {
+    unsafe fn rows<L: BlockLanes, Q: Quants>(&self, rows: Range<usize>, mut part: Part<'_>) {
         let mut row = rows.start;
         // SAFETY: as the caller vouches.
         unsafe {
             while row + L::ROWS <= rows.end {
                 match L::ROWS {
-                    6 => self.tile::<L, Q, 6>(row, part),
+                    4 => self.tile::<L, Q, 4>(row, part),
                     _ => self.tile::<L, Q, 2>(row, part),
                 }
                 row += L::ROWS;
+                part.is_cold = false;
             }
             match rows.end - row {
-                5 if L::ROWS > 5 => self.tile::<L, Q, 5>(row, part),
-                4 if L::ROWS > 4 => self.tile::<L, Q, 4>(row, part),
                 3 if L::ROWS > 3 => self.tile::<L, Q, 3>(row, part),
                 2 if L::ROWS > 2 => self.tile::<L, Q, 2>(row, part),
                 1 => self.tile::<L, Q, 1>(row, part),
@@ -147,6 +145,8 @@ struct Part<'a> {
     panel: &'a [u8],
     output: usize,
     first: usize,
+    /// Nobody read it just before.
+    is_cold: bool,
 }
 
 /// The kind of the quants, known when a tile is compiled.
@@ -231,9 +231,10 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
         let mut sums = [[L::zero(); R]; C];
         for block in 0..n_blocks {
             let x: [&RowBlock; R] = std::array::from_fn(|r| &*x.add(r * n_blocks + block));
-            if R <= PREFETCH_ROWS {
+            if part.is_cold {
+                let ahead = if R == 1 { FAR_BYTES } else { NEAR_BYTES };
                 for line in (0..Q::BLOCK_BYTES).step_by(64) {
-                    L::prefetch(at.wrapping_add(PREFETCH_BYTES + line));
+                    L::prefetch(at.wrapping_add(ahead + line));
                 }
             }
             let ints = Q::block::<L, R, C>(at.add(SCALE_BYTES + part.first * 4), x);

@@ -2,11 +2,8 @@
 //!
 //! A number is off by at most half a scale: the largest of its block divided by 254.
 
-use super::{BLOCK, Isa};
-use crate::ops::cpu::{
-    kernel::{Format, Kernel, lanes::Lanes},
-    pool::{Pool, RowRuns},
-};
+use super::{BLOCK, BlockKernel, Isa, lanes::BlockLanes};
+use crate::ops::cpu::pool::{Pool, RowRuns};
 
 /// Values below which quantising is not worth sharing out.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
@@ -36,7 +33,7 @@ impl BlockRows {
         let mut blocks = vec![RowBlock::default(); x.len() / BLOCK];
         let runs = RowRuns { width: per_row, per_task: (MIN_VALUES_PER_TASK / width).max(1) };
         pool.for_rows(&mut blocks, runs, |first, blocks| {
-            isa.run(Format::F32, Quantise { x: &x[first * width..][..blocks.len() * BLOCK], blocks });
+            isa.run_on_blocks(Quantise { x: &x[first * width..][..blocks.len() * BLOCK], blocks });
         });
         Self { blocks, per_row }
     }
@@ -51,28 +48,31 @@ struct Quantise<'a> {
     blocks: &'a mut [RowBlock],
 }
 
-impl Kernel for Quantise<'_> {
+impl BlockKernel for Quantise<'_> {
     #[inline(always)]
-    unsafe fn run<L: Lanes>(self) {
+    unsafe fn run<L: BlockLanes>(self) {
         for (x, block) in self.x.as_chunks::<BLOCK>().0.iter().zip(self.blocks) {
             quantise(x, block);
+            // SAFETY: the caller vouches for the instruction set.
+            block.sum = unsafe { L::sum(&block.quants) };
         }
     }
 }
 
-/// Plain loops, which the compiler makes vectors of. What is not finite makes the scale so, and with it every product.
+/// All but the sum. Plain loops, which the compiler makes vectors of. What is not finite makes the scale so, and with it every product.
 #[inline(always)]
 fn quantise(x: &[f32; BLOCK], block: &mut RowBlock) {
     // Magnitudes order like their bits, NaN above all.
-    let largest = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+    let mut largest = 0;
+    for x in x {
+        largest = largest.max(x.to_bits() & 0x7FFF_FFFF);
+    }
     let largest = f32::from_bits(largest);
     let inverse = 127.0 / largest;
     // Zero and what is next to it has no inverse and becomes zero.
     let inverse = if inverse < f32::MAX { inverse } else { 0.0 };
-    block.scale = largest / 127.0;
-    block.sum = 0;
     for (x, quant) in x.iter().zip(&mut block.quants) {
         *quant = (x * inverse + ROUND).to_bits() as i8;
-        block.sum += i32::from(*quant);
     }
+    block.scale = largest / 127.0;
 }

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{lanes::BlockLanes, rows::RowBlock};
+use super::{BLOCK, lanes::BlockLanes, rows::RowBlock};
 
 /// 64 products an instruction.
 pub(super) struct Vnni;
@@ -18,7 +18,7 @@ pub(super) struct Avx2;
 unsafe impl BlockLanes for Vnni {
     const OUTPUTS: usize = 16;
     const COLUMNS: usize = 2;
-    const ROWS: usize = 6;
+    const ROWS: usize = 4;
     type Floats = __m512;
     type Ints = __m512i;
     type Bytes = __m512i;
@@ -75,6 +75,18 @@ unsafe impl BlockLanes for Vnni {
     unsafe fn write(sum: __m512, out: *mut f32) {
         // SAFETY: the caller vouches for the place and the instruction set.
         unsafe { _mm512_storeu_ps(out, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(quants: &[i8; BLOCK]) -> i32 {
+        // SAFETY: reads the block; the caller vouches for the instruction set.
+        unsafe {
+            let quants = _mm256_loadu_si256(quants.as_ptr().cast());
+            let eights = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), quants);
+            let fours = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256::<1>(eights));
+            let twos = _mm_add_epi32(fours, _mm_shuffle_epi32::<0b01_00_11_10>(fours));
+            _mm_cvtsi128_si32(_mm_add_epi32(twos, _mm_shuffle_epi32::<0b10_11_00_01>(twos)))
+        }
     }
 
     #[inline(always)]
