@@ -10,6 +10,7 @@ export CARGO_TARGET_DIR ?= $(STOKER_CACHE)/target
 export SKIP_LOG         ?= $(STOKER_CACHE)/skipped.log
 CARGO_BIN   := $(STOKER_CACHE)/tools/bin
 CARGO_DENY  := $(CARGO_BIN)/cargo-deny
+CARGO_MUTANTS := $(CARGO_BIN)/cargo-mutants
 DEMO_DIR    ?= $(STOKER_CACHE)/demo
 RELEASE     := $(CARGO_TARGET_DIR)/release
 DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --source $(CURDIR)
@@ -74,6 +75,10 @@ docs-check: ## Links in the docs lead somewhere; tables equal their figures
 deny: $(CARGO_DENY) ## Licences, duplicates and sources of dependencies
 	@$(CARGO_DENY) --all-features check bans licenses sources
 
+mutants: $(CARGO_MUTANTS) ## Which changes to the scaling decision no test would notice (a quarter of an hour)
+	@$(CARGO_MUTANTS) mutants -p stoker-scaling $(foreach file,decide demand hold regret,-f scaling/src/$(file).rs) -j1 \
+	  --no-shuffle --timeout 60 -o $(STOKER_CACHE) -- --lib --test decisions
+
 kube: ## Build the Kubernetes binaries once into the cache
 	@tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubectl
 
@@ -83,7 +88,10 @@ helm: ## Build Helm once into the cache
 binaries: ## The programs that tests start
 	@cargo build -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen
 
+$(CARGO_MUTANTS):
+	@cargo install cargo-mutants --version 26.0.0 --locked --root $(STOKER_CACHE)/tools
+
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -228,7 +228,7 @@ fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
     }
 }
 
-/// Arrivals beyond three standard deviations of what the stable window predicts.
+/// Arrivals beyond [`DEVIATIONS_OF_A_JUMP`] of what the stable window predicts.
 pub(crate) fn is_jump(signals: &Signals) -> bool {
     let arrivals = &signals.arrivals;
     let expected = arrivals.stable_rate * arrivals.panic_seconds;

@@ -63,6 +63,7 @@ fn kv_above_the_target_adds_what_is_missing() {
 #[test]
 fn the_bounds_of_the_specification_hold_even_without_readings() {
     check(&spec(), &with_kv(40.0), 9, (10, Bound::Max));
+    check(&spec(), &with_kv(10.0), 9, (10, Bound::Nothing));
     let mut blind = calm();
     blind.coverage.fresh = 0;
     check(&ScalingSpec::between(5, 10), &blind, 3, (5, Bound::Min));
@@ -262,6 +263,7 @@ fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
     check(&sleepy, &idle(1e6), 2, (1, Bound::Nothing));
     check(&sleepy, &Signals { start_seconds: 61.0, ..idle(1e6) }, 1, (1, Bound::SlowWake));
     check(&sleepy, &Signals { start_seconds: 60.0, ..idle(1e6) }, 1, (0, Bound::Nothing));
+    check(&sleepy, &Signals { idle_seconds: 1e6, ..with_kv(0.5) }, 1, (1, Bound::Nothing));
 }
 
 #[test]
