@@ -57,7 +57,7 @@ impl CpuExecutor {
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
         let Self { model, ops, cache, .. } = self;
         let logits = model.forward(ops, cache, inputs);
-        ops.read(&logits)
+        ops.read(logits)
     }
 }
 

@@ -120,5 +120,5 @@ pub trait Ops: Debug {
     /// The rows whose next token is sampled; only they go through the output matrix.
     fn sampled_rows(&mut self, x: &Self::Activations, batch: &Self::Batch) -> Self::Activations;
     /// Brings activations to the host, row by row.
-    fn read(&mut self, x: &Self::Activations) -> Vec<f32>;
+    fn read(&mut self, x: Self::Activations) -> Vec<f32>;
 }

@@ -219,8 +219,8 @@ impl Ops for CpuOps {
         CpuTensor { width: x.width, values }
     }
 
-    fn read(&mut self, x: &CpuTensor) -> Vec<f32> {
-        x.values.clone()
+    fn read(&mut self, x: CpuTensor) -> Vec<f32> {
+        x.values
     }
 }
 
