@@ -37,7 +37,7 @@ N_BLOCKS = 64
 N_GREEDY = 64
 # Where a block has f16 scales, and the exponent they get: so that values are of the size of weights.
 SCALES = {Type.Q8_0: [(0, 4)], Type.Q4_0: [(0, 9)], Type.Q4_K: [(0, 2), (2, 5)], Type.Q5_K: [(0, 1), (2, 5)],
-          Type.Q6_K: [(208, 1)]}
+          Type.Q6_K: [(208, 1)], Type.Q4_1: [(0, 8), (2, 10)], Type.Q5_0: [(0, 8)], Type.Q5_1: [(0, 7), (2, 10)]}
 FAMILIES = {"llama2": "llama", "llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2",
             "gemma3": "gemma3"}
 MIXED = [("model.embed_tokens", Type.Q6_K), ("q_proj", Type.Q4_K), ("k_proj", Type.Q8_0), ("v_proj", Type.Q5_K),

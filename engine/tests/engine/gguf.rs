@@ -93,16 +93,24 @@ fn in_pairs(values: &[f32], n_heads: usize) -> Vec<f32> {
     order.flat_map(|row| rows[row].iter().copied()).collect()
 }
 
-/// The formula's bytes, with the scales' exponents set as in the script.
-fn block_bytes(name: &str, kind: &str, n_bytes: u64) -> Vec<u8> {
-    let (size, scales): (usize, &[(usize, u8)]) = match kind {
+/// Bytes of a block; where it has scales in f16, and the exponents they get.
+fn block_layout(kind: &str) -> (usize, &'static [(usize, u8)]) {
+    match kind {
         "Q8_0" => (34, &[(0, 4)]),
         "Q4_0" => (18, &[(0, 9)]),
+        "Q4_1" => (20, &[(0, 8), (2, 10)]),
+        "Q5_0" => (22, &[(0, 8)]),
+        "Q5_1" => (24, &[(0, 7), (2, 10)]),
         "Q4_K" => (144, &[(0, 2), (2, 5)]),
         "Q5_K" => (176, &[(0, 1), (2, 5)]),
         "Q6_K" => (210, &[(208, 1)]),
         other => panic!("{other}"),
-    };
+    }
+}
+
+/// The formula's bytes, with the scales' exponents set as in the script.
+fn block_bytes(name: &str, kind: &str, n_bytes: u64) -> Vec<u8> {
+    let (size, scales) = block_layout(kind);
     let mut bytes: Vec<u8> = random_bits(name).take(n_bytes as usize).map(|z| (z >> 56) as u8).collect();
     for block in bytes.chunks_mut(size) {
         for (at, exponent) in scales {
@@ -206,20 +214,10 @@ fn quantised_blocks_become_the_numbers_of_the_gguf_package_bit_by_bit() {
     let golden = Golden::read_file(&goldens().join("dequantised.json"));
     for format in golden.0["formats"].as_array().unwrap() {
         let kind = format[0].as_str().unwrap();
-        let n_bytes = golden.0["n_blocks"].as_u64().unwrap() * block_size(kind);
+        let n_bytes = golden.0["n_blocks"].as_u64().unwrap() * block_layout(kind).0 as u64;
         let values = stoker_engine::model::dequantise(kind, &block_bytes(kind, kind, n_bytes)).unwrap();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_eq!(hex(Sha256::digest(bytes)), format[1], "{kind}: {:?}, expected {}", &values[..4], format[2]);
-    }
-}
-
-fn block_size(kind: &str) -> u64 {
-    match kind {
-        "Q8_0" => 34,
-        "Q4_0" => 18,
-        "Q4_K" => 144,
-        "Q5_K" => 176,
-        _ => 210,
     }
 }
 

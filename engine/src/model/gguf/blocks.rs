@@ -3,6 +3,9 @@
 //! ```text
 //! Q8_0   d f16 | 32 x i8                                                  x = d q
 //! Q4_0   d f16 | 32 x 4 bit: low halves first, then high                  x = d (q - 8)
+//! Q4_1   d, m f16 | 32 x 4 bit                                            x = d q + m
+//! Q5_0   d f16 | 32 x 1 bit: the fifth bits | 32 x 4 bit                  x = d (q - 16)
+//! Q5_1   d, m f16 | 32 x 1 bit: the fifth bits | 32 x 4 bit               x = d q + m
 //! Q4_K   d, m f16 | 8 x (scale, min) 6 bit | 256 x 4 bit                  x = (d scale) q - (m min)
 //! Q5_K   as Q4_K, and 256 x 1 bit: the fifth bits                         x = (d scale) q - (m min)
 //! Q6_K   256 x 4 bit | 256 x 2 bit | 16 x i8 scales | d f16               x = (d scale) (q - 32)
@@ -15,6 +18,9 @@ use half::f16;
 pub(crate) enum BlockFormat {
     Q8_0,
     Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
     Q4K,
     Q5K,
     Q6K,
@@ -26,7 +32,8 @@ const K: usize = 256;
 const GROUP: usize = 32;
 
 impl BlockFormat {
-    const ALL: [Self; 5] = [Self::Q8_0, Self::Q4_0, Self::Q4K, Self::Q5K, Self::Q6K];
+    const ALL: [Self; 8] =
+        [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q4K, Self::Q5K, Self::Q6K];
 
     /// The format of that name, in any case.
     pub(super) fn of_name(name: &str) -> Option<Self> {
@@ -38,6 +45,9 @@ impl BlockFormat {
         match self {
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
             Self::Q4K => "q4_k",
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
@@ -47,7 +57,7 @@ impl BlockFormat {
     /// Values of a block.
     pub(super) fn n_values(self) -> usize {
         match self {
-            Self::Q8_0 | Self::Q4_0 => GROUP,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => GROUP,
             Self::Q4K | Self::Q5K | Self::Q6K => K,
         }
     }
@@ -57,6 +67,9 @@ impl BlockFormat {
         match self {
             Self::Q8_0 => 2 + GROUP,
             Self::Q4_0 => 2 + GROUP / 2,
+            Self::Q4_1 => 4 + GROUP / 2,
+            Self::Q5_0 => 2 + GROUP / 8 + GROUP / 2,
+            Self::Q5_1 => 4 + GROUP / 8 + GROUP / 2,
             Self::Q4K => 4 + 12 + K / 2,
             Self::Q5K => 4 + 12 + K / 8 + K / 2,
             Self::Q6K => K / 2 + K / 4 + K / 16 + 2,
@@ -70,7 +83,10 @@ impl BlockFormat {
         for (block, out) in blocks.chunks_exact(self.n_bytes()).zip(values.chunks_exact_mut(self.n_values())) {
             match self {
                 Self::Q8_0 => q8_0(block, out),
-                Self::Q4_0 => q4_0(block, out),
+                Self::Q4_0 => four_bits(&block[2..], out, |q| d(block) * f32::from(q as i8 - 8)),
+                Self::Q4_1 => four_bits(&block[4..], out, |q| d(block) * f32::from(q) + f16_at(block, 2)),
+                Self::Q5_0 => five_bits(&block[2..], out, |q| d(block) * f32::from(q as i8 - 16)),
+                Self::Q5_1 => five_bits(&block[4..], out, |q| d(block) * f32::from(q) + f16_at(block, 2)),
                 Self::Q4K => q4_k(block, out),
                 Self::Q5K => q5_k(block, out),
                 Self::Q6K => q6_k(block, out),
@@ -97,19 +113,34 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
+/// The scale that most formats begin with.
+fn d(block: &[u8]) -> f32 {
+    f16_at(block, 0)
+}
+
 fn q8_0(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
+    let d = d(block);
     for (out, q) in out.iter_mut().zip(&block[2..]) {
         *out = d * f32::from(*q as i8);
     }
 }
 
-fn q4_0(block: &[u8], out: &mut [f32]) {
-    let d = f16_at(block, 0);
+/// The numbers of 16 bytes: those of the low halves, then those of the high ones.
+fn four_bits(quants: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(GROUP / 2);
-    for ((q, low), high) in block[2..].iter().zip(low).zip(high) {
-        *low = d * f32::from((q & 15) as i8 - 8);
-        *high = d * f32::from((q >> 4) as i8 - 8);
+    for ((q, low), high) in quants.iter().zip(low).zip(high) {
+        *low = value(q & 15);
+        *high = value(q >> 4);
+    }
+}
+
+/// The same behind 32 fifth bits, the first number's lowest.
+fn five_bits(packed: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
+    let (fifth_bits, quants) = packed.split_at(GROUP / 8);
+    for (i, out) in out.iter_mut().enumerate() {
+        let four = (quants[i % (GROUP / 2)] >> (4 * (i / (GROUP / 2)))) & 15;
+        let fifth = (fifth_bits[i / 8] >> (i % 8)) & 1;
+        *out = value(four | (fifth << 4));
     }
 }
 

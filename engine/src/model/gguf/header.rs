@@ -229,12 +229,15 @@ fn format(kind: u32) -> Result<Format, String> {
         1 => Format::Plain(Dtype::F16),
         30 => Format::Plain(Dtype::BF16),
         2 => Format::Blocks(BlockFormat::Q4_0),
+        3 => Format::Blocks(BlockFormat::Q4_1),
+        6 => Format::Blocks(BlockFormat::Q5_0),
+        7 => Format::Blocks(BlockFormat::Q5_1),
         8 => Format::Blocks(BlockFormat::Q8_0),
         12 => Format::Blocks(BlockFormat::Q4K),
         13 => Format::Blocks(BlockFormat::Q5K),
         14 => Format::Blocks(BlockFormat::Q6K),
         _ => {
-            let known = "F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K";
+            let known = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
             return Err(format!("its format has ggml's number {kind}; supported: {known}"));
         }
     })

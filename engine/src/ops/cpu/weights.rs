@@ -133,7 +133,7 @@ fn format_of(tensor: &Tensor) -> Format {
 fn quant_of(blocks: BlockFormat) -> Quant {
     match blocks {
         BlockFormat::Q4_0 => Quant::Q4,
-        BlockFormat::Q8_0 | BlockFormat::Q4K | BlockFormat::Q5K | BlockFormat::Q6K => Quant::Q8,
+        _ => Quant::Q8,
     }
 }
 
@@ -141,8 +141,6 @@ fn quant_of(blocks: BlockFormat) -> Quant {
 fn quantised(blocks: BlockFormat, row: &[u8]) -> Cow<'_, [u8]> {
     match blocks {
         BlockFormat::Q8_0 | BlockFormat::Q4_0 => Cow::Borrowed(row),
-        BlockFormat::Q4K | BlockFormat::Q5K | BlockFormat::Q6K => {
-            Cow::Owned(BlockFormat::q8_0(&blocks.dequantise(row)))
-        }
+        _ => Cow::Owned(BlockFormat::q8_0(&blocks.dequantise(row))),
     }
 }
