@@ -43,6 +43,7 @@ use crate::{
     lint,
     metrics::Metrics,
     observe::{Caches, Memory, Observed, observe_cached, observe_live},
+    pause::{Pause, WatchPauses},
     plan::{self, Plan},
     probe::{Probe, Readings},
     revision::revision,
@@ -59,8 +60,8 @@ const CHANGES_WAITING: usize = 1024;
 const SAFETY_NET: Duration = Duration::from_secs(3600);
 /// When to try again what the API server refused or somebody else's object blocks.
 const RETRY_BLOCKED: Duration = Duration::from_secs(10);
-/// Pauses after failures: the first and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
+/// Between rounds of a deployment that fail.
+const PAUSE: Pause = Pause { first: Duration::from_millis(200), longest: Duration::from_secs(20) };
 
 /// What a controller needs to run.
 #[derive(Clone, Debug)]
@@ -169,7 +170,7 @@ where
     let writer = Writer::<K>::default();
     let store = writer.as_reader();
     let config = watcher::Config::default().labels(&labels::managed_selector());
-    let events = watcher(api::<K>(client, scope), config).default_backoff();
+    let events = watcher(api::<K>(client, scope), config).backoff(WatchPauses::default());
     (store, events.modify(strip).reflect(writer).touched_objects().boxed())
 }
 
@@ -384,8 +385,7 @@ fn error_policy(deployment: Arc<InferenceDeployment>, error: &ReconcileError, co
     let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
     let in_a_row = failures.entry(ObjectRef::from_obj(&*deployment)).or_default();
     *in_a_row = in_a_row.saturating_add(1);
-    let (first, longest) = BACKOFF;
-    Action::requeue(first.saturating_mul(1 << (*in_a_row - 1).min(16)).min(longest))
+    Action::requeue(PAUSE.after(*in_a_row))
 }
 
 type Outcome =

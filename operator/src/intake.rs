@@ -18,7 +18,7 @@ use serde_json::json;
 use stoker_crds::InferenceDeployment;
 use tracing::warn;
 
-use crate::{apply::FIELD_MANAGER, status::status_of_invalid, validate::SpecError};
+use crate::{apply::FIELD_MANAGER, pause::WatchPauses, status::status_of_invalid, validate::SpecError};
 
 /// UID and generation of deployments that were told.
 type Told = Arc<Mutex<HashSet<(Option<String>, Option<i64>)>>>;
@@ -29,7 +29,7 @@ pub fn readable(
     client: Client,
 ) -> impl Stream<Item = watcher::Result<Event<InferenceDeployment>>> + Send {
     let told = Told::default();
-    watcher(api, watcher::Config::default()).default_backoff().filter_map(move |event| {
+    watcher(api, watcher::Config::default()).backoff(WatchPauses::default()).filter_map(move |event| {
         let (client, told) = (client.clone(), told.clone());
         async move {
             match event.map(sort) {

@@ -16,6 +16,7 @@ pub mod lease;
 pub mod lint;
 pub mod metrics;
 pub mod observe;
+pub mod pause;
 pub mod plan;
 pub mod probe;
 pub mod quantity;
