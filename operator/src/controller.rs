@@ -43,7 +43,7 @@ use crate::{
     lint,
     metrics::Metrics,
     observe::{Caches, Memory, Observed, observe_cached, observe_live},
-    pause::{Pause, WatchPauses},
+    pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
     probe::{Probe, Readings},
     revision::revision,
@@ -149,6 +149,7 @@ pub async fn run(
     });
     Controller::for_stream(deployment_events, deployments)
         .with_config(Config::default().concurrency(CONCURRENT_ROUNDS))
+        .trigger_backoff(NoPause)
         .owns_stream(pod_events)
         .owns_stream(service_events)
         .owns_stream(config_map_events)

@@ -45,6 +45,23 @@ impl Backoff for WatchPauses {
     }
 }
 
+/// Of the stream that joins all watches: none. Each watch pauses for itself, and a pause here would keep back what the
+/// watches that are whole have to say. The library's default grows to half a minute and remembers errors for two.
+#[derive(Clone, Copy, Debug)]
+pub struct NoPause;
+
+impl Iterator for NoPause {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(Duration::ZERO)
+    }
+}
+
+impl Backoff for NoPause {
+    fn reset(&mut self) {}
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,6 +18,11 @@ const KILLS: usize = 54;
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const REPEAT_WITHIN: Duration = Duration::from_secs(60);
+/// So many that pauses that double would be longer than [`ACTS_WITHIN`].
+const OUTAGES: usize = 6;
+const BETWEEN_OUTAGES: Duration = Duration::from_secs(2);
+/// Two of the longest pauses of a watch, and time for a round on a busy machine.
+const ACTS_WITHIN: Duration = Duration::from_secs(15);
 
 /// What is killed.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +57,20 @@ fn kills_at_random_moments_end_in_the_same_state() {
     for (name, spec) in &accepted {
         ends_as_asked(&rig, name, spec).unwrap();
     }
+}
+
+#[test]
+fn after_many_outages_in_a_row_the_operator_acts_within_seconds() {
+    let mut rig = Rig::start(Audit::Off).unwrap();
+    rig.apply("amber", json!({"model": {"source": "builtin://ember"}, "replicas": 0})).unwrap();
+    rig.wait("amber is settled", REPEAT_WITHIN, |rig| Ok(is_ready(&rig.get("amber")?))).unwrap();
+    for _ in 0..OUTAGES {
+        rig.cluster.control_plane.kill_apiserver();
+        rig.cluster.control_plane.restart_apiserver().unwrap();
+        sleep(BETWEEN_OUTAGES);
+    }
+    rig.wait("the spec is accepted", REPEAT_WITHIN, |rig| Ok(rig.scale("amber", 1).is_ok())).unwrap();
+    rig.wait("a pod is made", ACTS_WITHIN, |rig| Ok(rig.pods("amber")?.len() == 1)).unwrap();
 }
 
 /// Asks for something else and repeats it until the API server accepts it.
