@@ -19,8 +19,8 @@ const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const REPEAT_WITHIN: Duration = Duration::from_secs(60);
 /// So many that pauses that double would be longer than [`ACTS_WITHIN`].
-const OUTAGES: usize = 6;
-const BETWEEN_OUTAGES: Duration = Duration::from_secs(2);
+const OUTAGES: usize = 8;
+const BETWEEN_OUTAGES: Duration = Duration::from_secs(1);
 /// Two of the longest pauses of a watch, and time for a round on a busy machine.
 const ACTS_WITHIN: Duration = Duration::from_secs(15);
 
