@@ -47,6 +47,9 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/bench-scaling --out docs/benchmarks/results/scaling.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+check-gpu: ## All that only a machine with a GPU can check: kernels, engine beside transformers, memory and race checkers
+	@tools/bench/gpu-check.sh
+
 bench-gpu: ## Measure the engine on this machine's GPU, beside vLLM where installed (VSITE, VSITE_ARCHIVE); render the tables
 	@command -v nvidia-smi >/dev/null || { echo "skipped: bench-gpu: no NVIDIA driver on this machine"; exit 0; }
 	FULL=1 OUT=$(STOKER_CACHE)/bench/gpu tools/bench/gpu.sh
@@ -94,4 +97,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e bench bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e bench check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# What only a machine with a GPU can check: each kernel beside its reference, the engine beside transformers and the CPU,
+# batch invariance, a GPU that fails, and NVIDIA's memory and race checkers over the kernel checks.
+#
+#   tools/bench/gpu-check.sh            everything, about five minutes
+#
+# By environment:
+#   BINARIES   folder with kernel-check, engine-tests and gpu-fault-tests, built elsewhere (default: built here, release)
+#   SANITIZER  the compute-sanitizer to use (default: the one on PATH, else NVIDIA's wheel, fetched into the cache)
+#   ONLY       some of: kernels engine memcheck racecheck
+#   OUT        folder for logs (default: a fresh temporary one)
+#
+# Exits with 1 if anything is wrong. A step that cannot run here says `skipped: STEP: reason`.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+OUT=$(mkdir -p "${OUT:=$(mktemp -d)}" && cd "$OUT" && pwd)
+ONLY=${ONLY:-kernels engine memcheck racecheck}
+CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}
+SANITIZER_WHEEL=nvidia-cuda-sanitizer-api==13.0.85
+FAILED=()
+
+main() {
+  cd "$ROOT"
+  nvidia-smi -L > /dev/null 2>&1 || { echo "skipped: gpu-check: no NVIDIA driver on this machine"; exit 0; }
+  [ -n "${BINARIES:-}" ] || build
+  for step in $ONLY; do "$step"; done
+  [ "${#FAILED[@]}" = 0 ] || { echo "wrong: ${FAILED[*]}; logs: $OUT"; exit 1; }
+  echo "all of: $ONLY; logs: $OUT"
+}
+
+build() {
+  BINARIES=$OUT/bin
+  mkdir -p "$BINARIES"
+  cargo build --release -p stoker-kernels --bin kernel-check
+  cp "${CARGO_TARGET_DIR:-$CACHE/target}/release/kernel-check" "$BINARIES/"
+  test_program engine engine-tests
+  test_program gpu_fault gpu-fault-tests
+}
+
+# Copies the program of one test target of the engine.
+test_program() {
+  local built
+  built=$(cargo test --release -p stoker-engine --test "$1" --no-run --message-format=json \
+    | sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" | tail -1)
+  cp "$built" "$BINARIES/$2"
+}
+
+# Runs a command under a name, its words in a log; shows the lines that match, and remembers that it failed.
+step() {
+  local name=$1 shown=$2 started=$SECONDS
+  shift 2
+  if "$@" > "$OUT/$name.log" 2>&1; then verdict=ok; else verdict=WRONG; FAILED+=("$name"); fi
+  echo "== $name: $verdict, $((SECONDS - started)) s"
+  grep -E "$shown" "$OUT/$name.log" | tail -20 || tail -5 "$OUT/$name.log"
+}
+
+kernels() { step kernels 'agree|WRONG' "$BINARIES/kernel-check"; }
+
+engine() {
+  step engine '^test result|FAILED|panicked|skipped' "$BINARIES/engine-tests" cuda --test-threads 1
+  step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
+}
+
+memcheck() { sanitize memcheck '' pointwise linear attention sampling step; }
+
+# The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling.
+racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear attention sampling-small; }
+
+sanitize() {
+  local tool=$1 options=$2
+  shift 2
+  find_sanitizer || { echo "skipped: $tool: no compute-sanitizer, and its wheel cannot be fetched"; return 0; }
+  for group in "$@"; do
+    # shellcheck disable=SC2086 # options are words
+    step "$tool-$group" 'ERROR SUMMARY|RACECHECK SUMMARY|=========     (at|Error|Invalid)|WRONG' \
+      "$SANITIZER" --tool "$tool" $options --error-exitcode 9 "$BINARIES/kernel-check" --only "$group"
+  done
+}
+
+find_sanitizer() {
+  [ -n "${SANITIZER:-}" ] && return 0
+  if command -v compute-sanitizer > /dev/null; then SANITIZER=compute-sanitizer; return 0; fi
+  local site=$CACHE/sanitizer
+  [ -d "$site" ] || python3 -m pip install -q --no-deps --target "$site" "$SANITIZER_WHEEL" || return 1
+  SANITIZER=$(find "$site" -name compute-sanitizer -type f | head -1)
+  [ -n "$SANITIZER" ]
+}
+
+main
