@@ -13,19 +13,21 @@
 
 use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels,
-    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch},
+    attention::{PagedDecode, PagedKv, PagedPrefill},
     bf16,
     launch::GemmShape,
     linear::{Linear, Output, Products},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, SiluMul},
-    sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample, SampleScratch},
+    sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample},
 };
 
 use super::{
+    buffers::Buffers,
     layout::{Sampled, StepLayout, StepShape},
     memory::{Capacity, kv_layout},
+    product::{Product, adds_in_product},
     shape::ModelShape,
     weights::{Layer, Weights},
 };
@@ -33,10 +35,6 @@ use crate::model::RopeTable;
 
 /// Products are timed over the weights of this many layers in turn: more than the L2 cache holds.
 const TUNED_LAYERS: usize = 3;
-
-/// From this many rows a product adds to the residual itself: it is bound by arithmetic and has time to read and write it,
-/// and the norm behind it moves half of its bytes. Below, the norm adds.
-const ADDING_ROWS_MIN: usize = 512;
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]
@@ -50,27 +48,6 @@ pub(super) struct Forward {
     /// Per layer: keys, values.
     cache: Vec<(CudaSlice<bf16>, CudaSlice<bf16>)>,
     buffers: Buffers,
-}
-
-/// What a step writes, sized for the largest one.
-#[derive(Debug)]
-struct Buffers {
-    tokens: CudaSlice<u32>,
-    residual: CudaSlice<bf16>,
-    normed: CudaSlice<bf16>,
-    qkv: CudaSlice<bf16>,
-    attended: CudaSlice<bf16>,
-    /// What a half of a layer adds to the residual.
-    update: CudaSlice<bf16>,
-    gate_up: CudaSlice<bf16>,
-    activated: CudaSlice<bf16>,
-    /// The drawn rows of `attended` in the last layer, where they are not all.
-    gathered: CudaSlice<bf16>,
-    logits: CudaSlice<f32>,
-    sampled: CudaSlice<u32>,
-    decode_scratch: DecodeScratch,
-    prefill_scratch: PrefillScratch,
-    sample_scratch: SampleScratch,
 }
 
 /// A step's inputs on the device.
@@ -92,29 +69,6 @@ pub(super) struct ForwardParts {
     pub(super) weights: Weights,
     pub(super) rope: RopeTable,
     pub(super) n_blocks: usize,
-}
-
-impl Buffers {
-    fn new(device: &Device, shape: &ModelShape, capacity: &Capacity) -> Result<Self, KernelError> {
-        let rows = |width: usize| device.zeros::<bf16>(capacity.max_rows * width);
-        let n = capacity.max_sampled;
-        Ok(Self {
-            tokens: device.zeros(capacity.max_rows)?,
-            residual: rows(shape.hidden)?,
-            normed: rows(shape.hidden)?,
-            qkv: rows(shape.heads.qkv_width())?,
-            attended: rows(shape.attended_width())?,
-            update: rows(shape.hidden)?,
-            gate_up: rows(2 * shape.inner)?,
-            activated: rows(shape.inner)?,
-            gathered: device.zeros(n * shape.attended_width())?,
-            logits: device.zeros(n * shape.vocab)?,
-            sampled: device.zeros(n)?,
-            decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
-            prefill_scratch: PrefillScratch::new(device.stream(), capacity.max_pieces, shape.heads)?,
-            sample_scratch: SampleScratch::new(device.stream(), n)?,
-        })
-    }
 }
 
 impl Forward {
@@ -417,78 +371,12 @@ impl Forward {
     }
 }
 
-/// Never where one way must serve any number of rows: the sum is rounded once instead of twice.
-fn adds_in_product(products: &Products, n_rows: usize) -> bool {
-    matches!(products, Products::Fastest(_)) && n_rows >= ADDING_ROWS_MIN
-}
-
 /// Whose norm follows an addition to the residual.
 #[derive(Clone, Copy, Debug)]
 enum Norm {
     Attention(usize),
     Mlp(usize),
     Last,
-}
-
-/// The matrix products of a step of `m` rows.
-struct Product<'a> {
-    kernels: &'a Kernels,
-    products: &'a Products,
-    m: usize,
-}
-
-impl Product<'_> {
-    /// Chooses the algorithm for the product by `weights`, all of one shape.
-    fn tune(
-        &self,
-        y: &mut CudaSlice<bf16>,
-        x: &CudaSlice<bf16>,
-        weights: &[&CudaSlice<bf16>],
-        k: usize,
-    ) -> Result<(), KernelError> {
-        let [first, others @ ..] = weights else { return Ok(()) };
-        let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
-        self.products.tune(self.kernels, self.operands(y, x, first, k), &others)
-    }
-
-    /// `y = x * w^T` for the first `m` rows of the buffers, `k` wide.
-    fn launch(
-        &self,
-        y: &mut CudaSlice<bf16>,
-        x: &CudaSlice<bf16>,
-        w: &CudaSlice<bf16>,
-        k: usize,
-    ) -> Result<(), KernelError> {
-        self.products.linear(self.kernels, self.operands(y, x, w, k))
-    }
-
-    /// `x * w^T` for the residual: added to it, or left for the norm to add.
-    fn update(
-        &self,
-        (residual, update): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
-        x: &CudaSlice<bf16>,
-        w: &CudaSlice<bf16>,
-        k: usize,
-    ) -> Result<(), KernelError> {
-        if !adds_in_product(self.products, self.m) {
-            return self.launch(update, x, w, k);
-        }
-        let shape = GemmShape { m: self.m, n: w.len() / k, k };
-        let y = Output::Sum(residual.slice_mut(..shape.m * shape.n));
-        self.products.linear(self.kernels, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
-    }
-
-    fn operands<'a>(
-        &self,
-        y: &'a mut CudaSlice<bf16>,
-        x: &'a CudaSlice<bf16>,
-        w: &'a CudaSlice<bf16>,
-        k: usize,
-    ) -> Linear<'a> {
-        let shape = GemmShape { m: self.m, n: w.len() / k, k };
-        let y = Output::Bf16(y.slice_mut(..shape.m * shape.n));
-        Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
-    }
 }
 
 fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<'a>) -> PagedKv<'a> {

@@ -10,11 +10,13 @@
 //! ```
 
 mod batch;
+mod buffers;
 mod executor;
 mod forward;
 mod layout;
 mod memory;
 mod open;
+mod product;
 mod sampling;
 mod shape;
 mod weights;

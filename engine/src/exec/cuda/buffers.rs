@@ -1,0 +1,55 @@
+//! The device memory that a step writes, allocated once at start.
+
+use stoker_kernels::{
+    CudaSlice, Device, KernelError,
+    attention::{DecodeScratch, PrefillScratch},
+    bf16,
+    sampling::SampleScratch,
+};
+
+use super::{memory::Capacity, shape::ModelShape};
+
+/// What a step writes, sized for the largest one.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    pub(super) tokens: CudaSlice<u32>,
+    pub(super) residual: CudaSlice<bf16>,
+    pub(super) normed: CudaSlice<bf16>,
+    pub(super) qkv: CudaSlice<bf16>,
+    pub(super) attended: CudaSlice<bf16>,
+    /// What a half of a layer adds to the residual.
+    pub(super) update: CudaSlice<bf16>,
+    pub(super) gate_up: CudaSlice<bf16>,
+    pub(super) activated: CudaSlice<bf16>,
+    /// The drawn rows of `attended` in the last layer, where they are not all.
+    pub(super) gathered: CudaSlice<bf16>,
+    pub(super) logits: CudaSlice<f32>,
+    pub(super) sampled: CudaSlice<u32>,
+    pub(super) decode_scratch: DecodeScratch,
+    pub(super) prefill_scratch: PrefillScratch,
+    pub(super) sample_scratch: SampleScratch,
+}
+
+impl Buffers {
+    /// Allocates them.
+    pub(super) fn new(device: &Device, shape: &ModelShape, capacity: &Capacity) -> Result<Self, KernelError> {
+        let rows = |width: usize| device.zeros::<bf16>(capacity.max_rows * width);
+        let n = capacity.max_sampled;
+        Ok(Self {
+            tokens: device.zeros(capacity.max_rows)?,
+            residual: rows(shape.hidden)?,
+            normed: rows(shape.hidden)?,
+            qkv: rows(shape.heads.qkv_width())?,
+            attended: rows(shape.attended_width())?,
+            update: rows(shape.hidden)?,
+            gate_up: rows(2 * shape.inner)?,
+            activated: rows(shape.inner)?,
+            gathered: device.zeros(n * shape.attended_width())?,
+            logits: device.zeros(n * shape.vocab)?,
+            sampled: device.zeros(n)?,
+            decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
+            prefill_scratch: PrefillScratch::new(device.stream(), capacity.max_pieces, shape.heads)?,
+            sample_scratch: SampleScratch::new(device.stream(), n)?,
+        })
+    }
+}
