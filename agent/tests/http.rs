@@ -251,26 +251,50 @@ async fn tool_calls_are_parsed_the_same_in_a_stream_and_in_a_whole_answer() {
 }
 
 #[tokio::test]
-async fn every_refusal_names_its_parameter_and_the_next_request_works() {
+async fn every_refusal_names_its_parameter_in_openais_words_and_the_next_request_works() {
     let agent = Agent::new();
-    let long = "x".repeat(3000);
-    for (body, status, param) in [
-        (chat(json!({"guided_json": {}})), 400, "guided_json"),
-        (chat(json!({"temperature": "hot"})), 400, "temperature"),
-        (chat(json!({"model": "gpt-4"})), 404, "model"),
-        (chat(json!({"response_format": {"type": "json_object"}})), 400, "response_format"),
-        (chat(json!({"logit_bias": {"999": 1}})), 400, "logit_bias.999"),
-        (chat(json!({"max_tokens": 3000})), 400, "max_tokens"),
-        (chat(json!({"n": 128, "max_tokens": 1, "messages": [{"role": "robot"}]})), 400, "messages[0].role"),
-        (chat(json!({"messages": [{"role": "user", "content": long}]})), 400, "prompt"),
-        (chat(json!({"top_logprobs": 2})), 400, "top_logprobs"),
-        (chat(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})), 400, "tools"),
-        (chat(json!({"tools": [{"type": "retrieval"}]})), 400, "tools[0]"),
-        (chat(json!({"tool_choice": "required"})), 400, "tool_choice"),
+    let said = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let message = |message: Value| json!({"messages": [message]});
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    for (fields, status, param, code) in [
+        (json!({"guided_json": {}}), 400, "guided_json", "unknown_parameter"),
+        (json!({"temprature": 1}), 400, "temprature", "unknown_parameter"),
+        (json!({"stream_options": {"x": 1}}), 400, "stream_options.x", "unknown_parameter"),
+        (json!({"model": "gpt-4"}), 404, "model", "model_not_found"),
+        (json!({"temperature": "hot"}), 400, "temperature", "invalid_type"),
+        (json!({"temperature": 2.5}), 400, "temperature", "decimal_above_max_value"),
+        (json!({"presence_penalty": -3}), 400, "presence_penalty", "decimal_below_min_value"),
+        (json!({"n": 0}), 400, "n", "integer_below_min_value"),
+        (json!({"max_tokens": -1}), 400, "max_tokens", "integer_below_min_value"),
+        (json!({"max_tokens": 1e30}), 400, "max_tokens", "integer_above_max_value"),
+        (json!({"max_tokens": "10"}), 400, "max_tokens", "invalid_type"),
+        (json!({"max_tokens": 3000}), 400, "max_tokens", "invalid_value"),
+        (json!({"logit_bias": {"999": 1}}), 400, "logit_bias.999", "invalid_value"),
+        (json!({"top_logprobs": 2}), 400, "top_logprobs", "invalid_value"),
+        (json!({"response_format": {"type": "json_object"}}), 400, "response_format", "unsupported_parameter"),
+        (json!({"tools": [function]}), 400, "tools", "unsupported_parameter"),
+        (json!({"tools": [{"type": "retrieval"}]}), 400, "tools[0]", "invalid_value"),
+        (json!({"tool_choice": "required"}), 400, "tool_choice", "unsupported_parameter"),
+        (json!({"tool_choice": function}), 400, "tool_choice", "unsupported_parameter"),
+        (json!({"tool_choice": 1}), 400, "tool_choice", "invalid_type"),
+        (json!({"messages": null}), 400, "messages", "missing_required_parameter"),
+        (json!({"messages": []}), 400, "messages", "empty_array"),
+        (json!({"messages": "hi"}), 400, "messages", "invalid_type"),
+        (said(json!([])), 400, "messages[0].content", "empty_array"),
+        (said(json!("x".repeat(3000))), 400, "messages", "context_length_exceeded"),
+        (message(json!({"content": "x"})), 400, "messages[0].role", "missing_required_parameter"),
+        (message(json!({"role": "robot"})), 400, "messages[0].role", "invalid_value"),
+        (
+            message(json!({"role": "tool", "content": "x"})),
+            400,
+            "messages[0].tool_call_id",
+            "missing_required_parameter",
+        ),
     ] {
-        let (got, answer) = agent.post("/v1/chat/completions", body).await;
-        assert_eq!((got.as_u16(), &answer["error"]["param"]), (status, &json!(param)), "{answer}");
-        assert!(answer["error"]["message"].is_string() && answer["error"]["type"] == "invalid_request_error");
+        let (got, answer) = agent.post("/v1/chat/completions", chat(fields)).await;
+        let error = &answer["error"];
+        assert_eq!((got.as_u16(), &error["param"], &error["code"]), (status, &json!(param), &json!(code)), "{answer}");
+        assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
     }
     for (field, value) in
         [("echo", json!(true)), ("best_of", json!(2)), ("suffix", json!("x")), ("logprobs", json!(21))]
@@ -279,6 +303,17 @@ async fn every_refusal_names_its_parameter_and_the_next_request_works() {
         assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(field)), "{answer}");
     }
     assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_told_from_one_that_is_not_json() {
+    let agent = Agent::new();
+    for (encoding, expected) in [("gzip", 415), ("identity", 200)] {
+        let request = Request::post("/v1/chat/completions").header("content-encoding", encoding);
+        let request = request.body(Body::from(chat(json!({})).to_string())).unwrap();
+        let (status, answer) = json_of(agent.router.clone().oneshot(request).await.unwrap()).await;
+        assert_eq!(status, expected, "{answer}");
+    }
 }
 
 #[tokio::test]

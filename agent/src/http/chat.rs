@@ -41,7 +41,7 @@ pub(crate) async fn create(
 
     let tokens = generate::tokenize(&served, prompt.render(&served)?, prompt.add_specials).await?;
     let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
-    let choices = generate::start(&replica, &served, &request, open)?;
+    let choices = generate::start(&replica, &served, &request, open).map_err(of_messages)?;
     let head = generate::answer_head(&replica, "chatcmpl");
     let form = AnswerForm { logprobs: logprobs.is_some(), tool_calls: prompt.has_tools() };
     let usage = UsageSum::new(request.generation.n);
@@ -54,6 +54,14 @@ pub(crate) async fn create(
             let (completions, usage) = choices.collect(usage).await?;
             Ok(Json(ChatCompletion::new(head, form, completions, usage)).into_response())
         }
+    }
+}
+
+/// The prompt was made of `messages`, the field that the client knows.
+fn of_messages(error: ApiError) -> ApiError {
+    match error.param.as_deref() {
+        Some("prompt") => ApiError { param: Some("messages".into()), ..error },
+        _ => error,
     }
 }
 

@@ -9,7 +9,10 @@ use axum::{
 use serde::Serialize;
 use stoker_engine::RejectReason;
 
-use crate::{admit::Refusal, http::fields::FieldError};
+use crate::{
+    admit::Refusal,
+    http::fields::{FieldError, INVALID_VALUE},
+};
 
 /// An error as a client sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +51,13 @@ impl ApiError {
 
     /// A 400 about one field.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_value", message);
+        let error = Self::new(StatusCode::BAD_REQUEST, INVALID_VALUE, message);
         Self { param: Some(param.into()), ..error }
+    }
+
+    /// A 400 about a list that needs an element.
+    pub(crate) fn empty_array(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code: "empty_array", ..Self::invalid(param, message) }
     }
 
     /// A 400 about a field that other servers know and this one does not.
@@ -145,7 +153,8 @@ impl From<FieldError> for ApiError {
             FieldError::Malformed { .. } => "invalid_json",
             FieldError::Missing { .. } => "missing_required_parameter",
             FieldError::WrongType { .. } => "invalid_type",
-            FieldError::OutOfRange { .. } => "invalid_value",
+            FieldError::WrongValue { .. } => INVALID_VALUE,
+            FieldError::OutOfRange { code, .. } => code,
             FieldError::Unknown { .. } => "unknown_parameter",
         };
         let param = error.param().map(str::to_owned);

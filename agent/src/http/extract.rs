@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::{FromRequest, Request},
-    http::StatusCode,
+    http::{StatusCode, header},
 };
 use bytes::BytesMut;
 use http_body_util::BodyExt;
@@ -29,7 +29,19 @@ impl FromRequest<Arc<Replica>> for JsonFields {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &Arc<Replica>) -> Result<Self, ApiError> {
+        refuse_encoded(&request)?;
         Ok(Self(Fields::parse(&read_body(request).await?)?))
+    }
+}
+
+/// A compressed body is told from one that is not JSON.
+fn refuse_encoded(request: &Request) -> Result<(), ApiError> {
+    match request.headers().get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => {
+            let message = format!("content-encoding {encoding:?} is not supported: send the body as it is");
+            Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,12 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+/// OpenAI's word for a value that is not accepted and has no more exact word.
+pub(crate) const INVALID_VALUE: &str = "invalid_value";
+/// What to do about a parameter that resembles none of this endpoint's.
+const REMOVE_IT: &str = "remove it";
+/// Letters missing, added, exchanged or swapped in a name that is still taken for a misspelt one.
+const MAX_SLIPS: usize = 2;
 /// Longest reason in an error message: serde repeats a wrong string whole, however long it is.
 const REASON_CHARS: usize = 200;
 
@@ -13,6 +19,8 @@ const REASON_CHARS: usize = 200;
 #[derive(Debug)]
 pub(crate) struct Fields {
     left: BTreeMap<String, Box<RawValue>>,
+    /// What the endpoint asked for: the names that a misspelt one may have meant.
+    known: Vec<&'static str>,
 }
 
 /// What is wrong with a body.
@@ -38,6 +46,14 @@ pub(crate) enum FieldError {
         /// What was found and expected.
         reason: String,
     },
+    /// A value of the right type that is not one of those known.
+    #[error("`{path}` is wrong: {reason}")]
+    WrongValue {
+        /// Path of the value, e.g. `messages[1].role`.
+        path: String,
+        /// What was found and what is known.
+        reason: String,
+    },
     /// A number outside its range.
     #[error("`{field}` must be {expected}, got {found}")]
     OutOfRange {
@@ -47,12 +63,16 @@ pub(crate) enum FieldError {
         expected: String,
         /// The value.
         found: String,
+        /// OpenAI's word for it.
+        code: &'static str,
     },
     /// Fields this endpoint does not have.
-    #[error("unknown or unsupported parameter `{field}`: remove it (this server never ignores a parameter)")]
+    #[error("unknown or unsupported parameter `{field}`: {advice} (this server never ignores a parameter)")]
     Unknown {
         /// The first of them.
         field: String,
+        /// What to do about it.
+        advice: String,
     },
 }
 
@@ -61,8 +81,8 @@ impl FieldError {
     pub(crate) fn param(&self) -> Option<&str> {
         match self {
             Self::Malformed { .. } => None,
-            Self::WrongType { path, .. } => Some(path),
-            Self::Missing { field } | Self::OutOfRange { field, .. } | Self::Unknown { field } => Some(field),
+            Self::WrongType { path, .. } | Self::WrongValue { path, .. } => Some(path),
+            Self::Missing { field } | Self::OutOfRange { field, .. } | Self::Unknown { field, .. } => Some(field),
         }
     }
 }
@@ -74,33 +94,37 @@ impl Fields {
         let text = std::str::from_utf8(body)
             .map_err(|error| malformed(format!("not UTF-8 at byte {}", error.valid_up_to())))?;
         let left = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        Ok(Self { left })
+        Ok(Self { left, known: vec![] })
     }
 
     /// Takes a field; absent and `null` are the same.
-    pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, FieldError> {
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, FieldError> {
+        self.known.push(field);
         let Some(raw) = self.left.remove(field) else { return Ok(None) };
         if raw.get() == "null" {
             return Ok(None);
         }
         let mut json = serde_json::Deserializer::from_str(raw.get());
-        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| wrong_type(field, &error))?;
+        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| mistake(field, raw.get(), &error))?;
         // A 128-bit integer is read off the front of `1.5`: what is left over says that it was none.
         match json.end() {
             Ok(()) => Ok(Some(value)),
-            Err(_) => Err(FieldError::WrongType { path: field.to_owned(), reason: "expected an integer".to_owned() }),
+            Err(_) => {
+                let reason = format!("expected an integer, got {}", excerpt(raw.get()));
+                Err(FieldError::WrongType { path: field.to_owned(), reason })
+            }
         }
     }
 
     /// Takes a field that must be there.
-    pub(crate) fn require<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, FieldError> {
+    pub(crate) fn require<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<T, FieldError> {
         self.take(field)?.ok_or_else(|| FieldError::Missing { field: field.to_owned() })
     }
 
     /// Takes a value that must satisfy `accepts`, described as `expected`.
     pub(crate) fn checked<T>(
         &mut self,
-        field: &str,
+        field: &'static str,
         expected: &str,
         accepts: impl Fn(&T) -> bool,
     ) -> Result<Option<T>, FieldError>
@@ -112,40 +136,150 @@ impl Fields {
                 field: field.to_owned(),
                 expected: expected.to_owned(),
                 found: excerpt(&value.to_string()),
+                code: INVALID_VALUE,
             }),
             value => Ok(value),
         }
     }
 
     /// Takes a number and checks its range.
-    pub(crate) fn number<T>(&mut self, field: &str, range: RangeInclusive<T>) -> Result<Option<T>, FieldError>
-    where
-        T: DeserializeOwned + PartialOrd + std::fmt::Display,
-    {
-        let expected = format!("between {} and {}", range.start(), range.end());
-        self.checked(field, &expected, |value| range.contains(value))
+    pub(crate) fn number<T: Bounded>(
+        &mut self,
+        field: &'static str,
+        range: RangeInclusive<T>,
+    ) -> Result<Option<T>, FieldError> {
+        // The range comes first: `-1` is a number like `0`, though it is of no unsigned type.
+        let sent = self.left.get(field).and_then(|raw| raw.get().parse::<f64>().ok().map(|sent| (sent, raw.get())));
+        if let Some((sent, raw)) = sent
+            && let Some(code) = T::outside(&range, sent)
+        {
+            let (expected, found) = (T::expected(&range), excerpt(raw));
+            return Err(FieldError::OutOfRange { field: field.to_owned(), expected, found, code });
+        }
+        self.take(field)
     }
 
     /// Refuses what nobody took.
     pub(crate) fn finish(self) -> Result<(), FieldError> {
         match self.left.into_iter().find(|(_, raw)| raw.get() != "null") {
-            Some((field, _)) => Err(FieldError::Unknown { field }),
+            Some((field, _)) => {
+                let advice = match nearest(&field, &self.known) {
+                    Some(meant) => format!("did you mean `{meant}`?"),
+                    None => REMOVE_IT.to_owned(),
+                };
+                Err(FieldError::Unknown { field, advice })
+            }
             None => Ok(()),
         }
     }
 }
 
-fn wrong_type(field: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> FieldError {
-    let inner = error.path().to_string();
-    let path = match inner.as_str() {
-        "." => field.to_owned(),
-        _ if inner.starts_with('[') => format!("{field}{inner}"),
-        _ => format!("{field}.{inner}"),
-    };
+/// A number with a range that clients are told about.
+pub(crate) trait Bounded: DeserializeOwned + PartialEq + Copy + Into<f64> + std::fmt::Display {
+    /// The largest value of the type: a range that ends there has no upper end worth telling.
+    const MAX: Self;
+    /// OpenAI's words for a value below and above the range.
+    const OUTSIDE: [&'static str; 2];
+
+    /// The word for `sent`, if it lies outside.
+    fn outside(range: &RangeInclusive<Self>, sent: f64) -> Option<&'static str> {
+        let [below, above] = Self::OUTSIDE;
+        match sent {
+            _ if sent < (*range.start()).into() => Some(below),
+            _ if sent > (*range.end()).into() => Some(above),
+            _ => None,
+        }
+    }
+
+    /// The range in words.
+    fn expected(range: &RangeInclusive<Self>) -> String {
+        match range.end() {
+            end if *end == Self::MAX => format!("{} or more", range.start()),
+            end => format!("between {} and {end}", range.start()),
+        }
+    }
+}
+
+const INTEGER: [&str; 2] = ["integer_below_min_value", "integer_above_max_value"];
+const DECIMAL: [&str; 2] = ["decimal_below_min_value", "decimal_above_max_value"];
+
+impl Bounded for u8 {
+    const MAX: Self = Self::MAX;
+    const OUTSIDE: [&'static str; 2] = INTEGER;
+}
+
+impl Bounded for u32 {
+    const MAX: Self = Self::MAX;
+    const OUTSIDE: [&'static str; 2] = INTEGER;
+}
+
+impl Bounded for f32 {
+    const MAX: Self = Self::MAX;
+    const OUTSIDE: [&'static str; 2] = DECIMAL;
+}
+
+/// What serde says about the value of `field`, in the words of JSON and of OpenAI's clients.
+fn mistake(field: &str, raw: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> FieldError {
+    let path = joined(field, &error.path().to_string());
     // serde_json ends its messages with a position inside the field's own text, which would mislead.
     let message = error.inner().to_string();
-    let reason = excerpt(message.rsplit_once(" at line ").map_or(message.as_str(), |(reason, _)| reason));
+    let reason = message.rsplit_once(" at line ").map_or(message.as_str(), |(reason, _)| reason);
+    if let Some(name) = named(reason, "missing field `") {
+        return FieldError::Missing { field: joined(&path, name) };
+    }
+    if let Some(name) = named(reason, "unknown field `") {
+        // The path of an unknown field ends in its name, unless serde read the object through a buffer.
+        let nested = format!(".{name}");
+        let field = if path.ends_with(&nested) { path } else { path + &nested };
+        return FieldError::Unknown { field, advice: REMOVE_IT.to_owned() };
+    }
+    if reason.starts_with("unknown variant") {
+        return FieldError::WrongValue { path, reason: excerpt(reason) };
+    }
+    let reason = if reason.contains("invalid type") || reason.contains("invalid value") {
+        excerpt(&in_json_words(reason))
+    } else {
+        format!("{}, got {}", in_json_words(reason), excerpt(raw))
+    };
     FieldError::WrongType { path, reason }
+}
+
+/// The known name that differs from `field` by a slip or two.
+fn nearest(field: &str, known: &[&'static str]) -> Option<&'static str> {
+    let slips = |name: &str| strsim::osa_distance(field, name);
+    known.iter().copied().filter(|name| slips(name) <= MAX_SLIPS).min_by_key(|name| slips(name))
+}
+
+/// Path of what lies at `inner` in `outer`; serde writes `.` for the value itself.
+fn joined(outer: &str, inner: &str) -> String {
+    match inner {
+        "." => outer.to_owned(),
+        _ if inner.starts_with('[') => format!("{outer}{inner}"),
+        _ => format!("{outer}.{inner}"),
+    }
+}
+
+/// The name in back quotes that follows `prefix`.
+fn named<'a>(reason: &'a str, prefix: &str) -> Option<&'a str> {
+    reason.strip_prefix(prefix)?.split('`').next()
+}
+
+/// serde names Rust's types; a client knows JSON's.
+fn in_json_words(reason: &str) -> String {
+    let Some((found, expected)) = reason.rsplit_once("expected ") else {
+        return reason.to_owned();
+    };
+    let expected = match expected {
+        "u8" | "u32" | "u64" => "an integer, 0 or more",
+        "i64" | "i128" => "an integer",
+        "f32" | "f64" => "a number",
+        "a sequence" => "an array",
+        "a map" => "an object",
+        _ if expected.starts_with("struct ") => "an object",
+        other => other,
+    };
+    let found = found.replace("type: sequence", "type: array").replace("type: map", "type: object");
+    format!("{}expected {expected}", found.replace("floating point", "number"))
 }
 
 fn excerpt(text: &str) -> String {
@@ -172,18 +306,72 @@ mod tests {
     }
 
     #[test]
+    fn a_misspelt_name_is_told_the_right_one() {
+        for (sent, advice) in [
+            ("temprature", "did you mean `temperature`?"),
+            ("max_token", "did you mean `max_tokens`?"),
+            ("max_tokes", "did you mean `max_tokens`?"),
+            ("guided_json", "remove it"),
+        ] {
+            let mut body = fields(&format!(r#"{{"{sent}": 1}}"#));
+            for name in ["temperature", "max_tokens", "min_tokens"] {
+                assert_eq!(body.take::<u32>(name), Ok(None));
+            }
+            let error = body.finish().unwrap_err().to_string();
+            assert!(error.contains(&format!("`{sent}`: {advice}")), "{error}");
+        }
+    }
+
+    #[test]
     fn a_wrong_type_names_the_path_and_shows_the_value() {
         let error = fields(r#"{"t": "hot"}"#).take::<f32>("t").unwrap_err();
-        assert_eq!(error.to_string(), r#"`t` is wrong: invalid type: string "hot", expected f32"#);
+        assert_eq!(error.to_string(), r#"`t` is wrong: invalid type: string "hot", expected a number"#);
         let error = fields(r#"{"m": [[1], [2, "x"]]}"#).take::<Vec<Vec<u32>>>("m").unwrap_err();
         assert_eq!(error.param(), Some("m[1][1]"));
     }
 
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(deny_unknown_fields, rename_all = "lowercase")]
+    enum Kind {
+        Round { size: u32 },
+    }
+
     #[test]
-    fn a_number_out_of_range_says_the_range() {
-        let error = fields(r#"{"t": 2.5}"#).number("t", 0.0..=2.0).unwrap_err();
+    fn mistakes_inside_a_value_are_told_in_the_words_of_json() {
+        for (value, param, message) in [
+            ("{}", "k", "`k` is wrong: expected value, got {}"),
+            (r#"[]"#, "k", "`k` is wrong: expected value, got []"),
+            (r#"{"square": {}}"#, "k", "`k` is wrong: unknown variant `square`, expected `round`"),
+            (r#"{"round": {}}"#, "k.round.size", "`k.round.size` is missing"),
+            (r#"{"round": {"size": 1, "hue": 2}}"#, "k.round.hue", "unknown or unsupported parameter `k.round.hue`"),
+            (r#"{"round": {"size": []}}"#, "k.round.size", "invalid type: array, expected an integer, 0 or more"),
+            (r#"{"round": {"size": 1.5}}"#, "k.round.size", "invalid type: number `1.5`, expected an integer"),
+            (r#"{"round": 7}"#, "k.round", "invalid type: integer `7`, expected an object"),
+        ] {
+            let error = fields(&format!(r#"{{"k": {value}}}"#)).take::<Kind>("k").unwrap_err();
+            assert_eq!(error.param(), Some(param), "{error}");
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_number_out_of_range_says_the_range_and_openais_word_for_it() {
+        let refused = |json: &str, range| match fields(json).number("n", range).unwrap_err() {
+            FieldError::OutOfRange { expected, found, code, .. } => (expected, found, code),
+            other => panic!("{other:?}"),
+        };
+        let told = |expected: &str, found: &str, code| (expected.to_owned(), found.to_owned(), code);
+        assert_eq!(refused(r#"{"n": 9}"#, 1..=8_u32), told("between 1 and 8", "9", "integer_above_max_value"));
+        for below in ["-1", "0", "-1e300"] {
+            let code = "integer_below_min_value";
+            assert_eq!(refused(&format!(r#"{{"n": {below}}}"#), 1..=u32::MAX), told("1 or more", below, code));
+        }
+        let error = fields(r#"{"t": 2.5}"#).number("t", 0.0..=2.0_f32).unwrap_err();
         assert_eq!(error.to_string(), "`t` must be between 0 and 2, got 2.5");
-        assert_eq!(fields(r#"{"t": null}"#).number("t", 0.0..=2.0), Ok(None));
+        assert!(matches!(error, FieldError::OutOfRange { code: "decimal_above_max_value", .. }), "{error:?}");
+        assert_eq!(fields(r#"{"t": null}"#).number("t", 0.0..=2.0_f32), Ok(None));
+        let fraction = fields(r#"{"n": 1.5}"#).number("n", 1..=8_u32).unwrap_err();
+        assert!(matches!(fraction, FieldError::WrongType { .. }), "{fraction:?}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{
 
 use crate::{
     chat_template::{FunctionCall, Message, ToolCall},
-    http::error::ApiError,
+    http::{error::ApiError, fields::FieldError},
 };
 
 /// One message on the wire.
@@ -82,7 +82,7 @@ struct WireFunction {
 /// The conversation in the form templates see.
 pub(crate) fn conversation(messages: Vec<WireMessage>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "`messages` is empty: send at least one message"));
+        return Err(ApiError::empty_array("messages", "`messages` is empty: send at least one message"));
     }
     messages.into_iter().enumerate().map(|(index, message)| plain(index, message)).collect()
 }
@@ -95,12 +95,18 @@ fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
         }
     }
     let tool_calls = message.tool_calls.unwrap_or_default();
+    if matches!(&message.content, Some(Content::Parts(parts)) if parts.is_empty()) {
+        return Err(ApiError::empty_array(path("content"), format!("`{}` has no part: send text", path("content"))));
+    }
     let content = message.content.map(Content::into_text).or(message.refusal);
     let only_calls = message.role == Role::Assistant && !tool_calls.is_empty();
     if content.is_none() && !only_calls {
         let message =
             format!("`{}` is missing: only an assistant message with tool calls may omit it", path("content"));
         return Err(ApiError::invalid(path("content"), message));
+    }
+    if message.role == Role::Tool && message.tool_call_id.is_none() {
+        return Err(FieldError::Missing { field: path("tool_call_id") }.into());
     }
     Ok(Message {
         role: message.role.name().to_owned(),
@@ -220,7 +226,10 @@ mod tests {
     fn mistakes_are_named_by_their_path() {
         assert_eq!(param_of("[]"), "messages");
         assert_eq!(param_of(r#"[{"role": "robot", "content": "x"}]"#), "messages[0].role");
+        assert_eq!(param_of(r#"[{"content": "x"}]"#), "messages[0].role");
         assert_eq!(param_of(r#"[{"role": "user"}]"#), "messages[0].content");
+        assert_eq!(param_of(r#"[{"role": "user", "content": []}]"#), "messages[0].content");
+        assert_eq!(param_of(r#"[{"role": "tool", "content": "x"}]"#), "messages[0].tool_call_id");
         assert_eq!(param_of(r#"[{"role": "user", "content": 5}]"#), "messages[0].content");
         let image = r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#;
         assert!(param_of(image).starts_with("messages[0].content[0]"), "{}", param_of(image));

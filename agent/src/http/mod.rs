@@ -62,7 +62,7 @@ async fn unknown_path(uri: Uri) -> ApiError {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not answer to {method}", uri.path());
+    let message = format!("{} does not answer to {method}: the methods it knows are in the header `allow`", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 

@@ -136,7 +136,7 @@ fn bias_of(token: &str, bias: f32, vocab_size: u32) -> Result<(TokenId, f32), Ap
 
 fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
     let mut bound = |field| {
-        let tokens = fields.checked::<u32>(field, "1 or more", |tokens| *tokens >= 1)?;
+        let tokens = fields.number(field, 1..=u32::MAX)?;
         Ok::<_, FieldError>(tokens.map(|tokens| MaxTokens { tokens, field }))
     };
     let (new, old) = (bound("max_completion_tokens")?, bound("max_tokens")?);
@@ -150,7 +150,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
 }
 
 fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>) -> Result<StopParams, ApiError> {
-    let min_tokens = fields.take::<u32>("min_tokens")?.unwrap_or(0);
+    let min_tokens = fields.number("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max) = max_tokens.filter(|max| min_tokens > max.tokens) {
         let message = format!("min_tokens={min_tokens} cannot be greater than {}={}", max.field, max.tokens);
         return Err(ApiError::invalid("min_tokens", message));
@@ -191,11 +191,16 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 #[serde(deny_unknown_fields, default)]
 struct StreamOptions {
     include_usage: Option<bool>,
+    include_obfuscation: Option<bool>,
 }
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.take("stream")?.unwrap_or(false);
     let options = fields.take::<StreamOptions>("stream_options")?;
+    if options.as_ref().is_some_and(|options| options.include_obfuscation == Some(true)) {
+        let (field, message) = ("stream_options.include_obfuscation", "chunks are not padded here: use false");
+        return Err(ApiError::unsupported(field, message));
+    }
     match (stream, options) {
         (true, options) => {
             let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
@@ -216,6 +221,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         fields.take::<String>(label)?;
     }
     fields.take::<BTreeMap<String, String>>("metadata")?;
+    only(fields, "modalities", &vec!["text".to_owned()], "answers are text")?;
     only(fields, "store", &false, "nothing is stored here")?;
     only(fields, "skip_special_tokens", &true, "special tokens are never part of the text")?;
     let tier = fields.take::<String>("service_tier")?.unwrap_or_default();
@@ -229,7 +235,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// Takes a field that is supported at one value only.
-pub(crate) fn only<T>(fields: &mut Fields, field: &str, supported: &T, why: &str) -> Result<(), ApiError>
+pub(crate) fn only<T>(fields: &mut Fields, field: &'static str, supported: &T, why: &str) -> Result<(), ApiError>
 where
     T: serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
 {
@@ -290,6 +296,7 @@ mod tests {
             ("stream", "\"yes\""),
             ("stream_options", "{\"include_usage\": true}"),
             ("store", "true"),
+            ("modalities", "[\"text\", \"audio\"]"),
             ("service_tier", "\"flex\""),
             ("skip_special_tokens", "false"),
             ("stop_token_ids", "[1]"),
@@ -308,7 +315,8 @@ mod tests {
     fn what_openais_clients_send_along_is_accepted() {
         let generation = take(
             r#"{"user": "u", "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "top_k": -1,
-                "stream": true, "stream_options": {"include_usage": true}, "stop": "x", "seed": -1, "logprobs": null}"#,
+                "modalities": ["text"], "stream": true,
+                "stream_options": {"include_usage": true, "include_obfuscation": false}, "stop": "x", "seed": -1, "logprobs": null}"#,
         )
         .unwrap();
         assert_eq!(generation.delivery, Delivery::Stream { include_usage: true });

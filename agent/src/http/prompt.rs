@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Zoned;
 use minijinja::Value;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     chat_template::{ChatTemplate, Conversation, Message},
@@ -73,11 +73,15 @@ impl Prompt {
     }
 }
 
+/// What a client may send; only the words `none` and `auto` are understood.
 #[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(untagged, expecting = "expected `none` or `auto`")]
 enum ToolChoice {
-    None,
-    Auto,
+    Word(String),
+    Function {
+        #[serde(rename = "type")]
+        _kind: IgnoredAny,
+    },
 }
 
 /// The parts of a definition that must be right; all of it reaches the template.
@@ -102,11 +106,23 @@ struct Function {
 fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     only(fields, "parallel_tool_calls", &true, "the model decides how many calls it makes")?;
-    let choice = fields.take::<ToolChoice>("tool_choice")?;
+    let shown = tools_are_shown(fields)?;
     for (index, tool) in tools.iter().enumerate() {
         check_tool(index, tool)?;
     }
-    Ok(if matches!(choice, Some(ToolChoice::None)) { Vec::new() } else { tools })
+    Ok(if shown { tools } else { Vec::new() })
+}
+
+fn tools_are_shown(fields: &mut Fields) -> Result<bool, ApiError> {
+    let forced = match fields.take("tool_choice")? {
+        None => return Ok(true),
+        Some(ToolChoice::Word(word)) if word == "auto" => return Ok(true),
+        Some(ToolChoice::Word(word)) if word == "none" => return Ok(false),
+        Some(ToolChoice::Word(word)) => word,
+        Some(ToolChoice::Function { .. }) => "a function by name".to_owned(),
+    };
+    let message = format!("tool_choice {forced:?} is not supported, as no call can be forced: use `auto` or `none`");
+    Err(ApiError::unsupported("tool_choice", message))
 }
 
 fn check_tool(index: usize, tool: &Value) -> Result<(), ApiError> {
