@@ -115,7 +115,7 @@ fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
   kubectl get infd,pods,services                  # what there is, and why it is in its state
   kubectl scale infd chat --replicas=2            # a second replica
   kubectl edit infd chat                          # e.g. spec.engine.maxModelLen: replicas roll one by one
-  kubectl explain infd.spec                       # every field, with unit and default
+  kubectl explain infd.spec.engine                # its fields, each with unit and default
   kubectl logs -f -l app.kubernetes.io/managed-by=stoker
   curl {url}/v1/models
   kubectl delete infd chat                        # drains, then leaves nothing
