@@ -1,8 +1,9 @@
 //! Benchmark figures: one JSON line each, appended to `docs/benchmarks/results/*.jsonl` and never edited (`figure`), and the
-//! tables rendered from them (`render`). Measures nothing.
+//! tables and pictures rendered from them (`render`). Measures nothing.
 
 mod figure;
 mod peers;
+mod plot;
 mod render;
 mod stats;
 

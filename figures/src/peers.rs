@@ -1,19 +1,29 @@
-//! The part of a page that sets Stoker beside its peers. A ratio is formed only inside a run. Reads no file.
+//! The part of a page that sets Stoker beside its peers, and its pictures. A ratio is formed only inside a run. Reads no
+//! file.
 
-use crate::{figure::Figure, render::short, stats::better};
+use crate::{
+    figure::Figure,
+    plot::{self, Bar, Line, Point, Titles},
+    render::{Page, short},
+    stats::better,
+};
 
 const OURS: &str = "stoker";
 const RATIO: &str = "ratio_to_";
+const CONCURRENT: &str = "concurrent_";
+/// Fewer make no curve.
+const CURVE_POINTS: usize = 3;
 
-/// Tables of the newest run in which a case was measured beside a peer; empty without one.
-pub(crate) fn section(figures: &[Figure]) -> String {
-    let rows: Vec<String> = newest_pairs(figures).iter().map(Pair::row).chain(paired_ratios(figures)).collect();
+/// Tables of the newest run in which a case was measured beside a peer, below the pictures; empty without one.
+pub(crate) fn section(figures: &[Figure], pictures: &[Page]) -> String {
+    let rows: Vec<String> = newest_pairs(figures).iter().map(Pair::row).chain(paired_rows(figures)).collect();
     if rows.is_empty() {
         return String::new();
     }
+    let pictures: String = pictures.iter().map(|(name, _)| format!("![{name}]({name})\n\n")).collect();
     format!(
         "## Beside peers\n\nOne run, one machine, the same work. A ratio above 1 is where Stoker is better, whichever way the \
-         metric counts: of the medians, or paired, the median of the ratios of samples that were taken in turn.\n\n\
+         metric counts: of the medians, or paired, the median of the ratios of samples that were taken in turn.\n\n{pictures}\
          | case | metric | model | dtype | stoker | peer | ratio | machine | run |\n|---|---|---|---|---:|---|---|---|---|\n\
          {}\n## All figures\n\n",
         rows.concat()
@@ -63,10 +73,8 @@ fn same_row(a: &Figure, b: &Figure) -> bool {
     (&a.case, &a.metric, &a.model, &a.dtype) == (&b.case, &b.metric, &b.model, &b.dtype)
 }
 
-fn paired_ratios(figures: &[Figure]) -> impl Iterator<Item = String> {
-    let is_newest = |idx: usize| !figures[idx + 1..].iter().any(|later| same_row(later, &figures[idx]));
-    let ratios = figures.iter().enumerate().filter(|(_, figure)| figure.metric.starts_with(RATIO));
-    ratios.filter(move |(idx, _)| is_newest(*idx)).map(|(_, ratio)| {
+fn paired_rows(figures: &[Figure]) -> impl Iterator<Item = String> {
+    newest_ratios(figures).map(|ratio| {
         let peer = ratio.metric.trim_start_matches(RATIO);
         let Figure { case, model, dtype, machine, run, n, .. } = ratio;
         let (value, min, max) = (short(ratio.value), short(ratio.min), short(ratio.max));
@@ -74,6 +82,72 @@ fn paired_ratios(figures: &[Figure]) -> impl Iterator<Item = String> {
             "| {case} | paired | {model} | {dtype} | | {peer} | {value} ({min} to {max}, {n}) | {machine} | {run} |\n"
         )
     })
+}
+
+fn newest_ratios(figures: &[Figure]) -> impl Iterator<Item = &Figure> {
+    let is_newest = |idx: usize| !figures[idx + 1..].iter().any(|later| same_row(later, &figures[idx]));
+    let ratios = figures.iter().enumerate().filter(|(_, figure)| figure.metric.starts_with(RATIO));
+    ratios.filter(move |(idx, _)| is_newest(*idx)).map(|(_, ratio)| ratio)
+}
+
+/// Pictures of what [`section`] says in numbers: the paired ratios, and tokens a second against the wait between them.
+pub(crate) fn pictures(topic: &str, figures: &[Figure]) -> Vec<Page> {
+    let mut ratios: Vec<&Figure> = newest_ratios(figures).collect();
+    ratios.sort_by_key(|ratio| (&ratio.model, &ratio.metric));
+    let ratios: Vec<Bar> = ratios.into_iter().map(bar).collect();
+    let bars =
+        (!ratios.is_empty()).then(|| plot::bars("how many times better than the peer, in the same run", &ratios));
+    let titles = Titles {
+        picture: "sequences at once: what all get, and what each waits",
+        x: "ms between tokens of one sequence",
+        y: "tokens a second of all",
+    };
+    let lines = curves(figures);
+    let curve = (!lines.is_empty()).then(|| plot::curve(titles, &lines));
+    let named = [(format!("{topic}-ratios.svg"), bars), (format!("{topic}-concurrent.svg"), curve)];
+    named.into_iter().filter_map(|(name, picture)| Some((name, picture?))).collect()
+}
+
+fn bar(ratio: &Figure) -> Bar {
+    Bar {
+        label: format!("{} {} {}", ratio.case, ratio.model, ratio.dtype),
+        series: ratio.metric.trim_start_matches(RATIO).to_owned(),
+        value: ratio.value,
+        min: ratio.min,
+        max: ratio.max,
+    }
+}
+
+/// A line for each system of the newest run with enough numbers of sequences beside a peer; empty without one.
+fn curves(figures: &[Figure]) -> Vec<Line> {
+    let pairs = newest_pairs(figures);
+    let is_point = |pair: &&Pair<'_>| pair.ours.metric == "itl_ms" && pair.ours.case.starts_with(CONCURRENT);
+    let Some(newest) = pairs.iter().rfind(is_point) else { return Vec::new() };
+    let same_work = |figure: &Figure| {
+        (&figure.run, &figure.model, &figure.dtype) == (&newest.ours.run, &newest.ours.model, &newest.ours.dtype)
+    };
+    let points = pairs.iter().filter(is_point).filter(|pair| same_work(pair.ours));
+    let (ours, theirs) = points.map(|pair| (point(figures, pair.ours), point(figures, pair.theirs))).unzip();
+    let systems = [(&newest.ours.system, ours), (&newest.theirs.system, theirs)];
+    let lines = systems.map(|(series, points)| line(series.clone(), points));
+    if lines.iter().all(|line| line.points.len() >= CURVE_POINTS) { lines.into() } else { Vec::new() }
+}
+
+fn line(series: String, points: Vec<Option<Point>>) -> Line {
+    let mut points: Vec<Point> = points.into_iter().flatten().collect();
+    points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    Line { series, points }
+}
+
+/// The wait between tokens with the rate of the same system, run and case.
+fn point(figures: &[Figure], wait: &Figure) -> Option<Point> {
+    let is_rate = |figure: &&Figure| {
+        figure.metric == "tok_s"
+            && (&figure.run, &figure.system, &figure.case) == (&wait.run, &wait.system, &wait.case)
+            && (&figure.model, &figure.dtype) == (&wait.model, &wait.dtype)
+    };
+    let rate = figures.iter().rfind(is_rate)?;
+    Some(Point { x: wait.value, y: rate.value, label: wait.case.trim_start_matches(CONCURRENT).to_owned() })
 }
 
 #[cfg(test)]
@@ -97,7 +171,7 @@ mod tests {
             figure("b", "vllm", "itl_ms", 6.0),
             figure("c", "stoker", "itl_ms", 1.0),
         ];
-        let section = section(&figures);
+        let section = section(&figures, &[]);
         let row = "| concurrent_8 | itl_ms | ember | bf16 | 5 | vllm 1: 6 | 1.2 | m | b |";
         let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| concurrent_8")).collect();
         assert_eq!(rows, [row]);
@@ -105,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_paired_ratio_is_shown_with_its_range() {
-        let section = section(&[figure("a", "stoker", "ratio_to_llama.cpp", 1.25)]);
+        let section = section(&[figure("a", "stoker", "ratio_to_llama.cpp", 1.25)], &[]);
         assert!(
             section.contains("| concurrent_8 | paired | ember | bf16 | | llama.cpp | 1.25 (1.25 to 1.25, 1) | m | a |")
         );
@@ -113,7 +187,33 @@ mod tests {
 
     #[test]
     fn without_a_peer_there_is_no_section() {
-        assert_eq!(section(&[figure("a", "stoker", "itl_ms", 6.0)]), "");
-        assert_eq!(section(&[figure("a", "stoker", "itl_ms", 6.0), figure("b", "vllm", "itl_ms", 6.0)]), "");
+        assert_eq!(section(&[figure("a", "stoker", "itl_ms", 6.0)], &[]), "");
+        assert_eq!(section(&[figure("a", "stoker", "itl_ms", 6.0), figure("b", "vllm", "itl_ms", 6.0)], &[]), "");
+        assert_eq!(pictures("gpu", &[figure("a", "stoker", "itl_ms", 6.0)]), []);
+    }
+
+    #[test]
+    fn a_curve_is_drawn_of_one_run_from_three_numbers_of_sequences_on() {
+        let sequences = |run: &str, n: u32| {
+            let of = |system, metric, value| Figure {
+                case: format!("concurrent_{n}"),
+                ..figure(run, system, metric, value)
+            };
+            let n = f64::from(n);
+            [
+                of("stoker", "itl_ms", n),
+                of("vllm", "itl_ms", 2.0 * n),
+                of("stoker", "tok_s", 100.0),
+                of("vllm", "tok_s", 50.0),
+            ]
+        };
+        let mut figures: Vec<Figure> = [sequences("a", 64), sequences("b", 32), sequences("b", 8)].concat();
+        assert_eq!(curves(&figures), []);
+        figures.extend(sequences("b", 128));
+        let lines = curves(&figures);
+        let waits = |line: &Line| line.points.iter().map(|point| point.x).collect::<Vec<_>>();
+        assert_eq!([&lines[0].series, &lines[1].series], ["stoker", "vllm"]);
+        assert_eq!([waits(&lines[0]), waits(&lines[1])], [[8.0, 32.0, 128.0], [16.0, 64.0, 256.0]]);
+        assert_eq!(lines[1].points[0], Point { x: 16.0, y: 50.0, label: "8".into() });
     }
 }

@@ -14,10 +14,10 @@ use crate::{
     peers,
 };
 
-/// A rendered page: its file name under `docs/benchmarks` and its text.
+/// A rendered page or picture: its file name under `docs/benchmarks` and its text.
 pub type Page = (String, String);
 
-/// One page a results file under `dir/results`, and `README.md` that lists them.
+/// One page with its pictures a results file under `dir/results`, and `README.md` that lists them.
 pub fn render(dir: &Path) -> Result<Vec<Page>> {
     let files = results(&dir.join("results"))?;
     let mut index = String::from(
@@ -29,10 +29,12 @@ pub fn render(dir: &Path) -> Result<Vec<Page>> {
     for path in files {
         let topic = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let all = read(&path)?;
-        let beside_peers = peers::section(&all);
+        let pictures = peers::pictures(&topic, &all);
+        let beside_peers = peers::section(&all, &pictures);
         let figures = newest(all);
         let _ = writeln!(index, "- [{topic}]({topic}.md): {} figures", figures.len());
         pages.push((format!("{topic}.md"), format!("# {topic}\n\n{beside_peers}{}", table(&figures))));
+        pages.extend(pictures);
     }
     pages.push(("README.md".to_owned(), index));
     Ok(pages)
