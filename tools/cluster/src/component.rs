@@ -55,20 +55,14 @@ impl Component {
 
     /// SIGKILL to the whole process group, and waits for its end. Nothing happens when it is not running.
     pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        if let Some(mut child) = self.child.take() {
-            // The process is ours and was just killed; a failing wait would mean that somebody reaped it before us.
-            let _already_reaped = child.wait();
-            self.keeper.forget(child.id());
+        let Some(mut child) = self.child.take() else { return };
+        if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
+            // Fails only when the group is gone, which is what a kill wants to hear.
+            let _gone = kill_process_group(group, Signal::KILL);
         }
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        let group = self.child.as_ref().and_then(|child| Pid::from_raw(child.id().cast_signed()));
-        if let Some(group) = group {
-            // Fails only when the group is gone, which is what a signal wants to hear.
-            let _gone = kill_process_group(group, signal);
-        }
+        // The process is ours and was just killed; a failing wait would mean that somebody reaped it before us.
+        let _already_reaped = child.wait();
+        self.keeper.forget(child.id());
     }
 
     pub(crate) fn pid(&self) -> Option<u32> {

@@ -16,7 +16,6 @@ use std::{
 use http::Request;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client, Config, config::KubeConfigOptions, config::Kubeconfig};
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
@@ -26,6 +25,7 @@ use crate::{
     credentials::{Credentials, Identity},
     error::ClusterError,
     keeper::Keeper,
+    servers::{Servers, flag},
     slot::Slot,
 };
 
@@ -99,8 +99,10 @@ impl ControlPlane {
         let dir = Dir::create(options.dir.as_deref())?;
         keeper.remove_at_end(dir.path());
         let slot = Slot::claim()?;
-        let credentials = Credentials::create(&dir.path().join("credentials"), &slot)?;
-        let layout = Layout { binaries: &binaries, dir: dir.path(), slot: &slot, credentials: &credentials };
+        let addresses = slot.addresses();
+        let credentials = Credentials::create(&dir.path().join("credentials"), &addresses)?;
+        let servers = Servers { dir: dir.path(), addresses: &addresses, credentials: &credentials };
+        let layout = Layout { binaries: &binaries, servers };
         let etcd = Component::start(layout.etcd()?, &keeper)?;
         let apiserver = Component::start(layout.apiserver(&options)?, &keeper)?;
         let specs = layout.controllers(options.controllers)?;
@@ -136,17 +138,12 @@ impl ControlPlane {
 
     /// Where the API server listens.
     pub fn url(&self) -> String {
-        format!("https://{}", self.slot.api())
+        format!("https://{}", self.slot.addresses().api)
     }
 
     /// The administrator's bearer token.
     pub fn token(&self) -> &str {
         self.credentials.token(Identity::Admin)
-    }
-
-    /// The CA that signed the API server's certificate, PEM.
-    pub fn ca_path(&self) -> PathBuf {
-        self.credentials.ca_certificate()
     }
 
     /// Where data, credentials and logs are.
@@ -206,24 +203,7 @@ impl ControlPlane {
         self.wait_until_ready()
     }
 
-    /// The API server accepts connections and answers nothing (SIGSTOP) until [`Self::thaw_apiserver`].
-    pub fn freeze_apiserver(&self) {
-        self.apiserver.signal(Signal::STOP);
-    }
-
-    /// Ends [`Self::freeze_apiserver`].
-    pub fn thaw_apiserver(&self) {
-        self.apiserver.signal(Signal::CONT);
-    }
-
-    /// Kills the controller manager and the scheduler; nothing is bound or collected until they are restarted.
-    pub fn kill_controllers(&mut self) {
-        for component in [&mut self.controller_manager, &mut self.scheduler].into_iter().flatten() {
-            component.kill();
-        }
-    }
-
-    /// Starts controller manager and scheduler again.
+    /// Kills controller manager and scheduler and starts them again.
     pub fn restart_controllers(&mut self) -> Result<(), ClusterError> {
         [&mut self.controller_manager, &mut self.scheduler].into_iter().flatten().try_for_each(Component::restart)
     }
@@ -303,50 +283,24 @@ impl Dir {
     }
 }
 
-/// Turns a cluster's files and addresses into command lines.
+/// The servers as components, with what process nodes on loopback addresses need.
 struct Layout<'a> {
     binaries: &'a Binaries,
-    dir: &'a Path,
-    slot: &'a Slot,
-    credentials: &'a Credentials,
+    servers: Servers<'a>,
 }
 
 impl Layout<'_> {
     fn etcd(&self) -> Result<ComponentSpec, ClusterError> {
-        let client = format!("http://{}", self.slot.etcd_client());
-        let peer = format!("http://{}", self.slot.etcd_peer());
-        let args = vec![
-            flag("data-dir", self.dir.join("etcd").display()),
-            // The data dies with the cluster: what a power cut would lose is of no interest.
-            flag("unsafe-no-fsync", true),
-            flag("listen-client-urls", &client),
-            flag("advertise-client-urls", &client),
-            flag("listen-peer-urls", &peer),
-            flag("initial-advertise-peer-urls", &peer),
-            flag("initial-cluster", format!("default={peer}")),
-        ];
-        self.component("etcd", args)
+        self.component("etcd", self.servers.etcd())
     }
 
     fn apiserver(&self, options: &ControlPlaneOptions) -> Result<ComponentSpec, ClusterError> {
-        let (api, credentials) = (self.slot.api(), self.credentials);
-        let mut args = vec![
-            flag("etcd-servers", format!("http://{}", self.slot.etcd_client())),
-            flag("bind-address", api.ip()),
-            flag("advertise-address", api.ip()),
-            flag("secure-port", api.port()),
-            flag("tls-cert-file", credentials.server_certificate().display()),
-            flag("tls-private-key-file", credentials.server_key().display()),
-            flag("token-auth-file", credentials.token_file().display()),
+        let mut args = self.servers.api_server();
+        args.extend([
             flag("authorization-mode", "RBAC"),
-            flag("service-account-issuer", "https://kubernetes.default.svc"),
-            flag("service-account-key-file", credentials.service_account_public_key().display()),
-            flag("service-account-signing-key-file", credentials.service_account_key().display()),
-            flag("service-cluster-ip-range", self.slot.service_range()),
             // Endpoints may not hold loopback addresses, and this API server has no other.
             flag("endpoint-reconciler-type", "none"),
-            flag("kubelet-preferred-address-types", "InternalIP"),
-        ];
+        ]);
         if options.controllers == Controllers::None {
             args.push(flag("disable-admission-plugins", "ServiceAccount"));
         }
@@ -357,29 +311,22 @@ impl Layout<'_> {
     }
 
     fn audit_flags(&self) -> Result<[String; 2], ClusterError> {
-        let policy = self.dir.join("audit-policy.json");
+        let dir = self.servers.dir;
+        let policy = dir.join("audit-policy.json");
         let text = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[{"level":"Metadata"}]}"#;
         fs::write(&policy, text).map_err(ClusterError::file("write", &policy))?;
-        Ok([flag("audit-policy-file", policy.display()), flag("audit-log-path", self.dir.join("audit.log").display())])
+        Ok([flag("audit-policy-file", policy.display()), flag("audit-log-path", dir.join("audit.log").display())])
     }
 
     fn controllers(&self, controllers: Controllers) -> Result<Option<(ComponentSpec, ComponentSpec)>, ClusterError> {
         let Controllers::All { node_grace } = controllers else { return Ok(None) };
-        Ok(Some((self.controller_manager(node_grace)?, self.scheduler()?)))
+        let scheduler = self.component("kube-scheduler", self.servers.scheduler())?;
+        Ok(Some((self.controller_manager(node_grace)?, scheduler)))
     }
 
     fn controller_manager(&self, node_grace: Duration) -> Result<ComponentSpec, ClusterError> {
-        let args = vec![
-            flag("kubeconfig", self.credentials.kubeconfig(Identity::ControllerManager).display()),
-            flag("use-service-account-credentials", true),
-            flag("service-account-private-key-file", self.credentials.service_account_key().display()),
-            flag("root-ca-file", self.credentials.ca_certificate().display()),
-            flag("leader-elect", false),
-            flag("secure-port", 0),
-            // With the default limits the first pod is bound 5 s after the start, with these 0.5 s.
-            flag("kube-api-qps", 500),
-            flag("kube-api-burst", 1000),
-            flag("flex-volume-plugin-dir", self.dir.join("flex-volumes").display()),
+        let mut args = self.servers.controller_manager();
+        args.extend([
             flag("node-monitor-period", "1s"),
             flag("node-monitor-grace-period", format!("{}s", node_grace.as_secs())),
             // Endpoint objects refuse 127.0.0.0/8; the Service proxy of this crate reads pods instead.
@@ -387,14 +334,8 @@ impl Layout<'_> {
                 "controllers",
                 "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
             ),
-        ];
+        ]);
         self.component("kube-controller-manager", args)
-    }
-
-    fn scheduler(&self) -> Result<ComponentSpec, ClusterError> {
-        let kubeconfig = self.credentials.kubeconfig(Identity::Scheduler);
-        let args = vec![flag("kubeconfig", kubeconfig.display()), flag("leader-elect", false), flag("secure-port", 0)];
-        self.component("kube-scheduler", args)
     }
 
     fn component(&self, name: &'static str, args: Vec<String>) -> Result<ComponentSpec, ClusterError> {
@@ -403,17 +344,13 @@ impl Layout<'_> {
             program: self.binaries.path(name)?,
             args,
             env: Vec::new(),
-            log: log_path(self.dir, name),
+            log: log_path(self.servers.dir, name),
         })
     }
 }
 
 fn log_path(dir: &Path, component: &str) -> PathBuf {
     dir.join(component).with_extension("log")
-}
-
-fn flag(name: &str, value: impl std::fmt::Display) -> String {
-    format!("--{name}={value}")
 }
 
 pub(crate) async fn read_config(kubeconfig: &Path) -> Result<Config, ClusterError> {

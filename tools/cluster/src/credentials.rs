@@ -16,7 +16,10 @@ use rcgen::{
 };
 use serde_json::json;
 
-use crate::{error::ClusterError, slot::Slot};
+use crate::{error::ClusterError, servers::Addresses};
+
+/// The node that [`Identity::Kubelet`] speaks for.
+pub const KUBELET_NODE: &str = "node1";
 
 /// Who a client of the API server says it is.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -31,10 +34,27 @@ pub enum Identity {
     Node,
     /// The operator, as service account `stoker-operator` of namespace `stoker-system`: it may do what RBAC grants it.
     Operator,
+    /// A real kubelet, restricted to its node.
+    Kubelet,
+    /// The Service proxy of a real node.
+    KubeProxy,
 }
 
 impl Identity {
-    const ALL: [Self; 5] = [Self::Admin, Self::ControllerManager, Self::Scheduler, Self::Node, Self::Operator];
+    const ALL: [Self; 7] = [
+        Self::Admin,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Node,
+        Self::Operator,
+        Self::Kubelet,
+        Self::KubeProxy,
+    ];
+
+    /// Where [`Credentials::create`] puts its kubeconfig below `dir`.
+    pub fn kubeconfig(self, dir: &Path) -> PathBuf {
+        dir.join(self.file_stem()).with_extension("kubeconfig")
+    }
 
     /// The name of the kubeconfig, without its ending.
     fn file_stem(self) -> &'static str {
@@ -44,6 +64,8 @@ impl Identity {
             Self::Scheduler => "scheduler",
             Self::Node => "node",
             Self::Operator => "operator",
+            Self::Kubelet => "kubelet",
+            Self::KubeProxy => "kube-proxy",
         }
     }
 
@@ -58,32 +80,34 @@ impl Identity {
                 "system:serviceaccount:stoker-system:stoker-operator",
                 "system:serviceaccounts,system:serviceaccounts:stoker-system",
             ),
+            Self::Kubelet => ("system:node:node1", "system:nodes"),
+            Self::KubeProxy => ("system:kube-proxy", ""),
         }
     }
 }
 
 /// The files of one cluster's credentials.
 #[derive(Debug)]
-pub(crate) struct Credentials {
+pub struct Credentials {
     dir: PathBuf,
     tokens: Vec<(Identity, String)>,
     ca_pem: String,
 }
 
 impl Credentials {
-    /// Makes everything below `dir`, for an API server at `slot`'s address.
-    pub(crate) fn create(dir: &Path, slot: &Slot) -> Result<Self, ClusterError> {
+    /// Makes everything below `dir`, for an API server at one of `addresses`.
+    pub fn create(dir: &Path, addresses: &Addresses) -> Result<Self, ClusterError> {
         fs::create_dir_all(dir).map_err(ClusterError::file("create", dir))?;
         let tokens =
             Identity::ALL.iter().map(|&who| Ok((who, random_token()?))).collect::<Result<_, ClusterError>>()?;
-        let ca_pem = write_certificates(dir, slot)?;
+        let ca_pem = write_certificates(dir, addresses)?;
         let credentials = Self { dir: dir.to_owned(), tokens, ca_pem };
         write_secret(&credentials.token_file(), &credentials.token_csv())?;
         let service_account = KeyPair::generate()?;
         write_secret(&credentials.service_account_key(), &service_account.serialize_pem())?;
         write_secret(&credentials.service_account_public_key(), &service_account.public_key_pem())?;
         for who in Identity::ALL {
-            write_secret(&credentials.kubeconfig(who), &credentials.kubeconfig_text(who, slot.api()))?;
+            write_secret(&credentials.kubeconfig(who), &credentials.kubeconfig_text(who, addresses.api))?;
         }
         Ok(credentials)
     }
@@ -94,7 +118,7 @@ impl Credentials {
     }
 
     pub(crate) fn kubeconfig(&self, who: Identity) -> PathBuf {
-        self.dir.join(who.file_stem()).with_extension("kubeconfig")
+        who.kubeconfig(&self.dir)
     }
 
     pub(crate) fn ca_certificate(&self) -> PathBuf {
@@ -145,11 +169,11 @@ impl Credentials {
 }
 
 /// Writes CA and serving certificate; returns the CA in PEM.
-fn write_certificates(dir: &Path, slot: &Slot) -> Result<String, ClusterError> {
+fn write_certificates(dir: &Path, addresses: &Addresses) -> Result<String, ClusterError> {
     let (ca, ca_key) = (ca_params()?, KeyPair::generate()?);
     let ca_pem = ca.self_signed(&ca_key)?.pem();
     let server_key = KeyPair::generate()?;
-    let server = server_params(slot)?.signed_by(&server_key, &Issuer::new(ca, ca_key))?;
+    let server = server_params(addresses)?.signed_by(&server_key, &Issuer::new(ca, ca_key))?;
     write_secret(&dir.join("ca.crt"), &ca_pem)?;
     write_secret(&dir.join("server.crt"), &server.pem())?;
     write_secret(&dir.join("server.key"), &server_key.serialize_pem())?;
@@ -164,9 +188,9 @@ fn ca_params() -> Result<CertificateParams, ClusterError> {
     Ok(params)
 }
 
-fn server_params(slot: &Slot) -> Result<CertificateParams, ClusterError> {
+fn server_params(addresses: &Addresses) -> Result<CertificateParams, ClusterError> {
     let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "127.0.0.1"];
-    let addresses = [slot.home(), slot.first_service()].map(|address| address.to_string());
+    let addresses = [addresses.api.ip(), addresses.first_service.into()].map(|address| address.to_string());
     let mut params = CertificateParams::new(names.map(str::to_owned).into_iter().chain(addresses).collect::<Vec<_>>())?;
     params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -201,6 +225,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::slot::Slot;
+
+    #[test]
+    fn a_kubelet_speaks_for_its_node() {
+        assert_eq!(Identity::Kubelet.user_and_groups().0, format!("system:node:{KUBELET_NODE}"));
+    }
 
     #[test]
     fn base64_agrees_with_the_vectors_of_rfc_4648() {
@@ -214,7 +244,7 @@ mod tests {
     #[test]
     fn every_file_is_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
-        Credentials::create(dir.path(), &Slot::claim().unwrap()).unwrap();
+        Credentials::create(dir.path(), &Slot::claim().unwrap().addresses()).unwrap();
         for entry in fs::read_dir(dir.path()).unwrap() {
             let entry = entry.unwrap();
             assert_eq!(entry.metadata().unwrap().permissions().mode() & 0o077, 0, "{:?}", entry.path());

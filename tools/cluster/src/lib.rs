@@ -15,13 +15,15 @@ mod keeper;
 mod node;
 mod operator;
 mod proxy;
+mod servers;
 mod slot;
 
 pub use binaries::{Binaries, cache_dir};
 pub use control_plane::{Audit, ControlPlane, ControlPlaneOptions, Controllers};
-pub use credentials::Identity;
+pub use credentials::{Credentials, Identity, KUBELET_NODE};
 pub use error::ClusterError;
 pub use keeper::Keeper;
 pub use node::{BackoffLimits, Capacity, ImageBinary, ImageMap, NodeOptions, ProcessNode};
 pub use operator::{OperatorOptions, OperatorProcess};
 pub use proxy::ServiceProxy;
+pub use servers::{Addresses, Servers, flag};

@@ -15,7 +15,7 @@ use std::{
     ops::RangeInclusive,
 };
 
-use crate::error::ClusterError;
+use crate::{error::ClusterError, servers::Addresses};
 
 const SLOTS: RangeInclusive<u8> = 0..=254;
 const CLAIM_PORT: u16 = 1077;
@@ -51,26 +51,16 @@ impl Slot {
         home(self.number)
     }
 
-    pub(crate) fn api(&self) -> SocketAddr {
-        (self.home(), API_PORT).into()
-    }
-
-    pub(crate) fn etcd_client(&self) -> SocketAddr {
-        (self.home(), ETCD_CLIENT_PORT).into()
-    }
-
-    pub(crate) fn etcd_peer(&self) -> SocketAddr {
-        (self.home(), ETCD_PEER_PORT).into()
-    }
-
-    /// For `--service-cluster-ip-range`.
-    pub(crate) fn service_range(&self) -> String {
-        format!("127.96.{}.0/24", self.number)
-    }
-
-    /// The ClusterIP of the `kubernetes` Service, which the API server's certificate names.
-    pub(crate) fn first_service(&self) -> Ipv4Addr {
-        Ipv4Addr::new(127, 96, self.number, 1)
+    /// Of the control plane.
+    pub(crate) fn addresses(&self) -> Addresses {
+        let at_home = |port| (self.home(), port).into();
+        Addresses {
+            api: at_home(API_PORT),
+            etcd_client: at_home(ETCD_CLIENT_PORT),
+            etcd_peer: at_home(ETCD_PEER_PORT),
+            service_range: format!("127.96.{}.0/24", self.number),
+            first_service: Ipv4Addr::new(127, 96, self.number, 1),
+        }
     }
 
     /// Where one node answers the API server's questions for logs.
@@ -98,7 +88,7 @@ mod tests {
     fn two_clusters_share_no_address() {
         let (one, two) = (Slot::claim().unwrap(), Slot::claim().unwrap());
         assert_ne!(one.home(), two.home());
-        assert_ne!(one.service_range(), two.service_range());
+        assert_ne!(one.addresses().service_range, two.addresses().service_range);
     }
 
     #[test]

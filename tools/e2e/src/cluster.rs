@@ -7,8 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use stoker_cluster::Identity;
 
-use crate::{Options, control_plane, credentials, daemon::Daemon, kubectl::Kubectl, node, stages::Stages};
+use crate::{Options, control_plane, daemon::Daemon, kubectl::Kubectl, node, stages::Stages};
 
 /// A control plane and one node.
 #[derive(Debug)]
@@ -22,7 +23,6 @@ impl Cluster {
     /// Starts everything and returns when the node is ready.
     pub(crate) fn start(options: &Options, cgroup: &str, stages: &mut Stages) -> Result<Self> {
         let kubectl = Kubectl::new(options);
-        credentials::write().context("write credentials")?;
         let mut daemons = control_plane::start(&options.kube_bin, &kubectl)?;
         stages.done("control plane ready");
         daemons.push(node::start_containerd(&options.images).context("start containerd")?);
@@ -34,7 +34,7 @@ impl Cluster {
 
     /// Keeps the cluster until the outer process goes away.
     pub(crate) fn keep(&self) -> Result<ExitCode> {
-        let kubeconfig = credentials::kubeconfig("admin");
+        let kubeconfig = control_plane::kubeconfig(Identity::Admin);
         println!("\nThe node runs until Ctrl-C. Enter it from another terminal, as root:");
         println!("  nsenter --target $(pgrep -nf '^[^ ]*stoker-e2e --stage inside') --mount --net --pid \\");
         println!("    env KUBECONFIG={} PATH=\"{}\" bash", kubeconfig.display(), self.kubectl.search_path().display());

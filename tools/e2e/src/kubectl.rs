@@ -10,8 +10,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use stoker_cluster::Identity;
 
-use crate::{Options, credentials::kubeconfig, namespaces::STATE};
+use crate::{Options, control_plane::kubeconfig, namespaces::STATE};
 
 /// The command line tools.
 #[derive(Clone, Debug)]
@@ -95,7 +96,7 @@ fn environment() -> Vec<(&'static str, OsString)> {
     let home = Path::new(STATE).join("home");
     let below = |name: &str| home.join(name).into_os_string();
     vec![
-        ("KUBECONFIG", kubeconfig("admin").into_os_string()),
+        ("KUBECONFIG", kubeconfig(Identity::Admin).into_os_string()),
         ("KUBECACHEDIR", below("kube")),
         // `ctr` looks there, so commands in the docs need no address.
         ("CONTAINERD_ADDRESS", Path::new(STATE).join("containerd.sock").into_os_string()),

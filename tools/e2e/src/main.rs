@@ -10,7 +10,6 @@
 mod cgroups;
 mod cluster;
 mod control_plane;
-mod credentials;
 mod daemon;
 mod diagnose;
 mod init;

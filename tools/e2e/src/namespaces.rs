@@ -1,7 +1,7 @@
 //! The inside of the namespaces: mounts and network, so that the fixed paths and names that kubelet, containerd and
 //! CNI use are this run's own. Nothing here is visible outside.
 
-use std::{ffi::CStr, fs, path::Path, process::Command};
+use std::{ffi::CStr, fs, net::Ipv4Addr, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
@@ -9,7 +9,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_
 /// Everything a run writes is below this folder, in memory: `/run` is a file system of the namespaces.
 pub(crate) const STATE: &str = "/run/stoker";
 /// The node's address. The network has no way out, so every run can use the same.
-pub(crate) const NODE_IP: &str = "10.200.0.2";
+pub(crate) const NODE_IP: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 2);
 
 /// Settings that the kubelet writes and that no namespace separates: it gets files of its own instead.
 const GLOBAL_SYSCTLS: [&str; 3] = ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops"];

@@ -8,10 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use stoker_cluster::{Identity, KUBELET_NODE, flag};
 
 use crate::{
-    control_plane::{POD_RANGE, flag},
-    credentials::{NODE_NAME, kubeconfig},
+    control_plane::{POD_RANGE, kubeconfig},
     daemon::Daemon,
     kubectl::Kubectl,
     namespaces::{NODE_IP, STATE},
@@ -57,21 +57,29 @@ pub(crate) fn start_kubelet(bin: &Path, cgroup: &str, kubectl: &Kubectl) -> Resu
 
 fn kubelet(bin: &Path) -> Command {
     let mut command = Command::new(bin.join("kubelet"));
-    command
-        .args([flag("config", state("kubelet.yaml")), flag("kubeconfig", kubeconfig("kubelet"))])
-        .args([flag("root-dir", state("kubelet")), flag("cert-dir", state("kubelet/pki"))])
-        .args([format!("--hostname-override={NODE_NAME}"), format!("--node-ip={NODE_IP}")]);
+    command.args([
+        flag("config", state("kubelet.yaml").display()),
+        flag("kubeconfig", kubeconfig(Identity::Kubelet).display()),
+        flag("root-dir", state("kubelet").display()),
+        flag("cert-dir", state("kubelet/pki").display()),
+        flag("hostname-override", KUBELET_NODE),
+        flag("node-ip", NODE_IP),
+    ]);
     command
 }
 
 /// The conntrack settings are the machine's, not the namespace's: zero leaves them alone.
 fn kube_proxy(bin: &Path) -> Command {
     let mut command = Command::new(bin.join("kube-proxy"));
-    command
-        .args(["--proxy-mode=nftables", "--conntrack-max-per-core=0"])
-        .args(["--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"])
-        .arg(flag("kubeconfig", kubeconfig("kube-proxy")))
-        .args([format!("--hostname-override={NODE_NAME}"), format!("--cluster-cidr={POD_RANGE}")]);
+    command.args([
+        flag("proxy-mode", "nftables"),
+        flag("conntrack-max-per-core", 0),
+        flag("conntrack-tcp-timeout-established", 0),
+        flag("conntrack-tcp-timeout-close-wait", 0),
+        flag("kubeconfig", kubeconfig(Identity::KubeProxy).display()),
+        flag("hostname-override", KUBELET_NODE),
+        flag("cluster-cidr", POD_RANGE),
+    ]);
     command
 }
 
@@ -89,7 +97,7 @@ authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
 authorization: {{mode: AlwaysAllow}}
 containerRuntimeEndpoint: unix://{STATE}/containerd.sock
 podLogsDir: {STATE}/logs/pods
-volumePluginDir: {STATE}/volume-plugins
+volumePluginDir: {STATE}/flex-volumes
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {{memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%, nodefs.inodesFree: 1%}}

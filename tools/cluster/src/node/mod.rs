@@ -128,14 +128,9 @@ impl ProcessNode {
         self.signal_pod(namespace, pod, Signal::KILL)
     }
 
-    /// A fault: the pod's processes hang (SIGSTOP) until [`Self::thaw_pod`] or their death.
+    /// A fault: the pod's processes hang (SIGSTOP) until their death.
     pub fn freeze_pod(&self, namespace: &str, pod: &str) -> Result<(), ClusterError> {
         self.signal_pod(namespace, pod, Signal::STOP)
-    }
-
-    /// Ends [`Self::freeze_pod`].
-    pub fn thaw_pod(&self, namespace: &str, pod: &str) -> Result<(), ClusterError> {
-        self.signal_pod(namespace, pod, Signal::CONT)
     }
 
     /// A fault: the node renews no lease, writes no status and hears no news until [`Self::speak`]; its pods go on.
@@ -175,7 +170,7 @@ async fn context(control_plane: &ControlPlane, options: &NodeOptions) -> Result<
         client: client_of(control_plane.config_of(Identity::Node).await?)?,
         name: options.name.clone(),
         host: slot.home(),
-        api: slot.api(),
+        api: slot.addresses().api,
         logs: slot.kubelet(options.node_idx),
         dir: control_plane.dir().join(&options.name),
         images: RwLock::new(options.images.clone()),
