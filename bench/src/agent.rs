@@ -1,5 +1,5 @@
-//! An agent process on a model, and the completions that are streamed from it over HTTP. Measures time and memory from
-//! outside the process; knows no case.
+//! An agent process, and the completions that are streamed from it over HTTP. Measures time and memory from outside the
+//! process; knows no case.
 
 use std::{
     net::TcpListener,
@@ -9,20 +9,51 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use futures::{StreamExt, future::try_join_all};
-use serde_json::{Value, json};
-use stoker_engine::{EngineLimits, TokenId};
+use futures::future::try_join_all;
+use stoker_engine::EngineLimits;
+use stoker_loadgen::{
+    client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling},
+    run::Heard,
+};
 use tokio::runtime::Runtime;
 
 use crate::in_process::Setup;
 
+/// What the agent calls its model.
 const NAME: &str = "bench";
 /// A checkpoint of 16 GB that is not in the page cache takes a while.
 const START_LIMIT: Duration = Duration::from_secs(180);
+/// No answer takes longer: above it, something is broken.
+const ANSWER_LIMIT: Duration = Duration::from_secs(600);
 /// Between two attempts to reach an agent that starts: what a start is measured to.
 const POLL: Duration = Duration::from_millis(2);
-/// The last frames of a stream, usage among them, fit this many bytes.
-const TAIL_BYTES: usize = 2048;
+/// An agent that has answered settles for this long before its memory is read.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// How an agent is started and asked.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// The program.
+    pub program: PathBuf,
+    /// What it serves: a path, or a URL such as `builtin://ember`.
+    pub model: PathBuf,
+    /// Its other flags.
+    pub flags: Vec<String>,
+    /// What of the API is asked.
+    pub form: Form,
+    /// How it draws tokens.
+    pub sampling: Sampling,
+}
+
+impl AgentOptions {
+    /// An agent that does what an engine of `setup` would: greedy completions of tokens.
+    pub fn of(program: &Path, setup: &Setup) -> Self {
+        let mut flags = limit_flags(&setup.limits);
+        flags.push(format!("--device={}", setup.device));
+        let (program, model) = (program.to_owned(), setup.model.clone());
+        Self { program, model, flags, form: Form::Completions, sampling: Sampling::Greedy }
+    }
+}
 
 /// A started agent; killed when dropped.
 #[derive(Debug)]
@@ -30,43 +61,48 @@ pub struct Agent {
     child: Child,
     program: PathBuf,
     model: PathBuf,
-    url: String,
-    client: reqwest::Client,
+    client: Client,
     runtime: Runtime,
     begun: Instant,
 }
 
 impl Agent {
-    /// Starts `program` on a model; it may not listen yet.
-    pub fn spawn(program: &Path, setup: &Setup) -> Result<Self> {
+    /// Starts it; it may not listen yet.
+    pub fn spawn(options: &AgentOptions) -> Result<Self> {
+        let AgentOptions { program, model, flags, form, sampling } = options;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         // The port is free a moment before the agent binds it: good enough on a machine that only measures.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let client = Client::new(Options {
+            url: format!("http://127.0.0.1:{port}"),
+            form: *form,
+            connections: Connections::Kept,
+            ending: Ending::AtMaxTokens,
+            sampling: *sampling,
+            api_key: None,
+        })?;
         let begun = Instant::now();
         let child = Command::new(program)
             .args(["--host", "127.0.0.1", "--port", &port, "--log", "error", "--served-name", NAME, "--model"])
-            .arg(&setup.model)
-            .args(["--device", &setup.device.to_string()])
-            .args(flags(&setup.limits))
+            .arg(model)
+            .args(flags)
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("start {} (build stoker-agent, or name it with --agent)", program.display()))?;
-        let url = format!("http://127.0.0.1:{port}/v1/completions");
-        // As the system names a file that is mapped.
-        let model = setup.model.canonicalize().context("the model's path")?;
-        let (program, client) = (program.to_owned(), reqwest::Client::new());
-        Ok(Self { child, program, model, url, client, runtime, begun })
+        // As the system names a file that is mapped; what is no path is mapped from nowhere.
+        let model = model.canonicalize().unwrap_or_else(|_| model.clone());
+        Ok(Self { child, program: program.clone(), model, client, runtime, begun })
     }
 
     /// Seconds from exec until it has answered `prompt` with one token.
-    pub fn first_token(&mut self, prompt: &[TokenId]) -> Result<f64> {
+    pub fn first_token(&mut self, prompt: Prompt) -> Result<f64> {
+        let ask = Ask { prompt, max_tokens: 1, seed: 0 };
         loop {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status} before its first token", self.program.display());
             }
-            let answered = self.runtime.block_on(stream(&self.client, &self.url, prompt, 1));
-            match answered {
-                Ok(()) => return Ok(self.begun.elapsed().as_secs_f64()),
+            match self.runtime.block_on(heard(&self.client, &ask)) {
+                Ok(_) => return Ok(self.begun.elapsed().as_secs_f64()),
                 Err(error) => ensure!(
                     self.begun.elapsed() < START_LIMIT,
                     "no first token within {} s: {error:#}",
@@ -77,18 +113,23 @@ impl Agent {
         }
     }
 
-    /// Seconds from sending the first of `prompts` until the last has been answered to its end.
-    pub fn together(&self, prompts: &[Vec<TokenId>], completion_tokens: u32) -> Result<f64> {
+    /// All answers, asked for at once, and the seconds from sending the first until the last has come to its end.
+    pub fn together(&self, asks: &[Ask]) -> Result<(Vec<Heard>, f64)> {
         let begun = Instant::now();
-        let streams = prompts.iter().map(|prompt| stream(&self.client, &self.url, prompt, completion_tokens));
-        self.runtime.block_on(try_join_all(streams))?;
-        Ok(begun.elapsed().as_secs_f64())
+        let heard = self.runtime.block_on(try_join_all(asks.iter().map(|ask| heard(&self.client, ask))))?;
+        Ok((heard, begun.elapsed().as_secs_f64()))
     }
 
     /// Resident memory of the process.
     pub fn resident(&self) -> Result<Resident> {
         let maps = std::fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).context("read smaps")?;
         Resident::of_maps(&maps, &self.model.display().to_string())
+    }
+
+    /// The same, when the process has settled after its last answer.
+    pub fn settled(&self) -> Result<Resident> {
+        std::thread::sleep(SETTLE);
+        self.resident()
     }
 }
 
@@ -131,7 +172,7 @@ impl Drop for Agent {
     }
 }
 
-fn flags(limits: &EngineLimits) -> Vec<String> {
+fn limit_flags(limits: &EngineLimits) -> Vec<String> {
     let given = |flag: &str, value: Option<u64>| value.map(|value| format!("--{flag}={value}"));
     let flags = [
         given("max-model-len", limits.max_model_len.map(u64::from)),
@@ -145,34 +186,13 @@ fn flags(limits: &EngineLimits) -> Vec<String> {
     flags.into_iter().flatten().collect()
 }
 
-/// Streams one completion to its end and checks that it was as long as asked. Frames are not taken apart on the way: the
-/// client must not be what is measured.
-async fn stream(client: &reqwest::Client, url: &str, prompt: &[TokenId], completion_tokens: u32) -> Result<()> {
-    let body = json!({
-        "model": NAME, "prompt": prompt, "max_tokens": completion_tokens, "ignore_eos": true, "temperature": 0,
-        "stream": true, "stream_options": {"include_usage": true},
-    });
-    let response = client.post(url).json(&body).send().await.context("send")?;
-    ensure!(response.status().is_success(), "answered {}: {}", response.status(), response.text().await?);
-    let mut pieces = response.bytes_stream();
-    let mut tail = Vec::new();
-    while let Some(piece) = pieces.next().await {
-        tail.extend_from_slice(&piece.context("read the stream")?);
-        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-    }
-    let found = completion_tokens_of(&String::from_utf8_lossy(&tail))?;
-    ensure!(found == completion_tokens, "a stream ended after {found} of {completion_tokens} tokens");
-    Ok(())
-}
-
-/// The usage at the end of a stream.
-fn completion_tokens_of(tail: &str) -> Result<u32> {
-    let mut frames = tail.split("\n\n").map(|frame| frame.trim_start_matches("data: ")).collect::<Vec<_>>();
-    frames.retain(|frame| !frame.trim().is_empty());
-    ensure!(frames.pop() == Some("[DONE]"), "the stream ended without [DONE]: {tail}");
-    let usage: Value = serde_json::from_str(frames.pop().context("a frame with the usage")?)?;
-    let tokens = usage["usage"]["completion_tokens"].as_u64().with_context(|| format!("no usage in {usage}"))?;
-    Ok(u32::try_from(tokens)?)
+/// One answer, which must be as long as asked: one that did less work would make the figure a lie.
+async fn heard(client: &Client, ask: &Ask) -> Result<Heard> {
+    let sent = Instant::now();
+    let heard = Heard::of(&client.ask(NAME, ask, (sent + ANSWER_LIMIT).into()).await?, sent);
+    let found = heard.usage.completion_tokens;
+    ensure!(found == ask.max_tokens, "a stream ended after {found} of {} tokens", ask.max_tokens);
+    Ok(heard)
 }
 
 #[cfg(test)]
@@ -186,18 +206,5 @@ mod tests {
         let found = Resident::of_maps(maps, "/models/m").unwrap();
         assert_eq!(found, Resident { all_mb: 2.56, mapped_model_mb: 2.048 });
         assert!(Resident::of_maps("", "/models/m").is_err());
-    }
-
-    #[test]
-    fn the_length_of_a_stream_is_in_its_last_frame() {
-        let tail = "{\"cut\": \"off\"}\n\ndata: {\"usage\":{\"completion_tokens\":256}}\n\ndata: [DONE]\n\n";
-        assert_eq!(completion_tokens_of(tail).unwrap(), 256);
-    }
-
-    #[test]
-    fn a_stream_that_breaks_off_is_no_answer() {
-        assert!(completion_tokens_of("data: {\"usage\":{\"completion_tokens\":256}}\n\n").is_err());
-        assert!(completion_tokens_of("data: {\"error\":{}}\n\ndata: [DONE]\n\n").is_err());
-        assert!(completion_tokens_of("").is_err());
     }
 }

@@ -1,14 +1,15 @@
 //! Stoker as a contender: cases of the engine go to one in this process, cases of a process to an agent. Never holds both at
 //! once: a GPU has room for one.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use stoker_engine::EngineLimits;
 use stoker_figures::System;
+use stoker_loadgen::client::{Ask, Prompt};
 
 use crate::{
-    agent::{Agent, Resident},
+    agent::{Agent, AgentOptions, Resident},
     case::{Case, Size},
     in_process::{InProcess, Setup, Weights},
     prompts::Prompts,
@@ -16,8 +17,6 @@ use crate::{
     session::Contender,
 };
 
-/// An agent that has answered once settles for this long before its memory is read.
-const SETTLE: Duration = Duration::from_secs(1);
 const WARM_UP_TOKENS: u32 = 8;
 
 /// The engine and the agent on one model.
@@ -45,7 +44,8 @@ impl Stoker {
     fn agent(&mut self, limits: &EngineLimits) -> Result<Agent> {
         ensure!(self.setup.weights == Weights::Disk, "an agent reads its weights from disk");
         self.engine = None;
-        Agent::spawn(&self.agent, &Setup { limits: limits.clone(), ..self.setup.clone() })
+        let setup = Setup { limits: limits.clone(), ..self.setup.clone() };
+        Agent::spawn(&AgentOptions::of(&self.agent, &setup))
     }
 
     /// An agent with the sizes that it has when nobody gives any: how it starts and how large it is must not depend on the
@@ -56,15 +56,14 @@ impl Stoker {
     }
 
     fn start(&mut self) -> Result<Vec<Reading>> {
-        let seconds = self.plain_agent()?.first_token(&[0])?;
+        let seconds = self.plain_agent()?.first_token(one_token())?;
         Ok(vec![Reading::new("seconds", seconds)])
     }
 
     fn idle(&mut self) -> Result<Vec<Reading>> {
         let mut agent = self.plain_agent()?;
-        agent.first_token(&[0])?;
-        std::thread::sleep(SETTLE);
-        let Resident { all_mb, mapped_model_mb } = agent.resident()?;
+        agent.first_token(one_token())?;
+        let Resident { all_mb, mapped_model_mb } = agent.settled()?;
         Ok(vec![Reading::new("rss_mb", all_mb), Reading::new("rss_beyond_mb", all_mb - mapped_model_mb)])
     }
 
@@ -73,14 +72,24 @@ impl Stoker {
         let vocab_size = self.engine()?.engine().model().vocab_size;
         let mut prompts = Prompts::new(vocab_size, self.setup.seed + 1);
         let mut agent = self.agent(&self.setup.limits.clone())?;
-        agent.first_token(&[0])?;
-        agent.together(&prompts.many(size.requests, size.prompt_tokens), WARM_UP_TOKENS)?;
-        let seconds = agent.together(&prompts.many(size.requests, size.prompt_tokens), size.completion_tokens)?;
+        agent.first_token(one_token())?;
+        agent.together(&asks(&mut prompts, Size { completion_tokens: WARM_UP_TOKENS, ..size }))?;
+        let (_, seconds) = agent.together(&asks(&mut prompts, size))?;
         Ok(vec![
             Reading::new("share_of_in_process", in_process / seconds),
             Reading::new("tok_s", size.all_completion_tokens() / seconds),
         ])
     }
+}
+
+/// The shortest prompt there is.
+fn one_token() -> Prompt {
+    Prompt::Tokens(vec![0])
+}
+
+fn asks(prompts: &mut Prompts, size: Size) -> Vec<Ask> {
+    let prompts = prompts.many(size.requests, size.prompt_tokens).into_iter().map(Prompt::Tokens);
+    prompts.map(|prompt| Ask { prompt, max_tokens: size.completion_tokens, seed: 0 }).collect()
 }
 
 impl Contender for Stoker {

@@ -56,6 +56,15 @@ pub enum Ending {
     AtMaxTokens,
 }
 
+/// How the server draws tokens.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sampling {
+    /// As the model's files say.
+    OfModel,
+    /// The likeliest one, by `temperature` 0.
+    Greedy,
+}
+
 /// Where to ask, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -67,15 +76,27 @@ pub struct Options {
     pub connections: Connections,
     /// See [`Ending`].
     pub ending: Ending,
+    /// See [`Sampling`].
+    pub sampling: Sampling,
     /// Sent as bearer token.
     pub api_key: Option<String>,
+}
+
+/// What is to be completed.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// As text.
+    Text(String),
+    /// As tokens, which only [`Form::Completions`] takes.
+    Tokens(Vec<u32>),
 }
 
 /// One completion to ask for.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The prompt.
-    pub prompt: String,
+    pub prompt: Prompt,
     /// Completion tokens at most.
     pub max_tokens: u32,
     /// Makes the text repeatable where the server can.
@@ -214,6 +235,8 @@ struct Body<'a> {
     stream_options: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
     ignore_eos: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<u8>,
 }
 
 impl Client {
@@ -259,7 +282,7 @@ impl Client {
         let mut usages = Vec::new();
         for n_words in COUNTED_WORDS {
             let prompt = words(1, n_words).collect::<Vec<_>>().join(" ");
-            let ask = Ask { prompt, max_tokens: 1, seed: 0 };
+            let ask = Ask { prompt: Prompt::Text(prompt), max_tokens: 1, seed: 0 };
             let answer = self.ask(model, &ask, Instant::now() + FIRST_WORDS_TIMEOUT).await;
             let answer = answer.map_err(|failure| ClientError::Endpoint { what: "ask for one token", failure })?;
             usages.push(answer.usage);
@@ -289,6 +312,7 @@ impl Client {
             stream: true,
             stream_options: json!({"include_usage": true}),
             ignore_eos: (self.options.ending == Ending::AtMaxTokens).then_some(true),
+            temperature: (self.options.sampling == Sampling::Greedy).then_some(0),
         };
         let body = serde_json::to_vec(&body).expect("a request is plain data");
         let response = self.send(self.request(Method::POST, path, body.into())).await?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser};
 use serde::Serialize;
 use stoker_loadgen::{
-    client::{Client, Connections, Ending, Form, Options},
+    client::{Client, Connections, Ending, Form, Options, Sampling},
     lengths::Lengths,
     run::{Plan, Wish, run},
     schedule::{self, Sizes, Steps},
@@ -173,6 +173,7 @@ fn options(cli: &Cli) -> Options {
         form: cli.asking.form,
         connections: cli.asking.connections,
         ending: if cli.asking.ignore_eos { Ending::AtMaxTokens } else { Ending::Natural },
+        sampling: Sampling::OfModel,
         api_key: cli.asking.api_key.clone(),
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     answer::{Complete, Usage},
-    client::{Ask, Client, Failure, FailureKind},
+    client::{Ask, Client, Failure, FailureKind, Prompt},
     prompt::{TokenCount, prompt},
 };
 
@@ -208,7 +208,8 @@ async fn at(moment: Option<Instant>) -> Instant {
 async fn one(client: &Client, plan: &Plan, idx: usize, planned: Instant) -> Outcome {
     let request = &plan.requests[idx];
     let seed = plan.seed.wrapping_add(idx as u64);
-    let ask = Ask { prompt: prompt(request, plan.token_count, seed), max_tokens: request.completion_tokens, seed };
+    let prompt = Prompt::Text(prompt(request, plan.token_count, seed));
+    let ask = Ask { prompt, max_tokens: request.completion_tokens, seed };
     let send_lag = planned.elapsed();
     let complete = client.ask(&plan.model, &ask, (planned + plan.timeout).into()).await;
     Outcome { send_lag, result: complete.map(|complete| Heard::of(&complete, planned)) }

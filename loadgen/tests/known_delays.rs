@@ -20,7 +20,7 @@ use axum::{
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use stoker_loadgen::{
-    client::{Client, Connections, Ending, Form, Options},
+    client::{Client, Connections, Ending, Form, Options, Sampling},
     lengths::Lengths,
     run::{Outcome, Plan, run},
     schedule::{Sizes, Steps},
@@ -92,7 +92,7 @@ async fn start(behaviour: Behaviour) -> String {
 
 fn options(url: String) -> Options {
     let (form, connections, ending) = (Form::Chat, Connections::Fresh, Ending::Natural);
-    Options { url, form, connections, ending, api_key: None }
+    Options { url, form, connections, ending, sampling: Sampling::OfModel, api_key: None }
 }
 
 async fn measured(behaviour: Behaviour, requests: Vec<Request>, in_flight_max: usize) -> (Vec<Outcome>, Duration) {

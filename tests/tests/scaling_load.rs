@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_loadgen::client::{Ask, Client, Connections, Ending, Form, Options};
+use stoker_loadgen::client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling};
 use stoker_scaling::{Cause, DecisionRecord, Replay};
 use stoker_tests::{
     agent,
@@ -39,7 +39,7 @@ impl Clients {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let threads = (0..count as u64).map(|seed| {
             let (stop, answered, base) = (stop.clone(), answered.clone(), base.to_owned());
-            let ask = Ask { prompt: "Tell me a story about the sea.".into(), max_tokens, seed };
+            let ask = Ask { prompt: Prompt::Text("Tell me a story about the sea.".into()), max_tokens, seed };
             std::thread::spawn(move || client(&base, &ask, pause, &stop, &answered))
         });
         Self { threads: threads.collect(), stop, answered }
@@ -61,6 +61,7 @@ fn client(base: &str, ask: &Ask, pause: Duration, stop: &AtomicBool, answered: &
         form: Form::Chat,
         connections: Connections::Fresh,
         ending: Ending::AtMaxTokens,
+        sampling: Sampling::OfModel,
         api_key: None,
     };
     let http = runtime.block_on(async { Client::new(options) }).unwrap();
