@@ -1,7 +1,10 @@
 //! Every kernel against its reference on this machine's GPU, if it has one.
 
-use std::{fs::OpenOptions, io::Write};
+#[path = "../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
+mod skip;
 
+use skip::skip;
 use stoker_kernels::{Device, checks};
 
 #[test]
@@ -16,13 +19,4 @@ fn kernels_agree_with_their_references() {
     let outcomes = checks::run(&device, "").unwrap();
     let wrong: Vec<_> = outcomes.iter().filter(|outcome| !outcome.passes()).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
-}
-
-/// As the harness' `skip`: printed, and counted by `make test` through `$SKIP_LOG`.
-fn skip(test: &str, reason: &str) {
-    let line = format!("skipped: {test}: {reason}");
-    println!("{line}");
-    let Some(path) = std::env::var_os("SKIP_LOG") else { return };
-    let mut log = OpenOptions::new().create(true).append(true).open(path).expect("open $SKIP_LOG");
-    writeln!(log, "{line}").expect("record a skipped test");
 }

@@ -102,11 +102,6 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|added| added.special)
     }
 
-    /// The id of a token by its spelling in the vocabulary.
-    pub fn token_id(&self, spelled: &str) -> Option<TokenId> {
-        self.inner.token_to_id(spelled)
-    }
-
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)

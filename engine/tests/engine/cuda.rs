@@ -1,11 +1,7 @@
 //! The GPU computes what the CPU computes: logits within the noise of bf16, and so the same greedy text. Skipped where
 //! there is no GPU. In release builds, since the CPU answers every prompt too.
 
-use std::{
-    fs::{self, OpenOptions},
-    io::Write,
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
@@ -15,7 +11,7 @@ use stoker_engine::{
 };
 use stoker_kernels::{Device, bf16, noise::Noise};
 
-use crate::{common, goldens::Golden};
+use crate::{common, goldens::Golden, skip::skip};
 
 /// Held-out prompts that are answered on both devices.
 const N_PROMPTS: usize = 500;
@@ -26,8 +22,8 @@ const ANSWER_TOKENS: u32 = 48;
 fn has_gpu(test: &str) -> bool {
     match Device::open(0) {
         Ok(_) if stoker_kernels::built_with_kernels() => true,
-        Ok(_) => skip(test, "built without GPU kernels"),
-        Err(absent) => skip(test, &absent.to_string()),
+        Ok(_) => skipped(test, "built without GPU kernels"),
+        Err(absent) => skipped(test, &absent.to_string()),
     }
 }
 
@@ -35,17 +31,12 @@ fn has_gpu(test: &str) -> bool {
 pub(crate) fn has_hopper(test: &str) -> bool {
     let is_hopper = |device: &Device| device.properties().capability == (9, 0);
     has_gpu(test)
-        && (Device::open(0).is_ok_and(|device| is_hopper(&device)) || skip(test, "the GPU is no H100 or H200"))
+        && (Device::open(0).is_ok_and(|device| is_hopper(&device)) || skipped(test, "the GPU is no H100 or H200"))
 }
 
 /// Records why a test does not run; always false.
-fn skip(test: &str, reason: &str) -> bool {
-    let line = format!("skipped: {test}: {reason}");
-    println!("{line}");
-    if let Some(path) = std::env::var_os("SKIP_LOG") {
-        let mut log = OpenOptions::new().create(true).append(true).open(path).expect("open $SKIP_LOG");
-        writeln!(log, "{line}").expect("record a skipped test");
-    }
+fn skipped(test: &str, reason: &str) -> bool {
+    skip(test, reason);
     false
 }
 

@@ -14,4 +14,7 @@ mod kernel_paths;
 mod overlap;
 mod prefix;
 mod sim;
+#[path = "../../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
+mod skip;
 mod tokenizers;

@@ -1,9 +1,11 @@
 //! A GPU that fails under load. In a process of its own: what fails is the context that all tests of a process share.
 
+#[path = "../../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
+mod skip;
+
 use std::{
     ffi::CString,
-    fs::OpenOptions,
-    io::Write,
     path::Path,
     sync::mpsc,
     thread,
@@ -11,6 +13,7 @@ use std::{
 };
 
 use cudarc::driver::result;
+use skip::skip;
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
     RequestStream, SamplingParams, StopParams,
@@ -87,13 +90,4 @@ fn a_fault_of_the_gpu_ends_every_request_with_an_error_that_names_the_step_and_r
     let refusal = engine.submit(long_request()).expect_err("nothing computes any more").to_string();
     assert!(refusal.contains("step failed"), "{refusal}");
     engine.shutdown();
-}
-
-/// As the harness' `skip`: printed, and counted by `make test` through `$SKIP_LOG`.
-fn skip(test: &str, reason: &str) {
-    let line = format!("skipped: {test}: {reason}");
-    println!("{line}");
-    let Some(path) = std::env::var_os("SKIP_LOG") else { return };
-    let mut log = OpenOptions::new().create(true).append(true).open(path).expect("open $SKIP_LOG");
-    writeln!(log, "{line}").expect("record a skipped test");
 }
