@@ -275,7 +275,9 @@ fn a_killed_test_leaves_no_process_and_no_folder() {
     let told = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("VICTIM ").map(str::to_owned)).unwrap();
     let told: Value = serde_json::from_str(&told).unwrap();
     let pids: Vec<u32> = serde_json::from_value(told["pids"].clone()).unwrap();
-    assert!(pids.len() == 5 && pids.iter().all(|&pid| is_running(pid)), "{told}");
+    assert_eq!(pids.len(), 5, "{told}");
+    // A process that is just becoming the pod's program has no command line for a moment.
+    wait_for("every process runs", || pids.iter().all(|&pid| is_running(pid)).then_some(()));
     victim.kill().unwrap();
     victim.wait().unwrap();
     wait_for("every process is gone", || pids.iter().all(|&pid| !is_running(pid)).then_some(()));

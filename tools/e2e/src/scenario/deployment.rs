@@ -23,7 +23,7 @@ metadata: {name: chat, namespace: default}
 spec:
   model: {source: builtin://ember}
   replicas: 2
-  resources: {cpu: 400m, memory: 512Mi}
+  resources: {cpu: 200m, memory: 512Mi}
 ";
 
 /// A roll that went through.

@@ -18,8 +18,9 @@ use deployment::Deployment;
 const LIMIT: Duration = Duration::from_secs(300);
 /// Streams held through a roll: with two replicas, each holds some of them when its turn comes.
 const N_STREAMS: usize = 8;
-/// Long enough to last until a new replica has started, short enough for the model's context of 2048 tokens.
-const N_TOKENS: u64 = 1200;
+/// Long enough to last until a new replica has started, on a machine that is busy with something else too; short enough for
+/// the model's context of 2048 tokens.
+const N_TOKENS: u64 = 1900;
 
 /// Walks through everything; the first thing that is not as promised ends it.
 pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> Result<()> {
