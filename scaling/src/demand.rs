@@ -248,3 +248,226 @@ pub(crate) fn preemptions_per_minute(signals: &Signals) -> f64 {
     let burst = if is_burst { signals.preemptions_panic as f64 / panic_minutes } else { 0.0 };
     stable.max(burst) / serving
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals::{Arrivals, Coverage};
+
+    /// Three replicas of 1000 blocks: 60 requests of 20 blocks each run, six come and go a second.
+    fn signals() -> Signals {
+        let flow = Flow { serving: 3.0, referenced: 1200.0, running: 60.0, waiting: 0.0, through_rate: 6.0 };
+        Signals {
+            coverage: Coverage { serving: 3, fresh: 3, window_seconds: 60.0, ..Coverage::default() },
+            blocks_per_replica: 1000.0,
+            stable: flow,
+            panic: flow,
+            arrivals: Arrivals { panic_rate: 6.0, stable_rate: 6.0, panic_seconds: 6.0, growth_per_second: 0.0 },
+            queue_seconds: 0.0,
+            preemptions_stable: 0,
+            preemptions_panic: 0,
+            ttft_p95_ms: None,
+            itl_p95_ms: None,
+            start_seconds: 30.0,
+            held_requests: 0,
+            idle_seconds: 0.0,
+        }
+    }
+
+    /// What those signals teach: ten seconds of stay at 40 % KV, so `alone` is 10 / 3.4 with the prior slope of six.
+    fn law() -> ServiceLaw {
+        let mut law = ServiceLaw::default();
+        law.learn(&signals(), 10_000_000);
+        law
+    }
+
+    fn spec() -> ScalingSpec {
+        ScalingSpec::between(1, 10)
+    }
+
+    fn arrival_term(signals: &Signals) -> Option<ArrivalTerm> {
+        ArrivalTerm::of(signals, &law(), &spec(), Mood::Calm)
+    }
+
+    fn wanted(signals: &Signals, spec: &ScalingSpec, cause: Cause) -> Option<f64> {
+        let demand = Demand::of(signals, &law(), spec, Mood::Calm);
+        demand.terms.iter().find(|term| term.cause == cause).map(|term| term.replicas)
+    }
+
+    fn check(found: Option<f64>, expected: f64) {
+        assert!(found.is_some_and(|found| (found - expected).abs() < 1e-9), "{found:?}, not {expected}");
+    }
+
+    #[test]
+    fn arrivals_want_what_littles_law_says_for_the_usage_that_slows_down_four_times() {
+        let mut signals = signals();
+        signals.panic.waiting = 30.0;
+        let term = arrival_term(&signals).unwrap();
+        assert_eq!((term.rate, term.waiting_rate, term.blocks_per_request, term.spare), (6.0, 0.5, 20.0, 2.0));
+        check(Some(term.kv), 0.5);
+        check(Some(term.residence_seconds), 40.0 / 3.4);
+        check(Some(term.carried), 500.0);
+        let mean = 6.5 * 20.0 * (40.0 / 3.4) / 500.0;
+        check(Some(term.mean_replicas()), mean);
+        let chance = 2.0 * (mean * 1.6 / 25.0).sqrt();
+        check(Some(term.chance_replicas()), chance);
+        check(wanted(&signals, &spec(), Cause::Arrivals), mean + chance + 2.0);
+    }
+
+    #[test]
+    fn a_kv_target_below_the_slowdown_counts() {
+        let mut spec = spec();
+        spec.targets.kv = 0.3;
+        let term = ArrivalTerm::of(&signals(), &law(), &spec, Mood::Calm).unwrap();
+        assert_eq!((term.kv, term.carried), (0.3, 300.0));
+    }
+
+    #[test]
+    fn arrivals_want_nothing_before_something_is_known() {
+        assert_eq!(ArrivalTerm::of(&signals(), &ServiceLaw::default(), &spec(), Mood::Calm), None);
+        assert_eq!(arrival_term(&Signals { blocks_per_replica: 0.0, ..signals() }), None);
+        for idle in [Flow { running: 0.0, ..signals().stable }, Flow { referenced: 0.0, ..signals().stable }] {
+            assert_eq!(arrival_term(&Signals { stable: idle, ..signals() }), None);
+        }
+    }
+
+    #[test]
+    fn growth_is_followed_until_a_replica_asked_for_now_would_serve() {
+        let rate = |growth_per_second, start_seconds| {
+            let arrivals = Arrivals { growth_per_second, ..signals().arrivals };
+            arrival_rate(&Signals { arrivals, start_seconds, ..signals() }, Mood::Calm)
+        };
+        check(Some(rate(0.001, 30.0)), 6.0 * 1.06);
+        check(Some(rate(0.001, 5000.0)), 6.0 * 1.63);
+        assert_eq!([rate(0.1, 30.0), rate(-0.1, 30.0)], [12.0, 6.0], "at most twice, and a fall is not foreseen");
+    }
+
+    #[test]
+    fn each_mood_has_its_rate() {
+        let rate = |panic_rate, mood| {
+            let arrivals = Arrivals { panic_rate, growth_per_second: 0.01, ..signals().arrivals };
+            arrival_rate(&Signals { arrivals, ..signals() }, mood)
+        };
+        check(Some(rate(7.0, Mood::Onset)), 6.0 * 1.6);
+        assert_eq!(rate(20.0, Mood::Onset), 20.0);
+        assert_eq!([rate(5.0, Mood::Jump), rate(7.0, Mood::Jump)], [6.0, 7.0]);
+        assert_eq!([rate(20.0, Mood::AfterJump), rate(5.0, Mood::AfterJump)], [6.0, 6.0]);
+    }
+
+    #[test]
+    fn larger_requests_of_a_jump_count_as_such() {
+        let blocks = |panic: Flow, mood| blocks_per_request(&Signals { panic, ..signals() }, mood);
+        let flow = |referenced, running| Flow { referenced, running, ..signals().panic };
+        for mood in [Mood::Onset, Mood::Jump] {
+            assert_eq!(blocks(flow(1500.0, 50.0), mood), Some(30.0));
+            assert_eq!(blocks(flow(500.0, 50.0), mood), Some(20.0));
+            assert_eq!(blocks(flow(500.0, 0.0), mood), Some(20.0));
+        }
+        for mood in [Mood::Calm, Mood::AfterJump] {
+            assert_eq!(blocks(flow(1500.0, 50.0), mood), Some(20.0));
+        }
+    }
+
+    #[test]
+    fn kv_wants_the_blocks_of_the_larger_window_while_load_jumps() {
+        let mut signals = signals();
+        signals.panic.referenced = 2000.0;
+        let replicas = |mood| kv_replicas(&signals, 0.8, mood);
+        assert_eq!(
+            [Mood::Calm, Mood::Onset, Mood::Jump, Mood::AfterJump].map(replicas),
+            [1.5, 2.5, 2.5, 1.5].map(Some)
+        );
+        assert_eq!(kv_replicas(&Signals { blocks_per_replica: 0.0, ..signals.clone() }, 0.8, Mood::Calm), None);
+    }
+
+    #[test]
+    fn terms_that_know_only_too_much_ask_for_half_more_and_then_wait_for_it() {
+        let queue = |signals: &Signals| {
+            let mut spec = spec();
+            spec.targets.queue_seconds = 2.0;
+            wanted(signals, &spec, Cause::Queue)
+        };
+        let waiting = |queue_seconds| Signals { queue_seconds, ..signals() };
+        check(queue(&waiting(1.0)), 1.5);
+        check(queue(&waiting(2.6)), 3.9);
+        check(queue(&waiting(9.0)), 4.5);
+        let mut on_their_way = waiting(9.0);
+        on_their_way.coverage.starting = 1;
+        check(queue(&on_their_way), 3.0);
+        let mut just_joined = waiting(9.0);
+        just_joined.panic.serving = 2.9;
+        check(queue(&just_joined), 3.0);
+    }
+
+    #[test]
+    fn latency_counts_only_against_a_target() {
+        let slow = Signals { ttft_p95_ms: Some(1200.0), itl_p95_ms: Some(26.0), ..signals() };
+        assert_eq!([Cause::Ttft, Cause::Itl].map(|cause| wanted(&slow, &spec(), cause)), [None, None]);
+        let mut promised = spec();
+        (promised.targets.ttft_ms, promised.targets.itl_ms) = (Some(1000.0), Some(20.0));
+        check(wanted(&slow, &promised, Cause::Ttft), 3.6);
+        check(wanted(&slow, &promised, Cause::Itl), 3.9);
+        assert_eq!(wanted(&signals(), &promised, Cause::Ttft), None);
+    }
+
+    #[test]
+    fn a_held_request_wants_one_replica() {
+        let held = |held_requests| wanted(&Signals { held_requests, ..signals() }, &spec(), Cause::Held);
+        assert_eq!([held(0), held(1), held(7)], [None, Some(1.0), Some(1.0)]);
+    }
+
+    #[test]
+    fn preemptions_are_counted_a_minute_and_replica() {
+        let per_minute = |preemptions_stable, window_seconds| {
+            let coverage = Coverage { window_seconds, ..signals().coverage };
+            preemptions_per_minute(&Signals { preemptions_stable, coverage, ..signals() })
+        };
+        check(Some(per_minute(12, 60.0)), 4.0);
+        check(Some(per_minute(12, 30.0)), 8.0);
+        check(Some(per_minute(12, 600.0)), 4.0);
+        let mut joined = Signals { preemptions_stable: 12, ..signals() };
+        joined.stable.serving = 2.0;
+        assert_eq!(preemptions_per_minute(&joined), 0.0, "before they joined");
+    }
+
+    #[test]
+    fn three_preemptions_in_the_panic_window_are_a_burst() {
+        let per_minute = |preemptions_panic, panic_seconds| {
+            let arrivals = Arrivals { panic_seconds, ..signals().arrivals };
+            preemptions_per_minute(&Signals { preemptions_panic, arrivals, ..signals() })
+        };
+        check(Some(per_minute(2, 6.0)), 0.0);
+        check(Some(per_minute(3, 6.0)), 10.0);
+        check(Some(per_minute(3, 12.0)), 5.0);
+    }
+
+    #[test]
+    fn preempting_begins_above_the_target() {
+        let demand = |preemptions_stable| {
+            Demand::of(&Signals { preemptions_stable, ..signals() }, &law(), &spec(), Mood::Calm).is_preempting
+        };
+        assert_eq!([demand(17), demand(18), demand(19)], [false, false, true]);
+        check(wanted(&Signals { preemptions_stable: 9, ..signals() }, &spec(), Cause::Preemptions), 1.5);
+    }
+
+    #[test]
+    fn the_largest_term_decides_and_the_first_of_equals_is_named() {
+        let term = |cause, replicas| Term { cause, replicas };
+        let demand = |terms| Demand { terms, mood: Mood::Calm, is_preempting: false };
+        let terms = vec![term(Cause::Kv, 1.0), term(Cause::Queue, 2.5), term(Cause::Ttft, 2.5), term(Cause::Itl, 2.0)];
+        let several = demand(terms);
+        assert_eq!((several.largest(), several.replicas()), (Some(term(Cause::Queue, 2.5)), 2.5));
+        assert_eq!((demand(Vec::new()).largest(), demand(Vec::new()).replicas()), (None, 0.0));
+    }
+
+    #[test]
+    fn a_jump_is_beyond_four_deviations_and_beyond_four_requests() {
+        let jumps = |stable_rate, panic_rate| {
+            let arrivals = Arrivals { panic_rate, stable_rate, panic_seconds: 8.0, growth_per_second: 0.0 };
+            is_jump(&Signals { arrivals, ..signals() })
+        };
+        // 16 expected, give or take 4.
+        assert_eq!([jumps(2.0, 4.0), jumps(2.0, 4.01)], [false, true]);
+        assert_eq!([jumps(0.0, 0.5), jumps(0.0, 0.51)], [false, true]);
+    }
+}

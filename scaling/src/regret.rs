@@ -77,6 +77,19 @@ mod tests {
     }
 
     #[test]
+    fn standing_still_is_neither_going_down_nor_a_regret() {
+        let mut still = Regret::default();
+        still.note(4, 4, 0);
+        still.note(4, 5, MINUTE_MS);
+        assert_eq!(still.patience(MINUTE_MS), 1.0);
+        let mut regret = Regret::default();
+        regret.note(4, 2, 0);
+        regret.note(2, 2, MINUTE_MS);
+        regret.note(2, 3, 2 * MINUTE_MS);
+        assert_eq!(regret.patience(2 * MINUTE_MS), GROWTH);
+    }
+
+    #[test]
     fn patience_comes_back_over_hours() {
         let mut regret = Regret::default();
         regret.note(4, 2, 0);
