@@ -1,4 +1,5 @@
-//! Carries out a plan: the only writer of children, and the only one that tells agents to drain. No policy here.
+//! Carries out a plan: the only writer of children and of `spec.replicas` when the number changes hands, and the only one
+//! that tells agents to drain. No policy here.
 //!
 //! Order: configuration and Service before pods; taking back and deleting before creating, so that room and names are
 //! free. Deletes are bound to the UID that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
@@ -17,7 +18,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use stoker_crds::contract::DrainSettings;
+use stoker_crds::{InferenceDeployment, contract::DrainSettings};
 use tracing::{info, warn};
 
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
     desired::{Desired, labels},
     error::ReconcileError,
     metrics::Metrics,
-    plan::Plan,
+    plan::{Handover, Plan},
     rollout::{Deletion, PodRef, RolloutPlan, Why},
 };
 
@@ -74,7 +75,7 @@ pub struct Apply {
 impl Apply {
     /// Carries out `plan`. `now` is when drains begin.
     pub async fn run(&self, plan: &Plan, desired: &Desired, now: Timestamp) -> Result<Applied, ReconcileError> {
-        let Plan { apply_service, apply_config_map, pods, revision: _, prune_config_maps, taken: _ } = plan;
+        let Plan { apply_service, apply_config_map, pods, revision: _, prune_config_maps, handover, taken: _ } = plan;
         let RolloutPlan { create, drain, remind, undrain, delete, strategy: _, look_again: _ } = pods;
         let mut applied = Applied::default();
         if *apply_config_map {
@@ -100,6 +101,9 @@ impl Apply {
         }
         for name in prune_config_maps {
             self.prune(name).await?;
+        }
+        if let Some(handover) = handover {
+            self.hand_over(handover).await?;
         }
         Ok(applied)
     }
@@ -188,6 +192,19 @@ impl Apply {
         self.metrics.wrote("ConfigMap", "delete");
         let result = self.api::<ConfigMap>().delete(name, &DeleteParams::default()).await;
         found(result.map(drop), || format!("ConfigMap {name}")).map(drop)
+    }
+
+    /// Somebody who changed the object meanwhile causes the next round.
+    async fn hand_over(&self, handover: &Handover) -> Result<(), ReconcileError> {
+        let Handover { name, resource_version, replicas } = handover;
+        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}});
+        self.metrics.wrote("InferenceDeployment", "patch");
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let result = self.api::<InferenceDeployment>().patch(name, &params, &Patch::Merge(&patch)).await;
+        if found(result.map(drop), || format!("InferenceDeployment {name}"))? {
+            info!(?replicas, "spec.replicas changed hands");
+        }
+        Ok(())
     }
 
     fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
+use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
 
 use crate::{
     desired::{Desired, config_map_name, labels},
@@ -31,8 +32,22 @@ pub struct Plan {
     pub revision: String,
     /// ConfigMaps that no pod needs any more.
     pub prune_config_maps: Vec<String>,
+    /// What becomes of `spec.replicas`, when the number changes hands.
+    pub handover: Option<Handover>,
     /// Names we need that belong to somebody else. Nothing is written while there are any.
     pub taken: Vec<Taken>,
+}
+
+/// A change of `spec.replicas`, which is otherwise the user's. Bound to the version of the object it was decided on, so
+/// that it never undoes what somebody says at the same moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Handover {
+    /// Name of the deployment.
+    pub name: String,
+    /// The version that was looked at.
+    pub resource_version: String,
+    /// The number from now on; `None` takes it out.
+    pub replicas: Option<u32>,
 }
 
 /// An object in our way.
@@ -59,6 +74,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         pods: plan_rollout(&wanted, &observed.pods, now),
         revision: desired.revision.clone(),
         prune_config_maps: prunable(desired, observed),
+        handover: handover(deployment, &observed.deployment),
         taken,
     }
 }
@@ -75,6 +91,17 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         },
         foreign_pods: observed.foreign_pods.clone(),
     }
+}
+
+/// Somebody else's number has to be there before an HPA can read it; one that was left behind says nothing once the
+/// operator decides.
+fn handover(deployment: &ValidatedDeployment, observed: &InferenceDeployment) -> Option<Handover> {
+    let replicas = match (deployment.scaling.as_ref()?.mode, observed.spec.replicas) {
+        (ScalingMode::External, None) => Some(deployment.replicas),
+        (ScalingMode::Native, Some(_)) => None,
+        (ScalingMode::External, Some(_)) | (ScalingMode::Native, None) | (ScalingMode::Advisory, _) => return None,
+    };
+    Some(Handover { name: observed.name_any(), resource_version: observed.resource_version()?, replicas })
 }
 
 fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
@@ -133,15 +160,15 @@ fn contains(found: &Value, wanted: &Value) -> bool {
 impl Plan {
     /// True when the round writes nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { apply_service, apply_config_map, pods, revision: _, prune_config_maps, taken: _ } = self;
-        !apply_service && !apply_config_map && pods.is_empty() && prune_config_maps.is_empty()
+        let Self { apply_service, apply_config_map, pods, revision: _, prune_config_maps, handover, taken: _ } = self;
+        !apply_service && !apply_config_map && pods.is_empty() && prune_config_maps.is_empty() && handover.is_none()
     }
 }
 
 /// One line for each thing the round will do.
 impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { apply_service, apply_config_map, pods, revision, prune_config_maps, taken } = self;
+        let Self { apply_service, apply_config_map, pods, revision, prune_config_maps, handover, taken } = self;
         for taken in taken {
             let how = if taken.leaving { "being deleted" } else { "somebody else's" };
             writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
@@ -153,7 +180,12 @@ impl Display for Plan {
             writeln!(f, "apply ConfigMap of {revision}")?;
         }
         write_pods(f, pods, revision)?;
-        prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))
+        prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;
+        match handover.as_ref().map(|handover| handover.replicas) {
+            None => Ok(()),
+            Some(Some(replicas)) => writeln!(f, "set spec.replicas to {replicas}"),
+            Some(None) => writeln!(f, "remove spec.replicas"),
+        }
     }
 }
 

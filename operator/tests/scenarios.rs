@@ -128,7 +128,7 @@ fn conditions(
 fn deployment(spec: &Value) -> InferenceDeployment {
     let object = json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec,
-        "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+        "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1, "resourceVersion": "1"},
     });
     serde_json::from_value(object).unwrap()
 }

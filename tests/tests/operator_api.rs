@@ -165,6 +165,29 @@ fn the_scale_subresource_works_without_replicas_and_not_against_native_scaling()
 }
 
 #[test]
+fn a_number_left_by_the_scale_subresource_does_not_keep_scaling_from_the_operator() {
+    let manifest = |name: &str, spec: Value| json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec});
+    let apply = |name: &str, spec: Value| kubectl(&["apply", "-f", "-"], Some(manifest(name, spec)));
+    let native = |more: Value| {
+        let mut spec = ember_with(json!({"scaling": {"max": 4}}));
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    apply("lent", ember_with(json!({"scaling": {"max": 4, "mode": "external"}}))).unwrap();
+    kubectl(&["scale", "infd", "lent", "--replicas=3"], None).unwrap();
+    apply("lent", native(json!({}))).unwrap();
+    let scaled = kubectl(&["scale", "infd", "lent", "--replicas=2"], None).unwrap_err();
+    assert!(scaled.contains("spec.replicas and spec.scaling exclude each other"), "{scaled}");
+    let changed = apply("lent", native(json!({"replicas": 2}))).unwrap_err();
+    assert!(changed.contains("spec.replicas and spec.scaling exclude each other"), "{changed}");
+
+    // Who never scaled and writes both means one of them.
+    apply("said", ember_with(json!({"replicas": 3}))).unwrap();
+    let both = apply("said", native(json!({"replicas": 3}))).unwrap_err();
+    assert!(both.contains("spec.replicas and spec.scaling exclude each other"), "{both}");
+}
+
+#[test]
 fn impossible_scaling_names_field_and_fix() {
     let scaling = |scaling: Value| ember_with(json!({"scaling": scaling}));
     let targets = |targets: Value| scaling(json!({"max": 4, "targets": targets}));

@@ -164,6 +164,54 @@ fn a_person_scales_a_deployment_that_never_named_a_number() {
     delete(&rig, "unsaid");
 }
 
+/// An HPA that acts without any metric: it keeps its minimum.
+fn hpa(name: &str, min: u32, max: u32) -> String {
+    let target = json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "name": name});
+    let cpu = json!({"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}});
+    json!({
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": name},
+        "spec": {"scaleTargetRef": target, "minReplicas": min, "maxReplicas": max, "metrics": [cpu]},
+    })
+    .to_string()
+}
+
+/// Status and reason of the condition in which an HPA says whether it can scale.
+fn able_to_scale(rig: &Rig, name: &str) -> String {
+    let path = "jsonpath={.status.conditions[?(@.type==\"AbleToScale\")]['status','reason']}";
+    rig.cluster.try_kubectl(&["get", "hpa", name, "-o", path]).unwrap_or_default()
+}
+
+fn manifest(name: &str, spec: &Value) -> String {
+    let kind = "InferenceDeployment";
+    json!({"apiVersion": "stoker.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+#[test]
+fn an_hpa_takes_a_deployment_that_never_named_a_number_and_a_plain_apply_takes_it_back() {
+    let rig = rig();
+    rig.cluster.apply(&manifest("lent", &spec(json!({"mode": "external"}), json!({})))).unwrap();
+    rig.wait_ready("lent", SOON).unwrap();
+    rig.wait("there is a number", SOON, |rig| Ok(rig.get("lent")?.spec.replicas == Some(1))).unwrap();
+    rig.cluster.apply(&hpa("lent", 2, 3)).unwrap();
+    rig.wait("the HPA's minimum serves", SOON, |rig| Ok(serving(rig, "lent") == 2)).unwrap();
+    assert_eq!(rig.get("lent").unwrap().spec.replicas, Some(2));
+    assert!(able_to_scale(&rig, "lent").starts_with("True"), "{}", able_to_scale(&rig, "lent"));
+
+    // The number is the HPA's; neither manifest ever names one.
+    rig.cluster.apply(&manifest("lent", &spec(json!({"min": 2}), json!({})))).unwrap();
+    rig.wait("the operator decides", SOON, |rig| Ok(section(rig, "lent").last.is_some())).unwrap();
+    rig.wait("the number is gone", SOON, |rig| Ok(rig.get("lent")?.spec.replicas.is_none())).unwrap();
+    assert_eq!((desired(&rig, "lent"), rig.pods("lent").unwrap().len()), (2, 2));
+    rig.wait("the HPA says that it can do nothing", SOON, |rig| Ok(able_to_scale(rig, "lent").starts_with("False")))
+        .unwrap();
+    rig.wait_ready("lent", SOON).unwrap();
+    let version = rig.get("lent").unwrap().metadata.generation;
+    rig.cluster.apply(&manifest("lent", &spec(json!({"min": 2}), json!({})))).unwrap();
+    assert_eq!(rig.get("lent").unwrap().metadata.generation, version, "applied again, nothing changes");
+    rig.cluster.kubectl(&["delete", "hpa", "lent"]);
+    delete(&rig, "lent");
+}
+
 #[test]
 fn an_operator_killed_at_any_moment_goes_on_without_a_jump() {
     let mut rig = rig();

@@ -30,10 +30,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the operator may do where it watches. Each rule says what for. */}}
 {{- define "stoker.rules" -}}
-# The objects it serves; it writes only their status. `finalizers` lets it own children where owner references are checked.
+# The objects it serves. It writes their status, and spec.replicas when the number changes hands between it and the scale
+# subresource. `finalizers` lets it own children where owner references are checked.
 - apiGroups: [stoker.dev]
   resources: [inferencedeployments]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [stoker.dev]
   resources: [inferencedeployments/status]
   verbs: [patch]
