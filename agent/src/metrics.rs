@@ -350,25 +350,15 @@ mod tests {
 
     fn report() -> LoadReport {
         LoadReport {
-            time_ms: 0,
-            start_id: String::new(),
-            revision: String::new(),
-            phase: AgentPhase::Ready,
-            error: None,
-            load_progress: 1.0,
             running: 3,
             waiting: 2,
             waiting_prefill_tokens: 40,
-            total_blocks: 10,
             referenced_blocks: 5,
             cached_blocks: 2,
             free_blocks: 3,
             preemptions: 1,
             finished: 1,
-            ttft_p95_seconds: None,
-            itl_p95_seconds: None,
-            prefill_tokens_per_second: None,
-            stalled_seconds: 0.0,
+            ..LoadReport::idle(10)
         }
     }
 

@@ -147,6 +147,33 @@ pub struct LoadReport {
     pub stalled_seconds: f64,
 }
 
+impl LoadReport {
+    /// A ready agent without work that has told nothing yet: what stand-ins and tests start from.
+    pub fn idle(total_blocks: u32) -> Self {
+        Self {
+            time_ms: 0,
+            start_id: String::new(),
+            revision: String::new(),
+            phase: AgentPhase::Ready,
+            error: None,
+            load_progress: 1.0,
+            running: 0,
+            waiting: 0,
+            waiting_prefill_tokens: 0,
+            total_blocks,
+            referenced_blocks: 0,
+            cached_blocks: 0,
+            free_blocks: total_blocks,
+            preemptions: 0,
+            finished: 0,
+            ttft_p95_seconds: None,
+            itl_p95_seconds: None,
+            prefill_tokens_per_second: None,
+            stalled_seconds: 0.0,
+        }
+    }
+}
+
 /// Body of `POST /v1/drain`; `DELETE /v1/drain` takes the agent back into service.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -184,27 +184,7 @@ fn set_phase(pod: &mut ObservedPod, phase: AgentPhase) {
 }
 
 fn report(phase: AgentPhase, running: u32) -> LoadReport {
-    LoadReport {
-        time_ms: 0,
-        start_id: String::new(),
-        revision: String::new(),
-        phase,
-        error: None,
-        load_progress: 1.0,
-        running,
-        waiting: 0,
-        waiting_prefill_tokens: 0,
-        total_blocks: 100,
-        referenced_blocks: running,
-        cached_blocks: 0,
-        free_blocks: 100 - running,
-        preemptions: 0,
-        finished: 0,
-        ttft_p95_seconds: None,
-        itl_p95_seconds: None,
-        prefill_tokens_per_second: None,
-        stalled_seconds: 0.0,
-    }
+    LoadReport { phase, running, referenced_blocks: running, free_blocks: 100 - running, ..LoadReport::idle(100) }
 }
 
 fn pod_change() -> impl Strategy<Value = PodChange> {

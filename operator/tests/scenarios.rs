@@ -192,24 +192,11 @@ fn load(reading: &Reading) -> Load {
         return Load::Missing(why.clone());
     }
     Load::Fresh(LoadReport {
-        time_ms: 0,
-        start_id: String::new(),
-        revision: String::new(),
         phase: reading.phase.unwrap_or(AgentPhase::Ready),
         error: reading.error.clone(),
-        load_progress: 1.0,
         running: reading.running,
-        waiting: 0,
-        waiting_prefill_tokens: 0,
-        total_blocks: 1000,
         referenced_blocks: reading.referenced,
-        cached_blocks: 0,
         free_blocks: 1000 - reading.referenced,
-        preemptions: 0,
-        finished: 0,
-        ttft_p95_seconds: None,
-        itl_p95_seconds: None,
-        prefill_tokens_per_second: None,
-        stalled_seconds: 0.0,
+        ..LoadReport::idle(1000)
     })
 }

@@ -206,22 +206,17 @@ pub(crate) mod tests {
             time_ms: 100_000,
             start_id: "a".to_owned(),
             revision: "r1".to_owned(),
-            phase: AgentPhase::Ready,
-            error: None,
-            load_progress: 1.0,
             running: 10,
             waiting: 2,
             waiting_prefill_tokens: 320,
-            total_blocks: 1000,
             referenced_blocks: 400,
             cached_blocks: 100,
             free_blocks: 500,
             preemptions: 3,
             finished: 50,
             ttft_p95_seconds: Some(0.2),
-            itl_p95_seconds: None,
             prefill_tokens_per_second: Some(5000.0),
-            stalled_seconds: 0.0,
+            ..LoadReport::idle(1000)
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Instant};
 
 use anyhow::Result;
-use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_crds::contract::LoadReport;
 use stoker_figures::{Key, Run, append};
 use stoker_scaling::{Answer, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, decide_scale};
 
@@ -53,25 +53,18 @@ fn deployment(idx: usize, ids: &[String]) -> Deployment {
 
 fn idle_report(seed: usize) -> LoadReport {
     LoadReport {
-        time_ms: 0,
         start_id: seed.to_string(),
         revision: "r1".to_owned(),
-        phase: AgentPhase::Ready,
-        error: None,
-        load_progress: 1.0,
         running: 20 + (seed % 40) as u32,
         waiting: (seed % 3) as u32,
         waiting_prefill_tokens: (seed % 3) as u64 * 400,
-        total_blocks: 50_000,
         referenced_blocks: 10_000 + (seed % 20_000) as u32,
         cached_blocks: 1_000,
         free_blocks: 39_000 - (seed % 20_000) as u32,
-        preemptions: 0,
-        finished: 0,
         ttft_p95_seconds: Some(0.2),
         itl_p95_seconds: Some(0.02),
         prefill_tokens_per_second: Some(30_000.0),
-        stalled_seconds: 0.0,
+        ..LoadReport::idle(50_000)
     }
 }
 

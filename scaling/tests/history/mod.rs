@@ -3,7 +3,7 @@
 //! Everything follows from one seed. The history knows which replicas cannot be believed, independently of the code
 //! under test.
 
-use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_crds::contract::LoadReport;
 use stoker_scaling::{
     Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale, sim::Rng,
 };
@@ -150,22 +150,16 @@ impl History {
             time_ms: self.now_ms,
             start_id: replica.start_id.to_string(),
             revision: "r1".to_owned(),
-            phase: AgentPhase::Ready,
-            error: None,
-            load_progress: 1.0,
             running: referenced_blocks / 20,
             waiting,
             waiting_prefill_tokens: u64::from(waiting) * 300,
-            total_blocks: BLOCKS,
             referenced_blocks,
-            cached_blocks: 0,
             free_blocks: BLOCKS - referenced_blocks,
             preemptions: replica.preemptions,
             finished: replica.finished,
             ttft_p95_seconds: Some(share),
-            itl_p95_seconds: None,
             prefill_tokens_per_second: Some(2_000.0),
-            stalled_seconds: 0.0,
+            ..LoadReport::idle(BLOCKS)
         }
     }
 

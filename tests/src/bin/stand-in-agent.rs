@@ -215,20 +215,11 @@ async fn report(agent: &Agent) -> LoadReport {
         revision: agent.config.revision.clone(),
         phase: agent.phase().await,
         error: agent.error.clone(),
-        load_progress: 1.0,
         running,
-        waiting: 0,
-        waiting_prefill_tokens: 0,
-        total_blocks: TOTAL_BLOCKS,
         referenced_blocks: referenced,
-        cached_blocks: 0,
         free_blocks: TOTAL_BLOCKS - referenced,
-        preemptions: 0,
         finished: agent.finished.load(Ordering::SeqCst).into(),
-        ttft_p95_seconds: None,
-        itl_p95_seconds: None,
-        prefill_tokens_per_second: None,
-        stalled_seconds: 0.0,
+        ..LoadReport::idle(TOTAL_BLOCKS)
     }
 }
 

@@ -246,16 +246,22 @@ mod tests {
         StepChunk { id: RequestId(1), input, start, blocks, sample, is_prefill: false }
     }
 
+    /// A prompt's end, a decode and a prompt's beginning; the first two are drawn.
+    fn mixed(request: &Request) -> Step<'_> {
+        let sample = Some(SampleSpec { request, position: 1, banned: &[], history: &[] });
+        Step {
+            chunks: vec![
+                chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
+                chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
+                chunk(ChunkInput::Known(&[20, 21]), 0, None),
+            ],
+        }
+    }
+
     #[test]
     fn decodes_come_first_and_draws_keep_the_order_of_the_step() {
         let request = request();
-        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
-        let chunks = vec![
-            chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
-            chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
-            chunk(ChunkInput::Known(&[20, 21]), 0, None),
-        ];
-        let batch = Batch::new(&Step { chunks }, LIMITS);
+        let batch = Batch::new(&mixed(&request), LIMITS);
         assert_eq!(batch.sampled_rows, [3, 0]);
         let tokens: Vec<i32> = batch.chunks.iter().flat_map(|chunk| sources(chunk.input)).collect();
         assert_eq!(tokens, [-5, 10, 11, 12, 20, 21]);
@@ -268,13 +274,7 @@ mod tests {
     #[test]
     fn only_drawn_rows_of_prefills_attend_in_the_last_layer() {
         let request = request();
-        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
-        let chunks = vec![
-            chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
-            chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
-            chunk(ChunkInput::Known(&[20, 21]), 0, None),
-        ];
-        let mut batch = Batch::new(&Step { chunks }, LIMITS);
+        let mut batch = Batch::new(&mixed(&request), LIMITS);
         let rows = |tiles: &[PrefillTile]| tiles.iter().map(|t| (t.first_row, t.n_tokens, t.first_visible)).collect();
         let drawn: Vec<_> = rows(&batch.drawn_tiles);
         assert_eq!(drawn, [(3, 1, 18)]);
