@@ -1,7 +1,7 @@
 //! Loading: starts the engine off the threads that serve HTTP, shows how far it is, and says at the end what is served.
 
 use std::{
-    io::{IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     net::SocketAddr,
     sync::Arc,
 };
@@ -20,7 +20,8 @@ use crate::{
 pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
     match start_engine(replica) {
         Ok(served) => {
-            println!("{}", summary(replica.settings(), served.engine.model(), address));
+            // A reader that went away must not keep the model from being served.
+            let _ = writeln!(io::stdout(), "{}", summary(replica.settings(), served.engine.model(), address));
             replica.serve(served);
             Ok(())
         }

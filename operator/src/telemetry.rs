@@ -18,7 +18,12 @@ pub enum LogFormat {
 pub fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        // It would report a line that could not be written to the same broken pipe, and panic in whoever logged.
+        .log_internal_errors(false);
     match format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().init(),

@@ -2,14 +2,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use anyhow::Result;
 use futures::{StreamExt, future::join_all};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
+use stoker_cluster::Keeper;
 use stoker_crds::contract::AgentPhase;
-use stoker_tests::agent::AgentProcess;
+use stoker_tests::{
+    agent::{self, AgentProcess},
+    cluster::wait_for,
+};
 
 /// A completion that lasts: more tokens than any test waits for.
 fn long_stream() -> Value {
@@ -153,6 +161,22 @@ async fn the_drain_deadline_ends_a_stream_with_an_error_and_the_process_still_ex
     assert!(text.contains("data: {\"error\":") && text.contains("drain deadline"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     assert_eq!(agent.ended().await?.code(), Some(0));
+    Ok(())
+}
+
+#[test]
+fn an_agent_whose_log_nobody_reads_any_more_serves_and_drains() -> Result<()> {
+    let keeper = Keeper::start()?;
+    let mut agent = keeper.command(&agent::binary()?)?;
+    agent.args(["--host", "127.0.0.1", "--port", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut agent = agent.spawn()?;
+    drop(agent.stdout.take());
+    let mut log = BufReader::new(agent.stderr.take().unwrap()).lines();
+    assert!(log.any(|line| line.is_ok_and(|line| line.contains("\"to\":\"Ready\""))), "it serves without a stdout");
+    drop(log);
+    assert!(Command::new("kill").arg(agent.id().to_string()).status()?.success());
+    let ended = wait_for("the agent drained", || agent.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(0));
     Ok(())
 }
 
