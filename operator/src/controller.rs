@@ -13,7 +13,7 @@ use futures::{StreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{ConfigMap, Pod, Service},
+    api::core::v1::{ConfigMap, ObjectReference, Pod, Service},
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -327,7 +327,11 @@ impl Context {
 
     async fn publish(&self, deployment: &InferenceDeployment, event: &Event) {
         self.metrics.wrote("Event", "create");
-        if let Err(error) = self.recorder.publish(event, &deployment.object_ref(&())).await {
+        // The recorder counts an Event about the same object for the same reason as a repetition, and keeps the first
+        // note. With its resource version the object is another one whenever there is something new to tell.
+        let regarding =
+            ObjectReference { resource_version: deployment.resource_version(), ..deployment.object_ref(&()) };
+        if let Err(error) = self.recorder.publish(event, &regarding).await {
             debug!(%error, "event was not published");
         }
     }

@@ -63,7 +63,7 @@ struct Change {
 
 /// An Event about the deployment that names the pod as related, so that repetitions are counted by pod.
 fn pod_event(namespace: &str, pod: &str, change: Change) -> Event {
-    let note = change.why.map_or_else(|| pod.to_owned(), |why| format!("{pod} ({})", why.as_str()));
+    let note = change.why.map_or_else(|| format!("pod {pod}"), |why| format!("pod {pod} ({})", why.as_str()));
     let related = ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),

@@ -405,10 +405,15 @@ fn a_quota_that_refuses_a_pod_is_quoted() {
 }
 
 #[test]
-fn events_tell_what_was_done_to_which_pod() {
+fn events_tell_what_was_done_to_which_pod_and_each_says_its_own() {
     let rig = rig();
-    rig.apply("told", spec(1, json!({}))).unwrap();
-    rig.wait_ready("told", SOON).unwrap();
+    let mut serving = Vec::new();
+    for tokens in [512, 1024] {
+        rig.apply("told", spec(1, json!({"engine": {"maxModelLen": tokens}}))).unwrap();
+        rig.wait_ready("told", SOON).unwrap();
+        let revision = rig.get("told").unwrap().status.unwrap().revision;
+        serving.push(format!("1 of 1 replicas serve revision {revision}"));
+    }
     let pod = rig.pods("told").unwrap().remove(0).name_any();
     rig.scale("told", 0).unwrap();
     rig.wait("no pod is left", SOON, |rig| Ok(rig.pods("told")?.is_empty())).unwrap();
@@ -421,9 +426,10 @@ fn events_tell_what_was_done_to_which_pod() {
             .map(|event| (event.reason.clone().unwrap_or_default(), event.note.clone().unwrap_or_default()))
             .collect();
         let of_pod = |reason: &str, note: String| told.contains(&(reason.to_owned(), note));
-        Ok(of_pod("Created", pod.clone())
-            && of_pod("Draining", pod.clone())
-            && of_pod("Deleted", format!("{pod} (drained)")))
+        Ok(of_pod("Created", format!("pod {pod}"))
+            && of_pod("Draining", format!("pod {pod}"))
+            && of_pod("Deleted", format!("pod {pod} (drained)"))
+            && serving.iter().all(|note| of_pod("Serving", note.clone())))
     })
     .unwrap();
     delete(&rig, "told");
