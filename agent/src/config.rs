@@ -64,6 +64,9 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
     },
+    /// No model.
+    #[error("model.source is empty: use {BUILTIN_SCHEME}NAME, a directory or a .gguf file")]
+    NoSource,
     /// No or empty served name.
     #[error("model.servedNames must hold at least one name and no empty one")]
     NoName,
@@ -103,6 +106,9 @@ impl Settings {
     /// Checks a configuration.
     pub fn validate(config: AgentConfig, on_failure: OnFailure) -> Result<Self, ConfigError> {
         let AgentConfig { revision, model, engine, drain } = config;
+        if model.source.is_empty() {
+            return Err(ConfigError::NoSource);
+        }
         if model.served_names.is_empty() || model.served_names.iter().any(String::is_empty) {
             return Err(ConfigError::NoName);
         }
@@ -201,6 +207,7 @@ mod tests {
     fn sources_that_are_not_served_are_refused_with_what_is() {
         assert!(refusal("builtin://gpt", EngineSettings::default()).ends_with("this agent carries ember"));
         assert!(refusal("hf://a/b", EngineSettings::default()).contains("a directory"));
+        assert!(refusal("", EngineSettings::default()).starts_with("model.source is empty"));
     }
 
     #[test]

@@ -90,9 +90,10 @@ pub struct InferenceDeploymentSpec {
 #[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelSpec {
-    /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `pvc://CLAIM/PATH` (a
-    /// directory on a PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (a directory of
-    /// the agent's image). Directories hold a Hugging Face model: config.json, tokenizer.json, *.safetensors.
+    /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `pvc://CLAIM/PATH` (on a
+    /// PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (in the agent's image). A path is
+    /// a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with one .gguf file, or that
+    /// file itself.
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(
         validation = Rule::new("self.startsWith('builtin://') || self.startsWith('pvc://') || self.startsWith('file://')").message(
@@ -102,10 +103,10 @@ pub struct ModelSpec {
             "model.source: after builtin:// comes the name of a model inside the agent, for example builtin://ember"
         ),
         validation = Rule::new("!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$')").message(
-            "model.source: use pvc://CLAIM/PATH, where CLAIM is a PersistentVolumeClaim of this namespace and PATH a directory on it"
+            "model.source: use pvc://CLAIM/PATH, where CLAIM is a PersistentVolumeClaim of this namespace and PATH a directory or a .gguf file on it"
         ),
         validation = Rule::new("!self.startsWith('file://') || self.matches('^file://(/[^/]+)+/?$')").message(
-            "model.source: use file:///PATH with an absolute directory of the agent's image, for example file:///models/chat"
+            "model.source: use file:///PATH with an absolute directory or .gguf file of the agent's image, for example file:///models/chat"
         ),
         validation = Rule::new("!self.matches('(^|/)[.][.]?(/|$)')").message(
             "model.source: a path has no '.' or '..' parts; write it out"
@@ -183,11 +184,12 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 10_485_760))]
     pub max_model_len: Option<u32>,
-    /// Sequences decoded together at most, 1 to 4096. Default: 64.
+    /// Sequences decoded together at most, 1 to 4096. Default: 64, on a GPU 256.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_num_seqs: Option<u32>,
-    /// Tokens computed in one step at most, prompt chunks and decodes together, 16 to 1048576. Default: 512.
+    /// Tokens computed in one step at most, prompt chunks and decodes together, 16 to 1048576. Default: 512, on a GPU
+    /// 8192.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 1_048_576))]
     pub max_batched_tokens: Option<u32>,

@@ -2,7 +2,7 @@
 
 mod progress;
 
-use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{fs, num::NonZeroUsize, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser};
@@ -101,8 +101,8 @@ struct Asking {
     #[arg(long, default_value = "120s", value_parser = duration)]
     timeout: Duration,
     /// Requests in flight at most; one above it is counted as not sent rather than delayed.
-    #[arg(long, default_value_t = 1000)]
-    in_flight_max: usize,
+    #[arg(long, default_value_t = NonZeroUsize::new(1000).expect("not zero"))]
+    in_flight_max: NonZeroUsize,
 }
 
 /// What makes an answer good.
@@ -146,7 +146,7 @@ async fn main() -> Result<ExitCode> {
         model: model.clone(),
         seed: cli.load.seed,
         timeout: cli.asking.timeout,
-        in_flight_max: cli.asking.in_flight_max,
+        in_flight_max: cli.asking.in_flight_max.get(),
     };
     let mut line = progress::Line::new();
     let (outcomes, elapsed) = run(&client, plan, wishes(), |progress| line.show(progress)).await;

@@ -81,7 +81,7 @@ fn every_example_is_accepted_and_served() {
     fs::create_dir(&place).unwrap();
     symlink(models.join("ember"), place.join("my-model")).unwrap();
     let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "models"}, "spec": {
-        "capacity": {"storage": "10Gi"}, "accessModes": ["ReadOnlyMany"], "storageClassName": "",
+        "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteMany"], "storageClassName": "",
         "hostPath": {"path": place}, "claimRef": {"namespace": "default", "name": "models"}}});
     kubectl(&dir, &["apply", "-f", "-"], &volume.to_string()).unwrap();
     let examples = source.join("examples").display().to_string();
