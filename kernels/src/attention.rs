@@ -91,7 +91,7 @@ pub struct PrefillScratch {
 }
 
 impl PrefillScratch {
-    /// Allocates for `n_pieces` ([`plan::prefill_pieces_max`]); for none, next to nothing.
+    /// Allocates for `n_pieces` ([`crate::plan::prefill_pieces_max`]); for none, next to nothing.
     pub fn new(stream: &Arc<CudaStream>, n_pieces: usize, heads: Heads) -> Result<Self, KernelError> {
         let n_rows = n_pieces.max(1) * heads.n_kv * PREFILL_TILE_ROWS;
         let failed = KernelError::driver("allocate prefill scratch");

@@ -48,7 +48,7 @@ impl Noise {
     }
 }
 
-/// Up to [`PIECE`] normal numbers of deviation `scale` on the device, for [`repeated`].
+/// Up to `PIECE` normal numbers of deviation `scale` on the device, for [`repeated`].
 pub fn piece(device: &Device, noise: &mut Noise, n: usize, scale: f32) -> Result<CudaSlice<bf16>, KernelError> {
     let numbers: Vec<bf16> = (0..PIECE.min(n)).map(|_| bf16::from_f32(noise.normal() * scale)).collect();
     device.stream().clone_htod(&numbers).map_err(KernelError::driver("copy random numbers to the device"))

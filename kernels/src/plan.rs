@@ -43,7 +43,7 @@ pub struct PrefillTile {
     pub n_tokens: i32,
     /// KV tokens that the first token sees, itself included.
     pub first_visible: i32,
-    /// First token of the piece, a multiple of [`PREFILL_KV_TOKENS`].
+    /// First token of the piece, a multiple of `PREFILL_KV_TOKENS`.
     pub begin: i32,
     /// One past its last token.
     pub end: i32,

@@ -1,7 +1,7 @@
 //! The revision: a hash of everything a replica's pod depends on. Pure.
 //!
 //! It hashes what the user and the operator's defaults decide, not the rendered pod, so that an operator upgrade rolls
-//! pods only when [`TEMPLATE_EPOCH`] says that the rendering changed in a way replicas must have.
+//! pods only when `TEMPLATE_EPOCH` says that the rendering changed in a way replicas must have.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
