@@ -1,10 +1,12 @@
 //! The compute threads: one piece of work at a time, split into tasks that all threads claim, the caller included.
 //!
-//! A forward pass joins some 40 times within a fraction of a millisecond, so threads spin between two pieces before
-//! they sleep, and handing work over takes one store. Knows nothing of what it runs; never allocates.
+//! Each thread has a share of neighbouring tasks and takes them in order, so that what one reads ahead is what it needs
+//! next; who has done its own takes the last ones of others. A forward pass joins some 120 times, so threads spin between
+//! two pieces before they sleep, and handing work over takes one store. Knows nothing of what it runs; never allocates.
 
 use std::{
     hint,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -22,6 +24,9 @@ const PAUSES: usize = 64;
 /// Pauses after which a caller that waits for others lets them have its CPU: some 100 microseconds.
 const YIELD_AFTER: usize = 2048;
 
+/// The share of the thread that hands work out.
+const CALLER: usize = 0;
+
 /// Threads that wait for work; they end when the pool is dropped.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -33,10 +38,12 @@ pub(crate) struct Pool {
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
 /// `claims` is `epoch << 32 | tasks left to claim`. A claim takes one off by compare-exchange: that it succeeds proves
-/// that the piece of work it read is still the current one, since no piece ends before its claimed tasks are done.
-#[derive(Debug, Default)]
+/// that the piece of work it read is still the current one, since no piece ends before its claimed tasks are done. Which
+/// task that is, the shares say: together they hold all that are not yet taken.
+#[derive(Debug)]
 struct Shared {
     claims: AtomicU64,
+    shares: Vec<Share>,
     /// The caller's `Task`, valid while a claimed task is not done.
     work: AtomicPtr<Task<'static>>,
     done: AtomicU32,
@@ -50,12 +57,12 @@ struct Shared {
 impl Pool {
     /// A pool that computes on `n_threads` threads, the caller's among them.
     pub(crate) fn new(n_threads: usize) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(n_threads.max(1)));
         let mut pool = Self { shared, threads: Vec::new() };
         for idx in 1..n_threads {
             let shared = Arc::clone(&pool.shared);
             let builder = thread::Builder::new().name(format!("engine-cpu-{idx}"));
-            pool.threads.push(builder.spawn(move || shared.serve())?);
+            pool.threads.push(builder.spawn(move || shared.serve(idx))?);
         }
         Ok(pool)
     }
@@ -73,7 +80,7 @@ impl Pool {
         }
         let shared = &self.shared;
         shared.publish(n_tasks, &task);
-        shared.work_off();
+        shared.work_off(CALLER);
         shared.wait_for(n_tasks as u32);
         assert!(!shared.has_panicked.swap(false, Ordering::Relaxed), "a task panicked; its thread said why");
     }
@@ -131,11 +138,63 @@ struct Shareable<T>(*mut T, usize);
 // SAFETY: only disjoint items are taken from it, each by one task, and `T` may be sent.
 unsafe impl<T: Send> Sync for Shareable<T> {}
 
+/// Tasks that a thread is to do: `first << 32 | end`, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, tasks: Range<u32>) {
+        self.0.store(u64::from(tasks.start) << 32 | u64::from(tasks.end), Ordering::Relaxed);
+    }
+
+    /// Takes the first task, if there is one.
+    fn first(&self) -> Option<usize> {
+        self.take(|first, end| (first, first + 1..end))
+    }
+
+    /// Takes the last task, if there is one.
+    fn last(&self) -> Option<usize> {
+        self.take(|first, end| (end - 1, first..end - 1))
+    }
+
+    fn take(&self, split: impl Fn(u32, u32) -> (u32, Range<u32>)) -> Option<usize> {
+        let mut share = self.0.load(Ordering::Relaxed);
+        loop {
+            let (first, end) = ((share >> 32) as u32, share as u32);
+            if first >= end {
+                return None;
+            }
+            let (task, left) = split(first, end);
+            let left = u64::from(left.start) << 32 | u64::from(left.end);
+            match self.0.compare_exchange_weak(share, left, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(task as usize),
+                Err(current) => share = current,
+            }
+        }
+    }
+}
+
 impl Shared {
+    fn new(n_threads: usize) -> Self {
+        Self {
+            claims: AtomicU64::new(0),
+            shares: (0..n_threads).map(|_| Share::default()).collect(),
+            work: AtomicPtr::default(),
+            done: AtomicU32::new(0),
+            has_panicked: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+            sleeping: AtomicU32::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
     /// Makes `task` the current work. The caller keeps `task` alive until `done` says that all tasks are.
     fn publish(&self, n_tasks: usize, task: &Task<'_>) {
         let n_tasks = u32::try_from(n_tasks).expect("no step has 2^32 tasks");
         let epoch = self.claims.load(Ordering::Relaxed) >> 32;
+        self.share_out(n_tasks);
         self.work.store((&raw const *task).cast_mut().cast(), Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
         self.claims.store((epoch + 1) << 32 | u64::from(n_tasks), Ordering::SeqCst);
@@ -146,9 +205,19 @@ impl Shared {
         }
     }
 
+    /// Nobody takes from a share before the claims are published.
+    fn share_out(&self, n_tasks: u32) {
+        let n_shares = self.shares.len() as u64;
+        let start = |idx: usize| (u64::from(n_tasks) * idx as u64 / n_shares) as u32;
+        for (idx, share) in self.shares.iter().enumerate() {
+            share.set(start(idx)..start(idx + 1));
+        }
+    }
+
     /// Claims tasks and runs them until none is left.
-    fn work_off(&self) {
-        while let Some((work, task)) = self.claim() {
+    fn work_off(&self, thread: usize) {
+        while let Some(work) = self.claim() {
+            let task = self.take(thread);
             if catch_unwind(AssertUnwindSafe(|| work(task))).is_err() {
                 self.has_panicked.store(true, Ordering::Relaxed);
             }
@@ -156,15 +225,24 @@ impl Shared {
         }
     }
 
+    /// A claimed task: of the thread's own share, else the last one of another's. Shares only shrink and hold one task for
+    /// each claim, so looking once is enough.
+    fn take(&self, thread: usize) -> usize {
+        let (before, from_own) = self.shares.split_at(thread);
+        let (own, after) = from_own.split_first().expect("every thread has a share");
+        let of_others = || after.iter().chain(before).find_map(Share::last);
+        own.first().or_else(of_others).expect("a claimed task is in some share")
+    }
+
     #[expect(unsafe_code, reason = "work outlives its tasks, which no lifetime can say across threads")]
-    fn claim(&self) -> Option<(Task<'_>, usize)> {
+    fn claim(&self) -> Option<Task<'_>> {
         let mut claims = self.claims.load(Ordering::Acquire);
         while claims as u32 > 0 {
             let work = self.work.load(Ordering::Relaxed);
             match self.claims.compare_exchange_weak(claims, claims - 1, Ordering::Acquire, Ordering::Acquire) {
                 // SAFETY: the exchange shows that this epoch still had an unclaimed task, so `work` was read while its
                 // caller was inside `run`, and `run` does not return before this task is counted in `done`.
-                Ok(_) => return Some((unsafe { *work }, claims as u32 as usize - 1)),
+                Ok(_) => return Some(unsafe { *work }),
                 Err(current) => claims = current,
             }
         }
@@ -172,9 +250,9 @@ impl Shared {
     }
 
     /// A thread's life: works, spins, sleeps.
-    fn serve(&self) {
+    fn serve(&self, thread: usize) {
         while !self.is_closed.load(Ordering::Relaxed) {
-            self.work_off();
+            self.work_off(thread);
             if !self.spin() {
                 self.sleep();
             }

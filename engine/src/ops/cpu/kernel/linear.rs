@@ -11,8 +11,9 @@ use crate::ops::cpu::pool::{Pool, RowRuns};
 
 /// Weight bytes below which a task costs more to hand over than it brings.
 const MIN_TASK_BYTES: usize = 32 << 10;
-/// Tasks a thread gets on average, so that one that is slow or late leaves some to the others.
-const TASKS_PER_THREAD: usize = 4;
+/// Tasks a thread gets on average: one that is slow or late leaves some to the others, and all end together. Neighbouring
+/// tasks are as good as one (see the pool), so only the claim of each is a cost.
+const TASKS_PER_THREAD: usize = 16;
 /// Outputs of a task are a multiple of this: whole tiles of 8 and of 6, and whole cache lines of the result.
 const OUTPUT_UNIT: usize = 48;
 /// Packed bytes of a task: below it, rows are packed where they are used.
