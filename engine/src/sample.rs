@@ -17,6 +17,9 @@ use crate::{
     sched::{RawLogprobs, SampleSpec, Sampled},
 };
 
+/// Logits that are looked through without a branch, in vectors.
+const RUN: usize = 256;
+
 /// A candidate token and its logit.
 type Candidate = (TokenId, f32);
 
@@ -24,7 +27,7 @@ type Candidate = (TokenId, f32);
 pub fn choose(logits: &[f32], spec: &SampleSpec<'_>) -> Sampled {
     let params = &spec.request.sampling;
     let changed = changed(logits, spec);
-    if changed.iter().any(|logit| logit.is_nan()) {
+    if changed.chunks(RUN).any(|run| run.iter().fold(false, |found, logit| found | logit.is_nan())) {
         return Sampled::NotANumber;
     }
     let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
@@ -81,11 +84,28 @@ fn ban(logits: &mut [f32], banned: &[TokenId]) {
 
 /// The likeliest token; of equals the one with the lowest id.
 fn greedy(logits: &[f32]) -> TokenId {
-    let best = logits
-        .iter()
-        .enumerate()
-        .fold((0, f32::NEG_INFINITY), |best, (token, logit)| if *logit > best.1 { (token, *logit) } else { best });
-    best.0 as TokenId
+    let mut best = (0, f32::NEG_INFINITY);
+    for (idx, run) in logits.chunks(RUN).enumerate() {
+        let max = largest(run);
+        if max > best.1 {
+            best = (idx * RUN, max);
+        }
+    }
+    let (start, max) = best;
+    let within = logits[start..].iter().position(|logit| *logit == max).expect("the largest is one of them");
+    (start + within) as TokenId
+}
+
+/// The largest of numbers, in 16 lanes, which the compiler makes vectors of.
+fn largest(run: &[f32]) -> f32 {
+    let (chunks, rest) = run.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if *logit > *lane { *logit } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// The first of the largest sums of tempered logit and noise.
@@ -234,6 +254,12 @@ mod tests {
         let greedy = request(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
         assert_eq!(token(&LOGITS, &spec(&greedy)), 1);
         assert_eq!(token(&[5.0, 7.0, 7.0], &spec(&greedy)), 1);
+        let mut many = vec![-1.0; 3 * RUN + 5];
+        (many[RUN + 9], many[RUN + 40], many[3 * RUN + 4]) = (2.0, 2.0, 2.0);
+        assert_eq!(token(&many, &spec(&greedy)) as usize, RUN + 9);
+        many[3 * RUN + 4] = 2.5;
+        assert_eq!(token(&many, &spec(&greedy)) as usize, 3 * RUN + 4);
+        assert_eq!(token(&[f32::NEG_INFINITY; 2], &spec(&greedy)), 0);
     }
 
     #[test]
