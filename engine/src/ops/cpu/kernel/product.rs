@@ -6,12 +6,13 @@
 //!              outputs: C weight rows, as they lie in the file
 //! rows: R x    [ acc acc acc ... ]     a step reads R + C registers and makes R * C
 //! ```
-//! One row takes 8 outputs at once, enough sums in flight to hide the latency of an addition; four rows take 6, which
-//! leaves registers for what is read. Weights are read from memory once for as many rows as the cache holds.
+//! Four rows take 6 outputs at once, which leaves registers for what is read, two and three take 8. Weights are read from
+//! memory once for as many rows as the cache holds.
 //!
-//! A tile reads as many short streams as it has outputs, too many and too short for the CPU's own prefetcher. So each
-//! tile asks for the weights of the next one, in the order of their addresses: that prefetcher sees one long stream,
-//! runs ahead of it, and a thread reads as fast as plain copying would (docs/benchmarks/NOTES-cpu.md).
+//! Such a tile reads as many short streams as it has outputs, too many and too short for the CPU's own prefetcher. So it
+//! asks for the weights of the next one, in the order of their addresses. One row waits for memory alone: it takes its
+//! outputs one after the other, which is one long stream, and asks for what comes a little later; a thread then reads as
+//! fast as plain copying would (docs/benchmarks/NOTES-cpu.md).
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -24,6 +25,11 @@ use super::{
 const CACHED_BYTES: usize = 512 << 10;
 /// Weights of a tile that fit the first-level cache beside those of the tile before it, in bytes.
 const NEAR_BYTES: usize = 32 << 10;
+/// How far ahead one row asks for weights, in bytes.
+const AHEAD_BYTES: usize = 4 << 10;
+/// Shorter weight rows are those of models that caches hold: there one row waits for its sums, of which a tile has more in
+/// flight, and not for memory.
+const LONG_ROW_BYTES: usize = 1 << 10;
 /// Longest step of a weight row, in bytes.
 const MAX_STEP_BYTES: usize = 128;
 
@@ -147,6 +153,7 @@ pub(super) unsafe fn columns<L: Lanes, const C: usize>(
         match rows.end - row {
             3 => tile::<L, 3, C>(x, row, w, output, y),
             2 => tile::<L, 2, C>(x, row, w, output, y),
+            1 if w.row_bytes >= LONG_ROW_BYTES => single::<L, C>(x, row, w, output, y),
             1 => tile::<L, 1, C>(x, row, w, output, y),
             _ => {}
         }
@@ -185,13 +192,58 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
         if rest > 0 {
             let xs = x_step::<L, R>(x_at.add(n_steps * L::X_BYTES), x.stride);
             for (c, sums) in acc.iter_mut().enumerate() {
-                let mut padded = [0u8; MAX_STEP_BYTES];
-                let rest_at = w_at.add(c * w.row_bytes + n_steps * L::W_BYTES);
-                rest_at.copy_to_nonoverlapping(padded.as_mut_ptr(), rest);
-                add_step::<L, R>(sums, xs, L::w(padded.as_ptr()));
+                let last = w_rest::<L>(w_at.add(c * w.row_bytes + n_steps * L::W_BYTES), rest);
+                add_step::<L, R>(sums, xs, last);
             }
         }
         store::<L, R, C>(acc, y.start.add(row * y.stride + output), y.stride);
+    }
+}
+
+/// One row times `C` outputs from `output`: the sums of [`tile`], output after output.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn single<L: Lanes, const C: usize>(
+    x: &PackedRows,
+    row: usize,
+    w: WeightRows<'_>,
+    output: usize,
+    y: &Target<'_>,
+) {
+    let (n_steps, rest) = (w.row_bytes / L::W_BYTES, w.row_bytes % L::W_BYTES);
+    // SAFETY: as in `tile`.
+    unsafe {
+        let mut acc = [[L::zero()]; C];
+        let x_at = x.bytes().as_ptr().add(row * x.stride);
+        for (c, [sum]) in acc.iter_mut().enumerate() {
+            let w_at = w.bytes.as_ptr().add((output + c) * w.row_bytes);
+            for step in 0..n_steps {
+                let at = w_at.add(step * L::W_BYTES);
+                L::prefetch(at.wrapping_add(AHEAD_BYTES), CacheLevel::Second);
+                *sum = L::add(*sum, L::x(x_at.add(step * L::X_BYTES)), L::w(at));
+            }
+            if rest > 0 {
+                let last = w_rest::<L>(w_at.add(n_steps * L::W_BYTES), rest);
+                *sum = L::add(*sum, L::x(x_at.add(n_steps * L::X_BYTES)), last);
+            }
+        }
+        store::<L, 1, C>(acc, y.start.add(row * y.stride + output), y.stride);
+    }
+}
+
+/// The last `rest` bytes of a weight row, zeros behind them.
+///
+/// # Safety
+/// `at` may be read for `rest` bytes, fewer than a step. The CPU has the set of `L`.
+#[inline(always)]
+unsafe fn w_rest<L: Lanes>(at: *const u8, rest: usize) -> L::W {
+    let mut padded = [0u8; MAX_STEP_BYTES];
+    // SAFETY: as the caller vouches, and no step is longer than `padded`.
+    unsafe {
+        at.copy_to_nonoverlapping(padded.as_mut_ptr(), rest);
+        L::w(padded.as_ptr())
     }
 }
 
