@@ -1,6 +1,9 @@
 """transformers as a peer of stoker-bench: loads a checkpoint, then measures what each line of its input asks for.
 
-usage: transformers-peer.py DIRECTORY THREADS      needs torch and transformers
+usage: transformers-peer.py MODEL THREADS      needs torch and transformers, for a GGUF file gguf too
+
+MODEL is a directory, or a GGUF file. Of the latter transformers widens all blocks at start, as it does wherever it has no
+kernel for them from a hub, here to bfloat16, which is its fastest format.
 
 Prints {"version": ...} once it is ready. A line of input is {"requests": N, "prompt": N, "completion": N}; the answer is
 {"first": SECONDS, "last": SECONDS}: from the start to the first token of all, and to the last. Prompts are fresh random tokens,
@@ -8,12 +11,13 @@ decoded greedily in one static batch.
 """
 
 import json
+import pathlib
 import sys
 import time
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 
 def main() -> None:
@@ -21,12 +25,21 @@ def main() -> None:
         sys.exit(__doc__)
     torch.set_num_threads(int(sys.argv[2]))
     torch.set_grad_enabled(False)
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto", attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(**files(sys.argv[1]), attn_implementation="sdpa").eval()
     answer({"version": transformers.__version__})
     for line in sys.stdin:
         work = json.loads(line)
         first, last = generate(model, work["requests"], work["prompt"], work["completion"])
         answer({"first": first, "last": last})
+
+
+def files(model: str) -> dict:
+    path = pathlib.Path(model)
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": model, "dtype": "auto"}
+    widened = GgufConfig(dequantize=True)
+    here = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    return {**here, "dtype": torch.bfloat16, "quantization_config": widened}
 
 
 def generate(model, requests: int, prompt: int, completion: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use stoker_figures::System;
 
@@ -32,7 +32,6 @@ pub struct Transformers {
 impl Transformers {
     /// Starts Python and waits until the model is loaded.
     pub fn open(setup: &PeerSetup) -> Result<Self> {
-        ensure!(setup.model.is_dir(), "it is asked directories, not {}", setup.model.display());
         let python = setup.cache.join("venv-goldens/bin/python");
         let mut child = start(&python, setup)
             .with_context(|| format!("not installed: {} needs torch and transformers", python.display()))?;
