@@ -45,7 +45,7 @@ fn count(replicas: u32) -> String {
 
 fn coverage(coverage: &Coverage) -> String {
     let Coverage { serving, fresh, starting, draining, broken, not_fresh, window_seconds } = coverage;
-    let broken = if *broken > 0 { format!(", {broken} broken and made up for") } else { String::new() };
+    let broken = if *broken > 0 { format!(", {broken} crashed and given up") } else { String::new() };
     let mut words = format!(
         "{fresh} of {serving} serving replicas fresh, {starting} starting, {draining} draining{broken}, \
          {window_seconds:.0} s of history"

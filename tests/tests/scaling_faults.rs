@@ -14,6 +14,7 @@ use std::{
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_scaling::explain;
 use stoker_tests::{
     agent,
     operator::{AGENT_IMAGE, NAMESPACE, Rig, condition, serves},
@@ -76,16 +77,36 @@ fn real_agents_that_are_killed_or_frozen_never_scale_down_and_are_named_within_t
 }
 
 #[test]
-fn an_agent_that_crashes_without_end_is_given_up_and_is_the_one_that_goes() {
+fn a_real_agent_that_crashes_without_end_moves_nothing_is_given_up_and_is_the_one_that_goes() {
     let rig = Rig::start(Audit::Off).unwrap();
-    rig.apply("crashing", spec(AGENT_IMAGE, 2)).unwrap();
+    rig.cluster.node.add_image(REAL_IMAGE, agent::binary().unwrap());
+    rig.apply("crashing", spec(REAL_IMAGE, 2)).unwrap();
     rig.wait_ready("crashing", SOON).unwrap();
     rig.wait("both are read", SOON, |rig| Ok(section_is_calm(rig, "crashing"))).unwrap();
     let victim = rig.pods("crashing").unwrap().remove(0).name_any();
-    rig.apply("crashing", spec(AGENT_IMAGE, 1)).unwrap();
+    // Between two lives there is nobody to kill.
+    let crash = |rig: &Rig| _ = rig.cluster.node.kill_pod(NAMESPACE, &victim);
+    rig.wait("it is missed by name", SOON, |rig| {
+        crash(rig);
+        Ok(complaint(rig, "crashing").is_some_and(|message| message.contains(&victim)))
+    })
+    .unwrap();
+    // Longer than the half minute after which readings that are all fresh again count as healthy.
+    rig.wait("it is given up", SOON, |rig| {
+        crash(rig);
+        let (value, _, message) = condition(&rig.get("crashing")?, "MetricsHealthy").unwrap_or_default();
+        Ok((value.as_str(), message.as_str()) == ("True", "1 of 1 serving replicas fresh; 1 crashed and given up"))
+    })
+    .unwrap();
+    let records = rig.operator.records("crashing", 0).unwrap();
+    let given_up = records.iter().rfind(|record| record.signals.coverage.broken == 1).unwrap();
+    assert!(explain(given_up).contains("1 crashed and given up"), "{}", explain(given_up));
+    assert!(records.iter().all(|record| record.decision.desired == 2), "neither more nor fewer");
+    assert_eq!(rig.pods("crashing").unwrap().len(), 2);
+
+    rig.apply("crashing", spec(REAL_IMAGE, 1)).unwrap();
     rig.wait("the healthy one is left", SOON, |rig| {
-        // Between two lives there is nobody to kill.
-        let _ = rig.cluster.node.kill_pod(NAMESPACE, &victim);
+        crash(rig);
         let pods = rig.pods("crashing")?;
         Ok(pods.len() == 1 && pods[0].name_any() != victim && serves(&pods[0]))
     })

@@ -36,12 +36,14 @@ pub struct Shown {
     pub fresh: u32,
     /// One replica that is not fresh, and why.
     pub example: Option<(String, NotFresh)>,
+    /// Replicas that were given up: their process is gone for good.
+    pub broken: u32,
 }
 
 impl Shown {
     pub(super) fn of(coverage: &Coverage) -> Self {
-        let Coverage { serving, fresh, not_fresh, .. } = coverage;
-        Self { serving: *serving, fresh: *fresh, example: not_fresh.first().cloned() }
+        let Coverage { serving, fresh, not_fresh, broken, .. } = coverage;
+        Self { serving: *serving, fresh: *fresh, example: not_fresh.first().cloned(), broken: *broken }
     }
 
     /// True when no serving replica is out of sight.

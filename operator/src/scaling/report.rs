@@ -94,19 +94,27 @@ fn word(value: &impl Serialize) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The condition MetricsHealthy.
+/// The condition MetricsHealthy. Who was given up is no lack of readings; it is named so that the count can be understood.
 pub fn metrics_healthy(shown: &Shown) -> Verdict {
-    let Shown { serving, fresh, example } = shown;
+    let Shown { serving, fresh, example, broken } = shown;
+    let given_up = if *broken > 0 { format!("; {broken} crashed and given up") } else { String::new() };
     match example {
-        _ if *serving == 0 => Verdict::new(true, conditions::REASON_NOTHING_TO_READ, "no replica serves yet"),
+        _ if *serving == 0 => {
+            Verdict::new(true, conditions::REASON_NOTHING_TO_READ, format!("no replica serves yet{given_up}"))
+        }
         Some((replica, why)) => Verdict::new(
             false,
             conditions::REASON_NOT_ALL_FRESH,
-            format!("{fresh} of {serving} serving replicas fresh; nothing goes down; {replica} {}", complaint(*why)),
+            format!(
+                "{fresh} of {serving} serving replicas fresh; nothing goes down; {replica} {}{given_up}",
+                complaint(*why)
+            ),
         ),
-        None => {
-            Verdict::new(true, conditions::REASON_ALL_FRESH, format!("{fresh} of {serving} serving replicas fresh"))
-        }
+        None => Verdict::new(
+            true,
+            conditions::REASON_ALL_FRESH,
+            format!("{fresh} of {serving} serving replicas fresh{given_up}"),
+        ),
     }
 }
 
