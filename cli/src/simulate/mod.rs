@@ -4,6 +4,7 @@
 //! same simulated replicas, and shows replicas, KV usage, late answers and preemptions over time. Touches nothing but
 //! the files it is told to write.
 
+mod claims;
 mod figures;
 mod report;
 mod tick;
@@ -15,8 +16,8 @@ use clap::Args;
 use stoker_scaling::{
     ScalingSpec,
     sim::{
-        Comparison, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace, recorded_trace,
-        run_ours,
+        Comparison, Progress, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace,
+        recorded_trace, run_ours,
     },
 };
 
@@ -94,7 +95,15 @@ fn compared(args: &Simulate, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec
         Rival::named(name).with_context(|| format!("no rule is called {name:?}: use hpa-queue, kpa, wva"))
     };
     let rivals = args.against.iter().map(named).collect::<Result<Vec<_>>>()?;
-    Ok(compare(traces, spec, &rivals, &setting(args, spec)))
+    Ok(compare(traces, spec, &rivals, &setting(args, spec), &tell))
+}
+
+/// A line for each tenth of a search.
+fn tell(progress: Progress) {
+    let Progress { rival, done, of } = progress;
+    if done % of.div_ceil(10) == 0 || done == of {
+        eprintln!("{}: {done} of {of} simulations", rival.name());
+    }
 }
 
 fn setting(args: &Simulate, spec: &ScalingSpec) -> Setting {
@@ -114,6 +123,7 @@ fn show(args: &Simulate, comparisons: &[Comparison]) -> Result<()> {
     }
     if comparisons.len() > 1 {
         print!("\n{}", report::sums(comparisons));
+        print!("\n{}", claims::table(comparisons, |comparison| &comparison.one_target));
     }
     if let Some(dir) = &args.out {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;

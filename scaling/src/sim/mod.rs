@@ -15,7 +15,7 @@ pub mod rules;
 mod trace;
 mod traces;
 
-pub use compare::{Comparison, EQUAL_WITHIN, Rival, STOKER, Tuned, compare, run_ours};
+pub use compare::{Comparison, EQUAL_WITHIN, Progress, Rival, STOKER, Tuned, compare, run_ours};
 pub use fleet::{LOOK_SECONDS, Member, Rule, Setting, Stage, View, simulate};
 pub use model::{Promise, ReplicaModel};
 pub use outcome::{Outcomes, REVERSAL_SECONDS, Sample};
