@@ -153,7 +153,7 @@ impl Fields {
         if let Some((sent, raw)) = sent
             && let Some(code) = T::outside(&range, sent)
         {
-            let (expected, found) = (T::expected(&range), excerpt(raw));
+            let (expected, found) = (T::expected(&range, sent), excerpt(raw));
             return Err(FieldError::OutOfRange { field: field.to_owned(), expected, found, code });
         }
         self.take(field)
@@ -176,7 +176,7 @@ impl Fields {
 
 /// A number with a range that clients are told about.
 pub(crate) trait Bounded: DeserializeOwned + PartialEq + Copy + Into<f64> + std::fmt::Display {
-    /// The largest value of the type: a range that ends there has no upper end worth telling.
+    /// The largest value of the type: a range that ends there has no upper end worth telling, unless it was passed.
     const MAX: Self;
     /// OpenAI's words for a value below and above the range.
     const OUTSIDE: [&'static str; 2];
@@ -192,9 +192,9 @@ pub(crate) trait Bounded: DeserializeOwned + PartialEq + Copy + Into<f64> + std:
     }
 
     /// The range in words.
-    fn expected(range: &RangeInclusive<Self>) -> String {
+    fn expected(range: &RangeInclusive<Self>, sent: f64) -> String {
         match range.end() {
-            end if *end == Self::MAX => format!("{} or more", range.start()),
+            end if *end == Self::MAX && sent <= (*end).into() => format!("{} or more", range.start()),
             end => format!("between {} and {end}", range.start()),
         }
     }
@@ -366,6 +366,8 @@ mod tests {
             let code = "integer_below_min_value";
             assert_eq!(refused(&format!(r#"{{"n": {below}}}"#), 1..=u32::MAX), told("1 or more", below, code));
         }
+        let above = told("between 1 and 4294967295", "1e+30", "integer_above_max_value");
+        assert_eq!(refused(r#"{"n": 1e+30}"#, 1..=u32::MAX), above);
         let error = fields(r#"{"t": 2.5}"#).number("t", 0.0..=2.0_f32).unwrap_err();
         assert_eq!(error.to_string(), "`t` must be between 0 and 2, got 2.5");
         assert!(matches!(error, FieldError::OutOfRange { code: "decimal_above_max_value", .. }), "{error:?}");
