@@ -123,6 +123,7 @@ impl Args {
         AgentConfig {
             revision: String::new(),
             model: ModelConfig { source: self.model.clone(), served_names: flags.served_names },
+            gpus: 0,
             engine: EngineSettings {
                 max_model_len: flags.max_model_len,
                 max_num_seqs: flags.max_num_seqs,

@@ -105,7 +105,7 @@ impl Settings {
 
     /// Checks a configuration.
     pub fn validate(config: AgentConfig, on_failure: OnFailure) -> Result<Self, ConfigError> {
-        let AgentConfig { revision, model, engine, drain } = config;
+        let AgentConfig { revision, model, gpus, engine, drain } = config;
         if model.source.is_empty() {
             return Err(ConfigError::NoSource);
         }
@@ -113,7 +113,7 @@ impl Settings {
             return Err(ConfigError::NoName);
         }
         let engine =
-            EngineConfig { model: model_files(&model.source)?, limits: limits(engine), device: DeviceChoice::Auto };
+            EngineConfig { model: model_files(&model.source)?, limits: limits(engine), device: device_of_pod(gpus) };
         let ModelConfig { source, served_names } = model;
         Ok(Self { revision, source, served_names, engine, drain, on_failure, patience: Patience::default() })
     }
@@ -146,6 +146,11 @@ fn model_files(source: &str) -> Result<ModelFiles, ConfigError> {
         return Err(ConfigError::UnknownScheme { source_uri: source.to_owned() });
     }
     Ok(ModelFiles::Directory(path.into()))
+}
+
+/// A pod's GPUs are counted for it: it uses what it was given, and takes none that it was not.
+fn device_of_pod(gpus: u32) -> DeviceChoice {
+    if gpus == 0 { DeviceChoice::Cpu } else { DeviceChoice::Cuda(0) }
 }
 
 /// Ranges are the engine's to check: it knows the model's own limits.
@@ -182,7 +187,7 @@ mod tests {
 
     fn config(source: &str, engine: EngineSettings) -> AgentConfig {
         let model = ModelConfig { source: source.into(), served_names: vec!["m".into()] };
-        AgentConfig { revision: "r1".into(), model, engine, drain: DrainSettings::default() }
+        AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() }
     }
 
     fn refusal(source: &str, engine: EngineSettings) -> String {
@@ -201,6 +206,15 @@ mod tests {
     fn batch_invariance_reaches_the_engine() {
         let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
         assert!(Settings::validate(config("/m", asked), OnFailure::Report).unwrap().engine.limits.batch_invariant);
+    }
+
+    #[test]
+    fn a_replica_computes_on_the_gpu_it_was_given_and_on_no_other() {
+        let device = |gpus| {
+            let config = AgentConfig { gpus, ..config("/m", EngineSettings::default()) };
+            Settings::validate(config, OnFailure::Report).unwrap().engine.device
+        };
+        assert_eq!([device(0), device(1)], [DeviceChoice::Cpu, DeviceChoice::Cuda(0)]);
     }
 
     #[test]

@@ -44,6 +44,7 @@ impl Agent {
         let config = AgentConfig {
             revision: "r1".into(),
             model: ModelConfig { source: "/simulated".into(), served_names: vec!["sim".into(), "alias".into()] },
+            gpus: 0,
             engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
             drain: DrainSettings::default(),
         };

@@ -25,12 +25,20 @@ pub struct AgentConfig {
     pub revision: String,
     /// Which weights to serve.
     pub model: ModelConfig,
+    /// GPUs the pod was given; 0: compute on CPUs. Left out where there is none, so that agents which do not know it
+    /// still read their configuration.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpus: u32,
     /// Sizes of the engine.
     #[serde(default)]
     pub engine: EngineSettings,
     /// How the agent leaves.
     #[serde(default)]
     pub drain: DrainSettings,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Which weights a replica serves and under which names.

@@ -151,6 +151,19 @@ pub struct ResourcesSpec {
         "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('64Mi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0"
     ).message("resources.memory: a quantity of bytes from 64Mi to 64Ti, for example \"8Gi\""))]
     pub memory: Option<Amount>,
+    /// GPUs per replica, 0 or 1. With 1 a replica computes on the GPU that its node gives it, and fails with the reason if
+    /// it cannot; with 0 on CPUs, whatever the node has. A replica on several GPUs is not there yet. Nodes with taints
+    /// need pod.tolerations. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub gpus: Option<u32>,
+    /// What the cluster calls its GPUs: the extended resource that its device plugin offers. Default: "nvidia.com/gpu".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 3, max = 253))]
+    #[x_kube(validation = Rule::new(
+        "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')"
+    ).message("resources.gpuResource: DOMAIN/NAME as the device plugin offers it, for example nvidia.com/gpu"))]
+    pub gpu_resource: Option<String>,
 }
 
 /// A Kubernetes quantity as users write it: a whole number (of any size: bytes need 64 bits) or a text.

@@ -11,13 +11,15 @@ use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
-    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec},
+    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec, ResourcesSpec},
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
+/// What NVIDIA's device plugin calls a GPU.
+const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// What the operator was started with and every deployment falls back to.
 #[derive(Clone, Debug)]
@@ -69,6 +71,9 @@ pub struct ReplicaInputs {
     pub model_claim: Option<String>,
     /// Names accepted in requests; never empty.
     pub served_names: Vec<String>,
+    /// GPUs it computes on.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub gpus: u32,
     /// Sizes of the engine.
     pub engine: EngineSettings,
     /// How the replica leaves.
@@ -183,13 +188,15 @@ fn replica_inputs(
     let spec = &deployment.spec;
     let source = model_source(&spec.model.source)?;
     let pod = spec.pod.clone().unwrap_or_default();
+    let resources = spec.resources.clone().unwrap_or_default();
     Ok(ReplicaInputs {
         model_source: source.path,
         model_claim: source.claim,
         served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
+        gpus: resources.gpus.unwrap_or_default(),
         engine: engine_settings(spec.engine.as_ref()),
         drain: drain_settings(spec.drain.as_ref()),
-        resources: resources(deployment),
+        resources: quantities(resources),
         image: image(&pod, defaults)?,
         image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str()),
         image_pull_secrets: pod.image_pull_secrets.into_iter().map(|secret| secret.name).collect(),
@@ -255,11 +262,16 @@ fn drain_settings(spec: Option<&DrainSpec>) -> DrainSettings {
     }
 }
 
-fn resources(deployment: &InferenceDeployment) -> BTreeMap<String, Quantity> {
-    let spec = deployment.spec.resources.clone().unwrap_or_default();
-    [("cpu", spec.cpu), ("memory", spec.memory)]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+fn quantities(spec: ResourcesSpec) -> BTreeMap<String, Quantity> {
+    let gpu_resource = spec.gpu_resource.unwrap_or_else(|| GPU_RESOURCE.to_owned());
+    let gpus = spec.gpus.filter(|gpus| *gpus > 0).map(|gpus| Amount::Whole(gpus.into()));
+    [("cpu".to_owned(), spec.cpu), ("memory".to_owned(), spec.memory), (gpu_resource, gpus)]
         .into_iter()
-        .filter_map(|(name, quantity)| Some((name.to_owned(), as_quantity(quantity?))))
+        .filter_map(|(name, amount)| Some((name, as_quantity(amount?))))
         .collect()
 }
 
@@ -277,6 +289,18 @@ mod tests {
     fn resolved(source: &str) -> (String, Option<String>) {
         let resolved = model_source(source).unwrap();
         (resolved.path, resolved.claim)
+    }
+
+    #[test]
+    fn gpus_are_asked_for_by_the_clusters_name_and_none_is_no_line() {
+        let asked = |gpus, gpu_resource: Option<&str>| {
+            let spec = ResourcesSpec { gpus, gpu_resource: gpu_resource.map(str::to_owned), ..Default::default() };
+            quantities(spec).into_iter().map(|(name, Quantity(amount))| format!("{name}={amount}")).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(Some(1), None), ["nvidia.com/gpu=1"]);
+        assert_eq!(asked(Some(1), Some("nvidia.com/mig-3g.71gb")), ["nvidia.com/mig-3g.71gb=1"]);
+        assert_eq!(asked(Some(0), Some("nvidia.com/gpu")), Vec::<String>::new());
+        assert_eq!(asked(None, None), Vec::<String>::new());
     }
 
     #[test]

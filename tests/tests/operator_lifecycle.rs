@@ -265,6 +265,13 @@ fn the_reason_is_the_schedulers_when_no_node_has_room() {
 }
 
 #[test]
+fn a_replica_without_a_gpu_to_have_says_so() {
+    let (reason, message) = blocked(&rig(), "gpuless", json!({"resources": {"gpus": 1}}));
+    assert_eq!(reason, "Unschedulable");
+    assert!(message.contains("Insufficient nvidia.com/gpu"), "{message}");
+}
+
+#[test]
 fn the_reason_is_the_kubelets_when_the_image_is_missing() {
     let (reason, message) = blocked(&rig(), "imageless", json!({"pod": {"image": "nowhere.example/agent:9"}}));
     assert!(["ErrImagePull", "ImagePullBackOff"].contains(&reason.as_str()), "{reason}");

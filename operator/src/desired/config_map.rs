@@ -31,6 +31,7 @@ fn agent_config(inputs: &ReplicaInputs, revision: &str) -> AgentConfig {
     AgentConfig {
         revision: revision.to_owned(),
         model: ModelConfig { source: inputs.model_source.clone(), served_names: inputs.served_names.clone() },
+        gpus: inputs.gpus,
         engine: inputs.engine.clone(),
         drain: inputs.drain,
     }

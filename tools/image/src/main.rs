@@ -20,6 +20,9 @@ struct Args {
     /// Value of a ${NAME} in the recipe's paths; may be given more than once
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
     variables: Vec<(String, String)>,
+    /// A shared library that a program of the image opens by name while it runs; may be given more than once
+    #[arg(long = "library", value_name = "FILE")]
+    libraries: Vec<PathBuf>,
     /// Where the archive goes
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -40,6 +43,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let variables: Variables = args.variables.into_iter().collect();
     let recipe = Recipe::read(&args.recipe, &variables).context("read recipe")?;
+    let recipe = args.libraries.iter().try_fold(recipe, |recipe, library| recipe.with_library(library))?;
     let tree = RootFs::collect(&recipe).context("collect files")?;
     let image = write_archive(&recipe, &tree, &args.tags, &args.out).context("write archive")?;
     let names: Vec<String> = args.tags.iter().map(ToString::to_string).collect();

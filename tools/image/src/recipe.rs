@@ -7,6 +7,9 @@ use serde::Deserialize;
 
 use crate::ImageError;
 
+/// Where the loader looks without being told.
+const LIBRARIES: &str = "/usr/lib";
+
 /// What `${NAME}` stands for in a recipe.
 pub type Variables = BTreeMap<String, String>;
 
@@ -108,6 +111,15 @@ impl Recipe {
         recipe.expand(variables)
     }
 
+    /// The same with one more shared library; those that it needs itself come along.
+    pub fn with_library(mut self, library: &Path) -> Result<Self, ImageError> {
+        let source = library.display().to_string();
+        let name = library.file_name().ok_or_else(|| ImageError::ImagePath { path: source.clone() })?;
+        let path = format!("{LIBRARIES}/{}", name.to_string_lossy());
+        self.files.push(File { path, mode: "0755".to_owned(), content: Content::Binary(source) });
+        Ok(self)
+    }
+
     /// Replaces `${NAME}` in the paths of files of this machine. Nothing else in a recipe varies.
     fn expand(mut self, variables: &Variables) -> Result<Self, ImageError> {
         for file in &mut self.files {
@@ -150,6 +162,14 @@ mod tests {
         let error = expand("${BIN}/x", &Variables::new()).unwrap_err();
         assert_eq!(error.to_string(), "the recipe uses ${BIN}: pass --set BIN=VALUE");
         assert!(expand("${BIN", &Variables::new()).unwrap_err().to_string().contains("without `}`"));
+    }
+
+    #[test]
+    fn a_library_goes_where_the_loader_looks() {
+        let recipe = parse("config: {user: '1:1', entrypoint: [/x]}\nfiles: []").unwrap();
+        let file = recipe.with_library(Path::new("/opt/cuda/libcublasLt.so.13")).unwrap().files.remove(0);
+        assert_eq!(file.path, "/usr/lib/libcublasLt.so.13");
+        assert_eq!(file.content, Content::Binary("/opt/cuda/libcublasLt.so.13".into()));
     }
 
     #[test]
