@@ -231,6 +231,15 @@ fn a_silent_node_is_marked_its_pods_go_on_and_all_is_well_when_it_speaks_again()
     cluster.node.speak();
     wait_for("the pod is ready again", || cluster.is_ready("lonely").then_some(()));
     assert_eq!(cluster.node.pids_of("default", "lonely"), pid, "the process was not restarted");
+    // A controller that missed news itself may say so of a node that was never silent.
+    let lost = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}).to_string();
+    let condition = ["-o", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"];
+    let told =
+        cluster.kubectl(&[&["patch", "node", "node-0", "--subresource=status", "-p", &lost], &condition[..]].concat());
+    assert_eq!(told, "Unknown");
+    wait_for("the node says that it is ready", || {
+        (cluster.kubectl(&[&["get", "node", "node-0"], &condition[..]].concat()) == "True").then_some(())
+    });
 }
 
 /// Has a cluster of its own: the others must not notice.

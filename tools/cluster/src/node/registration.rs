@@ -77,7 +77,8 @@ pub(crate) async fn register(ctx: &NodeContext, options: &NodeOptions) -> Result
     renew_lease(ctx, options.heartbeat).await.map_err(ClusterError::api(failed()))
 }
 
-/// Renews the lease for ever; says again that the node is ready after every gap, because others may have said otherwise.
+/// Renews the lease for ever; says again that the node is ready after every gap, and whenever the node lifecycle controller
+/// said otherwise: one that missed news itself takes the node for lost, and only the node can take that back.
 pub(crate) async fn heartbeat(ctx: Arc<NodeContext>, options: NodeOptions) {
     let mut gap = false;
     loop {
@@ -86,7 +87,7 @@ pub(crate) async fn heartbeat(ctx: Arc<NodeContext>, options: NodeOptions) {
         ctx.speaking().await;
         gap |= silence_began.elapsed() > Duration::from_millis(100);
         let renewed = renew_lease(&ctx, options.heartbeat).await;
-        if gap && renewed.is_ok() {
+        if renewed.is_ok() && (gap || !is_called_ready(&ctx).await) {
             gap = write_status(&ctx, &options).await.is_err();
         }
         if let Err(error) = renewed {
@@ -94,6 +95,13 @@ pub(crate) async fn heartbeat(ctx: Arc<NodeContext>, options: NodeOptions) {
             gap = true;
         }
     }
+}
+
+/// What the Node object says; a node that cannot be read may be called anything.
+async fn is_called_ready(ctx: &NodeContext) -> bool {
+    let node = Api::<Node>::all(ctx.client.clone()).get_status(&ctx.name).await;
+    let conditions = node.ok().and_then(|node| node.status?.conditions).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 async fn write_status(ctx: &NodeContext, options: &NodeOptions) -> kube::Result<()> {
