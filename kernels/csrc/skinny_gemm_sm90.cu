@@ -105,8 +105,8 @@ __device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials<kT
         upper[s] = present ? load_shared(rows + s * 64) : make_uint4(0, 0, 0, 0);
         lower[s] = present ? load_shared(rows + 8 * kRowBytes + s * 64) : make_uint4(0, 0, 0, 0);
       }
-      __syncwarp();
-      if (lane == 0) arrive(&ring.empty[slot]);
+      // Every lane for itself: the producer's next copy then stands behind each lane's reads, not only behind one lane's.
+      arrive(&ring.empty[slot]);
       uint4 ahead[kTiles][2];
       load_x<kTiles>(ahead, p, next);
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Product& p) {
   __shared__ Partials<kTiles> partial;
   __shared__ Ring ring;
   if (threadIdx.x == 0) {
-    for (int slot = 0; slot < kStages; ++slot) init_barrier(&ring.full[slot], 1), init_barrier(&ring.empty[slot], kProductWarps);
+    for (int slot = 0; slot < kStages; ++slot) init_barrier(&ring.full[slot], 1), init_barrier(&ring.empty[slot], kConsumers);
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
   __syncthreads();
