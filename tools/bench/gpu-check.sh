@@ -62,9 +62,10 @@ engine() {
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
 }
 
-memcheck() { sanitize memcheck '' pointwise linear attention sampling step; }
+memcheck() { sanitize memcheck '' pointwise linear invariance attention sampling step; }
 
-# The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling.
+# The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling, and
+# the thousand products of `invariance` are left to the memory checker.
 racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear attention sampling-small; }
 
 sanitize() {

@@ -46,7 +46,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         }
     }
     outcomes.push(sum(gpu, GemmShape { m: 200, n: 264, k: 512 })?);
-    outcomes.extend(invariant(gpu)?);
+    outcomes.extend(every_variant(gpu)?);
     Ok(outcomes)
 }
 
@@ -69,13 +69,9 @@ fn skinny_kernels(gpu: &Gpu) -> Vec<SkinnyKernel> {
     if best == SkinnyKernel::Registers { vec![best] } else { vec![SkinnyKernel::Registers, best] }
 }
 
-/// The batch-invariant product, where the chip has it: right, and the same bits at every row count and by every plan.
-fn invariant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
-    let properties = gpu.kernels.properties();
-    if properties.capability != (9, 0) {
-        return Ok(Vec::new());
-    }
-    let n_multiprocessors = properties.n_multiprocessors;
+/// The batch-invariant product, where the chip has it: the plans of several shapes, and each compilation of the kernel.
+fn every_variant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let Some(n_multiprocessors) = multiprocessors_of_hopper(gpu) else { return Ok(Vec::new()) };
     let mut outcomes = Vec::new();
     for output in [OutputType::Bf16, OutputType::F32] {
         for (m, n, k) in [(1, 17, 8), (9, 33, 1032), (100, 264, 512), (300, 130, 2048)] {
@@ -83,11 +79,31 @@ fn invariant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             let plan = GemmPlan::new(shape, output, n_multiprocessors)?;
             outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
         }
+        let shape = GemmShape { m: 300, n: 264, k: 1032 };
+        let mut plans = gemm::all_plans(shape, output, n_multiprocessors);
+        plans.dedup_by_key(|plan| plan.config.entry);
+        for plan in plans {
+            outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// The same bits at every row count and by every plan, some thousand products.
+pub(super) fn run_invariance(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let Some(n_multiprocessors) = multiprocessors_of_hopper(gpu) else { return Ok(Vec::new()) };
+    let mut outcomes = Vec::new();
+    for output in [OutputType::Bf16, OutputType::F32] {
         for (n, k) in INVARIANT_SIZES {
             outcomes.push(same_bits(gpu, (n, k), output, n_multiprocessors)?);
         }
     }
     Ok(outcomes)
+}
+
+fn multiprocessors_of_hopper(gpu: &Gpu) -> Option<u32> {
+    let properties = gpu.kernels.properties();
+    (properties.capability == (9, 0)).then_some(properties.n_multiprocessors)
 }
 
 fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Result<Outcome, KernelError> {

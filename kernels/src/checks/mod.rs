@@ -39,9 +39,10 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 6] = [
+const GROUPS: [(&str, Group); 7] = [
     ("pointwise", pointwise::run),
     ("linear", linear::run),
+    ("invariance", linear::run_invariance),
     ("attention", attention::run),
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),
