@@ -1,7 +1,8 @@
 // Gated activation of the MLP: out[r][i] = bf16(silu(gate[r][i])) * up[r][i], silu(x) = x / (1 + exp(-x)).
 //
-// Layout: gate_up is rows x (2 * width) bf16, gate in the first half of a row and up in the second, as one fused GEMM
-// writes them; out is rows x width; width is a multiple of 8. 6 B per output value, one 16-byte vector a thread.
+// Layout: gate_up is rows x (2 * width) bf16, 8 values of gate and the 8 of up of the same features in turn, as one fused
+// product writes them (`GATE_UP_GROUP` in launch/pointwise.rs says why); out is rows x width; width is a multiple of 8.
+// 6 B per output value, one 16-byte vector a thread.
 // Bound by memory: the copy ceiling at 2048 rows of 14336, 76 % of it at 256 (6.8 us); one row is 1.3 us of latency.
 #include "common.cuh"
 
@@ -13,8 +14,8 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(uint4* out, const uin
   const size_t row = blockIdx.y;
   const uint4* gate_row = gate_up + row * 2 * n_vecs;
   float gate[8], up[8], y[8];
-  stoker::unpack(gate_row[i], gate);
-  stoker::unpack(gate_row[n_vecs + i], up);
+  stoker::unpack(gate_row[2 * i], gate);
+  stoker::unpack(gate_row[2 * i + 1], up);
 #pragma unroll
   for (int e = 0; e < 8; ++e) y[e] = stoker::rounded(gate[e] / (1.f + __expf(-gate[e]))) * up[e];
   out[row * n_vecs + i] = stoker::pack(y);

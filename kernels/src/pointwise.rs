@@ -66,7 +66,7 @@ pub struct AddRmsNorm<'a> {
 pub struct SiluMul<'a> {
     /// Rows of `width`.
     pub out: CudaViewMut<'a, bf16>,
-    /// Rows of `2 * width`: gate, then up.
+    /// Rows of `2 * width`: [`launch::GATE_UP_GROUP`] values of gate and as many of up in turn.
     pub gate_up: CudaView<'a, bf16>,
     /// Values of a row of `out`.
     pub width: usize,

@@ -5,7 +5,7 @@ use half::bf16;
 
 use crate::{
     draw::Draw,
-    launch::{BLOCK_SIZE, GemmShape, Heads},
+    launch::{BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads},
     sampling::{LogitEdit, NO_TOKEN, Penalties, SampleRow},
 };
 
@@ -36,13 +36,13 @@ pub fn add(x: &[f32], residual: &[f32]) -> Vec<f32> {
     x.iter().zip(residual).map(|(x, r)| rounded(x + r)).collect()
 }
 
-/// `silu(gate) * up` of rows of gate, then up.
-pub fn silu_mul(gate_up: &[f32], width: usize) -> Vec<f32> {
-    let row = |row: &[f32]| {
-        let (gate, up) = row.split_at(width);
+/// `silu(gate) * up` of groups of gate, each with its group of up behind it.
+pub fn silu_mul(gate_up: &[f32]) -> Vec<f32> {
+    let group = |group: &[f32]| {
+        let (gate, up) = group.split_at(GATE_UP_GROUP);
         gate.iter().zip(up).map(|(g, u)| rounded(g / (1.0 + (-g).exp())) * u).collect::<Vec<_>>()
     };
-    gate_up.chunks(2 * width).flat_map(row).collect()
+    gate_up.chunks(2 * GATE_UP_GROUP).flat_map(group).collect()
 }
 
 /// x (m x k) times the transpose of w (n x k).

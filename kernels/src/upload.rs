@@ -18,7 +18,7 @@ const PIECE_VALUES: usize = 4 << 20;
 const THREADS_MAX: usize = 8;
 
 /// Numbers as a file holds them, little-endian.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stored<'a> {
     /// Copied as they are.
     Bf16(&'a [u8]),
@@ -42,7 +42,19 @@ pub struct Upload<'a> {
 struct Piece<'a> {
     /// Device address of its first value.
     target: u64,
-    source: Stored<'a>,
+    /// One behind the other.
+    sources: Vec<Stored<'a>>,
+    n_values: usize,
+}
+
+impl Piece<'_> {
+    fn write_to(&self, mut target: &mut [bf16]) {
+        for source in &self.sources {
+            let (own, rest) = target.split_at_mut(source.len());
+            source.write_to(own);
+            target = rest;
+        }
+    }
 }
 
 impl<'a> Stored<'a> {
@@ -59,7 +71,8 @@ impl<'a> Stored<'a> {
         self.len() == 0
     }
 
-    fn pieces(self, n: usize) -> Vec<Self> {
+    /// The same numbers, `n` at a time.
+    pub fn chunks(self, n: usize) -> Vec<Self> {
         match self {
             Self::Bf16(bytes) => bytes.chunks(2 * n).map(Self::Bf16).collect(),
             Self::F16(bytes) => bytes.chunks(2 * n).map(Self::F16).collect(),
@@ -87,7 +100,7 @@ pub fn upload(device: &Device, uploads: Vec<Upload<'_>>, progress: &(dyn Fn(f32)
     // The targets' memory is the device's stream's until what it did there is over.
     device.stream().synchronize().map_err(KernelError::driver("wait for the device"))?;
     let pieces: VecDeque<Piece<'_>> = uploads.into_iter().flat_map(|upload| cut(device, upload)).collect();
-    let n_values: usize = pieces.iter().map(|piece| piece.source.len()).sum();
+    let n_values: usize = pieces.iter().map(|piece| piece.n_values).sum();
     let n_threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(pieces.len().max(1));
     let queue = Mutex::new(Queue { pieces, n_taken: 0 });
     let work = || {
@@ -114,7 +127,7 @@ struct Queue<'a> {
 fn take<'a>(queue: &Mutex<Queue<'a>>) -> Option<(Piece<'a>, usize)> {
     let mut queue = queue.lock().expect("no holder of this lock panics");
     let piece = queue.pieces.pop_front()?;
-    queue.n_taken += piece.source.len();
+    queue.n_taken += piece.n_values;
     Some((piece, queue.n_taken))
 }
 
@@ -123,12 +136,23 @@ fn cut<'a>(device: &Device, upload: Upload<'a>) -> Vec<Piece<'a>> {
     let Upload { target, parts } = upload;
     let n_values: usize = parts.iter().map(Stored::len).sum();
     assert_eq!(target.len(), n_values, "a tensor's size was checked against its shape");
-    let mut at = target.device_ptr_mut(device.stream()).0;
-    let mut pieces = Vec::new();
-    for source in parts.into_iter().flat_map(|part| part.pieces(PIECE_VALUES)) {
-        let target = at;
-        at += (source.len() * size_of::<bf16>()) as u64;
-        pieces.push(Piece { target, source });
+    pieces(target.device_ptr_mut(device.stream()).0, parts, PIECE_VALUES)
+}
+
+/// Pieces of at most `most` values from the device address `first` on. Small parts share one: each copy has a price.
+fn pieces(first: u64, parts: Vec<Stored<'_>>, most: usize) -> Vec<Piece<'_>> {
+    let mut pieces: Vec<Piece<'_>> = Vec::new();
+    let mut at = first;
+    for source in parts.into_iter().flat_map(|part| part.chunks(most)) {
+        let n = source.len();
+        match pieces.last_mut().filter(|piece| piece.n_values + n <= most) {
+            Some(piece) => {
+                piece.sources.push(source);
+                piece.n_values += n;
+            }
+            None => pieces.push(Piece { target: at, sources: vec![source], n_values: n }),
+        }
+        at += (n * size_of::<bf16>()) as u64;
     }
     pieces
 }
@@ -159,8 +183,8 @@ impl Lane {
         let (host, copied) = &mut self.buffers[self.next];
         self.next = 1 - self.next;
         copied.synchronize().map_err(&failed)?;
-        let values = &mut host.as_mut_slice().map_err(&failed)?[..piece.source.len()];
-        piece.source.write_to(values);
+        let values = &mut host.as_mut_slice().map_err(&failed)?[..piece.n_values];
+        piece.write_to(values);
         // SAFETY: `cut` keeps the piece inside its target, which `upload` borrows; no other piece covers it; the pinned
         // values stay until `copied` has happened.
         unsafe { result::memcpy_htod_async(piece.target, &*values, self.stream.cu_stream()) }.map_err(&failed)?;
@@ -198,8 +222,20 @@ mod tests {
 
     #[test]
     fn pieces_hold_every_value_once_in_order() {
-        let bytes: Vec<u8> = (0..40).collect();
-        let pieces = Stored::F32(&bytes).pieces(4);
-        assert_eq!(pieces.iter().map(Stored::len).collect::<Vec<_>>(), [4, 4, 2]);
+        let bytes: Vec<u8> = (1..=26).flat_map(|i| bf16::from_f32(i as f32).to_le_bytes()).collect();
+        let parts: Vec<_> = [&bytes[..20], &bytes[20..26], &bytes[26..28], &bytes[28..]].map(Stored::Bf16).into();
+        let pieces = pieces(1000, parts, 4);
+        // 10 values cut in 4, 4, 2; 3 and 1 together; 12 cut in 4, 4, 4.
+        assert_eq!(pieces.iter().map(|piece| piece.n_values).collect::<Vec<_>>(), [4, 4, 2, 4, 4, 4, 4]);
+        let mut next = 1;
+        for piece in &pieces {
+            let mut values = vec![bf16::NAN; piece.n_values];
+            piece.write_to(&mut values);
+            assert_eq!(piece.target, 1000 + 2 * (next - 1) as u64);
+            let expected = (next..next + piece.n_values).map(|i| bf16::from_f32(i as f32));
+            assert_eq!(values, expected.collect::<Vec<_>>());
+            next += piece.n_values;
+        }
+        assert_eq!(next, 27);
     }
 }

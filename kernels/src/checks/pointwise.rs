@@ -89,7 +89,7 @@ fn silu_mul(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, Kerne
     let mut out = gpu.poisoned(n_rows * width)?;
     let input = gpu.upload_bf16(&gate_up)?;
     gpu.kernels.silu_mul(SiluMul { out: out.view(), gate_up: input.as_view(), width })?;
-    outcome(gpu, "silu_mul", format!("{n_rows} x {width}"), &out, &reference::silu_mul(&gate_up, width))
+    outcome(gpu, "silu_mul", format!("{n_rows} x {width}"), &out, &reference::silu_mul(&gate_up))
 }
 
 #[derive(Clone, Copy, Debug)]

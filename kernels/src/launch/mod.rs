@@ -8,7 +8,7 @@ mod sampling;
 
 pub use self::{
     attention::{PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
-    pointwise::{Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
+    pointwise::{GATE_UP_GROUP, Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
     product::{LinearKernel, SKINNY_ROWS_MAX, SkinnyKernel, skinny_gemm},
     sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},
 };

@@ -38,6 +38,10 @@ pub enum Residual {
     Added,
 }
 
+/// Rows of gate that lie together in the fused weights of gate and up, and the rows of up of the same features behind them:
+/// of 16 rows that a tensor core multiplies, a thread holds rows g and g + 8, so it has both and can activate what it has.
+pub const GATE_UP_GROUP: usize = 8;
+
 /// Gated activation to `rows`.
 pub fn silu_mul(rows: Rows) -> Result<LaunchConfig, KernelError> {
     let n_vecs = vectors("silu_mul", rows)?;

@@ -1,9 +1,10 @@
-//! Weights on the GPU, in bf16, as the kernels want them: Q, K and V are one matrix, gate and up are one matrix. From
-//! a checkpoint, or random numbers from a seed for benchmarks.
+//! Weights on the GPU, in bf16, as the kernels want them: Q, K and V are one matrix, gate and up are one matrix, some rows
+//! of each in turn. From a checkpoint, or random numbers from a seed for benchmarks.
 
 use safetensors::Dtype;
 use stoker_kernels::{
     CudaSlice, Device, KernelError, bf16,
+    launch::GATE_UP_GROUP,
     noise::{self, Noise},
     upload::{Stored, Upload, upload},
 };
@@ -24,6 +25,7 @@ pub(super) struct Layer {
     pub(super) qk_norm: Option<(CudaSlice<bf16>, CudaSlice<bf16>)>,
     pub(super) o: CudaSlice<bf16>,
     pub(super) mlp_norm: CudaSlice<bf16>,
+    /// [`GATE_UP_GROUP`] rows of each in turn.
     pub(super) gate_up: CudaSlice<bf16>,
     pub(super) down: CudaSlice<bf16>,
 }
@@ -38,7 +40,7 @@ pub(super) struct Weights {
     pub(super) lm_head: Option<CudaSlice<bf16>>,
 }
 
-/// One buffer on the GPU and the tensors that it holds, one behind the other.
+/// One buffer on the GPU and the tensors that it holds, one behind the other unless its kind says how.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Slot {
     kind: Kind,
@@ -48,6 +50,8 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Matrix,
+    /// Two halves of as many rows, some of each in turn.
+    GateUp,
     Norm,
     Bias,
 }
@@ -98,7 +102,7 @@ fn layer_slots(shape: &ModelShape, layer: usize) -> Vec<Slot> {
     slots.extend([
         matrix(vec![(name("self_attn.o_proj.weight"), vec![hidden, q_width])]),
         norm(name("post_attention_layernorm.weight"), hidden),
-        matrix(gate_up),
+        Slot { kind: Kind::GateUp, parts: gate_up },
         matrix(vec![(name("mlp.down_proj.weight"), vec![hidden, inner])]),
     ]);
     slots
@@ -136,14 +140,25 @@ pub(super) fn load(
     tensors: &[Vec<Tensor>],
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<Weights, CudaError> {
-    let buffers: Result<Vec<_>, _> = slots(shape).into_iter().map(|slot| device.zeros(slot.len())).collect();
+    let slots = slots(shape);
+    let buffers: Result<Vec<_>, _> = slots.iter().map(|slot| device.zeros(slot.len())).collect();
     let mut buffers = buffers?;
-    let uploads = buffers.iter_mut().zip(tensors).map(|(target, tensors)| {
+    let uploads = buffers.iter_mut().zip(&slots).zip(tensors).map(|((target, slot), tensors)| {
         let parts = tensors.iter().map(stored).collect();
+        let parts = if slot.kind == Kind::GateUp { in_turn(parts, GATE_UP_GROUP * shape.hidden) } else { parts };
         Upload { target, parts }
     });
     upload(device, uploads.collect(), progress)?;
     Ok(assemble(shape, buffers))
+}
+
+/// The first and the second half of all numbers, `n` of each in turn.
+fn in_turn(parts: Vec<Stored<'_>>, n: usize) -> Vec<Stored<'_>> {
+    let half = parts.iter().map(Stored::len).sum::<usize>() / 2;
+    // One tensor of both, or one of each.
+    let halves: Vec<Stored<'_>> = parts.into_iter().flat_map(|part| part.chunks(half)).collect();
+    let [gate, up] = halves[..] else { panic!("a slot of gate and up has one tensor or two of equal size") };
+    gate.chunks(n).into_iter().zip(up.chunks(n)).flat_map(|(gate, up)| [gate, up]).collect()
 }
 
 fn stored(tensor: &Tensor) -> Stored<'_> {
@@ -160,7 +175,7 @@ pub(super) fn random(device: &Device, shape: &ModelShape, seed: u64) -> Result<W
     let largest = slots(shape).iter().map(Slot::len).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
     let buffer = |slot: Slot| match slot.kind {
-        Kind::Matrix => noise::repeated(device, &piece, slot.len()),
+        Kind::Matrix | Kind::GateUp => noise::repeated(device, &piece, slot.len()),
         Kind::Norm => device.holding(&vec![bf16::ONE; slot.len()]),
         Kind::Bias => device.zeros(slot.len()),
     };
@@ -184,4 +199,19 @@ fn assemble(shape: &ModelShape, buffers: Vec<CudaSlice<bf16>>) -> Weights {
     });
     let layers = layers.collect();
     Weights { embed, layers, norm: next(), lm_head: (!shape.extras.tied_head).then(next) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gate_and_up_lie_in_turn_whether_the_checkpoint_has_one_tensor_or_two() {
+        let (gate, up) = ([1u8; 24], [2u8; 24]);
+        let both = [gate, up].concat();
+        let (gate, up) = (Stored::Bf16(&gate[..8]), Stored::Bf16(&up[..8]));
+        let expected = [gate, up, gate, up, gate, up];
+        assert_eq!(in_turn(vec![Stored::Bf16(&both[..24]), Stored::Bf16(&both[24..])], 4), expected);
+        assert_eq!(in_turn(vec![Stored::Bf16(&both)], 4), expected);
+    }
 }
