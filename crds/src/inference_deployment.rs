@@ -235,12 +235,16 @@ pub struct EngineSpec {
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new(
+    "!has(self.withdrawSeconds) || !has(self.deadlineSeconds) || self.withdrawSeconds <= self.deadlineSeconds"
+).message("drain.withdrawSeconds is above drain.deadlineSeconds, so a leaving replica would take requests for longer than it then lets them finish: lower withdrawSeconds or raise deadlineSeconds"))]
 pub struct DrainSpec {
     /// Seconds that streams may take to finish before they are ended with an error, 0 to 86400. Default: 600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86_400))]
     pub deadline_seconds: Option<u32>,
-    /// Seconds that a leaving replica still takes requests while load balancers stop sending them, 0 to 300. Default: 3.
+    /// Seconds that a leaving replica still takes requests while load balancers stop sending them, 0 to 300 and not
+    /// above a `deadlineSeconds` that is set. Default: 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 300))]
     pub withdraw_seconds: Option<u32>,

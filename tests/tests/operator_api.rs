@@ -141,6 +141,19 @@ fn combinations_that_cannot_work_name_both_fields() {
 }
 
 #[test]
+fn a_replica_is_not_withdrawn_for_longer_than_its_streams_may_take() {
+    let drain = |drain: Value| ember_with(json!({"drain": drain}));
+    refused(
+        drain(json!({"withdrawSeconds": 61, "deadlineSeconds": 60})),
+        &["drain.withdrawSeconds is above drain.deadlineSeconds", "lower withdrawSeconds or raise deadlineSeconds"],
+    );
+    accepted(drain(json!({"withdrawSeconds": 60, "deadlineSeconds": 60})));
+    // Only what the user wrote is held against him: streams may be ended at once without a word on withdrawing.
+    accepted(drain(json!({"deadlineSeconds": 0})));
+    accepted(drain(json!({"withdrawSeconds": 300})));
+}
+
+#[test]
 fn replicas_and_native_scaling_exclude_each_other() {
     let both = |mode: &str| ember_with(json!({"replicas": 2, "scaling": {"max": 4, "mode": mode}}));
     refused(both("native"), &["spec.replicas and spec.scaling exclude each other", "remove replicas", "advisory"]);
