@@ -70,11 +70,12 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     max_model_len: Option<u32>,
 
-    /// Sequences decoded together at most. Default: 64, on a GPU 256.
+    /// Sequences decoded together at most. Default: 64, on a GPU 256; --max-batched-tokens if that is less.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_num_seqs: Option<u32>,
 
-    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512, on a GPU 8192.
+    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512, on a GPU 8192;
+    /// --max-num-seqs if that is more.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     max_batched_tokens: Option<u32>,
 

@@ -57,9 +57,10 @@ pub struct ModelConfig {
 pub struct EngineSettings {
     /// Longest prompt plus completion, in tokens. Default: the model's own limit.
     pub max_model_len: Option<u32>,
-    /// Sequences decoded together at most. Default: 64.
+    /// Sequences decoded together at most. Default: 64, on a GPU 256; `max_batched_tokens` if that is less.
     pub max_num_seqs: Option<u32>,
-    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512.
+    /// Tokens computed in one step at most, prefill chunks and decodes together. Default: 512, on a GPU 8192;
+    /// `max_num_seqs` if that is more.
     pub max_batched_tokens: Option<u32>,
     /// Requests waiting at most before new ones are refused with 429. Default: 256.
     pub max_waiting: Option<u32>,

@@ -189,20 +189,20 @@ fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
         "!has(self.kvCacheTokens) || !has(self.maxModelLen) || self.kvCacheTokens >= self.maxModelLen"
     ).message("engine.kvCacheTokens must hold at least one sequence of engine.maxModelLen: raise kvCacheTokens or lower maxModelLen"),
     validation = Rule::new(
-        "(has(self.maxBatchedTokens) ? self.maxBatchedTokens : 512) >= (has(self.maxNumSeqs) ? self.maxNumSeqs : 64)"
-    ).message("engine.maxBatchedTokens (default 512) must be at least engine.maxNumSeqs (default 64), as every running sequence computes one token a step: raise maxBatchedTokens or lower maxNumSeqs")
+        "!has(self.maxBatchedTokens) || !has(self.maxNumSeqs) || self.maxBatchedTokens >= self.maxNumSeqs"
+    ).message("engine.maxBatchedTokens must be at least engine.maxNumSeqs, as every running sequence computes one token a step: raise maxBatchedTokens or lower maxNumSeqs")
 )]
 pub struct EngineSpec {
     /// Longest prompt plus completion, in tokens, 16 to 10485760. Default: the model's own limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 10_485_760))]
     pub max_model_len: Option<u32>,
-    /// Sequences decoded together at most, 1 to 4096. Default: 64, on a GPU 256.
+    /// Sequences decoded together at most, 1 to 4096. Default: 64, on a GPU 256; `maxBatchedTokens` if that is less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_num_seqs: Option<u32>,
     /// Tokens computed in one step at most, prompt chunks and decodes together, 16 to 1048576. Default: 512, on a GPU
-    /// 8192.
+    /// 8192; `maxNumSeqs` if that is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 1_048_576))]
     pub max_batched_tokens: Option<u32>,

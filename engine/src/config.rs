@@ -256,14 +256,16 @@ mod tests {
 
     #[test]
     fn what_nobody_asked_gives_way_to_what_was_asked() {
-        let sizes = |max_num_seqs, max_batched_tokens| {
+        let sizes = |defaults, max_num_seqs, max_batched_tokens| {
             let limits = EngineLimits { max_num_seqs, max_batched_tokens, ..EngineLimits::default() };
-            let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
+            let sched = limits.validate(2048, &[], defaults).unwrap();
             (sched.max_num_seqs, sched.max_batched_tokens)
         };
-        assert_eq!(sizes(None, None), (64, 512));
-        assert_eq!(sizes(Some(1000), None), (1000, 1000));
-        assert_eq!(sizes(None, Some(16)), (16, 16));
+        assert_eq!(sizes(StepSizes::CPU, None, None), (64, 512));
+        assert_eq!(sizes(StepSizes::CPU, Some(1000), None), (1000, 1000));
+        assert_eq!(sizes(StepSizes::CPU, None, Some(16)), (16, 16));
+        assert_eq!(sizes(StepSizes::GPU, Some(600), None), (600, 8192));
+        assert_eq!(sizes(StepSizes::GPU, None, Some(100)), (100, 100));
     }
 
     #[test]

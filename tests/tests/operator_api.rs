@@ -134,10 +134,12 @@ fn combinations_that_cannot_work_name_both_fields() {
         &["engine.kvCacheTokens", "engine.maxModelLen", "raise"],
     );
     refused(
-        engine(json!({"maxNumSeqs": 600})),
-        &["engine.maxBatchedTokens (default 512)", "engine.maxNumSeqs", "lower"],
+        engine(json!({"maxNumSeqs": 600, "maxBatchedTokens": 512})),
+        &["engine.maxBatchedTokens must be at least engine.maxNumSeqs", "raise maxBatchedTokens or lower maxNumSeqs"],
     );
-    refused(engine(json!({"maxBatchedTokens": 32})), &["engine.maxNumSeqs (default 64)"]);
+    // What is not written gives way: the agent derives it from the one that is.
+    accepted(engine(json!({"maxNumSeqs": 600})));
+    accepted(engine(json!({"maxBatchedTokens": 32})));
 }
 
 #[test]
