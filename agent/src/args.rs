@@ -6,6 +6,8 @@ use clap::{Parser, Subcommand};
 use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig};
 use stoker_engine::DeviceChoice;
 
+use crate::config::StartedBy;
+
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
 /// Try it with the model inside this program, which needs no download and no GPU:
@@ -118,6 +120,11 @@ pub(crate) struct Flags {
 }
 
 impl Args {
+    /// Who wrote the settings: with a configuration file the operator, else a person.
+    pub fn started_by(&self) -> StartedBy {
+        if self.config.is_some() { StartedBy::Operator } else { StartedBy::Person }
+    }
+
     /// The configuration the flags describe; a file, if given, takes its place.
     pub(crate) fn agent_config(&self) -> AgentConfig {
         let flags = self.flags.clone();

@@ -1,5 +1,5 @@
-//! From `AgentConfig` to what the process runs with. Every rejection names the field, the value and the limit. Reads the
-//! configuration file; looks at no model file and no environment.
+//! From `AgentConfig` to what the process runs with. Every rejection names the setting, the value and the limit; `wording`
+//! calls settings as the reader does. Reads the configuration file; looks at no model file and no environment.
 
 use std::{
     fs,
@@ -23,24 +23,26 @@ pub struct Settings {
     pub source: String,
     /// Names accepted in requests; the first is the one answers carry. Never empty.
     pub served_names: Vec<String>,
-    /// The model and the engine's sizes.
-    pub engine: EngineConfig,
+    /// The engine's sizes.
+    pub limits: EngineLimits,
+    /// What computes.
+    pub device: DeviceChoice,
     /// How the agent leaves.
     pub drain: DrainSettings,
-    /// What a failure of the engine means for the process.
-    pub on_failure: OnFailure,
+    /// Who started the process.
+    pub started_by: StartedBy,
     /// How long standing still is normal.
     pub patience: Patience,
 }
 
-/// What a failure of the engine means for the process.
+/// Who started the process: what a model that cannot be served means for it, and what settings are called.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum OnFailure {
-    /// Stay up and say why: started by the operator, which reads the reason from `/v1/load`. Exiting would hide it
-    /// behind a restart loop.
-    Report,
-    /// Exit with the message: a person started it and reads the terminal.
-    Exit,
+pub enum StartedBy {
+    /// It stays up and says why: the operator reads the reason from `/v1/load`. Exiting would hide it behind a restart
+    /// loop.
+    Operator,
+    /// It exits with the message: a person reads the terminal.
+    Person,
 }
 
 /// Why a configuration is refused.
@@ -65,20 +67,20 @@ pub enum ConfigError {
         reason: String,
     },
     /// No model.
-    #[error("model.source is empty: use {BUILTIN_SCHEME}NAME, a directory or a .gguf file")]
+    #[error("model_source is empty: use {BUILTIN_SCHEME}NAME, a directory or a .gguf file")]
     NoSource,
     /// No or empty served name.
-    #[error("model.servedNames must hold at least one name and no empty one")]
+    #[error("served_names must hold at least one name and no empty one")]
     NoName,
     /// A builtin model this program does not carry.
-    #[error("model.source {BUILTIN_SCHEME}{name}: this agent carries {}", builtin::names().collect::<Vec<_>>().join(", "))]
+    #[error("model_source {BUILTIN_SCHEME}{name}: this agent carries {}", builtin::names().collect::<Vec<_>>().join(", "))]
     UnknownBuiltin {
         /// The name asked for.
         name: String,
     },
     /// A scheme the agent does not resolve.
     #[error(
-        "model.source {source_uri}: the agent serves {BUILTIN_SCHEME}NAME, a directory or a .gguf file, not other URIs"
+        "model_source {source_uri}: the agent serves {BUILTIN_SCHEME}NAME, a directory or a .gguf file, not other URIs"
     )]
     UnknownScheme {
         /// The source.
@@ -90,21 +92,21 @@ impl Settings {
     /// The settings the command line asks for.
     pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
         match &args.config {
-            Some(path) => Self::validate(read(path)?, OnFailure::Report),
+            Some(path) => Self::validate(read(path)?, StartedBy::Operator),
             None => {
                 let mut config = args.agent_config();
                 if config.model.served_names.is_empty() {
                     config.model.served_names.push(own_name(&config.model.source));
                 }
-                let mut settings = Self::validate(config, OnFailure::Exit)?;
-                settings.engine.device = args.flags.device;
+                let mut settings = Self::validate(config, StartedBy::Person)?;
+                settings.device = args.flags.device;
                 Ok(settings)
             }
         }
     }
 
-    /// Checks a configuration.
-    pub fn validate(config: AgentConfig, on_failure: OnFailure) -> Result<Self, ConfigError> {
+    /// Checks a configuration as far as it can be checked without looking for the model.
+    pub fn validate(config: AgentConfig, started_by: StartedBy) -> Result<Self, ConfigError> {
         let AgentConfig { revision, model, gpus, engine, drain } = config;
         if model.source.is_empty() {
             return Err(ConfigError::NoSource);
@@ -112,10 +114,23 @@ impl Settings {
         if model.served_names.is_empty() || model.served_names.iter().any(String::is_empty) {
             return Err(ConfigError::NoName);
         }
-        let engine =
-            EngineConfig { model: model_files(&model.source)?, limits: limits(engine), device: device_of_pod(gpus) };
         let ModelConfig { source, served_names } = model;
-        Ok(Self { revision, source, served_names, engine, drain, on_failure, patience: Patience::default() })
+        Ok(Self {
+            revision,
+            source,
+            served_names,
+            limits: limits(engine),
+            device: device_of_pod(gpus),
+            drain,
+            started_by,
+            patience: Patience::default(),
+        })
+    }
+
+    /// The engine to start. A source that is not served fails here and not in `validate`: as any model that cannot be
+    /// loaded, it is for `/v1/load` to tell.
+    pub fn engine(&self) -> Result<EngineConfig, ConfigError> {
+        Ok(EngineConfig { model: model_files(&self.source)?, limits: self.limits.clone(), device: self.device })
     }
 }
 
@@ -190,44 +205,42 @@ mod tests {
         AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() }
     }
 
-    fn refusal(source: &str, engine: EngineSettings) -> String {
-        Settings::validate(config(source, engine), OnFailure::Report).unwrap_err().to_string()
+    fn settings(config: AgentConfig) -> Settings {
+        Settings::validate(config, StartedBy::Operator).unwrap()
     }
 
     #[test]
     fn unset_sizes_are_the_engines_defaults() {
         let sizes = EngineSettings { max_waiting: Some(7), memory_fraction: Some(0.5), ..EngineSettings::default() };
-        let settings = Settings::validate(config("/m", sizes), OnFailure::Report).unwrap();
         let expected = EngineLimits { max_waiting: 7, memory_fraction: 0.5, ..EngineLimits::default() };
-        assert_eq!(settings.engine.limits, expected);
+        assert_eq!(settings(config("/m", sizes)).limits, expected);
     }
 
     #[test]
     fn batch_invariance_reaches_the_engine() {
         let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
-        assert!(Settings::validate(config("/m", asked), OnFailure::Report).unwrap().engine.limits.batch_invariant);
+        assert!(settings(config("/m", asked)).limits.batch_invariant);
     }
 
     #[test]
     fn a_replica_computes_on_the_gpu_it_was_given_and_on_no_other() {
-        let device = |gpus| {
-            let config = AgentConfig { gpus, ..config("/m", EngineSettings::default()) };
-            Settings::validate(config, OnFailure::Report).unwrap().engine.device
-        };
+        let device = |gpus| settings(AgentConfig { gpus, ..config("/m", EngineSettings::default()) }).device;
         assert_eq!([device(0), device(1)], [DeviceChoice::Cpu, DeviceChoice::Cuda(0)]);
     }
 
     #[test]
     fn sources_that_are_not_served_are_refused_with_what_is() {
-        assert!(refusal("builtin://gpt", EngineSettings::default()).ends_with("this agent carries ember"));
-        assert!(refusal("hf://a/b", EngineSettings::default()).contains("a directory"));
-        assert!(refusal("", EngineSettings::default()).starts_with("model.source is empty"));
+        let refusal = |source| settings(config(source, EngineSettings::default())).engine().unwrap_err().to_string();
+        assert!(refusal("builtin://gpt").ends_with("this agent carries ember"));
+        assert!(refusal("hf://a/b").contains("a directory"));
+        let empty = Settings::validate(config("", EngineSettings::default()), StartedBy::Operator).unwrap_err();
+        assert!(empty.to_string().starts_with("model_source is empty"));
     }
 
     #[test]
     fn a_path_may_be_written_as_a_uri() {
-        let settings = Settings::validate(config("file:///m/x.gguf", EngineSettings::default()), OnFailure::Report);
-        let ModelFiles::Directory(path) = settings.unwrap().engine.model else { panic!("a path") };
+        let engine = settings(config("file:///m/x.gguf", EngineSettings::default())).engine().unwrap();
+        let ModelFiles::Directory(path) = engine.model else { panic!("a path") };
         assert_eq!(path, Path::new("/m/x.gguf"));
     }
 

@@ -17,3 +17,4 @@ pub mod shutdown;
 pub mod startup;
 pub mod telemetry;
 pub mod tool_calls;
+pub mod wording;

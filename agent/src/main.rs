@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use axum::serve::ListenerExt;
 use clap::Parser;
 use stoker_agent::{
@@ -11,6 +11,7 @@ use stoker_agent::{
     http,
     replica::Replica,
     shutdown, startup, telemetry,
+    wording::in_words_of,
 };
 use stoker_engine::exec::cuda::survey;
 use tokio::net::TcpListener;
@@ -45,7 +46,8 @@ fn doctor() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<u8> {
     telemetry::init(&args.log).context("log filter")?;
-    let settings = Settings::from_args(args)?;
+    let settings =
+        Settings::from_args(args).map_err(|error| anyhow!(in_words_of(args.started_by(), &error.to_string())))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(http_threads())
         .max_blocking_threads(MAX_BLOCKING_THREADS)

@@ -6,14 +6,15 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context;
-use stoker_engine::{Engine, EngineHandle, ModelInfo};
+use anyhow::{Context, anyhow};
+use stoker_engine::{Engine, EngineHandle, ModelInfo, StartError};
 
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
-    config::{OnFailure, Settings},
+    config::{Settings, StartedBy},
     lifecycle::Event,
     replica::{Replica, Served},
+    wording::in_words_of,
 };
 
 /// Loads the model and puts it in service, or notes why not. Blocks until then. An error means: end the process.
@@ -32,9 +33,9 @@ pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
 /// A replica that the operator started stays up and reports why; one started by hand exits with the reason.
 fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<()> {
     let error = error.context(format!("load {}", replica.settings().source));
-    match replica.settings().on_failure {
-        OnFailure::Exit => Err(error),
-        OnFailure::Report => {
+    match replica.settings().started_by {
+        StartedBy::Person => Err(error),
+        StartedBy::Operator => {
             let reason = format!("{error:#}");
             tracing::error!(reason, "the model cannot be loaded; staying up to report it");
             replica.apply(Event::LoadFailed(reason));
@@ -44,14 +45,26 @@ fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<()> {
 }
 
 fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
-    let progress = ProgressLine::new(&replica.settings().source);
+    let settings = replica.settings();
+    let reader = settings.started_by;
+    let config = settings.engine().map_err(|error| anyhow!(in_words_of(reader, &error.to_string())))?;
+    let progress = ProgressLine::new(&settings.source);
     let noted = replica.clone();
-    let engine = Engine::start(replica.settings().engine.clone(), move |fraction| {
+    let started = Engine::start(config, move |fraction| {
         noted.note_load_progress(fraction);
         progress.show(fraction);
-    })?;
+    });
+    let engine = started.map_err(|error| for_reader(reader, error))?;
     let template = chat_template(&engine).context("chat template")?;
     Ok(Served { engine, template })
+}
+
+/// What is wrong with a model's files names files and no settings; a file may be called like a setting.
+fn for_reader(reader: StartedBy, error: StartError) -> anyhow::Error {
+    match error {
+        StartError::Model(_) => error.into(),
+        _ => anyhow!(in_words_of(reader, &error.to_string())),
+    }
 }
 
 fn chat_template(engine: &EngineHandle) -> anyhow::Result<Option<ChatTemplate>> {

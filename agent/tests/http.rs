@@ -17,7 +17,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use stoker_agent::{
     chat_template::{ChatTemplate, SpecialTokens},
-    config::{OnFailure, Settings},
+    config::{Settings, StartedBy},
     health::Patience,
     http,
     lifecycle::{Departure, Event, Purpose},
@@ -48,7 +48,7 @@ impl Agent {
             engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
             drain: DrainSettings::default(),
         };
-        let settings = Settings::validate(config, OnFailure::Report).unwrap();
+        let settings = Settings::validate(config, StartedBy::Operator).unwrap();
         let patience = Patience { step_seconds: 0.3, ..settings.patience };
         let replica = Replica::new(Settings { patience, ..settings });
         Self { router: http::router(replica.clone()), replica }

@@ -51,7 +51,7 @@ pub enum KernelError {
     /// The chip is not the one that the batch-invariant products are written for.
     #[error(
         "the batch-invariant mode needs compute capability 9.0 (H100, H200), this GPU has {major}.{minor}: \
-         switch batchInvariant off"
+         switch batch_invariant off"
     )]
     NotInvariant {
         /// Its compute capability.

@@ -42,7 +42,7 @@ pub(crate) fn start(
 ) -> Result<Choices, ApiError> {
     let n_prompts = u32::try_from(request.prompts.len()).unwrap_or(u32::MAX);
     let n_sequences = n_prompts.saturating_mul(request.generation.n);
-    admit(replica.queue_load(), replica.settings().engine.limits.max_waiting, n_sequences)?;
+    admit(replica.queue_load(), replica.settings().limits.max_waiting, n_sequences)?;
     let mut sequences = Vec::new();
     for prompt in &request.prompts {
         sequences.extend(completions_of(prompt, request, served.engine.model().max_model_len)?);
