@@ -32,7 +32,7 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("model", deployment.spec.model.source.clone());
     line("replicas", replicas(status));
     line("kv", kv(status, *now));
-    line("preemptions", preemptions(status));
+    line("preemptions", preemptions(status, *now));
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
     line("last", last(status, *now));
     if let Some(generation) = unseen_generation(deployment, status) {
@@ -57,15 +57,22 @@ fn replicas(status: &InferenceDeploymentStatus) -> String {
     words
 }
 
+/// The operator reads it all the time and writes it when it has moved: an old number is one that stands, not a stale one.
 fn kv(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
     let Some(capacity) = &status.capacity else { return "unknown: no serving replica was read".to_owned() };
-    let read = ago(capacity.observed_at.0, now);
-    format!("{} % of {} tokens, as of {read} ago", capacity.kv_used_percent, capacity.kv_tokens)
+    let stands = ago(capacity.observed_at.0, now);
+    format!("{} % of {} tokens, about that for {stands}", capacity.kv_used_percent, capacity.kv_tokens)
 }
 
-fn preemptions(status: &InferenceDeploymentStatus) -> String {
-    let count = status.capacity.as_ref().map(|capacity| capacity.preemptions_per_minute);
-    count.map_or_else(|| "unknown".to_owned(), |count| format!("{count} in a minute, as of then"))
+fn preemptions(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
+    match &status.capacity {
+        None => "unknown".to_owned(),
+        Some(capacity) if capacity.preemptions_per_minute == 0 => "none".to_owned(),
+        Some(capacity) => {
+            let noted = ago(capacity.observed_at.0, now);
+            format!("{} in a minute when noted {noted} ago, and some since", capacity.preemptions_per_minute)
+        }
+    }
 }
 
 fn scaling(status: &ScalingStatus) -> String {
@@ -187,8 +194,8 @@ mod tests {
         for words in [
             "deployment   team/chat, 61m old, revision 3f2a, http://chat.team:8000\n",
             "replicas     2/3 serve, 2 of this revision, 3 pods; chat-3f2a-2 is Loading\n",
-            "kv           41 % of 32768 tokens, as of 12s ago\n",
-            "preemptions  3 in a minute, as of then\n",
+            "kv           41 % of 32768 tokens, about that for 12s\n",
+            "preemptions  3 in a minute when noted 12s ago, and some since\n",
             "scaling      native, 3 wanted, 2/2 readings fresh\n",
             "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",
             "Ready      False   30s  Starting  2 of 3 serve\n",
@@ -197,6 +204,16 @@ mod tests {
             assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
         assert!(!text.contains("stale"), "{text}");
+    }
+
+    #[test]
+    fn numbers_that_did_not_move_are_not_called_old() {
+        let mut quiet = status();
+        quiet["capacity"]["observedAt"] = json!("2026-01-31T11:30:00Z");
+        quiet["capacity"]["preemptionsPerMinute"] = json!(0);
+        let text = seen(quiet, json!([]));
+        assert!(text.contains("kv           41 % of 32768 tokens, about that for 31m\n"), "{text}");
+        assert!(text.contains("preemptions  none\n"), "{text}");
     }
 
     #[test]
