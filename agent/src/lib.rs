@@ -1,13 +1,14 @@
 //! The node agent: one process that serves one replica over an OpenAI-compatible HTTP API.
 //!
-//! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it, `lifecycle` and
-//! `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes API.
+//! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it over
+//! `connections`, `lifecycle` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes API.
 
 pub mod admit;
 pub mod args;
 pub mod builtin;
 pub mod chat_template;
 pub mod config;
+pub mod connections;
 pub mod health;
 pub mod http;
 pub mod lifecycle;

@@ -8,6 +8,7 @@ use clap::Parser;
 use stoker_agent::{
     args::{Args, Command},
     config::Settings,
+    connections::{self, HEAD_TIMEOUT},
     http,
     replica::Replica,
     shutdown, startup, telemetry,
@@ -82,7 +83,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     let code = tokio::select! {
         error = loading => return Err(error),
         ended = &mut server => {
-            ended??;
+            ended?;
             // It ends because the exit code is there, and may be seen to have ended before the code is seen.
             return exit.borrow().context("the HTTP server ended by itself");
         }
@@ -93,7 +94,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-async fn serve_http(listener: TcpListener, replica: Arc<Replica>) -> std::io::Result<()> {
+async fn serve_http(listener: TcpListener, replica: Arc<Replica>) {
     let mut exit = replica.exit_code();
     // Without this the kernel holds a token back for up to 40 ms to fill a packet.
     let listener = listener.tap_io(|connection| {
@@ -105,7 +106,7 @@ async fn serve_http(listener: TcpListener, replica: Arc<Replica>) -> std::io::Re
         // The sender lives in the replica, which outlives this server.
         let _ = exit.wait_for(Option::is_some).await;
     };
-    axum::serve(listener, http::router(replica)).with_graceful_shutdown(ended).await
+    connections::serve(listener, http::router(replica), HEAD_TIMEOUT, ended).await;
 }
 
 /// Loads in the background. Returns only if the process must end because of it.
