@@ -91,13 +91,16 @@ struct Operands {
     keep: f32,
 }
 
+/// Looks whether the library can be loaded; needs no driver.
+pub(crate) fn find_library() -> Result<(), KernelError> {
+    // SAFETY: loads the library, calls nothing of it.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(KernelError::NoBlas) }
+}
+
 impl Blas {
     /// Loads the library and allocates its workspace.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
-        // SAFETY: only looks whether the library can be loaded.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(KernelError::NoBlas);
-        }
+        find_library()?;
         device.context().bind_to_thread().map_err(KernelError::driver("bind the context"))?;
         let handle = result::create_handle().map_err(|source| failed("create a handle", String::new(), source))?;
         let workspace = device.stream().alloc_zeros(WORKSPACE_BYTES);

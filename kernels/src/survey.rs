@@ -6,7 +6,10 @@ use std::fmt;
 use cudarc::driver::CudaContext;
 
 use crate::{
-    Device, KernelError, Kernels, blas::Blas, built_for, built_with_kernels, device::driver_version,
+    Device, KernelError, Kernels,
+    blas::{self, Blas},
+    built_for, built_with_kernels,
+    device::driver_version,
     error::cuda_version,
 };
 
@@ -28,22 +31,33 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at everything that a GPU needs, in the order in which it is needed. All found: the first GPU can be used.
+/// Looks at everything that a GPU needs, in the order in which it is needed; what is missing keeps it from nothing but what
+/// cannot be asked without it. All found: the first GPU can be used.
 pub fn survey() -> Vec<Finding> {
     let kernels = match built_with_kernels() {
         true => Ok(format!("compiled for sm_{}", built_for().replace(',', ", sm_"))),
         false => Err(KernelError::NotBuilt.to_string()),
     };
-    let mut findings = vec![Finding { part: "kernels", found: kernels }];
     let driver = driver_version().map(|version| format!("for CUDA {}", cuda_version(version)));
     let has_driver = driver.is_ok();
-    findings.push(Finding { part: "driver", found: driver.map_err(|error| error.to_string()) });
-    if !has_driver {
-        return findings;
-    }
-    findings.extend(gpus());
-    findings.push(Finding { part: "use", found: usable().map_err(|error| error.to_string()) });
+    let blas = blas::find_library().map(|()| "the library loads".to_owned());
+    let mut findings = vec![
+        Finding { part: "kernels", found: kernels },
+        Finding { part: "driver", found: driver.map_err(|error| error.to_string()) },
+        Finding { part: "cuBLASLt", found: blas.map_err(|error| error.to_string()) },
+    ];
+    findings.extend(if has_driver { asked_of_driver() } else { not_asked() });
     findings
+}
+
+fn asked_of_driver() -> Vec<Finding> {
+    let usable = Finding { part: "use", found: usable().map_err(|error| error.to_string()) };
+    gpus().into_iter().chain([usable]).collect()
+}
+
+fn not_asked() -> Vec<Finding> {
+    let finding = |part| Finding { part, found: Err("not known: it takes a driver to ask".into()) };
+    vec![finding("GPU"), finding("use")]
 }
 
 fn gpus() -> Vec<Finding> {
@@ -78,10 +92,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_is_told_so_and_nothing_panics() {
+    fn every_part_is_listed_whatever_is_missing_and_nothing_panics() {
         let findings = survey();
-        assert_eq!(findings[0].part, "kernels");
-        assert_eq!(findings[1].part, "driver");
+        let mut parts: Vec<_> = findings.iter().map(|finding| finding.part).collect();
+        // One line for each GPU.
+        parts.dedup();
+        assert_eq!(parts, ["kernels", "driver", "cuBLASLt", "GPU", "use"]);
         let all_found = findings.iter().all(|finding| finding.found.is_ok());
         assert_eq!(all_found, built_with_kernels() && Device::open(0).is_ok());
     }
