@@ -30,7 +30,7 @@ pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFile
 pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};
-pub use memory::{DeviceMemory, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
+pub use memory::{DeviceMemory, Fix, Fixes, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
 pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples, StepTimes};
 pub use model::ModelError;
 pub use request::*;

@@ -1,5 +1,11 @@
 //! The memory plan (D10): weights, workspace and KV cache are sized before serving. Pure arithmetic.
 
+mod fix;
+#[cfg(test)]
+mod tests;
+
+pub use fix::{Fix, Fixes};
+
 use crate::{
     config::EngineLimits,
     kv::{BLOCK_TOKENS, blocks_for},
@@ -70,25 +76,24 @@ impl MemoryBudget {
         }
     }
 
-    /// The setting that makes room for `needed_bytes`, and its value.
-    fn advice(self, needed_bytes: u64) -> String {
+    /// What makes room for `needed_bytes` in all.
+    fn room_for(self, needed_bytes: u64) -> Fix {
         match self.place {
-            Place::Host => format!("raise the memory limit to at least {}", mib(needed_bytes)),
-            Place::Device(memory) => memory.advice(needed_bytes),
+            Place::Host => Fix::RaiseLimit(needed_bytes),
+            Place::Device(memory) => memory.room_for(needed_bytes),
         }
     }
 }
 
 impl DeviceMemory {
-    fn advice(self, needed_bytes: u64) -> String {
-        let Self { total_bytes, taken_bytes } = self;
+    fn room_for(self, needed_bytes: u64) -> Fix {
         // In steps that a person would write, rounded up.
-        let percent = ((needed_bytes + taken_bytes) as f64 * 100.0 / total_bytes as f64).ceil();
+        let percent = (needed_bytes.saturating_add(self.taken_bytes) as f64 * 100.0 / self.total_bytes as f64).ceil();
         if percent <= 100.0 {
-            return format!("raise memory_fraction to at least {}", percent / 100.0);
+            Fix::RaiseFraction(percent / 100.0)
+        } else {
+            Fix::LargerGpu { needed_bytes, memory: self }
         }
-        let (total, taken, needed) = (mib(total_bytes), mib(taken_bytes), mib(needed_bytes));
-        format!("no memory_fraction is enough: {needed} are needed, the GPU has {total}, of which {taken} are taken")
     }
 }
 
@@ -120,12 +125,12 @@ pub struct MemoryNeeds {
     pub kv_bytes_per_token: u64,
 }
 
-/// Why a model does not fit; names the numbers and the setting that would.
+/// Why a model does not fit; names the numbers and the settings that would.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MemoryError {
-    /// Weights and workspace alone are too much.
+    /// Weights and workspace leave no room for a KV cache.
     #[error(
-        "weights need {}, a step's workspace {} and the KV cache of one sequence {}, but {limit} is {}: {advice}",
+        "weights need {}, a step's workspace {} and the KV cache of one sequence {}, but {limit} is {}: {fixes}",
         mib(*weights_bytes), mib(*workspace_bytes), mib(*kv_bytes), mib(*limit_bytes)
     )]
     WeightsTooLarge {
@@ -139,26 +144,22 @@ pub enum MemoryError {
         limit_bytes: u64,
         /// Keys and values of one sequence at full length.
         kv_bytes: u64,
-        /// The setting that would do.
-        advice: String,
+        /// What would fit.
+        fixes: Fixes,
     },
     /// The KV cache would not hold one sequence of full length.
-    #[error(
-        "the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: {}{advice}",
-        if *kv_tokens > 0 { format!("lower max_model_len to {kv_tokens}, or ") } else { String::new() }
-    )]
+    #[error("the KV cache holds {kv_tokens} tokens but one sequence may have {max_model_len}: {fixes}")]
     KvBelowContext {
-        /// Tokens that fit.
+        /// Tokens that the cache would hold.
         kv_tokens: u64,
         /// Tokens one sequence may have.
         max_model_len: u64,
-        /// The setting that would do.
-        advice: String,
+        /// What would fit.
+        fixes: Fixes,
     },
     /// The KV cache asked for is beyond the limit.
     #[error(
-        "a KV cache of {kv_tokens} tokens needs {}, but {limit} of {} leaves {} for it: lower kv_cache_tokens to \
-         {fitting_tokens}",
+        "a KV cache of {kv_tokens} tokens needs {}, but {limit} of {} leaves {} for it: {fixes}",
         mib(*kv_bytes), mib(*limit_bytes), mib(*left_bytes)
     )]
     KvTooLarge {
@@ -172,8 +173,8 @@ pub enum MemoryError {
         limit_bytes: u64,
         /// What weights and workspace leave.
         left_bytes: u64,
-        /// Tokens that would fit.
-        fitting_tokens: u64,
+        /// What would fit.
+        fixes: Fixes,
     },
 }
 
@@ -185,24 +186,14 @@ impl MemoryPlan {
         sched: &SchedLimits,
         budget: MemoryBudget,
     ) -> Result<Self, MemoryError> {
-        let limit_bytes = budget.limit_bytes;
-        let left_bytes = left_for_kv(needs, sched, budget)?;
-        let fitting_tokens = left_bytes.saturating_mul(budget.kv_share_percent()) / 100 / needs.kv_bytes_per_token;
-        let kv_tokens = match limits.kv_cache_tokens {
-            Some(asked) => asked_tokens(asked.into(), fitting_tokens, needs, left_bytes, budget)?,
-            None => budget.kv_tokens(fitting_tokens, sched),
-        };
-        let kv_blocks = kv_tokens / BLOCK_TOKENS as u64;
-        if kv_blocks < blocks_for(sched.max_model_len) as u64 {
-            return Err(below_context(kv_blocks, limits, needs, sched, budget));
-        }
+        let kv_tokens = CacheSizing::new(needs, limits, sched, budget).tokens(sched)?;
         Ok(Self {
             weights_bytes: needs.weights_bytes,
             workspace_bytes: needs.workspace_bytes,
             kv_bytes_per_token: needs.kv_bytes_per_token,
-            kv_blocks: kv_blocks.try_into().unwrap_or(u32::MAX),
-            kv_bytes: kv_blocks * BLOCK_TOKENS as u64 * needs.kv_bytes_per_token,
-            limit_bytes,
+            kv_blocks: (kv_tokens / BLOCK_TOKENS as u64).try_into().unwrap_or(u32::MAX),
+            kv_bytes: kv_tokens * needs.kv_bytes_per_token,
+            limit_bytes: budget.limit_bytes,
         })
     }
 
@@ -212,163 +203,116 @@ impl MemoryPlan {
     }
 }
 
+/// What bounds the size of a KV cache. Tokens are in whole blocks.
+struct CacheSizing {
+    needs: MemoryNeeds,
+    budget: MemoryBudget,
+    /// Tokens one sequence may have, as asked.
+    max_model_len: u64,
+    /// One sequence at full length.
+    context_tokens: u64,
+    /// As asked, if anything was.
+    asked_tokens: Option<u64>,
+    /// What weights and workspace leave.
+    left_bytes: u64,
+    /// How many tokens have room there.
+    fitting_tokens: u64,
+}
+
+impl CacheSizing {
+    fn new(needs: MemoryNeeds, limits: &EngineLimits, sched: &SchedLimits, budget: MemoryBudget) -> Self {
+        let fixed_bytes = needs.weights_bytes.saturating_add(needs.workspace_bytes);
+        let left_bytes = budget.limit_bytes.saturating_sub(fixed_bytes);
+        let for_kv_bytes = left_bytes.saturating_mul(budget.kv_share_percent()) / 100;
+        Self {
+            needs,
+            budget,
+            max_model_len: sched.max_model_len as u64,
+            context_tokens: (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64,
+            asked_tokens: limits.kv_cache_tokens.map(|tokens| whole_blocks(tokens.into())),
+            left_bytes,
+            fitting_tokens: whole_blocks(for_kv_bytes / needs.kv_bytes_per_token),
+        }
+    }
+
+    /// Tokens that the cache shall hold: room for one sequence at least.
+    fn tokens(&self, sched: &SchedLimits) -> Result<u64, MemoryError> {
+        let Self { context_tokens, fitting_tokens, .. } = *self;
+        match self.asked_tokens {
+            _ if fitting_tokens == 0 => Err(self.no_room()),
+            Some(asked) if asked < context_tokens => Err(self.asked_below_context(asked)),
+            Some(asked) if asked > fitting_tokens => Err(self.asked_too_large(asked)),
+            Some(asked) => Ok(asked),
+            None if fitting_tokens < context_tokens => Err(self.fits_below_context()),
+            None => Ok(self.budget.kv_tokens(fitting_tokens, sched)),
+        }
+    }
+
+    fn no_room(&self) -> MemoryError {
+        let MemoryNeeds { weights_bytes, workspace_bytes, .. } = self.needs;
+        MemoryError::WeightsTooLarge {
+            weights_bytes,
+            workspace_bytes,
+            limit: self.budget.name(),
+            limit_bytes: self.budget.limit_bytes,
+            kv_bytes: self.bytes(self.context_tokens),
+            fixes: Fixes(vec![self.room_for(self.context_tokens.max(self.asked_tokens.unwrap_or(0)))]),
+        }
+    }
+
+    fn fits_below_context(&self) -> MemoryError {
+        let fixes = vec![Fix::ShortenContext(self.fitting_tokens), self.room_for(self.context_tokens)];
+        self.below_context(self.fitting_tokens, fixes)
+    }
+
+    fn asked_below_context(&self, asked_tokens: u64) -> MemoryError {
+        let fits = |tokens: u64| (1..=self.fitting_tokens).contains(&tokens);
+        let shorten = fits(asked_tokens).then_some(Fix::ShortenContext(asked_tokens));
+        let enlarge = fits(self.context_tokens).then_some(Fix::EnlargeCache(self.context_tokens));
+        let mut fixes: Vec<_> = shorten.into_iter().chain(enlarge).collect();
+        if fixes.is_empty() {
+            fixes.push(Fix::SetBoth(self.fitting_tokens));
+        }
+        self.below_context(asked_tokens, fixes)
+    }
+
+    fn below_context(&self, kv_tokens: u64, fixes: Vec<Fix>) -> MemoryError {
+        MemoryError::KvBelowContext { kv_tokens, max_model_len: self.max_model_len, fixes: Fixes(fixes) }
+    }
+
+    fn asked_too_large(&self, asked_tokens: u64) -> MemoryError {
+        let smaller = if self.fitting_tokens < self.context_tokens { Fix::SetBoth } else { Fix::ShrinkCache };
+        MemoryError::KvTooLarge {
+            kv_tokens: asked_tokens,
+            kv_bytes: self.bytes(asked_tokens),
+            limit: self.budget.name(),
+            limit_bytes: self.budget.limit_bytes,
+            left_bytes: self.left_bytes,
+            fixes: Fixes(vec![smaller(self.fitting_tokens), self.room_for(asked_tokens)]),
+        }
+    }
+
+    /// What makes room for a cache of this many tokens.
+    fn room_for(&self, tokens: u64) -> Fix {
+        let MemoryNeeds { weights_bytes, workspace_bytes, .. } = self.needs;
+        let share = self.bytes(tokens).saturating_mul(100) / self.budget.kv_share_percent() + 1;
+        self.budget.room_for(weights_bytes.saturating_add(workspace_bytes).saturating_add(share))
+    }
+
+    fn bytes(&self, tokens: u64) -> u64 {
+        tokens.saturating_mul(self.needs.kv_bytes_per_token)
+    }
+}
+
 /// Tokens of all sequences at full length, in whole blocks each.
 fn longest_use(sched: &SchedLimits) -> u64 {
     (sched.max_num_seqs * blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64
 }
 
-fn left_for_kv(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) -> Result<u64, MemoryError> {
-    let limit_bytes = budget.limit_bytes;
-    let fixed = needs.weights_bytes.saturating_add(needs.workspace_bytes);
-    limit_bytes.checked_sub(fixed).filter(|left| *left > 0).ok_or_else(|| MemoryError::WeightsTooLarge {
-        weights_bytes: needs.weights_bytes,
-        workspace_bytes: needs.workspace_bytes,
-        limit: budget.name(),
-        limit_bytes,
-        kv_bytes: context_bytes(needs, sched),
-        advice: budget.advice(least_limit(needs, sched, budget)),
-    })
-}
-
-fn asked_tokens(
-    asked: u64,
-    fitting_tokens: u64,
-    needs: MemoryNeeds,
-    left_bytes: u64,
-    budget: MemoryBudget,
-) -> Result<u64, MemoryError> {
-    if asked <= fitting_tokens {
-        return Ok(asked);
-    }
-    let kv_bytes = asked.saturating_mul(needs.kv_bytes_per_token);
-    let (limit, limit_bytes) = (budget.name(), budget.limit_bytes);
-    Err(MemoryError::KvTooLarge { kv_tokens: asked, kv_bytes, limit, limit_bytes, left_bytes, fitting_tokens })
-}
-
-fn below_context(
-    kv_blocks: u64,
-    limits: &EngineLimits,
-    needs: MemoryNeeds,
-    sched: &SchedLimits,
-    budget: MemoryBudget,
-) -> MemoryError {
-    let context_tokens = blocks_for(sched.max_model_len) * BLOCK_TOKENS;
-    let advice = match limits.kv_cache_tokens {
-        Some(_) => format!("raise kv_cache_tokens to at least {context_tokens}"),
-        None => budget.advice(least_limit(needs, sched, budget)),
-    };
-    MemoryError::KvBelowContext {
-        kv_tokens: kv_blocks * BLOCK_TOKENS as u64,
-        max_model_len: sched.max_model_len as u64,
-        advice,
-    }
-}
-
-/// Keys and values of one sequence at full length, in whole blocks.
-fn context_bytes(needs: MemoryNeeds, sched: &SchedLimits) -> u64 {
-    let context_tokens = (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64;
-    context_tokens.saturating_mul(needs.kv_bytes_per_token)
-}
-
-/// The smallest limit under which one sequence of full length fits.
-fn least_limit(needs: MemoryNeeds, sched: &SchedLimits, budget: MemoryBudget) -> u64 {
-    let share = context_bytes(needs, sched).saturating_mul(100) / budget.kv_share_percent() + 1;
-    needs.weights_bytes.saturating_add(needs.workspace_bytes).saturating_add(share)
+fn whole_blocks(tokens: u64) -> u64 {
+    tokens / BLOCK_TOKENS as u64 * BLOCK_TOKENS as u64
 }
 
 fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::StepSizes;
-
-    const MIB: u64 = 1 << 20;
-    const NEEDS: MemoryNeeds =
-        MemoryNeeds { weights_bytes: 32 * MIB, workspace_bytes: 8 * MIB, kv_bytes_per_token: 8192 };
-
-    fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
-        let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
-        MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::host(limit_bytes))
-    }
-
-    #[test]
-    fn with_plenty_of_memory_every_sequence_may_be_full() {
-        assert_eq!(plan(EngineLimits::default(), 1 << 40).unwrap().kv_tokens(), 64 * 2048);
-    }
-
-    fn plan_on_gpu(memory: DeviceMemory, fraction: f64) -> Result<MemoryPlan, MemoryError> {
-        let limits = EngineLimits::default();
-        let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
-        MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(memory, fraction))
-    }
-
-    #[test]
-    fn a_gpus_cache_takes_all_that_is_left() {
-        let memory = DeviceMemory { total_bytes: 100 << 30, taken_bytes: 1 << 30 };
-        let plan = plan_on_gpu(memory, 0.9).unwrap();
-        assert_eq!(plan.limit_bytes, 89 << 30);
-        let used = plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes;
-        assert!(plan.limit_bytes - used < BLOCK_TOKENS as u64 * NEEDS.kv_bytes_per_token);
-    }
-
-    #[test]
-    fn a_gpu_with_too_little_memory_names_every_part_and_the_fraction_that_is_enough() {
-        let memory = DeviceMemory { total_bytes: 200 * MIB, taken_bytes: 20 * MIB };
-        let message = plan_on_gpu(memory, 0.2).unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "weights need 32 MiB, a step's workspace 8 MiB and the KV cache of one sequence 16 MiB, but what \
-             memory_fraction leaves of the GPU is 20 MiB: raise memory_fraction to at least 0.39"
-        );
-        assert!(plan_on_gpu(memory, 0.39).is_ok());
-        let message = plan_on_gpu(memory, 0.35).unwrap_err().to_string();
-        assert!(
-            message.ends_with("lower max_model_len to 1280, or raise memory_fraction to at least 0.39"),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn a_gpu_that_is_too_small_at_any_fraction_says_so() {
-        let memory = DeviceMemory { total_bytes: 64 * MIB, taken_bytes: 30 * MIB };
-        let message = plan_on_gpu(memory, 1.0).unwrap_err().to_string();
-        assert!(message.contains("no memory_fraction is enough: 57 MiB are needed, the GPU has 64 MiB"), "{message}");
-    }
-
-    #[test]
-    fn with_little_memory_the_cache_is_a_share_of_what_is_left() {
-        let plan = plan(EngineLimits::default(), 240 * MIB).unwrap();
-        assert_eq!(plan.kv_bytes, 160 * MIB);
-        assert!(plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes < plan.limit_bytes);
-    }
-
-    #[test]
-    fn the_limit_named_in_a_refusal_is_enough() {
-        let message = plan(EngineLimits::default(), 30 * MIB).unwrap_err().to_string();
-        assert!(message.ends_with("raise the memory limit to at least 61 MiB"), "{message}");
-        assert!(plan(EngineLimits::default(), 61 * MIB).is_ok());
-        let below = plan(EngineLimits::default(), 59 * MIB);
-        assert!(matches!(below, Err(MemoryError::KvBelowContext { .. })), "{below:?}");
-    }
-
-    #[test]
-    fn a_cache_below_one_context_is_refused_with_the_size_that_works() {
-        let limits = EngineLimits { kv_cache_tokens: Some(1000), ..EngineLimits::default() };
-        let message = plan(limits, 1 << 40).unwrap_err().to_string();
-        assert!(message.contains("lower max_model_len to 992"), "{message}");
-        assert!(message.contains("raise kv_cache_tokens to at least 2048"), "{message}");
-    }
-
-    #[test]
-    fn a_cache_beyond_the_limit_is_refused_with_the_size_that_fits() {
-        let limits = EngineLimits { kv_cache_tokens: Some(1_000_000), ..EngineLimits::default() };
-        let Err(MemoryError::KvTooLarge { fitting_tokens, .. }) = plan(limits.clone(), 240 * MIB) else {
-            panic!("8 GB do not fit 240 MiB");
-        };
-        let fitting = EngineLimits { kv_cache_tokens: Some(fitting_tokens as u32), ..limits };
-        assert!(plan(fitting, 240 * MIB).is_ok());
-    }
 }

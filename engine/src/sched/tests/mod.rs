@@ -111,6 +111,25 @@ fn a_waiting_request_can_leave_before_it_ever_started() {
     assert!(effects.ended[0].never_started && effects.started.is_empty());
 }
 
+#[test]
+fn a_cache_of_one_context_serves_sequences_that_fill_it_one_after_the_other() {
+    for (max_steps_in_flight, prefix_caching) in [(1, false), (1, true), (2, false), (2, true)] {
+        let limits = SchedLimits { prefix_caching, ..limits() };
+        let mut machine = Machine::new(limits.max_model_len / 16, limits, max_steps_in_flight);
+        // Prompts that leave one token, half and almost all of the context to the completion.
+        for (id, prompt_len) in [(1, 63), (2, 32), (3, 1)] {
+            machine.state.submit(RequestId(id), request(prompt_len, 1000));
+        }
+        let mut ended = Vec::new();
+        for _ in 0..400 {
+            ended.extend(machine.step().1.ended.into_iter().map(|ended| (ended.id.0, ended.reason)));
+        }
+        ended.sort_by_key(|(id, _)| *id);
+        assert_eq!(ended, [1, 2, 3].map(|id| (id, FinishReason::Length)), "{max_steps_in_flight} {prefix_caching}");
+        assert!(machine.is_idle());
+    }
+}
+
 /// A scheduler with one request, planned once, and the output of that step.
 fn planned(request: Request, sampled: Sampled) -> (SchedState, StepPlan, StepOutput) {
     let mut state = SchedState::new(4);
