@@ -4,7 +4,8 @@
 //   out[r][h] = softmax(q[r][h] . K[h/G]^T * scale, tokens up to r's own position) V[h/G]
 //
 // Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. The host
-// plans tiles (plan.rs, `plan_prefill`): 128 rows of queries, tokens times the G heads of a KV head, longest first. Work is
+// plans tiles (plan.rs, `plan_prefill`): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
+// tiles, the last ones, have sequence -1: a captured graph keeps its grid. Work is
 // a tile and a KV head; block b takes b, then goes back and forth over the rest, so that sums of lengths are even.
 // Three producer warps ask the copy engine for queries, K and V; two warpgroups of 64 rows consume:
 //
@@ -65,12 +66,12 @@ struct Work {
   __device__ __forceinline__ int last() const { return (tile.end - 1) / kTileTokens; }
 };
 
-// The block's `round`-th work, if there is one.
+// The block's `round`-th work, if there is one: behind the first tile of nobody there is none.
 __device__ __forceinline__ bool find_work(Work& work, const PagedPrefill& p, int round) {
   const int from = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x, at = round * gridDim.x + from;
   if (at >= p.n_tiles * p.n_kv) return false;
   work.tile = p.tiles[at / p.n_kv], work.kv_head = at % p.n_kv;
-  return true;
+  return work.tile.sequence >= 0;
 }
 
 template <int kDim>

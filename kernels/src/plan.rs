@@ -97,6 +97,21 @@ pub enum PrefillSplit {
     },
 }
 
+impl PrefillTile {
+    /// A tile of nobody, behind all others: pads a plan, so that a captured graph keeps its grid.
+    pub const NONE: Self = Self {
+        sequence: -1,
+        first_row: 0,
+        n_tokens: 0,
+        first_visible: 0,
+        begin: 0,
+        end: 0,
+        piece: 0,
+        first_piece: 0,
+        n_pieces: 1,
+    };
+}
+
 impl SplitPolicy {
     /// Fixed pieces for contexts of up to `len_max` tokens: at most 32 a context, which fill the chip for one sequence of
     /// eight KV heads, and none so short that merging counts.
@@ -169,6 +184,11 @@ pub fn prefill_pieces_max(heads: Heads, split: PrefillSplit) -> usize {
         // are the shares of the slots of one KV head.
         PrefillSplit::Fill { n_slots } => 2 * n_slots.div_ceil(heads.n_kv),
     }
+}
+
+/// Tiles at most, for `n_tokens` of one sequence: what a captured graph is made for.
+pub fn prefill_tiles_max(n_tokens: usize, heads: Heads, split: PrefillSplit) -> usize {
+    n_tokens.div_ceil(PREFILL_TILE_ROWS / heads.group()) + prefill_pieces_max(heads, split)
 }
 
 /// KV tokens that each slot gets if all tiles are spread evenly over the slots; none where tiles are not cut.
@@ -361,6 +381,20 @@ mod tests {
             assert!(own.iter().zip(0..).all(|(tile, at)| (tile.piece, tile.n_pieces) == (tile.first_piece + at, 4)));
             assert!(own.windows(2).all(|pair| pair[0].end == pair[1].begin && pair[1].begin % 128 == 0));
             assert_eq!((own[0].begin, own[3].end), (0, 2048 + row + 32));
+        }
+    }
+
+    #[test]
+    fn a_chunk_has_no_more_tiles_than_its_graph_has_room_for() {
+        for (n_tokens, n_computed) in [(1, 0), (1, 100_000), (33, 700), (128, 2048), (256, 9000)] {
+            let chunk = PrefillChunk { sequence: 0, first_row: 0, n_computed, n_tokens };
+            for split in [FILL, PrefillSplit::Never] {
+                let n_tiles = plan_prefill(&[chunk], HEADS, split).len();
+                assert!(
+                    n_tiles <= prefill_tiles_max(n_tokens, HEADS, split),
+                    "{n_tokens} over {n_computed}: {n_tiles}"
+                );
+            }
         }
     }
 

@@ -6,8 +6,11 @@ use std::{fs, path::Path};
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, Request, RequestEvent,
-    SamplingParams, StopParams, TokenId, exec::cuda::CudaModel,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, Request, RequestEvent, RequestId,
+    SamplingParams, StopParams, TokenId,
+    exec::{Executor, cuda::CudaModel},
+    kv::{BLOCK_TOKENS, BlockId},
+    sched::{ChunkInput, RawLogprobs, SampleSpec, Sampled, Step, StepChunk},
 };
 use stoker_kernels::{Device, bf16, noise::Noise};
 
@@ -89,6 +92,48 @@ fn logits_on_the_gpu_are_the_cpus_within_the_noise_of_bf16() {
         let found = gpu.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
         check_noise(&format!("chunks of {chunk_len}"), &found, &expected);
     }
+}
+
+/// Log-probabilities behind `tokens`, of which those from `start` on are one step; the others are in the first KV blocks.
+fn drawn_behind(gpu: &mut CudaModel, tokens: &[TokenId], start: usize) -> RawLogprobs {
+    let (sampling, stop) = (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, StopParams::default());
+    let request = Request { prompt: tokens.to_vec(), sampling, stop, logprobs: Some(5) };
+    let blocks: Vec<BlockId> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
+    let sample = Some(SampleSpec { request: &request, position: tokens.len(), banned: &[], history: &[] });
+    let input = ChunkInput::Known(&tokens[start..]);
+    let chunk = StepChunk { id: RequestId(1), input, start, blocks: &blocks, sample, is_prefill: true };
+    gpu.executor.launch(&Step { chunks: vec![chunk] }).expect("the step is launched");
+    let output = gpu.executor.finish().expect("the step is computed");
+    match output.sampled.into_iter().next() {
+        Some(Sampled::Token { logprobs: Some(logprobs), .. }) => logprobs,
+        other => panic!("{other:?} has no log-probabilities"),
+    }
+}
+
+/// The ends of prompts are padded and replayed from graphs; every row of `teacher_forced_logits` is drawn, so those steps are
+/// launched one by one.
+#[test]
+fn a_replayed_end_of_a_prompt_gives_what_its_launches_one_by_one_give() {
+    if !has_gpu("a_replayed_end_of_a_prompt_gives_what_its_launches_one_by_one_give") {
+        return;
+    }
+    let (tokens, noise_floor) = golden();
+    let mut gpu = CudaModel::open(&config(DeviceChoice::Cuda(0)), 0, &|_| {}).unwrap();
+    let logits = gpu.executor.teacher_forced_logits(&tokens, 64).unwrap();
+    let mut differences: Vec<f64> = Vec::new();
+    for (start, end) in [(0, 2), (0, 16), (0, 17), (16, 49), (0, 128), (0, 200), (5, 160), (64, 200), (199, 200)] {
+        let found = drawn_behind(&mut gpu, &tokens[..end], start);
+        let expected = &logits[end - 1];
+        let scale = expected.iter().fold(0.0f64, |max, logit| max.max(f64::from(logit.abs())));
+        let total = expected.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
+        let difference = |(token, found): &(TokenId, f32)| {
+            (f64::from(*found) - (f64::from(expected[*token as usize]) - total)).abs() / scale
+        };
+        differences.extend(found.top.iter().map(difference));
+    }
+    let worst = differences.iter().copied().fold(0.0, f64::max);
+    println!("worst {worst:.2e} of the largest logit; noise floor {noise_floor:.2e}");
+    assert!(worst < 2.0 * noise_floor, "{differences:?}");
 }
 
 /// Differences of each golden row from `wanted`, relative to the largest logit that the golden has of it.

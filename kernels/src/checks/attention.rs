@@ -6,13 +6,16 @@ use crate::{
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
     launch::{BLOCK_SIZE, Heads, PrefillKernel},
-    plan::{self, PrefillChunk, SplitPolicy},
+    plan::{self, PrefillChunk, PrefillTile, SplitPolicy},
     reference::{self, AttentionRow},
 };
 
 /// Output and weights are bf16, and the weights of a long context are added up with it: 1.9e-3 is what other
 /// implementations show against f32; the limit is the bound of two roundings.
 const LIMIT: f64 = super::TWO_ROUNDINGS;
+
+/// Tiles of nobody behind a plan: more than one round of the chip.
+const SURPLUS_TILES: usize = 40;
 
 const HEADS: [Heads; 4] = [
     Heads { n_q: 32, n_kv: 8, dim: 128 },
@@ -182,7 +185,10 @@ fn prefill(
     }
     let q = gpu.noise.normals(n_rows * heads.qkv_width());
     let q_gpu = gpu.upload_bf16(&q)?;
-    let tiles = gpu.upload(&plan::plan_prefill(&planned, heads, kernel.split()))?;
+    let mut tiles = plan::plan_prefill(&planned, heads, kernel.split());
+    // As a captured graph has them.
+    tiles.extend([PrefillTile::NONE; SURPLUS_TILES]);
+    let tiles = gpu.upload(&tiles)?;
     let n_pieces = plan::prefill_pieces_max(heads, kernel.split());
     let mut scratch = PrefillScratch::new(gpu.stream(), n_pieces, heads)?;
     let mut out = gpu.poisoned(n_rows * heads.n_q * heads.dim)?;

@@ -6,12 +6,13 @@ use stoker_kernels::{
     packed::Filling,
     plan::{
         DecodeItem, PrefillChunk, PrefillSplit, PrefillTile, SplitPolicy, decode_items_max, plan_decode, plan_prefill,
+        prefill_tiles_max,
     },
     sampling::SampleRow,
 };
 
 use super::{
-    layout::{Sampled, StepLayout, StepShape, bucket},
+    layout::{Sampled, StepLayout, StepShape, bucket, prompt_bucket},
     sampling::sample_row,
 };
 use crate::{
@@ -26,6 +27,8 @@ pub(super) struct BatchLimits {
     pub(super) policy: SplitPolicy,
     pub(super) prefill_split: PrefillSplit,
     pub(super) max_num_seqs: usize,
+    /// Tokens of a step.
+    pub(super) max_rows: usize,
     pub(super) max_model_len: usize,
 }
 
@@ -100,12 +103,17 @@ impl<'a> Batch<'a> {
         &self.specs
     }
 
-    /// A batch of decodes that are all drawn is padded to its bucket: then the shape is a function of the bucket alone.
+    /// A batch of decodes that are all drawn is padded to its bucket, and so is the end of one prompt: then the shape is a
+    /// function of the bucket alone.
     pub(super) fn shape(&self) -> StepShape {
         let (n_rows, n_sampled) = (self.n_rows(), self.sampled_rows.len());
         let blocks_per_row = self.limits.blocks_per_row();
         if self.n_decode == n_rows && n_sampled == n_rows {
             return decode_shape(bucket(n_rows, self.limits.max_num_seqs), &self.limits);
+        }
+        let is_end_of_prompt = self.chunks.len() == 1 && self.n_decode == 0 && n_sampled == 1;
+        if let Some(n) = prompt_bucket(n_rows, self.limits.max_rows).filter(|_| is_end_of_prompt) {
+            return prompt_shape(n, &self.limits);
         }
         StepShape {
             n_rows,
@@ -132,8 +140,8 @@ impl<'a> Batch<'a> {
         }
         let nothing = DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 };
         fill(filling.field(layout.items), self.items.iter().copied(), nothing);
-        filling.field(layout.tiles).copy_from_slice(&self.tiles);
-        filling.field(layout.drawn_tiles).copy_from_slice(&self.drawn_tiles);
+        fill(filling.field(layout.tiles), self.tiles.iter().copied(), PrefillTile::NONE);
+        fill(filling.field(layout.drawn_tiles), self.drawn_tiles.iter().copied(), PrefillTile::NONE);
         fill(filling.field(layout.rows), self.specs.iter().map(sample_row), SampleRow::GREEDY);
         let table = filling.field(layout.table).chunks_exact_mut(self.limits.blocks_per_row());
         for (row, chunk) in table.zip(&self.chunks) {
@@ -162,6 +170,22 @@ pub(super) fn decode_shape(n: usize, limits: &BatchLimits) -> StepShape {
         n_sequences: n,
         n_sampled: n,
         sampled: Sampled::Every,
+        blocks_per_row: limits.blocks_per_row(),
+    }
+}
+
+/// The shape of a step that computes the last `n` tokens of one prompt and draws the token behind them.
+pub(super) fn prompt_shape(n: usize, limits: &BatchLimits) -> StepShape {
+    let n_tiles = |n_tokens| prefill_tiles_max(n_tokens, limits.heads, limits.prefill_split);
+    StepShape {
+        n_rows: n,
+        n_decode: 0,
+        n_items: 0,
+        n_tiles: n_tiles(n),
+        n_drawn_tiles: n_tiles(1),
+        n_sequences: 1,
+        n_sampled: 1,
+        sampled: Sampled::Listed,
         blocks_per_row: limits.blocks_per_row(),
     }
 }
@@ -233,6 +257,7 @@ mod tests {
         policy: SplitPolicy::Balanced { n_slots: 264 },
         prefill_split: PrefillSplit::Fill { n_slots: 132 },
         max_num_seqs: 8,
+        max_rows: 64,
         max_model_len: 64,
     };
 
@@ -303,6 +328,18 @@ mod tests {
         let shape = |start| Batch::new(&step(start), LIMITS).shape();
         assert_eq!(shape(2), shape(40));
         assert_eq!(shape(2), decode_shape(4, &LIMITS));
+    }
+
+    #[test]
+    fn the_shape_of_a_prompts_end_depends_on_its_bucket_only() {
+        let request = request();
+        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let step = |tokens, start| Step { chunks: vec![chunk(ChunkInput::Known(tokens), start, sample)] };
+        let shape = |tokens, start| Batch::new(&step(tokens, start), LIMITS).shape();
+        assert_eq!(shape(&[1; 17], 0), shape(&[1; 32], 15));
+        assert_eq!(shape(&[1; 17], 0), prompt_shape(32, &LIMITS));
+        let undrawn = Step { chunks: vec![chunk(ChunkInput::Known(&[1; 17]), 0, None)] };
+        assert_eq!(Batch::new(&undrawn, LIMITS).shape().n_rows, 17);
     }
 
     #[test]

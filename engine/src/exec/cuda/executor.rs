@@ -13,9 +13,9 @@ use stoker_kernels::{
 };
 
 use super::{
-    batch::{Batch, BatchLimits, decode_shape},
+    batch::{Batch, BatchLimits, decode_shape, prompt_shape},
     forward::{Forward, StepInputs},
-    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prefill_sizes},
+    layout::{StepLayout, StepShape, buckets, prefill_sizes, prompt_buckets},
     memory::Capacity,
     sampling::{edits, penalties, sample_row},
 };
@@ -35,8 +35,8 @@ const N_SPANS: usize = MAX_STEPS_IN_FLIGHT + 1;
 pub struct CudaExecutor {
     forward: Forward,
     inputs: Packed,
-    /// Decode steps by their padded batch size, recorded at start.
-    graphs: HashMap<usize, Graph>,
+    /// Steps recorded at start.
+    graphs: HashMap<StepShape, Graph>,
     readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
     /// When steps computed, by their number.
     spans: [Span; N_SPANS],
@@ -47,8 +47,6 @@ pub struct CudaExecutor {
     idle_seconds: Option<f64>,
     limits: BatchLimits,
     max_sampled: usize,
-    /// Tokens of a step at most.
-    max_rows: usize,
     /// For messages.
     device: String,
 }
@@ -107,7 +105,6 @@ impl CudaExecutor {
             idle_seconds: None,
             limits,
             max_sampled: capacity.max_sampled,
-            max_rows: capacity.max_rows,
             device,
         })
     }
@@ -115,11 +112,14 @@ impl CudaExecutor {
     /// Real steps over the first KV block, so that the first request finds kernels loaded and algorithms chosen. What
     /// they leave in the block is overwritten by whoever takes it.
     pub fn warm_up(&mut self) -> Result<(), ExecError> {
-        for n in buckets(self.limits.max_num_seqs) {
-            let recorded = self.forward.tune(n, n).and_then(|()| self.record(n));
-            recorded.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
+        let limits = self.limits;
+        let decodes = buckets(limits.max_num_seqs).map(|n| decode_shape(n, &limits));
+        for shape in decodes.chain(prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits))) {
+            let recorded = self.forward.tune(shape.n_rows, shape.n_sampled).and_then(|()| self.record(shape));
+            recorded.map_err(|error| self.failed(&shape, &error))?;
         }
-        for n in prefill_sizes(self.limits.max_num_seqs, self.max_rows) {
+        let recorded_rows = prompt_buckets(limits.max_rows).last().unwrap_or(0).max(limits.max_num_seqs);
+        for n in prefill_sizes(recorded_rows, limits.max_rows) {
             let prepared = self.forward.tune(n, self.max_sampled);
             prepared.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
         }
@@ -166,16 +166,15 @@ impl CudaExecutor {
         // Behind the upload: the device computes nothing while it copies.
         self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
         let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
-        if shape.sampled == SampledRows::Listed {
-            return forward.launch(step);
+        match graphs.get_mut(shape) {
+            Some(graph) => graph.launch(),
+            None => forward.launch(step),
         }
-        graphs.get_mut(&shape.n_rows).expect("every bucket was recorded at start").launch()
     }
 
-    /// Records the step that decodes `n` sequences. Its products have chosen their algorithms already; launched once
-    /// before, so that all code is loaded. Nobody decodes yet: all rows are padding.
-    fn record(&mut self, n: usize) -> Result<(), KernelError> {
-        let shape = decode_shape(n, &self.limits);
+    /// Records the steps of one shape. Their products have chosen their algorithms already; launched once before, so that all
+    /// code is loaded. Nobody is served yet: all rows are padding.
+    fn record(&mut self, shape: StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(&shape);
         let nobody = Batch::new(&Step::default(), self.limits);
         self.inputs.upload(layout.whole, |filling| nobody.fill(&layout, filling))?;
@@ -184,7 +183,7 @@ impl CudaExecutor {
         let device = forward.device().clone();
         forward.launch(step)?;
         let graph = device.capture(|| forward.launch(step))?;
-        self.graphs.insert(n, graph);
+        self.graphs.insert(shape, graph);
         Ok(())
     }
 

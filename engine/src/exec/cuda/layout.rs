@@ -10,8 +10,12 @@ use stoker_kernels::{
 /// multiples of a step. Products compute 16 rows at once at the least, so padding costs little.
 const BUCKET_STEPS: [(usize, usize); 3] = [(64, 8), (256, 16), (usize::MAX, 64)];
 
+/// Rows of the recorded steps that compute the end of one prompt. Beyond the last one a step is so long that its launches
+/// hide behind it: one of 512 rows gains nothing from a graph.
+const PROMPT_BUCKETS: [usize; 9] = [16, 32, 64, 96, 128, 160, 192, 224, 256];
+
 /// Everything that fixes the launches of a step.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct StepShape {
     /// Tokens, padding included.
     pub(super) n_rows: usize,
@@ -34,7 +38,7 @@ pub(super) struct StepShape {
 }
 
 /// Which rows are drawn.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Sampled {
     /// All, in order.
     Every,
@@ -99,6 +103,16 @@ pub(super) fn buckets(largest: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), move |n| (*n < largest).then(|| bucket(n + 1, largest)))
 }
 
+/// The rows of the graph that serves a prompt's end of `n` rows in steps of at most `largest`, if one does.
+pub(super) fn prompt_bucket(n: usize, largest: usize) -> Option<usize> {
+    prompt_buckets(largest).find(|bucket| n <= *bucket)
+}
+
+/// All of them.
+pub(super) fn prompt_buckets(largest: usize) -> impl Iterator<Item = usize> {
+    PROMPT_BUCKETS.into_iter().filter(move |n| *n <= largest)
+}
+
 /// Row counts of steps with prompts in them that products are prepared for, above `decodes` and up to `largest`: four to an
 /// octave, so that the algorithm of the next larger one is a good one for all between.
 pub(super) fn prefill_sizes(decodes: usize, largest: usize) -> impl Iterator<Item = usize> {
@@ -125,6 +139,13 @@ mod tests {
             assert!((1..=largest).all(|n| all.contains(&bucket(n, largest))), "{largest}");
             assert!(all.is_sorted_by(|a, b| a < b) && all.last() == Some(&largest), "{largest}");
         }
+    }
+
+    #[test]
+    fn a_prompts_end_has_a_bucket_where_the_step_has_room_for_its_padding() {
+        let found = [(1, 8192), (16, 8192), (100, 8192), (257, 8192), (97, 100), (96, 100)]
+            .map(|(n, largest)| prompt_bucket(n, largest));
+        assert_eq!(found, [Some(16), Some(16), Some(128), None, None, Some(96)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! It has a forward pass of its own instead of going through `Ops`: the kernels fuse what `Ops` keeps apart (QKV in one
 //! product, residual and norm in one pass across the layer's border), all activations lie in buffers made at start, and a
-//! decode step is recorded once and replayed as one CUDA graph. Nothing here schedules; nothing allocates per step but
+//! decode step or the end of a short prompt is recorded once and replayed as CUDA graphs. Nothing here schedules; nothing allocates per step but
 //! short host vectors.
 //!
 //! ```text

@@ -195,6 +195,7 @@ fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits, limi
             false => PrefillKernel::for_device(properties).split(),
         },
         max_num_seqs: sched.max_num_seqs,
+        max_rows: sched.max_batched_tokens,
         max_model_len: sched.max_model_len,
     }
 }
