@@ -164,6 +164,7 @@ impl EngineLoop {
         let output = if plan.chunks.is_empty() {
             StepOutput::default()
         } else {
+            self.announce(&plan)?;
             let output = self.executor.finish()?;
             reading.times.idle_seconds = self.executor.idle_seconds();
             output
@@ -173,6 +174,17 @@ impl EngineLoop {
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
         reading.times.resolve_seconds = now.elapsed().as_secs_f64();
         self.publish(effects, reading, now)
+    }
+
+    /// Calls those who wait for first tokens of the oldest step, shortly before it ends.
+    fn announce(&mut self, plan: &StepPlan) -> Result<(), ExecError> {
+        let first_tokens = plan.chunks.iter().filter(|chunk| chunk.is_prefill && chunk.samples);
+        let ids: Vec<RequestId> = first_tokens.map(|chunk| chunk.id).collect();
+        if !ids.is_empty() && self.executor.nears_end()? {
+            // An output thread with a full queue is awake.
+            let _ = self.output.try_send(OutputMessage::Soon(ids));
+        }
+        Ok(())
     }
 
     fn publish(&self, effects: StepEffects, reading: StepReading, now: Instant) -> Result<(), ExecError> {

@@ -16,10 +16,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::{
     engine_loop::Command,
     info::ModelInfo,
+    ledger::StreamMessage,
     metrics::{EngineLoad, Meters, Samples},
     output::OutputMessage,
     request::{FinishReason, RejectReason, Request, RequestEvent, RequestId, Usage},
     text::Tokenizer,
+    wakefulness::{look_out, look_out_async},
 };
 
 /// Why a request ends when the thread that keeps the ledger is gone.
@@ -153,7 +155,7 @@ impl EngineHandle {
         let (events, received) = unbounded_channel();
         let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
         let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage };
-        events.send(finished).expect("the receiver is in this function");
+        events.send(StreamMessage::Event(finished)).expect("the receiver is in this function");
         RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false }
     }
 }
@@ -170,7 +172,7 @@ impl Drop for Shared {
 #[derive(Debug)]
 pub struct RequestStream {
     id: RequestId,
-    received: UnboundedReceiver<RequestEvent>,
+    received: UnboundedReceiver<StreamMessage>,
     shared: Arc<Shared>,
     is_finished: bool,
 }
@@ -183,14 +185,24 @@ impl RequestStream {
 
     /// The next event; `None` after the terminal.
     pub async fn next(&mut self) -> Option<RequestEvent> {
-        let event = self.received.recv().await;
-        self.note(event)
+        let mut message = self.received.recv().await;
+        while let Some(StreamMessage::Soon) = message {
+            message = match look_out_async(|| self.received.try_recv().ok()).await {
+                None => self.received.recv().await,
+                announced => announced,
+            };
+        }
+        self.note(message.and_then(StreamMessage::event))
     }
 
     /// The next event, for callers outside an async runtime; `None` after the terminal.
     pub fn blocking_next(&mut self) -> Option<RequestEvent> {
-        let event = self.received.blocking_recv();
-        self.note(event)
+        let mut message = self.received.blocking_recv();
+        while let Some(StreamMessage::Soon) = message {
+            let announced = look_out(|| self.received.try_recv().ok());
+            message = announced.or_else(|| self.received.blocking_recv());
+        }
+        self.note(message.and_then(StreamMessage::event))
     }
 
     /// The last defence of "exactly one terminal": a ledger that was lost with its thread can send none.

@@ -12,8 +12,28 @@ use crate::{
     text::{TextAssembler, Tokenizer, spell_logprobs},
 };
 
-/// Where a request's events go. Unbounded, because `max_tokens + 1` events already bound it.
-pub(crate) type EventSender = UnboundedSender<RequestEvent>;
+/// Where a request's messages go. Unbounded, because `max_tokens + 1` events and an announcement for each computation of its
+/// prompt already bound it.
+pub(crate) type EventSender = UnboundedSender<StreamMessage>;
+
+/// What a request's stream is told.
+#[derive(Debug, PartialEq)]
+pub(crate) enum StreamMessage {
+    /// Its first token is about to come.
+    Soon,
+    /// Something happened.
+    Event(RequestEvent),
+}
+
+impl StreamMessage {
+    /// What happened, if anything.
+    pub(crate) fn event(self) -> Option<RequestEvent> {
+        match self {
+            Self::Soon => None,
+            Self::Event(event) => Some(event),
+        }
+    }
+}
 
 /// All open requests.
 #[derive(Debug)]
@@ -63,6 +83,14 @@ impl Ledger {
         assert!(previous.is_none(), "{id:?} is opened once");
     }
 
+    /// Calls whoever waits for the first tokens of these requests.
+    pub(crate) fn announce(&self, ids: &[RequestId]) {
+        for entry in ids.iter().filter_map(|id| self.open.get(id)) {
+            // As with events: a client that went away is noticed by its stream's drop.
+            let _ = entry.events.send(StreamMessage::Soon);
+        }
+    }
+
     /// Applies one step. Returns the requests that ended here by a stop string: the engine does not know yet.
     pub(crate) fn apply(&mut self, effects: StepEffects, now: Instant) -> Vec<RequestId> {
         for started in effects.started {
@@ -106,8 +134,7 @@ impl Ledger {
         entry.last_token = now;
         let scan = entry.text.push(token, &self.tokenizer);
         let logprobs = logprobs.map(|raw| spell_logprobs(token, raw, &self.tokenizer)).into_iter().collect();
-        // A client that went away is noticed by its stream's drop; here its events just go nowhere.
-        let _ = entry.events.send(RequestEvent::Delta { text: scan.text, tokens: vec![token], logprobs });
+        entry.send(RequestEvent::Delta { text: scan.text, tokens: vec![token], logprobs });
         scan.matched.as_ref()?;
         self.close(id, Terminal { reason: FinishReason::Stop, stop_match: scan.matched }, now);
         Some(id)
@@ -121,15 +148,20 @@ impl Ledger {
         }
         let Terminal { reason, stop_match } = terminal;
         self.meters.ended(entry.sample(reason.clone(), now));
-        let _ = entry.events.send(RequestEvent::Finished { reason, stop_match, usage: entry.usage });
+        entry.send(RequestEvent::Finished { reason, stop_match, usage: entry.usage });
     }
 }
 
 impl OpenRequest {
+    /// A client that went away is noticed by its stream's drop; here its events just go nowhere.
+    fn send(&self, event: RequestEvent) {
+        let _ = self.events.send(StreamMessage::Event(event));
+    }
+
     fn flush_text(&mut self) {
         let text = self.text.finish();
         if !text.is_empty() {
-            let _ = self.events.send(RequestEvent::Delta { text, tokens: Vec::new(), logprobs: Vec::new() });
+            self.send(RequestEvent::Delta { text, tokens: Vec::new(), logprobs: Vec::new() });
         }
     }
 
@@ -168,7 +200,7 @@ mod tests {
             Self { ledger, now }
         }
 
-        fn open(&mut self, id: u64, stop: &[&str]) -> UnboundedReceiver<RequestEvent> {
+        fn open(&mut self, id: u64, stop: &[&str]) -> UnboundedReceiver<StreamMessage> {
             let (events, received) = unbounded_channel();
             let stop = StopParams { stop: stop.iter().map(|s| s.to_string()).collect(), ..StopParams::default() };
             let request = Request { prompt: vec![1, 2], sampling: SamplingParams::default(), stop, logprobs: None };
@@ -188,11 +220,11 @@ mod tests {
         }
     }
 
-    fn drain(received: &mut UnboundedReceiver<RequestEvent>) -> (String, Vec<RequestEvent>) {
+    fn drain(received: &mut UnboundedReceiver<StreamMessage>) -> (String, Vec<RequestEvent>) {
         let mut text = String::new();
         let mut terminals = Vec::new();
-        while let Ok(event) = received.try_recv() {
-            match event {
+        while let Ok(message) = received.try_recv() {
+            match message.event().expect("nothing was announced") {
                 RequestEvent::Delta { text: piece, .. } => text.push_str(&piece),
                 terminal => terminals.push(terminal),
             }

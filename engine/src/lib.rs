@@ -25,6 +25,7 @@ pub mod sample;
 pub mod sched;
 mod sequence;
 pub mod text;
+mod wakefulness;
 
 pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes};
 pub use engine::{Engine, EngineParts, LoadedModel, StartError};

@@ -14,6 +14,7 @@ use crate::{
     ledger::{EventSender, Ledger},
     request::{FinishReason, Request, RequestId},
     sched::StepEffects,
+    wakefulness::look_out,
 };
 
 /// Messages between engine and output thread at most; a full queue makes the engine wait, so memory stays bounded.
@@ -33,6 +34,8 @@ pub(crate) enum OutputMessage {
         /// When it came.
         at: Instant,
     },
+    /// A step with first tokens of these requests is about to complete.
+    Soon(Vec<RequestId>),
     /// A step completed.
     Step {
         /// What it changed.
@@ -47,9 +50,15 @@ pub(crate) enum OutputMessage {
 /// Runs until every sender is gone.
 pub(crate) fn run(messages: Receiver<OutputMessage>, mut ledger: Ledger, engine: Sender<Command>) {
     let mut stopped: Option<String> = None;
-    for message in messages {
+    let mut next = messages.recv().ok();
+    while let Some(message) = next {
+        let mut announced = None;
         match message {
             OutputMessage::Open { id, request, events, at } => ledger.open(id, &request, events, at),
+            OutputMessage::Soon(ids) => {
+                ledger.announce(&ids);
+                announced = look_out(|| messages.try_recv().ok());
+            }
             OutputMessage::Step { effects, at } => end_in_engine(ledger.apply(effects, at), &engine),
             OutputMessage::Stopped(reason) => stopped = Some(reason),
         }
@@ -57,6 +66,7 @@ pub(crate) fn run(messages: Receiver<OutputMessage>, mut ledger: Ledger, engine:
         if let Some(reason) = &stopped {
             ledger.close_all(reason, Instant::now());
         }
+        next = announced.or_else(|| messages.recv().ok());
     }
 }
 

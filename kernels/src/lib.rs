@@ -16,6 +16,7 @@ pub mod gemm;
 pub mod graph;
 pub mod launch;
 pub mod linear;
+pub mod mark;
 pub mod noise;
 pub mod packed;
 pub mod plan;

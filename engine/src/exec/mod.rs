@@ -34,6 +34,12 @@ pub trait Executor: Send {
     /// because its sequence has ended.
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError>;
 
+    /// Waits until the oldest step in flight is about to end, by about as much as threads take to wake up. `false`, at once, for a step
+    /// of which nothing can tell.
+    fn nears_end(&mut self) -> Result<bool, ExecError> {
+        Ok(false)
+    }
+
     /// Waits for the oldest step in flight and returns what it sampled. Called once for each launch.
     fn finish(&mut self) -> Result<StepOutput, ExecError>;
 

@@ -35,6 +35,8 @@ pub struct SimScript {
     pub token_time: Duration,
     /// The step, counted from 1, that fails.
     pub fail_at_step: Option<u64>,
+    /// How long before its end every step is announced, if it is.
+    pub notice: Option<Duration>,
     /// Steps that may be in flight; 1 or 2.
     pub max_steps_in_flight: usize,
 }
@@ -46,6 +48,7 @@ impl Default for SimScript {
             step_time: Duration::from_millis(1),
             token_time: Duration::ZERO,
             fail_at_step: None,
+            notice: None,
             max_steps_in_flight: 1,
         }
     }
@@ -127,6 +130,13 @@ impl Executor for SimExecutor {
         };
         self.in_flight.push_back(SimStep { outcome, over_at: begins_at + took });
         Ok(())
+    }
+
+    fn nears_end(&mut self) -> Result<bool, ExecError> {
+        let step = self.in_flight.front().expect("asked for a step in flight");
+        let Some(notice) = self.script.notice else { return Ok(false) };
+        thread::sleep(step.over_at.saturating_duration_since(Instant::now() + notice));
+        Ok(true)
     }
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {

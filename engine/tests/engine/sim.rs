@@ -50,6 +50,22 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
+/// Announced in time, or so early that nobody looks out any more: what the stream carries is the same.
+#[test]
+fn an_announced_first_token_is_one_event_like_any_other() {
+    for notice in [Duration::from_micros(500), Duration::from_millis(15)] {
+        let script = SimScript { step_time: Duration::from_millis(20), notice: Some(notice), ..SimScript::default() };
+        let engine = start(script, EngineLimits::default());
+        let (text, terminal) = read_all(engine.submit(request(1)).unwrap());
+        assert_eq!((text.as_str(), reason(terminal)), ("A", FinishReason::Length));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut stream = engine.submit(request(1)).unwrap();
+        let events = runtime.block_on(async { [stream.next().await, stream.next().await, stream.next().await] });
+        assert!(matches!(&events[0], Some(RequestEvent::Delta { text, .. }) if text == "A"), "{notice:?}: {events:?}");
+        assert!(matches!(&events[1..], [Some(RequestEvent::Finished { .. }), None]), "{notice:?}: {events:?}");
+    }
+}
+
 #[test]
 fn a_request_streams_its_text_and_ends_once() {
     let engine = start(SimScript::default(), EngineLimits::default());

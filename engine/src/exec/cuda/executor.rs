@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use stoker_kernels::{
     KernelError,
     graph::Graph,
+    mark::Mark,
     packed::Packed,
     readback::Readback,
     sampling::{Filters, LogitEdit, NO_TOKEN},
@@ -14,8 +15,8 @@ use stoker_kernels::{
 
 use super::{
     batch::{Batch, BatchLimits, decode_shape, prompt_shape},
-    forward::{Forward, StepInputs},
-    layout::{StepLayout, StepShape, buckets, prefill_sizes, prompt_buckets},
+    forward::{Forward, Part, StepInputs},
+    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prefill_sizes, prompt_buckets},
     memory::Capacity,
     sampling::{edits, penalties, sample_row},
 };
@@ -36,7 +37,9 @@ pub struct CudaExecutor {
     forward: Forward,
     inputs: Packed,
     /// Steps recorded at start.
-    graphs: HashMap<StepShape, Graph>,
+    graphs: HashMap<StepShape, Recorded>,
+    /// Where prompts' ends are about to end, by the number of the step.
+    near_ends: [Mark; MAX_STEPS_IN_FLIGHT],
     readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
     /// When steps computed, by their number.
     spans: [Span; N_SPANS],
@@ -60,6 +63,15 @@ struct InFlight {
     shape: StepShape,
     n_entries: usize,
     logits: Vec<WantedLogits>,
+}
+
+/// A recorded step.
+#[derive(Debug)]
+enum Recorded {
+    /// Decodes: nobody waits for a first token.
+    Whole(Graph),
+    /// The end of a prompt, with a mark in between.
+    InTwo { most: Graph, rest: Graph },
 }
 
 /// Where the step before was when a step was launched.
@@ -98,6 +110,7 @@ impl CudaExecutor {
             inputs: Packed::new(gpu, capacity.input_words)?,
             readbacks: [readback()?, readback()?],
             spans: [Span::new(gpu)?, Span::new(gpu)?, Span::new(gpu)?],
+            near_ends: [Mark::new(gpu)?, Mark::new(gpu)?],
             forward,
             graphs: HashMap::new(),
             in_flight: VecDeque::new(),
@@ -162,12 +175,18 @@ impl CudaExecutor {
     fn compute(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(shape);
         self.inputs.upload(layout.whole, |filling| batch.fill(&layout, filling))?;
+        let near_end = &self.near_ends[self.n_launched % MAX_STEPS_IN_FLIGHT];
         let Self { forward, inputs, graphs, limits, .. } = self;
         // Behind the upload: the device computes nothing while it copies.
         self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
         let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
         match graphs.get_mut(shape) {
-            Some(graph) => graph.launch(),
+            Some(Recorded::Whole(graph)) => graph.launch(),
+            Some(Recorded::InTwo { most, rest }) => {
+                most.launch()?;
+                near_end.set(forward.device())?;
+                rest.launch()
+            }
             None => forward.launch(step),
         }
     }
@@ -182,8 +201,14 @@ impl CudaExecutor {
         let step = StepInputs { shape: &shape, layout: &layout, packed: inputs, policy: limits.policy };
         let device = forward.device().clone();
         forward.launch(step)?;
-        let graph = device.capture(|| forward.launch(step))?;
-        self.graphs.insert(shape, graph);
+        let recorded = match shape.sampled {
+            SampledRows::Every => Recorded::Whole(device.capture(|| forward.launch(step))?),
+            SampledRows::Listed => Recorded::InTwo {
+                most: device.capture(|| forward.launch_part(step, Part::Most))?,
+                rest: device.capture(|| forward.launch_part(step, Part::Rest))?,
+            },
+        };
+        self.graphs.insert(shape, recorded);
         Ok(())
     }
 
@@ -255,6 +280,16 @@ impl Executor for CudaExecutor {
         let batch = Batch::new(step, self.limits);
         let shape = batch.shape();
         self.launch_step(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+    }
+
+    fn nears_end(&mut self) -> Result<bool, ExecError> {
+        let step = self.in_flight.front().expect("asked for a step in flight");
+        let can_tell = matches!(self.graphs.get(&step.shape), Some(Recorded::InTwo { .. }));
+        if can_tell {
+            let near_end = &self.near_ends[step.number % MAX_STEPS_IN_FLIGHT];
+            near_end.wait().map_err(|error| self.failed(&step.shape, &error))?;
+        }
+        Ok(can_tell)
     }
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {

@@ -60,6 +60,15 @@ pub(super) struct StepInputs<'a> {
     pub(super) policy: SplitPolicy,
 }
 
+/// A part of a step's launches, in this order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Part {
+    /// Up to where it is about to end.
+    Most,
+    /// The last layers, and the draw.
+    Rest,
+}
+
 /// What a model on the GPU is made of.
 #[derive(Debug)]
 pub(super) struct ForwardParts {
@@ -130,17 +139,34 @@ impl Forward {
 
     /// Launches a whole step.
     pub(super) fn launch(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
-        self.embed(step)?;
-        for layer in 0..self.shape.n_layers {
-            self.project(step, layer)?;
-            if self.rows_behind_attention(step, layer) > 0 {
-                self.attend(step, layer)?;
-                self.update(step, layer)?;
-                self.feed_forward(step, layer)?;
+        self.launch_part(step, Part::Most)?;
+        self.launch_part(step, Part::Rest)
+    }
+
+    /// Launches a part of it.
+    pub(super) fn launch_part(&mut self, step: StepInputs<'_>, part: Part) -> Result<(), KernelError> {
+        let n_most = self.shape.n_layers - self.shape.n_layers_near_the_end();
+        match part {
+            Part::Most => {
+                self.embed(step)?;
+                (0..n_most).try_for_each(|idx| self.layer(step, idx))
+            }
+            Part::Rest => {
+                (n_most..self.shape.n_layers).try_for_each(|idx| self.layer(step, idx))?;
+                self.head(step)?;
+                self.draw(step, Filters::Off)
             }
         }
-        self.head(step)?;
-        self.draw(step, Filters::Off)
+    }
+
+    fn layer(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+        self.project(step, idx)?;
+        if self.rows_behind_attention(step, idx) == 0 {
+            return Ok(());
+        }
+        self.attend(step, idx)?;
+        self.update(step, idx)?;
+        self.feed_forward(step, idx)
     }
 
     fn rows_behind_attention(&self, step: StepInputs<'_>, layer: usize) -> usize {
