@@ -10,6 +10,7 @@
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
 #   CASES          cases of ours, by comma, in place of a sweep
+#   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
 #
@@ -27,7 +28,7 @@ FULL_CASES+=,prefix_warm_2k,shared_prefix,offline_1000
 
 main() {
   cd "$ROOT"
-  if [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples 3 --cases "${CASES:-$FULL_CASES}") QUICK=(); else
+  if [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$FULL_CASES}") QUICK=(); else
     SWEEP=(--quick ${CASES:+--cases "$CASES"}) QUICK=(quick)
   fi
   program
