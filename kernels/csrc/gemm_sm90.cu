@@ -15,7 +15,10 @@
 // goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
 // have neighbouring weights and the same rows of x, of which each copies a half to both.
 // Tiles are walked in bands along n, rows of x outside, so that both operands of a wave come from the L2 cache.
+// Where y is activated, weights are gate and up, 8 rows of each in turn: a thread's accumulators of rows g and g + 8 are gate
+// and up of one feature, of which it stores bf16(silu(gate)) * up, as silu_mul.cu would. y is then half as wide.
 // Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
+#include "activation.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -32,9 +35,21 @@ struct GemmShape {
   int band;       // of these, those that are walked together
 };
 
+// One of y where gate and up are activated: of two weight rows.
+struct Activated {
+  bf16 value;
+};
+
+template <typename Out>
+constexpr bool kActivates = false;
+template <>
+constexpr bool kActivates<Activated> = true;
+
 #ifdef STOKER_HAS_WGMMA
 
-constexpr int kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32, kStoredRows = 128;
+constexpr int kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32;
+// Of y, that a warpgroup turns around at once: 64 values each, or 32 where they are activated.
+constexpr int kStoredRows = 128, kActivatedRows = 256;
 
 template <int kWarpgroups, int kColumns, int kPanels, int kCluster>
 struct Gemm {
@@ -179,8 +194,12 @@ struct Gemm {
       pin(c);
       release(barriers, last);
       const Tile tile = tile_at(s, idx);
-      if constexpr (kStaged && sizeof(Out) == 2) {
+      if constexpr (kStaged && kActivates<Out>) {
+        store_activated_staged(c, s, y_map, tile, staging);
+      } else if constexpr (kStaged && sizeof(Out) == 2) {
         store_staged(c, s, y_map, tile, staging);
+      } else if constexpr (kActivates<Out>) {
+        store_activated(c, s, y, tile);
       } else {
         store(c, s, y, tile);
       }
@@ -203,6 +222,22 @@ struct Gemm {
       for (int j = 0; j < kColumns / 8; ++j) {
         const int m = tile.m + 8 * j + 2 * t + i % 2;
         if (m < s.m) put(y + static_cast<size_t>(m) * s.n + n, c[j][i]);
+      }
+    }
+  }
+
+  // Eight lanes hold neighbouring values of a row of y; `s.rows` is a multiple of 16.
+  static __device__ __forceinline__ void store_activated(const float (&c)[kColumns / 8][4], const GemmShape& s, Activated* y,
+                                                         Tile tile) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int width = s.n / 2, feature = (tile.n + threadIdx.x / 128 * s.rows) / 2 + warp * 8 + g;
+    if (warp * 16 >= s.rows || feature >= width) return;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int m = tile.m + 8 * j + 2 * t + i;
+        if (m < s.m) put(&y[static_cast<size_t>(m) * width + feature].value, silu_mul_of_sums(c[j][i], c[j][i + 2]));
       }
     }
   }
@@ -235,6 +270,31 @@ struct Gemm {
       sync_group(group);
       if (stores) store_box(y, tile.n + group * s.rows, tile.m + part * kStoredRows, buffer);
     }
+  }
+
+  // The same where 64 weight rows are 32 values of y: rows of 64 bytes, whose 16-byte pieces are xored with half the row.
+  static __device__ __forceinline__ void store_activated_staged(const float (&c)[kColumns / 8][4], const GemmShape& s,
+                                                                const TensorMap& y, Tile tile, uint32_t staging) {
+    static_assert(kColumns == kActivatedRows);
+    const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp;
+    const uint32_t buffer = staging + group * kActivatedRows * kRowBytes / 2;
+    const uint32_t target = buffer + lane * kRowBytes / 2 + (warp ^ (lane / 2 & 3)) * 16;
+    const bool stores = threadIdx.x % 128 == 0;
+    if (stores) wait_for_stores_to_read();
+    sync_group(group);
+#pragma unroll
+    for (int four = 0; four < kColumns / 32; ++four) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&sums)[4] = c[4 * four + i];
+        pairs[i] = pack(silu_mul_of_sums(sums[0], sums[2]), silu_mul_of_sums(sums[1], sums[3]));
+      }
+      store_turned(target + four * 32 * kRowBytes / 2, pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    publish_to_tensor_cores();
+    sync_group(group);
+    if (stores) store_box(y, (tile.n + group * s.rows) / 2, tile.m, buffer);
   }
 
   static __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory"); }
@@ -294,12 +354,13 @@ struct Gemm {
 #else
 #define CLUSTERED(blocks)
 #endif
-#define GEMM_BOTH(groups, columns, panels, cluster)            \
+#define GEMM_ALL(groups, columns, panels, cluster)             \
   GEMM(groups, columns, panels, cluster, bf16, stoker::bf16)   \
-  GEMM(groups, columns, panels, cluster, f32, float)
-GEMM_BOTH(1, 8, 2, 1)
-GEMM_BOTH(1, 32, 2, 2)
-GEMM_BOTH(1, 64, 2, 2)
-GEMM_BOTH(1, 128, 1, 2)
-GEMM_BOTH(2, 128, 1, 2)
-GEMM_BOTH(2, 256, 1, 2)
+  GEMM(groups, columns, panels, cluster, f32, float)           \
+  GEMM(groups, columns, panels, cluster, activated, stoker::Activated)
+GEMM_ALL(1, 8, 2, 1)
+GEMM_ALL(1, 32, 2, 2)
+GEMM_ALL(1, 64, 2, 2)
+GEMM_ALL(1, 128, 1, 2)
+GEMM_ALL(2, 128, 1, 2)
+GEMM_ALL(2, 256, 1, 2)

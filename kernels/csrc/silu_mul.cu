@@ -4,7 +4,7 @@
 // product writes them (`GATE_UP_GROUP` in launch/pointwise.rs says why); out is rows x width; width is a multiple of 8.
 // 6 B per output value, one 16-byte vector a thread.
 // Bound by memory: the copy ceiling at 2048 rows of 14336, 76 % of it at 256 (6.8 us); one row is 1.3 us of latency.
-#include "common.cuh"
+#include "activation.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) silu_mul(uint4* out, const uint4* gate_up, int n_vecs) {
   stoker::wait_for_earlier_kernels();
@@ -17,6 +17,6 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(uint4* out, const uin
   stoker::unpack(gate_row[2 * i], gate);
   stoker::unpack(gate_row[2 * i + 1], up);
 #pragma unroll
-  for (int e = 0; e < 8; ++e) y[e] = stoker::rounded(gate[e] / (1.f + __expf(-gate[e]))) * up[e];
+  for (int e = 0; e < 8; ++e) y[e] = stoker::silu_mul(gate[e], up[e]);
   out[row * n_vecs + i] = stoker::pack(y);
 }

@@ -183,6 +183,7 @@ impl Blas {
             Output::Bf16(y) => (y.device_ptr_mut(stream).0, 0.0),
             Output::Sum(y) => (y.device_ptr_mut(stream).0, 1.0),
             Output::F32(y) => (y.device_ptr_mut(stream).0, 0.0),
+            Output::Activated(_) => unreachable!("a plan of such a product was refused"),
         };
         Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y, keep }
     }
@@ -203,6 +204,9 @@ impl Blas {
         let (shape, output) = key;
         if shape.m == 0 || shape.n == 0 || shape.k == 0 {
             return Err(refused("gemm", "nothing to do: a dimension is 0".to_owned()));
+        }
+        if output == OutputType::Activated {
+            return Err(refused("gemm", "cuBLASLt does not activate".to_owned()));
         }
         let mut plan = describe_product(shape, output).map_err(|source| failed("gemm", describe(key), source))?;
         if let Some(chosen) = chosen.filter(|chosen| self.takes(&plan, chosen)) {
@@ -339,7 +343,7 @@ impl Drop for Blas {
 fn describe_product(shape: GemmShape, output: OutputType) -> Result<Plan, CublasError> {
     use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
     let y_type = match output {
-        OutputType::Bf16 => CUDA_R_16BF,
+        OutputType::Bf16 | OutputType::Activated => CUDA_R_16BF,
         OutputType::F32 => CUDA_R_32F,
     };
     let [m, n, k] = [shape.m, shape.n, shape.k].map(|size| size as u64);

@@ -3,13 +3,13 @@
 
 use crate::{
     error::KernelError,
-    launch::{Entry, GemmShape, LaunchConfig, OutputType, count, refused},
+    launch::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, OutputType, count, refused},
 };
 
 /// Bytes of a row of a stage's panel: 64 values of k.
 const PANEL_ROW_BYTES: usize = 128;
-/// Rows of y that a warpgroup turns around at once, where y is bf16 and the tile is large.
-const STORED_ROWS: usize = 128;
+/// Bytes of y that a warpgroup turns around at once, where the tile is large.
+const STAGED_BYTES: usize = 16 << 10;
 /// Most stages of the ring; the same constant as in the kernel.
 const STAGES_MAX: usize = 32;
 /// Shared memory that a block of an H100 or H200 may ask for.
@@ -22,8 +22,8 @@ const FIXED_BYTES: usize = 2048;
 /// One compilation of the kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Variant {
-    bf16: Entry,
-    f32: Entry,
+    /// To bf16, to f32, activated.
+    entries: [Entry; 3],
     /// Warpgroups that multiply.
     warpgroups: usize,
     /// Rows of x of a tile.
@@ -34,17 +34,28 @@ struct Variant {
     cluster: usize,
 }
 
-const fn variant(bf16: Entry, f32: Entry, [warpgroups, columns, panels, cluster]: [usize; 4]) -> Variant {
-    Variant { bf16, f32, warpgroups, columns, panels, cluster }
+const fn variant(entries: [Entry; 3], [warpgroups, columns, panels, cluster]: [usize; 4]) -> Variant {
+    Variant { entries, warpgroups, columns, panels, cluster }
+}
+
+impl Variant {
+    fn entry(self, output: OutputType) -> Entry {
+        let [bf16, f32, activated] = self.entries;
+        match output {
+            OutputType::Bf16 => bf16,
+            OutputType::F32 => f32,
+            OutputType::Activated => activated,
+        }
+    }
 }
 
 const VARIANTS: [Variant; 6] = [
-    variant(Entry::Gemm1x8Bf16, Entry::Gemm1x8F32, [1, 8, 2, 1]),
-    variant(Entry::Gemm1x32Bf16, Entry::Gemm1x32F32, [1, 32, 2, 2]),
-    variant(Entry::Gemm1x64Bf16, Entry::Gemm1x64F32, [1, 64, 2, 2]),
-    variant(Entry::Gemm1x128Bf16, Entry::Gemm1x128F32, [1, 128, 1, 2]),
-    variant(Entry::Gemm2x128Bf16, Entry::Gemm2x128F32, [2, 128, 1, 2]),
-    variant(Entry::Gemm2x256Bf16, Entry::Gemm2x256F32, [2, 256, 1, 2]),
+    variant([Entry::Gemm1x8Bf16, Entry::Gemm1x8F32, Entry::Gemm1x8Activated], [1, 8, 2, 1]),
+    variant([Entry::Gemm1x32Bf16, Entry::Gemm1x32F32, Entry::Gemm1x32Activated], [1, 32, 2, 2]),
+    variant([Entry::Gemm1x64Bf16, Entry::Gemm1x64F32, Entry::Gemm1x64Activated], [1, 64, 2, 2]),
+    variant([Entry::Gemm1x128Bf16, Entry::Gemm1x128F32, Entry::Gemm1x128Activated], [1, 128, 1, 2]),
+    variant([Entry::Gemm2x128Bf16, Entry::Gemm2x128F32, Entry::Gemm2x128Activated], [2, 128, 1, 2]),
+    variant([Entry::Gemm2x256Bf16, Entry::Gemm2x256F32, Entry::Gemm2x256Activated], [2, 256, 1, 2]),
 ];
 
 /// Everything that a launch needs.
@@ -68,15 +79,15 @@ pub struct GemmPlan {
     pub band: usize,
 }
 
-/// Rows that one copy moves, 64 values wide.
+/// Values that one copy moves: of a row, rows.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GemmBoxes {
     /// Of weights.
-    pub w: usize,
+    pub w: [usize; 2],
     /// Of x.
-    pub x: usize,
+    pub x: [usize; 2],
     /// Of y.
-    pub y: usize,
+    pub y: [usize; 2],
 }
 
 /// One way to cut a product.
@@ -90,7 +101,7 @@ struct Cut {
 impl GemmPlan {
     /// Whether y leaves by the copy engine.
     pub(crate) fn copies_out(&self) -> bool {
-        self.config.entry == Entry::Gemm2x256Bf16
+        matches!(self.config.entry, Entry::Gemm2x256Bf16 | Entry::Gemm2x256Activated)
     }
 
     /// The cut that costs least on a chip of `n_multiprocessors`.
@@ -101,6 +112,12 @@ impl GemmPlan {
         }
         if !shape.k.is_multiple_of(8) {
             return Err(refused(OP, format!("depth {} is not a multiple of 8", shape.k)));
+        }
+        if output == OutputType::Activated && !shape.n.is_multiple_of(2 * GATE_UP_GROUP) {
+            return Err(refused(
+                OP,
+                format!("{} rows of gate and up are not a multiple of {}", shape.n, 2 * GATE_UP_GROUP),
+            ));
         }
         let n_multiprocessors = n_multiprocessors as usize;
         let cheapest =
@@ -122,10 +139,12 @@ fn cuts(shape: GemmShape, output: OutputType) -> impl Iterator<Item = Cut> {
 }
 
 impl Cut {
-    /// Large tiles of bf16 leave by the copy engine, which wants whole tiles and rows of y that are multiples of 16 bytes.
+    /// Large tiles of bf16 leave by the copy engine, which wants whole tiles and rows of y that are multiples of 16 bytes. A tile
+    /// has as many rows of gate as of up.
     fn is_possible(self, output: OutputType) -> bool {
-        let leaves_by_copy = self.variant.columns == 256 && output == OutputType::Bf16;
-        !leaves_by_copy || (self.rows == 64 && self.shape.n.is_multiple_of(8))
+        let leaves_by_copy = self.variant.columns == 256 && output != OutputType::F32;
+        let has_pairs = output != OutputType::Activated || self.rows.is_multiple_of(2 * GATE_UP_GROUP);
+        has_pairs && (!leaves_by_copy || (self.rows == 64 && self.shape.n.is_multiple_of(8)))
     }
 
     fn w_rows(self) -> usize {
@@ -175,8 +194,8 @@ impl Cut {
     }
 
     fn plan(self, output: OutputType, n_multiprocessors: usize) -> GemmPlan {
-        let Variant { bf16, f32, warpgroups, columns, panels, cluster } = self.variant;
-        let staging_bytes = if columns == 256 { warpgroups * STORED_ROWS * PANEL_ROW_BYTES } else { 0 };
+        let Variant { warpgroups, columns, panels, cluster, .. } = self.variant;
+        let staging_bytes = if columns == 256 { warpgroups * STAGED_BYTES } else { 0 };
         // The unused rows of a tile are read from what lies behind it.
         let unused_bytes = (64 - self.rows) * PANEL_ROW_BYTES;
         let stage_bytes = panels * (self.w_rows() + columns) * PANEL_ROW_BYTES;
@@ -185,13 +204,17 @@ impl Cut {
         let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster);
         GemmPlan {
             config: LaunchConfig {
-                entry: if output == OutputType::Bf16 { bf16 } else { f32 },
+                entry: self.variant.entry(output),
                 grid: [count(n_clusters * cluster), 1, 1],
                 threads: count(warpgroups * 128 + 32),
                 shared_bytes: count(FIXED_BYTES + staging_bytes + unused_bytes + n_stages * stage_bytes),
             },
             rows: self.rows,
-            boxes: GemmBoxes { w: self.w_rows(), x: columns / cluster, y: STORED_ROWS },
+            boxes: GemmBoxes {
+                w: [PANEL_ROW_BYTES / 2, self.w_rows()],
+                x: [PANEL_ROW_BYTES / 2, columns / cluster],
+                y: if output == OutputType::Activated { [32, 256] } else { [64, 128] },
+            },
             n_steps: self.n_steps(),
             n_stages,
             n_m_tiles: self.n_m_tiles(),
@@ -239,7 +262,7 @@ mod tests {
 
     #[test]
     fn every_cut_fits_shared_memory_with_a_ring_of_three_or_more() {
-        for output in [OutputType::Bf16, OutputType::F32] {
+        for output in [OutputType::Bf16, OutputType::F32, OutputType::Activated] {
             for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, output) {
                 let plan = cut.plan(output, 132);
                 assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
@@ -252,8 +275,18 @@ mod tests {
     fn tiles_cover_all_rows_of_w_and_x() {
         for (m, n) in [(1, 1), (9, 4097), (257, 6144), (8192, 100)] {
             let GemmPlan { rows, n_m_tiles, n_n_tiles, boxes, .. } = plan(m, n, 64);
-            assert!(rows <= boxes.w && n_n_tiles * 2 * boxes.w >= n && n_m_tiles * 2 * boxes.x >= m, "{m} {n}");
+            let (w, x) = (boxes.w[1], boxes.x[1]);
+            assert!(rows <= w && n_n_tiles * 2 * w >= n && n_m_tiles * 2 * x >= m, "{m} {n}");
         }
+    }
+
+    #[test]
+    fn a_tile_that_is_activated_has_as_many_rows_of_gate_as_of_up() {
+        for plan in all_plans(GemmShape { m: 700, n: 28672, k: 4096 }, OutputType::Activated, 132) {
+            assert!(plan.rows.is_multiple_of(2 * GATE_UP_GROUP), "{plan:?}");
+        }
+        let refusal = GemmPlan::new(GemmShape { m: 1, n: 24, k: 8 }, OutputType::Activated, 132).unwrap_err();
+        assert_eq!(refusal.to_string(), "gemm_sm90: 24 rows of gate and up are not a multiple of 16");
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod device;
 pub mod draw;
 mod entry;
 pub mod error;
+pub mod gated;
 pub mod gemm;
 pub mod graph;
 pub mod launch;

@@ -38,6 +38,8 @@ pub enum Output<'a> {
     Sum(CudaViewMut<'a, bf16>),
     /// Logits.
     F32(CudaViewMut<'a, f32>),
+    /// Gate and up, activated: m x n / 2. Only the product of [`crate::gemm`] does.
+    Activated(CudaViewMut<'a, bf16>),
 }
 
 impl Output<'_> {
@@ -46,12 +48,13 @@ impl Output<'_> {
         match self {
             Self::Bf16(_) | Self::Sum(_) => OutputType::Bf16,
             Self::F32(_) => OutputType::F32,
+            Self::Activated(_) => OutputType::Activated,
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Self::Bf16(y) | Self::Sum(y) => y.len(),
+            Self::Bf16(y) | Self::Sum(y) | Self::Activated(y) => y.len(),
             Self::F32(y) => y.len(),
         }
     }
@@ -123,7 +126,9 @@ impl Kernels {
         let launch = self.functions.launch("skinny_gemm", config);
         let launch = match op.y {
             Output::Bf16(mut y) => launch.write(&mut y),
-            Output::Sum(_) => return Err(launch::refused("skinny_gemm", "it does not add to y".to_owned())),
+            Output::Sum(_) | Output::Activated(_) => {
+                return Err(launch::refused("skinny_gemm", "it does not add to y or activate it".to_owned()));
+            }
             Output::F32(mut y) => launch.write(&mut y),
         };
         launch.read(&op.w).read(&op.x).int(m).int(n).int(k).start()
@@ -147,16 +152,17 @@ impl Kernels {
         let GemmShape { m, n, k } = op.shape;
         check(OP, &op)?;
         let stream = self.device().stream();
-        let w = rows_of(op.w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
-        let x = rows_of(op.x.device_ptr(stream).0, [k, m], plan.boxes.x)?;
+        let w = matrix(op.w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
+        let x = matrix(op.x.device_ptr(stream).0, [k, m], plan.boxes.x)?;
         let y = match &mut op.y {
-            Output::Bf16(y) if plan.copies_out() => rows_of(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
+            Output::Bf16(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
+            Output::Activated(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n / 2, m], plan.boxes.y)?,
             // Written by ordinary stores; the kernel does not look at this map.
             _ => w,
         };
         let launch = self.functions.launch(OP, plan.config).map(&w).map(&x).map(&y);
         let launch = match &mut op.y {
-            Output::Bf16(y) => launch.write(y),
+            Output::Bf16(y) | Output::Activated(y) => launch.write(y),
             Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y".to_owned())),
             Output::F32(y) => launch.write(y),
         };
@@ -165,16 +171,16 @@ impl Kernels {
     }
 }
 
-/// A row-major matrix of which a copy moves 64 values of `box_rows` rows.
-fn rows_of(address: u64, [width, n_rows]: [usize; 2], box_rows: usize) -> Result<TensorMap, KernelError> {
-    let tensor = BoxedTensor { address, sizes: [width, n_rows], strides: [1, width], box_sizes: [64, box_rows] };
-    TensorMap::new("gemm_sm90", &tensor)
+/// A row-major matrix of which a copy moves a box; sizes are those of a row, then rows.
+fn matrix(address: u64, sizes: [usize; 2], box_sizes: [usize; 2]) -> Result<TensorMap, KernelError> {
+    TensorMap::new("gemm_sm90", &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes })
 }
 
 /// Every buffer holds exactly what the shape says.
 pub(crate) fn check(op: &'static str, linear: &Linear<'_>) -> Result<(), KernelError> {
     let GemmShape { m, n, k } = linear.shape;
-    check_len(op, "y", linear.y.len(), m * n)?;
+    let width = if matches!(linear.y, Output::Activated(_)) { n / 2 } else { n };
+    check_len(op, "y", linear.y.len(), m * width)?;
     check_len(op, "x", linear.x.len(), m * k)?;
     check_len(op, "w", linear.w.len(), n * k)
 }

@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 
 use crate::error::KernelError;
 
-/// A tensor of bf16 and the box of it that one copy brings to shared memory, swizzled in 128 bytes as warpgroup products
-/// read it. Dimensions run from the one along memory outwards.
+/// A tensor of bf16 and the box of it that one copy moves, swizzled in shared memory over the width of the box: in 128 bytes
+/// as warpgroup products read it. Dimensions run from the one along memory outwards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoxedTensor<const RANK: usize> {
     /// The first value's address, a multiple of 16 bytes.
@@ -17,7 +17,7 @@ pub(crate) struct BoxedTensor<const RANK: usize> {
     pub(crate) sizes: [usize; RANK],
     /// Values from one to the next in each dimension: 1, then multiples of 8.
     pub(crate) strides: [usize; RANK],
-    /// Values of the box in each dimension; 64 in the first, the width of the swizzle.
+    /// Values of the box in each dimension; 64 or 32 in the first.
     pub(crate) box_sizes: [usize; RANK],
 }
 
@@ -31,6 +31,11 @@ impl TensorMap {
         let sizes = tensor.sizes.map(|size| size as u64);
         let strides_bytes = tensor.strides.map(|stride| 2 * stride as u64);
         let box_sizes = tensor.box_sizes.map(crate::launch::count);
+        let swizzle = match tensor.box_sizes[0] {
+            64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            width => panic!("a box of {width} values has no swizzle"),
+        };
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays hold RANK values (of the strides the first is left out) and live until the call returns, as the
         // map does. The address is only noted.
@@ -45,7 +50,7 @@ impl TensorMap {
                 box_sizes.as_ptr(),
                 [1; RANK].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

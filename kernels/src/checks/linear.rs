@@ -22,7 +22,7 @@ const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 32, 33, 64, 65, 128, 129, 256, 700]
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug)]
-enum By {
+pub(super) enum By {
     Skinny(SkinnyKernel),
     Blas,
     Plan(GemmPlan),
@@ -118,7 +118,7 @@ fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Resul
     let case = format!("m {} n {} k {} to {output:?}, {how}", shape.m, shape.n, shape.k);
     // f32 sums lose 2^-24 of their size a term; random signs make that grow with the root. Four times as margin.
     let limit = match output {
-        OutputType::Bf16 => TWO_ROUNDINGS,
+        OutputType::Bf16 | OutputType::Activated => TWO_ROUNDINGS,
         OutputType::F32 => 4.0 * 2f64.powi(-24) * (shape.k as f64).sqrt(),
     };
     Ok(Outcome { op, case, error, limit })
@@ -161,23 +161,23 @@ fn same_bits(
     Ok(Outcome { op: "gemm_sm90", case, error: n_different as f64, limit: 0.0 })
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// A product's operands on the device; the first rows of x are multiplied.
-struct Operands {
-    x: CudaSlice<bf16>,
-    w: CudaSlice<bf16>,
+pub(super) struct Operands {
+    pub(super) x: CudaSlice<bf16>,
+    pub(super) w: CudaSlice<bf16>,
 }
 
 impl Operands {
-    fn new(gpu: &Gpu, x: &[f32], w: &[f32]) -> Result<Self, KernelError> {
+    pub(super) fn new(gpu: &Gpu, x: &[f32], w: &[f32]) -> Result<Self, KernelError> {
         Ok(Self { x: gpu.upload_bf16(x)?, w: gpu.upload_bf16(w)? })
     }
 }
 
-fn multiply(
+pub(super) fn multiply(
     gpu: &Gpu,
     operands: &Operands,
     shape: GemmShape,
@@ -203,6 +203,11 @@ fn multiply(
             let mut y = gpu.poisoned(size)?;
             run(Output::F32(y.view()))?;
             gpu.written(&y)
+        }
+        OutputType::Activated => {
+            let mut y = gpu.poisoned(size / 2)?;
+            run(Output::Activated(y.view()))?;
+            Ok(gpu.written(&y)?.map(|found| widened(&found)))
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod attention;
 mod fixture;
+mod gated;
 mod linear;
 mod pointwise;
 mod sampling;
@@ -39,10 +40,11 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 7] = [
+const GROUPS: [(&str, Group); 8] = [
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("invariance", linear::run_invariance),
+    ("gated", gated::run),
     ("attention", attention::run),
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),

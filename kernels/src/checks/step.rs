@@ -7,10 +7,11 @@ use crate::{
     CudaSlice, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
     bf16,
+    gated::Gated,
     launch::{BLOCK_SIZE, GemmShape, Heads},
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, SiluMul, angle_table},
+    pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, angle_table},
     sampling::{Filters, Sample, SampleRow, SampleScratch},
 };
 
@@ -190,10 +191,7 @@ pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> 
         pause()?;
         add_norm(gpu, layer, b)?;
         pause()?;
-        linear(gpu, b.n, &mut b.gate_up, &b.normed, &layer.gate_up)?;
-        pause()?;
-        let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view());
-        kernels.silu_mul(SiluMul { out, gate_up, width: shape.intermediate })?;
+        gated(gpu, shape, layer, b)?;
         pause()?;
         linear(gpu, b.n, &mut b.update, &b.activated, &layer.down)?;
         pause()?;
@@ -223,6 +221,13 @@ fn linear(
 ) -> Result<(), KernelError> {
     let shape = GemmShape { m, n: y.len() / m, k: x.len() / m };
     gpu.kernels.linear(&gpu.blas, Linear { y: Output::Bf16(y.as_view_mut()), x: x.as_view(), w: w.as_view(), shape })
+}
+
+fn gated(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
+    let size = GemmShape { m: b.n, n: 2 * shape.intermediate, k: shape.hidden() };
+    let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
+    let (x, w) = (b.normed.as_view(), layer.gate_up.as_view());
+    gpu.kernels.gated(&gpu.blas, Gated { out, gate_up, x, w, shape: size })
 }
 
 fn add_norm(gpu: &Gpu, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {

@@ -70,6 +70,8 @@ pub enum OutputType {
     Bf16,
     /// Logits: bf16 would make ties of distinct tokens.
     F32,
+    /// Activations of gate and up: half as many as rows of w, of which [`GATE_UP_GROUP`] are gate and as many up in turn.
+    Activated,
 }
 
 impl Heads {

@@ -68,6 +68,7 @@ pub fn skinny_gemm(shape: GemmShape, output: OutputType, kernel: SkinnyKernel) -
         (0..=8, OutputType::F32) => [Entry::SkinnyM8F32, Entry::SkinnySm90M8F32],
         (_, OutputType::Bf16) => [Entry::SkinnyM16Bf16, Entry::SkinnySm90M16Bf16],
         (_, OutputType::F32) => [Entry::SkinnyM16F32, Entry::SkinnySm90M16F32],
+        (_, OutputType::Activated) => return Err(refused(OP, "it does not activate".to_owned())),
     };
     let n_tiles = count(shape.n.div_ceil(16));
     Ok(match kernel {

@@ -4,7 +4,7 @@
 //! ```text
 //! residual = embed(tokens);  n = rms_norm(residual)
 //! for each layer:  qkv = n Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  u = a Wo
-//!                  residual += u, by the product where rows are many;  n = rms_norm(residual);  g = n Wgate_up;  u = (silu(gate) * up) Wdown
+//!                  residual += u, by the product where rows are many;  n = rms_norm(residual);  g = silu(gate) * up of n Wgate_up;  u = g Wdown
 //!                  residual += u;  n = rms_norm(residual), with the next layer's norm or the last one
 //! logits = n Whead;  sampled = draw(logits)
 //!
@@ -19,7 +19,7 @@ use stoker_kernels::{
     linear::{Linear, Output, Products},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, SiluMul},
+    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv},
     sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample},
 };
 
@@ -126,7 +126,8 @@ impl Forward {
         let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
         product.tune(&mut b.qkv, &b.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
         product.tune(&mut b.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
-        product.tune(&mut b.gate_up, &b.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
+        let gated = (&mut b.activated, &mut b.gate_up);
+        product.tune_gated(gated, &b.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
         product.tune(&mut b.update, &b.activated, &of_layers(|layer| &layer.down), shape.inner)?;
         let head = Linear {
             y: Output::F32(b.logits.slice_mut(..m_head * shape.vocab)),
@@ -312,12 +313,7 @@ impl Forward {
         let Self { kernels, products, weights, buffers: b, .. } = self;
         let layer = &weights.layers[idx];
         let product = Product { kernels, products, m: n };
-        product.launch(&mut b.gate_up, &b.normed, &layer.gate_up, shape.hidden)?;
-        kernels.silu_mul(SiluMul {
-            out: b.activated.slice_mut(..n * shape.inner),
-            gate_up: b.gate_up.slice(..n * 2 * shape.inner),
-            width: shape.inner,
-        })?;
+        product.gated((&mut b.activated, &mut b.gate_up), &b.normed, &layer.gate_up, shape.hidden)?;
         product.update((&mut b.residual, &mut b.update), &b.activated, &layer.down, shape.inner)?;
         let next = if idx + 1 < shape.n_layers { Norm::Attention(idx + 1) } else { Norm::Last };
         self.add_norm(n, next)

@@ -3,6 +3,7 @@
 
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
+    gated::Gated,
     launch::GemmShape,
     linear::{Linear, Output, Products},
 };
@@ -44,6 +45,30 @@ impl Product<'_> {
         self.products.linear(self.kernels, self.operands(y, x, w, k))
     }
 
+    /// `activated = silu(gate) * up`, with gate and up of `x * w^T`.
+    pub(super) fn gated(
+        &self,
+        (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        x: &CudaSlice<bf16>,
+        w: &CudaSlice<bf16>,
+        k: usize,
+    ) -> Result<(), KernelError> {
+        self.products.gated(self.kernels, self.gated_operands((activated, gate_up), x, w, k))
+    }
+
+    /// Chooses the algorithm for such a product by `weights`, all of one shape.
+    pub(super) fn tune_gated(
+        &self,
+        (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        x: &CudaSlice<bf16>,
+        weights: &[&CudaSlice<bf16>],
+        k: usize,
+    ) -> Result<(), KernelError> {
+        let [first, others @ ..] = weights else { return Ok(()) };
+        let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
+        self.products.tune_gated(self.kernels, self.gated_operands((activated, gate_up), x, first, k), &others)
+    }
+
     /// `x * w^T` for the residual: added to it, or left for the norm to add.
     pub(super) fn update(
         &self,
@@ -58,6 +83,19 @@ impl Product<'_> {
         let shape = GemmShape { m: self.m, n: w.len() / k, k };
         let y = Output::Sum(residual.slice_mut(..shape.m * shape.n));
         self.products.linear(self.kernels, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
+    }
+
+    fn gated_operands<'a>(
+        &self,
+        (activated, gate_up): (&'a mut CudaSlice<bf16>, &'a mut CudaSlice<bf16>),
+        x: &'a CudaSlice<bf16>,
+        w: &'a CudaSlice<bf16>,
+        k: usize,
+    ) -> Gated<'a> {
+        let shape = GemmShape { m: self.m, n: w.len() / k, k };
+        let size = shape.m * shape.n;
+        let (out, gate_up) = (activated.slice_mut(..size / 2), gate_up.slice_mut(..size));
+        Gated { out, gate_up, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
     }
 
     fn operands<'a>(

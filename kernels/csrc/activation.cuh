@@ -1,0 +1,18 @@
+// The gated activation of the MLP, one definition: what a product activates itself are the bits of a product and silu_mul
+// behind it.
+#pragma once
+#include "common.cuh"
+
+namespace stoker {
+
+// bf16(silu(gate)) * up, silu(x) = x / (1 + exp(-x)), of values that bf16 holds. By the chip's approximations of exponential
+// and reciprocal: 2^-21 off, where rounding to bf16 is 2^-9. Infinities and NaN come out as the formula says.
+__device__ __forceinline__ float silu_mul(float gate, float up) { return rounded(__fdividef(gate, 1.f + __expf(-gate))) * up; }
+
+// The same of sums, which the model's definition stores in bf16 first.
+__device__ __forceinline__ float silu_mul_of_sums(float gate, float up) {
+  const uint32_t pair = pack(gate, up);
+  return silu_mul(low_half(pair), high_half(pair));
+}
+
+}  // namespace stoker
