@@ -186,8 +186,8 @@ fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new(
-        "!has(self.kvCacheTokens) || !has(self.maxModelLen) || self.kvCacheTokens >= self.maxModelLen"
-    ).message("engine.kvCacheTokens must hold at least one sequence of engine.maxModelLen: raise kvCacheTokens or lower maxModelLen"),
+        "!has(self.kvCacheTokens) || !has(self.maxModelLen) || self.kvCacheTokens / 16 * 16 >= self.maxModelLen"
+    ).message("engine.kvCacheTokens, rounded down to whole blocks of 16, must hold at least one sequence of engine.maxModelLen: raise kvCacheTokens or lower maxModelLen"),
     validation = Rule::new(
         "!has(self.maxBatchedTokens) || !has(self.maxNumSeqs) || self.maxBatchedTokens >= self.maxNumSeqs"
     ).message("engine.maxBatchedTokens must be at least engine.maxNumSeqs, as every running sequence computes one token a step: raise maxBatchedTokens or lower maxNumSeqs")

@@ -145,5 +145,5 @@ pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this program has a path");
     // A test lies in `target/PROFILE/deps`, a program in `target/PROFILE`.
     let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| panic!("no {name} near {}; build it with: cargo build -p {name}", own.display()))
+    found.unwrap_or_else(|| panic!("no {name} near {}; build it with: cargo build --bin {name}", own.display()))
 }

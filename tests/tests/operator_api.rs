@@ -133,6 +133,9 @@ fn combinations_that_cannot_work_name_both_fields() {
         engine(json!({"maxModelLen": 4096, "kvCacheTokens": 1024})),
         &["engine.kvCacheTokens", "engine.maxModelLen", "raise"],
     );
+    // 1000 tokens are 62 blocks of 16, which hold 992: the agent would refuse it after the pod has started.
+    refused(engine(json!({"maxModelLen": 1000, "kvCacheTokens": 1000})), &["rounded down to whole blocks of 16"]);
+    accepted(engine(json!({"maxModelLen": 1000, "kvCacheTokens": 1008})));
     refused(
         engine(json!({"maxNumSeqs": 600, "maxBatchedTokens": 512})),
         &["engine.maxBatchedTokens must be at least engine.maxNumSeqs", "raise maxBatchedTokens or lower maxNumSeqs"],
