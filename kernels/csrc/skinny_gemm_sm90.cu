@@ -1,16 +1,13 @@
-// The same product as skinny_gemm.cu on Hopper: y[m][n] = sum_k x[m][k] * w[n][k], m = 1..16, with the weights streamed by
-// the bulk copy engine through a deep ring in shared memory.
-//
-// Layout: w is n x k bf16 row-major, x is m x k bf16, y is m x n bf16 or f32. k is a multiple of 8; n is free.
+// The same products as skinny_gemm.cu on Hopper, m = 1..8, with the weights streamed by the bulk copy engine through a deep
+// ring in shared memory. The same layouts.
 // One block a multiprocessor walks over tiles of 16 rows of w. A producer warp copies 16 x 512 values a stage, one bulk copy
 // a row, six stages ahead and across tiles; 8 consumer warps take 64 values of k of each stage and multiply them by x with
 // the tensor cores as skinny_gemm.cu does.
 //
 //       stage: 16 rows of 1024 bytes, 1088 apart (so that lanes of two rows read different banks)      ring: 102 KiB
 //
-// The producer does not wait for the kernel in front: weights are constant. Two blocks fit a multiprocessor, so with
-// programmatic dependent launch up to 100 KiB a multiprocessor of the next product's weights, 13 MB together, are read
-// while this one drains, and the memory never idles between layers. That, not the loop, is what small matrices gain.
+// The producer does not wait for the kernel in front: weights are constant. Two blocks fit a multiprocessor: where the kernel in
+// front lets this one in early, up to 100 KiB a multiprocessor of its weights, 13 MB together, are read while that one drains.
 // Bound by memory, 2 B * n * k. For one row of x 4096 x 4096 takes 9.7 us and 4096 x 6144 14.3 (registers: 10.9 and 16.1). It
 // stays at 83 % of the copy ceiling however large w is, where registers reach 95 %: copies of 1 KiB come in at one in 68
 // cycles, probably their rate of issue. So it multiplies small matrices only (`LinearKernel::for_shape`).
@@ -18,12 +15,6 @@
 #include "tma.cuh"
 
 namespace stoker {
-
-struct Product {
-  const bf16* w;
-  const bf16* x;
-  int m, n, k;
-};
 
 #if __CUDA_ARCH__ >= 900
 
@@ -63,18 +54,14 @@ __device__ __forceinline__ void produce(Ring& ring, uint32_t stages, const Produ
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory"); }
 
-// This warp's part of x for one chunk: two steps of 32 values, zero past the end of x and of k.
-template <int kTiles>
-__device__ __forceinline__ void load_x(uint4 (&x)[kTiles][2], const Product& p, int at) {
+// A lane's part of x for one chunk: two steps of 32 values, zero past the end of x and of k.
+__device__ __forceinline__ void load_x(uint4 (&x)[2], const Product& p, int at) {
   const int g = threadIdx.x % kWarp / 4;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const bool present = tile * 8 + g < p.m && at + s * 32 < p.k;
-      const bf16* source = p.x + static_cast<size_t>(tile * 8 + g) * p.k + at + s * 32;
-      x[tile][s] = present ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
-    }
+  for (int s = 0; s < 2; ++s) {
+    const bool present = g < p.m && at + s * 32 < p.k;
+    const bf16* source = p.x + static_cast<size_t>(g) * p.k + at + s * 32;
+    x[s] = present ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -84,15 +71,17 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return v;
 }
 
-template <int kTiles, typename Out>
-__device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials<kTiles>& partial, Out* y, const Product& p) {
+template <Form kForm, typename Out>
+__device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials& partial, Out* y, const Product& p, const Beside& beside) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int n_chunks = (p.k + kStageValues - 1) / kStageValues, own = warp * 64 + t * 8;
   uint32_t i = 0;
-  uint4 x[kTiles][2];
-  load_x<kTiles>(x, p, own);
+  uint4 x[2];
+  load_x(x, p, own);
+  add_up_squares<kForm>(partial, beside, p);
   for (int first = blockIdx.x * kTileRows; first < p.n; first += gridDim.x * kTileRows) {
-    float sum[kTiles][4] = {};
+    const Addend addend = load_addend<kForm>(y, first, beside, p);
+    float sum[4] = {};
     for (int chunk = 0; chunk < n_chunks; ++chunk, ++i) {
       const uint32_t slot = i % kStages, rows = stages + slot * kStageBytes + g * kRowBytes + own * 2;
       const int at = chunk * kStageValues + own, next = chunk + 1 < n_chunks ? at + kStageValues : own;
@@ -107,57 +96,57 @@ __device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials<kT
       }
       // Every lane for itself: the producer's next copy then stands behind each lane's reads, not only behind one lane's.
       arrive(&ring.empty[slot]);
-      uint4 ahead[kTiles][2];
-      load_x<kTiles>(ahead, p, next);
+      uint4 ahead[2];
+      load_x(ahead, p, next);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int s = 0; s < 2; ++s) multiply_step(sum[tile], upper[s], lower[s], x[tile][s]), x[tile][s] = ahead[tile][s];
-      }
+      for (int s = 0; s < 2; ++s) multiply_step(sum, upper[s], lower[s], x[s]), x[s] = ahead[s];
     }
-    leave_partial<kTiles>(partial, sum);
+    leave_partial(partial, sum);
     sync_consumers();
-    store_total<kTiles>(partial, y, first, p.m, p.n);
+    finish_tile<kForm>(partial, addend, y, first, beside, p);
     sync_consumers();
   }
 }
 
-template <int kTiles, typename Out>
-__device__ __forceinline__ void skinny_gemm(Out* y, const Product& p) {
+template <Form kForm, typename Out>
+__device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Beside& beside) {
   extern __shared__ __align__(128) uint8_t stages[];
-  __shared__ Partials<kTiles> partial;
+  __shared__ Partials partial;
   __shared__ Ring ring;
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kStages; ++slot) init_barrier(&ring.full[slot], 1), init_barrier(&ring.empty[slot], kConsumers);
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
   __syncthreads();
-  let_next_kernel_start();
+  if (kForm == Form::kPlain) let_next_kernel_start();
   if (threadIdx.x >= kConsumers) {
     produce(ring, shared_address(stages), p);
     // Every warp waits: this kernel has not ended before the earlier ones have.
     wait_for_earlier_kernels();
   } else {
     wait_for_earlier_kernels();
-    consume<kTiles>(ring, shared_address(stages), partial, y, p);
+    consume<kForm>(ring, shared_address(stages), partial, y, p, beside);
   }
 }
 
 #else
 
-template <int kTiles, typename Out>
-__device__ __forceinline__ void skinny_gemm(Out*, const Product&) {}
+template <Form kForm, typename Out>
+__device__ __forceinline__ void skinny_gemm(Out*, const Product&, const Beside&) {}
 
 #endif
 
 }  // namespace stoker
 
-#define SKINNY_GEMM_SM90(name, tiles, out)                                                \
-  extern "C" __global__ void __launch_bounds__(288, 2)                                    \
-      name(out* y, const stoker::bf16* w, const stoker::bf16* x, int m, int n, int k) {   \
-    stoker::skinny_gemm<tiles>(y, stoker::Product{w, x, m, n, k});                        \
+#define SKINNY_GEMM_SM90(name, form, out)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(288, 2)                                                                      \
+      name(out* y, const stoker::bf16* w, const stoker::bf16* x, stoker::bf16* weighted, const stoker::bf16* norm,          \
+           float* squares, float eps, int m, int n, int k) {                                                                \
+    stoker::skinny_gemm<stoker::Form::form>(y, stoker::Product{w, x, m, n, k}, stoker::Beside{weighted, norm, squares, eps}); \
   }
-SKINNY_GEMM_SM90(skinny_gemm_sm90_m8_bf16, 1, stoker::bf16)
-SKINNY_GEMM_SM90(skinny_gemm_sm90_m8_f32, 1, float)
-SKINNY_GEMM_SM90(skinny_gemm_sm90_m16_bf16, 2, stoker::bf16)
-SKINNY_GEMM_SM90(skinny_gemm_sm90_m16_f32, 2, float)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_bf16, kPlain, stoker::bf16)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_f32, kPlain, float)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_update, kUpdate, stoker::bf16)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_scaled_bf16, kScaled, stoker::bf16)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_scaled_f32, kScaled, float)
+SKINNY_GEMM_SM90(skinny_gemm_sm90_gated, kGated, stoker::bf16)

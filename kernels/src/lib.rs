@@ -25,6 +25,7 @@ pub mod pointwise;
 pub mod readback;
 pub mod reference;
 pub mod sampling;
+pub mod skinny;
 pub mod span;
 pub mod survey;
 mod sys;

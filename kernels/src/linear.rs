@@ -9,7 +9,7 @@ use crate::{
     blas::Blas,
     check_len,
     gemm::GemmPlan,
-    launch::{self, GemmShape, LinearKernel, OutputType, SkinnyKernel},
+    launch::{self, GemmShape, Left, LinearKernel, OutputType},
     tensor_map::{BoxedTensor, TensorMap},
 };
 
@@ -38,7 +38,7 @@ pub enum Output<'a> {
     Sum(CudaViewMut<'a, bf16>),
     /// Logits.
     F32(CudaViewMut<'a, f32>),
-    /// Gate and up, activated: m x n / 2. Only the product of [`crate::gemm`] does.
+    /// Gate and up, activated: m x n / 2. Only the product of [`crate::gemm`] does, and [`Kernels::skinny_scaled_by`].
     Activated(CudaViewMut<'a, bf16>),
 }
 
@@ -86,6 +86,15 @@ impl Products {
         }
     }
 
+    /// What a product of `n_rows` rows leaves of the residual stream. Where one way must serve any number of rows, its result
+    /// alone: who adds it himself rounds the sum once, the norm rounds it twice.
+    pub fn leaves(&self, n_rows: usize) -> Left {
+        match self {
+            Self::Fastest(_) => Left::for_rows(n_rows),
+            Self::BatchInvariant => Left::Result,
+        }
+    }
+
     /// Chooses the algorithm for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
     pub fn tune(&self, kernels: &Kernels, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match self {
@@ -113,25 +122,6 @@ impl Kernels {
             LinearKernel::Blas if op.shape.m > TIMED_ROWS_MAX => blas.prepare(op),
             LinearKernel::Blas => blas.tune(op, others).map(drop),
         }
-    }
-
-    /// Multiplies up to 16 rows by our kernel for few rows, which the chip must have.
-    pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
-        if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
-            return Err(launch::refused("skinny_gemm", "bulk copies need compute capability 9.0".to_owned()));
-        }
-        let GemmShape { m, n, k } = op.shape;
-        let config = launch::skinny_gemm(op.shape, op.y.output_type(), kernel)?;
-        check("skinny_gemm", &op)?;
-        let launch = self.functions.launch("skinny_gemm", config);
-        let launch = match op.y {
-            Output::Bf16(mut y) => launch.write(&mut y),
-            Output::Sum(_) | Output::Activated(_) => {
-                return Err(launch::refused("skinny_gemm", "it does not add to y or activate it".to_owned()));
-            }
-            Output::F32(mut y) => launch.write(&mut y),
-        };
-        launch.read(&op.w).read(&op.x).int(m).int(n).int(k).start()
     }
 }
 

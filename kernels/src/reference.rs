@@ -51,6 +51,27 @@ pub fn linear(x: &[f32], w: &[f32], shape: GemmShape) -> Vec<f32> {
     x.chunks(shape.k).flat_map(|x| w.chunks(shape.k).map(move |w| dot(x, w))).collect()
 }
 
+/// Residual rows as a product of few rows leaves them for the norm behind it: times its weight, and sums of squares of 16 values
+/// each.
+pub fn weighted(residual: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let rows = residual.chunks(weight.len());
+    let weighted = rows.clone().flat_map(|row| row.iter().zip(weight).map(|(h, g)| rounded(h * g))).collect();
+    let sum = |tile: &[f32]| tile.iter().map(|h| f64::from(*h) * f64::from(*h)).sum::<f64>() as f32;
+    (weighted, rows.flat_map(|row| row.chunks(16).map(sum)).collect())
+}
+
+/// x times the transpose of w, with the norm's factor of each row of x behind: what `rms_norm`, then `linear` would be without
+/// rounding, if x is the weighted residual.
+pub fn scaled_linear(x: &[f32], squares: &[f32], eps: f32, w: &[f32], shape: GemmShape) -> Vec<f32> {
+    let scale = |squares: &[f32]| {
+        let sum: f64 = squares.iter().copied().map(f64::from).sum();
+        (sum / shape.k as f64 + f64::from(eps)).sqrt().recip() as f32
+    };
+    let products = linear(x, w, shape);
+    let scales = squares.chunks(shape.k.div_ceil(16)).map(scale);
+    products.chunks(shape.n).zip(scales).flat_map(|(row, scale)| row.iter().map(move |y| y * scale)).collect()
+}
+
 /// One fused QKV row after bias, qk-norm and rotation.
 #[derive(Clone, Debug)]
 pub struct RopeRow<'a> {

@@ -82,7 +82,14 @@ impl Gpu {
 
     /// An output that nobody has written.
     pub fn poisoned<T: DeviceRepr + Clone + Poison>(&self, len: usize) -> Result<Poisoned<T>, KernelError> {
-        Ok(Poisoned { buffer: self.upload(&vec![T::POISON; len + GUARD])?, len })
+        self.guarded(vec![T::POISON; len])
+    }
+
+    /// An output that a kernel adds to, with a guard behind it.
+    pub fn guarded<T: DeviceRepr + Clone + Poison>(&self, mut values: Vec<T>) -> Result<Poisoned<T>, KernelError> {
+        let len = values.len();
+        values.resize(len + GUARD, T::POISON);
+        Ok(Poisoned { buffer: self.upload(&values)?, len })
     }
 
     /// What a kernel wrote; `None` if it left a hole or wrote behind the end.

@@ -7,6 +7,7 @@ mod gated;
 mod linear;
 mod pointwise;
 mod sampling;
+mod skinny;
 pub mod step;
 
 pub use self::fixture::Gpu;
@@ -40,9 +41,10 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 8] = [
+const GROUPS: [(&str, Group); 9] = [
     ("pointwise", pointwise::run),
     ("linear", linear::run),
+    ("linear-few", skinny::run),
     ("invariance", linear::run_invariance),
     ("gated", gated::run),
     ("attention", attention::run),

@@ -8,12 +8,15 @@ use crate::{
     attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
     bf16,
     gated::Gated,
-    launch::{BLOCK_SIZE, GemmShape, Heads},
+    launch::{BLOCK_SIZE, GemmShape, Heads, Left, SkinnyKernel, norm_tiles},
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, angle_table},
     sampling::{Filters, Sample, SampleRow, SampleScratch},
+    skinny::{RowScale, Update},
 };
+
+const EPS: f32 = 1e-5;
 
 /// Sizes of a model and of the context of every sequence.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +72,9 @@ pub struct Model {
 pub struct Batch {
     n: usize,
     residual: CudaSlice<bf16>,
+    /// The residual's norm, or the weighted residual.
     normed: CudaSlice<bf16>,
+    squares: CudaSlice<f32>,
     qkv: CudaSlice<bf16>,
     attended: CudaSlice<bf16>,
     update: CudaSlice<bf16>,
@@ -122,6 +127,7 @@ impl Batch {
             n,
             residual: gpu.random(n * shape.hidden())?,
             normed: gpu.random(n * shape.hidden())?,
+            squares: gpu.upload(&vec![0.0; n * norm_tiles(shape.hidden())])?,
             qkv: gpu.random(n * shape.heads.qkv_width())?,
             attended: gpu.random(n * shape.hidden())?,
             update: gpu.random(n * shape.hidden())?,
@@ -169,38 +175,29 @@ pub enum Between {
 
 /// Launches one step. The tokens it draws are those that the next one embeds.
 pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> Result<(), KernelError> {
-    let (kernels, shape, eps) = (&gpu.kernels, model.shape, 1e-5);
+    let (kernels, shape) = (&gpu.kernels, model.shape);
     let pause = || match between {
         Between::Nothing => Ok(()),
         Between::Wait => gpu.stream().synchronize().map_err(KernelError::driver("wait for the device")),
     };
     let (out, width) = (b.residual.as_view_mut(), shape.hidden());
     kernels.embed(Embed { out, table: model.table.as_view(), tokens: b.tokens.as_view(), width })?;
-    pause()?;
-    let weight = model.layers[0].norm.as_view();
-    kernels.rms_norm(RmsNorm { out: b.normed.as_view_mut(), x: b.residual.as_view(), weight, eps })?;
-    for layer in &mut model.layers {
+    let mut left = Left::Residual;
+    for idx in 0..model.layers.len() {
+        project(gpu, model, b, (idx, left), &pause)?;
         pause()?;
-        linear(gpu, b.n, &mut b.qkv, &b.normed, &layer.qkv)?;
+        rope(gpu, shape, &model.angles, &mut model.layers[idx], b)?;
         pause()?;
-        rope(gpu, shape, &model.angles, layer, b)?;
-        pause()?;
+        let layer = &model.layers[idx];
         attend(gpu, shape, layer, b)?;
         pause()?;
-        linear(gpu, b.n, &mut b.update, &b.attended, &layer.o)?;
+        left = Left::for_rows(b.n);
+        update(gpu, b, Half::Attention, (&layer.o, &layer.norm))?;
+        feed_forward(gpu, layer, b, &pause)?;
         pause()?;
-        add_norm(gpu, layer, b)?;
-        pause()?;
-        gated(gpu, shape, layer, b)?;
-        pause()?;
-        linear(gpu, b.n, &mut b.update, &b.activated, &layer.down)?;
-        pause()?;
-        add_norm(gpu, layer, b)?;
+        update(gpu, b, Half::Mlp, (&layer.down, &model.layers[(idx + 1) % model.layers.len()].norm))?;
     }
-    pause()?;
-    let size = GemmShape { m: b.n, n: shape.vocab, k: shape.hidden() };
-    let (x, w) = (b.normed.as_view(), model.head.as_view());
-    kernels.linear(&gpu.blas, Linear { y: Output::F32(b.logits.as_view_mut()), x, w, shape: size })?;
+    head(gpu, model, b, &pause)?;
     pause()?;
     kernels.sample(Sample {
         tokens: b.tokens.as_view_mut(),
@@ -212,32 +209,113 @@ pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> 
     })
 }
 
-fn linear(
+fn project(
     gpu: &Gpu,
-    m: usize,
-    y: &mut CudaSlice<bf16>,
-    x: &CudaSlice<bf16>,
-    w: &CudaSlice<bf16>,
+    model: &Model,
+    b: &mut Batch,
+    (idx, left): (usize, Left),
+    pause: &dyn Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let shape = GemmShape { m, n: y.len() / m, k: x.len() / m };
-    gpu.kernels.linear(&gpu.blas, Linear { y: Output::Bf16(y.as_view_mut()), x: x.as_view(), w: w.as_view(), shape })
+    let layer = &model.layers[idx];
+    norm(gpu, b, &layer.norm, left, pause)?;
+    pause()?;
+    let shape = GemmShape { m: b.n, n: b.qkv.len() / b.n, k: layer.norm.len() };
+    let (y, x, w) = (Output::Bf16(b.qkv.as_view_mut()), b.normed.as_view(), layer.qkv.as_view());
+    normed(gpu, Linear { y, x, w, shape }, left, &b.squares)
 }
 
-fn gated(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
-    let size = GemmShape { m: b.n, n: 2 * shape.intermediate, k: shape.hidden() };
-    let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
+fn feed_forward(
+    gpu: &Gpu,
+    layer: &Layer,
+    b: &mut Batch,
+    pause: &dyn Fn() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let left = Left::for_rows(b.n);
+    norm(gpu, b, &layer.norm, left, pause)?;
+    pause()?;
+    let shape = GemmShape { m: b.n, n: b.gate_up.len() / b.n, k: layer.norm.len() };
     let (x, w) = (b.normed.as_view(), layer.gate_up.as_view());
-    gpu.kernels.gated(&gpu.blas, Gated { out, gate_up, x, w, shape: size })
+    if left == Left::Weighted {
+        return normed(gpu, Linear { y: Output::Activated(b.activated.as_view_mut()), x, w, shape }, left, &b.squares);
+    }
+    let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
+    gpu.kernels.gated(&gpu.blas, Gated { out, gate_up, x, w, shape })
 }
 
-fn add_norm(gpu: &Gpu, layer: &Layer, b: &mut Batch) -> Result<(), KernelError> {
-    gpu.kernels.add_rms_norm(AddRmsNorm {
-        out: b.normed.as_view_mut(),
-        residual: b.residual.as_view_mut(),
-        x: b.update.as_view(),
-        weight: layer.norm.as_view(),
-        eps: 1e-5,
-    })
+fn head(
+    gpu: &Gpu,
+    model: &Model,
+    b: &mut Batch,
+    pause: &dyn Fn() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let (weight, left) = (&model.layers[0].norm, Left::for_rows(b.n));
+    norm(gpu, b, weight, left, pause)?;
+    pause()?;
+    let shape = GemmShape { m: b.n, n: model.shape.vocab, k: weight.len() };
+    let (y, x, w) = (Output::F32(b.logits.as_view_mut()), b.normed.as_view(), model.head.as_view());
+    normed(gpu, Linear { y, x, w, shape }, left, &b.squares)
+}
+
+/// The norm as a launch of its own, where the product behind it needs one.
+fn norm(
+    gpu: &Gpu,
+    b: &mut Batch,
+    weight: &CudaSlice<bf16>,
+    left: Left,
+    pause: &dyn Fn() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let (out, weight, eps) = (b.normed.as_view_mut(), weight.as_view(), EPS);
+    match left {
+        Left::Weighted => Ok(()),
+        Left::Residual => {
+            pause()?;
+            gpu.kernels.rms_norm(RmsNorm { out, x: b.residual.as_view(), weight, eps })
+        }
+        Left::Result => {
+            pause()?;
+            let (x, residual) = (b.update.as_view(), b.residual.as_view_mut());
+            gpu.kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
+        }
+    }
+}
+
+/// The product of a norm, or of the weighted residual.
+fn normed(gpu: &Gpu, op: Linear<'_>, left: Left, squares: &CudaSlice<f32>) -> Result<(), KernelError> {
+    if left != Left::Weighted {
+        return gpu.kernels.linear(&gpu.blas, op);
+    }
+    let kernel = SkinnyKernel::for_one_row([op.shape.n, op.shape.k], gpu.kernels.properties());
+    gpu.kernels.skinny_scaled_by(op, RowScale { squares: squares.as_view(), eps: EPS }, kernel)
+}
+
+/// What ends in the residual stream.
+enum Half {
+    Attention,
+    Mlp,
+}
+
+fn update(
+    gpu: &Gpu,
+    b: &mut Batch,
+    half: Half,
+    (w, norm): (&CudaSlice<bf16>, &CudaSlice<bf16>),
+) -> Result<(), KernelError> {
+    let x = match half {
+        Half::Attention => b.attended.as_view(),
+        Half::Mlp => b.activated.as_view(),
+    };
+    let shape = GemmShape { m: b.n, n: norm.len(), k: x.len() / b.n };
+    let (residual, w) = (b.residual.as_view_mut(), w.as_view());
+    let y = match Left::for_rows(b.n) {
+        Left::Result => Output::Bf16(b.update.as_view_mut()),
+        Left::Residual => Output::Sum(residual),
+        Left::Weighted => {
+            let (weighted, squares, norm) = (b.normed.as_view_mut(), b.squares.as_view_mut(), norm.as_view());
+            let kernel = SkinnyKernel::for_one_row([shape.n, shape.k], gpu.kernels.properties());
+            return gpu.kernels.skinny_update_by(Update { residual, weighted, squares, norm, x, w, shape }, kernel);
+        }
+    };
+    gpu.kernels.linear(&gpu.blas, Linear { y, x, w, shape })
 }
 
 fn rope(

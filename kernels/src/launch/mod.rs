@@ -9,7 +9,7 @@ mod sampling;
 pub use self::{
     attention::{PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
     pointwise::{GATE_UP_GROUP, Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
-    product::{LinearKernel, SKINNY_ROWS_MAX, SkinnyKernel, skinny_gemm},
+    product::{Left, LinearKernel, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles, skinny_gemm},
     sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},
 };
 pub use crate::entry::Entry;
@@ -161,7 +161,7 @@ mod tests {
     fn every_entry_may_have_the_shared_memory_it_is_launched_with() {
         let heads = [64, 128].map(|dim| Heads { dim, ..LLAMA_8B });
         let ring = SkinnyKernel::Ring { n_multiprocessors: 1 };
-        let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, OutputType::F32, ring).unwrap()];
+        let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, SkinnyForm::Update, ring).unwrap()];
         for heads in heads {
             configs.push(paged_decode(1, heads, BALANCED).unwrap());
             configs.extend([PrefillKernel::Mma, WGMMA].map(|kernel| paged_prefill(1, heads, kernel).unwrap()));
@@ -178,8 +178,8 @@ mod tests {
             (rms_norm(rows(1, 100), Residual::None), "rms_norm: width 100 is not a multiple of 8"),
             (embed(rows(0, 64)), "embed: nothing to do: a dimension is 0"),
             (
-                skinny_gemm(GemmShape { m: 17, n: 1, k: 8 }, OutputType::Bf16, SkinnyKernel::Registers),
-                "skinny_gemm: 17 rows are more than 16",
+                skinny_gemm(GemmShape { m: 9, n: 1, k: 8 }, SkinnyForm::Update, SkinnyKernel::Registers),
+                "skinny_gemm: 9 rows are more than 8",
             ),
             (rope_kv(1, Heads { dim: 96, ..LLAMA_8B }), "rope_kv: head dimension 96 is not supported: 64 and 128 are"),
             (

@@ -1,10 +1,50 @@
 //! Launches of the matrix product for few rows, and which product takes which shape.
 
-use super::{Entry, GemmShape, LaunchConfig, OutputType, config, count, not_empty, refused};
+use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
 use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
-pub const SKINNY_ROWS_MAX: usize = 16;
+pub const SKINNY_ROWS_MAX: usize = 8;
+
+/// Rows of w that the small-batch product takes at a time.
+const SKINNY_TILE_ROWS: usize = 16;
+const OP: &str = "skinny_gemm";
+
+/// What the small-batch product does at its end. The formulas are in `csrc/skinny.cuh`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SkinnyForm {
+    /// Stores activations.
+    Bf16,
+    /// Stores logits.
+    F32,
+    /// Adds to the residual stream.
+    Update,
+    /// Stores activations of a norm.
+    ScaledBf16,
+    /// Stores logits of a norm.
+    ScaledF32,
+    /// Activates gate and up of a norm.
+    Gated,
+}
+
+impl SkinnyForm {
+    /// Those of both kernels: from registers, through the ring.
+    fn entries(self) -> [Entry; 2] {
+        match self {
+            Self::Bf16 => [Entry::SkinnyBf16, Entry::SkinnySm90Bf16],
+            Self::F32 => [Entry::SkinnyF32, Entry::SkinnySm90F32],
+            Self::Update => [Entry::SkinnyUpdate, Entry::SkinnySm90Update],
+            Self::ScaledBf16 => [Entry::SkinnyScaledBf16, Entry::SkinnySm90ScaledBf16],
+            Self::ScaledF32 => [Entry::SkinnyScaledF32, Entry::SkinnySm90ScaledF32],
+            Self::Gated => [Entry::SkinnyGated, Entry::SkinnySm90Gated],
+        }
+    }
+}
+
+/// Sums of squares that a product of few rows leaves for a norm over `width` values.
+pub fn norm_tiles(width: usize) -> usize {
+    width.div_ceil(SKINNY_TILE_ROWS)
+}
 
 /// How the small-batch product reads the weights.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,11 +59,22 @@ pub enum SkinnyKernel {
 }
 
 impl SkinnyKernel {
-    /// The faster one that the chip has.
+    /// The one with the ring where the chip has it.
     pub fn for_device(properties: Properties) -> Self {
         let Properties { capability, n_multiprocessors, .. } = properties;
         if capability >= (9, 0) { Self::Ring { n_multiprocessors } } else { Self::Registers }
     }
+
+    /// The faster one for one row and weights of n x k.
+    pub fn for_one_row([n, k]: [usize; 2], properties: Properties) -> Self {
+        if is_small(n, k) { Self::for_device(properties) } else { Self::Registers }
+    }
+}
+
+/// Whether weights are read so fast that start-up counts.
+fn is_small(n: usize, k: usize) -> bool {
+    const SMALL_BYTES: usize = 64 << 20;
+    2 * n * k <= SMALL_BYTES
 }
 
 /// What multiplies a shape.
@@ -40,22 +91,41 @@ impl LinearKernel {
     /// (4096 x 6144: 14.3 µs, registers 16.1, cuBLASLt 16.6), registers for one row of x, cuBLASLt from two rows up, since
     /// ours read x once a tile (4096 x 28672 for 8 rows: 62.9 against 55.2).
     pub fn for_shape(shape: GemmShape, properties: Properties) -> Self {
-        const SMALL_BYTES: usize = 64 << 20;
-        let is_small = 2 * shape.n * shape.k <= SMALL_BYTES;
-        let best = SkinnyKernel::for_device(properties);
-        match (shape.m, best) {
-            _ if !shape.k.is_multiple_of(8) => Self::Blas,
-            (1, SkinnyKernel::Ring { .. }) if !is_small => Self::Skinny(SkinnyKernel::Registers),
-            (1, best) => Self::Skinny(best),
-            (2..=8, SkinnyKernel::Ring { .. }) if is_small => Self::Skinny(best),
+        let GemmShape { m, n, k } = shape;
+        match (m, SkinnyKernel::for_device(properties)) {
+            _ if !k.is_multiple_of(8) => Self::Blas,
+            (1, _) => Self::Skinny(SkinnyKernel::for_one_row([n, k], properties)),
+            (2..=8, ring @ SkinnyKernel::Ring { .. }) if is_small(n, k) => Self::Skinny(ring),
             _ => Self::Blas,
         }
     }
 }
 
+/// What a product that ends in the residual stream leaves for the norm behind it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Left {
+    /// Its result: the norm adds it.
+    Result,
+    /// The residual, with its result added.
+    Residual,
+    /// The residual with its result added, and beside it what the next product needs of the norm: see [`crate::skinny`].
+    Weighted,
+}
+
+impl Left {
+    /// One row is multiplied by our own kernels throughout, and launches count. Many rows are bound by arithmetic: the product has
+    /// time to read and write the residual. Between, the norm adds: it reads the residual anyway.
+    pub fn for_rows(n_rows: usize) -> Self {
+        match n_rows {
+            1 => Self::Weighted,
+            2..512 => Self::Result,
+            _ => Self::Residual,
+        }
+    }
+}
+
 /// Matrix product of up to [`SKINNY_ROWS_MAX`] rows.
-pub fn skinny_gemm(shape: GemmShape, output: OutputType, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
-    const OP: &str = "skinny_gemm";
+pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
     not_empty(OP, shape.m.min(shape.n).min(shape.k))?;
     if shape.m > SKINNY_ROWS_MAX {
         return Err(refused(OP, format!("{} rows are more than {SKINNY_ROWS_MAX}", shape.m)));
@@ -63,14 +133,12 @@ pub fn skinny_gemm(shape: GemmShape, output: OutputType, kernel: SkinnyKernel) -
     if !shape.k.is_multiple_of(8) {
         return Err(refused(OP, format!("depth {} is not a multiple of 8", shape.k)));
     }
-    let [registers, ring] = match (shape.m, output) {
-        (0..=8, OutputType::Bf16) => [Entry::SkinnyM8Bf16, Entry::SkinnySm90M8Bf16],
-        (0..=8, OutputType::F32) => [Entry::SkinnyM8F32, Entry::SkinnySm90M8F32],
-        (_, OutputType::Bf16) => [Entry::SkinnyM16Bf16, Entry::SkinnySm90M16Bf16],
-        (_, OutputType::F32) => [Entry::SkinnyM16F32, Entry::SkinnySm90M16F32],
-        (_, OutputType::Activated) => return Err(refused(OP, "it does not activate".to_owned())),
-    };
-    let n_tiles = count(shape.n.div_ceil(16));
+    if form == SkinnyForm::Gated && !shape.n.is_multiple_of(2 * GATE_UP_GROUP) {
+        let whole = 2 * GATE_UP_GROUP;
+        return Err(refused(OP, format!("{} rows of gate and up are not a multiple of {whole}", shape.n)));
+    }
+    let [registers, ring] = form.entries();
+    let n_tiles = count(shape.n.div_ceil(SKINNY_TILE_ROWS));
     Ok(match kernel {
         SkinnyKernel::Registers => config(registers, [n_tiles, 1, 1], 256),
         // 8 consumer warps and a producer.
@@ -92,17 +160,26 @@ mod tests {
 
     #[test]
     fn a_skinny_product_takes_sixteen_weight_rows_a_block() {
-        let config =
-            skinny_gemm(GemmShape { m: 9, n: 4097, k: 4096 }, OutputType::F32, SkinnyKernel::Registers).unwrap();
-        assert_eq!((config.entry, config.grid), (Entry::SkinnyM16F32, [257, 1, 1]));
-        let config = skinny_gemm(GemmShape { m: 8, n: 16, k: 8 }, OutputType::Bf16, SkinnyKernel::Registers).unwrap();
-        assert_eq!((config.entry, config.grid), (Entry::SkinnyM8Bf16, [1, 1, 1]));
+        let launch = |m, n, form| {
+            let config = skinny_gemm(GemmShape { m, n, k: 4096 }, form, SkinnyKernel::Registers).unwrap();
+            (config.entry, config.grid)
+        };
+        assert_eq!(launch(8, 4097, SkinnyForm::ScaledF32), (Entry::SkinnyScaledF32, [257, 1, 1]));
+        assert_eq!(launch(1, 16, SkinnyForm::Update), (Entry::SkinnyUpdate, [1, 1, 1]));
+        assert_eq!([1, 16, 17, 4096].map(norm_tiles), [1, 1, 2, 256]);
+    }
+
+    #[test]
+    fn gate_and_up_that_do_not_lie_in_whole_turns_are_refused() {
+        let refusal = skinny_gemm(GemmShape { m: 1, n: 40, k: 8 }, SkinnyForm::Gated, SkinnyKernel::Registers);
+        let text = "skinny_gemm: 40 rows of gate and up are not a multiple of 16";
+        assert_eq!(refusal.unwrap_err().to_string(), text);
     }
 
     #[test]
     fn a_ring_takes_one_block_a_multiprocessor_and_no_more_than_there_are_tiles() {
         let ring = SkinnyKernel::Ring { n_multiprocessors: 132 };
-        let blocks = |n| skinny_gemm(GemmShape { m: 1, n, k: 4096 }, OutputType::Bf16, ring).unwrap().grid[0];
+        let blocks = |n| skinny_gemm(GemmShape { m: 1, n, k: 4096 }, SkinnyForm::Update, ring).unwrap().grid[0];
         assert_eq!([16, 17, 4096, 128_256].map(blocks), [1, 2, 132, 132]);
     }
 
@@ -114,5 +191,13 @@ mod tests {
         assert_eq!([chosen(1, 6144), chosen(1, 28672)], [ring, registers]);
         assert_eq!([chosen(8, 6144), chosen(8, 28672)], [ring, LinearKernel::Blas]);
         assert_eq!([chosen(9, 6144), chosen(256, 6144)], [LinearKernel::Blas; 2]);
+    }
+
+    #[test]
+    fn where_one_row_is_handed_on_weighted_every_product_is_ours() {
+        let by = |n, k| LinearKernel::for_shape(GemmShape { m: 1, n, k }, H200);
+        let is_ours = |[n, k]: [usize; 2]| by(n, k) == LinearKernel::Skinny(SkinnyKernel::for_one_row([n, k], H200));
+        assert!([[6144, 4096], [28672, 4096], [4096, 14336], [128_256, 4096]].into_iter().all(is_ours));
+        assert_eq!([1, 2, 511, 512].map(Left::for_rows), [Left::Weighted, Left::Result, Left::Result, Left::Residual]);
     }
 }

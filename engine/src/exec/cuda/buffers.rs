@@ -4,6 +4,7 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError,
     attention::{DecodeScratch, PrefillScratch},
     bf16,
+    launch::{SKINNY_ROWS_MAX, norm_tiles},
     sampling::SampleScratch,
 };
 
@@ -13,12 +14,9 @@ use super::{memory::Capacity, shape::ModelShape};
 #[derive(Debug)]
 pub(super) struct Buffers {
     pub(super) tokens: CudaSlice<u32>,
-    pub(super) residual: CudaSlice<bf16>,
-    pub(super) normed: CudaSlice<bf16>,
+    pub(super) stream: Stream,
     pub(super) qkv: CudaSlice<bf16>,
     pub(super) attended: CudaSlice<bf16>,
-    /// What a half of a layer adds to the residual.
-    pub(super) update: CudaSlice<bf16>,
     pub(super) gate_up: CudaSlice<bf16>,
     pub(super) activated: CudaSlice<bf16>,
     /// The drawn rows of `attended` in the last layer, where they are not all.
@@ -30,6 +28,18 @@ pub(super) struct Buffers {
     pub(super) sample_scratch: SampleScratch,
 }
 
+/// The residual stream, and what lies beside it between two products.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) residual: CudaSlice<bf16>,
+    /// What a half of a layer gives, where the norm behind it adds it to the residual.
+    pub(super) update: CudaSlice<bf16>,
+    /// The residual's norm, or the residual times the norm's weight where the product behind it scales its result.
+    pub(super) normed: CudaSlice<bf16>,
+    /// Sums of squares of the residual, where the product behind it scales its result.
+    pub(super) squares: CudaSlice<f32>,
+}
+
 impl Buffers {
     /// Allocates them.
     pub(super) fn new(device: &Device, shape: &ModelShape, capacity: &Capacity) -> Result<Self, KernelError> {
@@ -37,11 +47,14 @@ impl Buffers {
         let n = capacity.max_sampled;
         Ok(Self {
             tokens: device.zeros(capacity.max_rows)?,
-            residual: rows(shape.hidden)?,
-            normed: rows(shape.hidden)?,
+            stream: Stream {
+                residual: rows(shape.hidden)?,
+                update: rows(shape.hidden)?,
+                normed: rows(shape.hidden)?,
+                squares: device.zeros(SKINNY_ROWS_MAX * norm_tiles(shape.hidden))?,
+            },
             qkv: rows(shape.heads.qkv_width())?,
             attended: rows(shape.attended_width())?,
-            update: rows(shape.hidden)?,
             gate_up: rows(2 * shape.inner)?,
             activated: rows(shape.inner)?,
             gathered: device.zeros(n * shape.attended_width())?,

@@ -2,24 +2,25 @@
 //! a graph.
 //!
 //! ```text
-//! residual = embed(tokens);  n = rms_norm(residual)
-//! for each layer:  qkv = n Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  u = a Wo
-//!                  residual += u, by the product where rows are many;  n = rms_norm(residual);  g = silu(gate) * up of n Wgate_up;  u = g Wdown
-//!                  residual += u;  n = rms_norm(residual), with the next layer's norm or the last one
-//! logits = n Whead;  sampled = draw(logits)
+//! residual = embed(tokens)
+//! for each layer:  qkv = norm(residual) Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  residual += a Wo
+//!                  g = norm(residual) Wgate_up;  residual += (silu(gate) * up) Wdown
+//! logits = norm(residual) Whead;  sampled = draw(logits)
 //!
 //! In the last layer only the drawn rows go on behind K and V: nobody reads the others.
 //! ```
+//!
+//! Norms and additions are inside the products or launches of their own: `product.rs` knows.
 
 use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels,
     attention::{PagedDecode, PagedKv, PagedPrefill},
     bf16,
-    launch::GemmShape,
+    launch::{GemmShape, Left},
     linear::{Linear, Output, Products},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv},
+    pointwise::{Embed, FeedTokens, QkNorm, RopeKv},
     sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample},
 };
 
@@ -27,7 +28,7 @@ use super::{
     buffers::Buffers,
     layout::{Sampled, StepLayout, StepShape},
     memory::{Capacity, kv_layout},
-    product::{Product, adds_in_product},
+    product::{Norm, Product},
     shape::ModelShape,
     weights::{Layer, Weights},
 };
@@ -124,14 +125,14 @@ impl Forward {
         let (product, layers) =
             (Product { kernels, products, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
         let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
-        product.tune(&mut b.qkv, &b.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
-        product.tune(&mut b.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
+        product.tune(&mut b.qkv, &b.stream.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
+        product.tune(&mut b.stream.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
         let gated = (&mut b.activated, &mut b.gate_up);
-        product.tune_gated(gated, &b.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
-        product.tune(&mut b.update, &b.activated, &of_layers(|layer| &layer.down), shape.inner)?;
+        product.tune_gated(gated, &b.stream.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
+        product.tune(&mut b.stream.update, &b.activated, &of_layers(|layer| &layer.down), shape.inner)?;
         let head = Linear {
             y: Output::F32(b.logits.slice_mut(..m_head * shape.vocab)),
-            x: b.normed.slice(..m_head * shape.hidden),
+            x: b.stream.normed.slice(..m_head * shape.hidden),
             w: weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view(),
             shape: GemmShape { m: m_head, n: shape.vocab, k: shape.hidden },
         };
@@ -187,16 +188,10 @@ impl Forward {
             sampled: b.sampled.as_view(),
         })?;
         kernels.embed(Embed {
-            out: b.residual.slice_mut(..n * shape.hidden),
+            out: b.stream.residual.slice_mut(..n * shape.hidden),
             table: weights.embed.as_view(),
             tokens: b.tokens.slice(..n),
             width: shape.hidden,
-        })?;
-        kernels.rms_norm(RmsNorm {
-            out: b.normed.slice_mut(..n * shape.hidden),
-            x: b.residual.slice(..n * shape.hidden),
-            weight: weights.layers[0].attention_norm.as_view(),
-            eps: shape.eps,
         })
     }
 
@@ -206,7 +201,11 @@ impl Forward {
         let Self { kernels, products, weights, angles, cache, buffers: b, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
         let product = Product { kernels, products, m: n };
-        product.launch(&mut b.qkv, &b.normed, &layer.qkv, shape.hidden)?;
+        // In front of the first layer is the embedding, no product.
+        let left = if idx == 0 { Left::Residual } else { product.leaves() };
+        let norm = Norm { weight: &layer.attention_norm, eps: shape.eps };
+        let qkv = Output::Bf16(b.qkv.slice_mut(..n * shape.heads.qkv_width()));
+        product.normed(qkv, (&mut b.stream, left), norm, &layer.qkv)?;
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
             k_cache: k_cache.as_view_mut(),
@@ -249,21 +248,20 @@ impl Forward {
             })
         };
         gather(&mut b.gathered, &b.attended, shape.attended_width())?;
-        gather(&mut b.normed, &b.residual, shape.hidden)?;
+        gather(&mut b.stream.normed, &b.stream.residual, shape.hidden)?;
         // Both hold nothing yet that outlives a step, and both have room for the largest.
-        std::mem::swap(&mut b.residual, &mut b.normed);
+        std::mem::swap(&mut b.stream.residual, &mut b.stream.normed);
         Ok(())
     }
 
     /// What attention gave is added to the residual.
     fn update(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
+        let n = self.rows_behind_attention(step, idx);
         let is_gathered = self.is_last(idx) && step.shape.sampled == Sampled::Listed;
         let Self { kernels, products, weights, buffers: b, .. } = self;
         let (layer, product) = (&weights.layers[idx], Product { kernels, products, m: n });
         let attended = if is_gathered { &b.gathered } else { &b.attended };
-        product.update((&mut b.residual, &mut b.update), attended, &layer.o, shape.attended_width())?;
-        self.add_norm(n, Norm::Mlp(idx))
+        product.update(&mut b.stream, attended, &layer.o, &layer.mlp_norm)
     }
 
     fn attend_decodes(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
@@ -313,34 +311,10 @@ impl Forward {
         let Self { kernels, products, weights, buffers: b, .. } = self;
         let layer = &weights.layers[idx];
         let product = Product { kernels, products, m: n };
-        product.gated((&mut b.activated, &mut b.gate_up), &b.normed, &layer.gate_up, shape.hidden)?;
-        product.update((&mut b.residual, &mut b.update), &b.activated, &layer.down, shape.inner)?;
-        let next = if idx + 1 < shape.n_layers { Norm::Attention(idx + 1) } else { Norm::Last };
-        self.add_norm(n, next)
-    }
-
-    fn add_norm(&mut self, n: usize, norm: Norm) -> Result<(), KernelError> {
-        let Self { kernels, products, weights, buffers: b, shape, .. } = self;
-        let weight = match norm {
-            Norm::Attention(idx) => &weights.layers[idx].attention_norm,
-            Norm::Mlp(idx) => &weights.layers[idx].mlp_norm,
-            Norm::Last => &weights.norm,
-        };
-        if adds_in_product(products, n) {
-            return kernels.rms_norm(RmsNorm {
-                out: b.normed.slice_mut(..n * shape.hidden),
-                x: b.residual.slice(..n * shape.hidden),
-                weight: weight.as_view(),
-                eps: shape.eps,
-            });
-        }
-        kernels.add_rms_norm(AddRmsNorm {
-            out: b.normed.slice_mut(..n * shape.hidden),
-            residual: b.residual.slice_mut(..n * shape.hidden),
-            x: b.update.slice(..n * shape.hidden),
-            weight: weight.as_view(),
-            eps: shape.eps,
-        })
+        let norm = Norm { weight: &layer.mlp_norm, eps: shape.eps };
+        product.gated((&mut b.activated, &mut b.gate_up), &mut b.stream, norm, &layer.gate_up)?;
+        let next = weights.layers.get(idx + 1).map_or(&weights.norm, |next| &next.attention_norm);
+        product.update(&mut b.stream, &b.activated, &layer.down, next)
     }
 
     fn head(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
@@ -349,15 +323,14 @@ impl Forward {
         if m == 0 {
             return Ok(());
         }
-        let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);
-        products.linear(
-            kernels,
-            Linear {
-                y: Output::F32(b.logits.slice_mut(..m * shape.vocab)),
-                x: b.normed.slice(..m * shape.hidden),
-                w: head.as_view(),
-                shape: GemmShape { m, n: shape.vocab, k: shape.hidden },
-            },
+        let product = Product { kernels, products, m };
+        let norm = Norm { weight: &weights.norm, eps: shape.eps };
+        let logits = Output::F32(b.logits.slice_mut(..m * shape.vocab));
+        product.normed(
+            logits,
+            (&mut b.stream, product.leaves()),
+            norm,
+            weights.lm_head.as_ref().unwrap_or(&weights.embed),
         )
     }
 
@@ -391,14 +364,6 @@ impl Forward {
             filters,
         })
     }
-}
-
-/// Whose norm follows an addition to the residual.
-#[derive(Clone, Copy, Debug)]
-enum Norm {
-    Attention(usize),
-    Mlp(usize),
-    Last,
 }
 
 fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<'a>) -> PagedKv<'a> {

@@ -1,16 +1,23 @@
-//! The matrix products of a step: which rows of which buffer, and whether the product adds to the residual itself. Chooses
-//! no algorithm; `Products` does.
+//! The matrix products of a step, and the residual stream between them: which rows of which buffer, and whether norms and
+//! additions are inside the products or launches of their own. Chooses no algorithm; `Products` does.
 
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
     gated::Gated,
-    launch::GemmShape,
+    launch::{GemmShape, Left, SkinnyKernel, norm_tiles},
     linear::{Linear, Output, Products},
+    pointwise::{AddRmsNorm, RmsNorm},
+    skinny::{RowScale, Update},
 };
 
-/// From this many rows a product adds to the residual itself: it is bound by arithmetic and has time to read and write it,
-/// and the norm behind it moves half of its bytes. Below, the norm adds.
-const ADDING_ROWS_MIN: usize = 512;
+use super::buffers::Stream;
+
+/// A norm of the residual stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm<'a> {
+    pub(super) weight: &'a CudaSlice<bf16>,
+    pub(super) eps: f32,
+}
 
 /// The matrix products of a step of `m` rows.
 #[derive(Clone, Copy, Debug)]
@@ -31,58 +38,103 @@ impl Product<'_> {
     ) -> Result<(), KernelError> {
         let [first, others @ ..] = weights else { return Ok(()) };
         let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
-        self.products.tune(self.kernels, self.operands(y, x, first, k), &others)
+        let shape = GemmShape { m: self.m, n: first.len() / k, k };
+        let y = Output::Bf16(y.slice_mut(..shape.m * shape.n));
+        let op = Linear { y, x: x.slice(..shape.m * shape.k), w: first.as_view(), shape };
+        self.products.tune(self.kernels, op, &others)
     }
 
-    /// `y = x * w^T` for the first `m` rows of the buffers, `k` wide.
-    pub(super) fn launch(
+    /// What [`Product::update`] leaves of the residual stream.
+    pub(super) fn leaves(&self) -> Left {
+        self.products.leaves(self.m)
+    }
+
+    /// `y = norm(residual) * w^T`, the residual as `left`.
+    pub(super) fn normed(
         &self,
-        y: &mut CudaSlice<bf16>,
-        x: &CudaSlice<bf16>,
+        y: Output<'_>,
+        (stream, left): (&mut Stream, Left),
+        norm: Norm<'_>,
         w: &CudaSlice<bf16>,
-        k: usize,
     ) -> Result<(), KernelError> {
-        self.products.linear(self.kernels, self.operands(y, x, w, k))
+        let k = norm.weight.len();
+        let shape = GemmShape { m: self.m, n: w.len() / k, k };
+        self.norm(stream, left, norm)?;
+        let op = Linear { y, x: stream.normed.slice(..self.m * k), w: w.as_view(), shape };
+        if left != Left::Weighted {
+            return self.products.linear(self.kernels, op);
+        }
+        let squares = stream.squares.slice(..self.m * norm_tiles(k));
+        self.kernels.skinny_scaled_by(op, RowScale { squares, eps: norm.eps }, self.skinny(shape))
     }
 
-    /// `activated = silu(gate) * up`, with gate and up of `x * w^T`.
-    pub(super) fn gated(
-        &self,
-        (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
-        x: &CudaSlice<bf16>,
-        w: &CudaSlice<bf16>,
-        k: usize,
-    ) -> Result<(), KernelError> {
-        self.products.gated(self.kernels, self.gated_operands((activated, gate_up), x, w, k))
-    }
-
-    /// Chooses the algorithm for such a product by `weights`, all of one shape.
+    /// Chooses the algorithm for a product of gate and up by `weights`, all of one shape.
     pub(super) fn tune_gated(
         &self,
-        (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        buffers: (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
         x: &CudaSlice<bf16>,
         weights: &[&CudaSlice<bf16>],
         k: usize,
     ) -> Result<(), KernelError> {
         let [first, others @ ..] = weights else { return Ok(()) };
         let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
-        self.products.tune_gated(self.kernels, self.gated_operands((activated, gate_up), x, first, k), &others)
+        self.products.tune_gated(self.kernels, self.gated_operands(buffers, x, first, k), &others)
     }
 
-    /// `x * w^T` for the residual: added to it, or left for the norm to add.
+    /// `activated = silu(gate) * up`, with gate and up of `norm(residual) * w^T`, the residual as this step leaves it.
+    pub(super) fn gated(
+        &self,
+        (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        stream: &mut Stream,
+        norm: Norm<'_>,
+        w: &CudaSlice<bf16>,
+    ) -> Result<(), KernelError> {
+        let (left, k) = (self.leaves(), norm.weight.len());
+        if left == Left::Weighted {
+            let out = activated.slice_mut(..self.m * w.len() / k / 2);
+            return self.normed(Output::Activated(out), (stream, left), norm, w);
+        }
+        self.norm(stream, left, norm)?;
+        self.products.gated(self.kernels, self.gated_operands((activated, gate_up), &stream.normed, w, k))
+    }
+
+    /// `residual += x * w^T`, or what this step leaves of it for `next`.
     pub(super) fn update(
         &self,
-        (residual, update): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
+        stream: &mut Stream,
         x: &CudaSlice<bf16>,
         w: &CudaSlice<bf16>,
-        k: usize,
+        next: &CudaSlice<bf16>,
     ) -> Result<(), KernelError> {
-        if !adds_in_product(self.products, self.m) {
-            return self.launch(update, x, w, k);
+        let (m, n) = (self.m, next.len());
+        let shape = GemmShape { m, n, k: w.len() / n };
+        let (x, w) = (x.slice(..m * shape.k), w.as_view());
+        let residual = stream.residual.slice_mut(..m * n);
+        let y = match self.leaves() {
+            Left::Result => Output::Bf16(stream.update.slice_mut(..m * n)),
+            Left::Residual => Output::Sum(residual),
+            Left::Weighted => {
+                let weighted = stream.normed.slice_mut(..m * n);
+                let (squares, norm) = (stream.squares.slice_mut(..m * norm_tiles(n)), next.as_view());
+                let op = Update { residual, weighted, squares, norm, x, w, shape };
+                return self.kernels.skinny_update_by(op, self.skinny(shape));
+            }
+        };
+        self.products.linear(self.kernels, Linear { y, x, w, shape })
+    }
+
+    /// The norm as a launch of its own, where the product behind it needs one.
+    fn norm(&self, stream: &mut Stream, left: Left, norm: Norm<'_>) -> Result<(), KernelError> {
+        let size = self.m * norm.weight.len();
+        let (out, weight, eps) = (stream.normed.slice_mut(..size), norm.weight.as_view(), norm.eps);
+        match left {
+            Left::Weighted => Ok(()),
+            Left::Residual => self.kernels.rms_norm(RmsNorm { out, x: stream.residual.slice(..size), weight, eps }),
+            Left::Result => {
+                let (residual, x) = (stream.residual.slice_mut(..size), stream.update.slice(..size));
+                self.kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
+            }
         }
-        let shape = GemmShape { m: self.m, n: w.len() / k, k };
-        let y = Output::Sum(residual.slice_mut(..shape.m * shape.n));
-        self.products.linear(self.kernels, Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape })
     }
 
     fn gated_operands<'a>(
@@ -98,20 +150,7 @@ impl Product<'_> {
         Gated { out, gate_up, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
     }
 
-    fn operands<'a>(
-        &self,
-        y: &'a mut CudaSlice<bf16>,
-        x: &'a CudaSlice<bf16>,
-        w: &'a CudaSlice<bf16>,
-        k: usize,
-    ) -> Linear<'a> {
-        let shape = GemmShape { m: self.m, n: w.len() / k, k };
-        let y = Output::Bf16(y.slice_mut(..shape.m * shape.n));
-        Linear { y, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
+    fn skinny(&self, shape: GemmShape) -> SkinnyKernel {
+        SkinnyKernel::for_one_row([shape.n, shape.k], self.kernels.properties())
     }
-}
-
-/// Never where one way must serve any number of rows: the sum is rounded once instead of twice.
-pub(super) fn adds_in_product(products: &Products, n_rows: usize) -> bool {
-    matches!(products, Products::Fastest(_)) && n_rows >= ADDING_ROWS_MIN
 }

@@ -10,7 +10,7 @@ use stoker_kernels::{
         Gpu,
         step::{self, Batch, Between, Model, StepShape},
     },
-    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SkinnyKernel},
+    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     plan::{self, PrefillChunk, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
@@ -194,7 +194,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     };
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
     let n_launches = if m < 256 { 20 } else { 4 };
-    if m <= 16 {
+    if m <= SKINNY_ROWS_MAX {
         let best = SkinnyKernel::for_device(gpu.kernels.properties());
         for (suffix, kernel) in [("", best), ("_registers", SkinnyKernel::Registers)] {
             let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.skinny_gemm_by(op, kernel)))?;

@@ -1,0 +1,121 @@
+//! The products of a step of few rows by our own kernels, with the norms and additions of the residual stream inside: what adds
+//! to it leaves what the next norm needs, and what reads the norm scales its result. The formulas are in `csrc/skinny.cuh`.
+//! Chooses nothing: `launch` does.
+
+use cudarc::driver::{CudaView, CudaViewMut};
+use half::bf16;
+
+use crate::{
+    KernelError, Kernels, check_len,
+    launch::{self, GemmShape, LaunchConfig, SkinnyForm, SkinnyKernel, norm_tiles},
+    linear::{self, Linear, Output},
+};
+
+const OP: &str = "skinny_gemm";
+
+/// `residual += x * w^T`, rounded once, and what the product of the next norm needs.
+#[derive(Debug)]
+pub struct Update<'a> {
+    /// m x n.
+    pub residual: CudaViewMut<'a, bf16>,
+    /// m x n, written: the new residual times the norm's weight.
+    pub weighted: CudaViewMut<'a, bf16>,
+    /// m x [`norm_tiles`] of n, written: sums of squares of the new residual.
+    pub squares: CudaViewMut<'a, f32>,
+    /// n values: the norm's weight.
+    pub norm: CudaView<'a, bf16>,
+    /// m x k.
+    pub x: CudaView<'a, bf16>,
+    /// n x k.
+    pub w: CudaView<'a, bf16>,
+    /// Sizes.
+    pub shape: GemmShape,
+}
+
+/// The norm's factor of each row, as an [`Update`] left it.
+#[derive(Debug)]
+pub struct RowScale<'a> {
+    /// m x [`norm_tiles`] of k.
+    pub squares: CudaView<'a, f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Kernels {
+    /// Multiplies up to [`launch::SKINNY_ROWS_MAX`] rows by a kernel that the chip must have.
+    pub fn skinny_gemm_by(&self, op: Linear<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
+        let form = match &op.y {
+            Output::Bf16(_) => SkinnyForm::Bf16,
+            Output::F32(_) => SkinnyForm::F32,
+            Output::Sum(_) | Output::Activated(_) => {
+                return Err(launch::refused(OP, "alone it neither adds to y nor activates it".to_owned()));
+            }
+        };
+        self.skinny(op, form, None, kernel)
+    }
+
+    /// The same with a norm's factor: x is what an [`Update`] left weighted.
+    pub fn skinny_scaled_by(
+        &self,
+        op: Linear<'_>,
+        scale: RowScale<'_>,
+        kernel: SkinnyKernel,
+    ) -> Result<(), KernelError> {
+        let form = match &op.y {
+            Output::Bf16(_) => SkinnyForm::ScaledBf16,
+            Output::F32(_) => SkinnyForm::ScaledF32,
+            Output::Activated(_) => SkinnyForm::Gated,
+            Output::Sum(_) => return Err(launch::refused(OP, "what is scaled is not added to y".to_owned())),
+        };
+        check_len(OP, "squares", scale.squares.len(), op.shape.m * norm_tiles(op.shape.k))?;
+        self.skinny(op, form, Some(scale), kernel)
+    }
+
+    /// Adds up to [`launch::SKINNY_ROWS_MAX`] rows of a product to the residual stream.
+    pub fn skinny_update_by(&self, op: Update<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
+        let Update { mut residual, mut weighted, mut squares, norm, x, w, shape } = op;
+        let GemmShape { m, n, k } = shape;
+        let config = self.skinny_config(shape, SkinnyForm::Update, kernel)?;
+        check_len(OP, "x", x.len(), m * k)?;
+        check_len(OP, "w", w.len(), n * k)?;
+        check_len(OP, "residual", residual.len(), m * n)?;
+        check_len(OP, "weighted", weighted.len(), m * n)?;
+        check_len(OP, "squares", squares.len(), m * norm_tiles(n))?;
+        check_len(OP, "the norm's weight", norm.len(), n)?;
+        let launch = self.functions.launch(OP, config).write(&mut residual).read(&w).read(&x).write(&mut weighted);
+        launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).start()
+    }
+
+    fn skinny(
+        &self,
+        op: Linear<'_>,
+        form: SkinnyForm,
+        scale: Option<RowScale<'_>>,
+        kernel: SkinnyKernel,
+    ) -> Result<(), KernelError> {
+        let GemmShape { m, n, k } = op.shape;
+        let config = self.skinny_config(op.shape, form, kernel)?;
+        linear::check(OP, &op)?;
+        let launch = self.functions.launch(OP, config);
+        let launch = match op.y {
+            Output::Bf16(mut y) | Output::Sum(mut y) | Output::Activated(mut y) => launch.write(&mut y),
+            Output::F32(mut y) => launch.write(&mut y),
+        };
+        // What only updates use.
+        let launch = launch.read(&op.w).read(&op.x).read_optional::<bf16>(None).read_optional::<bf16>(None);
+        let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
+        launch.float(scale.map_or(0.0, |scale| scale.eps)).int(m).int(n).int(k).start()
+    }
+
+    fn skinny_config(
+        &self,
+        shape: GemmShape,
+        form: SkinnyForm,
+        kernel: SkinnyKernel,
+    ) -> Result<LaunchConfig, KernelError> {
+        if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
+            return Err(launch::refused(OP, "bulk copies need compute capability 9.0".to_owned()));
+        }
+        launch::skinny_gemm(shape, form, kernel)
+    }
+}
