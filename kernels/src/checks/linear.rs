@@ -13,8 +13,9 @@ use crate::{
     reference,
 };
 
-/// (n, k): whole tiles, odd rows, depths that end inside a chunk, a step and a lane.
-const SIZES: [(usize, usize); 7] = [(64, 512), (17, 8), (1, 40), (33, 1032), (130, 2048), (300, 4104), (4500, 4096)];
+/// (n, k): whole tiles, odd rows, depths that end inside a chunk, a step and a lane. None of a single value: what cancels in
+/// it would count as an error.
+const SIZES: [(usize, usize); 7] = [(64, 512), (17, 8), (3, 40), (33, 1032), (130, 2048), (300, 4104), (4500, 4096)];
 /// Products at all row counts of which a row must be the same bits: (n, k).
 const INVARIANT_SIZES: [(usize, usize); 4] = [(1, 8), (264, 72), (300, 1032), (776, 4096)];
 /// Row counts on both sides of every variant's tile.
