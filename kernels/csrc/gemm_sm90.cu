@@ -55,6 +55,7 @@ template <int kWarpgroups, int kColumns, int kPanels, int kCluster>
 struct Gemm {
   static constexpr int kConsumers = kWarpgroups * 128;
   static constexpr bool kStaged = kColumns == 256;
+  static constexpr int kXRows = kColumns / kCluster;  // of a box of x
 
   // Shared memory, from a multiple of 1024: barriers, stages, room that the last tile's unused rows are read from, and
   // where y is turned around.
@@ -87,6 +88,15 @@ struct Gemm {
     return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
   }
 
+  // Boxes of x that hold rows at all: one that lies wholly outside would cost the time to fill it.
+  static __device__ __forceinline__ int n_x_boxes(const GemmShape& s, Tile tile) {
+    return min(kCluster, (s.m - tile.m + kXRows - 1) / kXRows);
+  }
+
+  static __device__ __forceinline__ void expect(const GemmShape& s, Tile tile, uint64_t* full) {
+    arrive_expecting(full, kPanels * (w_panel_bytes(s) + n_x_boxes(s, tile) * kXRows * kRowBytes));
+  }
+
   static __device__ __forceinline__ void load_w(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
 #pragma unroll
@@ -95,10 +105,10 @@ struct Gemm {
     }
   }
 
-  // This block's share of the rows, to all blocks of the cluster.
+  // This block's share of the rows, to all blocks of the cluster. Rows of a box left out are rows of no y.
   static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
-    constexpr int kShare = kColumns / kCluster;
+    if (static_cast<int>(cluster_rank()) >= n_x_boxes(s, tile)) return;
     const uint32_t target = stage + kPanels * w_panel_bytes(s);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -107,7 +117,7 @@ struct Gemm {
       if constexpr (kCluster == 1) {
         copy_box(rows, map, column, tile.m, full);
       } else {
-        const int first = cluster_rank() * kShare;
+        const int first = cluster_rank() * kXRows;
         copy_box_to_all(rows + first * kRowBytes, map, column, tile.m + first, full, (1 << kCluster) - 1);
       }
     }
@@ -131,7 +141,7 @@ struct Gemm {
     int n_ahead = 0;
     walk(s, [&](Tile tile, int step, Slot slot) {
       if (n_ahead == s.n_stages) return false;
-      arrive_expecting(&barriers.full[slot.at], stage_bytes(s));
+      expect(s, tile, &barriers.full[slot.at]);
       load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
       ++n_ahead;
       return true;
@@ -144,7 +154,7 @@ struct Gemm {
         --n_ahead;
       } else {
         wait_for(&barriers.empty[slot.at], slot.parity ^ 1);
-        arrive_expecting(full, stage_bytes(s));
+        expect(s, tile, full);
         load_w(s, w, stage, tile, step, full);
       }
       load_x(s, x, stage, tile, step, full);
