@@ -13,7 +13,7 @@ use std::{
 
 use cudarc::{
     cublaslt::{result, result::CublasError, sys},
-    driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut, sys::CUevent_flags},
+    driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut},
 };
 use half::bf16;
 
@@ -21,6 +21,7 @@ use crate::{
     Device, KernelError, check_len,
     launch::{GemmShape, OutputType, refused},
     linear::{self, Linear, Output},
+    timing::fastest_us,
 };
 
 /// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
@@ -29,8 +30,6 @@ pub const WORKSPACE_BYTES: usize = 32 << 20;
 const CUBLAS_OP_T: i32 = 1;
 /// Algorithms that `tune` times.
 const CANDIDATES: usize = 6;
-/// Timed rounds of each; the fastest counts.
-const ROUNDS: usize = 2;
 
 /// cuBLASLt on one device.
 #[derive(Debug)]
@@ -134,7 +133,10 @@ impl Blas {
         for algorithm in self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))? {
             plan.algorithm = algorithm;
             // A candidate that needs more than this call offers is refused by the library: not a candidate then.
-            if let Ok(us) = self.time(&plan, &operands)
+            let multiply = |idx: usize| {
+                self.multiply(&plan, operands[idx]).map_err(|source| failed("gemm", describe(key), source))
+            };
+            if let Ok(us) = fastest_us(&self.device, operands.len(), multiply)
                 && us < best.0
             {
                 best = (us, algorithm);
@@ -304,25 +306,6 @@ impl Blas {
                 stream.cu_stream().cast(),
             )
         }
-    }
-
-    /// Microseconds of one product, in the fastest of some rounds.
-    fn time(&self, plan: &Plan, operands: &[Operands]) -> Result<f64, KernelError> {
-        let (stream, context) = (self.device.stream(), self.device.context());
-        let event =
-            || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(KernelError::driver("create an event"));
-        let failed = |source| failed("gemm", String::new(), source);
-        self.multiply(plan, operands[0]).map_err(failed)?;
-        let mut fastest_us = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            let (begin, end) = (event()?, event()?);
-            begin.record(stream).map_err(KernelError::driver("record an event"))?;
-            operands.iter().try_for_each(|operands| self.multiply(plan, *operands)).map_err(failed)?;
-            end.record(stream).map_err(KernelError::driver("record an event"))?;
-            let ms = begin.elapsed_ms(&end).map_err(KernelError::driver("time a product"))?;
-            fastest_us = fastest_us.min(f64::from(ms) * 1e3 / operands.len() as f64);
-        }
-        Ok(fastest_us)
     }
 }
 

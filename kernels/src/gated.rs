@@ -8,9 +8,10 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     device::Properties,
-    launch::GemmShape,
-    linear::{Linear, Output, Products},
+    launch::{GemmShape, OutputType},
+    linear::{Linear, Output, Products, TIMED_ROWS_MAX},
     pointwise::SiluMul,
+    timing::fastest_us,
 };
 
 /// `out = silu(gate) * up` of `x * w^T`, which is rounded to bf16 first.
@@ -38,9 +39,9 @@ pub enum Activator {
 }
 
 impl Activator {
-    /// The faster one on an H200 with Llama-3.1-8B's weights: at 256 rows 95.9 us against 98.0 of cuBLASLt and a kernel, at 128
-    /// 68.2 against 67.7.
-    pub fn for_rows(n_rows: usize, properties: Properties) -> Self {
+    /// The faster one where both were not timed on an H200 with Llama-3.1-8B's weights: at 256 rows 95.9 us against 98.0 of
+    /// cuBLASLt and a kernel, at 128 68.2 against 67.7.
+    fn for_rows(n_rows: usize, properties: Properties) -> Self {
         const PRODUCT_ROWS_MIN: usize = 256;
         let has_product = properties.capability == (9, 0);
         if has_product && n_rows >= PRODUCT_ROWS_MIN { Self::Product } else { Self::Kernel }
@@ -48,8 +49,20 @@ impl Activator {
 }
 
 impl<'a> Gated<'a> {
-    fn product(self) -> Linear<'a> {
+    /// The product that activates.
+    fn activated(self) -> Linear<'a> {
         Linear { y: Output::Activated(self.out), x: self.x, w: self.w, shape: self.shape }
+    }
+
+    /// The product alone.
+    fn alone(self) -> Linear<'a> {
+        Linear { y: Output::Bf16(self.gate_up), x: self.x, w: self.w, shape: self.shape }
+    }
+
+    /// The same with other weights of the shape.
+    fn with<'b>(&'b mut self, w: &'b CudaView<'_, bf16>) -> Gated<'b> {
+        let (out, gate_up) = (self.out.slice_mut(..), self.gate_up.slice_mut(..));
+        Gated { out, gate_up, x: self.x.slice(..), w: w.slice(..), shape: self.shape }
     }
 }
 
@@ -58,23 +71,20 @@ impl Products {
     pub fn gated(&self, kernels: &Kernels, op: Gated<'_>) -> Result<(), KernelError> {
         match self {
             Self::Fastest(blas) => kernels.gated(blas, op),
-            Self::BatchInvariant => kernels.invariant_gemm(op.product()),
+            Self::BatchInvariant => kernels.invariant_gemm(op.activated()),
         }
     }
 
-    /// Chooses the algorithm for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
+    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
     pub fn tune_gated(
         &self,
         kernels: &Kernels,
         op: Gated<'_>,
         others: &[CudaView<'_, bf16>],
     ) -> Result<(), KernelError> {
-        match Activator::for_rows(op.shape.m, kernels.properties()) {
-            Activator::Product => Ok(()),
-            Activator::Kernel => {
-                let Gated { gate_up, x, w, shape, .. } = op;
-                self.tune(kernels, Linear { y: Output::Bf16(gate_up), x, w, shape }, others)
-            }
+        match self {
+            Self::Fastest(blas) => kernels.tune_gated(blas, op, others),
+            Self::BatchInvariant => self.tune(kernels, op.activated(), others),
         }
     }
 }
@@ -82,11 +92,40 @@ impl Products {
 impl Kernels {
     /// Multiplies and activates with whichever is faster for the shape.
     pub fn gated(&self, blas: &Blas, op: Gated<'_>) -> Result<(), KernelError> {
-        if Activator::for_rows(op.shape.m, self.properties()) == Activator::Product {
-            return self.invariant_gemm(op.product());
+        match self.activator(op.shape) {
+            Activator::Product => self.invariant_gemm(op.activated()),
+            Activator::Kernel => self.gated_apart(blas, op),
         }
+    }
+
+    fn activator(&self, shape: GemmShape) -> Activator {
+        match self.tuned.is_faster((shape, OutputType::Activated)) {
+            Some(true) => Activator::Product,
+            Some(false) => Activator::Kernel,
+            None => Activator::for_rows(shape.m, self.properties()),
+        }
+    }
+
+    fn gated_apart(&self, blas: &Blas, op: Gated<'_>) -> Result<(), KernelError> {
         let Gated { out, mut gate_up, x, w, shape } = op;
         self.linear(blas, Linear { y: Output::Bf16(gate_up.slice_mut(..)), x, w, shape })?;
         self.silu_mul(SiluMul { out, gate_up: gate_up.as_view(), width: shape.n / 2 })
+    }
+
+    fn tune_gated(&self, blas: &Blas, mut op: Gated<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+        let key = (op.shape, OutputType::Activated);
+        let is_timed = self.has_gemm() && op.shape.m <= TIMED_ROWS_MAX;
+        let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();
+        if is_timed || self.activator(op.shape) == Activator::Kernel {
+            self.tune_linear(blas, op.with(&weights[0]).alone(), others)?;
+        }
+        if !is_timed || self.tuned.is_faster(key).is_some() {
+            return Ok(());
+        }
+        let apart = |idx: usize| self.gated_apart(blas, op.with(&weights[idx]));
+        let apart_us = fastest_us(self.device(), weights.len(), apart)?;
+        let us = self.tune_gemm(op.activated(), others)?;
+        self.tuned.compared(key, us < apart_us);
+        Ok(())
     }
 }

@@ -127,6 +127,18 @@ impl GemmPlan {
     }
 }
 
+/// Plans worth timing: the cheapest by count, then others of its kernel. Fewer than 32 weight rows a tile were never the fastest.
+pub(crate) fn candidates(
+    shape: GemmShape,
+    output: OutputType,
+    n_multiprocessors: u32,
+) -> Result<Vec<GemmPlan>, KernelError> {
+    let first = GemmPlan::new(shape, output, n_multiprocessors)?;
+    let others = all_plans(shape, output, n_multiprocessors).into_iter();
+    let others = others.filter(|plan| plan.config.entry == first.config.entry && plan.rows >= 32 && *plan != first);
+    Ok(std::iter::once(first).chain(others).collect())
+}
+
 /// Plans of every way to cut a product, the cheapest or not: for comparing and timing them.
 pub fn all_plans(shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Vec<GemmPlan> {
     cuts(shape, output).map(|cut| cut.plan(output, n_multiprocessors as usize)).collect()
@@ -287,6 +299,16 @@ mod tests {
         }
         let refusal = GemmPlan::new(GemmShape { m: 1, n: 24, k: 8 }, OutputType::Activated, 132).unwrap_err();
         assert_eq!(refusal.to_string(), "gemm_sm90: 24 rows of gate and up are not a multiple of 16");
+    }
+
+    #[test]
+    fn the_cheapest_cut_is_the_first_to_be_timed() {
+        let shape = GemmShape { m: 32, n: 6144, k: 4096 };
+        let plans = candidates(shape, OutputType::Bf16, 132).unwrap();
+        assert_eq!(plans[0], plan(32, 6144, 4096));
+        let mut rows: Vec<usize> = plans.iter().map(|plan| plan.rows).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, [32, 40, 48, 56, 64]);
     }
 
     #[test]

@@ -30,8 +30,10 @@ pub mod span;
 pub mod survey;
 mod sys;
 mod tensor_map;
+mod timing;
 #[cfg(test)]
 mod toolchain;
+mod tuned;
 pub mod upload;
 
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
@@ -48,12 +50,13 @@ pub use crate::{
 pub struct Kernels {
     functions: sys::Functions,
     device: Device,
+    tuned: tuned::Tuned,
 }
 
 impl Kernels {
     /// Loads the kernels that this program was built with.
     pub fn load(device: &Device) -> Result<Self, KernelError> {
-        Ok(Self { functions: sys::Functions::load(device)?, device: device.clone() })
+        Ok(Self { functions: sys::Functions::load(device)?, device: device.clone(), tuned: tuned::Tuned::default() })
     }
 
     /// The device they were loaded on.

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Products of more rows keep cuBLASLt's first guess: timing gained nothing at 2048 and 8192.
-const TIMED_ROWS_MAX: usize = 512;
+pub(crate) const TIMED_ROWS_MAX: usize = 512;
 
 /// y = x * w^T.
 #[derive(Debug)]
@@ -42,6 +42,13 @@ pub enum Output<'a> {
     Activated(CudaViewMut<'a, bf16>),
 }
 
+impl Linear<'_> {
+    /// The same product with other weights of the shape.
+    pub(crate) fn with<'b>(&'b mut self, w: &'b CudaView<'_, bf16>) -> Linear<'b> {
+        Linear { y: self.y.again(), x: self.x.slice(..), w: w.slice(..), shape: self.shape }
+    }
+}
+
 impl Output<'_> {
     /// Its number format.
     pub fn output_type(&self) -> OutputType {
@@ -49,6 +56,16 @@ impl Output<'_> {
             Self::Bf16(_) | Self::Sum(_) => OutputType::Bf16,
             Self::F32(_) => OutputType::F32,
             Self::Activated(_) => OutputType::Activated,
+        }
+    }
+
+    /// To be written once more.
+    fn again(&mut self) -> Output<'_> {
+        match self {
+            Self::Bf16(y) => Output::Bf16(y.slice_mut(..)),
+            Self::Sum(y) => Output::Sum(y.slice_mut(..)),
+            Self::F32(y) => Output::F32(y.slice_mut(..)),
+            Self::Activated(y) => Output::Activated(y.slice_mut(..)),
         }
     }
 
@@ -99,6 +116,7 @@ impl Products {
     pub fn tune(&self, kernels: &Kernels, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match self {
             Self::Fastest(blas) => kernels.tune_linear(blas, op, others),
+            Self::BatchInvariant if is_timed(&op) => kernels.tune_gemm(op, others).map(drop),
             Self::BatchInvariant => Ok(()),
         }
     }
@@ -109,26 +127,46 @@ impl Kernels {
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, self.properties()) {
             LinearKernel::Skinny(kernel) => self.skinny_gemm_by(op, kernel),
+            LinearKernel::Blas if self.gemm_is_faster(&op) => self.invariant_gemm(op),
             LinearKernel::Blas => blas.gemm(op),
         }
     }
 
-    /// Chooses the algorithm for a shape that cuBLASLt multiplies, by timing where that gains something: see [`Blas::tune`] and
-    /// [`Blas::prepare`]. Nothing to choose elsewhere.
+    fn gemm_is_faster(&self, op: &Linear<'_>) -> bool {
+        let is_plain = !matches!(op.y, Output::Sum(_));
+        is_plain && self.tuned.is_faster((op.shape, op.y.output_type())) == Some(true)
+    }
+
+    /// Chooses between cuBLASLt's algorithms and cuts of our product for a shape, by timing where that gains something: see
+    /// [`Blas::tune`] and [`Blas::prepare`]. Nothing to choose elsewhere.
     pub fn tune_linear(&self, blas: &Blas, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, self.properties()) {
             LinearKernel::Skinny(_) => Ok(()),
             LinearKernel::Blas if blas.has_chosen(&op) => Ok(()),
             LinearKernel::Blas if op.shape.m > TIMED_ROWS_MAX => blas.prepare(op),
-            LinearKernel::Blas => blas.tune(op, others).map(drop),
+            LinearKernel::Blas => self.compare(blas, op, others),
         }
+    }
+
+    fn compare(&self, blas: &Blas, mut op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+        let (key, w) = ((op.shape, op.y.output_type()), op.w.slice(..));
+        let blas_us = blas.tune(op.with(&w), others)?;
+        if self.has_gemm() && is_timed(&op) {
+            let us = self.tune_gemm(op, others)?;
+            self.tuned.compared(key, us < blas_us);
+        }
+        Ok(())
     }
 }
 
 impl Kernels {
     /// Multiplies any number of rows on Hopper; a row's bits do not depend on the other rows.
     pub fn invariant_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
-        let plan = GemmPlan::new(op.shape, op.y.output_type(), self.properties().n_multiprocessors)?;
+        let (shape, output) = (op.shape, op.y.output_type());
+        let plan = match self.tuned.plan((shape, output)) {
+            Some(plan) => plan,
+            None => GemmPlan::new(shape, output, self.properties().n_multiprocessors)?,
+        };
         self.invariant_gemm_by(op, &plan)
     }
 
@@ -159,6 +197,11 @@ impl Kernels {
         let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.n_stages);
         launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
     }
+}
+
+/// Whether cuts of our product are timed. Not for logits: their weights are a gigabyte, any cut reads them as fast.
+fn is_timed(op: &Linear<'_>) -> bool {
+    op.shape.m <= TIMED_ROWS_MAX && op.shape.k.is_multiple_of(8) && !matches!(op.y, Output::F32(_))
 }
 
 /// A row-major matrix of which a copy moves a box; sizes are those of a row, then rows.
