@@ -5,7 +5,7 @@
 
 namespace stoker {
 
-// Some tokens of one prefill chunk and the piece of their KV to attend. The same fields as `PrefillTile` in plan.rs.
+// Some tokens of one prefill chunk and the piece of their KV to attend. The same fields as `PrefillTile` in plan/prefill.rs.
 struct PrefillTile {
   int32_t sequence;       // row of the block table
   int32_t first_row;      // first token's row in q and out

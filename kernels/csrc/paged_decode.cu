@@ -4,11 +4,13 @@
 //
 // Layout: q is batch rows of q_stride elements, heads of D from the row's start (the fused QKV row); out is batch x n_q x
 // D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. D is 64 or 128, G at most 16.
-// The host plans items (plan.rs, `plan_decode`): a piece [begin, end) of one sequence, begin a multiple of 16. One
-// thread block takes one KV head and one item, or every gridDim.y-th. Surplus items, the last ones, have sequence -1: a
-// captured graph keeps its grid.
-// The G queries of a KV head are the rows of a 16-row tensor-core tile, so KV is read once for all of them. Each of the
-// 4 warps has its own ring of 3 stages in shared memory and takes every 4th KV block:
+// The host plans items (plan/decode.rs): a piece [begin, end) of what one sequence reads, or several whose block tables begin
+// alike: what they share, then what each reads alone, each from a block on; begin is a multiple of 16. One thread block
+// takes one KV head and one item, or every gridDim.y-th. Surplus items, the last ones, have sequence -1: a captured graph
+// keeps its grid.
+// The G queries of a KV head, of one reader behind the other, are the rows of a 16-row tensor-core tile, so KV is read once
+// for all of them; a block that one reader reads alone has no weight in the others' rows. Each of the 4 warps has its own
+// ring of 3 stages in shared memory and takes every 4th KV block:
 //
 //       warp w: blocks w, w+4, w+8, ...     stage = one KV block of K and V (8 KiB at D = 128), filled by cp.async
 //
@@ -23,11 +25,19 @@ namespace stoker {
 
 constexpr int kWarps = 4, kStages = 3, kRows = 16;
 
-// The same fields as `DecodeItem` in plan.rs.
-struct DecodeItem {
-  int32_t sequence, begin, end;  // sequence -1: nothing to do
-  int32_t first_item, n_items;   // all pieces of this sequence, this one included
+// The same fields as `DecodeItem` in plan/decode.rs.
+struct alignas(16) DecodeItem {
+  int32_t sequence, begin, end;     // row of the first reader; -1: nothing to do
+  int32_t n_shared;                 // tokens at the front of what is read that are all readers'; of a single one, all
+  int32_t first_item, n_items;      // all pieces of these readers, this one included
+  int32_t first_reader, n_readers;  // at most 16 / G
 };
+
+// The same fields as `DecodeReader` in plan/decode.rs: a sequence, and where the tokens lie that it reads alone.
+struct DecodeReader {
+  int32_t sequence, begin, end;
+};
+static_assert(sizeof(DecodeItem) == 32 && sizeof(DecodeReader) == 12, "as the plan has them");
 
 struct PagedDecode {
   bf16* out;
@@ -36,10 +46,11 @@ struct PagedDecode {
   const bf16* v_cache;
   const int32_t* block_table;
   const DecodeItem* items;
-  float* partial_out;   // items x n_kv x G x D, only pieces of split sequences
-  float2* partial_sum;  // items x n_kv x G: maximum and sum of exponentials
+  const DecodeReader* readers;
+  float* partial_out;   // items x n_kv x slot_rows x D, only pieces of split contexts
+  float2* partial_sum;  // items x n_kv x slot_rows: maximum and sum of exponentials
   uint32_t* tickets;    // one a sequence and KV head; zero before and after
-  int n_items, q_stride, table_stride, n_q, n_kv;
+  int n_items, slot_rows, q_stride, table_stride, n_kv, group;
   float scale;
 };
 
@@ -63,16 +74,64 @@ __device__ __forceinline__ void load_block(uint32_t stage, const bf16* k, const 
   }
 }
 
-// Query rows g and g+8 as A fragments; rows past the group are zero.
+// Whose a row of the tile is: row / group. Both are at most 16, so this is exact, and takes a tenth of an integer division's
+// time.
+__device__ __forceinline__ int reader_of(const PagedDecode& p, int row) {
+  return static_cast<int>(__fdividef(row + 0.5f, static_cast<float>(p.group)));
+}
+
+// What a lane knows of an item's readers: lane l has reader l, and whose the rows g and g+8 of its fragments are.
+struct Readers {
+  DecodeReader own;
+  int of_row[2];
+};
+
+__device__ __forceinline__ Readers find_readers(const PagedDecode& p, const DecodeItem& item) {
+  const int lane = threadIdx.x % kWarp, g = lane / 4;
+  Readers readers = {{item.sequence, 0, 0}, {reader_of(p, g), reader_of(p, g + 8)}};
+  if (item.n_readers > 1 && lane < item.n_readers) readers.own = p.readers[item.first_reader + lane];
+  return readers;
+}
+
+// A KV block of an item: its id, and packed how many of its tokens are read and by whom.
+struct Block {
+  static constexpr int kEveryone = 31;
+  int id, reads;
+};
+
+// The KV block that begins at token `at` of what is read; each lane asks for one of its own.
+__device__ __forceinline__ Block find_block(const PagedDecode& p, const DecodeItem& item, const Readers& readers, int at) {
+  int sequence = item.sequence, token = at, end = item.end, reader = Block::kEveryone;
+  if (item.n_readers > 1) {
+    for (int i = 0; i < item.n_readers; ++i) {
+      const int begin = __shfl_sync(~0u, readers.own.begin, i), own_end = __shfl_sync(~0u, readers.own.end, i);
+      const int own_sequence = __shfl_sync(~0u, readers.own.sequence, i);
+      if (at >= begin) reader = i, sequence = own_sequence, token = item.n_shared + at - begin, end = own_end;
+    }
+  }
+  Block block = {0, min(end - at, kBlockSize) * 32 + reader};
+  if (at < item.end) block.id = p.block_table[static_cast<size_t>(sequence) * p.table_stride + token / kBlockSize];
+  return block;
+}
+
+// Query rows g and g+8 as A fragments; rows past the last reader's are zero.
 template <int kDim>
-__device__ __forceinline__ void load_queries(uint32_t (&q)[kDim / 16][4], const bf16* rows, int group) {
+__device__ __forceinline__ void load_queries(uint32_t (&q)[kDim / 16][4], const PagedDecode& p, const DecodeItem& item,
+                                             const Readers& readers, int kv_head) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const bf16* rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int reader = readers.of_row[half], head = (kv_head - reader) * p.group + g + 8 * half;
+    const size_t sequence = __shfl_sync(~0u, readers.own.sequence, reader);
+    rows[half] = reader < item.n_readers ? p.q + sequence * p.q_stride + head * kDim : nullptr;
+  }
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = g + 8 * (i % 2), column = step * 16 + 2 * t + 8 * (i / 2);
-      q[step][i] = row < group ? *reinterpret_cast<const uint32_t*>(rows + row * kDim + column) : 0u;
+      const int column = step * 16 + 2 * t + 8 * (i / 2);
+      q[step][i] = rows[i % 2] ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + column) : 0u;
     }
   }
 }
@@ -104,10 +163,10 @@ __device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const floa
   }
 }
 
-// One KV block into the running softmax. Tokens from n_tokens on get no weight.
+// One KV block into the running softmax. Tokens from n_tokens on, of rows g and g+8, get no weight.
 template <int kDim>
 __device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_t (&q)[kDim / 16][4], uint32_t stage,
-                                             int n_tokens, float scale) {
+                                             const int (&n_tokens)[2], float scale) {
   const int t = threadIdx.x % 4;
   float score[2][4] = {};
   score_block<kDim>(score, q, stage);
@@ -116,7 +175,7 @@ __device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool present = 8 * j + 2 * t + i % 2 < n_tokens;
+      const bool present = 8 * j + 2 * t + i % 2 < n_tokens[i / 2];
       score[j][i] = present ? score[j][i] * scale : -INFINITY;
       highest[i / 2] = fmaxf(highest[i / 2], score[j][i]);
     }
@@ -145,32 +204,41 @@ __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDe
                                              int kv_head, uint32_t ring) {
   constexpr uint32_t kStageBytes = 2 * kBlockSize * kDim * 2;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int32_t* table = p.block_table + static_cast<size_t>(item.sequence) * p.table_stride + item.begin / kBlockSize;
   const int n_blocks = (item.end - item.begin + kBlockSize - 1) / kBlockSize;
   const int n_mine = (n_blocks - warp + kWarps - 1) / kWarps;
-  // Lane l holds the id of this warp's l-th block of the next 32: the copies never wait for the table.
-  int ids = 0;
+  const Readers readers = find_readers(p, item);
+  // Lane l holds this warp's l-th block of the next 32: the copies never wait for the table.
+  Block blocks = {};
   auto request = [&](int i) {
-    if (i % kWarp == 0 && i + lane < n_mine) ids = table[(i + lane) * kWarps + warp];
-    const int id = __shfl_sync(~0u, ids, i % kWarp);
+    if (i % kWarp == 0) blocks = find_block(p, item, readers, item.begin + ((i + lane) * kWarps + warp) * kBlockSize);
+    const Block block = {__shfl_sync(~0u, blocks.id, i % kWarp), __shfl_sync(~0u, blocks.reads, i % kWarp)};
     if (i < n_mine) {
-      const size_t at = (static_cast<size_t>(id) * p.n_kv + kv_head) * kBlockSize * kDim;
-      const int n_tokens = item.end - item.begin - (i * kWarps + warp) * kBlockSize;
-      load_block<kDim>(ring + i % kStages * kStageBytes, p.k_cache + at, p.v_cache + at, n_tokens);
+      const size_t at = (static_cast<size_t>(block.id) * p.n_kv + kv_head) * kBlockSize * kDim;
+      load_block<kDim>(ring + i % kStages * kStageBytes, p.k_cache + at, p.v_cache + at, block.reads >> 5);
     }
     commit_copies();
+    return block.reads;
   };
+  // What is read of those that are on their way, oldest first.
+  int next[kStages - 1];
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) request(i);
+  for (int i = 0; i < kStages - 1; ++i) next[i] = request(i);
   uint32_t q[kDim / 16][4];
-  const int group = p.n_q / p.n_kv;
-  load_queries<kDim>(q, p.q + static_cast<size_t>(item.sequence) * p.q_stride + kv_head * group * kDim, group);
+  load_queries<kDim>(q, p, item, readers, kv_head);
   for (int i = 0; i < n_mine; ++i) {
     wait_for_copies<kStages - 2>();
     __syncwarp();
+    const int reads = next[0];
+#pragma unroll
+    for (int stage = 1; stage < kStages - 1; ++stage) next[stage - 1] = next[stage];
     // Fills the stage that the previous round has read; all lanes are past it.
-    request(i + kStages - 1);
-    const int n_tokens = item.end - item.begin - (i * kWarps + warp) * kBlockSize;
+    next[kStages - 2] = request(i + kStages - 1);
+    int n_tokens[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int reader = reads & 31;
+      n_tokens[half] = reader == Block::kEveryone || reader == readers.of_row[half] ? reads >> 5 : 0;
+    }
     attend_block<kDim>(state, q, ring + i % kStages * kStageBytes, n_tokens, p.scale * kLog2e);
   }
   wait_for_copies<0>();
@@ -199,15 +267,24 @@ __device__ __forceinline__ void leave_result(WarpResults<kDim>& results, const S
   }
 }
 
-// The last thread block of a split sequence adds up the pieces, first to last. Four columns a thread and eight pieces at a
+// Where a row of the tile goes, its first reader's head 0 being row 0.
+template <int kDim>
+__device__ __forceinline__ bf16* output_row(const PagedDecode& p, const DecodeItem& item, int kv_head, int row) {
+  int sequence = item.sequence, reader = 0;
+  if (item.n_readers > 1) reader = reader_of(p, row), sequence = p.readers[item.first_reader + reader].sequence;
+  return p.out + (static_cast<size_t>(sequence) * p.n_kv * p.group + (kv_head - reader) * p.group + row) * kDim;
+}
+
+// The last thread block of a split context adds up the pieces, first to last. Four columns a thread and eight pieces at a
 // time: what a merge costs is the number of loads that wait for each other.
 template <int kDim>
-__device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeItem& item, int kv_head, int group) {
+__device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeItem& item, int kv_head) {
   constexpr int kAtOnce = 8;
-  const size_t first = (static_cast<size_t>(item.first_item) * p.n_kv + kv_head) * group;
-  const size_t next = static_cast<size_t>(p.n_kv) * group;
-  bf16* out = p.out + (static_cast<size_t>(item.sequence) * p.n_q + kv_head * group) * kDim;
-  for (int at = 4 * threadIdx.x; at < group * kDim; at += 4 * blockDim.x) {
+  const int n_rows = item.n_readers * p.group;
+  const size_t first = (static_cast<size_t>(item.first_item) * p.n_kv + kv_head) * p.slot_rows;
+  const size_t next = static_cast<size_t>(p.n_kv) * p.slot_rows;
+  for (int at = 4 * threadIdx.x; at < n_rows * kDim; at += 4 * blockDim.x) {
+    bf16* out = output_row<kDim>(p, item, kv_head, at / kDim);
     const float2* sums = p.partial_sum + first + at / kDim;
     const float* outs = p.partial_out + first * kDim + at;
     float maximum = -INFINITY, sum = 0.f;
@@ -236,16 +313,16 @@ __device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeI
         total.z += share * value[i].z, total.w += share * value[i].w;
       }
     }
-    *reinterpret_cast<uint2*>(out + at) = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
+    *reinterpret_cast<uint2*>(out + at % kDim) = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
   }
 }
 
 template <int kDim>
-__device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int item_idx, int kv_head, int group,
+__device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int item_idx, int kv_head,
                                             const WarpResults<kDim>& results) {
-  const size_t piece = (static_cast<size_t>(item_idx) * p.n_kv + kv_head) * group;
-  bf16* out = p.out + (static_cast<size_t>(item.sequence) * p.n_q + kv_head * group) * kDim;
-  for (int at = threadIdx.x; at < group * kDim; at += blockDim.x) {
+  const int n_rows = item.n_readers * p.group;
+  const size_t slot = (static_cast<size_t>(item_idx) * p.n_kv + kv_head) * p.slot_rows;
+  for (int at = threadIdx.x; at < n_rows * kDim; at += blockDim.x) {
     const int row = at / kDim, column = at % kDim;
     float maximum = -INFINITY, total = 0.f, sum = 0.f;
 #pragma unroll
@@ -256,15 +333,15 @@ __device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeIt
       total += share * results.out[w][row][column], sum += share * results.sum[w][row];
     }
     if (item.n_items == 1) {
-      out[at] = __float2bfloat16_rn(total / sum);
+      output_row<kDim>(p, item, kv_head, row)[column] = __float2bfloat16_rn(total / sum);
     } else {
-      p.partial_out[piece * kDim + at] = total;
-      if (column == 0) p.partial_sum[piece + row] = make_float2(maximum, sum);
+      p.partial_out[slot * kDim + at] = total;
+      if (column == 0) p.partial_sum[slot + row] = make_float2(maximum, sum);
     }
   }
 }
 
-// True in the thread block that took the last of a sequence's tickets; it also puts the counter back to zero.
+// True in the thread block that took the last of a context's tickets; it also puts the counter back to zero.
 __device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_items) {
   __shared__ bool last;
   __threadfence();
@@ -283,17 +360,17 @@ __device__ __forceinline__ void attend_item(const PagedDecode& p, const DecodeIt
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kRingBytes = kStages * 2 * kBlockSize * kDim * 2;
   static_assert(sizeof(WarpResults<kDim>) <= kWarps * kRingBytes, "the merge must fit over the rings");
-  const int kv_head = blockIdx.x, group = p.n_q / p.n_kv;
+  const int kv_head = blockIdx.x;
   Softmax<kDim> state = {{}, {-INFINITY, -INFINITY}, {0.f, 0.f}};
   attend_piece<kDim>(state, p, item, kv_head, shared_address(shared) + threadIdx.x / kWarp * kRingBytes);
   __syncthreads();
   auto& results = *reinterpret_cast<WarpResults<kDim>*>(shared);
   leave_result<kDim>(results, state);
   __syncthreads();
-  merge_warps<kDim>(p, item, item_idx, kv_head, group, results);
+  merge_warps<kDim>(p, item, item_idx, kv_head, results);
   if (item.n_items == 1) return;
   if (is_last_piece(p.tickets + static_cast<size_t>(item.sequence) * p.n_kv + kv_head, item.n_items)) {
-    merge_pieces<kDim>(p, item, kv_head, group);
+    merge_pieces<kDim>(p, item, kv_head);
   }
 }
 
@@ -316,10 +393,11 @@ __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
 #define PAGED_DECODE(dim)                                                                                           \
   extern "C" __global__ void __launch_bounds__(128) paged_decode_d##dim(                                            \
       stoker::bf16* out, const stoker::bf16* q, const stoker::bf16* k_cache, const stoker::bf16* v_cache,           \
-      const int32_t* block_table, const stoker::DecodeItem* items, float* partial_out, float2* partial_sum,         \
-      uint32_t* tickets, int n_items, int q_stride, int table_stride, int n_q, int n_kv, float scale) {                          \
-    stoker::paged_decode<dim>({out, q, k_cache, v_cache, block_table, items, partial_out, partial_sum, tickets,     \
-                               n_items, q_stride, table_stride, n_q, n_kv, scale});                                          \
+      const int32_t* block_table, const stoker::DecodeItem* items, const stoker::DecodeReader* readers,             \
+      float* partial_out, float2* partial_sum, uint32_t* tickets, int n_items, int slot_rows, int q_stride,         \
+      int table_stride, int n_kv, int group, float scale) {                                                         \
+    stoker::paged_decode<dim>({out, q, k_cache, v_cache, block_table, items, readers, partial_out, partial_sum,     \
+                               tickets, n_items, slot_rows, q_stride, table_stride, n_kv, group, scale});           \
   }
 PAGED_DECODE(64)
 PAGED_DECODE(128)

@@ -4,7 +4,7 @@
 //
 // Layout: q is rows of q_stride elements (the fused QKV row), out rows x n_q x D, caches blocks x n_kv x 16 x D, the block
 // table sequences x table_stride i32. D is 64 or 128. The chunk's K and V are already in the cache (rope_kv).
-// The host plans tiles (plan.rs, `plan_prefill`): up to 128/G neighbouring tokens of one sequence. With the G query
+// The host plans tiles (plan/prefill.rs): up to 128/G neighbouring tokens of one sequence. With the G query
 // heads that share a KV head they fill the 128 rows of one thread block, so KV is read once for all of them:
 //
 //       row of the tile = token * G + head        token i of the tile sees KV tokens 0 .. first_visible + i - 1

@@ -4,7 +4,7 @@
 //   out[r][h] = softmax(q[r][h] . K[h/G]^T * scale, tokens up to r's own position) V[h/G]
 //
 // Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. The host
-// plans tiles (plan.rs, `plan_prefill`): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
+// plans tiles (plan/prefill.rs): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
 // tiles, the last ones, have sequence -1: a captured graph keeps its grid. Work is
 // a tile and a KV head; block b takes b, then goes back and forth over the rest, so that sums of lengths are even.
 // Three producer warps ask the copy engine for queries, K and V; two warpgroups of 64 rows consume:

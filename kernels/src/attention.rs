@@ -9,7 +9,7 @@ use half::bf16;
 use crate::{
     KernelError, Kernels, check_len, check_room,
     launch::{self, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
-    plan::{DecodeItem, PrefillTile, SplitPolicy},
+    plan::{DecodeItem, DecodeReader, PrefillTile, SplitPolicy},
     tensor_map::{BoxedTensor, TensorMap},
 };
 
@@ -41,6 +41,8 @@ pub struct PagedDecode<'a> {
     pub kv: PagedKv<'a>,
     /// The step's plan, padded to the capacity of the graph.
     pub items: CudaView<'a, DecodeItem>,
+    /// Who reads the pieces: one a sequence.
+    pub readers: CudaView<'a, DecodeReader>,
     /// How the pieces were cut.
     pub policy: SplitPolicy,
     /// Shared by all layers.
@@ -115,6 +117,8 @@ pub struct ScratchSize {
     pub n_sequences: usize,
     /// Pieces of the largest plan (`plan::decode_items_max`).
     pub n_items: usize,
+    /// How contexts are cut.
+    pub policy: SplitPolicy,
     /// The rank's heads.
     pub heads: Heads,
 }
@@ -122,20 +126,23 @@ pub struct ScratchSize {
 impl ScratchSize {
     /// Bytes on the device, for the memory plan.
     pub fn bytes(self) -> usize {
-        let Self { n_sequences, n_items, heads } = self;
-        4 * (n_items * heads.n_q * (heads.dim + 2) + n_sequences * heads.n_kv)
+        4 * (self.rows() * (self.heads.dim + 2) + self.n_sequences * self.heads.n_kv)
+    }
+
+    /// Rows of all results of pieces.
+    fn rows(self) -> usize {
+        self.n_items * self.heads.n_kv * self.policy.slot_rows(self.heads)
     }
 }
 
 impl DecodeScratch {
     /// Allocates.
     pub fn new(stream: &Arc<CudaStream>, size: ScratchSize) -> Result<Self, KernelError> {
-        let ScratchSize { n_sequences, n_items, heads } = size;
         let failed = KernelError::driver("allocate decode scratch");
         Ok(Self {
-            partial_out: stream.alloc_zeros(n_items * heads.n_q * heads.dim).map_err(&failed)?,
-            partial_sum: stream.alloc_zeros(n_items * heads.n_q * 2).map_err(&failed)?,
-            tickets: stream.alloc_zeros(n_sequences * heads.n_kv).map_err(&failed)?,
+            partial_out: stream.alloc_zeros(size.rows() * size.heads.dim).map_err(&failed)?,
+            partial_sum: stream.alloc_zeros(size.rows() * 2).map_err(&failed)?,
+            tickets: stream.alloc_zeros(size.n_sequences * size.heads.n_kv).map_err(&failed)?,
         })
     }
 }
@@ -150,14 +157,15 @@ impl Kernels {
         check_kv(OP, &op.kv, heads)?;
         check_room(OP, "the block table", op.kv.block_table.len(), n_rows * op.kv.blocks_per_row)?;
         check_room(OP, "the scratch's tickets", op.scratch.tickets.len(), n_rows * heads.n_kv)?;
-        check_room(OP, "the scratch", op.scratch.partial_sum.len(), op.items.len() * heads.n_q * 2)?;
+        check_len(OP, "the readers", op.readers.len(), n_rows)?;
+        let slot_rows = op.policy.slot_rows(heads);
+        check_room(OP, "the scratch", op.scratch.partial_sum.len(), op.items.len() * heads.n_kv * slot_rows * 2)?;
         let launch = self.functions.launch(OP, config).write(&mut op.out).read(&op.q);
         let launch = launch.read(&op.kv.k_cache).read(&op.kv.v_cache).read(&op.kv.block_table).read(&op.items);
-        let launch = launch.write(&mut op.scratch.partial_out.as_view_mut());
+        let launch = launch.read(&op.readers).write(&mut op.scratch.partial_out.as_view_mut());
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
-        let launch = launch.write(&mut op.scratch.tickets.as_view_mut());
-        let launch =
-            launch.int(op.items.len()).int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
+        let launch = launch.write(&mut op.scratch.tickets.as_view_mut()).int(op.items.len()).int(slot_rows);
+        let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_kv).int(heads.group());
         launch.float(op.scale).start()
     }
 

@@ -154,7 +154,7 @@ impl Drop for Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{plan::DecodeItem, sampling::SampleRow};
+    use crate::{plan::DecodeReader, sampling::SampleRow};
 
     #[test]
     fn fields_neither_overlap_nor_begin_between_vectors() {
@@ -167,13 +167,13 @@ mod tests {
     #[test]
     fn a_field_is_filled_without_touching_its_neighbours() {
         let mut layout = Layout::default();
-        let (a, b, c) = (layout.field::<u32>(3), layout.field::<i32>(2), layout.field::<DecodeItem>(1));
+        let (a, b, c) = (layout.field::<u32>(3), layout.field::<i32>(2), layout.field::<DecodeReader>(1));
         let mut words = vec![0u64; layout.n_words()];
         let mut filling = Filling { words: &mut words };
         filling.field(a).fill(u32::MAX);
         assert_eq!(filling.field(b), [0, 0]);
         filling.field(b).copy_from_slice(&[-1, 7]);
-        // 20 bytes a value: no whole number of them fills the words.
+        // 12 bytes a value: no whole number of them fills the words.
         assert_eq!(filling.field(c).len(), 1);
         assert_eq!(filling.field(a), [u32::MAX; 3]);
     }

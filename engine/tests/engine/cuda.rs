@@ -342,6 +342,38 @@ fn greedy_answers_on_the_gpu_are_the_cpus() {
     assert!(scores[1] > 0.8 && (scores[0] - scores[1]).abs() <= 0.005, "{scores:?}");
 }
 
+/// Questions behind one long text, and other text in between: enough for decode attention to read the long one once for eight
+/// of them (`SHARING_TOKENS_MIN` in `kernels/src/plan/decode.rs`).
+#[test]
+fn answers_behind_a_shared_prefix_are_those_that_each_question_gets_alone() {
+    if !has_gpu("answers_behind_a_shared_prefix_are_those_that_each_question_gets_alone") {
+        return;
+    }
+    const N: usize = 128;
+    let limits = EngineLimits {
+        kv_cache_tokens: Some(96 * 1024),
+        max_num_seqs: Some(N as u32),
+        max_batched_tokens: Some(8192),
+        ..EngineLimits::default()
+    };
+    let config = EngineConfig { device: DeviceChoice::Cuda(0), ..common::config(&common::ember(), limits) };
+    let engine = Engine::start(config, |_| {}).expect("the model starts");
+    let questions = questions(&engine).0;
+    let text: Vec<TokenId> = questions.concat();
+    let part = |begin: usize, len: usize| text.iter().copied().cycle().skip(begin).take(len).collect::<Vec<_>>();
+    let prompt = |at: usize| [part(0, 1024), part(1024 + at * 37, 500), questions[at].clone()].concat();
+    let prompts: Vec<_> = (0..N).map(prompt).collect();
+    let ask = |prompt: &Vec<TokenId>| engine.submit(common::greedy(prompt.clone(), 4)).unwrap();
+    let alone: Vec<_> = prompts.iter().map(|prompt| common::read_all(ask(prompt)).0).collect();
+    let streams: Vec<_> = prompts.iter().map(ask).collect();
+    let together: Vec<_> = streams.into_iter().map(|stream| common::read_all(stream).0).collect();
+    let equal = share_equal(&together, &alone);
+    println!("alone and among {N} behind the same text: {:.1} % of answers equal", 100.0 * equal);
+    // The order of sums is another one, which decides where two tokens are about equally likely, and behind such a text that
+    // happens; whoever read another one's question would answer another one's.
+    assert!(equal >= 0.75, "{equal}");
+}
+
 #[test]
 fn drawn_answers_on_the_gpu_follow_seed_filters_and_penalties() {
     if !has_gpu("drawn_answers_on_the_gpu_follow_seed_filters_and_penalties") {

@@ -6,7 +6,7 @@ use crate::{
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
     launch::{BLOCK_SIZE, Heads, PrefillKernel},
-    plan::{self, PrefillChunk, PrefillTile, SplitPolicy},
+    plan::{self, Context, PrefillChunk, PrefillTile, SplitPolicy},
     reference::{self, AttentionRow},
 };
 
@@ -30,9 +30,14 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for heads in HEADS {
         for policy in policies {
-            outcomes.push(decode(gpu, &[1, 15, 16, 17, 333, 1024, 2047], heads, policy)?);
-            outcomes.push(decode(gpu, &[3001], heads, policy)?);
+            outcomes.push(decode(gpu, &apart(&[1, 15, 16, 17, 333, 1024, 2047]), heads, policy)?);
+            outcomes.push(decode(gpu, &apart(&[3001]), heads, policy)?);
         }
+        // Few slots, so that these few sequences fill them: contexts in one piece, and in several.
+        for n_slots in [heads.n_kv, 4 * heads.n_kv] {
+            outcomes.extend(shared(gpu, heads, SplitPolicy::Balanced { n_slots })?);
+        }
+        outcomes.extend(shared(gpu, heads, policies[1])?);
         outcomes.push(independence(gpu, heads)?);
         for kernel in prefill_kernels(gpu) {
             outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads, kernel)?);
@@ -43,6 +48,13 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         }
     }
     Ok(outcomes)
+}
+
+/// Two prefixes in turn, and nobody's; then more sequences than are read together. One has a single token of its own.
+fn shared(gpu: &mut Gpu, heads: Heads, policy: SplitPolicy) -> Result<[Outcome; 2], KernelError> {
+    let (long, short, none) = (Some((0, 37)), Some((1, 16)), None);
+    let mixed = [(593, long), (300, short), (2000, long), (257, short), (500, none), (600, long), (911, long)];
+    Ok([decode(gpu, &mixed, heads, policy)?, decode(gpu, &[(700, long); 19], heads, policy)?])
 }
 
 /// Those that this chip has.
@@ -61,13 +73,27 @@ struct Cache {
     on_device: (CudaSlice<bf16>, CudaSlice<bf16>, CudaSlice<i32>),
 }
 
+/// A sequence's length, and which prefix of how many blocks it begins with, if it shares one.
+type Sequence = (usize, Option<(usize, usize)>);
+
+/// Sequences that share nothing.
+fn apart(lens: &[usize]) -> Vec<Sequence> {
+    lens.iter().map(|&len| (len, None)).collect()
+}
+
 impl Cache {
-    fn new(gpu: &mut Gpu, lens: &[usize], heads: Heads) -> Result<Self, KernelError> {
-        let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE)) + 1;
-        let order = gpu.noise.permutation(lens.len() * blocks_per_row);
+    fn new(gpu: &mut Gpu, sequences: &[Sequence], heads: Heads) -> Result<Self, KernelError> {
+        let blocks_per_row = sequences.iter().map(|(len, _)| len.div_ceil(BLOCK_SIZE)).max().unwrap_or(1) + 1;
+        let mut order = gpu.noise.permutation(sequences.len() * blocks_per_row);
         let size = order.len() * heads.block_values();
+        for (row, (_, prefix)) in sequences.iter().enumerate() {
+            let Some((_, n_blocks)) = prefix else { continue };
+            // Those of the first sequence that has it.
+            let first = sequences.iter().position(|(_, other)| other == prefix).unwrap_or(row);
+            order.copy_within(first * blocks_per_row..first * blocks_per_row + n_blocks, row * blocks_per_row);
+        }
         let mut caches = [vec![f32::NAN; size], vec![f32::NAN; size]];
-        for (row, &len) in lens.iter().enumerate() {
+        for (row, &(len, _)) in sequences.iter().enumerate() {
             for token in 0..len {
                 let block = order[row * blocks_per_row + token / BLOCK_SIZE] as usize;
                 for head in 0..heads.n_kv {
@@ -93,6 +119,12 @@ impl Cache {
         }
     }
 
+    /// What decoding sequences of these lengths read.
+    fn contexts(&self, lens: &[usize]) -> Vec<Context<'_, i32>> {
+        let rows = self.table.chunks_exact(self.blocks_per_row);
+        lens.iter().zip(rows).map(|(&n_tokens, blocks)| Context { n_tokens, blocks }).collect()
+    }
+
     /// The reference of one token of `sequence` that sees `n_visible` tokens. `q` is a fused row.
     fn attend(&self, q: &[f32], sequence: usize, n_visible: usize) -> Vec<f32> {
         reference::attention(&AttentionRow {
@@ -111,14 +143,16 @@ fn scale(heads: Heads) -> f32 {
     1.0 / (heads.dim as f32).sqrt()
 }
 
-fn decode(gpu: &mut Gpu, lens: &[usize], heads: Heads, policy: SplitPolicy) -> Result<Outcome, KernelError> {
-    let cache = Cache::new(gpu, lens, heads)?;
+fn decode(gpu: &mut Gpu, sequences: &[Sequence], heads: Heads, policy: SplitPolicy) -> Result<Outcome, KernelError> {
+    let cache = Cache::new(gpu, sequences, heads)?;
+    let lens: Vec<usize> = sequences.iter().map(|(len, _)| *len).collect();
     let q = gpu.noise.normals(lens.len() * heads.qkv_width());
-    let found = run_decode(gpu, &cache, &q, lens, policy)?;
+    let found = run_decode(gpu, &cache, &q, &lens, policy)?;
     let rows = q.chunks(heads.qkv_width()).enumerate();
     let wanted: Vec<f32> = rows.flat_map(|(row, q)| cache.attend(q, row, lens[row])).collect();
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &wanted));
-    let case = format!("{} sequences up to {}, {}, {policy:?}", lens.len(), lens[lens.len() - 1], describe(heads));
+    let n_shared = sequences.iter().filter(|(_, prefix)| prefix.is_some()).count();
+    let case = format!("{} sequences ({n_shared} with a prefix), {}, {policy:?}", lens.len(), describe(heads));
     Ok(Outcome { op: "paged_decode", case, error, limit: LIMIT })
 }
 
@@ -132,8 +166,10 @@ fn run_decode(
     let heads = cache.heads;
     let len_max = lens.iter().copied().max().unwrap_or(1);
     let n_items = plan::decode_items_max(lens.len(), len_max, heads, policy);
-    let items = gpu.upload(&plan::pad_items(plan::plan_decode(lens, heads, policy), n_items))?;
-    let size = ScratchSize { n_sequences: lens.len(), n_items, heads };
+    let mut plan = plan::plan_decode(&cache.contexts(lens), heads, policy);
+    plan.pad(n_items);
+    let (items, readers) = (gpu.upload(&plan.items)?, gpu.upload(&plan.readers)?);
+    let size = ScratchSize { n_sequences: lens.len(), n_items, policy, heads };
     let mut scratch = DecodeScratch::new(gpu.stream(), size)?;
     let q = gpu.upload_bf16(q)?;
     let mut out = gpu.poisoned(lens.len() * heads.n_q * heads.dim)?;
@@ -145,6 +181,7 @@ fn run_decode(
             q_stride: heads.qkv_width(),
             kv: cache.view(),
             items: items.as_view(),
+            readers: readers.as_view(),
             policy,
             scratch: &mut scratch,
             heads,
@@ -159,7 +196,7 @@ fn independence(gpu: &mut Gpu, heads: Heads) -> Result<Outcome, KernelError> {
     // In one case a block of threads takes one piece, in the other one takes all of them.
     let (spread, in_turn) = (SplitPolicy::fixed(4096, 264), SplitPolicy::fixed(4096, 1));
     let lens = [1000, 40, 2000, 7];
-    let cache = Cache::new(gpu, &lens, heads)?;
+    let cache = Cache::new(gpu, &apart(&lens), heads)?;
     let q = gpu.noise.normals(lens.len() * heads.qkv_width());
     let together = run_decode(gpu, &cache, &q, &lens, in_turn)?;
     let alone = run_decode(gpu, &cache, &q[..heads.qkv_width()], &lens[..1], spread)?;
@@ -176,7 +213,7 @@ fn prefill(
     kernel: PrefillKernel,
 ) -> Result<Outcome, KernelError> {
     let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
-    let cache = Cache::new(gpu, &lens, heads)?;
+    let cache = Cache::new(gpu, &apart(&lens), heads)?;
     let mut planned = Vec::new();
     let mut n_rows = 0;
     for (sequence, &(n_computed, n_tokens)) in chunks.iter().enumerate() {

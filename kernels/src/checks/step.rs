@@ -87,6 +87,7 @@ pub struct Batch {
     slots: CudaSlice<i32>,
     block_table: CudaSlice<i32>,
     items: CudaSlice<plan::DecodeItem>,
+    readers: CudaSlice<plan::DecodeReader>,
     decode_scratch: DecodeScratch,
     sample_scratch: SampleScratch,
 }
@@ -118,11 +119,12 @@ impl Batch {
     /// `n` sequences at the end of their context.
     pub fn new(gpu: &mut Gpu, shape: StepShape, n: usize) -> Result<Self, KernelError> {
         let policy = SplitPolicy::Balanced { n_slots: n_slots(gpu) };
-        let items = plan::plan_decode(&vec![shape.context; n], shape.heads, policy);
         let blocks = shape.context / BLOCK_SIZE;
         let order = gpu.noise.permutation(n * blocks);
+        let contexts = order.chunks(blocks).map(|blocks| plan::Context { n_tokens: shape.context, blocks });
+        let plan = plan::plan_decode(&contexts.collect::<Vec<_>>(), shape.heads, policy);
         let slots: Vec<i32> = order.chunks(blocks).map(|row| row[blocks - 1] * BLOCK_SIZE as i32 + 15).collect();
-        let size = ScratchSize { n_sequences: n, n_items: items.len(), heads: shape.heads };
+        let size = ScratchSize { n_sequences: n, n_items: plan.items.len(), policy, heads: shape.heads };
         Ok(Self {
             n,
             residual: gpu.random(n * shape.hidden())?,
@@ -139,7 +141,8 @@ impl Batch {
             positions: gpu.upload(&vec![shape.context as i32 - 1; n])?,
             slots: gpu.upload(&slots)?,
             block_table: gpu.upload(&order)?,
-            items: gpu.upload(&items)?,
+            items: gpu.upload(&plan.items)?,
+            readers: gpu.upload(&plan.readers)?,
             decode_scratch: DecodeScratch::new(gpu.stream(), size)?,
             sample_scratch: SampleScratch::new(gpu.stream(), n)?,
         })
@@ -354,6 +357,7 @@ fn attend(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(
             blocks_per_row: shape.context / BLOCK_SIZE,
         },
         items: b.items.as_view(),
+        readers: b.readers.as_view(),
         policy: SplitPolicy::Balanced { n_slots: n_slots(gpu) },
         scratch: &mut b.decode_scratch,
         heads: shape.heads,

@@ -7,6 +7,8 @@ use crate::{
     plan::{PrefillSplit, SplitPolicy},
 };
 
+/// Rows of a decode tile: sequences that are read together times query heads of one KV head.
+pub const DECODE_TILE_ROWS: usize = 16;
 /// Rows of a prefill tile: tokens times query heads of one KV head.
 pub const PREFILL_TILE_ROWS: usize = 128;
 

@@ -7,7 +7,7 @@ mod product;
 mod sampling;
 
 pub use self::{
-    attention::{PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
+    attention::{DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
     pointwise::{GATE_UP_GROUP, Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
     product::{Left, LinearKernel, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles, skinny_gemm},
     sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},

@@ -5,8 +5,8 @@ use stoker_kernels::{
     launch::Heads,
     packed::Filling,
     plan::{
-        DecodeItem, PrefillChunk, PrefillSplit, PrefillTile, SplitPolicy, decode_items_max, plan_decode, plan_prefill,
-        prefill_tiles_max,
+        Context, DecodeItem, DecodePlan, DecodeReader, PrefillChunk, PrefillSplit, PrefillTile, SplitPolicy,
+        decode_items_max, plan_decode, plan_prefill, prefill_tiles_max,
     },
     sampling::SampleRow,
 };
@@ -63,7 +63,7 @@ pub(super) struct Batch<'a> {
     sampled_rows: Vec<u32>,
     /// How they are drawn.
     specs: Vec<SampleSpec<'a>>,
-    items: Vec<DecodeItem>,
+    decodes: DecodePlan,
     tiles: Vec<PrefillTile>,
     /// Those of the last layer, where only drawn rows attend.
     drawn_tiles: Vec<PrefillTile>,
@@ -77,14 +77,15 @@ impl<'a> Batch<'a> {
         let mut chunks: Vec<StepChunk<'a>> = step.chunks.iter().filter(is_decode).copied().collect();
         let n_decode = chunks.len();
         chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
-        let lens: Vec<usize> = chunks[..n_decode].iter().map(|chunk| chunk.start + 1).collect();
-        let items = plan_decode(&lens, limits.heads, limits.policy);
+        let contexts =
+            chunks[..n_decode].iter().map(|chunk| Context { n_tokens: chunk.start + 1, blocks: chunk.blocks });
+        let decodes = plan_decode(&contexts.collect::<Vec<_>>(), limits.heads, limits.policy);
         let prefills = prefill_chunks(&chunks, n_decode);
         let (sampled_rows, specs) = sampled(step, n_decode, &limits);
         let drawn = drawn_chunks(&prefills, &chunks[n_decode..]);
         let [tiles, drawn_tiles] =
             [&prefills, &drawn].map(|chunks| plan_prefill(chunks, limits.heads, limits.prefill_split));
-        Self { chunks, n_decode, sampled_rows, specs, items, tiles, drawn_tiles, limits }
+        Self { chunks, n_decode, sampled_rows, specs, decodes, tiles, drawn_tiles, limits }
     }
 
     /// Draws after every row, not only where the step asks: for comparing logits.
@@ -118,7 +119,7 @@ impl<'a> Batch<'a> {
         StepShape {
             n_rows,
             n_decode: self.n_decode,
-            n_items: self.items.len(),
+            n_items: self.decodes.items.len(),
             n_tiles: self.tiles.len(),
             n_drawn_tiles: self.drawn_tiles.len(),
             n_sequences: self.chunks.len(),
@@ -138,8 +139,8 @@ impl<'a> Batch<'a> {
         if !layout.listed.is_empty() {
             fill(filling.field(layout.listed), self.sampled_rows.iter().copied(), 0);
         }
-        let nothing = DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 };
-        fill(filling.field(layout.items), self.items.iter().copied(), nothing);
+        fill(filling.field(layout.items), self.decodes.items.iter().copied(), DecodeItem::NONE);
+        fill(filling.field(layout.readers), self.decodes.readers.iter().copied(), DecodeReader::NONE);
         fill(filling.field(layout.tiles), self.tiles.iter().copied(), PrefillTile::NONE);
         fill(filling.field(layout.drawn_tiles), self.drawn_tiles.iter().copied(), PrefillTile::NONE);
         fill(filling.field(layout.rows), self.specs.iter().map(sample_row), SampleRow::GREEDY);
@@ -317,7 +318,7 @@ mod tests {
         let n_decode = |limits| Batch::new(&step, limits).n_decode;
         assert_eq!((n_decode(invariant), n_decode(LIMITS)), (1, 2));
         let batch = Batch::new(&step, invariant);
-        assert_eq!((batch.tiles.len(), batch.items.len()), (1, 1));
+        assert_eq!((batch.tiles.len(), batch.decodes.items.len()), (1, 1));
     }
 
     #[test]
@@ -345,7 +346,7 @@ mod tests {
     #[test]
     fn a_step_of_nobody_is_all_padding() {
         let nobody = Batch::new(&Step::default(), LIMITS);
-        assert!(nobody.items.is_empty() && nobody.tiles.is_empty() && nobody.sampled_rows.is_empty());
+        assert!(nobody.decodes.items.is_empty() && nobody.tiles.is_empty() && nobody.sampled_rows.is_empty());
     }
 
     #[test]

@@ -276,6 +276,7 @@ impl Forward {
             q_stride: shape.heads.qkv_width(),
             kv: paged_kv(&cache[idx], step),
             items: step.packed.view(step.layout.items),
+            readers: step.packed.view(step.layout.readers),
             scratch: &mut b.decode_scratch,
             policy: step.policy,
             heads: shape.heads,

@@ -2,7 +2,7 @@
 
 use stoker_kernels::{
     packed::{Field, Layout},
-    plan::{DecodeItem, PrefillTile},
+    plan::{DecodeItem, DecodeReader, PrefillTile},
     sampling::SampleRow,
 };
 
@@ -59,6 +59,8 @@ pub(super) struct StepLayout {
     pub(super) listed: Field<u32>,
     /// Pieces of decode attention.
     pub(super) items: Field<DecodeItem>,
+    /// Who reads them: one a row that decodes.
+    pub(super) readers: Field<DecodeReader>,
     /// Tiles of prefill attention.
     pub(super) tiles: Field<PrefillTile>,
     /// Those of the last layer: only drawn rows attend there.
@@ -82,6 +84,7 @@ impl StepLayout {
             slots: whole.field(shape.n_rows),
             listed: whole.field(n_listed),
             items: whole.field(shape.n_items),
+            readers: whole.field(shape.n_decode),
             tiles: whole.field(shape.n_tiles),
             drawn_tiles: whole.field(shape.n_drawn_tiles),
             rows: whole.field(shape.n_sampled),

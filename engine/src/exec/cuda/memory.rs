@@ -5,7 +5,7 @@ use stoker_kernels::{
     attention::{PrefillScratch, ScratchSize},
     blas,
     launch::{Heads, SKINNY_ROWS_MAX, norm_tiles},
-    plan::prefill_pieces_max,
+    plan::{SplitPolicy, prefill_pieces_max},
     sampling::{SampleRow, SampleScratch},
 };
 
@@ -28,6 +28,8 @@ pub(super) struct Capacity {
     pub(super) max_sampled: usize,
     /// Pieces of decode attention.
     pub(super) max_items: usize,
+    /// How decode attention is cut.
+    pub(super) policy: SplitPolicy,
     /// Pieces of cut prefill tiles.
     pub(super) max_pieces: usize,
     /// 8-byte words of packed inputs.
@@ -50,7 +52,14 @@ impl Capacity {
             ..decode_shape(max_sampled, limits)
         };
         let input_words = StepLayout::new(&largest).whole.n_words();
-        Self { max_rows: sched.max_batched_tokens, max_sampled, max_items, max_pieces, input_words }
+        Self {
+            max_rows: sched.max_batched_tokens,
+            max_sampled,
+            max_items,
+            policy: limits.policy,
+            max_pieces,
+            input_words,
+        }
     }
 
     /// Device bytes of everything that a step writes or reads besides weights and cache.
@@ -68,7 +77,7 @@ impl Capacity {
 
     /// What decode attention's scratch is made for.
     pub(super) fn decode_scratch(&self, heads: Heads) -> ScratchSize {
-        ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, heads }
+        ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, policy: self.policy, heads }
     }
 }
 

@@ -12,7 +12,7 @@ use stoker_kernels::{
     },
     launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
-    plan::{self, PrefillChunk, SplitPolicy},
+    plan::{self, Context, PrefillChunk, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
     sampling::{Filters, Sample, SampleRow, SampleScratch},
 };
@@ -216,24 +216,62 @@ pub(crate) fn decode(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     for (batch, context) in
         [(1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024), (256, 4096)]
     {
-        decode_case(gpu, report, &format!("kernel_paged_decode_{batch}x{context}"), &vec![context; batch])?;
+        let name = format!("kernel_paged_decode_{batch}x{context}");
+        decode_case(
+            gpu,
+            report,
+            &name,
+            &Decodes { lens: vec![context; batch], n_shared: 0, reading: Reading::Together },
+        )?;
     }
     let lens: Vec<usize> = (0..256).map(|_| 64 + gpu.noise.below(4032)).collect();
-    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &lens)
+    let ragged = Decodes { lens, n_shared: 0, reading: Reading::Together };
+    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &ragged)?;
+    for (batch, n_shared, own) in [(2, 2048, 160), (8, 2048, 160), (64, 2048, 160), (256, 512, 384), (256, 256, 640)] {
+        for (kind, reading) in [("shared", Reading::Together), ("shared_apart", Reading::Apart)] {
+            let name = format!("kernel_paged_decode_{batch}x{own}_{kind}_{n_shared}");
+            let lens = (0..batch).map(|row| n_shared + own - row % 16).collect();
+            decode_case(gpu, report, &name, &Decodes { lens, n_shared, reading })?;
+        }
+    }
+    Ok(())
 }
 
-fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -> Result<()> {
+/// Sequences that decode.
+struct Decodes {
+    lens: Vec<usize>,
+    /// Tokens that all of them begin with, in the same blocks.
+    n_shared: usize,
+    reading: Reading,
+}
+
+/// How blocks that several sequences share are read.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Reading {
+    Together,
+    Apart,
+}
+
+fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, decodes: &Decodes) -> Result<()> {
     if !report.wants(name) {
         return Ok(());
     }
+    let Decodes { lens, n_shared, reading } = decodes;
     let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
-    let kv_bytes = 4 * lens.iter().sum::<usize>() * HEADS.n_kv * HEADS.dim;
+    // What is shared is in memory once.
+    let kv_tokens = n_shared + lens.iter().map(|len| len - n_shared).sum::<usize>();
+    let kv_bytes = 4 * kv_tokens * HEADS.n_kv * HEADS.dim;
     let turns = turns(kv_bytes);
-    let caches = (0..turns).map(|_| Cache::new(gpu, lens)).collect::<Result<Vec<_>>>()?;
+    let caches = (0..turns).map(|_| Cache::new(gpu, lens, *n_shared)).collect::<Result<Vec<_>>>()?;
     let policy = SplitPolicy::Balanced { n_slots };
-    let items = plan::plan_decode(lens, HEADS, policy);
-    let size = ScratchSize { n_sequences: lens.len(), n_items: items.len(), heads: HEADS };
-    let (items, mut scratch) = (gpu.upload(&items)?, DecodeScratch::new(gpu.stream(), size)?);
+    // The blocks that a cache's sequences share are in the same places of all tables.
+    let known = if *reading == Reading::Together { n_shared / BLOCK_SIZE } else { 0 };
+    let blocks: Vec<usize> = (0..known).collect();
+    let contexts: Vec<_> = lens.iter().map(|&n_tokens| Context { n_tokens, blocks: &blocks }).collect();
+    let plan = plan::plan_decode(&contexts, HEADS, policy);
+    let size = ScratchSize { n_sequences: lens.len(), n_items: plan.items.len(), policy, heads: HEADS };
+    let (items, readers) = (gpu.upload(&plan.items)?, gpu.upload(&plan.readers)?);
+    let mut scratch = DecodeScratch::new(gpu.stream(), size)?;
     let (q, mut out) = (gpu.random(lens.len() * HEADS.qkv_width())?, gpu.random(lens.len() * HIDDEN)?);
     let us = clock::time(gpu, 20, |i| {
         gpu.kernels.paged_decode(PagedDecode {
@@ -242,6 +280,7 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, lens: &[usize]) -
             q_stride: HEADS.qkv_width(),
             kv: caches[i % turns].view(),
             items: items.as_view(),
+            readers: readers.as_view(),
             policy,
             scratch: &mut scratch,
             heads: HEADS,
@@ -268,10 +307,13 @@ pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
             let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
             prefill_case(gpu, report, &name, &[(before, tokens)], kernel)?;
         }
+        let name = format!("kernel_paged_prefill_{kind}_64x128_shared_2048");
+        prefill_case(gpu, report, &name, &[(2048, 128); 64], kernel)?;
     }
     Ok(())
 }
 
+/// Chunks behind the same tokens.
 fn prefill_case(
     gpu: &mut Gpu,
     report: &mut Report,
@@ -294,7 +336,8 @@ fn prefill_case(
             chunk
         })
         .collect();
-    let (cache, tiles) = (Cache::new(gpu, &lens)?, gpu.upload(&plan::plan_prefill(&planned, HEADS, kernel.split()))?);
+    let (cache, tiles) =
+        (Cache::new(gpu, &lens, chunks[0].0)?, gpu.upload(&plan::plan_prefill(&planned, HEADS, kernel.split()))?);
     let n_pieces = plan::prefill_pieces_max(HEADS, kernel.split());
     let mut scratch = PrefillScratch::new(gpu.stream(), n_pieces, HEADS)?;
     let (q, mut out) = (gpu.random(n_rows * HEADS.qkv_width())?, gpu.random(n_rows * HIDDEN)?);
@@ -366,9 +409,13 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(gpu: &mut Gpu, lens: &[usize]) -> Result<Self> {
+    /// Sequences that begin with the same `n_shared` tokens.
+    fn new(gpu: &mut Gpu, lens: &[usize], n_shared: usize) -> Result<Self> {
         let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE));
-        let order = gpu.noise.permutation(lens.len() * blocks_per_row);
+        let mut order = gpu.noise.permutation(lens.len() * blocks_per_row);
+        for row in 1..lens.len() {
+            order.copy_within(..n_shared / BLOCK_SIZE, row * blocks_per_row);
+        }
         let size = order.len() * HEADS.block_values();
         Ok(Self { k: gpu.random(size)?, v: gpu.random(size)?, table: gpu.upload(&order)?, blocks_per_row })
     }

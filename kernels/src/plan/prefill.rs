@@ -1,34 +1,13 @@
-//! How attention is cut into pieces that the kernels take one each: contexts of decoding sequences, tokens of prefill
-//! chunks. Pure: lengths in, pieces out; the host plans once a step and all layers use it.
+//! How prefill chunks are cut into tiles, and the contexts of tiles into pieces where tiles do not fill the chip.
 
-use crate::launch::{BLOCK_SIZE, Heads, PREFILL_TILE_ROWS};
+use super::index;
+use crate::launch::{Heads, PREFILL_TILE_ROWS};
 
-/// Smallest piece of a context worth its merge: four KV blocks, one for each warp.
-const PIECE_TOKENS_MIN: usize = 4 * BLOCK_SIZE;
 /// KV tokens that prefill attention on Hopper takes at once.
 const PREFILL_KV_TOKENS: usize = 128;
 /// Smallest piece of a prefill tile's context worth its merge, which takes as long as two or three times
 /// [`PREFILL_KV_TOKENS`].
 const PREFILL_PIECE_TOKENS_MIN: usize = 4 * PREFILL_KV_TOKENS;
-
-/// The same where pieces do not grow with the batch.
-const FIXED_PIECE_TOKENS_MIN: usize = 256;
-
-/// One piece of a decoding sequence's context. The same fields as in `csrc/paged_decode.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct DecodeItem {
-    /// Row of the batch, or -1: nothing to do.
-    pub sequence: i32,
-    /// First token, a multiple of the block size.
-    pub begin: i32,
-    /// One past the last token.
-    pub end: i32,
-    /// Index of the sequence's first piece.
-    pub first_item: i32,
-    /// Pieces of the sequence.
-    pub n_items: i32,
-}
 
 /// Neighbouring tokens of one prefill chunk, and the piece of their context to attend. The same fields as in
 /// `csrc/attention.cuh`.
@@ -55,35 +34,12 @@ pub struct PrefillTile {
     pub n_pieces: i32,
 }
 
-// SAFETY: five and nine i32 without padding, as the kernels read them.
-unsafe impl cudarc::driver::DeviceRepr for DecodeItem {}
-// SAFETY: as above: any bits are a value.
-unsafe impl bytemuck::Zeroable for DecodeItem {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for DecodeItem {}
-// SAFETY: as above.
+// SAFETY: nine i32 without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for PrefillTile {}
 // SAFETY: as above: any bits are a value.
 unsafe impl bytemuck::Zeroable for PrefillTile {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for PrefillTile {}
-
-/// How contexts are cut.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum SplitPolicy {
-    /// So that the pieces fill the chip: the result's last bits depend on who else is in the batch.
-    Balanced {
-        /// Thread blocks that run at once: two a multiprocessor.
-        n_slots: usize,
-    },
-    /// Always pieces of this many tokens, a multiple of the block size: the same bits at any batch size.
-    Fixed {
-        /// Tokens of a piece.
-        piece_tokens: usize,
-        /// Thread blocks that run at once; they take the pieces in turn, as plans have many pieces or few.
-        n_slots: usize,
-    },
-}
 
 /// How the contexts of prefill tiles are cut.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -112,14 +68,6 @@ impl PrefillTile {
     };
 }
 
-impl SplitPolicy {
-    /// Fixed pieces for contexts of up to `len_max` tokens: at most 32 a context, which fill the chip for one sequence of
-    /// eight KV heads, and none so short that merging counts.
-    pub fn fixed(len_max: usize, n_slots: usize) -> Self {
-        Self::Fixed { piece_tokens: len_max.div_ceil(32).next_power_of_two().max(FIXED_PIECE_TOKENS_MIN), n_slots }
-    }
-}
-
 /// A chunk of one sequence's prompt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PrefillChunk {
@@ -131,36 +79,6 @@ pub struct PrefillChunk {
     pub n_computed: usize,
     /// Tokens of the chunk.
     pub n_tokens: usize,
-}
-
-/// Cuts the contexts `lens` (tokens of each row of the batch, the new one included). Long pieces come first, so that the
-/// last ones to run are short; pieces of one sequence are neighbours.
-pub fn plan_decode(lens: &[usize], heads: Heads, policy: SplitPolicy) -> Vec<DecodeItem> {
-    let share = share_tokens(lens, heads, policy);
-    let mut order: Vec<usize> = (0..lens.len()).filter(|&row| lens[row] > 0).collect();
-    order.sort_by_key(|&row| std::cmp::Reverse(piece_tokens(lens[row], share)));
-    let mut items = Vec::with_capacity(lens.len());
-    for row in order {
-        cut(&mut items, row, lens[row], piece_tokens(lens[row], share));
-    }
-    items
-}
-
-/// Pieces at most, for `n_sequences` of any length up to `len_max`: what a captured graph and its workspace are made for.
-pub fn decode_items_max(n_sequences: usize, len_max: usize, heads: Heads, policy: SplitPolicy) -> usize {
-    let longest = len_max.div_ceil(PIECE_TOKENS_MIN).max(1);
-    match policy {
-        // Each sequence has round(len / share) pieces, at least one; the shares fill the slots of one KV head.
-        SplitPolicy::Balanced { n_slots } => (n_sequences + n_slots.div_ceil(heads.n_kv)).min(n_sequences * longest),
-        SplitPolicy::Fixed { piece_tokens, .. } => n_sequences * len_max.div_ceil(piece_tokens),
-    }
-}
-
-/// Fills up to `capacity` with pieces that do nothing, so that a captured graph keeps its grid.
-pub fn pad_items(mut items: Vec<DecodeItem>, capacity: usize) -> Vec<DecodeItem> {
-    assert!(items.len() <= capacity, "{} pieces were planned for a capacity of {capacity}", items.len());
-    items.resize(capacity, DecodeItem { sequence: -1, begin: 0, end: 0, first_item: 0, n_items: 1 });
-    items
 }
 
 /// Cuts prefill chunks into tiles and the contexts of tiles into pieces, the longest first.
@@ -219,47 +137,6 @@ fn cut_tile(tiles: &mut Vec<PrefillTile>, tile: PrefillTile, share: Option<usize
     }));
 }
 
-/// Tokens that each slot gets if all contexts are spread evenly over the slots.
-fn share_tokens(lens: &[usize], heads: Heads, policy: SplitPolicy) -> Share {
-    match policy {
-        SplitPolicy::Fixed { piece_tokens, .. } => Share::Fixed(piece_tokens),
-        SplitPolicy::Balanced { n_slots } => {
-            let total: usize = lens.iter().sum();
-            Share::Even((total * heads.n_kv).div_ceil(n_slots).max(PIECE_TOKENS_MIN))
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Share {
-    Even(usize),
-    Fixed(usize),
-}
-
-/// Tokens of each piece of a context. Even pieces, as near to the share as their number allows: 1.03 shares in two
-/// pieces would cost a merge for nothing.
-fn piece_tokens(len: usize, share: Share) -> usize {
-    match share {
-        Share::Fixed(tokens) => tokens,
-        Share::Even(share) => {
-            let n_pieces = ((len + share / 2) / share).max(1);
-            len.div_ceil(n_pieces).next_multiple_of(PIECE_TOKENS_MIN)
-        }
-    }
-}
-
-fn cut(items: &mut Vec<DecodeItem>, row: usize, len: usize, piece_tokens: usize) {
-    let first_item = index(items.len());
-    let n_items = index(len.div_ceil(piece_tokens));
-    items.extend((0..len).step_by(piece_tokens).map(|begin| DecodeItem {
-        sequence: index(row),
-        begin: index(begin),
-        end: index((begin + piece_tokens).min(len)),
-        first_item,
-        n_items,
-    }));
-}
-
 fn tiles_of(chunk: PrefillChunk, tokens: usize) -> impl Iterator<Item = PrefillTile> {
     (0..chunk.n_tokens).step_by(tokens).map(move |offset| {
         let n_tokens = tokens.min(chunk.n_tokens - offset);
@@ -277,78 +154,11 @@ fn tiles_of(chunk: PrefillChunk, tokens: usize) -> impl Iterator<Item = PrefillT
     })
 }
 
-fn index(n: usize) -> i32 {
-    i32::try_from(n).expect("rows and tokens of a step are below 2^31")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
-    const H200: SplitPolicy = SplitPolicy::Balanced { n_slots: 264 };
-
-    fn covered(items: &[DecodeItem], row: i32) -> Vec<(i32, i32)> {
-        items.iter().filter(|item| item.sequence == row).map(|item| (item.begin, item.end)).collect()
-    }
-
-    #[test]
-    fn pieces_cover_every_context_exactly_and_begin_on_blocks() {
-        let lens = [1, 15, 16, 17, 333, 0, 1024, 40_001];
-        for policy in [H200, SplitPolicy::fixed(512 * 32, 264)] {
-            let items = plan_decode(&lens, HEADS, policy);
-            for (row, &len) in lens.iter().enumerate() {
-                let pieces = covered(&items, index(row));
-                let ends: Vec<i32> = std::iter::once(0).chain(pieces.iter().map(|piece| piece.1)).collect();
-                assert_eq!(*ends.last().unwrap(), index(len), "row {row}");
-                assert!(pieces.iter().zip(&ends).all(|(piece, &end)| piece.0 == end && end % 16 == 0), "row {row}");
-            }
-            assert!(items.len() <= decode_items_max(lens.len(), 40_001, HEADS, policy));
-        }
-    }
-
-    #[test]
-    fn pieces_of_a_sequence_are_neighbours_that_know_each_other() {
-        let items = plan_decode(&[5000, 100, 9000], HEADS, H200);
-        for (at, item) in items.iter().enumerate() {
-            let own = item.first_item..item.first_item + item.n_items;
-            assert!(own.contains(&index(at)));
-            assert!(own.clone().all(|other| items[other as usize].sequence == item.sequence));
-        }
-    }
-
-    #[test]
-    fn a_single_sequence_is_spread_over_the_chip() {
-        let items = plan_decode(&[4096], HEADS, H200);
-        assert!((24..=33).contains(&items.len()), "{} pieces", items.len());
-    }
-
-    #[test]
-    fn a_full_batch_of_equal_contexts_is_not_split() {
-        assert_eq!(plan_decode(&[1024; 256], HEADS, H200).len(), 256);
-        assert_eq!(plan_decode(&[1024; 32], HEADS, H200).len(), 32);
-    }
-
-    #[test]
-    fn fixed_pieces_do_not_depend_on_the_rest_of_the_batch() {
-        let policy = SplitPolicy::fixed(4096, 264);
-        let alone = covered(&plan_decode(&[3000], HEADS, policy), 0);
-        let mut lens = vec![777; 255];
-        lens.insert(0, 3000);
-        assert_eq!(covered(&plan_decode(&lens, HEADS, policy), 0), alone);
-    }
-
-    #[test]
-    fn fixed_pieces_are_at_most_32_a_context() {
-        let most = |len| decode_items_max(1, len, HEADS, SplitPolicy::fixed(len, 264));
-        assert_eq!([100, 256, 2048, 8192, 40_000, 131_072].map(most), [1, 1, 8, 32, 20, 32]);
-    }
-
-    #[test]
-    fn padding_does_nothing_and_keeps_the_grid() {
-        let items = pad_items(plan_decode(&[10], HEADS, H200), 4);
-        assert_eq!(items.iter().map(|item| item.sequence).collect::<Vec<_>>(), [0, -1, -1, -1]);
-    }
 
     #[test]
     fn prefill_tiles_cover_the_chunk_and_see_their_past() {
