@@ -62,11 +62,11 @@ engine() {
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
 }
 
-memcheck() { sanitize memcheck '' pointwise linear invariance attention sampling step; }
+memcheck() { sanitize memcheck '' pointwise linear gated invariance attention sampling step; }
 
 # The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling, and
 # the thousand products of `invariance` are left to the memory checker.
-racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear attention sampling-small; }
+racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated attention sampling-small; }
 
 sanitize() {
   local tool=$1 options=$2
