@@ -38,7 +38,7 @@ pub struct CudaExecutor {
     inputs: Packed,
     /// Steps recorded at start.
     graphs: HashMap<StepShape, Recorded>,
-    /// Where prompts' ends are about to end, by the number of the step.
+    /// Where steps that may draw first tokens are about to end, by the number of the step.
     near_ends: [Mark; MAX_STEPS_IN_FLIGHT],
     readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
     /// When steps computed, by their number.
@@ -187,7 +187,11 @@ impl CudaExecutor {
                 near_end.set(forward.device())?;
                 rest.launch()
             }
-            None => forward.launch(step),
+            None => {
+                forward.launch_part(step, Part::Most)?;
+                near_end.set(forward.device())?;
+                forward.launch_part(step, Part::Rest)
+            }
         }
     }
 
@@ -284,7 +288,7 @@ impl Executor for CudaExecutor {
 
     fn nears_end(&mut self) -> Result<bool, ExecError> {
         let step = self.in_flight.front().expect("asked for a step in flight");
-        let can_tell = matches!(self.graphs.get(&step.shape), Some(Recorded::InTwo { .. }));
+        let can_tell = step.shape.sampled == SampledRows::Listed;
         if can_tell {
             let near_end = &self.near_ends[step.number % MAX_STEPS_IN_FLIGHT];
             near_end.wait().map_err(|error| self.failed(&step.shape, &error))?;

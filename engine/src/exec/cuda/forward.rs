@@ -147,7 +147,7 @@ impl Forward {
 
     /// Launches a part of it.
     pub(super) fn launch_part(&mut self, step: StepInputs<'_>, part: Part) -> Result<(), KernelError> {
-        let n_most = self.shape.n_layers - self.shape.n_layers_near_the_end();
+        let n_most = self.shape.n_layers - self.shape.n_layers_near_the_end(step.shape.n_rows);
         match part {
             Part::Most => {
                 self.embed(step)?;

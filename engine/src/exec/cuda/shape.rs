@@ -11,6 +11,10 @@ use crate::{
 /// after the other.
 const NEAR_THE_END_BYTES: usize = 5 << 29;
 
+/// Up to so many rows a step takes as long as reading the weights. In longer ones each layer takes too long, but for the last one,
+/// where only drawn rows go on.
+const READING_ROWS_MAX: usize = 256;
+
 /// A decoder that the kernels cover: norms before attention and feed-forward, gated SiLU, rotation of whole heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModelShape {
@@ -67,8 +71,11 @@ impl ModelShape {
         self.heads.n_q * self.heads.dim
     }
 
-    /// The last layers of a step, from where it is about to end.
-    pub(super) fn n_layers_near_the_end(&self) -> usize {
+    /// The last layers of a step of `n_rows`, from where it is about to end.
+    pub(super) fn n_layers_near_the_end(&self, n_rows: usize) -> usize {
+        if n_rows > READING_ROWS_MAX {
+            return self.n_layers.min(1);
+        }
         let layer = self.hidden * (self.heads.qkv_width() + self.attended_width() + 3 * self.inner);
         let (layer_bytes, head_bytes) = (2 * layer, 2 * self.hidden * self.vocab);
         (NEAR_THE_END_BYTES.saturating_sub(head_bytes) / layer_bytes).min(self.n_layers)
