@@ -4,17 +4,21 @@
 //! ```text
 //! words of 8 bytes:  [ field a ][ pad ][ field b ][ pad ] ...        every field begins at a multiple of 16 bytes
 //! ```
+//! The last field may be a large table of which little is used: then only the beginnings of its rows are sent. A block table for 256
+//! sequences of 131072 tokens has 8 MiB, 0.17 ms of the link, between two steps.
 //! Two pinned copies alternate, so the next step is packed while the last one's copy may still wait for its turn.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ptr};
 
 use bytemuck::Pod;
-use cudarc::driver::{CudaEvent, CudaSlice, CudaView, PinnedHostSlice};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, DevicePtr, PinnedHostSlice, sys};
 
 use crate::{Device, KernelError};
 
 /// Words between the beginnings of fields are even: kernels read 16 bytes at once.
 const ALIGN_WORDS: usize = 2;
+/// A table up to this size is sent whole: a copy of its own costs as much.
+const WHOLE_TABLE_BYTES: usize = 64 << 10;
 
 /// Where an array lies.
 #[derive(Debug)]
@@ -68,6 +72,56 @@ impl Layout {
     }
 }
 
+/// The part of a table that holds something: the beginnings of its first rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Corner<T> {
+    /// The last field of its layout.
+    pub table: Field<T>,
+    /// Values of a row.
+    pub row_values: usize,
+    /// Rows with something in them.
+    pub n_rows: usize,
+    /// Values at their beginnings; at most `row_values`.
+    pub n_columns: usize,
+}
+
+/// What is sent of a layout.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Sent {
+    /// Words from the beginning, in one copy.
+    n_words: usize,
+    /// Then these.
+    rows: Option<SentRows>,
+}
+
+/// Beginnings of rows.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct SentRows {
+    /// From the beginning of the layout to the first one.
+    first_byte: usize,
+    /// From one to the next.
+    pitch_bytes: usize,
+    width_bytes: usize,
+    n_rows: usize,
+}
+
+impl Sent {
+    fn new<T>(layout: Layout, corner: Corner<T>) -> Self {
+        let Corner { table, row_values, n_rows, n_columns } = corner;
+        if table.len * size_of::<T>() <= WHOLE_TABLE_BYTES {
+            return Self { n_words: layout.n_words, rows: None };
+        }
+        let first_byte = table.begin * size_of::<u64>();
+        let rows = SentRows {
+            first_byte,
+            pitch_bytes: row_values * size_of::<T>(),
+            width_bytes: n_columns * size_of::<T>(),
+            n_rows,
+        };
+        Self { n_words: table.begin, rows: (n_rows * n_columns > 0).then_some(rows) }
+    }
+}
+
 /// One pinned copy.
 #[derive(Debug)]
 struct Slot {
@@ -111,16 +165,25 @@ impl Packed {
         })
     }
 
-    /// Lets `fill` write the next copy, then sends the first `n_words` to the device. Waits only if the step before the
-    /// last one has not fetched its copy yet.
-    pub fn upload(&mut self, layout: Layout, fill: impl FnOnce(&mut Filling<'_>)) -> Result<(), KernelError> {
+    /// Lets `fill` write the next copy, then sends it to the device, of a large table at its end only the used corner. Waits
+    /// only if the step before the last one has not fetched its copy yet.
+    pub fn upload<T>(
+        &mut self,
+        layout: Layout,
+        used: Corner<T>,
+        fill: impl FnOnce(&mut Filling<'_>),
+    ) -> Result<(), KernelError> {
+        let sent = Sent::new(layout, used);
         let failed = KernelError::driver("copy a step's inputs to the device");
         let slot = &mut self.slots[self.next];
         self.next = 1 - self.next;
         slot.copied.synchronize().map_err(&failed)?;
         let words = &mut slot.host.as_mut_slice().map_err(&failed)?[..layout.n_words];
         fill(&mut Filling { words: &mut *words });
-        self.device.stream().memcpy_htod(&*words, &mut self.words).map_err(&failed)?;
+        self.device.stream().memcpy_htod(&words[..sent.n_words], &mut self.words).map_err(&failed)?;
+        if let Some(rows) = sent.rows {
+            send_rows(words, &self.words, rows, self.device.stream())?;
+        }
         slot.copied.record(self.device.stream()).map_err(&failed)
     }
 
@@ -132,6 +195,36 @@ impl Packed {
         let view = unsafe { words.transmute::<T>(field.len) };
         view.expect("a field has the words that its values need")
     }
+}
+
+/// Copies the same rows of `host` to `device`, behind everything in the stream.
+fn send_rows(host: &[u64], device: &CudaSlice<u64>, rows: SentRows, stream: &CudaStream) -> Result<(), KernelError> {
+    let SentRows { first_byte, pitch_bytes, width_bytes, n_rows } = rows;
+    let end = first_byte + (n_rows - 1) * pitch_bytes + width_bytes;
+    assert!(width_bytes <= pitch_bytes && end <= size_of_val(host), "the rows lie inside their table");
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: host.as_ptr().wrapping_byte_add(first_byte).cast(),
+        srcDevice: 0,
+        srcArray: ptr::null_mut(),
+        srcPitch: pitch_bytes,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: ptr::null_mut(),
+        dstDevice: device.device_ptr(stream).0 + first_byte as u64,
+        dstArray: ptr::null_mut(),
+        dstPitch: pitch_bytes,
+        WidthInBytes: width_bytes,
+        Height: n_rows,
+    };
+    // SAFETY: both sides hold the layout that the rows were checked against; the pinned one is neither written nor freed before
+    // the event behind this copy.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
+        .result()
+        .map_err(KernelError::driver("copy a step's block table to the device"))
 }
 
 impl Slot {
@@ -162,6 +255,24 @@ mod tests {
         let (a, b, c) = (layout.field::<u32>(3), layout.field::<SampleRow>(2), layout.field::<i32>(1));
         assert_eq!([a.begin, b.begin, c.begin], [0, 2, 10]);
         assert_eq!(layout.n_words(), 12);
+    }
+
+    fn corner(table: Field<i32>, row_values: usize, n_columns: usize) -> Corner<i32> {
+        Corner { table, row_values, n_rows: 3, n_columns }
+    }
+
+    #[test]
+    fn a_small_table_is_sent_whole_and_of_a_large_one_the_used_beginnings_of_rows() {
+        let mut layout = Layout::default();
+        layout.field::<u64>(10);
+        let small = layout.field(4 * 8);
+        assert_eq!(Sent::new(layout, corner(small, 8, 2)), Sent { n_words: layout.n_words(), rows: None });
+        let mut layout = Layout::default();
+        layout.field::<u64>(10);
+        let large = layout.field(4 * 8192);
+        let rows = SentRows { first_byte: 80, pitch_bytes: 4 * 8192, width_bytes: 20, n_rows: 3 };
+        assert_eq!(Sent::new(layout, corner(large, 8192, 5)), Sent { n_words: 10, rows: Some(rows) });
+        assert_eq!(Sent::new(layout, corner(large, 8192, 0)), Sent { n_words: 10, rows: None });
     }
 
     #[test]

@@ -10,7 +10,7 @@ use stoker_kernels::{Device, KernelError, checks};
 /// Compares kernels with their references.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only groups whose name contains this: pointwise, linear, invariance, gated, attention, sampling-small,
+    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, attention, sampling-small,
     /// sampling-large, step.
     #[arg(long, default_value = "")]
     only: String,

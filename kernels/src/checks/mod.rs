@@ -5,6 +5,7 @@ mod attention;
 mod fixture;
 mod gated;
 mod linear;
+mod packed;
 mod pointwise;
 mod sampling;
 mod skinny;
@@ -41,7 +42,8 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 9] = [
+const GROUPS: [(&str, Group); 10] = [
+    ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("linear-few", skinny::run),

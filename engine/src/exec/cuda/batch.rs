@@ -3,7 +3,7 @@
 
 use stoker_kernels::{
     launch::Heads,
-    packed::Filling,
+    packed::{Corner, Filling},
     plan::{
         Context, DecodeItem, DecodePlan, DecodeReader, PrefillChunk, PrefillSplit, PrefillTile, SplitPolicy,
         decode_items_max, plan_decode, plan_prefill, prefill_tiles_max,
@@ -126,6 +126,17 @@ impl<'a> Batch<'a> {
             n_sampled,
             sampled: Sampled::Listed,
             blocks_per_row,
+        }
+    }
+
+    /// What of the block table holds something.
+    pub(super) fn used_table(&self, layout: &StepLayout) -> Corner<i32> {
+        let most_blocks = self.chunks.iter().map(|chunk| chunk.blocks.len()).max().unwrap_or(0);
+        Corner {
+            table: layout.table,
+            row_values: self.limits.blocks_per_row(),
+            n_rows: self.chunks.len(),
+            n_columns: most_blocks.min(self.limits.blocks_per_row()),
         }
     }
 

@@ -174,7 +174,7 @@ impl CudaExecutor {
     /// Uploads and launches one step; its draw without filters included.
     fn compute(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(shape);
-        self.inputs.upload(layout.whole, |filling| batch.fill(&layout, filling))?;
+        self.inputs.upload(layout.whole, batch.used_table(&layout), |filling| batch.fill(&layout, filling))?;
         let near_end = &self.near_ends[self.n_launched % MAX_STEPS_IN_FLIGHT];
         let Self { forward, inputs, graphs, limits, .. } = self;
         // Behind the upload: the device computes nothing while it copies.
@@ -200,7 +200,7 @@ impl CudaExecutor {
     fn record(&mut self, shape: StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(&shape);
         let nobody = Batch::new(&Step::default(), self.limits);
-        self.inputs.upload(layout.whole, |filling| nobody.fill(&layout, filling))?;
+        self.inputs.upload(layout.whole, nobody.used_table(&layout), |filling| nobody.fill(&layout, filling))?;
         let Self { forward, inputs, limits, .. } = self;
         let step = StepInputs { shape: &shape, layout: &layout, packed: inputs, policy: limits.policy };
         let device = forward.device().clone();
