@@ -136,7 +136,7 @@ impl Blas {
             let multiply = |idx: usize| {
                 self.multiply(&plan, operands[idx]).map_err(|source| failed("gemm", describe(key), source))
             };
-            if let Ok(us) = fastest_us(&self.device, operands.len(), multiply)
+            if let Ok(us) = fastest_us(&self.device, operands.len(), best.0, multiply)
                 && us < best.0
             {
                 best = (us, algorithm);

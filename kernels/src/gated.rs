@@ -119,11 +119,11 @@ impl Kernels {
         if is_timed || self.activator(op.shape) == Activator::Kernel {
             self.tune_linear(blas, op.with(&weights[0]).alone(), others)?;
         }
-        if !is_timed || self.tuned.is_faster(key).is_some() {
+        if !is_timed || self.tuned.was_compared(key) {
             return Ok(());
         }
         let apart = |idx: usize| self.gated_apart(blas, op.with(&weights[idx]));
-        let apart_us = fastest_us(self.device(), weights.len(), apart)?;
+        let apart_us = fastest_us(self.device(), weights.len(), f64::INFINITY, apart)?;
         let us = self.tune_gemm(op.activated(), others)?;
         self.tuned.compared(key, us < apart_us);
         Ok(())

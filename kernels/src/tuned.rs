@@ -1,8 +1,9 @@
 //! What timing at start has found of our product for any number of rows: its fastest cut for a shape, and whether that beats
-//! what else the shape could take. Every cut gives the same bits, so the batch-invariant mode is timed too.
+//! what else the shape could take. Every cut gives the same bits, so the batch-invariant mode is timed too. A row count that was
+//! not timed takes what the next larger one found, whose cut multiplies it as well.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard},
 };
 
@@ -19,9 +20,12 @@ use crate::{
 
 type Key = (GemmShape, OutputType);
 
-/// By shape and output.
+/// By columns, depth and output, then by rows.
+type ByRows = HashMap<(usize, usize, OutputType), BTreeMap<usize, Found>>;
+
+/// What was found, by shape and output.
 #[derive(Debug, Default)]
-pub(crate) struct Tuned(Mutex<HashMap<Key, Found>>);
+pub(crate) struct Tuned(Mutex<ByRows>);
 
 #[derive(Clone, Copy, Debug)]
 struct Found {
@@ -33,22 +37,42 @@ struct Found {
 impl Tuned {
     /// The fastest cut, if it was looked for.
     pub(crate) fn plan(&self, key: Key) -> Option<GemmPlan> {
-        self.found().get(&key).map(|found| found.plan)
+        self.found(key).map(|found| found.plan)
     }
 
     /// Whether our product is the fastest way, if it was compared.
     pub(crate) fn is_faster(&self, key: Key) -> Option<bool> {
-        self.found().get(&key)?.is_faster
+        self.found(key)?.is_faster
+    }
+
+    /// Whether these rows themselves were compared.
+    pub(crate) fn was_compared(&self, (shape, output): Key) -> bool {
+        let by_rows = self.by_rows();
+        let found = by_rows.get(&(shape.n, shape.k, output)).and_then(|by_rows| by_rows.get(&shape.m));
+        found.is_some_and(|found| found.is_faster.is_some())
     }
 
     /// Keeps what a comparison has found, of a shape whose cuts were timed.
-    pub(crate) fn compared(&self, key: Key, is_faster: bool) {
-        if let Some(found) = self.found().get_mut(&key) {
+    pub(crate) fn compared(&self, (shape, output): Key, is_faster: bool) {
+        let mut by_rows = self.by_rows();
+        let found = by_rows.get_mut(&(shape.n, shape.k, output)).and_then(|by_rows| by_rows.get_mut(&shape.m));
+        if let Some(found) = found {
             found.is_faster = Some(is_faster);
         }
     }
 
-    fn found(&self) -> MutexGuard<'_, HashMap<Key, Found>> {
+    fn keep(&self, (shape, output): Key, plan: GemmPlan) {
+        let found = Found { plan, is_faster: None };
+        self.by_rows().entry((shape.n, shape.k, output)).or_default().insert(shape.m, found);
+    }
+
+    /// That of the next larger row count.
+    fn found(&self, (shape, output): Key) -> Option<Found> {
+        let by_rows = self.by_rows();
+        by_rows.get(&(shape.n, shape.k, output))?.range(shape.m..).next().map(|(_, found)| *found)
+    }
+
+    fn by_rows(&self) -> MutexGuard<'_, ByRows> {
         self.0.lock().expect("no holder of this lock panics")
     }
 }
@@ -66,13 +90,13 @@ impl Kernels {
         let mut best = (f64::INFINITY, None);
         for plan in gemm::candidates(op.shape, key.1, self.properties().n_multiprocessors)? {
             let launch = |idx: usize| self.invariant_gemm_by(op.with(&weights[idx]), &plan);
-            let us = fastest_us(self.device(), weights.len(), launch)?;
+            let us = fastest_us(self.device(), weights.len(), best.0, launch)?;
             if us < best.0 {
                 best = (us, Some(plan));
             }
         }
         if let (_, Some(plan)) = best {
-            self.tuned.found().insert(key, Found { plan, is_faster: None });
+            self.tuned.keep(key, plan);
         }
         Ok(best.0)
     }
@@ -82,17 +106,30 @@ impl Kernels {
 mod tests {
     use super::*;
 
+    const SHAPE: GemmShape = GemmShape { m: 32, n: 4096, k: 4096 };
+
     #[test]
     fn a_shape_is_neither_faster_nor_slower_until_it_was_compared() {
-        let shape = GemmShape { m: 32, n: 4096, k: 4096 };
-        let (key, tuned) = ((shape, OutputType::Bf16), Tuned::default());
-        let plan = GemmPlan::new(shape, OutputType::Bf16, 132).unwrap();
+        let (key, tuned) = ((SHAPE, OutputType::Bf16), Tuned::default());
+        let plan = GemmPlan::new(SHAPE, OutputType::Bf16, 132).unwrap();
         tuned.compared(key, true);
         assert_eq!((tuned.plan(key), tuned.is_faster(key)), (None, None));
-        tuned.found().insert(key, Found { plan, is_faster: None });
+        tuned.keep(key, plan);
         assert_eq!((tuned.plan(key), tuned.is_faster(key)), (Some(plan), None));
         tuned.compared(key, true);
         assert_eq!(tuned.is_faster(key), Some(true));
-        assert_eq!(tuned.is_faster((shape, OutputType::Activated)), None);
+        assert_eq!(tuned.is_faster((SHAPE, OutputType::Activated)), None);
+    }
+
+    #[test]
+    fn rows_that_were_not_timed_take_what_the_next_larger_count_found() {
+        let tuned = Tuned::default();
+        let plan = GemmPlan::new(SHAPE, OutputType::Bf16, 132).unwrap();
+        tuned.keep((SHAPE, OutputType::Bf16), plan);
+        tuned.compared((SHAPE, OutputType::Bf16), true);
+        let of = |m| (GemmShape { m, ..SHAPE }, OutputType::Bf16);
+        assert_eq!([24, 32, 33].map(|m| tuned.plan(of(m))), [Some(plan), Some(plan), None]);
+        assert_eq!([24, 32].map(|m| tuned.is_faster(of(m))), [Some(true); 2]);
+        assert_eq!([24, 32].map(|m| tuned.was_compared(of(m))), [false, true]);
     }
 }

@@ -16,7 +16,7 @@ use stoker_kernels::{
 use super::{
     batch::{Batch, BatchLimits, decode_shape, prompt_shape},
     forward::{Forward, Part, StepInputs},
-    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prefill_sizes, prompt_buckets},
+    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, is_timed, prefill_sizes, prompt_buckets},
     memory::Capacity,
     sampling::{edits, penalties, sample_row},
 };
@@ -127,9 +127,14 @@ impl CudaExecutor {
     pub fn warm_up(&mut self) -> Result<(), ExecError> {
         let limits = self.limits;
         let decodes = buckets(limits.max_num_seqs).map(|n| decode_shape(n, &limits));
-        for shape in decodes.chain(prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits))) {
-            let recorded = self.forward.tune(shape.n_rows, shape.n_sampled).and_then(|()| self.record(shape));
-            recorded.map_err(|error| self.failed(&shape, &error))?;
+        let prompts = prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits));
+        let shapes: Vec<StepShape> = decodes.chain(prompts).collect();
+        for shape in shapes.iter().filter(|shape| is_timed(shape.n_rows, limits.max_num_seqs)) {
+            let tuned = self.forward.tune(shape.n_rows, shape.n_sampled);
+            tuned.map_err(|error| self.failed(shape, &error))?;
+        }
+        for shape in shapes {
+            self.record(shape).map_err(|error| self.failed(&shape, &error))?;
         }
         let recorded_rows = prompt_buckets(limits.max_rows).last().unwrap_or(0).max(limits.max_num_seqs);
         for n in prefill_sizes(recorded_rows, limits.max_rows) {

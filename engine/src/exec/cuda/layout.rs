@@ -116,6 +116,12 @@ pub(super) fn prompt_buckets(largest: usize) -> impl Iterator<Item = usize> {
     PROMPT_BUCKETS.into_iter().filter(move |n| *n <= largest)
 }
 
+/// Whether products of `n` rows are timed at start; the other buckets take what was found for the next larger one. Timing all
+/// took half of the start.
+pub(super) fn is_timed(n: usize, largest: usize) -> bool {
+    n.is_power_of_two() || n.is_multiple_of(64) || n == largest
+}
+
 /// Row counts of steps with prompts in them that products are prepared for, above `decodes` and up to `largest`: four to an
 /// octave, so that the algorithm of the next larger one is a good one for all between.
 pub(super) fn prefill_sizes(decodes: usize, largest: usize) -> impl Iterator<Item = usize> {
@@ -149,6 +155,18 @@ mod tests {
         let found = [(1, 8192), (16, 8192), (100, 8192), (257, 8192), (97, 100), (96, 100)]
             .map(|(n, largest)| prompt_bucket(n, largest));
         assert_eq!(found, [Some(16), Some(16), Some(128), None, None, Some(96)]);
+    }
+
+    #[test]
+    fn every_bucket_is_timed_or_has_a_larger_one_that_is() {
+        for largest in [1, 6, 64, 100, 256, 1000] {
+            let all: Vec<usize> = buckets(largest).collect();
+            assert!(
+                all.iter().all(|n| all.iter().any(|larger| larger >= n && is_timed(*larger, largest))),
+                "{largest}"
+            );
+        }
+        assert_eq!(buckets(256).filter(|n| is_timed(*n, 256)).count(), 10);
     }
 
     #[test]
