@@ -125,6 +125,13 @@ impl GemmPlan {
         let cut = cheapest.expect("the smallest variant multiplies any shape");
         Ok(cut.plan(output, n_multiprocessors))
     }
+
+    /// The same cut for another row count: `shape` differs in m only.
+    pub(crate) fn for_rows(self, shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Self {
+        let own = VARIANTS.into_iter().find(|variant| variant.entry(output) == self.config.entry);
+        let variant = own.expect("a plan is one of a variant, for its output");
+        Cut { variant, rows: self.rows, shape }.plan(output, n_multiprocessors as usize)
+    }
 }
 
 /// Plans worth timing: the cheapest by count, then others of its kernel. Fewer than 32 weight rows a tile were never the fastest.
@@ -242,6 +249,16 @@ mod tests {
 
     fn plan(m: usize, n: usize, k: usize) -> GemmPlan {
         GemmPlan::new(GemmShape { m, n, k }, OutputType::Bf16, 132).unwrap()
+    }
+
+    #[test]
+    fn a_cut_serves_another_row_count_with_as_many_tiles_as_that_needs() {
+        let shape = GemmShape { m: 300, n: 4096, k: 4096 };
+        for found in all_plans(shape, OutputType::Bf16, 132) {
+            assert_eq!(found.for_rows(shape, OutputType::Bf16, 132), found);
+            let fewer = found.for_rows(GemmShape { m: 8, ..shape }, OutputType::Bf16, 132);
+            assert_eq!((fewer.n_m_tiles, fewer.rows, fewer.config.entry), (1, found.rows, found.config.entry));
+        }
     }
 
     #[test]

@@ -163,9 +163,10 @@ impl Kernels {
     /// Multiplies any number of rows on Hopper; a row's bits do not depend on the other rows.
     pub fn invariant_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
         let (shape, output) = (op.shape, op.y.output_type());
+        let n_multiprocessors = self.properties().n_multiprocessors;
         let plan = match self.tuned.plan((shape, output)) {
-            Some(plan) => plan,
-            None => GemmPlan::new(shape, output, self.properties().n_multiprocessors)?,
+            Some(found) => found.for_rows(shape, output, n_multiprocessors),
+            None => GemmPlan::new(shape, output, n_multiprocessors)?,
         };
         self.invariant_gemm_by(op, &plan)
     }

@@ -1,6 +1,6 @@
 //! What timing at start has found of our product for any number of rows: its fastest cut for a shape, and whether that beats
 //! what else the shape could take. Every cut gives the same bits, so the batch-invariant mode is timed too. A row count that was
-//! not timed takes what the next larger one found, whose cut multiplies it as well.
+//! not timed takes what the next larger one found.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,7 +35,7 @@ struct Found {
 }
 
 impl Tuned {
-    /// The fastest cut, if it was looked for.
+    /// The fastest cut, if it was looked for; it may be of the next larger row count.
     pub(crate) fn plan(&self, key: Key) -> Option<GemmPlan> {
         self.found(key).map(|found| found.plan)
     }
