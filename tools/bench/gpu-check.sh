@@ -2,7 +2,7 @@
 # What only a machine with a GPU can check: each kernel beside its reference, the engine beside transformers and the CPU,
 # batch invariance, a GPU that fails, and NVIDIA's memory and race checkers over the kernel checks.
 #
-#   tools/bench/gpu-check.sh            everything, about five minutes
+#   tools/bench/gpu-check.sh            everything, some minutes: the race checker takes most of them
 #
 # By environment:
 #   BINARIES   folder with kernel-check, engine-tests and gpu-fault-tests, built elsewhere (default: built here, release)
@@ -62,11 +62,11 @@ engine() {
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
 }
 
-memcheck() { sanitize memcheck '' pointwise linear gated invariance attention sampling step; }
+memcheck() { sanitize memcheck '' pointwise linear gated invariance attention sampling step packed; }
 
 # The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling, and
 # the thousand products of `invariance` are left to the memory checker.
-racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated attention sampling-small; }
+racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated attention-decode attention-prefill sampling-small; }
 
 sanitize() {
   local tool=$1 options=$2

@@ -10,8 +10,8 @@ use stoker_kernels::{Device, KernelError, checks};
 /// Compares kernels with their references.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, attention, sampling-small,
-    /// sampling-large, step.
+    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, attention-decode,
+    /// attention-prefill, sampling-small, sampling-large, step.
     #[arg(long, default_value = "")]
     only: String,
 }

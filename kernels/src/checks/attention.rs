@@ -24,7 +24,7 @@ const HEADS: [Heads; 4] = [
     Heads { n_q: 16, n_kv: 1, dim: 128 },
 ];
 
-pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+pub(super) fn decodes(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
     let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::fixed(4096, n_slots)];
     let mut outcomes = Vec::new();
@@ -39,6 +39,13 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         }
         outcomes.extend(shared(gpu, heads, policies[1])?);
         outcomes.push(independence(gpu, heads)?);
+    }
+    Ok(outcomes)
+}
+
+pub(super) fn prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let mut outcomes = Vec::new();
+    for heads in HEADS {
         for kernel in prefill_kernels(gpu) {
             outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads, kernel)?);
             outcomes.push(prefill(gpu, &[(0, 513)], heads, kernel)?);

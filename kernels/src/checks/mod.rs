@@ -42,14 +42,15 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 10] = [
+const GROUPS: [(&str, Group); 11] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("linear-few", skinny::run),
     ("invariance", linear::run_invariance),
     ("gated", gated::run),
-    ("attention", attention::run),
+    ("attention-decode", attention::decodes),
+    ("attention-prefill", attention::prefills),
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),
     ("step", step::run),

@@ -6,29 +6,32 @@ use crate::{
     sampling::{EditLogits, Filters, LogitEdit, NO_TOKEN, Penalties, Sample, SampleRow, SampleScratch},
 };
 
-/// Vocabularies that a race checker gets through within a minute.
+/// Rows of each kind where vocabularies are those of models.
+const REPEATS: usize = 5;
+
+/// Vocabularies and rows for a race checker, which is some hundred times slower.
 pub(super) fn run_small(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
-    let mut outcomes = run(gpu, &[1, 33, 4096])?;
+    let mut outcomes = run(gpu, &[1, 33, 4096], 1)?;
     outcomes.push(ties_and_broken_rows(gpu)?);
     Ok(outcomes)
 }
 
 /// Vocabularies of models.
 pub(super) fn run_large(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
-    run(gpu, &[32_001, 128_256, 151_936, 262_145])
+    run(gpu, &[32_001, 128_256, 151_936, 262_145], REPEATS)
 }
 
-fn run(gpu: &mut Gpu, vocabularies: &[usize]) -> Result<Vec<Outcome>, KernelError> {
+fn run(gpu: &mut Gpu, vocabularies: &[usize], repeats: usize) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for &vocab in vocabularies {
-        outcomes.extend(draws(gpu, vocab)?);
+        outcomes.extend(draws(gpu, vocab, repeats)?);
         outcomes.push(edits(gpu, vocab)?);
     }
     Ok(outcomes)
 }
 
 /// Every filter alone and all together, on rows of their own seeds.
-fn rows(noise: &mut crate::noise::Noise) -> Vec<SampleRow> {
+fn rows(noise: &mut crate::noise::Noise, repeats: usize) -> Vec<SampleRow> {
     let plain = SampleRow { temperature: 1.0, ..SampleRow::GREEDY };
     let kinds = [
         SampleRow::GREEDY,
@@ -43,11 +46,11 @@ fn rows(noise: &mut crate::noise::Noise) -> Vec<SampleRow> {
         SampleRow { top_k: 1 << 30, top_p: 0.999, ..plain },
     ];
     let seeded = |row| SampleRow { seed: noise.bits(), position: noise.bits() % 100_000, ..row };
-    kinds.iter().cycle().take(5 * kinds.len()).copied().map(seeded).collect()
+    kinds.iter().cycle().take(repeats * kinds.len()).copied().map(seeded).collect()
 }
 
-fn draws(gpu: &mut Gpu, vocab: usize) -> Result<[Outcome; 2], KernelError> {
-    let rows = rows(&mut gpu.noise);
+fn draws(gpu: &mut Gpu, vocab: usize, repeats: usize) -> Result<[Outcome; 2], KernelError> {
+    let rows = rows(&mut gpu.noise, repeats);
     // Spread like real logits: a deviation of 3 leaves some hundred likely tokens.
     let logits: Vec<f32> = (0..rows.len() * vocab).map(|_| 3.0 * gpu.noise.normal()).collect();
     let wanted: Vec<u32> = logits.chunks(vocab).zip(&rows).map(|(row, how)| reference::sample(row, *how)).collect();
