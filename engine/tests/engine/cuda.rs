@@ -370,8 +370,8 @@ fn answers_behind_a_shared_prefix_are_those_that_each_question_gets_alone() {
     let equal = share_equal(&together, &alone);
     println!("alone and among {N} behind the same text: {:.1} % of answers equal", 100.0 * equal);
     // The order of sums is another one, which decides where two tokens are about equally likely, and behind such a text that
-    // happens; whoever read another one's question would answer another one's.
-    assert!(equal >= 0.75, "{equal}");
+    // happens: 97.7 % were equal on an H200. Whoever read another one's prefix would answer another question.
+    assert!(equal >= 0.9, "{equal}");
 }
 
 #[test]
