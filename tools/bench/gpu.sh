@@ -2,10 +2,10 @@
 # The engine and vLLM on one GPU in one run: ours, vLLM, ours again, then the ratios. Weights are random, of a named shape.
 #
 #   tools/bench/gpu.sh                  the quick sweep, about five minutes
-#   FULL=1 tools/bench/gpu.sh           every case, about eight
+#   FULL=1 tools/bench/gpu.sh           every case, and an agent's start, memory and HTTP: about ten
 #
 # By environment:
-#   BENCH          the stoker-bench to run (default: built here, release)
+#   BENCH, AGENT   the stoker-bench and stoker-agent to run (default: built here, release; BENCH alone: no agent)
 #   VSITE          folder with an unpacked vLLM, or
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
@@ -32,7 +32,7 @@ main() {
     SWEEP=(--quick ${CASES:+--cases "$CASES"}) QUICK=(quick)
   fi
   program
-  rm -f "$OUT"/{ours-1,vllm,ours-2,gpu}.jsonl
+  rm -f "$OUT"/{ours-1,vllm,ours-2,agent,gpu}.jsonl
   ours ours-1
   if vllm; then
     ours ours-2
@@ -42,13 +42,14 @@ main() {
     tail -5 "$OUT/vllm.log" >&2
     cp "$OUT/ours-1.jsonl" "$OUT/gpu.jsonl"
   fi
+  [ "${FULL:-0}" = 0 ] || agent
   echo "figures: $OUT/gpu.jsonl"
 }
 
 program() {
   if [ -z "${BENCH:-}" ]; then
-    cargo build --release -p stoker-bench
-    BENCH=${CARGO_TARGET_DIR:-$STOKER_CACHE/target}/release/stoker-bench
+    cargo build --release -p stoker-bench -p stoker-agent
+    BENCH=${CARGO_TARGET_DIR:-$STOKER_CACHE/target}/release/stoker-bench AGENT=${BENCH%bench}agent
   fi
 }
 
@@ -56,6 +57,16 @@ ours() {
   echo "== stoker, $1"
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
     --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+}
+
+# A whole agent, which reads its weights from disk: written once, then in the page cache.
+agent() {
+  [ -n "${AGENT:-}" ] || { echo "skipped: start, idle, http_256: AGENT names no stoker-agent" >&2; return 0; }
+  echo "== stoker-agent"
+  timeout "${AGENT_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights disk --samples "${SAMPLES:-3}" \
+    --cases start,idle,http_256 --agent "$AGENT" --run "$RUN" --out "$OUT/agent.jsonl" 2> "$OUT/agent.log" \
+    || { tail -5 "$OUT/agent.log" >&2; return 1; }
+  cat "$OUT/agent.jsonl" >> "$OUT/gpu.jsonl"
 }
 
 # Its own words go to a log. A part of its cases is better than none: the lines it got to are taken in.
