@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn settings(config: AgentConfig) -> Settings {
-        Settings::validate(config, StartedBy::Operator).unwrap()
+        Settings::validate(config, StartedBy::Operator).expect("a configuration with a source and a name")
     }
 
     #[test]

@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 const NEEDS: MemoryNeeds = MemoryNeeds { weights_bytes: 32 * MIB, workspace_bytes: 8 * MIB, kv_bytes_per_token: 8192 };
 
 fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
-    let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
+    let sched = limits.validate(2048, &[], StepSizes::CPU).expect("default sizes fit each other");
     MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::host(limit_bytes))
 }
 
@@ -18,7 +18,7 @@ fn with_plenty_of_memory_every_sequence_may_be_full() {
 
 fn plan_on_gpu(memory: DeviceMemory, fraction: f64) -> Result<MemoryPlan, MemoryError> {
     let limits = EngineLimits::default();
-    let sched = limits.validate(2048, &[], StepSizes::CPU).unwrap();
+    let sched = limits.validate(2048, &[], StepSizes::CPU).expect("default sizes fit each other");
     MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(memory, fraction))
 }
 

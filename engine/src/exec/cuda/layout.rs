@@ -116,8 +116,8 @@ pub(super) fn prompt_buckets(largest: usize) -> impl Iterator<Item = usize> {
     PROMPT_BUCKETS.into_iter().filter(move |n| *n <= largest)
 }
 
-/// Whether products of `n` rows are timed at start; the other buckets take what was found for the next larger one. Timing all
-/// took half of the start.
+/// Whether products of `n` rows are timed at start; the other buckets take what was found for the next larger one. A start
+/// that timed all of them took 3.05 s instead of 2.40.
 pub(super) fn is_timed(n: usize, largest: usize) -> bool {
     n.is_power_of_two() || n.is_multiple_of(64) || n == largest
 }
