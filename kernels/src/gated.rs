@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     device::Properties,
-    launch::{GemmShape, OutputType},
+    launch::{GemmShape, Left, OutputType},
     linear::{Linear, Output, Products, TIMED_ROWS_MAX},
     pointwise::SiluMul,
     timing::fastest_us,
@@ -75,7 +75,8 @@ impl Products {
         }
     }
 
-    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
+    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`]. There is none where the
+    /// product of a weighted residual activates: see [`Left::Weighted`].
     pub fn tune_gated(
         &self,
         kernels: &Kernels,
@@ -83,6 +84,7 @@ impl Products {
         others: &[CudaView<'_, bf16>],
     ) -> Result<(), KernelError> {
         match self {
+            Self::Fastest(_) if self.leaves(op.shape.m) == Left::Weighted => Ok(()),
             Self::Fastest(blas) => kernels.tune_gated(blas, op, others),
             Self::BatchInvariant => self.tune(kernels, op.activated(), others),
         }
