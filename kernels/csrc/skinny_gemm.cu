@@ -15,19 +15,21 @@
 // The first chunk of w is requested before the wait for the kernel in front, the next one before each chunk is used:
 // about 8 KiB in flight a warp, 64 KiB or more a multiprocessor; 23 KiB would cover the memory's latency at full rate.
 // Bound by memory, 2 B * n * k: 93 % of the read ceiling for large w and m = 1, 72 % for 4096 x 4096. On Hopper
-// skinny_gemm_sm90.cu is used for small w instead.
+// skinny_gemm_sm90.cu is used for w of fewer rows instead.
 #include "skinny.cuh"
 
 namespace stoker {
 
 constexpr int kSteps = 4, kStep = 32;
 
-// The weights are read once a step: they must not push activations out of L1.
+// The weights are read once a step: they must not push activations out of L1. Loads of constant memory (.nc) the assembler moves as
+// it likes, and it moved the first ones behind the wait for the kernel in front; these stay where they stand.
 __device__ __forceinline__ uint4 load_weights(const bf16* pointer) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+  asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(pointer));
+               : "l"(pointer)
+               : "memory");
   return v;
 }
 
@@ -54,7 +56,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Besi
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) chunk[s] = load_step(upper, lower, from + s * kStep, k);
   wait_for_earlier_kernels();
-  if (kForm == Form::kPlain) let_next_kernel_start();
+  let_next_kernel_start();
   __shared__ Partials partial;
   add_up_squares<kForm>(partial, beside, p);
   const Addend addend = load_addend<kForm>(y, first, beside, p);

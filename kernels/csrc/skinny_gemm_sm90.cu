@@ -1,16 +1,17 @@
 // The same products as skinny_gemm.cu on Hopper, m = 1..8, with the weights streamed by the bulk copy engine through a deep
 // ring in shared memory. The same layouts.
-// One block a multiprocessor walks over tiles of 16 rows of w. A producer warp copies 16 x 512 values a stage, one bulk copy
-// a row, six stages ahead and across tiles; 8 consumer warps take 64 values of k of each stage and multiply them by x with
+// One block a multiprocessor walks over tiles of 16 rows of w. A producer warp copies 16 x 1024 values a stage, one bulk copy
+// a row, three stages ahead and across tiles; 8 consumer warps take 128 values of k of each stage and multiply them by x with
 // the tensor cores as skinny_gemm.cu does.
 //
-//       stage: 16 rows of 1024 bytes, 1088 apart (so that lanes of two rows read different banks)      ring: 102 KiB
+//       stage: 16 rows of 2048 bytes, 2112 apart (so that lanes of two rows read different banks)      ring: 99 KiB
 //
-// The producer does not wait for the kernel in front: weights are constant. Two blocks fit a multiprocessor: where the kernel in
-// front lets this one in early, up to 100 KiB a multiprocessor of its weights, 13 MB together, are read while that one drains.
-// Bound by memory, 2 B * n * k. For one row of x 4096 x 4096 takes 9.7 us and 4096 x 6144 14.3 (registers: 10.9 and 16.1). It
-// stays at 83 % of the copy ceiling however large w is, where registers reach 95 %: copies of 1 KiB come in at one in 68
-// cycles, probably their rate of issue. So it multiplies small matrices only (`LinearKernel::for_shape`).
+// The producer does not wait for the kernel in front: weights are constant. Where that lets this one in early, up to 99 KiB a
+// multiprocessor of its weights, 13 MB together, are read while it drains. A block asks for 119 KiB: two would fit a
+// multiprocessor otherwise, and others would get none (skinny.cuh); attention's 96 fit beside it.
+// Bound by memory, 2 B * n * k. Copies of 1 KiB come in at one in 80 cycles, of 2 KiB at one in 120: 1 KiB bounds the loop at 3 TB/s,
+// 2 at 3.8; 4 gained nothing more. Registers reach 4.06 where w is large, so it multiplies small and middling matrices
+// (`SkinnyKernel::for_one_row`): one row and 4096 x 6144 take 14.3 us, by 1 KiB 17.3 in the same run, by registers 15.
 #include "skinny.cuh"
 #include "tma.cuh"
 
@@ -18,7 +19,9 @@ namespace stoker {
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kStages = 6, kStageValues = 512, kRowBytes = kStageValues * 2 + 64, kStageBytes = kTileRows * kRowBytes;
+constexpr int kStages = 3, kStageValues = 1024, kRowBytes = kStageValues * 2 + 64, kStageBytes = kTileRows * kRowBytes;
+// Of 32 values, that a warp takes of each stage.
+constexpr int kSteps = kStageValues / (kProductWarps * 32);
 constexpr int kConsumers = kProductWarps * kWarp;
 
 // The weights are read once a step: what they displace in L2 should be other weights.
@@ -54,11 +57,11 @@ __device__ __forceinline__ void produce(Ring& ring, uint32_t stages, const Produ
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;\n" ::"n"(kConsumers) : "memory"); }
 
-// A lane's part of x for one chunk: two steps of 32 values, zero past the end of x and of k.
-__device__ __forceinline__ void load_x(uint4 (&x)[2], const Product& p, int at) {
+// A lane's part of x for one chunk, zero past the end of x and of k.
+__device__ __forceinline__ void load_x(uint4 (&x)[kSteps], const Product& p, int at) {
   const int g = threadIdx.x % kWarp / 4;
 #pragma unroll
-  for (int s = 0; s < 2; ++s) {
+  for (int s = 0; s < kSteps; ++s) {
     const bool present = g < p.m && at + s * 32 < p.k;
     const bf16* source = p.x + static_cast<size_t>(g) * p.k + at + s * 32;
     x[s] = present ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
@@ -74,9 +77,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
 template <Form kForm, typename Out>
 __device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials& partial, Out* y, const Product& p, const Beside& beside) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const int n_chunks = (p.k + kStageValues - 1) / kStageValues, own = warp * 64 + t * 8;
+  const int n_chunks = (p.k + kStageValues - 1) / kStageValues, own = warp * kSteps * 32 + t * 8;
   uint32_t i = 0;
-  uint4 x[2];
+  uint4 x[kSteps];
   load_x(x, p, own);
   add_up_squares<kForm>(partial, beside, p);
   for (int first = blockIdx.x * kTileRows; first < p.n; first += gridDim.x * kTileRows) {
@@ -86,9 +89,9 @@ __device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials& p
       const uint32_t slot = i % kStages, rows = stages + slot * kStageBytes + g * kRowBytes + own * 2;
       const int at = chunk * kStageValues + own, next = chunk + 1 < n_chunks ? at + kStageValues : own;
       wait_for(&ring.full[slot], i / kStages & 1);
-      uint4 upper[2], lower[2];
+      uint4 upper[kSteps], lower[kSteps];
 #pragma unroll
-      for (int s = 0; s < 2; ++s) {
+      for (int s = 0; s < kSteps; ++s) {
         // Past the end of k the stage holds what an earlier chunk left; 0 * NaN would reach the sum.
         const bool present = at + s * 32 < p.k;
         upper[s] = present ? load_shared(rows + s * 64) : make_uint4(0, 0, 0, 0);
@@ -96,10 +99,10 @@ __device__ __forceinline__ void consume(Ring& ring, uint32_t stages, Partials& p
       }
       // Every lane for itself: the producer's next copy then stands behind each lane's reads, not only behind one lane's.
       arrive(&ring.empty[slot]);
-      uint4 ahead[2];
+      uint4 ahead[kSteps];
       load_x(ahead, p, next);
 #pragma unroll
-      for (int s = 0; s < 2; ++s) multiply_step(sum, upper[s], lower[s], x[s]), x[s] = ahead[s];
+      for (int s = 0; s < kSteps; ++s) multiply_step(sum, upper[s], lower[s], x[s]), x[s] = ahead[s];
     }
     leave_partial(partial, sum);
     sync_consumers();
@@ -118,7 +121,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Besi
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
   __syncthreads();
-  if (kForm == Form::kPlain) let_next_kernel_start();
+  let_next_kernel_start();
   if (threadIdx.x >= kConsumers) {
     produce(ring, shared_address(stages), p);
     // Every warp waits: this kernel has not ended before the earlier ones have.

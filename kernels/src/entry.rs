@@ -1,8 +1,9 @@
 //! The kernels' entry points: which symbol of which source file, and how much shared memory it may be launched with. Chooses
 //! nothing; `launch` does.
 
-/// Six stages of 16 rows of 512 values, 64 bytes of padding a row.
-pub(crate) const SKINNY_RING_BYTES: u32 = 6 * 16 * (512 * 2 + 64);
+/// Three stages of 16 rows of 1024 values, 64 bytes of padding a row, and 20 KiB more: two blocks do not fit a multiprocessor of
+/// 228 KiB, one beside a block of decode attention does.
+pub(crate) const SKINNY_RING_BYTES: u32 = 3 * 16 * (1024 * 2 + 64) + (20 << 10);
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 

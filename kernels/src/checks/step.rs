@@ -287,7 +287,7 @@ fn normed(gpu: &Gpu, op: Linear<'_>, left: Left, squares: &CudaSlice<f32>) -> Re
     if left != Left::Weighted {
         return gpu.kernels.linear(&gpu.blas, op);
     }
-    let kernel = SkinnyKernel::for_one_row([op.shape.n, op.shape.k], gpu.kernels.properties());
+    let kernel = SkinnyKernel::for_one_row(op.shape.n, gpu.kernels.properties());
     gpu.kernels.skinny_scaled_by(op, RowScale { squares: squares.as_view(), eps: EPS }, kernel)
 }
 
@@ -314,7 +314,7 @@ fn update(
         Left::Residual => Output::Sum(residual),
         Left::Weighted => {
             let (weighted, squares, norm) = (b.normed.as_view_mut(), b.squares.as_view_mut(), norm.as_view());
-            let kernel = SkinnyKernel::for_one_row([shape.n, shape.k], gpu.kernels.properties());
+            let kernel = SkinnyKernel::for_one_row(shape.n, gpu.kernels.properties());
             return gpu.kernels.skinny_update_by(Update { residual, weighted, squares, norm, x, w, shape }, kernel);
         }
     };

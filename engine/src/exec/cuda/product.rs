@@ -151,6 +151,6 @@ impl Product<'_> {
     }
 
     fn skinny(&self, shape: GemmShape) -> SkinnyKernel {
-        SkinnyKernel::for_one_row([shape.n, shape.k], self.kernels.properties())
+        SkinnyKernel::for_one_row(shape.n, self.kernels.properties())
     }
 }
