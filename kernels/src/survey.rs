@@ -99,6 +99,7 @@ mod tests {
         parts.dedup();
         assert_eq!(parts, ["kernels", "driver", "cuBLASLt", "GPU", "use"]);
         let all_found = findings.iter().all(|finding| finding.found.is_ok());
-        assert_eq!(all_found, built_with_kernels() && Device::open(0).is_ok());
+        let all_there = built_with_kernels() && blas::find_library().is_ok() && Device::open(0).is_ok();
+        assert_eq!(all_found, all_there);
     }
 }
