@@ -6,10 +6,10 @@
 // products of 16 values in the order of k, in the tensor core's accumulator, in every variant and at every tile size: that
 // is the whole of batch invariance. So k is never split; small matrices spread over the chip by tiles of fewer weight rows:
 //
-//       a warpgroup's tile: 64 rows of which `rows` (8 to 64) are loaded and stored      x kColumns rows of x
-//                           the rest multiplies what lies behind, and is dropped
+//       a block's tile: `rows` weight rows, 64 to a warpgroup and 8 to 64 to the last one      x kColumns rows of x
+//                       what that lacks of 64 multiplies what lies behind, and is dropped
 //
-//       a stage of the ring: w [kPanels][kWarpgroups * rows x 64 values], x [kPanels][kColumns x 64 values]
+//       a stage of the ring: w [kPanels][rows x 64 values], x [kPanels][kColumns x 64 values]
 //
 // One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
 // goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
@@ -28,7 +28,7 @@ namespace stoker {
 struct GemmShape {
   int m, n;
   int n_steps;    // stages of a tile
-  int rows;       // weight rows of a warpgroup's tile
+  int rows;       // weight rows of a block's tile
   int n_stages;   // of the ring
   int n_m_tiles;  // along x
   int n_n_tiles;  // along w, a cluster's together
@@ -47,7 +47,7 @@ constexpr bool kActivates<Activated> = true;
 
 #ifdef STOKER_HAS_WGMMA
 
-constexpr int kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32;
+constexpr int kGroupRows = 64, kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32;
 // Of y, that a warpgroup turns around at once: 64 values each, or 32 where they are activated.
 constexpr int kStoredRows = 128, kActivatedRows = 256;
 
@@ -80,10 +80,10 @@ struct Gemm {
     const int first = idx / (s.band * s.n_m_tiles) * s.band, width = min(s.band, s.n_n_tiles - first);
     const int rest = idx - first * s.n_m_tiles;
     const int n_tile = (first + rest % width) * kCluster + (kCluster > 1 ? cluster_rank() : 0);
-    return {n_tile * kWarpgroups * s.rows, rest / width * kColumns};
+    return {n_tile * s.rows, rest / width * kColumns};
   }
 
-  static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return kWarpgroups * s.rows * kRowBytes; }
+  static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return s.rows * kRowBytes; }
   static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) {
     return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
   }
@@ -163,7 +163,7 @@ struct Gemm {
   }
 
   static __device__ __forceinline__ void multiply_stage(float (&c)[kColumns / 8][4], const GemmShape& s, uint32_t stage, bool first) {
-    const uint32_t w = stage + threadIdx.x / 128 * s.rows * kRowBytes, x = stage + kPanels * w_panel_bytes(s);
+    const uint32_t w = stage + threadIdx.x / 128 * kGroupRows * kRowBytes, x = stage + kPanels * w_panel_bytes(s);
     begin_products();
 #pragma unroll
     for (int i = 0; i < 4 * kPanels; ++i) {
@@ -226,7 +226,7 @@ struct Gemm {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = warp * 16 + g + i / 2 * 8, n = tile.n + threadIdx.x / 128 * s.rows + row;
+      const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g + i / 2 * 8, n = tile.n + row;
       if (row >= s.rows || n >= s.n) continue;
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
@@ -240,8 +240,8 @@ struct Gemm {
   static __device__ __forceinline__ void store_activated(const float (&c)[kColumns / 8][4], const GemmShape& s, Activated* y,
                                                          Tile tile) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-    const int width = s.n / 2, feature = (tile.n + threadIdx.x / 128 * s.rows) / 2 + warp * 8 + g;
-    if (warp * 16 >= s.rows || feature >= width) return;
+    const int row = threadIdx.x / 128 * kGroupRows + warp * 16, width = s.n / 2, feature = (tile.n + row) / 2 + g;
+    if (row >= s.rows || feature >= width) return;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
@@ -259,7 +259,7 @@ struct Gemm {
                  : "memory");
   }
 
-  // Through shared memory, where it becomes rows of y, 64 values of kStoredRows rows at a time; needs tiles of 64.
+  // Through shared memory, where it becomes rows of y, 64 values of kStoredRows rows at a time; needs whole tiles.
   static __device__ __forceinline__ void store_staged(const float (&c)[kColumns / 8][4], const GemmShape& s, const TensorMap& y,
                                                       Tile tile, uint32_t staging) {
     const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp;
@@ -278,7 +278,7 @@ struct Gemm {
       }
       publish_to_tensor_cores();
       sync_group(group);
-      if (stores) store_box(y, tile.n + group * s.rows, tile.m + part * kStoredRows, buffer);
+      if (stores) store_box(y, tile.n + group * kGroupRows, tile.m + part * kStoredRows, buffer);
     }
   }
 
@@ -304,7 +304,7 @@ struct Gemm {
     }
     publish_to_tensor_cores();
     sync_group(group);
-    if (stores) store_box(y, (tile.n + group * s.rows) / 2, tile.m, buffer);
+    if (stores) store_box(y, (tile.n + group * kGroupRows) / 2, tile.m, buffer);
   }
 
   static __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory"); }
@@ -345,7 +345,7 @@ struct Gemm {
 
 }  // namespace stoker
 
-// Name, warpgroups, columns, panels of a stage, blocks of a cluster.
+// Warpgroups, columns, panels of a stage, blocks of a cluster.
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster) \
   stoker::Gemm<groups, columns, panels, cluster>::run(stoker::GemmShape{m, n, n_steps, rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y);
@@ -369,8 +369,11 @@ struct Gemm {
   GEMM(groups, columns, panels, cluster, f32, float)           \
   GEMM(groups, columns, panels, cluster, activated, stoker::Activated)
 GEMM_ALL(1, 8, 2, 1)
+GEMM_ALL(2, 8, 1, 1)
 GEMM_ALL(1, 32, 2, 2)
+GEMM_ALL(2, 32, 1, 2)
 GEMM_ALL(1, 64, 2, 2)
+GEMM_ALL(2, 64, 1, 2)
 GEMM_ALL(1, 128, 1, 2)
 GEMM_ALL(2, 128, 1, 2)
 GEMM_ALL(2, 256, 1, 2)
