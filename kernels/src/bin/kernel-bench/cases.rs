@@ -192,7 +192,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
         let y = if is_head { Output::F32(logits.as_view_mut()) } else { Output::Bf16(y.as_view_mut()) };
         run(Linear { y, x: x.as_view(), w: w.slice(turn * n * k..(turn + 1) * n * k), shape })
     };
-    let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
+    let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
     let n_launches = if m < 256 { 20 } else { 4 };
     if m <= SKINNY_ROWS_MAX {
         let best = SkinnyKernel::for_device(gpu.kernels.properties());
@@ -209,6 +209,44 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
     report.add(name, "cublaslt", work, us);
     Ok(())
+}
+
+/// Gate and up with their activation: in one product, and cuBLASLt's with the activation behind it.
+pub(crate) fn gated(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    for m in [1, 8, 16, 32, 64, 128, 256, 2048, 8192] {
+        let name = format!("kernel_gated_m{m}");
+        if report.wants(&name) {
+            gated_product(gpu, report, &name, GemmShape { m, n: 2 * INTERMEDIATE, k: HIDDEN })?;
+        }
+    }
+    Ok(())
+}
+
+fn gated_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> Result<()> {
+    let GemmShape { m, n, k } = shape;
+    let (x, w) = (gpu.random(m * k)?, gpu.random(n * k)?);
+    let (mut gate_up, mut out) = (gpu.random(m * n)?, gpu.random(m * n / 2)?);
+    let multiply = |y: Output<'_>, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
+        run(Linear { y, x: x.as_view(), w: w.as_view(), shape })
+    };
+    let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
+    if gpu.kernels.properties().capability == (9, 0) {
+        let us = clock::time(gpu, 4, |_| {
+            multiply(Output::Activated(out.as_view_mut()), &|op| gpu.kernels.invariant_gemm(op))
+        })?;
+        report.add(name, "stoker", work, us);
+    }
+    multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.tune(op, &[]).map(drop))?;
+    let us = clock::time(gpu, 4, |_| {
+        multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.gemm(op))?;
+        gpu.kernels.silu_mul(SiluMul { out: out.as_view_mut(), gate_up: gate_up.as_view(), width: n / 2 })
+    })?;
+    report.add(name, "cublaslt", work, us);
+    Ok(())
+}
+
+fn flops(shape: GemmShape) -> Work {
+    Work::Flops(2.0 * (shape.m * shape.n * shape.k) as f64)
 }
 
 /// Decode attention over contexts of equal and of random length.
@@ -431,7 +469,7 @@ impl Cache {
 }
 
 /// Copies needed so that a rotation of `bytes` each does not fit the cache.
-fn turns(bytes: usize) -> usize {
+pub(crate) fn turns(bytes: usize) -> usize {
     ROTATED_BYTES.div_ceil(bytes).clamp(1, 32)
 }
 

@@ -4,6 +4,7 @@
 
 mod cases;
 mod clock;
+mod cuts;
 mod figures;
 
 use std::path::PathBuf;
@@ -29,6 +30,9 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// Instead, every cut of the product for any number of rows; `--out` is then a table of them.
+    #[arg(long)]
+    cuts: bool,
 }
 
 fn main() -> Result<()> {
@@ -43,9 +47,13 @@ fn main() -> Result<()> {
     };
     let mut gpu = Gpu::new(&device)?;
     println!("{}, kernels for {:?}", device.name()?, gpu.kernels.properties());
+    if arguments.cuts {
+        return cuts::run(&mut gpu, &arguments.only, arguments.out.as_deref());
+    }
     let mut report = Report::new(cases::ceilings(&mut gpu)?, arguments.only);
     cases::pointwise(&mut gpu, &mut report)?;
     cases::linear(&mut gpu, &mut report)?;
+    cases::gated(&mut gpu, &mut report)?;
     cases::decode(&mut gpu, &mut report)?;
     cases::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;
