@@ -11,6 +11,7 @@
 //
 //       a stage of the ring: w [kPanels][rows x 64 values], x [kPanels][kColumns x 64 values]
 //
+// Rows of x may have factors, which two warps of their own find meanwhile (gemm_residual.cuh).
 // One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
 // goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
 // have neighbouring weights and the same rows of x, of which each copies a half to both.
@@ -19,6 +20,7 @@
 // and up of one feature, of which it stores bf16(silu(gate)) * up, as silu_mul.cu would. y is then half as wide.
 // Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
 #include "activation.cuh"
+#include "gemm_residual.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -40,10 +42,19 @@ struct Activated {
   bf16 value;
 };
 
+// One of the residual stream, which the product is added to.
+struct Updated {
+  bf16 value;
+};
+
 template <typename Out>
 constexpr bool kActivates = false;
 template <>
 constexpr bool kActivates<Activated> = true;
+template <typename Out>
+constexpr bool kUpdates = false;
+template <>
+constexpr bool kUpdates<Updated> = true;
 
 #ifdef STOKER_HAS_WGMMA
 
@@ -57,10 +68,11 @@ struct Gemm {
   static constexpr bool kStaged = kColumns == 256;
   static constexpr int kXRows = kColumns / kCluster;  // of a box of x
 
-  // Shared memory, from a multiple of 1024: barriers, stages, room that the last tile's unused rows are read from, and
+  // Shared memory, from a multiple of 1024: barriers and factors of rows, stages, room that the last tile's unused rows are read from, and
   // where y is turned around.
   struct Barriers {
     uint64_t full[kMaxStages], empty[kMaxStages];
+    float scales[kScaledRows];
   };
 
   struct Tile {
@@ -185,11 +197,20 @@ struct Gemm {
   }
 
   template <typename Out>
-  static __device__ __forceinline__ void consume(const GemmShape& s, const TensorMap& y_map, Out* y, Barriers& barriers,
-                                                 uint32_t stages, uint32_t staging) {
+  static __device__ __forceinline__ void consume(const GemmShape& s, const TensorMap& y_map, Out* y, const GemmBeside& beside,
+                                                 Barriers& barriers, uint32_t stages, uint32_t staging) {
+    const float* scales = is_scaled<Out>(beside) ? barriers.scales : nullptr;
     Slot slot;
     const int n_tiles = s.n_m_tiles * s.n_n_tiles;
     for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
+      const Tile tile = tile_at(s, idx);
+      const int row = warp_row(s);
+      const bool has_rows = row >= 0;
+      const WarpPlace warp{tile.n + row, tile.m};
+      Addends<kUpdates<Out> ? kColumns : 8> addends;  // used by updates only
+      if constexpr (kUpdates<Out>) {
+        if (has_rows) addends.load(&y->value, beside.norm, warp, s.m, s.n);
+      }
       float c[kColumns / 8][4];
       int last = 0;
       for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
@@ -203,15 +224,17 @@ struct Gemm {
       wait_for_products<0>();
       pin(c);
       release(barriers, last);
-      const Tile tile = tile_at(s, idx);
-      if constexpr (kStaged && kActivates<Out>) {
+      if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
+      if constexpr (kUpdates<Out>) {
+        if (has_rows) update_residual<kColumns>(c, addends, &y->value, beside, warp, s.m, s.n);
+      } else if constexpr (kStaged && kActivates<Out>) {
         store_activated_staged(c, s, y_map, tile, staging);
       } else if constexpr (kStaged && sizeof(Out) == 2) {
         store_staged(c, s, y_map, tile, staging);
       } else if constexpr (kActivates<Out>) {
-        store_activated(c, s, y, tile);
+        store_activated(c, s, y, tile, scales);
       } else {
-        store(c, s, y, tile);
+        store(c, s, y, tile, scales);
       }
     }
     if (kStaged && threadIdx.x % 128 == 0) wait_for_stores_to_read();
@@ -222,7 +245,8 @@ struct Gemm {
 
   // Eight lanes hold neighbouring values of a row of y.
   template <typename Out>
-  static __device__ __forceinline__ void store(const float (&c)[kColumns / 8][4], const GemmShape& s, Out* y, Tile tile) {
+  static __device__ __forceinline__ void store(const float (&c)[kColumns / 8][4], const GemmShape& s, Out* y, Tile tile,
+                                               const float* scales) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -231,14 +255,14 @@ struct Gemm {
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
         const int m = tile.m + 8 * j + 2 * t + i % 2;
-        if (m < s.m) put(y + static_cast<size_t>(m) * s.n + n, c[j][i]);
+        if (m < s.m) put(y + static_cast<size_t>(m) * s.n + n, scales ? c[j][i] * scales[m] : c[j][i]);
       }
     }
   }
 
   // Eight lanes hold neighbouring values of a row of y; `s.rows` is a multiple of 16.
   static __device__ __forceinline__ void store_activated(const float (&c)[kColumns / 8][4], const GemmShape& s, Activated* y,
-                                                         Tile tile) {
+                                                         Tile tile, const float* scales) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int row = threadIdx.x / 128 * kGroupRows + warp * 16, width = s.n / 2, feature = (tile.n + row) / 2 + g;
     if (row >= s.rows || feature >= width) return;
@@ -247,7 +271,9 @@ struct Gemm {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int m = tile.m + 8 * j + 2 * t + i;
-        if (m < s.m) put(&y[static_cast<size_t>(m) * width + feature].value, silu_mul_of_sums(c[j][i], c[j][i + 2]));
+        if (m >= s.m) continue;
+        const float scale = scales ? scales[m] : 1.f;
+        put(&y[static_cast<size_t>(m) * width + feature].value, silu_mul_of_sums(c[j][i] * scale, c[j][i + 2] * scale));
       }
     }
   }
@@ -307,6 +333,26 @@ struct Gemm {
     if (stores) store_box(y, (tile.n + group * kGroupRows) / 2, tile.m, buffer);
   }
 
+  // Of the block's tile, the first of a warp's 16 weight rows; negative if it has none.
+  static __device__ __forceinline__ int warp_row(const GemmShape& s) {
+    const int row = threadIdx.x / 128 * kGroupRows + threadIdx.x % 128 / kWarp * 16;
+    return row < s.rows ? row : -1;
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ bool is_scaled(const GemmBeside& beside) {
+    return !kStaged && !kUpdates<Out> && beside.squares != nullptr;
+  }
+
+  // By those that multiply, of what the scaling warps hand over.
+  static __device__ __forceinline__ void wait_for_scales() {
+    asm volatile("bar.sync %0, %1;\n" ::"n"(kWarpgroups + 1), "n"(kConsumers + kScalers) : "memory");
+  }
+
+  static __device__ __forceinline__ void hand_over_scales() {
+    asm volatile("bar.arrive %0, %1;\n" ::"n"(kWarpgroups + 1), "n"(kConsumers + kScalers) : "memory");
+  }
+
   static __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory"); }
 
   static __device__ __forceinline__ void init(Barriers& barriers, int n_stages) {
@@ -317,7 +363,8 @@ struct Gemm {
   }
 
   template <typename Out>
-  static __device__ __forceinline__ void run(const GemmShape& s, const TensorMap& w, const TensorMap& x, const TensorMap& y_map, Out* y) {
+  static __device__ __forceinline__ void run(const GemmShape& s, const TensorMap& w, const TensorMap& x, const TensorMap& y_map, Out* y,
+                                             const GemmBeside& beside) {
     extern __shared__ uint8_t shared[];
     const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
     auto& barriers = *reinterpret_cast<Barriers*>(shared + offset);
@@ -328,12 +375,16 @@ struct Gemm {
     if constexpr (kCluster > 1) sync_cluster();
     if (threadIdx.x < kConsumers) {
       wait_for_earlier_kernels();
-      consume(s, y_map, y, barriers, stages, staging);
+      consume(s, y_map, y, beside, barriers, stages, staging);
     } else if (threadIdx.x == kConsumers) {
       produce(s, w, x, barriers, stages);
       let_next_kernel_start();
     } else {
       wait_for_earlier_kernels();
+      if (threadIdx.x >= kConsumers + kWarp && is_scaled<Out>(beside)) {
+        add_up_squares(barriers.scales, beside, s.m, threadIdx.x - kConsumers - kWarp);
+        hand_over_scales();
+      }
     }
     // No block may end while another still copies into it or arrives at its barriers.
     __syncwarp();
@@ -348,14 +399,16 @@ struct Gemm {
 // Warpgroups, columns, panels of a stage, blocks of a cluster.
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster) \
-  stoker::Gemm<groups, columns, panels, cluster>::run(stoker::GemmShape{m, n, n_steps, rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y);
+  stoker::Gemm<groups, columns, panels, cluster>::run(stoker::GemmShape{m, n, n_steps, rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y, \
+                                                       stoker::GemmBeside{weighted, norm, squares, eps, k});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)
 #endif
 #define GEMM(groups, columns, panels, cluster, kind, out)                                                                 \
-  extern "C" __global__ void CLUSTERED(cluster) __launch_bounds__(groups * 128 + 32, 1) gemm_sm90_##groups##x##columns##_##kind( \
+  extern "C" __global__ void CLUSTERED(cluster) __launch_bounds__(groups * 128 + 32 + (columns < 256 ? stoker::kScalers : 0), 1) gemm_sm90_##groups##x##columns##_##kind( \
       const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                           \
-      const __grid_constant__ stoker::TensorMap y_map, out* y, int m, int n, int n_steps, int rows, int n_stages,         \
+      const __grid_constant__ stoker::TensorMap y_map, out* y, stoker::bf16* weighted, const stoker::bf16* norm,           \
+      float* squares, float eps, int k, int m, int n, int n_steps, int rows, int n_stages,         \
       int n_m_tiles, int n_n_tiles, int band) {                                                                                     \
     GEMM_BODY(groups, columns, panels, cluster)                                                                           \
   }
@@ -364,7 +417,7 @@ struct Gemm {
 #else
 #define CLUSTERED(blocks)
 #endif
-#define GEMM_ALL(groups, columns, panels, cluster)             \
+#define GEMM_ALL(groups, columns, panels, cluster)           \
   GEMM(groups, columns, panels, cluster, bf16, stoker::bf16)   \
   GEMM(groups, columns, panels, cluster, f32, float)           \
   GEMM(groups, columns, panels, cluster, activated, stoker::Activated)
@@ -377,3 +430,7 @@ GEMM_ALL(2, 64, 1, 2)
 GEMM_ALL(1, 128, 1, 2)
 GEMM_ALL(2, 128, 1, 2)
 GEMM_ALL(2, 256, 1, 2)
+GEMM(1, 8, 2, 1, updated, stoker::Updated)
+GEMM(1, 32, 2, 2, updated, stoker::Updated)
+GEMM(1, 64, 2, 2, updated, stoker::Updated)
+GEMM(1, 128, 1, 2, updated, stoker::Updated)

@@ -207,8 +207,8 @@ impl Blas {
         if shape.m == 0 || shape.n == 0 || shape.k == 0 {
             return Err(refused("gemm", "nothing to do: a dimension is 0".to_owned()));
         }
-        if output == OutputType::Activated {
-            return Err(refused("gemm", "cuBLASLt does not activate".to_owned()));
+        if matches!(output, OutputType::Activated | OutputType::Updated) {
+            return Err(refused("gemm", "cuBLASLt neither activates nor norms".to_owned()));
         }
         let mut plan = describe_product(shape, output).map_err(|source| failed("gemm", describe(key), source))?;
         if let Some(chosen) = chosen.filter(|chosen| self.takes(&plan, chosen)) {
@@ -326,7 +326,7 @@ impl Drop for Blas {
 fn describe_product(shape: GemmShape, output: OutputType) -> Result<Plan, CublasError> {
     use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
     let y_type = match output {
-        OutputType::Bf16 | OutputType::Activated => CUDA_R_16BF,
+        OutputType::Bf16 | OutputType::Activated | OutputType::Updated => CUDA_R_16BF,
         OutputType::F32 => CUDA_R_32F,
     };
     let [m, n, k] = [shape.m, shape.n, shape.k].map(|size| size as u64);

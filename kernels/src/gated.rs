@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     device::Properties,
-    launch::{GemmShape, Left, OutputType},
+    launch::{GemmShape, LinearKernel, OutputType},
     linear::{Linear, Output, Products, TIMED_ROWS_MAX},
     pointwise::SiluMul,
     timing::fastest_us,
@@ -75,8 +75,7 @@ impl Products {
         }
     }
 
-    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`]. There is none where the
-    /// product of a weighted residual activates: see [`Left::Weighted`].
+    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
     pub fn tune_gated(
         &self,
         kernels: &Kernels,
@@ -84,7 +83,6 @@ impl Products {
         others: &[CudaView<'_, bf16>],
     ) -> Result<(), KernelError> {
         match self {
-            Self::Fastest(_) if self.leaves(op.shape.m) == Left::Weighted => Ok(()),
             Self::Fastest(blas) => kernels.tune_gated(blas, op, others),
             Self::BatchInvariant => self.tune(kernels, op.activated(), others),
         }
@@ -114,7 +112,16 @@ impl Kernels {
         self.silu_mul(SiluMul { out, gate_up: gate_up.as_view(), width: shape.n / 2 })
     }
 
-    fn tune_gated(&self, blas: &Blas, mut op: Gated<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+    /// Chooses the way for a shape by timing, where there is a choice: see [`Kernels::tune_linear`].
+    pub fn tune_gated(&self, blas: &Blas, op: Gated<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
+        match LinearKernel::for_shape(op.shape, OutputType::Activated, self.properties()) {
+            LinearKernel::Skinny(_) => Ok(()),
+            LinearKernel::Gemm => self.tune_gemm(op.activated(), others).map(drop),
+            LinearKernel::Blas => self.compare_gated(blas, op, others),
+        }
+    }
+
+    fn compare_gated(&self, blas: &Blas, mut op: Gated<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         let key = (op.shape, OutputType::Activated);
         let is_timed = self.has_gemm() && op.shape.m <= TIMED_ROWS_MAX;
         let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();

@@ -3,7 +3,7 @@
 
 use crate::{
     error::KernelError,
-    launch::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, OutputType, count, refused},
+    launch::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, OutputType, count, refused},
 };
 
 /// Weight rows that a warpgroup multiplies at a time.
@@ -18,7 +18,9 @@ const STAGES_MAX: usize = 32;
 pub(crate) const SHARED_BYTES: usize = 227 << 10;
 /// Tiles of a cluster along w that are walked together: with as many rows of x a wave is about square.
 const BAND: usize = 8;
-/// Barriers, and slack up to a multiple of 1024.
+/// Threads that find the factors of rows of x; the same constant as in `csrc/gemm_residual.cuh`.
+const SCALERS: u32 = 64;
+/// Barriers and factors, and slack up to a multiple of 1024.
 const FIXED_BYTES: usize = 2048;
 
 /// One compilation of the kernel.
@@ -26,6 +28,8 @@ const FIXED_BYTES: usize = 2048;
 struct Variant {
     /// To bf16, to f32, activated.
     entries: [Entry; 3],
+    /// Into the residual stream.
+    updated: Option<Entry>,
     /// Warpgroups that multiply.
     warpgroups: usize,
     /// Rows of x of a tile.
@@ -37,10 +41,14 @@ struct Variant {
 }
 
 const fn variant(entries: [Entry; 3], [warpgroups, columns, panels, cluster]: [usize; 4]) -> Variant {
-    Variant { entries, warpgroups, columns, panels, cluster }
+    Variant { entries, updated: None, warpgroups, columns, panels, cluster }
 }
 
 impl Variant {
+    const fn updating(self, entry: Entry) -> Self {
+        Self { updated: Some(entry), ..self }
+    }
+
     /// Most weight rows of a tile.
     fn rows_max(self) -> usize {
         self.warpgroups * GROUP_ROWS
@@ -51,24 +59,29 @@ impl Variant {
         (self.rows_max() - GROUP_ROWS + 8..=self.rows_max()).step_by(8)
     }
 
-    fn entry(self, output: OutputType) -> Entry {
+    fn entry(self, output: OutputType) -> Option<Entry> {
         let [bf16, f32, activated] = self.entries;
         match output {
-            OutputType::Bf16 => bf16,
-            OutputType::F32 => f32,
-            OutputType::Activated => activated,
+            OutputType::Bf16 => Some(bf16),
+            OutputType::F32 => Some(f32),
+            OutputType::Activated => Some(activated),
+            OutputType::Updated => self.updated,
         }
     }
 }
 
 const VARIANTS: [Variant; 9] = [
-    variant([Entry::Gemm1x8Bf16, Entry::Gemm1x8F32, Entry::Gemm1x8Activated], [1, 8, 2, 1]),
+    variant([Entry::Gemm1x8Bf16, Entry::Gemm1x8F32, Entry::Gemm1x8Activated], [1, 8, 2, 1])
+        .updating(Entry::Gemm1x8Updated),
     variant([Entry::Gemm2x8Bf16, Entry::Gemm2x8F32, Entry::Gemm2x8Activated], [2, 8, 1, 1]),
-    variant([Entry::Gemm1x32Bf16, Entry::Gemm1x32F32, Entry::Gemm1x32Activated], [1, 32, 2, 2]),
+    variant([Entry::Gemm1x32Bf16, Entry::Gemm1x32F32, Entry::Gemm1x32Activated], [1, 32, 2, 2])
+        .updating(Entry::Gemm1x32Updated),
     variant([Entry::Gemm2x32Bf16, Entry::Gemm2x32F32, Entry::Gemm2x32Activated], [2, 32, 1, 2]),
-    variant([Entry::Gemm1x64Bf16, Entry::Gemm1x64F32, Entry::Gemm1x64Activated], [1, 64, 2, 2]),
+    variant([Entry::Gemm1x64Bf16, Entry::Gemm1x64F32, Entry::Gemm1x64Activated], [1, 64, 2, 2])
+        .updating(Entry::Gemm1x64Updated),
     variant([Entry::Gemm2x64Bf16, Entry::Gemm2x64F32, Entry::Gemm2x64Activated], [2, 64, 1, 2]),
-    variant([Entry::Gemm1x128Bf16, Entry::Gemm1x128F32, Entry::Gemm1x128Activated], [1, 128, 1, 2]),
+    variant([Entry::Gemm1x128Bf16, Entry::Gemm1x128F32, Entry::Gemm1x128Activated], [1, 128, 1, 2])
+        .updating(Entry::Gemm1x128Updated),
     variant([Entry::Gemm2x128Bf16, Entry::Gemm2x128F32, Entry::Gemm2x128Activated], [2, 128, 1, 2]),
     variant([Entry::Gemm2x256Bf16, Entry::Gemm2x256F32, Entry::Gemm2x256Activated], [2, 256, 1, 2]),
 ];
@@ -119,6 +132,16 @@ impl GemmPlan {
         matches!(self.config.entry, Entry::Gemm2x256Bf16 | Entry::Gemm2x256Activated)
     }
 
+    /// With the threads that find rows' factors.
+    pub(crate) fn scaling(self) -> Self {
+        Self { config: LaunchConfig { threads: self.config.threads + SCALERS, ..self.config }, ..self }
+    }
+
+    /// Whether rows of x may have factors.
+    pub(crate) fn scales(&self) -> bool {
+        !matches!(self.config.entry, Entry::Gemm2x256Bf16 | Entry::Gemm2x256F32 | Entry::Gemm2x256Activated)
+    }
+
     /// The cut that costs least on a chip of `n_multiprocessors`.
     pub fn new(shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Result<Self, KernelError> {
         check(shape, output)?;
@@ -129,7 +152,7 @@ impl GemmPlan {
 
     /// The same cut for another row count: `shape` differs in m only.
     pub(crate) fn for_rows(self, shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Self {
-        let own = VARIANTS.into_iter().find(|variant| variant.entry(output) == self.config.entry);
+        let own = VARIANTS.into_iter().find(|variant| variant.entry(output) == Some(self.config.entry));
         let variant = own.expect("a plan is one of a variant, for its output");
         Cut { variant, rows: self.rows, shape }.plan(output, n_multiprocessors as usize)
     }
@@ -161,6 +184,9 @@ fn check(shape: GemmShape, output: OutputType) -> Result<(), KernelError> {
     if !shape.k.is_multiple_of(8) {
         return Err(refused(OP, format!("depth {} is not a multiple of 8", shape.k)));
     }
+    if output == OutputType::Updated && !shape.n.is_multiple_of(8) {
+        return Err(refused(OP, format!("a residual of width {} is not a multiple of 8", shape.n)));
+    }
     if output == OutputType::Activated && !shape.n.is_multiple_of(WHOLE) {
         return Err(refused(OP, format!("{} rows of gate and up are not a multiple of {WHOLE}", shape.n)));
     }
@@ -188,11 +214,16 @@ fn cuts(shape: GemmShape, output: OutputType) -> impl Iterator<Item = Cut> {
 
 impl Cut {
     /// Large tiles of bf16 leave by the copy engine, which wants whole tiles and rows of y that are multiples of 16 bytes. A tile
-    /// has as many rows of gate as of up.
+    /// has as many rows of gate as of up; the squares of an update are of 16 values each.
     fn is_possible(self, output: OutputType) -> bool {
         let leaves_by_copy = self.variant.columns == 256 && output != OutputType::F32;
-        let has_pairs = output != OutputType::Activated || self.rows.is_multiple_of(2 * GATE_UP_GROUP);
-        has_pairs && (!leaves_by_copy || (self.rows == self.variant.rows_max() && self.shape.n.is_multiple_of(8)))
+        let whole = match output {
+            OutputType::Bf16 | OutputType::F32 => 1,
+            OutputType::Activated => 2 * GATE_UP_GROUP,
+            OutputType::Updated => NORM_TILE,
+        };
+        let is_whole = self.rows.is_multiple_of(whole) && self.variant.entry(output).is_some();
+        is_whole && (!leaves_by_copy || (self.rows == self.variant.rows_max() && self.shape.n.is_multiple_of(8)))
     }
 
     fn n_m_tiles(self) -> usize {
@@ -255,7 +286,7 @@ impl Cut {
         let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster);
         GemmPlan {
             config: LaunchConfig {
-                entry: self.variant.entry(output),
+                entry: self.variant.entry(output).expect("no cut without an entry for its output is possible"),
                 grid: [count(n_clusters * cluster), 1, 1],
                 threads: count(warpgroups * 128 + 32),
                 shared_bytes: count(FIXED_BYTES + staging_bytes + unused_bytes + n_stages * stage_bytes),
@@ -278,6 +309,7 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::CHAINED_ROWS_MAX;
 
     fn plan(m: usize, n: usize, k: usize) -> GemmPlan {
         GemmPlan::new(GemmShape { m, n, k }, OutputType::Bf16, 132).unwrap()
@@ -379,6 +411,23 @@ mod tests {
         for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, OutputType::F32) {
             let needed = cut.rows.div_ceil(GROUP_ROWS);
             assert_eq!(needed, cut.variant.warpgroups, "{cut:?}");
+        }
+    }
+
+    #[test]
+    fn an_update_has_tiles_of_whole_squares_and_never_the_largest() {
+        let plans = all_plans(GemmShape { m: 100, n: 4096, k: 4096 }, OutputType::Updated, 132);
+        assert!(plans.iter().all(|plan| plan.rows.is_multiple_of(NORM_TILE) && plan.scales()));
+        let refusal = GemmPlan::new(GemmShape { m: 2, n: 4097, k: 8 }, OutputType::Updated, 132).unwrap_err();
+        assert_eq!(refusal.to_string(), "gemm_sm90: a residual of width 4097 is not a multiple of 8");
+    }
+
+    #[test]
+    fn rows_that_may_have_factors_never_take_the_largest_tiles() {
+        for m in 1..=CHAINED_ROWS_MAX {
+            for (n, k) in [(6144, 4096), (28672, 4096), (128, 8192)] {
+                assert!(plan(m, n, k).scales(), "{m} {n} {k}");
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod blas;
+pub mod chained;
 pub mod checks;
 pub mod device;
 pub mod draw;

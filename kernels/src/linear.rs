@@ -10,11 +10,15 @@ use crate::{
     check_len,
     gemm::GemmPlan,
     launch::{self, GemmShape, Left, LinearKernel, OutputType},
+    skinny::RowScale,
+    sys::Launch,
     tensor_map::{BoxedTensor, TensorMap},
 };
 
 /// Products of more rows keep cuBLASLt's first guess: timing gained nothing at 2048 and 8192.
 pub(crate) const TIMED_ROWS_MAX: usize = 512;
+
+const OP: &str = "gemm_sm90";
 
 /// y = x * w^T.
 #[derive(Debug)]
@@ -38,7 +42,7 @@ pub enum Output<'a> {
     Sum(CudaViewMut<'a, bf16>),
     /// Logits.
     F32(CudaViewMut<'a, f32>),
-    /// Gate and up, activated: m x n / 2. Only the product of [`crate::gemm`] does, and [`Kernels::skinny_scaled_by`].
+    /// Gate and up, activated: m x n / 2. Only the product of [`crate::gemm`] does, and [`Kernels::scaled`].
     Activated(CudaViewMut<'a, bf16>),
 }
 
@@ -103,11 +107,11 @@ impl Products {
         }
     }
 
-    /// What a product of `n_rows` rows leaves of the residual stream. Where one way must serve any number of rows, its result
-    /// alone: who adds it himself rounds the sum once, the norm rounds it twice.
-    pub fn leaves(&self, n_rows: usize) -> Left {
+    /// What a product of this shape leaves of the residual stream. Where one way must serve any number of rows, its result alone:
+    /// who adds it himself rounds the sum once, the norm rounds it twice.
+    pub fn leaves(&self, kernels: &Kernels, shape: GemmShape) -> Left {
         match self {
-            Self::Fastest(_) => Left::for_rows(n_rows),
+            Self::Fastest(_) => Left::of_update(shape, kernels.properties()),
             Self::BatchInvariant => Left::Result,
         }
     }
@@ -125,8 +129,9 @@ impl Products {
 impl Kernels {
     /// Multiplies with whichever is faster for the shape.
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
-        match LinearKernel::for_shape(op.shape, self.properties()) {
+        match LinearKernel::for_shape(op.shape, op.y.output_type(), self.properties()) {
             LinearKernel::Skinny(kernel) => self.skinny_gemm_by(op, kernel),
+            LinearKernel::Gemm => self.invariant_gemm(op),
             LinearKernel::Blas if self.gemm_is_faster(&op) => self.invariant_gemm(op),
             LinearKernel::Blas => blas.gemm(op),
         }
@@ -140,8 +145,9 @@ impl Kernels {
     /// Chooses between cuBLASLt's algorithms and cuts of our product for a shape, by timing where that gains something: see
     /// [`Blas::tune`] and [`Blas::prepare`]. Nothing to choose elsewhere.
     pub fn tune_linear(&self, blas: &Blas, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
-        match LinearKernel::for_shape(op.shape, self.properties()) {
+        match LinearKernel::for_shape(op.shape, op.y.output_type(), self.properties()) {
             LinearKernel::Skinny(_) => Ok(()),
+            LinearKernel::Gemm => self.tune_gemm(op, others).map(drop),
             LinearKernel::Blas if blas.has_chosen(&op) => Ok(()),
             LinearKernel::Blas if op.shape.m > TIMED_ROWS_MAX => blas.prepare(op),
             LinearKernel::Blas => self.compare(blas, op, others),
@@ -162,27 +168,35 @@ impl Kernels {
 impl Kernels {
     /// Multiplies any number of rows on Hopper; a row's bits do not depend on the other rows.
     pub fn invariant_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
-        let (shape, output) = (op.shape, op.y.output_type());
-        let n_multiprocessors = self.properties().n_multiprocessors;
-        let plan = match self.tuned.plan((shape, output)) {
-            Some(found) => found.for_rows(shape, output, n_multiprocessors),
-            None => GemmPlan::new(shape, output, n_multiprocessors)?,
-        };
+        let plan = self.gemm_plan(op.shape, op.y.output_type())?;
         self.invariant_gemm_by(op, &plan)
     }
 
     /// The same by a given plan, which must be for the shape and type of `op`: the same bits by every plan.
-    pub fn invariant_gemm_by(&self, mut op: Linear<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
-        const OP: &str = "gemm_sm90";
-        let (major, minor) = self.properties().capability;
-        if (major, minor) != (9, 0) {
-            return Err(KernelError::NotInvariant { major, minor });
+    pub fn invariant_gemm_by(&self, op: Linear<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
+        self.gemm_by(op, None, plan)
+    }
+
+    /// The cut that was found to be the fastest, or else is by count.
+    pub(crate) fn gemm_plan(&self, shape: GemmShape, output: OutputType) -> Result<GemmPlan, KernelError> {
+        let n_multiprocessors = self.properties().n_multiprocessors;
+        match self.tuned.plan((shape, output)) {
+            Some(found) => Ok(found.for_rows(shape, output, n_multiprocessors)),
+            None => GemmPlan::new(shape, output, n_multiprocessors),
         }
+    }
+
+    /// With a norm's factor if the plan has a place for it.
+    pub(crate) fn gemm_by(
+        &self,
+        mut op: Linear<'_>,
+        scale: Option<RowScale<'_>>,
+        plan: &GemmPlan,
+    ) -> Result<(), KernelError> {
         let GemmShape { m, n, k } = op.shape;
         check(OP, &op)?;
+        let [w, x] = self.gemm_maps((&op.w, &op.x), op.shape, plan)?;
         let stream = self.device().stream();
-        let w = matrix(op.w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
-        let x = matrix(op.x.device_ptr(stream).0, [k, m], plan.boxes.x)?;
         let y = match &mut op.y {
             Output::Bf16(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
             Output::Activated(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n / 2, m], plan.boxes.y)?,
@@ -195,9 +209,33 @@ impl Kernels {
             Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y".to_owned())),
             Output::F32(y) => launch.write(y),
         };
-        let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.n_stages);
-        launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
+        // What only updates use.
+        let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
+        let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
+        start(launch.float(scale.map_or(0.0, |scale| scale.eps)).int(k), op.shape, plan)
     }
+
+    /// Of the operands w and x, where the chip has the product.
+    pub(crate) fn gemm_maps(
+        &self,
+        (w, x): (&CudaView<'_, bf16>, &CudaView<'_, bf16>),
+        GemmShape { m, n, k }: GemmShape,
+        plan: &GemmPlan,
+    ) -> Result<[TensorMap; 2], KernelError> {
+        let (major, minor) = self.properties().capability;
+        if !self.has_gemm() {
+            return Err(KernelError::NotInvariant { major, minor });
+        }
+        let stream = self.device().stream();
+        let w = matrix(w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
+        Ok([w, matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)?])
+    }
+}
+
+/// Adds the arguments that every launch of the product ends with, and starts it.
+pub(crate) fn start(launch: Launch<'_>, GemmShape { m, n, .. }: GemmShape, plan: &GemmPlan) -> Result<(), KernelError> {
+    let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.n_stages);
+    launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
 }
 
 /// Whether cuts of our product are timed. Not for logits: their weights are a gigabyte, any cut reads them as fast.
@@ -207,7 +245,7 @@ fn is_timed(op: &Linear<'_>) -> bool {
 
 /// A row-major matrix of which a copy moves a box; sizes are those of a row, then rows.
 fn matrix(address: u64, sizes: [usize; 2], box_sizes: [usize; 2]) -> Result<TensorMap, KernelError> {
-    TensorMap::new("gemm_sm90", &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes })
+    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes })
 }
 
 /// Every buffer holds exactly what the shape says.

@@ -18,7 +18,7 @@ use crate::{
     timing::fastest_us,
 };
 
-type Key = (GemmShape, OutputType);
+pub(crate) type Key = (GemmShape, OutputType);
 
 /// By columns, depth and output, then by rows.
 type ByRows = HashMap<(usize, usize, OutputType), BTreeMap<usize, Found>>;
@@ -87,10 +87,19 @@ impl Kernels {
     pub(crate) fn tune_gemm(&self, mut op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<f64, KernelError> {
         let key = (op.shape, op.y.output_type());
         let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();
+        self.fastest_cut(key, weights.len(), |idx, plan| self.invariant_gemm_by(op.with(&weights[idx]), plan))
+    }
+
+    /// Times the cuts for `key` over `n` launches of each, which `launch` starts by their index; keeps the fastest.
+    pub(crate) fn fastest_cut(
+        &self,
+        key: Key,
+        n: usize,
+        mut launch: impl FnMut(usize, &GemmPlan) -> Result<(), KernelError>,
+    ) -> Result<f64, KernelError> {
         let mut best = (f64::INFINITY, None);
-        for plan in gemm::candidates(op.shape, key.1, self.properties().n_multiprocessors)? {
-            let launch = |idx: usize| self.invariant_gemm_by(op.with(&weights[idx]), &plan);
-            let us = fastest_us(self.device(), weights.len(), best.0, launch)?;
+        for plan in gemm::candidates(key.0, key.1, self.properties().n_multiprocessors)? {
+            let us = fastest_us(self.device(), n, best.0, |idx| launch(idx, &plan))?;
             if us < best.0 {
                 best = (us, Some(plan));
             }

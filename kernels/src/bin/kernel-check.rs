@@ -10,7 +10,7 @@ use stoker_kernels::{Device, KernelError, checks};
 /// Compares kernels with their references.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, attention-decode,
+    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, chained, attention-decode,
     /// attention-prefill, sampling-small, sampling-large, step.
     #[arg(long, default_value = "")]
     only: String,

@@ -119,7 +119,7 @@ fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Resul
     let case = format!("m {} n {} k {} to {output:?}, {how}", shape.m, shape.n, shape.k);
     // f32 sums lose 2^-24 of their size a term; random signs make that grow with the root. Four times as margin.
     let limit = match output {
-        OutputType::Bf16 | OutputType::Activated => TWO_ROUNDINGS,
+        OutputType::Bf16 | OutputType::Activated | OutputType::Updated => TWO_ROUNDINGS,
         OutputType::F32 => 4.0 * 2f64.powi(-24) * (shape.k as f64).sqrt(),
     };
     Ok(Outcome { op, case, error, limit })
@@ -210,5 +210,6 @@ pub(super) fn multiply(
             run(Output::Activated(y.view()))?;
             Ok(gpu.written(&y)?.map(|found| widened(&found)))
         }
+        OutputType::Updated => unreachable!("an update has more than one output: `chained` compares them"),
     }
 }

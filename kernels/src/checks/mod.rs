@@ -2,6 +2,7 @@
 //! outcomes, `cargo test` asserts them. Measures no time.
 
 mod attention;
+mod chained;
 mod fixture;
 mod gated;
 mod linear;
@@ -42,13 +43,14 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 11] = [
+const GROUPS: [(&str, Group); 12] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("linear-few", skinny::run),
     ("invariance", linear::run_invariance),
     ("gated", gated::run),
+    ("chained", chained::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
     ("sampling-small", sampling::run_small),

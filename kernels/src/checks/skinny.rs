@@ -19,10 +19,10 @@ const SIZES: [(usize, usize); 6] = [(64, 512), (17, 8), (3, 40), (33, 1032), (30
 /// The same where n is gate and up.
 const GATED_SIZES: [(usize, usize); 4] = [(16, 8), (64, 512), (304, 1032), (2208, 1032)];
 /// Of the norms: large enough that leaving it out shows.
-const EPS: f32 = 1e-2;
+pub(super) const EPS: f32 = 1e-2;
 /// f32 sums lose 2^-24 of their size a term, which with random signs grows with the root; four times as margin. A norm's factor
 /// is a root and its reciprocal by the chip's approximation, 2^-22 off at most.
-const FACTOR: f64 = 1.0 / (1 << 21) as f64;
+pub(super) const FACTOR: f64 = 1.0 / (1 << 21) as f64;
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
@@ -132,10 +132,10 @@ fn as_models_norm(gpu: &mut Gpu, kernel: SkinnyKernel) -> Result<Outcome, Kernel
 }
 
 /// What an update left, as f32.
-struct Updated {
-    residual: Vec<f32>,
-    weighted: Vec<f32>,
-    squares: Vec<f32>,
+pub(super) struct Updated {
+    pub(super) residual: Vec<f32>,
+    pub(super) weighted: Vec<f32>,
+    pub(super) squares: Vec<f32>,
 }
 
 fn run_update(
@@ -181,16 +181,16 @@ fn update_and_scale(
 }
 
 /// A product's operands.
-struct Values {
-    x: Vec<f32>,
-    w: Vec<f32>,
-    residual: Vec<f32>,
-    norm: Vec<f32>,
+pub(super) struct Values {
+    pub(super) x: Vec<f32>,
+    pub(super) w: Vec<f32>,
+    pub(super) residual: Vec<f32>,
+    pub(super) norm: Vec<f32>,
 }
 
 impl Values {
     /// Rows of four sizes, so that one's norm is not another's.
-    fn new(gpu: &mut Gpu, GemmShape { m, n, k }: GemmShape) -> Self {
+    pub(super) fn new(gpu: &mut Gpu, GemmShape { m, n, k }: GemmShape) -> Self {
         let mut rows = |width: usize| {
             let mut rows = gpu.noise.normals(m * width);
             for (idx, row) in rows.chunks_mut(width).enumerate() {
@@ -208,24 +208,24 @@ impl Values {
 }
 
 /// Sums of squares as an update leaves them.
-fn row_squares(x: &[f32], k: usize) -> Vec<f32> {
+pub(super) fn row_squares(x: &[f32], k: usize) -> Vec<f32> {
     reference::weighted(x, &vec![1.0; k]).1
 }
 
 /// The same on the device.
-struct Operands {
-    x: CudaSlice<bf16>,
-    w: CudaSlice<bf16>,
-    norm: CudaSlice<bf16>,
+pub(super) struct Operands {
+    pub(super) x: CudaSlice<bf16>,
+    pub(super) w: CudaSlice<bf16>,
+    pub(super) norm: CudaSlice<bf16>,
 }
 
 impl Operands {
-    fn new(gpu: &Gpu, values: &Values) -> Result<Self, KernelError> {
+    pub(super) fn new(gpu: &Gpu, values: &Values) -> Result<Self, KernelError> {
         let Values { x, w, norm, .. } = values;
         Ok(Self { x: gpu.upload_bf16(x)?, w: gpu.upload_bf16(w)?, norm: gpu.upload_bf16(norm)? })
     }
 
-    fn linear<'a>(&'a self, y: Output<'a>, shape: GemmShape) -> Linear<'a> {
+    pub(super) fn linear<'a>(&'a self, y: Output<'a>, shape: GemmShape) -> Linear<'a> {
         Linear { y, x: self.x.as_view(), w: self.w.as_view(), shape }
     }
 }

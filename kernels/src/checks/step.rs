@@ -4,11 +4,11 @@
 
 use super::{Gpu, Outcome};
 use crate::{
-    CudaSlice, KernelError,
+    CudaSlice, CudaView, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
     bf16,
     gated::Gated,
-    launch::{BLOCK_SIZE, GemmShape, Heads, Left, SkinnyKernel, norm_tiles},
+    launch::{BLOCK_SIZE, GemmShape, Heads, Left, OutputType, norm_tiles},
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, angle_table},
@@ -71,6 +71,8 @@ pub struct Model {
 #[derive(Debug)]
 pub struct Batch {
     n: usize,
+    /// What the last product left of the residual stream.
+    left: Left,
     residual: CudaSlice<bf16>,
     /// The residual's norm, or the weighted residual.
     normed: CudaSlice<bf16>,
@@ -127,6 +129,7 @@ impl Batch {
         let size = ScratchSize { n_sequences: n, n_items: plan.items.len(), policy, heads: shape.heads };
         Ok(Self {
             n,
+            left: Left::Residual,
             residual: gpu.random(n * shape.hidden())?,
             normed: gpu.random(n * shape.hidden())?,
             squares: gpu.upload(&vec![0.0; n * norm_tiles(shape.hidden())])?,
@@ -149,22 +152,46 @@ impl Batch {
     }
 }
 
-/// Chooses algorithms for the products that cuBLASLt does.
-pub fn tune(gpu: &Gpu, model: &Model, batch: &mut Batch) -> Result<(), KernelError> {
-    let (m, shape) = (batch.n, model.shape);
+/// Chooses how every product of a step is multiplied, as an executor does at its start. Changes the batch's residual.
+pub fn tune(gpu: &Gpu, model: &Model, b: &mut Batch) -> Result<(), KernelError> {
+    let (m, shape) = (b.n, model.shape);
     let layer = &model.layers[0];
-    let one = |y: &mut CudaSlice<bf16>, x: &CudaSlice<bf16>, w: &CudaSlice<bf16>| {
-        let size = GemmShape { m, n: y.len() / m, k: x.len() / m };
-        gpu.blas.tune(Linear { y: Output::Bf16(y.as_view_mut()), x: x.as_view(), w: w.as_view(), shape: size }, &[])
+    let others = |part: fn(&Layer) -> &CudaSlice<bf16>| {
+        model.layers[1..].iter().take(2).map(|layer| part(layer).as_view()).collect::<Vec<_>>()
     };
-    one(&mut batch.qkv, &batch.normed, &layer.qkv)?;
-    one(&mut batch.update, &batch.attended, &layer.o)?;
-    one(&mut batch.gate_up, &batch.normed, &layer.gate_up)?;
-    one(&mut batch.update, &batch.activated, &layer.down)?;
+    let (x, w) = (b.normed.as_view(), layer.qkv.as_view());
+    let size = GemmShape { m, n: b.qkv.len() / m, k: shape.hidden() };
+    let qkv = Linear { y: Output::Bf16(b.qkv.as_view_mut()), x, w, shape: size };
+    gpu.kernels.tune_linear(&gpu.blas, qkv, &others(|layer| &layer.qkv))?;
+    tune_update(gpu, b, Half::Attention, (&layer.o, &layer.norm), &others(|layer| &layer.o))?;
+    let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
+    let size = GemmShape { m, n: gate_up.len() / m, k: shape.hidden() };
+    let gated = Gated { out, gate_up, x: b.normed.as_view(), w: layer.gate_up.as_view(), shape: size };
+    gpu.kernels.tune_gated(&gpu.blas, gated, &others(|layer| &layer.gate_up))?;
+    tune_update(gpu, b, Half::Mlp, (&layer.down, &layer.norm), &others(|layer| &layer.down))?;
     let size = GemmShape { m, n: shape.vocab, k: shape.hidden() };
-    let (x, w) = (batch.normed.as_view(), model.head.as_view());
-    gpu.blas.tune(Linear { y: Output::F32(batch.logits.as_view_mut()), x, w, shape: size }, &[])?;
-    Ok(())
+    let (x, w) = (b.normed.as_view(), model.head.as_view());
+    gpu.kernels.tune_linear(&gpu.blas, Linear { y: Output::F32(b.logits.as_view_mut()), x, w, shape: size }, &[])
+}
+
+fn tune_update(
+    gpu: &Gpu,
+    b: &mut Batch,
+    half: Half,
+    (w, norm): (&CudaSlice<bf16>, &CudaSlice<bf16>),
+    others: &[CudaView<'_, bf16>],
+) -> Result<(), KernelError> {
+    let x = match half {
+        Half::Attention => b.attended.as_view(),
+        Half::Mlp => b.activated.as_view(),
+    };
+    let (shape, w) = (GemmShape { m: b.n, n: norm.len(), k: x.len() / b.n }, w.as_view());
+    if Left::of_update(shape, gpu.kernels.properties()) != Left::Weighted {
+        let y = Output::Bf16(b.update.as_view_mut());
+        return gpu.kernels.tune_linear(&gpu.blas, Linear { y, x, w, shape }, others);
+    }
+    let (residual, weighted, squares) = (b.residual.as_view_mut(), b.normed.as_view_mut(), b.squares.as_view_mut());
+    gpu.kernels.tune_update(Update { residual, weighted, squares, norm: norm.as_view(), x, w, shape }, others)
 }
 
 /// Whether the device is waited for between launches.
@@ -185,16 +212,15 @@ pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> 
     };
     let (out, width) = (b.residual.as_view_mut(), shape.hidden());
     kernels.embed(Embed { out, table: model.table.as_view(), tokens: b.tokens.as_view(), width })?;
-    let mut left = Left::Residual;
+    b.left = Left::Residual;
     for idx in 0..model.layers.len() {
-        project(gpu, model, b, (idx, left), &pause)?;
+        project(gpu, model, b, idx, &pause)?;
         pause()?;
         rope(gpu, shape, &model.angles, &mut model.layers[idx], b)?;
         pause()?;
         let layer = &model.layers[idx];
         attend(gpu, shape, layer, b)?;
         pause()?;
-        left = Left::for_rows(b.n);
         update(gpu, b, Half::Attention, (&layer.o, &layer.norm))?;
         feed_forward(gpu, layer, b, &pause)?;
         pause()?;
@@ -216,15 +242,14 @@ fn project(
     gpu: &Gpu,
     model: &Model,
     b: &mut Batch,
-    (idx, left): (usize, Left),
+    idx: usize,
     pause: &dyn Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     let layer = &model.layers[idx];
-    norm(gpu, b, &layer.norm, left, pause)?;
-    pause()?;
     let shape = GemmShape { m: b.n, n: b.qkv.len() / b.n, k: layer.norm.len() };
+    let is_scaled = norm(gpu, b, &layer.norm, (shape, OutputType::Bf16), pause)?;
     let (y, x, w) = (Output::Bf16(b.qkv.as_view_mut()), b.normed.as_view(), layer.qkv.as_view());
-    normed(gpu, Linear { y, x, w, shape }, left, &b.squares)
+    normed(gpu, Linear { y, x, w, shape }, is_scaled.then_some(&b.squares))
 }
 
 fn feed_forward(
@@ -233,13 +258,12 @@ fn feed_forward(
     b: &mut Batch,
     pause: &dyn Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let left = Left::for_rows(b.n);
-    norm(gpu, b, &layer.norm, left, pause)?;
-    pause()?;
     let shape = GemmShape { m: b.n, n: b.gate_up.len() / b.n, k: layer.norm.len() };
+    let is_scaled = norm(gpu, b, &layer.norm, (shape, OutputType::Activated), pause)?;
     let (x, w) = (b.normed.as_view(), layer.gate_up.as_view());
-    if left == Left::Weighted {
-        return normed(gpu, Linear { y: Output::Activated(b.activated.as_view_mut()), x, w, shape }, left, &b.squares);
+    if is_scaled {
+        let y = Output::Activated(b.activated.as_view_mut());
+        return normed(gpu, Linear { y, x, w, shape }, Some(&b.squares));
     }
     let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
     gpu.kernels.gated(&gpu.blas, Gated { out, gate_up, x, w, shape })
@@ -251,44 +275,43 @@ fn head(
     b: &mut Batch,
     pause: &dyn Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
-    let (weight, left) = (&model.layers[0].norm, Left::for_rows(b.n));
-    norm(gpu, b, weight, left, pause)?;
-    pause()?;
+    let weight = &model.layers[0].norm;
     let shape = GemmShape { m: b.n, n: model.shape.vocab, k: weight.len() };
+    let is_scaled = norm(gpu, b, weight, (shape, OutputType::F32), pause)?;
     let (y, x, w) = (Output::F32(b.logits.as_view_mut()), b.normed.as_view(), model.head.as_view());
-    normed(gpu, Linear { y, x, w, shape }, left, &b.squares)
+    normed(gpu, Linear { y, x, w, shape }, is_scaled.then_some(&b.squares))
 }
 
-/// The norm as a launch of its own, where the product behind it needs one.
+/// The norm as a launch of its own, unless the product behind it scales its result; whether it does.
 fn norm(
     gpu: &Gpu,
     b: &mut Batch,
     weight: &CudaSlice<bf16>,
-    left: Left,
+    (shape, output): (GemmShape, OutputType),
     pause: &dyn Fn() -> Result<(), KernelError>,
-) -> Result<(), KernelError> {
+) -> Result<bool, KernelError> {
     let (out, weight, eps) = (b.normed.as_view_mut(), weight.as_view(), EPS);
-    match left {
-        Left::Weighted => Ok(()),
-        Left::Residual => {
-            pause()?;
-            gpu.kernels.rms_norm(RmsNorm { out, x: b.residual.as_view(), weight, eps })
+    pause()?;
+    match b.left {
+        Left::Weighted if gpu.kernels.scales(shape, output) => return Ok(true),
+        Left::Weighted | Left::Residual => {
+            gpu.kernels.rms_norm(RmsNorm { out, x: b.residual.as_view(), weight, eps })?;
         }
         Left::Result => {
-            pause()?;
             let (x, residual) = (b.update.as_view(), b.residual.as_view_mut());
-            gpu.kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
+            gpu.kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })?;
         }
     }
+    pause()?;
+    Ok(false)
 }
 
 /// The product of a norm, or of the weighted residual.
-fn normed(gpu: &Gpu, op: Linear<'_>, left: Left, squares: &CudaSlice<f32>) -> Result<(), KernelError> {
-    if left != Left::Weighted {
-        return gpu.kernels.linear(&gpu.blas, op);
+fn normed(gpu: &Gpu, op: Linear<'_>, squares: Option<&CudaSlice<f32>>) -> Result<(), KernelError> {
+    match squares {
+        Some(squares) => gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), eps: EPS }),
+        None => gpu.kernels.linear(&gpu.blas, op),
     }
-    let kernel = SkinnyKernel::for_one_row(op.shape.n, gpu.kernels.properties());
-    gpu.kernels.skinny_scaled_by(op, RowScale { squares: squares.as_view(), eps: EPS }, kernel)
 }
 
 /// What ends in the residual stream.
@@ -309,13 +332,13 @@ fn update(
     };
     let shape = GemmShape { m: b.n, n: norm.len(), k: x.len() / b.n };
     let (residual, w) = (b.residual.as_view_mut(), w.as_view());
-    let y = match Left::for_rows(b.n) {
+    b.left = Left::of_update(shape, gpu.kernels.properties());
+    let y = match b.left {
         Left::Result => Output::Bf16(b.update.as_view_mut()),
         Left::Residual => Output::Sum(residual),
         Left::Weighted => {
             let (weighted, squares, norm) = (b.normed.as_view_mut(), b.squares.as_view_mut(), norm.as_view());
-            let kernel = SkinnyKernel::for_one_row(shape.n, gpu.kernels.properties());
-            return gpu.kernels.skinny_update_by(Update { residual, weighted, squares, norm, x, w, shape }, kernel);
+            return gpu.kernels.update(Update { residual, weighted, squares, norm, x, w, shape });
         }
     };
     gpu.kernels.linear(&gpu.blas, Linear { y, x, w, shape })
@@ -371,7 +394,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for heads in heads {
         let shape = StepShape { heads, intermediate: 2816, vocab: 5003, n_layers: 6, context: 272 };
-        for n in [1, 8, 16, 33] {
+        for n in [1, 8, 32, 33] {
             outcomes.push(overlap(gpu, shape, n)?);
         }
     }

@@ -9,7 +9,10 @@ mod sampling;
 pub use self::{
     attention::{DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
     pointwise::{GATE_UP_GROUP, Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
-    product::{Left, LinearKernel, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles, skinny_gemm},
+    product::{
+        CHAINED_ROWS_MAX, Left, LinearKernel, NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles,
+        skinny_gemm,
+    },
     sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},
 };
 pub use crate::entry::Entry;
@@ -72,6 +75,8 @@ pub enum OutputType {
     F32,
     /// Activations of gate and up: half as many as rows of w, of which [`GATE_UP_GROUP`] are gate and as many up in turn.
     Activated,
+    /// Added to the residual stream, and what the norm behind it needs: see [`crate::skinny::Update`].
+    Updated,
 }
 
 impl Heads {

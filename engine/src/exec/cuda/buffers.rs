@@ -4,7 +4,7 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError,
     attention::{DecodeScratch, PrefillScratch},
     bf16,
-    launch::{SKINNY_ROWS_MAX, norm_tiles},
+    launch::{CHAINED_ROWS_MAX, Left, norm_tiles},
     sampling::SampleScratch,
 };
 
@@ -31,6 +31,8 @@ pub(super) struct Buffers {
 /// The residual stream, and what lies beside it between two products.
 #[derive(Debug)]
 pub(super) struct Stream {
+    /// How the last launch left it.
+    pub(super) left: Left,
     pub(super) residual: CudaSlice<bf16>,
     /// What a half of a layer gives, where the norm behind it adds it to the residual.
     pub(super) update: CudaSlice<bf16>,
@@ -48,10 +50,11 @@ impl Buffers {
         Ok(Self {
             tokens: device.zeros(capacity.max_rows)?,
             stream: Stream {
+                left: Left::Residual,
                 residual: rows(shape.hidden)?,
                 update: rows(shape.hidden)?,
                 normed: rows(shape.hidden)?,
-                squares: device.zeros(SKINNY_ROWS_MAX * norm_tiles(shape.hidden))?,
+                squares: device.zeros(CHAINED_ROWS_MAX * norm_tiles(shape.hidden))?,
             },
             qkv: rows(shape.heads.qkv_width())?,
             attended: rows(shape.attended_width())?,

@@ -126,10 +126,11 @@ impl Forward {
             (Product { kernels, products, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
         let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
         product.tune(&mut b.qkv, &b.stream.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
-        product.tune(&mut b.stream.update, &b.attended, &of_layers(|layer| &layer.o), shape.attended_width())?;
+        let norm = &weights.norm;
+        product.tune_update(&mut b.stream, &b.attended, &of_layers(|layer| &layer.o), norm)?;
         let gated = (&mut b.activated, &mut b.gate_up);
         product.tune_gated(gated, &b.stream.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
-        product.tune(&mut b.stream.update, &b.activated, &of_layers(|layer| &layer.down), shape.inner)?;
+        product.tune_update(&mut b.stream, &b.activated, &of_layers(|layer| &layer.down), norm)?;
         let head = Linear {
             y: Output::F32(b.logits.slice_mut(..m_head * shape.vocab)),
             x: b.stream.normed.slice(..m_head * shape.hidden),
@@ -187,6 +188,7 @@ impl Forward {
             sources: step.packed.view(step.layout.sources),
             sampled: b.sampled.as_view(),
         })?;
+        b.stream.left = Left::Residual;
         kernels.embed(Embed {
             out: b.stream.residual.slice_mut(..n * shape.hidden),
             table: weights.embed.as_view(),
@@ -201,11 +203,9 @@ impl Forward {
         let Self { kernels, products, weights, angles, cache, buffers: b, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
         let product = Product { kernels, products, m: n };
-        // In front of the first layer is the embedding, no product.
-        let left = if idx == 0 { Left::Residual } else { product.leaves() };
         let norm = Norm { weight: &layer.attention_norm, eps: shape.eps };
         let qkv = Output::Bf16(b.qkv.slice_mut(..n * shape.heads.qkv_width()));
-        product.normed(qkv, (&mut b.stream, left), norm, &layer.qkv)?;
+        product.normed(qkv, &mut b.stream, norm, &layer.qkv)?;
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
             k_cache: k_cache.as_view_mut(),
@@ -327,12 +327,7 @@ impl Forward {
         let product = Product { kernels, products, m };
         let norm = Norm { weight: &weights.norm, eps: shape.eps };
         let logits = Output::F32(b.logits.slice_mut(..m * shape.vocab));
-        product.normed(
-            logits,
-            (&mut b.stream, product.leaves()),
-            norm,
-            weights.lm_head.as_ref().unwrap_or(&weights.embed),
-        )
+        product.normed(logits, &mut b.stream, norm, weights.lm_head.as_ref().unwrap_or(&weights.embed))
     }
 
     /// Changes single logits of the drawn rows; one of `penalties` a row.

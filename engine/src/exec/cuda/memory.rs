@@ -4,7 +4,7 @@
 use stoker_kernels::{
     attention::{PrefillScratch, ScratchSize},
     blas,
-    launch::{Heads, SKINNY_ROWS_MAX, norm_tiles},
+    launch::{CHAINED_ROWS_MAX, Heads, norm_tiles},
     plan::{SplitPolicy, prefill_pieces_max},
     sampling::{SampleRow, SampleScratch},
 };
@@ -70,7 +70,7 @@ impl Capacity {
             + PrefillScratch::bytes(self.max_pieces, shape.heads)
             + SampleScratch::bytes(self.max_sampled);
         let angles = 4 * max_model_len * shape.heads.dim;
-        let squares = 4 * SKINNY_ROWS_MAX * norm_tiles(shape.hidden);
+        let squares = 4 * CHAINED_ROWS_MAX * norm_tiles(shape.hidden);
         let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * self.input_words;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
     }

@@ -4,7 +4,7 @@
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
     gated::Gated,
-    launch::{GemmShape, Left, SkinnyKernel, norm_tiles},
+    launch::{GemmShape, Left, OutputType, norm_tiles},
     linear::{Linear, Output, Products},
     pointwise::{AddRmsNorm, RmsNorm},
     skinny::{RowScale, Update},
@@ -44,28 +44,43 @@ impl Product<'_> {
         self.products.tune(self.kernels, op, &others)
     }
 
-    /// What [`Product::update`] leaves of the residual stream.
-    pub(super) fn leaves(&self) -> Left {
-        self.products.leaves(self.m)
+    /// The same for what [`Product::update`] multiplies by. Changes the residual.
+    pub(super) fn tune_update(
+        &self,
+        stream: &mut Stream,
+        x: &CudaSlice<bf16>,
+        weights: &[&CudaSlice<bf16>],
+        next: &CudaSlice<bf16>,
+    ) -> Result<(), KernelError> {
+        let [first, others @ ..] = weights else { return Ok(()) };
+        let k = first.len() / next.len();
+        if self.leaves(next.len(), k) != Left::Weighted {
+            return self.tune(&mut stream.update, x, weights, k);
+        }
+        let others: Vec<_> = others.iter().map(|w| w.as_view()).collect();
+        self.kernels.tune_update(self.update_operands(stream, x, first, next), &others)
     }
 
-    /// `y = norm(residual) * w^T`, the residual as `left`.
+    /// `y = norm(residual) * w^T`.
     pub(super) fn normed(
         &self,
         y: Output<'_>,
-        (stream, left): (&mut Stream, Left),
+        stream: &mut Stream,
         norm: Norm<'_>,
         w: &CudaSlice<bf16>,
     ) -> Result<(), KernelError> {
         let k = norm.weight.len();
         let shape = GemmShape { m: self.m, n: w.len() / k, k };
-        self.norm(stream, left, norm)?;
+        let is_scaled = self.is_scaled(stream, shape, y.output_type());
+        if !is_scaled {
+            self.norm(stream, norm)?;
+        }
         let op = Linear { y, x: stream.normed.slice(..self.m * k), w: w.as_view(), shape };
-        if left != Left::Weighted {
+        if !is_scaled {
             return self.products.linear(self.kernels, op);
         }
         let squares = stream.squares.slice(..self.m * norm_tiles(k));
-        self.kernels.skinny_scaled_by(op, RowScale { squares, eps: norm.eps }, self.skinny(shape))
+        self.kernels.scaled(op, RowScale { squares, eps: norm.eps })
     }
 
     /// Chooses the algorithm for a product of gate and up by `weights`, all of one shape.
@@ -81,7 +96,7 @@ impl Product<'_> {
         self.products.tune_gated(self.kernels, self.gated_operands(buffers, x, first, k), &others)
     }
 
-    /// `activated = silu(gate) * up`, with gate and up of `norm(residual) * w^T`, the residual as this step leaves it.
+    /// `activated = silu(gate) * up`, with gate and up of `norm(residual) * w^T`.
     pub(super) fn gated(
         &self,
         (activated, gate_up): (&mut CudaSlice<bf16>, &mut CudaSlice<bf16>),
@@ -89,16 +104,16 @@ impl Product<'_> {
         norm: Norm<'_>,
         w: &CudaSlice<bf16>,
     ) -> Result<(), KernelError> {
-        let (left, k) = (self.leaves(), norm.weight.len());
-        if left == Left::Weighted {
+        let k = norm.weight.len();
+        if self.is_scaled(stream, GemmShape { m: self.m, n: w.len() / k, k }, OutputType::Activated) {
             let out = activated.slice_mut(..self.m * w.len() / k / 2);
-            return self.normed(Output::Activated(out), (stream, left), norm, w);
+            return self.normed(Output::Activated(out), stream, norm, w);
         }
-        self.norm(stream, left, norm)?;
+        self.norm(stream, norm)?;
         self.products.gated(self.kernels, self.gated_operands((activated, gate_up), &stream.normed, w, k))
     }
 
-    /// `residual += x * w^T`, or what this step leaves of it for `next`.
+    /// `residual += x * w^T`, or what this product leaves of it for `next`.
     pub(super) fn update(
         &self,
         stream: &mut Stream,
@@ -108,28 +123,34 @@ impl Product<'_> {
     ) -> Result<(), KernelError> {
         let (m, n) = (self.m, next.len());
         let shape = GemmShape { m, n, k: w.len() / n };
-        let (x, w) = (x.slice(..m * shape.k), w.as_view());
-        let residual = stream.residual.slice_mut(..m * n);
-        let y = match self.leaves() {
+        stream.left = self.leaves(n, shape.k);
+        let y = match stream.left {
             Left::Result => Output::Bf16(stream.update.slice_mut(..m * n)),
-            Left::Residual => Output::Sum(residual),
-            Left::Weighted => {
-                let weighted = stream.normed.slice_mut(..m * n);
-                let (squares, norm) = (stream.squares.slice_mut(..m * norm_tiles(n)), next.as_view());
-                let op = Update { residual, weighted, squares, norm, x, w, shape };
-                return self.kernels.skinny_update_by(op, self.skinny(shape));
-            }
+            Left::Residual => Output::Sum(stream.residual.slice_mut(..m * n)),
+            Left::Weighted => return self.kernels.update(self.update_operands(stream, x, w, next)),
         };
-        self.products.linear(self.kernels, Linear { y, x, w, shape })
+        let op = Linear { y, x: x.slice(..m * shape.k), w: w.as_view(), shape };
+        self.products.linear(self.kernels, op)
     }
 
-    /// The norm as a launch of its own, where the product behind it needs one.
-    fn norm(&self, stream: &mut Stream, left: Left, norm: Norm<'_>) -> Result<(), KernelError> {
+    /// What an update by weights of n x k leaves of the residual stream.
+    fn leaves(&self, n: usize, k: usize) -> Left {
+        self.products.leaves(self.kernels, GemmShape { m: self.m, n, k })
+    }
+
+    /// Whether a product takes the residual stream as it is and its norm's factor: logits of many rows do not.
+    fn is_scaled(&self, stream: &Stream, shape: GemmShape, output: OutputType) -> bool {
+        stream.left == Left::Weighted && self.kernels.scales(shape, output)
+    }
+
+    /// The norm as a launch of its own.
+    fn norm(&self, stream: &mut Stream, norm: Norm<'_>) -> Result<(), KernelError> {
         let size = self.m * norm.weight.len();
         let (out, weight, eps) = (stream.normed.slice_mut(..size), norm.weight.as_view(), norm.eps);
-        match left {
-            Left::Weighted => Ok(()),
-            Left::Residual => self.kernels.rms_norm(RmsNorm { out, x: stream.residual.slice(..size), weight, eps }),
+        match stream.left {
+            Left::Weighted | Left::Residual => {
+                self.kernels.rms_norm(RmsNorm { out, x: stream.residual.slice(..size), weight, eps })
+            }
             Left::Result => {
                 let (residual, x) = (stream.residual.slice_mut(..size), stream.update.slice(..size));
                 self.kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
@@ -150,7 +171,23 @@ impl Product<'_> {
         Gated { out, gate_up, x: x.slice(..shape.m * shape.k), w: w.as_view(), shape }
     }
 
-    fn skinny(&self, shape: GemmShape) -> SkinnyKernel {
-        SkinnyKernel::for_one_row(shape.n, self.kernels.properties())
+    fn update_operands<'a>(
+        &self,
+        stream: &'a mut Stream,
+        x: &'a CudaSlice<bf16>,
+        w: &'a CudaSlice<bf16>,
+        next: &'a CudaSlice<bf16>,
+    ) -> Update<'a> {
+        let (m, n) = (self.m, next.len());
+        let shape = GemmShape { m, n, k: w.len() / n };
+        Update {
+            residual: stream.residual.slice_mut(..m * n),
+            weighted: stream.normed.slice_mut(..m * n),
+            squares: stream.squares.slice_mut(..m * norm_tiles(n)),
+            norm: next.as_view(),
+            x: x.slice(..m * shape.k),
+            w: w.as_view(),
+            shape,
+        }
     }
 }

@@ -22,9 +22,9 @@ use crate::{
     figures::{Ceilings, Report, Work, median},
 };
 
-const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
-const HIDDEN: usize = 4096;
-const INTERMEDIATE: usize = 14336;
+pub(crate) const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
+pub(crate) const HIDDEN: usize = 4096;
+pub(crate) const INTERMEDIATE: usize = 14336;
 const VOCAB: usize = 128_256;
 /// Three times the L2 cache of an H200: what rotated buffers hold together at least.
 const ROTATED_BYTES: usize = 180 << 20;
@@ -477,7 +477,7 @@ pub(crate) fn turns(bytes: usize) -> usize {
 pub(crate) fn steps(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     let shape = StepShape { heads: HEADS, intermediate: INTERMEDIATE, vocab: VOCAB, n_layers: 32, context: 1024 };
     let name = |n: usize| format!("decode_step_{n}x{}", shape.context);
-    let wanted: Vec<usize> = [1, 8, 16, 32, 128, 256].into_iter().filter(|&n| report.wants(&name(n))).collect();
+    let wanted: Vec<usize> = [1, 8, 16, 32, 64, 128, 256].into_iter().filter(|&n| report.wants(&name(n))).collect();
     let Some(&largest) = wanted.last() else { return Ok(()) };
     let mut model = Model::new(gpu, shape, largest)?;
     for n in wanted {

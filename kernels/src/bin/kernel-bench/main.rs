@@ -3,6 +3,7 @@
 //! references: `kernel-check` does.
 
 mod cases;
+mod chained;
 mod clock;
 mod cuts;
 mod figures;
@@ -54,6 +55,7 @@ fn main() -> Result<()> {
     cases::pointwise(&mut gpu, &mut report)?;
     cases::linear(&mut gpu, &mut report)?;
     cases::gated(&mut gpu, &mut report)?;
+    chained::run(&mut gpu, &mut report)?;
     cases::decode(&mut gpu, &mut report)?;
     cases::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;

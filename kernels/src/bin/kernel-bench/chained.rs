@@ -1,0 +1,90 @@
+//! The products of a layer whose rows hand on the residual stream weighted, by the cut that an executor would choose; the same
+//! products alone stand beside them in `cases::linear`.
+
+use anyhow::Result;
+use stoker_kernels::{
+    CudaSlice, KernelError, bf16,
+    checks::Gpu,
+    launch::{GemmShape, Left, OutputType, norm_tiles},
+    linear::{Linear, Output},
+    skinny::{RowScale, Update},
+};
+
+use crate::{
+    cases::{HEADS, HIDDEN, INTERMEDIATE, turns},
+    clock,
+    figures::{Report, Work},
+};
+
+const EPS: f32 = 1e-5;
+
+/// Updates and what is scaled, at the row counts of decoding.
+pub(crate) fn run(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
+    for m in [8, 16, 32, 64, 128] {
+        for (layer, k) in [("o", HIDDEN), ("down", INTERMEDIATE)] {
+            update(gpu, report, &format!("kernel_update_{layer}_m{m}"), GemmShape { m, n: HIDDEN, k })?;
+        }
+        for (layer, n, output) in
+            [("qkv", HEADS.qkv_width(), OutputType::Bf16), ("gate_up", 2 * INTERMEDIATE, OutputType::Activated)]
+        {
+            let name = format!("kernel_scaled_{layer}_m{m}");
+            scaled(gpu, report, &name, (GemmShape { m, n, k: HIDDEN }, output))?;
+        }
+    }
+    Ok(())
+}
+
+fn update(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> Result<()> {
+    let is_chained = Left::of_update(shape, gpu.kernels.properties()) == Left::Weighted;
+    if !is_chained || !report.wants(name) {
+        return Ok(());
+    }
+    let GemmShape { m, n, k } = shape;
+    let weights = weights(gpu, n * k)?;
+    let (x, norm, mut squares) = (gpu.random(m * k)?, gpu.random(n)?, gpu.upload(&vec![0f32; m * norm_tiles(n)])?);
+    let (mut residual, mut weighted) = (gpu.random(m * n)?, gpu.random(m * n)?);
+    let mut op = |turn: usize, run: &dyn Fn(Update<'_>) -> Result<(), KernelError>| {
+        run(Update {
+            residual: residual.as_view_mut(),
+            weighted: weighted.as_view_mut(),
+            squares: squares.as_view_mut(),
+            norm: norm.as_view(),
+            x: x.as_view(),
+            w: weights[turn].as_view(),
+            shape,
+        })
+    };
+    let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
+    op(0, &|op| gpu.kernels.tune_update(op, &others))?;
+    let us = clock::time(gpu, 20, |i| op(i % weights.len(), &|op| gpu.kernels.update(op)))?;
+    report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
+    Ok(())
+}
+
+fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (GemmShape, OutputType)) -> Result<()> {
+    if !gpu.kernels.scales(shape, output) || !report.wants(name) {
+        return Ok(());
+    }
+    let GemmShape { m, n, k } = shape;
+    let weights = weights(gpu, n * k)?;
+    let (x, squares) = (gpu.random(m * k)?, gpu.upload(&vec![1f32; m * norm_tiles(k)])?);
+    let is_activated = output == OutputType::Activated;
+    let mut y = gpu.random(if is_activated { m * n / 2 } else { m * n })?;
+    let mut op = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
+        let y = y.as_view_mut();
+        let y = if is_activated { Output::Activated(y) } else { Output::Bf16(y) };
+        run(Linear { y, x: x.as_view(), w: weights[turn].as_view(), shape })
+    };
+    let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
+    op(0, &|op| gpu.kernels.tune_linear(&gpu.blas, op, &others))?;
+    let us = clock::time(gpu, 20, |i| {
+        op(i % weights.len(), &|op| gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), eps: EPS }))
+    })?;
+    report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
+    Ok(())
+}
+
+/// More than the L2 cache holds.
+fn weights(gpu: &mut Gpu, len: usize) -> Result<Vec<CudaSlice<bf16>>, KernelError> {
+    (0..turns(2 * len)).map(|_| gpu.random(len)).collect()
+}

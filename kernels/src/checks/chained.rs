@@ -1,0 +1,187 @@
+//! Comparisons of the product for any number of rows where it updates the residual stream or is scaled by its norm: every cut
+//! against the reference and, to the last bit, against the first cut; and one after the other against the models' own norm.
+
+use half::bf16;
+
+use super::{
+    Gpu, Outcome, TWO_ROUNDINGS,
+    fixture::widened,
+    linear::bits,
+    relative_error,
+    skinny::{EPS, FACTOR, Operands, Updated, Values, row_squares},
+};
+use crate::{
+    KernelError, gemm,
+    gemm::GemmPlan,
+    launch::{CHAINED_ROWS_MAX, GemmShape, OutputType, norm_tiles},
+    linear::{Linear, Output},
+    reference,
+    skinny::{RowScale, Update},
+};
+
+const OP: &str = "gemm_sm90 chained";
+/// (m, n, k) of updates: few values, tiles of weights, of rows and of squares that end inside, depths that end inside a chunk,
+/// all rows that there may be.
+const UPDATES: [(usize, usize, usize); 5] =
+    [(2, 24, 8), (9, 264, 136), (33, 312, 1032), (70, 136, 264), (CHAINED_ROWS_MAX, 520, 72)];
+/// The same of what is scaled: n need not be a multiple of anything.
+const SCALED: [(usize, usize, usize); 4] = [(2, 17, 8), (9, 33, 1032), (70, 301, 264), (CHAINED_ROWS_MAX, 130, 4104)];
+/// The same where n is gate and up.
+const GATED: [(usize, usize, usize); 3] = [(3, 16, 8), (33, 304, 1032), (CHAINED_ROWS_MAX, 272, 136)];
+
+/// By every cut, where the chip has the kernel.
+pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    if gpu.kernels.properties().capability != (9, 0) {
+        return Ok(Vec::new());
+    }
+    let mut outcomes = Vec::new();
+    for (m, n, k) in UPDATES {
+        outcomes.extend(updates(gpu, GemmShape { m, n, k })?);
+    }
+    for (m, n, k) in SCALED {
+        for output in [OutputType::Bf16, OutputType::F32] {
+            outcomes.extend(scaled(gpu, GemmShape { m, n, k }, output)?);
+        }
+    }
+    for (m, n, k) in GATED {
+        outcomes.extend(scaled(gpu, GemmShape { m, n, k }, OutputType::Activated)?);
+    }
+    for m in [2, 17, 32] {
+        outcomes.push(as_models_norm(gpu, m)?);
+    }
+    Ok(outcomes)
+}
+
+fn plans(gpu: &Gpu, shape: GemmShape, output: OutputType) -> Vec<GemmPlan> {
+    let all = gemm::all_plans(shape, output, gpu.kernels.properties().n_multiprocessors);
+    all.into_iter().filter(GemmPlan::scales).collect()
+}
+
+fn case(what: &str, GemmShape { m, n, k }: GemmShape, plan: &GemmPlan) -> String {
+    format!("{what}, m {m} n {n} k {k}, {:?} of {} rows", plan.config.entry, plan.rows)
+}
+
+/// The residual, the weighted residual, its squares, and the bits of all three, which are those of the first cut.
+fn updates(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+    let values = Values::new(gpu, shape);
+    let product = reference::linear(&values.x, &values.w, shape);
+    let wanted: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
+    let (mut outcomes, mut first) = (Vec::new(), None);
+    for plan in plans(gpu, shape, OutputType::Updated) {
+        let found = updated(gpu, &values, shape, &plan)?;
+        let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, &plan), error, limit };
+        let Some(found) = found else {
+            outcomes.push(outcome("a hole or a value out of place", f64::INFINITY, 0.0));
+            continue;
+        };
+        // The rest against what was found: a sum of another order may round to the other neighbour.
+        let (weighted, squares) = reference::weighted(&found.residual, &values.norm);
+        outcomes.push(outcome("residual", relative_error(&found.residual, &wanted), TWO_ROUNDINGS));
+        outcomes.push(outcome("weighted residual", relative_error(&found.weighted, &weighted), 0.0));
+        outcomes.push(outcome("squares of the residual", relative_error(&found.squares, &squares), FACTOR));
+        let all = bits(&[found.residual, found.weighted, found.squares].concat());
+        let n_different = all.iter().zip(first.get_or_insert_with(|| all.clone())).filter(|(a, b)| a != b).count();
+        outcomes.push(outcome("update: the bits of the first cut", n_different as f64, 0.0));
+    }
+    Ok(outcomes)
+}
+
+/// A product with a norm's factor by every cut, against the reference and the first cut's bits.
+fn scaled(gpu: &mut Gpu, shape: GemmShape, output: OutputType) -> Result<Vec<Outcome>, KernelError> {
+    let mut values = Values::new(gpu, shape);
+    // Sums of the size of one: where the activation bends.
+    values.w.iter_mut().for_each(|w| *w = reference::rounded(*w / (shape.k as f32).sqrt()));
+    let squares = row_squares(&values.x, shape.k);
+    let sums = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
+    let (wanted, limit) = match output {
+        OutputType::F32 => (sums, 4.0 * 2f64.powi(-24) * (shape.k as f64).sqrt() + FACTOR),
+        OutputType::Activated => {
+            let sums: Vec<f32> = sums.into_iter().map(reference::rounded).collect();
+            (reference::silu_mul(&sums), TWO_ROUNDINGS)
+        }
+        OutputType::Bf16 | OutputType::Updated => (sums, TWO_ROUNDINGS),
+    };
+    let (mut outcomes, mut first) = (Vec::new(), None);
+    for plan in plans(gpu, shape, output) {
+        let found = scaled_by(gpu, &values, &squares, (shape, output), &plan)?.unwrap_or_default();
+        let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, &plan), error, limit };
+        outcomes.push(outcome("scaled", relative_error(&found, &wanted), limit));
+        let found = bits(&found);
+        let n_different = f64::from(u8::from(*first.get_or_insert_with(|| found.clone()) != found));
+        outcomes.push(outcome("scaled: the bits of the first cut", n_different, 0.0));
+    }
+    Ok(outcomes)
+}
+
+/// An update and the product behind it, as an executor launches them, against the models' own order: norm, rounded twice, then
+/// product. Roundings to bf16 of other numbers in both, two of each, most of which cancel over the depth.
+fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
+    let shape = GemmShape { m, n: 2048, k: 512 };
+    let values = Values::new(gpu, shape);
+    let operands = Operands::new(gpu, &values)?;
+    let mut residual = gpu.upload_bf16(&values.residual)?;
+    let (mut weighted, mut squares) = (gpu.random(m * shape.n)?, gpu.upload(&vec![0f32; m * norm_tiles(shape.n)])?);
+    gpu.kernels.update(Update {
+        residual: residual.as_view_mut(),
+        weighted: weighted.as_view_mut(),
+        squares: squares.as_view_mut(),
+        norm: operands.norm.as_view(),
+        x: operands.x.as_view(),
+        w: operands.w.as_view(),
+        shape,
+    })?;
+    let back = GemmShape { n: shape.k, k: shape.n, ..shape };
+    let mut y = gpu.poisoned(m * back.n)?;
+    let linear = Linear { y: Output::Bf16(y.view()), x: weighted.as_view(), w: operands.w.as_view(), shape: back };
+    gpu.kernels.scaled(linear, RowScale { squares: squares.as_view(), eps: EPS })?;
+    let residual = widened(&gpu.download(&residual)?);
+    let normed = reference::rms_norm(&residual, &values.norm, EPS).into_iter().map(reference::rounded);
+    let wanted = reference::linear(&normed.collect::<Vec<_>>(), &values.w, back);
+    let error = gpu.written(&y)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
+    let case = format!("update and scaled as models round, m {m}");
+    Ok(Outcome { op: OP, case, error, limit: TWO_ROUNDINGS })
+}
+
+fn updated(gpu: &Gpu, values: &Values, shape: GemmShape, plan: &GemmPlan) -> Result<Option<Updated>, KernelError> {
+    let GemmShape { m, n, .. } = shape;
+    let operands = Operands::new(gpu, values)?;
+    let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
+    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * norm_tiles(n))?);
+    let update = Update {
+        residual: residual.view(),
+        weighted: weighted.view(),
+        squares: squares.view(),
+        norm: operands.norm.as_view(),
+        x: operands.x.as_view(),
+        w: operands.w.as_view(),
+        shape,
+    };
+    gpu.kernels.gemm_update_by(update, plan)?;
+    let written = (gpu.written(&residual)?, gpu.written(&weighted)?, gpu.written(&squares)?);
+    let (Some(residual), Some(weighted), Some(squares)) = written else { return Ok(None) };
+    Ok(Some(Updated { residual: widened(&residual), weighted: widened(&weighted), squares }))
+}
+
+fn scaled_by(
+    gpu: &Gpu,
+    values: &Values,
+    squares: &[f32],
+    (shape, output): (GemmShape, OutputType),
+    plan: &GemmPlan,
+) -> Result<Option<Vec<f32>>, KernelError> {
+    let (operands, squares) = (Operands::new(gpu, values)?, gpu.upload(squares)?);
+    let launch = |y| {
+        let scale = RowScale { squares: squares.as_view(), eps: EPS };
+        gpu.kernels.gemm_scaled_by(operands.linear(y, shape), scale, plan)
+    };
+    let size = shape.m * shape.n;
+    if output == OutputType::F32 {
+        let mut y = gpu.poisoned(size)?;
+        launch(Output::F32(y.view()))?;
+        return gpu.written(&y);
+    }
+    let is_activated = output == OutputType::Activated;
+    let mut y = gpu.poisoned(if is_activated { size / 2 } else { size })?;
+    launch(if is_activated { Output::Activated(y.view()) } else { Output::Bf16(y.view()) })?;
+    Ok(gpu.written(&y)?.map(|found| widened(&found)))
+}
