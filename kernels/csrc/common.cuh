@@ -17,7 +17,8 @@ constexpr int kBlockSize = 16;
 // kernel writes may be read, and nothing that it reads may be written, before this call. It returns when every kernel
 // before this one has ended and its writes are visible. Below sm_90 kernels never overlap and this is nothing.
 // For the same reason activations are never `__restrict__ const` nor read by `__ldg`: the compiler takes such memory for
-// constant over the kernel's life and may read it ahead of this call. Weights are constant, and may be.
+// constant over the kernel's life and may read it ahead of this call, or behind it. Weights are constant, and may be, unless they
+// are to be requested before it: see skinny_gemm.cu.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
