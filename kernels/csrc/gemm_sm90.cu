@@ -1,10 +1,10 @@
 // y[m][n] = sum_k x[m][k] * w[n][k] on Hopper at any number of rows, where a row's result is the same bits whoever its
-// neighbours are.
+// neighbours are, by all variants but those that split the depth.
 //
 // Layout: w is n x k bf16 row-major, x is m x k bf16, y is m x n bf16 or f32. k is a multiple of 8.
 // The weights are the left operand of wgmma (64 of their rows), rows of x its columns. Every element of y is one chain of
 // products of 16 values in the order of k, in the tensor core's accumulator, in every variant and at every tile size: that
-// is the whole of batch invariance. So k is never split; small matrices spread over the chip by tiles of fewer weight rows:
+// is the whole of batch invariance. So small matrices spread over the chip by tiles of fewer weight rows:
 //
 //       a block's tile: `rows` weight rows, 64 to a warpgroup and 8 to 64 to the last one      x kColumns rows of x
 //                       what that lacks of 64 multiplies what lies behind, and is dropped
@@ -14,12 +14,15 @@
 // Rows of x may have factors, which two warps of their own find meanwhile (gemm_residual.cuh).
 // One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
 // goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
-// have neighbouring weights and the same rows of x, of which each copies a half to both.
+// have neighbouring weights and the same rows of x, of which each copies a half to both. Or they split: both have the same tile, each
+// sums half of the depth, sends the other one its sums of half of the rows of x and finishes the other half. That is two chains
+// for an element, and larger tiles for as many blocks: a multiprocessor takes in fewer bytes.
 // Tiles are walked in bands along n, rows of x outside, so that both operands of a wave come from the L2 cache.
 // Where y is activated, weights are gate and up, 8 rows of each in turn: a thread's accumulators of rows g and g + 8 are gate
 // and up of one feature, of which it stores bf16(silu(gate)) * up, as silu_mul.cu would. y is then half as wide.
 // Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
 #include "activation.cuh"
+#include "gemm_exchange.cuh"
 #include "gemm_residual.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
@@ -31,6 +34,7 @@ struct GemmShape {
   int m, n;
   int n_steps;    // stages of a tile
   int rows;       // weight rows of a block's tile
+  int x_rows;     // rows of x of a tile, at most kColumns: what a copy has to bring
   int n_stages;   // of the ring
   int n_m_tiles;  // along x
   int n_n_tiles;  // along w, a cluster's together
@@ -58,22 +62,29 @@ constexpr bool kUpdates<Updated> = true;
 
 #ifdef STOKER_HAS_WGMMA
 
-constexpr int kGroupRows = 64, kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 32;
+constexpr int kGroupRows = 64, kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 30;
 // Of y, that a warpgroup turns around at once: 64 values each, or 32 where they are activated.
 constexpr int kStoredRows = 128, kActivatedRows = 256;
 
-template <int kWarpgroups, int kColumns, int kPanels, int kCluster>
+// What the blocks of a cluster have in common.
+enum class Cluster { kNone, kSharesX, kSplitsDepth };
+
+template <int kWarpgroups, int kColumns, int kPanels, Cluster kKind>
 struct Gemm {
   static constexpr int kConsumers = kWarpgroups * 128;
-  static constexpr bool kStaged = kColumns == 256;
-  static constexpr int kXRows = kColumns / kCluster;  // of a box of x
+  static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
+  static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
+  static constexpr int kTileBlocks = kShares ? 2 : 1;                  // with weights of their own
+  static constexpr int kOwnColumns = kSplits ? kColumns / 2 : kColumns;  // that a block finishes
 
-  // Shared memory, from a multiple of 1024: barriers and factors of rows, stages, room that the last tile's unused rows are read from, and
-  // where y is turned around.
+  // Shared memory, from a multiple of 1024: barriers and factors of rows, where y is turned around or the other block's sums come in,
+  // stages, room that the last tile's unused rows are read from.
   struct Barriers {
     uint64_t full[kMaxStages], empty[kMaxStages];
+    Exchange exchange;
     float scales[kScaledRows];
   };
+  static_assert(sizeof(Barriers) <= 1024);
 
   struct Tile {
     int n, m;  // first weight row of the block, first row of x
@@ -91,8 +102,8 @@ struct Gemm {
   static __device__ __forceinline__ Tile tile_at(const GemmShape& s, int idx) {
     const int first = idx / (s.band * s.n_m_tiles) * s.band, width = min(s.band, s.n_n_tiles - first);
     const int rest = idx - first * s.n_m_tiles;
-    const int n_tile = (first + rest % width) * kCluster + (kCluster > 1 ? cluster_rank() : 0);
-    return {n_tile * s.rows, rest / width * kColumns};
+    const int n_tile = (first + rest % width) * kTileBlocks + (kShares ? cluster_rank() : 0);
+    return {n_tile * s.rows, rest / width * s.x_rows};
   }
 
   static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return s.rows * kRowBytes; }
@@ -100,37 +111,36 @@ struct Gemm {
     return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
   }
 
-  // Boxes of x that hold rows at all: one that lies wholly outside would cost the time to fill it.
-  static __device__ __forceinline__ int n_x_boxes(const GemmShape& s, Tile tile) {
-    return min(kCluster, (s.m - tile.m + kXRows - 1) / kXRows);
+  static __device__ __forceinline__ void expect(const GemmShape& s, uint64_t* full) {
+    arrive_expecting(full, kPanels * (w_panel_bytes(s) + s.x_rows * kRowBytes));
   }
 
-  static __device__ __forceinline__ void expect(const GemmShape& s, Tile tile, uint64_t* full) {
-    arrive_expecting(full, kPanels * (w_panel_bytes(s) + n_x_boxes(s, tile) * kXRows * kRowBytes));
+  // Of a panel of a step, in the whole depth.
+  static __device__ __forceinline__ int first_value(const GemmShape& s, int step, int panel) {
+    const int first_step = kSplits ? cluster_rank() * s.n_steps : 0;
+    return ((first_step + step) * kPanels + panel) * kPanelValues;
   }
 
   static __device__ __forceinline__ void load_w(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      copy_box(stage + panel * w_panel_bytes(s), map, (step * kPanels + panel) * kPanelValues, tile.n, full);
+      copy_box(stage + panel * w_panel_bytes(s), map, first_value(s, step, panel), tile.n, full);
     }
   }
 
-  // This block's share of the rows, to all blocks of the cluster. Rows of a box left out are rows of no y.
+  // Where rows are shared, this block's half of them to both.
   static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
-    if (static_cast<int>(cluster_rank()) >= n_x_boxes(s, tile)) return;
     const uint32_t target = stage + kPanels * w_panel_bytes(s);
+    const int first = kShares ? cluster_rank() * (s.x_rows / 2) : 0;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const uint32_t rows = target + panel * kColumns * kRowBytes;
-      const int column = (step * kPanels + panel) * kPanelValues;
-      if constexpr (kCluster == 1) {
-        copy_box(rows, map, column, tile.m, full);
+      const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
+      if constexpr (kShares) {
+        copy_box_to_all(rows, map, first_value(s, step, panel), tile.m + first, full, 3);
       } else {
-        const int first = cluster_rank() * kXRows;
-        copy_box_to_all(rows + first * kRowBytes, map, column, tile.m + first, full, (1 << kCluster) - 1);
+        copy_box(rows, map, first_value(s, step, panel), tile.m, full);
       }
     }
   }
@@ -153,7 +163,7 @@ struct Gemm {
     int n_ahead = 0;
     walk(s, [&](Tile tile, int step, Slot slot) {
       if (n_ahead == s.n_stages) return false;
-      expect(s, tile, &barriers.full[slot.at]);
+      expect(s, &barriers.full[slot.at]);
       load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
       ++n_ahead;
       return true;
@@ -166,7 +176,7 @@ struct Gemm {
         --n_ahead;
       } else {
         wait_for(&barriers.empty[slot.at], slot.parity ^ 1);
-        expect(s, tile, full);
+        expect(s, full);
         load_w(s, w, stage, tile, step, full);
       }
       load_x(s, x, stage, tile, step, full);
@@ -189,10 +199,10 @@ struct Gemm {
   // By each warp, in every block that copies into this stage.
   static __device__ __forceinline__ void release(Barriers& barriers, int slot) {
     const int lane = threadIdx.x % kWarp;
-    if constexpr (kCluster == 1) {
-      if (lane == 0) arrive(&barriers.empty[slot]);
-    } else {
+    if constexpr (kShares) {
       if (lane < kCluster) arrive_at_peer(&barriers.empty[slot], lane);
+    } else {
+      if (lane == 0) arrive(&barriers.empty[slot]);
     }
   }
 
@@ -201,15 +211,15 @@ struct Gemm {
                                                  Barriers& barriers, uint32_t stages, uint32_t staging) {
     const float* scales = is_scaled<Out>(beside) ? barriers.scales : nullptr;
     Slot slot;
+    uint32_t parity = 0;
     const int n_tiles = s.n_m_tiles * s.n_n_tiles;
     for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
-      const Tile tile = tile_at(s, idx);
-      const int row = warp_row(s);
-      const bool has_rows = row >= 0;
-      const WarpPlace warp{tile.n + row, tile.m};
-      Addends<kUpdates<Out> ? kColumns : 8> addends;  // used by updates only
+      Tile tile = tile_at(s, idx);
+      const int end = min(s.m, tile.m + s.x_rows);
+      if constexpr (kSplits) tile.m += cluster_rank() * kOwnColumns;
+      Addends<kUpdates<Out> ? kOwnColumns : 8> addends;  // used by updates only
       if constexpr (kUpdates<Out>) {
-        if (has_rows) addends.load(&y->value, beside.norm, warp, s.m, s.n);
+        if (warp_row(s) >= 0) addends.load(&y->value, beside.norm, warp_place(s, tile), end, s.n);
       }
       float c[kColumns / 8][4];
       int last = 0;
@@ -224,20 +234,36 @@ struct Gemm {
       wait_for_products<0>();
       pin(c);
       release(barriers, last);
-      if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
-      if constexpr (kUpdates<Out>) {
-        if (has_rows) update_residual<kColumns>(c, addends, &y->value, beside, warp, s.m, s.n);
-      } else if constexpr (kStaged && kActivates<Out>) {
-        store_activated_staged(c, s, y_map, tile, staging);
-      } else if constexpr (kStaged && sizeof(Out) == 2) {
-        store_staged(c, s, y_map, tile, staging);
-      } else if constexpr (kActivates<Out>) {
-        store_activated(c, s, y, tile, scales);
+      if constexpr (kSplits) {
+        float sums[kOwnColumns / 8][4];
+        exchange_halves<kConsumers>(sums, c, barriers.exchange, staging, parity);
+        parity ^= 1;
+        if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
+        finish(sums, s, y_map, y, beside, tile, end, addends, scales, staging);
       } else {
-        store(c, s, y, tile, scales);
+        if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
+        finish(c, s, y_map, y, beside, tile, end, addends, scales, staging);
       }
     }
     if (kStaged && threadIdx.x % 128 == 0) wait_for_stores_to_read();
+  }
+
+  // Rows of y up to `end`, of the sums of a tile.
+  template <typename Out, typename Added>
+  static __device__ __forceinline__ void finish(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, const TensorMap& y_map, Out* y,
+                                                const GemmBeside& beside, Tile tile, int end, const Added& addends, const float* scales,
+                                                uint32_t staging) {
+    if constexpr (kUpdates<Out>) {
+      if (warp_row(s) >= 0) update_residual<kOwnColumns>(c, addends, &y->value, beside, warp_place(s, tile), end, s.n);
+    } else if constexpr (kStaged && kActivates<Out>) {
+      store_activated_staged(c, s, y_map, tile, staging);
+    } else if constexpr (kStaged && sizeof(Out) == 2) {
+      store_staged(c, s, y_map, tile, staging);
+    } else if constexpr (kActivates<Out>) {
+      store_activated(c, s, y, tile, end, scales);
+    } else {
+      store(c, s, y, tile, end, scales);
+    }
   }
 
   static __device__ __forceinline__ void put(float* y, float value) { *y = value; }
@@ -245,7 +271,7 @@ struct Gemm {
 
   // Eight lanes hold neighbouring values of a row of y.
   template <typename Out>
-  static __device__ __forceinline__ void store(const float (&c)[kColumns / 8][4], const GemmShape& s, Out* y, Tile tile,
+  static __device__ __forceinline__ void store(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, Out* y, Tile tile, int end,
                                                const float* scales) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -253,25 +279,25 @@ struct Gemm {
       const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g + i / 2 * 8, n = tile.n + row;
       if (row >= s.rows || n >= s.n) continue;
 #pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
+      for (int j = 0; j < kOwnColumns / 8; ++j) {
         const int m = tile.m + 8 * j + 2 * t + i % 2;
-        if (m < s.m) put(y + static_cast<size_t>(m) * s.n + n, scales ? c[j][i] * scales[m] : c[j][i]);
+        if (m < end) put(y + static_cast<size_t>(m) * s.n + n, scales ? c[j][i] * scales[m] : c[j][i]);
       }
     }
   }
 
   // Eight lanes hold neighbouring values of a row of y; `s.rows` is a multiple of 16.
-  static __device__ __forceinline__ void store_activated(const float (&c)[kColumns / 8][4], const GemmShape& s, Activated* y,
-                                                         Tile tile, const float* scales) {
+  static __device__ __forceinline__ void store_activated(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, Activated* y,
+                                                         Tile tile, int end, const float* scales) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int row = threadIdx.x / 128 * kGroupRows + warp * 16, width = s.n / 2, feature = (tile.n + row) / 2 + g;
     if (row >= s.rows || feature >= width) return;
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
+    for (int j = 0; j < kOwnColumns / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int m = tile.m + 8 * j + 2 * t + i;
-        if (m >= s.m) continue;
+        if (m >= end) continue;
         const float scale = scales ? scales[m] : 1.f;
         put(&y[static_cast<size_t>(m) * width + feature].value, silu_mul_of_sums(c[j][i] * scale, c[j][i + 2] * scale));
       }
@@ -339,6 +365,8 @@ struct Gemm {
     return row < s.rows ? row : -1;
   }
 
+  static __device__ __forceinline__ WarpPlace warp_place(const GemmShape& s, Tile tile) { return {tile.n + warp_row(s), tile.m}; }
+
   template <typename Out>
   static __device__ __forceinline__ bool is_scaled(const GemmBeside& beside) {
     return !kStaged && !kUpdates<Out> && beside.squares != nullptr;
@@ -357,8 +385,9 @@ struct Gemm {
 
   static __device__ __forceinline__ void init(Barriers& barriers, int n_stages) {
     for (int slot = 0; slot < n_stages; ++slot) {
-      init_barrier(&barriers.full[slot], 1), init_barrier(&barriers.empty[slot], kCluster * kWarpgroups * 4);
+      init_barrier(&barriers.full[slot], 1), init_barrier(&barriers.empty[slot], kTileBlocks * kWarpgroups * 4);
     }
+    if (kSplits) init_exchange(barriers.exchange, kWarpgroups * 4);
     publish_barriers();
   }
 
@@ -369,7 +398,7 @@ struct Gemm {
     const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
     auto& barriers = *reinterpret_cast<Barriers*>(shared + offset);
     const uint32_t staging = shared_address(shared) + offset + 1024;
-    const uint32_t stages = staging + (kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0);
+    const uint32_t stages = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0);
     if (threadIdx.x == kConsumers) init(barriers, s.n_stages);
     __syncthreads();
     if constexpr (kCluster > 1) sync_cluster();
@@ -377,8 +406,9 @@ struct Gemm {
       wait_for_earlier_kernels();
       consume(s, y_map, y, beside, barriers, stages, staging);
     } else if (threadIdx.x == kConsumers) {
-      produce(s, w, x, barriers, stages);
+      // Nothing but small kernels fits beside a block of this one; the next product's blocks take the places that come free first.
       let_next_kernel_start();
+      produce(s, w, x, barriers, stages);
     } else {
       wait_for_earlier_kernels();
       if (threadIdx.x >= kConsumers + kWarp && is_scaled<Out>(beside)) {
@@ -396,41 +426,52 @@ struct Gemm {
 
 }  // namespace stoker
 
-// Warpgroups, columns, panels of a stage, blocks of a cluster.
+// Warpgroups, columns, panels of a stage; of a cluster how many blocks, and what they have in common.
 #ifdef STOKER_HAS_WGMMA
-#define GEMM_BODY(groups, columns, panels, cluster) \
-  stoker::Gemm<groups, columns, panels, cluster>::run(stoker::GemmShape{m, n, n_steps, rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y, \
-                                                       stoker::GemmBeside{weighted, norm, squares, eps, k});
+#define GEMM_BODY(groups, columns, panels, cluster)                                                                            \
+  stoker::Gemm<groups, columns, panels, stoker::Cluster::cluster>::run(                                                        \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y,                    \
+      stoker::GemmBeside{weighted, norm, squares, eps, k});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)
 #endif
-#define GEMM(groups, columns, panels, cluster, kind, out)                                                                 \
-  extern "C" __global__ void CLUSTERED(cluster) __launch_bounds__(groups * 128 + 32 + (columns < 256 ? stoker::kScalers : 0), 1) gemm_sm90_##groups##x##columns##_##kind( \
-      const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                           \
-      const __grid_constant__ stoker::TensorMap y_map, out* y, stoker::bf16* weighted, const stoker::bf16* norm,           \
-      float* squares, float eps, int k, int m, int n, int n_steps, int rows, int n_stages,         \
-      int n_m_tiles, int n_n_tiles, int band) {                                                                                     \
-    GEMM_BODY(groups, columns, panels, cluster)                                                                           \
-  }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
 #else
 #define CLUSTERED(blocks)
 #endif
-#define GEMM_ALL(groups, columns, panels, cluster)           \
-  GEMM(groups, columns, panels, cluster, bf16, stoker::bf16)   \
-  GEMM(groups, columns, panels, cluster, f32, float)           \
-  GEMM(groups, columns, panels, cluster, activated, stoker::Activated)
-GEMM_ALL(1, 8, 2, 1)
-GEMM_ALL(2, 8, 1, 1)
-GEMM_ALL(1, 32, 2, 2)
-GEMM_ALL(2, 32, 1, 2)
-GEMM_ALL(1, 64, 2, 2)
-GEMM_ALL(2, 64, 1, 2)
-GEMM_ALL(1, 128, 1, 2)
-GEMM_ALL(2, 128, 1, 2)
-GEMM_ALL(2, 256, 1, 2)
-GEMM(1, 8, 2, 1, updated, stoker::Updated)
-GEMM(1, 32, 2, 2, updated, stoker::Updated)
-GEMM(1, 64, 2, 2, updated, stoker::Updated)
-GEMM(1, 128, 1, 2, updated, stoker::Updated)
+#define GEMM(name, groups, columns, panels, blocks, cluster, out)                                                              \
+  extern "C" __global__ void CLUSTERED(blocks)                                                                                 \
+      __launch_bounds__(groups * 128 + 32 + (columns < 256 ? stoker::kScalers : 0), 1) gemm_sm90_##groups##x##columns##_##name( \
+          const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                            \
+          const __grid_constant__ stoker::TensorMap y_map, out* y, stoker::bf16* weighted, const stoker::bf16* norm,           \
+          float* squares, float eps, int k, int m, int n, int n_steps, int rows, int x_rows, int n_stages, int n_m_tiles,      \
+          int n_n_tiles, int band) {                                                                                           \
+    GEMM_BODY(groups, columns, panels, cluster)                                                                                \
+  }
+#define GEMM_ALL(groups, columns, panels, blocks, cluster)                \
+  GEMM(bf16, groups, columns, panels, blocks, cluster, stoker::bf16)      \
+  GEMM(f32, groups, columns, panels, blocks, cluster, float)              \
+  GEMM(activated, groups, columns, panels, blocks, cluster, stoker::Activated)
+#define GEMM_UPDATED(groups, columns, panels, blocks, cluster) GEMM(updated, groups, columns, panels, blocks, cluster, stoker::Updated)
+#define GEMM_SPLIT(groups, columns, panels)                                             \
+  GEMM(split_bf16, groups, columns, panels, 2, kSplitsDepth, stoker::bf16)              \
+  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)    \
+  GEMM(split_updated, groups, columns, panels, 2, kSplitsDepth, stoker::Updated)
+GEMM_ALL(1, 8, 2, 1, kNone)
+GEMM_ALL(2, 8, 1, 1, kNone)
+GEMM_ALL(1, 32, 2, 2, kSharesX)
+GEMM_ALL(2, 32, 1, 2, kSharesX)
+GEMM_ALL(1, 64, 2, 2, kSharesX)
+GEMM_ALL(2, 64, 1, 2, kSharesX)
+GEMM_ALL(1, 128, 1, 2, kSharesX)
+GEMM_ALL(2, 128, 1, 2, kSharesX)
+GEMM_ALL(2, 256, 1, 2, kSharesX)
+GEMM_UPDATED(1, 8, 2, 1, kNone)
+GEMM_UPDATED(1, 32, 2, 2, kSharesX)
+GEMM_UPDATED(1, 64, 2, 2, kSharesX)
+GEMM_UPDATED(1, 128, 1, 2, kSharesX)
+GEMM_SPLIT(1, 32, 2)
+GEMM_SPLIT(1, 64, 2)
+GEMM_SPLIT(1, 128, 1)
+GEMM_SPLIT(2, 128, 1)

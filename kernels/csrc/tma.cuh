@@ -75,6 +75,26 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
+// The same place of another block's shared memory.
+__device__ __forceinline__ uint32_t address_at(uint32_t shared, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+
+// To another block's shared memory, where it arrives at a barrier with its 16 bytes. Both addresses are of `address_at`.
+__device__ __forceinline__ void send(uint32_t there, float4 v, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n" ::"r"(there), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ float4 load_float4(uint32_t shared) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared) : "memory");
+  return v;
+}
+
 // All threads of all blocks of the cluster.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");

@@ -9,7 +9,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
-    gemm::GemmPlan,
+    gemm::{Depth, GemmPlan},
     launch::{CHAINED_ROWS_MAX, GemmShape, LinearKernel, OutputType, SkinnyKernel, norm_tiles, refused},
     linear::{self, Linear},
     skinny::{RowScale, Update},
@@ -100,7 +100,10 @@ impl Kernels {
             return Ok(());
         }
         let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();
-        self.fastest_cut(key, weights.len(), |idx, plan| self.gemm_update_by(op.with(&weights[idx]), plan)).map(drop)
+        self.fastest_cut((key, Depth::MaySplit), weights.len(), |idx, plan| {
+            self.gemm_update_by(op.with(&weights[idx]), plan)
+        })
+        .map(drop)
     }
 
     /// The kernel for few rows, or none: the product for any number of rows.

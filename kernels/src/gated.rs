@@ -8,6 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     device::Properties,
+    gemm::Depth,
     launch::{GemmShape, LinearKernel, OutputType},
     linear::{Linear, Output, Products, TIMED_ROWS_MAX},
     pointwise::SiluMul,
@@ -116,7 +117,7 @@ impl Kernels {
     pub fn tune_gated(&self, blas: &Blas, op: Gated<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, OutputType::Activated, self.properties()) {
             LinearKernel::Skinny(_) => Ok(()),
-            LinearKernel::Gemm => self.tune_gemm(op.activated(), others).map(drop),
+            LinearKernel::Gemm => self.tune_gemm(op.activated(), others, Depth::MaySplit).map(drop),
             LinearKernel::Blas => self.compare_gated(blas, op, others),
         }
     }
@@ -133,7 +134,7 @@ impl Kernels {
         }
         let apart = |idx: usize| self.gated_apart(blas, op.with(&weights[idx]));
         let apart_us = fastest_us(self.device(), weights.len(), f64::INFINITY, apart)?;
-        let us = self.tune_gemm(op.activated(), others)?;
+        let us = self.tune_gemm(op.activated(), others, Depth::MaySplit)?;
         self.tuned.compared(key, us < apart_us);
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The launch shape of the batch-invariant product (`csrc/gemm_sm90.cu`): which variant, how many weight rows a tile, how
-//! deep the ring. Pure. Nothing here changes a bit of the result, so it may be chosen by speed alone.
+//! deep the ring. Pure. But for variants that split the depth, which the batch-invariant mode leaves alone, nothing here changes a
+//! bit of the result, so it may be chosen by speed alone.
 
 use crate::{
     error::KernelError,
@@ -13,7 +14,7 @@ const PANEL_ROW_BYTES: usize = 128;
 /// Bytes of y that a warpgroup turns around at once, where the tile is large.
 const STAGED_BYTES: usize = 16 << 10;
 /// Most stages of the ring; the same constant as in the kernel.
-const STAGES_MAX: usize = 32;
+const STAGES_MAX: usize = 30;
 /// Shared memory that a block of an H100 or H200 may ask for.
 pub(crate) const SHARED_BYTES: usize = 227 << 10;
 /// Tiles of a cluster along w that are walked together: with as many rows of x a wave is about square.
@@ -23,32 +24,86 @@ const SCALERS: u32 = 64;
 /// Barriers and factors, and slack up to a multiple of 1024.
 const FIXED_BYTES: usize = 2048;
 
+/// Whether the chain of products of an element is one, or may be two: another order of the same sum, other bits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Depth {
+    /// One: the same bits by every cut.
+    Whole,
+    /// Two where that is faster.
+    MaySplit,
+}
+
+/// What the blocks of a cluster have in common.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Cluster {
+    /// There is one block.
+    Alone,
+    /// Rows of x.
+    SharesX,
+    /// The tile, of which each sums half the depth.
+    SplitsDepth,
+}
+
+impl Cluster {
+    fn n_blocks(self) -> usize {
+        if self == Self::Alone { 1 } else { 2 }
+    }
+
+    /// Blocks with weight rows of their own.
+    fn n_tiles(self) -> usize {
+        if self == Self::SharesX { 2 } else { 1 }
+    }
+
+    /// Parts of the depth.
+    fn n_parts(self) -> usize {
+        if self == Self::SplitsDepth { 2 } else { 1 }
+    }
+}
+
 /// One compilation of the kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Variant {
-    /// To bf16, to f32, activated.
-    entries: [Entry; 3],
-    /// Into the residual stream.
-    updated: Option<Entry>,
     /// Warpgroups that multiply.
     warpgroups: usize,
     /// Rows of x of a tile.
     columns: usize,
     /// 64 values of k each, of a stage.
     panels: usize,
-    /// Blocks that share rows of x.
-    cluster: usize,
+    cluster: Cluster,
+    /// By what they write; not every variant has all.
+    entries: &'static [(OutputType, Entry)],
 }
 
-const fn variant(entries: [Entry; 3], [warpgroups, columns, panels, cluster]: [usize; 4]) -> Variant {
-    Variant { entries, updated: None, warpgroups, columns, panels, cluster }
+macro_rules! variant {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*) => {
+        Variant {
+            warpgroups: $groups,
+            columns: $columns,
+            panels: $panels,
+            cluster: Cluster::$cluster,
+            entries: &[$((OutputType::$output, Entry::$entry)),*],
+        }
+    };
 }
+
+#[rustfmt::skip]
+const VARIANTS: [Variant; 13] = [
+    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Activated: Gemm1x8Activated, Updated: Gemm1x8Updated),
+    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Activated: Gemm2x8Activated),
+    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Activated: Gemm1x32Activated, Updated: Gemm1x32Updated),
+    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Activated: Gemm2x32Activated),
+    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Activated: Gemm1x64Activated, Updated: Gemm1x64Updated),
+    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Activated: Gemm2x64Activated),
+    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Activated: Gemm1x128Activated, Updated: Gemm1x128Updated),
+    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Activated: Gemm2x128Activated),
+    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Activated: Gemm2x256Activated),
+    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Activated: Gemm1x32SplitActivated, Updated: Gemm1x32SplitUpdated),
+    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Activated: Gemm1x64SplitActivated, Updated: Gemm1x64SplitUpdated),
+    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Activated: Gemm1x128SplitActivated, Updated: Gemm1x128SplitUpdated),
+    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated, Updated: Gemm2x128SplitUpdated),
+];
 
 impl Variant {
-    const fn updating(self, entry: Entry) -> Self {
-        Self { updated: Some(entry), ..self }
-    }
-
     /// Most weight rows of a tile.
     fn rows_max(self) -> usize {
         self.warpgroups * GROUP_ROWS
@@ -60,31 +115,18 @@ impl Variant {
     }
 
     fn entry(self, output: OutputType) -> Option<Entry> {
-        let [bf16, f32, activated] = self.entries;
-        match output {
-            OutputType::Bf16 => Some(bf16),
-            OutputType::F32 => Some(f32),
-            OutputType::Activated => Some(activated),
-            OutputType::Updated => self.updated,
+        self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    }
+
+    /// Bytes where y is turned around, or the other block's sums come in.
+    fn staging_bytes(self) -> usize {
+        match self.cluster {
+            Cluster::SplitsDepth => self.warpgroups * 128 * self.columns,
+            _ if self.columns == 256 => self.warpgroups * STAGED_BYTES,
+            _ => 0,
         }
     }
 }
-
-const VARIANTS: [Variant; 9] = [
-    variant([Entry::Gemm1x8Bf16, Entry::Gemm1x8F32, Entry::Gemm1x8Activated], [1, 8, 2, 1])
-        .updating(Entry::Gemm1x8Updated),
-    variant([Entry::Gemm2x8Bf16, Entry::Gemm2x8F32, Entry::Gemm2x8Activated], [2, 8, 1, 1]),
-    variant([Entry::Gemm1x32Bf16, Entry::Gemm1x32F32, Entry::Gemm1x32Activated], [1, 32, 2, 2])
-        .updating(Entry::Gemm1x32Updated),
-    variant([Entry::Gemm2x32Bf16, Entry::Gemm2x32F32, Entry::Gemm2x32Activated], [2, 32, 1, 2]),
-    variant([Entry::Gemm1x64Bf16, Entry::Gemm1x64F32, Entry::Gemm1x64Activated], [1, 64, 2, 2])
-        .updating(Entry::Gemm1x64Updated),
-    variant([Entry::Gemm2x64Bf16, Entry::Gemm2x64F32, Entry::Gemm2x64Activated], [2, 64, 1, 2]),
-    variant([Entry::Gemm1x128Bf16, Entry::Gemm1x128F32, Entry::Gemm1x128Activated], [1, 128, 1, 2])
-        .updating(Entry::Gemm1x128Updated),
-    variant([Entry::Gemm2x128Bf16, Entry::Gemm2x128F32, Entry::Gemm2x128Activated], [2, 128, 1, 2]),
-    variant([Entry::Gemm2x256Bf16, Entry::Gemm2x256F32, Entry::Gemm2x256Activated], [2, 256, 1, 2]),
-];
 
 /// Everything that a launch needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -99,6 +141,8 @@ pub struct GemmPlan {
     pub n_steps: usize,
     /// Stages of the ring.
     pub n_stages: usize,
+    /// Rows of x of a tile.
+    pub x_rows: usize,
     /// Tiles along x.
     pub n_m_tiles: usize,
     /// Tiles along w, those of a cluster's blocks counted as one.
@@ -142,33 +186,42 @@ impl GemmPlan {
         !matches!(self.config.entry, Entry::Gemm2x256Bf16 | Entry::Gemm2x256F32 | Entry::Gemm2x256Activated)
     }
 
-    /// The cut that costs least on a chip of `n_multiprocessors`.
+    /// Of the cuts that give the same bits, the one that costs least on a chip of `n_multiprocessors`.
     pub fn new(shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Result<Self, KernelError> {
         check(shape, output)?;
         let n = n_multiprocessors as usize;
-        let cheapest = cuts(shape, output).min_by(|a, b| a.cycles(n).total_cmp(&b.cycles(n)));
+        let cheapest = cuts(shape, output, Depth::Whole).min_by(|a, b| a.cycles(n).total_cmp(&b.cycles(n)));
         Ok(cheapest.expect("the smallest variant multiplies any shape").plan(output, n))
+    }
+
+    /// Whether an element is the sum of two chains.
+    pub(crate) fn splits_depth(&self) -> bool {
+        self.variant().cluster == Cluster::SplitsDepth
+    }
+
+    fn variant(&self) -> Variant {
+        let is_own = |variant: &Variant| variant.entries.iter().any(|(_, entry)| *entry == self.config.entry);
+        VARIANTS.into_iter().find(is_own).expect("a plan is one of a variant")
     }
 
     /// The same cut for another row count: `shape` differs in m only.
     pub(crate) fn for_rows(self, shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Self {
-        let own = VARIANTS.into_iter().find(|variant| variant.entry(output) == Some(self.config.entry));
-        let variant = own.expect("a plan is one of a variant, for its output");
-        Cut { variant, rows: self.rows, shape }.plan(output, n_multiprocessors as usize)
+        Cut { variant: self.variant(), rows: self.rows, shape }.plan(output, n_multiprocessors as usize)
     }
 }
 
-/// Plans worth timing: the cheapest by count, and those near to it. On an H200 the count's first is 3 % slower than the fastest in the
-/// mean over three models and 8 to 256 rows, the fastest of these 0.4 %.
+/// Plans worth timing: the cheapest by count, and those near to it. On an H200 the count's first is 2 % slower than the fastest in
+/// the mean over three models and 8 to 256 rows, the fastest of these 0.1 %.
 pub(crate) fn candidates(
     shape: GemmShape,
     output: OutputType,
+    depth: Depth,
     n_multiprocessors: u32,
 ) -> Result<Vec<GemmPlan>, KernelError> {
-    const NEAR: f64 = 1.15;
-    const MOST: usize = 8;
+    const NEAR: f64 = 1.2;
+    const MOST: usize = 16;
     check(shape, output)?;
-    let ranked = ranked_plans(shape, output, n_multiprocessors);
+    let ranked = ranked_plans(shape, output, depth, n_multiprocessors);
     let most = ranked[0].1 * NEAR;
     let near = ranked.into_iter().take_while(|(_, cycles)| *cycles <= most).map(|(plan, _)| plan);
     Ok(near.take(MOST).collect())
@@ -194,22 +247,28 @@ fn check(shape: GemmShape, output: OutputType) -> Result<(), KernelError> {
 }
 
 /// Plans of every way to cut a product, the cheapest or not: for comparing them.
-pub fn all_plans(shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Vec<GemmPlan> {
-    cuts(shape, output).map(|cut| cut.plan(output, n_multiprocessors as usize)).collect()
+pub fn all_plans(shape: GemmShape, output: OutputType, depth: Depth, n_multiprocessors: u32) -> Vec<GemmPlan> {
+    cuts(shape, output, depth).map(|cut| cut.plan(output, n_multiprocessors as usize)).collect()
 }
 
 /// The same, the cheapest first, each with the cycles that are counted.
-pub fn ranked_plans(shape: GemmShape, output: OutputType, n_multiprocessors: u32) -> Vec<(GemmPlan, f64)> {
+pub fn ranked_plans(
+    shape: GemmShape,
+    output: OutputType,
+    depth: Depth,
+    n_multiprocessors: u32,
+) -> Vec<(GemmPlan, f64)> {
     let n = n_multiprocessors as usize;
-    let mut plans: Vec<_> = cuts(shape, output).map(|cut| (cut.plan(output, n), cut.cycles(n))).collect();
+    let mut plans: Vec<_> = cuts(shape, output, depth).map(|cut| (cut.plan(output, n), cut.cycles(n))).collect();
     plans.sort_by(|(_, a), (_, b)| a.total_cmp(b));
     plans
 }
 
 /// All ways to cut a product that the kernel has.
-fn cuts(shape: GemmShape, output: OutputType) -> impl Iterator<Item = Cut> {
+fn cuts(shape: GemmShape, output: OutputType, depth: Depth) -> impl Iterator<Item = Cut> {
     let of = move |variant: Variant| variant.rows().map(move |rows| Cut { variant, rows, shape });
-    VARIANTS.into_iter().flat_map(of).filter(move |cut| cut.is_possible(output))
+    let fits = move |variant: &Variant| depth == Depth::MaySplit || variant.cluster != Cluster::SplitsDepth;
+    VARIANTS.into_iter().filter(fits).flat_map(of).filter(move |cut| cut.is_possible(output))
 }
 
 impl Cut {
@@ -231,74 +290,80 @@ impl Cut {
     }
 
     fn n_n_tiles(self) -> usize {
-        self.shape.n.div_ceil(self.rows * self.variant.cluster)
+        self.shape.n.div_ceil(self.rows * self.variant.cluster.n_tiles())
     }
 
     /// Depth is counted in 128 values in every variant: what lies behind the end is a product with zeros, and all variants
     /// add as many of them.
     fn n_steps(self) -> usize {
-        self.shape.k.div_ceil(128) * 2 / self.variant.panels
+        (self.shape.k.div_ceil(128) * 2 / self.variant.panels).div_ceil(self.variant.cluster.n_parts())
     }
 
-    /// Rows of x that a tile copies: boxes that lie wholly outside are left out.
+    /// Rows of x of a tile. Tiles are alike and no taller than they must be: to bring rows that are not there takes as long as any. Those
+    /// that leave by the copy engine lie where its boxes do.
     fn x_rows(self) -> usize {
         let Variant { columns, cluster, .. } = self.variant;
-        self.shape.m.next_multiple_of(columns / cluster).min(columns)
+        let n_m_tiles = self.n_m_tiles();
+        if columns == 256 && n_m_tiles > 1 {
+            return columns;
+        }
+        self.shape.m.div_ceil(n_m_tiles).next_multiple_of(8 * cluster.n_tiles())
     }
 
     /// Cycles until the last block is through: those of a tile's slowest resource and a share of the others', which overlap
     /// it imperfectly, times the tiles that a block takes.
     fn cycles(self, n_multiprocessors: usize) -> f64 {
-        // Bytes a cycle: into one multiprocessor, out of the L2 cache, out of memory. Cycles of a tile's beginning and end. Fitted to
-        // what some 2000 cuts take on an H200 (`kernel-bench --cuts`), of which the memory's rate was known.
-        const PORT: f64 = 67.0;
-        const L2: f64 = 5000.0;
-        const MEMORY: f64 = 2600.0;
+        // Bytes a cycle out of the L2 cache and out of memory; cycles of a tile's beginning and end, and of an exchange. Fitted to what
+        // some 2600 cuts take on an H200 (`kernel-bench --cuts`): only their ratios count.
+        const L2: f64 = 5500.0;
+        const MEMORY: f64 = 2900.0;
         const ENDS: f64 = 400.0;
-        const OVERLAP: f64 = 0.88;
+        const EXCHANGE: f64 = 80.0;
+        const OVERLAP: f64 = 0.43;
         let Variant { warpgroups, columns, cluster, .. } = self.variant;
-        let places = n_multiprocessors / cluster;
+        let places = n_multiprocessors / cluster.n_blocks();
         let n_tiles = self.n_m_tiles() * self.n_n_tiles();
-        let n_active = (n_tiles.min(places) * cluster) as f64;
+        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
         // For 16 values of k, of which a row has 32 bytes.
         let bytes = |rows: f64| 32.0 * rows;
         let (w_rows, x_rows) = (self.rows as f64, self.x_rows() as f64);
         let products = (warpgroups * (columns / 2).max(16)) as f64;
-        let port = bytes(w_rows + x_rows) / PORT;
-        let l2 = bytes(w_rows + x_rows / cluster as f64) * n_active / L2;
-        // A box takes as long as five rows more would.
-        let memory = bytes(w_rows + 5.0) * n_active / self.n_m_tiles() as f64 / MEMORY;
-        let costs = [products, port, l2, memory];
+        let l2 = bytes(w_rows + x_rows / cluster.n_tiles() as f64) * n_active / L2;
+        // A box takes as long as six rows more would.
+        let memory = bytes(w_rows + 6.0) * n_active / self.n_m_tiles() as f64 / MEMORY;
+        let costs = [products, l2, memory];
         let slowest = costs.into_iter().fold(0.0, f64::max);
         let step = OVERLAP * slowest + (1.0 - OVERLAP) * costs.iter().sum::<f64>();
-        let tile = self.shape.k.div_ceil(16) as f64 * step + ENDS + 4.0 * columns as f64;
-        n_tiles.div_ceil(places) as f64 * tile
+        let n_parts = cluster.n_parts();
+        let ends = ENDS + (n_parts - 1) as f64 * EXCHANGE + (4 * columns / n_parts) as f64;
+        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
     fn plan(self, output: OutputType, n_multiprocessors: usize) -> GemmPlan {
         let Variant { warpgroups, columns, panels, cluster, .. } = self.variant;
-        let staging_bytes = if columns == 256 { warpgroups * STAGED_BYTES } else { 0 };
+        let staging_bytes = self.variant.staging_bytes();
         // The unused rows of a tile are read from what lies behind it.
         let unused_bytes = (self.variant.rows_max() - self.rows) * PANEL_ROW_BYTES;
         let stage_bytes = panels * (self.rows + columns) * PANEL_ROW_BYTES;
         let room = SHARED_BYTES - FIXED_BYTES - staging_bytes - unused_bytes;
         let n_stages = (room / stage_bytes).min(STAGES_MAX);
-        let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster);
+        let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster.n_blocks());
         GemmPlan {
             config: LaunchConfig {
                 entry: self.variant.entry(output).expect("no cut without an entry for its output is possible"),
-                grid: [count(n_clusters * cluster), 1, 1],
+                grid: [count(n_clusters * cluster.n_blocks()), 1, 1],
                 threads: count(warpgroups * 128 + 32),
                 shared_bytes: count(FIXED_BYTES + staging_bytes + unused_bytes + n_stages * stage_bytes),
             },
             rows: self.rows,
             boxes: GemmBoxes {
                 w: [PANEL_ROW_BYTES / 2, self.rows],
-                x: [PANEL_ROW_BYTES / 2, columns / cluster],
+                x: [PANEL_ROW_BYTES / 2, self.x_rows() / cluster.n_tiles()],
                 y: if output == OutputType::Activated { [32, 256] } else { [64, 128] },
             },
             n_steps: self.n_steps(),
             n_stages,
+            x_rows: self.x_rows(),
             n_m_tiles: self.n_m_tiles(),
             n_n_tiles: self.n_n_tiles(),
             band: BAND,
@@ -318,7 +383,7 @@ mod tests {
     #[test]
     fn a_cut_serves_another_row_count_with_as_many_tiles_as_that_needs() {
         let shape = GemmShape { m: 300, n: 4096, k: 4096 };
-        for found in all_plans(shape, OutputType::Bf16, 132) {
+        for found in all_plans(shape, OutputType::Bf16, Depth::MaySplit, 132) {
             assert_eq!(found.for_rows(shape, OutputType::Bf16, 132), found);
             let fewer = found.for_rows(GemmShape { m: 8, ..shape }, OutputType::Bf16, 132);
             assert_eq!((fewer.n_m_tiles, fewer.rows, fewer.config.entry), (1, found.rows, found.config.entry));
@@ -361,7 +426,7 @@ mod tests {
     #[test]
     fn every_cut_fits_shared_memory_with_a_ring_of_three_or_more() {
         for output in [OutputType::Bf16, OutputType::F32, OutputType::Activated] {
-            for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, output) {
+            for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, output, Depth::MaySplit) {
                 let plan = cut.plan(output, 132);
                 assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
                 assert!((3..=STAGES_MAX).contains(&plan.n_stages), "{plan:?}");
@@ -380,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_tile_that_is_activated_has_as_many_rows_of_gate_as_of_up() {
-        for plan in all_plans(GemmShape { m: 700, n: 28672, k: 4096 }, OutputType::Activated, 132) {
+        for plan in all_plans(GemmShape { m: 700, n: 28672, k: 4096 }, OutputType::Activated, Depth::MaySplit, 132) {
             assert!(plan.rows.is_multiple_of(2 * GATE_UP_GROUP), "{plan:?}");
         }
         let refusal = GemmPlan::new(GemmShape { m: 1, n: 24, k: 8 }, OutputType::Activated, 132).unwrap_err();
@@ -399,16 +464,49 @@ mod tests {
         ];
         for (m, n, k, entry, rows) in fastest {
             let shape = GemmShape { m, n, k };
-            let plans = candidates(shape, OutputType::Bf16, 132).unwrap();
+            let plans = candidates(shape, OutputType::Bf16, Depth::Whole, 132).unwrap();
             assert_eq!(plans[0], plan(m, n, k));
             assert!(plans.iter().any(|plan| (plan.config.entry, plan.rows) == (entry, rows)), "{shape:?}: {plans:#?}");
-            assert!(plans.len() <= 8);
+            assert!(plans.len() <= 16);
         }
     }
 
     #[test]
+    fn cuts_that_split_the_depth_are_timed_where_they_were_measured_to_be_fastest_but_not_for_equal_bits() {
+        use Entry::{Gemm1x32SplitActivated, Gemm1x32SplitBf16, Gemm1x64SplitUpdated, Gemm1x128SplitUpdated};
+        use OutputType::{Activated, Bf16, Updated};
+        let fastest = [
+            (32, 6144, 4096, Bf16, Gemm1x32SplitBf16, 48),
+            (32, 28672, 4096, Activated, Gemm1x32SplitActivated, 64),
+            (64, 4096, 4096, Updated, Gemm1x64SplitUpdated, 64),
+            (64, 4096, 14336, Updated, Gemm1x64SplitUpdated, 64),
+            (128, 4096, 14336, Updated, Gemm1x128SplitUpdated, 64),
+        ];
+        for (m, n, k, output, entry, rows) in fastest {
+            let plans = |depth| candidates(GemmShape { m, n, k }, output, depth, 132).unwrap();
+            let found = plans(Depth::MaySplit);
+            assert!(found.iter().any(|plan| (plan.config.entry, plan.rows) == (entry, rows)), "{m} {n}: {found:#?}");
+            assert!(plans(Depth::Whole).iter().all(|plan| !plan.splits_depth()));
+        }
+    }
+
+    #[test]
+    fn tiles_along_x_are_alike_and_no_taller_than_they_must_be() {
+        let rows = |m, entry| {
+            let all = all_plans(GemmShape { m, n: 4096, k: 4096 }, OutputType::Bf16, Depth::MaySplit, 132);
+            let plan = all.into_iter().find(|plan| plan.config.entry == entry).expect("has this variant");
+            (plan.n_m_tiles, plan.x_rows, plan.boxes.x[1])
+        };
+        assert_eq!(rows(96, Entry::Gemm1x128SplitBf16), (1, 96, 96));
+        assert_eq!(rows(96, Entry::Gemm1x128Bf16), (1, 96, 48));
+        assert_eq!(rows(160, Entry::Gemm2x128SplitBf16), (2, 80, 80));
+        assert_eq!(rows(9, Entry::Gemm1x32Bf16), (1, 16, 8));
+        assert_eq!([rows(200, Entry::Gemm2x256Bf16), rows(300, Entry::Gemm2x256Bf16)], [(1, 208, 104), (2, 256, 128)]);
+    }
+
+    #[test]
     fn a_tile_gives_every_warpgroup_rows() {
-        for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, OutputType::F32) {
+        for cut in cuts(GemmShape { m: 300, n: 4096, k: 4096 }, OutputType::F32, Depth::Whole) {
             let needed = cut.rows.div_ceil(GROUP_ROWS);
             assert_eq!(needed, cut.variant.warpgroups, "{cut:?}");
         }
@@ -416,7 +514,7 @@ mod tests {
 
     #[test]
     fn an_update_has_tiles_of_whole_squares_and_never_the_largest() {
-        let plans = all_plans(GemmShape { m: 100, n: 4096, k: 4096 }, OutputType::Updated, 132);
+        let plans = all_plans(GemmShape { m: 100, n: 4096, k: 4096 }, OutputType::Updated, Depth::MaySplit, 132);
         assert!(plans.iter().all(|plan| plan.rows.is_multiple_of(NORM_TILE) && plan.scales()));
         let refusal = GemmPlan::new(GemmShape { m: 2, n: 4097, k: 8 }, OutputType::Updated, 132).unwrap_err();
         assert_eq!(refusal.to_string(), "gemm_sm90: a residual of width 4097 is not a multiple of 8");
@@ -434,8 +532,8 @@ mod tests {
     #[test]
     fn depth_is_counted_alike_in_every_variant() {
         for k in [8, 64, 72, 4096, 4104] {
-            let depths =
-                cuts(GemmShape { m: 1, n: 64, k }, OutputType::F32).map(|cut| cut.n_steps() * cut.variant.panels);
+            let depths = cuts(GemmShape { m: 1, n: 64, k }, OutputType::F32, Depth::Whole)
+                .map(|cut| cut.n_steps() * cut.variant.panels);
             assert!(depths.into_iter().all(|panels| panels == k.div_ceil(128) * 2), "{k}");
         }
     }

@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels,
     blas::Blas,
     check_len,
-    gemm::GemmPlan,
+    gemm::{Depth, GemmPlan},
     launch::{self, GemmShape, Left, LinearKernel, OutputType},
     skinny::RowScale,
     sys::Launch,
@@ -120,7 +120,7 @@ impl Products {
     pub fn tune(&self, kernels: &Kernels, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match self {
             Self::Fastest(blas) => kernels.tune_linear(blas, op, others),
-            Self::BatchInvariant if is_timed(&op) => kernels.tune_gemm(op, others).map(drop),
+            Self::BatchInvariant if is_timed(&op) => kernels.tune_gemm(op, others, Depth::Whole).map(drop),
             Self::BatchInvariant => Ok(()),
         }
     }
@@ -147,7 +147,7 @@ impl Kernels {
     pub fn tune_linear(&self, blas: &Blas, op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, op.y.output_type(), self.properties()) {
             LinearKernel::Skinny(_) => Ok(()),
-            LinearKernel::Gemm => self.tune_gemm(op, others).map(drop),
+            LinearKernel::Gemm => self.tune_gemm(op, others, Depth::MaySplit).map(drop),
             LinearKernel::Blas if blas.has_chosen(&op) => Ok(()),
             LinearKernel::Blas if op.shape.m > TIMED_ROWS_MAX => blas.prepare(op),
             LinearKernel::Blas => self.compare(blas, op, others),
@@ -158,7 +158,7 @@ impl Kernels {
         let (key, w) = ((op.shape, op.y.output_type()), op.w.slice(..));
         let blas_us = blas.tune(op.with(&w), others)?;
         if self.has_gemm() && is_timed(&op) {
-            let us = self.tune_gemm(op, others)?;
+            let us = self.tune_gemm(op, others, Depth::MaySplit)?;
             self.tuned.compared(key, us < blas_us);
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Kernels {
 
 /// Adds the arguments that every launch of the product ends with, and starts it.
 pub(crate) fn start(launch: Launch<'_>, GemmShape { m, n, .. }: GemmShape, plan: &GemmPlan) -> Result<(), KernelError> {
-    let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.n_stages);
+    let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.x_rows).int(plan.n_stages);
     launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
 }
 

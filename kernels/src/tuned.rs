@@ -12,7 +12,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels,
-    gemm::{self, GemmPlan},
+    gemm::{self, Depth, GemmPlan},
     launch::{GemmShape, OutputType},
     linear::Linear,
     timing::fastest_us,
@@ -84,21 +84,26 @@ impl Kernels {
     }
 
     /// Times cuts of the product for `op` over its weights and `others` in turn, keeps the fastest; returns its microseconds.
-    pub(crate) fn tune_gemm(&self, mut op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<f64, KernelError> {
+    pub(crate) fn tune_gemm(
+        &self,
+        mut op: Linear<'_>,
+        others: &[CudaView<'_, bf16>],
+        depth: Depth,
+    ) -> Result<f64, KernelError> {
         let key = (op.shape, op.y.output_type());
         let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();
-        self.fastest_cut(key, weights.len(), |idx, plan| self.invariant_gemm_by(op.with(&weights[idx]), plan))
+        self.fastest_cut((key, depth), weights.len(), |idx, plan| self.invariant_gemm_by(op.with(&weights[idx]), plan))
     }
 
     /// Times the cuts for `key` over `n` launches of each, which `launch` starts by their index; keeps the fastest.
     pub(crate) fn fastest_cut(
         &self,
-        key: Key,
+        (key, depth): (Key, Depth),
         n: usize,
         mut launch: impl FnMut(usize, &GemmPlan) -> Result<(), KernelError>,
     ) -> Result<f64, KernelError> {
         let mut best = (f64::INFINITY, None);
-        for plan in gemm::candidates(key.0, key.1, self.properties().n_multiprocessors)? {
+        for plan in gemm::candidates(key.0, key.1, depth, self.properties().n_multiprocessors)? {
             let us = fastest_us(self.device(), n, best.0, |idx| launch(idx, &plan))?;
             if us < best.0 {
                 best = (us, Some(plan));

@@ -7,7 +7,7 @@ use half::bf16;
 use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, relative_error};
 use crate::{
     KernelError, gemm,
-    gemm::GemmPlan,
+    gemm::{Depth, GemmPlan},
     launch::{GemmShape, OutputType, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     reference,
@@ -81,7 +81,7 @@ fn every_variant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
         }
         let shape = GemmShape { m: 300, n: 264, k: 1032 };
-        let mut plans = gemm::all_plans(shape, output, n_multiprocessors);
+        let mut plans = gemm::all_plans(shape, output, Depth::MaySplit, n_multiprocessors);
         plans.dedup_by_key(|plan| plan.config.entry);
         for plan in plans {
             outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
@@ -147,7 +147,7 @@ fn same_bits(
     let most = ROW_COUNTS[ROW_COUNTS.len() - 1];
     let (x, w) = (gpu.noise.normals(most * k), gpu.noise.normals(n * k));
     let operands = Operands::new(gpu, &x, &w)?;
-    let plans_of = |m| gemm::all_plans(GemmShape { m, n, k }, output, n_multiprocessors);
+    let plans_of = |m| gemm::all_plans(GemmShape { m, n, k }, output, Depth::Whole, n_multiprocessors);
     let whole = multiply(gpu, &operands, GemmShape { m: most, n, k }, output, By::Plan(plans_of(most)[0]))?;
     let (mut n_different, mut n_products) = (0, 0);
     for m in ROW_COUNTS {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use stoker_kernels::{
     CudaSlice, KernelError, bf16,
     checks::Gpu,
-    gemm::{self, GemmPlan},
+    gemm::{self, Depth, GemmPlan},
     launch::{GemmShape, OutputType},
     linear::{Linear, Output},
     pointwise::SiluMul,
@@ -70,7 +70,7 @@ impl Case {
 
     fn time(&mut self, gpu: &Gpu, name: &str, m: usize, mut file: Option<&mut std::fs::File>) -> Result<()> {
         let shape = GemmShape { m, n: self.n, k: self.k };
-        let plans = gemm::ranked_plans(shape, self.output, gpu.kernels.properties().n_multiprocessors);
+        let plans = gemm::ranked_plans(shape, self.output, Depth::MaySplit, gpu.kernels.properties().n_multiprocessors);
         let most = HOPELESS * plans[0].1;
         let mut timed = Vec::new();
         for (plan, cycles) in plans.into_iter().filter(|(_, cycles)| *cycles <= most) {
