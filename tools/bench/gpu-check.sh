@@ -2,7 +2,7 @@
 # What only a machine with a GPU can check: each kernel beside its reference, the engine beside transformers and the CPU,
 # batch invariance, a GPU that fails, and NVIDIA's memory and race checkers over the kernel checks.
 #
-#   tools/bench/gpu-check.sh            everything, some minutes: the race checker takes most of them
+#   tools/bench/gpu-check.sh            everything, some minutes: the race checker takes most of them, its groups run side by side
 #
 # By environment:
 #   BINARIES   folder with kernel-check, engine-tests and gpu-fault-tests, built elsewhere (default: built here, release)
@@ -46,13 +46,28 @@ test_program() {
   cp "$built" "$BINARIES/$2"
 }
 
-# Runs a command under a name, its words in a log; shows the lines that match, and remembers that it failed.
-step() {
-  local name=$1 shown=$2 started=$SECONDS
-  shift 2
-  if "$@" > "$OUT/$name.log" 2>&1; then verdict=ok; else verdict=WRONG; FAILED+=("$name"); fi
-  echo "== $name: $verdict, $((SECONDS - started)) s"
+# Runs a command under a name, its words in a log.
+run() {
+  local name=$1 started=$SECONDS code=0
+  shift
+  "$@" > "$OUT/$name.log" 2>&1 || code=$?
+  echo "$code $((SECONDS - started))" > "$OUT/$name.end"
+}
+
+# Shows the lines of its log that match, and remembers that it failed.
+report() {
+  local name=$1 shown=$2 code seconds verdict=ok
+  read -r code seconds < "$OUT/$name.end"
+  [ "$code" = 0 ] || { verdict=WRONG; FAILED+=("$name"); }
+  echo "== $name: $verdict, $seconds s"
   grep -E "$shown" "$OUT/$name.log" | tail -20 || tail -5 "$OUT/$name.log"
+}
+
+step() {
+  local name=$1 shown=$2
+  shift 2
+  run "$name" "$@"
+  report "$name" "$shown"
 }
 
 kernels() { step kernels 'agree|WRONG' "$BINARIES/kernel-check"; }
@@ -62,20 +77,24 @@ engine() {
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
 }
 
-memcheck() { sanitize memcheck '' pointwise linear gated invariance attention sampling step packed; }
+memcheck() { sanitize memcheck '' pointwise linear gated chained invariance attention sampling step packed; }
 
 # The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling, and
 # the thousand products of `invariance` are left to the memory checker.
-racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated attention-decode attention-prefill sampling-small; }
+racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated chained attention-decode attention-prefill sampling-small; }
 
 sanitize() {
   local tool=$1 options=$2
   shift 2
   find_sanitizer || { echo "skipped: $tool: no compute-sanitizer, and its wheel cannot be fetched"; return 0; }
+  local group
   for group in "$@"; do
     # shellcheck disable=SC2086 # options are words
-    step "$tool-$group" 'ERROR SUMMARY|RACECHECK SUMMARY|=========     (at|Error|Invalid)|WRONG' \
-      "$SANITIZER" --tool "$tool" $options --error-exitcode 9 "$BINARIES/kernel-check" --only "$group"
+    run "$tool-$group" "$SANITIZER" --tool "$tool" $options --error-exitcode 9 "$BINARIES/kernel-check" --only "$group" &
+  done
+  wait
+  for group in "$@"; do
+    report "$tool-$group" 'ERROR SUMMARY|RACECHECK SUMMARY|=========     (at|Error|Invalid)|WRONG'
   done
 }
 
