@@ -21,7 +21,7 @@ use crate::{
     Device, KernelError, check_len,
     launch::{GemmShape, OutputType, refused},
     linear::{self, Linear, Output},
-    timing::fastest_us,
+    timing::Contest,
 };
 
 /// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
@@ -123,28 +123,26 @@ impl Blas {
     pub fn tune(&self, mut op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<f64, KernelError> {
         linear::check("gemm", &op)?;
         let key = (op.shape, op.y.output_type());
-        let mut plan = self.plan(key)?;
+        let plan = self.plan(key)?;
         let first = self.operands(&mut op);
         let stream = self.device.stream();
         let other = |w: &CudaView<'_, bf16>| Operands { w: w.device_ptr(stream).0, ..first };
         others.iter().try_for_each(|w| check_len("gemm", "w", w.len(), op.w.len()))?;
         let operands: Vec<Operands> = std::iter::once(first).chain(others.iter().map(other)).collect();
-        let mut best = (f64::INFINITY, plan.algorithm);
-        for algorithm in self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))? {
-            plan.algorithm = algorithm;
-            // A candidate that needs more than this call offers is refused by the library: not a candidate then.
-            let multiply = |idx: usize| {
-                self.multiply(&plan, operands[idx]).map_err(|source| failed("gemm", describe(key), source))
-            };
-            if let Ok(us) = fastest_us(&self.device, operands.len(), best.0, multiply)
-                && us < best.0
-            {
-                best = (us, algorithm);
-            }
+        let mut algorithms = self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))?;
+        // A candidate that needs more than this call offers is refused by the library: not a candidate then.
+        algorithms.retain(|&algorithm| self.multiply(&Plan { algorithm, ..plan }, first).is_ok());
+        if algorithms.is_empty() {
+            self.keep(key, plan);
+            return Ok(f64::INFINITY);
         }
-        plan.algorithm = best.1;
-        self.keep(key, plan);
-        Ok(best.0)
+        let contest = Contest { n_ways: algorithms.len(), n_launches: operands.len() };
+        let winner = contest.run(&self.device, |way, idx| {
+            let multiplied = self.multiply(&Plan { algorithm: algorithms[way], ..plan }, operands[idx]);
+            multiplied.map_err(|source| failed("gemm", describe(key), source))
+        })?;
+        self.keep(key, Plan { algorithm: algorithms[winner.way], ..plan });
+        Ok(winner.us)
     }
 
     /// Takes the library's first guess for the shape of `op`, and multiplies once if its code is not loaded yet. For start-up,

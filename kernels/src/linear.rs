@@ -13,6 +13,7 @@ use crate::{
     skinny::RowScale,
     sys::Launch,
     tensor_map::{BoxedTensor, TensorMap},
+    timing::is_no_slower,
 };
 
 /// Products of more rows keep cuBLASLt's first guess: timing gained nothing at 2048 and 8192.
@@ -159,7 +160,7 @@ impl Kernels {
         let blas_us = blas.tune(op.with(&w), others)?;
         if self.has_gemm() && is_timed(&op) {
             let us = self.tune_gemm(op, others, Depth::MaySplit)?;
-            self.tuned.compared(key, us < blas_us);
+            self.tuned.compared(key, is_no_slower(us, blas_us));
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::{
     gemm::{self, Depth, GemmPlan},
     launch::{GemmShape, OutputType},
     linear::Linear,
-    timing::fastest_us,
+    timing::Contest,
 };
 
 pub(crate) type Key = (GemmShape, OutputType);
@@ -78,6 +78,11 @@ impl Tuned {
 }
 
 impl Kernels {
+    /// The cut of our product that timing has chosen for a shape, if it was the fastest way there or the only one.
+    pub fn chosen(&self, shape: GemmShape, output: OutputType) -> Option<GemmPlan> {
+        self.tuned.plan((shape, output)).filter(|_| self.tuned.is_faster((shape, output)) != Some(false))
+    }
+
     /// Whether the loaded code has the product for any number of rows.
     pub(crate) fn has_gemm(&self) -> bool {
         self.properties().capability == (9, 0)
@@ -98,21 +103,15 @@ impl Kernels {
     /// Times the cuts for `key` over `n` launches of each, which `launch` starts by their index; keeps the fastest.
     pub(crate) fn fastest_cut(
         &self,
-        (key, depth): (Key, Depth),
+        ((shape, output), depth): (Key, Depth),
         n: usize,
         mut launch: impl FnMut(usize, &GemmPlan) -> Result<(), KernelError>,
     ) -> Result<f64, KernelError> {
-        let mut best = (f64::INFINITY, None);
-        for plan in gemm::candidates(key.0, key.1, depth, self.properties().n_multiprocessors)? {
-            let us = fastest_us(self.device(), n, best.0, |idx| launch(idx, &plan))?;
-            if us < best.0 {
-                best = (us, Some(plan));
-            }
-        }
-        if let (_, Some(plan)) = best {
-            self.tuned.keep(key, plan);
-        }
-        Ok(best.0)
+        let plans = gemm::candidates(shape, output, depth, self.properties().n_multiprocessors)?;
+        let contest = Contest { n_ways: plans.len(), n_launches: n };
+        let winner = contest.run(self.device(), |way, idx| launch(idx, &plans[way]))?;
+        self.tuned.keep((shape, output), plans[winner.way]);
+        Ok(winner.us)
     }
 }
 
