@@ -7,6 +7,7 @@ mod chained;
 mod clock;
 mod cuts;
 mod figures;
+mod starts;
 
 use std::path::PathBuf;
 
@@ -34,6 +35,9 @@ struct Arguments {
     /// Instead, every cut of the product for any number of rows; `--out` is then a table of them.
     #[arg(long)]
     cuts: bool,
+    /// Instead, what so many starts choose by timing.
+    #[arg(long)]
+    starts: Option<usize>,
 }
 
 fn main() -> Result<()> {
@@ -46,6 +50,9 @@ fn main() -> Result<()> {
         }
         Err(error) => return Err(error.into()),
     };
+    if let Some(n_starts) = arguments.starts {
+        return starts::run(&device, n_starts);
+    }
     let mut gpu = Gpu::new(&device)?;
     println!("{}, kernels for {:?}", device.name()?, gpu.kernels.properties());
     if arguments.cuts {
