@@ -82,7 +82,7 @@ struct Gemm {
   struct Barriers {
     uint64_t full[kMaxStages], empty[kMaxStages];
     Exchange exchange;
-    float scales[kScaledRows];
+    float scales[kScaledRows];  // factors of rows; of an update, its warps' sums
   };
   static_assert(sizeof(Barriers) <= 1024);
 
@@ -219,7 +219,9 @@ struct Gemm {
       if constexpr (kSplits) tile.m += cluster_rank() * kOwnColumns;
       Addends<kUpdates<Out> ? kOwnColumns : 8> addends;  // used by updates only
       if constexpr (kUpdates<Out>) {
-        if (warp_row(s) >= 0) addends.load(&y->value, beside.norm, warp_place(s, tile), end, s.n);
+        static_assert(kWarpgroups == 1);
+        const int row = threadIdx.x / kWarp * 16;
+        if (row < s.rows) addends.load(&y->value, beside.norm, {tile.n + row, tile.m}, end, s.n);
       }
       float c[kColumns / 8][4];
       int last = 0;
@@ -239,10 +241,10 @@ struct Gemm {
         exchange_halves<kConsumers>(sums, c, barriers.exchange, staging, parity);
         parity ^= 1;
         if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
-        finish(sums, s, y_map, y, beside, tile, end, addends, scales, staging);
+        finish(sums, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
       } else {
         if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
-        finish(c, s, y_map, y, beside, tile, end, addends, scales, staging);
+        finish(c, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
       }
     }
     if (kStaged && threadIdx.x % 128 == 0) wait_for_stores_to_read();
@@ -251,10 +253,10 @@ struct Gemm {
   // Rows of y up to `end`, of the sums of a tile.
   template <typename Out, typename Added>
   static __device__ __forceinline__ void finish(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, const TensorMap& y_map, Out* y,
-                                                const GemmBeside& beside, Tile tile, int end, const Added& addends, const float* scales,
+                                                const GemmBeside& beside, Tile tile, int end, const Added& addends, const float* scales, float* scratch,
                                                 uint32_t staging) {
     if constexpr (kUpdates<Out>) {
-      if (warp_row(s) >= 0) update_residual<kOwnColumns>(c, addends, &y->value, beside, warp_place(s, tile), end, s.n);
+      update_residual<kOwnColumns>(c, addends, &y->value, beside, {tile.n, tile.m}, s.rows, end, s.n, scratch);
     } else if constexpr (kStaged && kActivates<Out>) {
       store_activated_staged(c, s, y_map, tile, staging);
     } else if constexpr (kStaged && sizeof(Out) == 2) {
@@ -359,14 +361,6 @@ struct Gemm {
     if (stores) store_box(y, (tile.n + group * kGroupRows) / 2, tile.m, buffer);
   }
 
-  // Of the block's tile, the first of a warp's 16 weight rows; negative if it has none.
-  static __device__ __forceinline__ int warp_row(const GemmShape& s) {
-    const int row = threadIdx.x / 128 * kGroupRows + threadIdx.x % 128 / kWarp * 16;
-    return row < s.rows ? row : -1;
-  }
-
-  static __device__ __forceinline__ WarpPlace warp_place(const GemmShape& s, Tile tile) { return {tile.n + warp_row(s), tile.m}; }
-
   template <typename Out>
   static __device__ __forceinline__ bool is_scaled(const GemmBeside& beside) {
     return !kStaged && !kUpdates<Out> && beside.squares != nullptr;
@@ -431,7 +425,7 @@ struct Gemm {
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                            \
   stoker::Gemm<groups, columns, panels, stoker::Cluster::cluster>::run(                                                        \
       stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y,                    \
-      stoker::GemmBeside{weighted, norm, squares, eps, k});
+      stoker::GemmBeside{weighted, norm, squares, eps, k, squares_tile});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)
 #endif
@@ -445,8 +439,8 @@ struct Gemm {
       __launch_bounds__(groups * 128 + 32 + (columns < 256 ? stoker::kScalers : 0), 1) gemm_sm90_##groups##x##columns##_##name( \
           const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                            \
           const __grid_constant__ stoker::TensorMap y_map, out* y, stoker::bf16* weighted, const stoker::bf16* norm,           \
-          float* squares, float eps, int k, int m, int n, int n_steps, int rows, int x_rows, int n_stages, int n_m_tiles,      \
-          int n_n_tiles, int band) {                                                                                           \
+          float* squares, float eps, int k, int squares_tile, int m, int n, int n_steps, int rows, int x_rows, int n_stages,   \
+          int n_m_tiles, int n_n_tiles, int band) {                                                                            \
     GEMM_BODY(groups, columns, panels, cluster)                                                                                \
   }
 #define GEMM_ALL(groups, columns, panels, blocks, cluster)                \
@@ -456,8 +450,8 @@ struct Gemm {
 #define GEMM_UPDATED(groups, columns, panels, blocks, cluster) GEMM(updated, groups, columns, panels, blocks, cluster, stoker::Updated)
 #define GEMM_SPLIT(groups, columns, panels)                                             \
   GEMM(split_bf16, groups, columns, panels, 2, kSplitsDepth, stoker::bf16)              \
-  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)    \
-  GEMM(split_updated, groups, columns, panels, 2, kSplitsDepth, stoker::Updated)
+  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)
+#define GEMM_SPLIT_UPDATED(groups, columns, panels) GEMM(split_updated, groups, columns, panels, 2, kSplitsDepth, stoker::Updated)
 GEMM_ALL(1, 8, 2, 1, kNone)
 GEMM_ALL(2, 8, 1, 1, kNone)
 GEMM_ALL(1, 32, 2, 2, kSharesX)
@@ -475,3 +469,6 @@ GEMM_SPLIT(1, 32, 2)
 GEMM_SPLIT(1, 64, 2)
 GEMM_SPLIT(1, 128, 1)
 GEMM_SPLIT(2, 128, 1)
+GEMM_SPLIT_UPDATED(1, 32, 2)
+GEMM_SPLIT_UPDATED(1, 64, 2)
+GEMM_SPLIT_UPDATED(1, 128, 1)

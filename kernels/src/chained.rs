@@ -8,9 +8,9 @@ use cudarc::driver::CudaView;
 use half::bf16;
 
 use crate::{
-    KernelError, Kernels, check_len,
+    KernelError, Kernels, check_len, check_room,
     gemm::{Depth, GemmPlan},
-    launch::{CHAINED_ROWS_MAX, GemmShape, LinearKernel, OutputType, SkinnyKernel, norm_tiles, refused},
+    launch::{CHAINED_ROWS_MAX, GemmShape, LinearKernel, NORM_TILE, OutputType, SkinnyKernel, refused},
     linear::{self, Linear},
     skinny::{RowScale, Update},
 };
@@ -33,20 +33,20 @@ impl<'a> Update<'a> {
 }
 
 impl Kernels {
-    /// `residual += x * w^T`, and what the product of the next norm needs.
-    pub fn update(&self, op: Update<'_>) -> Result<(), KernelError> {
+    /// `residual += x * w^T`, and what the product of the next norm needs. Returns how many values a sum of squares is of.
+    pub fn update(&self, op: Update<'_>) -> Result<usize, KernelError> {
         match self.chained_kernel(op.shape, OutputType::Updated)? {
-            Some(kernel) => self.skinny_update_by(op, kernel),
+            Some(kernel) => self.skinny_update_by(op, kernel).map(|()| NORM_TILE),
             None => {
                 let plan = self.gemm_plan(op.shape, OutputType::Updated)?;
-                self.gemm_update_by(op, &plan)
+                self.gemm_update_by(op, &plan).map(|()| plan.rows)
             }
         }
     }
 
     /// Whether a product of a norm may be [`Kernels::scaled`]; else the norm is a launch in front of it.
     pub fn scales(&self, shape: GemmShape, output: OutputType) -> bool {
-        LinearKernel::for_shape(shape, output, self.properties()) != LinearKernel::Blas
+        self.chained_kernel(shape, output).is_ok()
     }
 
     /// The product of a norm: x is what an update left weighted.
@@ -73,12 +73,19 @@ impl Kernels {
         check_len(OP, "w", w.len(), n * k)?;
         check_len(OP, "residual", residual.len(), m * n)?;
         check_len(OP, "weighted", weighted.len(), m * n)?;
-        check_len(OP, "squares", squares.len(), m * norm_tiles(n))?;
+        check_room(OP, "squares", squares.len(), m * n.div_ceil(plan.rows))?;
         check_len(OP, "the norm's weight", norm.len(), n)?;
         let [w_map, x_map] = self.gemm_maps((&w, &x), shape, plan)?;
         // Written by ordinary stores; the kernel does not look at a map of y.
         let launch = self.functions.launch(OP, plan.config).map(&w_map).map(&x_map).map(&w_map);
-        let launch = launch.write(&mut residual).write(&mut weighted).read(&norm).write(&mut squares).float(0.0).int(n);
+        let launch = launch
+            .write(&mut residual)
+            .write(&mut weighted)
+            .read(&norm)
+            .write(&mut squares)
+            .float(0.0)
+            .int(n)
+            .int(plan.rows);
         linear::start(launch, shape, plan)
     }
 
@@ -86,7 +93,10 @@ impl Kernels {
     pub fn gemm_scaled_by(&self, op: Linear<'_>, scale: RowScale<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
         let GemmShape { m, k, .. } = op.shape;
         check_rows(m)?;
-        check_len(OP, "squares", scale.squares.len(), m * norm_tiles(k))?;
+        check_len(OP, "squares", scale.squares.len(), m * k.div_ceil(scale.tile))?;
+        if !matches!(scale.tile, 16 | 32 | 64) {
+            return Err(refused(OP, format!("a sum of {} squares is not of 16, 32 or 64", scale.tile)));
+        }
         if !plan.scales() {
             return Err(refused(OP, "tiles of 256 rows do not scale".to_owned()));
         }
@@ -109,9 +119,10 @@ impl Kernels {
     /// The kernel for few rows, or none: the product for any number of rows.
     fn chained_kernel(&self, shape: GemmShape, output: OutputType) -> Result<Option<SkinnyKernel>, KernelError> {
         match LinearKernel::for_shape(shape, output, self.properties()) {
-            LinearKernel::Skinny(kernel) => Ok(Some(kernel)),
+            LinearKernel::Skinny(kernel) if shape.m == 1 => Ok(Some(kernel)),
             LinearKernel::Gemm => Ok(None),
-            LinearKernel::Blas => {
+            // Logits of some rows, whose update left sums that the kernels for few rows do not read.
+            LinearKernel::Skinny(_) | LinearKernel::Blas => {
                 Err(refused(OP, format!("{} rows to {output:?} are neither added nor scaled", shape.m)))
             }
         }

@@ -93,7 +93,6 @@ entries! {
     Gemm1x128SplitUpdated = "gemm_sm90" "gemm_sm90_1x128_split_updated",
     Gemm2x128SplitBf16 = "gemm_sm90" "gemm_sm90_2x128_split_bf16",
     Gemm2x128SplitActivated = "gemm_sm90" "gemm_sm90_2x128_split_activated",
-    Gemm2x128SplitUpdated = "gemm_sm90" "gemm_sm90_2x128_split_updated",
     PagedDecodeD64 = "paged_decode" "paged_decode_d64",
     PagedDecodeD128 = "paged_decode" "paged_decode_d128",
     PagedPrefillD64 = "paged_prefill" "paged_prefill_d64",

@@ -100,7 +100,7 @@ const VARIANTS: [Variant; 13] = [
     variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Activated: Gemm1x32SplitActivated, Updated: Gemm1x32SplitUpdated),
     variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Activated: Gemm1x64SplitActivated, Updated: Gemm1x64SplitUpdated),
     variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Activated: Gemm1x128SplitActivated, Updated: Gemm1x128SplitUpdated),
-    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated, Updated: Gemm2x128SplitUpdated),
+    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated),
 ];
 
 impl Variant {
@@ -273,15 +273,15 @@ fn cuts(shape: GemmShape, output: OutputType, depth: Depth) -> impl Iterator<Ite
 
 impl Cut {
     /// Large tiles of bf16 leave by the copy engine, which wants whole tiles and rows of y that are multiples of 16 bytes. A tile
-    /// has as many rows of gate as of up; the squares of an update are of 16 values each.
+    /// has as many rows of gate as of up, and of an update so many that their squares are added up in pairs.
     fn is_possible(self, output: OutputType) -> bool {
         let leaves_by_copy = self.variant.columns == 256 && output != OutputType::F32;
-        let whole = match output {
-            OutputType::Bf16 | OutputType::F32 => 1,
-            OutputType::Activated => 2 * GATE_UP_GROUP,
-            OutputType::Updated => NORM_TILE,
+        let has_whole = match output {
+            OutputType::Bf16 | OutputType::F32 => true,
+            OutputType::Activated => self.rows.is_multiple_of(2 * GATE_UP_GROUP),
+            OutputType::Updated => matches!(self.rows, NORM_TILE | 32 | 64),
         };
-        let is_whole = self.rows.is_multiple_of(whole) && self.variant.entry(output).is_some();
+        let is_whole = has_whole && self.variant.entry(output).is_some();
         is_whole && (!leaves_by_copy || (self.rows == self.variant.rows_max() && self.shape.n.is_multiple_of(8)))
     }
 
@@ -513,9 +513,9 @@ mod tests {
     }
 
     #[test]
-    fn an_update_has_tiles_of_whole_squares_and_never_the_largest() {
+    fn an_update_has_tiles_whose_squares_add_up_in_pairs_and_never_the_largest() {
         let plans = all_plans(GemmShape { m: 100, n: 4096, k: 4096 }, OutputType::Updated, Depth::MaySplit, 132);
-        assert!(plans.iter().all(|plan| plan.rows.is_multiple_of(NORM_TILE) && plan.scales()));
+        assert!(plans.iter().all(|plan| [16, 32, 64].contains(&plan.rows) && plan.scales()));
         let refusal = GemmPlan::new(GemmShape { m: 2, n: 4097, k: 8 }, OutputType::Updated, 132).unwrap_err();
         assert_eq!(refusal.to_string(), "gemm_sm90: a residual of width 4097 is not a multiple of 8");
     }

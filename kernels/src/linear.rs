@@ -213,7 +213,8 @@ impl Kernels {
         // What only updates use.
         let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
-        start(launch.float(scale.map_or(0.0, |scale| scale.eps)).int(k), op.shape, plan)
+        let (eps, tile) = scale.map_or((0.0, 0), |scale| (scale.eps, scale.tile));
+        start(launch.float(eps).int(k).int(tile), op.shape, plan)
     }
 
     /// Of the operands w and x, where the chip has the product.

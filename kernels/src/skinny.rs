@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
-    launch::{self, GemmShape, LaunchConfig, SkinnyForm, SkinnyKernel, norm_tiles},
+    launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
     linear::{self, Linear, Output},
 };
 
@@ -20,7 +20,7 @@ pub struct Update<'a> {
     pub residual: CudaViewMut<'a, bf16>,
     /// m x n, written: the new residual times the norm's weight.
     pub weighted: CudaViewMut<'a, bf16>,
-    /// m x [`norm_tiles`] of n, written: sums of squares of the new residual.
+    /// m x [`norm_tiles`] of n, of which the beginning is written: sums of squares of the new residual.
     pub squares: CudaViewMut<'a, f32>,
     /// n values: the norm's weight.
     pub norm: CudaView<'a, bf16>,
@@ -35,8 +35,10 @@ pub struct Update<'a> {
 /// The norm's factor of each row, as an [`Update`] left it.
 #[derive(Debug)]
 pub struct RowScale<'a> {
-    /// m x [`norm_tiles`] of k.
+    /// Sums of each row, of `tile` values each.
     pub squares: CudaView<'a, f32>,
+    /// As the update said.
+    pub tile: usize,
     /// Added to the mean square.
     pub eps: f32,
 }
@@ -67,6 +69,7 @@ impl Kernels {
             Output::Activated(_) => SkinnyForm::Gated,
             Output::Sum(_) => return Err(launch::refused(OP, "what is scaled is not added to y".to_owned())),
         };
+        check_len(OP, "values of a sum of squares", scale.tile, NORM_TILE)?;
         check_len(OP, "squares", scale.squares.len(), op.shape.m * norm_tiles(op.shape.k))?;
         self.skinny(op, form, Some(scale), kernel)
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     KernelError, gemm,
     gemm::{Depth, GemmPlan},
-    launch::{CHAINED_ROWS_MAX, GemmShape, OutputType, norm_tiles},
+    launch::{CHAINED_ROWS_MAX, GemmShape, NORM_TILE, OutputType, norm_tiles},
     linear::{Linear, Output},
     reference,
     skinny::{RowScale, Update},
@@ -66,7 +66,8 @@ fn updates(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError>
     let values = Values::new(gpu, shape);
     let product = reference::linear(&values.x, &values.w, shape);
     let wanted: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
-    let (mut outcomes, mut first) = (Vec::new(), None);
+    // The first cut's tiles are the smallest: its sums of squares add up to any other's.
+    let (mut outcomes, mut first) = (Vec::new(), None::<Updated>);
     for plan in plans(gpu, shape, OutputType::Updated) {
         let found = updated(gpu, &values, shape, &plan)?;
         let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, &plan), error, limit };
@@ -76,14 +77,18 @@ fn updates(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError>
         };
         // The rest against what was found: a sum of another order may round to the other neighbour.
         let (weighted, squares) = reference::weighted(&found.residual, &values.norm);
+        let squares = in_tiles(&squares, shape.n, plan.rows);
         outcomes.push(outcome("residual", relative_error(&found.residual, &wanted), TWO_ROUNDINGS));
         outcomes.push(outcome("weighted residual", relative_error(&found.weighted, &weighted), 0.0));
         outcomes.push(outcome("squares of the residual", relative_error(&found.squares, &squares), FACTOR));
-        let all = bits(&[found.residual, found.weighted, found.squares].concat());
-        if !plan.splits_depth() {
-            let n_different = all.iter().zip(first.get_or_insert_with(|| all.clone())).filter(|(a, b)| a != b).count();
-            outcomes.push(outcome("update: the bits of the first cut", n_different as f64, 0.0));
+        if plan.splits_depth() {
+            continue;
         }
+        let first = first.get_or_insert_with(|| found.clone());
+        let wanted = [&first.residual[..], &first.weighted, &in_tiles(&first.squares, shape.n, plan.rows)].concat();
+        let all = [found.residual, found.weighted, found.squares].concat();
+        let n_different = bits(&all).iter().zip(bits(&wanted)).filter(|(a, b)| **a != *b).count();
+        outcomes.push(outcome("update: the bits of the first cut", n_different as f64, 0.0));
     }
     Ok(outcomes)
 }
@@ -104,8 +109,10 @@ fn scaled(gpu: &mut Gpu, shape: GemmShape, output: OutputType) -> Result<Vec<Out
         OutputType::Bf16 | OutputType::Updated => (sums, TWO_ROUNDINGS),
     };
     let (mut outcomes, mut first) = (Vec::new(), None);
-    for plan in plans(gpu, shape, output) {
-        let found = scaled_by(gpu, &values, &squares, (shape, output), &plan)?.unwrap_or_default();
+    for (idx, plan) in plans(gpu, shape, output).into_iter().enumerate() {
+        let tile = [16, 32, 64][idx % 3];
+        let squares = in_tiles(&squares, shape.k, tile);
+        let found = scaled_by(gpu, &values, (&squares, tile), (shape, output), &plan)?.unwrap_or_default();
         let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, &plan), error, limit };
         outcomes.push(outcome("scaled", relative_error(&found, &wanted), limit));
         let found = bits(&found);
@@ -117,6 +124,15 @@ fn scaled(gpu: &mut Gpu, shape: GemmShape, output: OutputType) -> Result<Vec<Out
     Ok(outcomes)
 }
 
+/// Sums of 16 squares each of rows of `width` values, as sums of `tile` squares each, in the kernels' order.
+fn in_tiles(squares: &[f32], width: usize, tile: usize) -> Vec<f32> {
+    let sum = |tiles: &[f32]| {
+        let at = |idx: usize| tiles.get(idx).copied().unwrap_or(0.0);
+        (at(0) + at(1)) + (at(2) + at(3))
+    };
+    squares.chunks(norm_tiles(width)).flat_map(|row| row.chunks(tile / NORM_TILE).map(sum)).collect()
+}
+
 /// An update and the product behind it, as an executor launches them, against the models' own order: norm, rounded twice, then
 /// product. Roundings to bf16 of other numbers in both, two of each, most of which cancel over the depth.
 fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
@@ -125,7 +141,7 @@ fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
     let operands = Operands::new(gpu, &values)?;
     let mut residual = gpu.upload_bf16(&values.residual)?;
     let (mut weighted, mut squares) = (gpu.random(m * shape.n)?, gpu.upload(&vec![0f32; m * norm_tiles(shape.n)])?);
-    gpu.kernels.update(Update {
+    let tile = gpu.kernels.update(Update {
         residual: residual.as_view_mut(),
         weighted: weighted.as_view_mut(),
         squares: squares.as_view_mut(),
@@ -137,7 +153,8 @@ fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
     let back = GemmShape { n: shape.k, k: shape.n, ..shape };
     let mut y = gpu.poisoned(m * back.n)?;
     let linear = Linear { y: Output::Bf16(y.view()), x: weighted.as_view(), w: operands.w.as_view(), shape: back };
-    gpu.kernels.scaled(linear, RowScale { squares: squares.as_view(), eps: EPS })?;
+    let squares = squares.slice(..m * shape.n / tile);
+    gpu.kernels.scaled(linear, RowScale { squares, tile, eps: EPS })?;
     let residual = widened(&gpu.download(&residual)?);
     let normed = reference::rms_norm(&residual, &values.norm, EPS).into_iter().map(reference::rounded);
     let wanted = reference::linear(&normed.collect::<Vec<_>>(), &values.w, back);
@@ -150,7 +167,7 @@ fn updated(gpu: &Gpu, values: &Values, shape: GemmShape, plan: &GemmPlan) -> Res
     let GemmShape { m, n, .. } = shape;
     let operands = Operands::new(gpu, values)?;
     let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
-    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * norm_tiles(n))?);
+    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * n.div_ceil(plan.rows))?);
     let update = Update {
         residual: residual.view(),
         weighted: weighted.view(),
@@ -169,13 +186,13 @@ fn updated(gpu: &Gpu, values: &Values, shape: GemmShape, plan: &GemmPlan) -> Res
 fn scaled_by(
     gpu: &Gpu,
     values: &Values,
-    squares: &[f32],
+    (squares, tile): (&[f32], usize),
     (shape, output): (GemmShape, OutputType),
     plan: &GemmPlan,
 ) -> Result<Option<Vec<f32>>, KernelError> {
     let (operands, squares) = (Operands::new(gpu, values)?, gpu.upload(squares)?);
     let launch = |y| {
-        let scale = RowScale { squares: squares.as_view(), eps: EPS };
+        let scale = RowScale { squares: squares.as_view(), tile, eps: EPS };
         gpu.kernels.gemm_scaled_by(operands.linear(y, shape), scale, plan)
     };
     let size = shape.m * shape.n;

@@ -6,7 +6,7 @@ use half::bf16;
 use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, linear::skinny_kernels, relative_error};
 use crate::{
     CudaSlice, KernelError,
-    launch::{GemmShape, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
+    launch::{GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Output},
     reference,
     skinny::{RowScale, Update},
@@ -72,7 +72,7 @@ fn scaled(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outc
     let (operands, squares_gpu) = (Operands::new(gpu, &values)?, gpu.upload(&squares)?);
     let wanted = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
     let launch = |y| {
-        let scale = RowScale { squares: squares_gpu.as_view(), eps: EPS };
+        let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
         gpu.kernels.skinny_scaled_by(operands.linear(y, shape), scale, kernel)
     };
     let (mut logits, mut activations) = (gpu.poisoned::<f32>(m * n)?, gpu.poisoned::<bf16>(m * n)?);
@@ -97,7 +97,7 @@ fn gated(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Outcom
     let squares = row_squares(&values.x, k);
     let (operands, squares_gpu) = (Operands::new(gpu, &values)?, gpu.upload(&squares)?);
     let mut out = gpu.poisoned(m * n / 2)?;
-    let scale = RowScale { squares: squares_gpu.as_view(), eps: EPS };
+    let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
     gpu.kernels.skinny_scaled_by(operands.linear(Output::Activated(out.view()), shape), scale, kernel)?;
     let sums = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
     let wanted = reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>());
@@ -132,6 +132,7 @@ fn as_models_norm(gpu: &mut Gpu, kernel: SkinnyKernel) -> Result<Outcome, Kernel
 }
 
 /// What an update left, as f32.
+#[derive(Clone)]
 pub(super) struct Updated {
     pub(super) residual: Vec<f32>,
     pub(super) weighted: Vec<f32>,
@@ -176,7 +177,7 @@ fn update_and_scale(
     let squares = gpu.upload(&updated.squares)?;
     let mut y = gpu.poisoned(back.m * back.n)?;
     let linear = Linear { y: Output::F32(y.view()), x: x.as_view(), w: w.as_view(), shape: back };
-    gpu.kernels.skinny_scaled_by(linear, RowScale { squares: squares.as_view(), eps: EPS }, kernel)?;
+    gpu.kernels.skinny_scaled_by(linear, RowScale { squares: squares.as_view(), tile: NORM_TILE, eps: EPS }, kernel)?;
     gpu.written(&y)
 }
 

@@ -8,7 +8,7 @@ use crate::{
     attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
     bf16,
     gated::Gated,
-    launch::{BLOCK_SIZE, GemmShape, Heads, Left, OutputType, norm_tiles},
+    launch::{BLOCK_SIZE, GemmShape, Heads, Left, NORM_TILE, OutputType, norm_tiles},
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, angle_table},
@@ -73,6 +73,8 @@ pub struct Batch {
     n: usize,
     /// What the last product left of the residual stream.
     left: Left,
+    /// Values of a sum of squares, as it said.
+    tile: usize,
     residual: CudaSlice<bf16>,
     /// The residual's norm, or the weighted residual.
     normed: CudaSlice<bf16>,
@@ -130,6 +132,7 @@ impl Batch {
         Ok(Self {
             n,
             left: Left::Residual,
+            tile: NORM_TILE,
             residual: gpu.random(n * shape.hidden())?,
             normed: gpu.random(n * shape.hidden())?,
             squares: gpu.upload(&vec![0.0; n * norm_tiles(shape.hidden())])?,
@@ -249,7 +252,7 @@ fn project(
     let shape = GemmShape { m: b.n, n: b.qkv.len() / b.n, k: layer.norm.len() };
     let is_scaled = norm(gpu, b, &layer.norm, (shape, OutputType::Bf16), pause)?;
     let (y, x, w) = (Output::Bf16(b.qkv.as_view_mut()), b.normed.as_view(), layer.qkv.as_view());
-    normed(gpu, Linear { y, x, w, shape }, is_scaled.then_some(&b.squares))
+    normed(gpu, Linear { y, x, w, shape }, is_scaled.then(|| scale(&b.squares, b.tile, shape)))
 }
 
 fn feed_forward(
@@ -263,7 +266,7 @@ fn feed_forward(
     let (x, w) = (b.normed.as_view(), layer.gate_up.as_view());
     if is_scaled {
         let y = Output::Activated(b.activated.as_view_mut());
-        return normed(gpu, Linear { y, x, w, shape }, Some(&b.squares));
+        return normed(gpu, Linear { y, x, w, shape }, Some(scale(&b.squares, b.tile, shape)));
     }
     let (out, gate_up) = (b.activated.as_view_mut(), b.gate_up.as_view_mut());
     gpu.kernels.gated(&gpu.blas, Gated { out, gate_up, x, w, shape })
@@ -279,7 +282,7 @@ fn head(
     let shape = GemmShape { m: b.n, n: model.shape.vocab, k: weight.len() };
     let is_scaled = norm(gpu, b, weight, (shape, OutputType::F32), pause)?;
     let (y, x, w) = (Output::F32(b.logits.as_view_mut()), b.normed.as_view(), model.head.as_view());
-    normed(gpu, Linear { y, x, w, shape }, is_scaled.then_some(&b.squares))
+    normed(gpu, Linear { y, x, w, shape }, is_scaled.then(|| scale(&b.squares, b.tile, shape)))
 }
 
 /// The norm as a launch of its own, unless the product behind it scales its result; whether it does.
@@ -307,11 +310,15 @@ fn norm(
 }
 
 /// The product of a norm, or of the weighted residual.
-fn normed(gpu: &Gpu, op: Linear<'_>, squares: Option<&CudaSlice<f32>>) -> Result<(), KernelError> {
-    match squares {
-        Some(squares) => gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), eps: EPS }),
+fn normed(gpu: &Gpu, op: Linear<'_>, scale: Option<RowScale<'_>>) -> Result<(), KernelError> {
+    match scale {
+        Some(scale) => gpu.kernels.scaled(op, scale),
         None => gpu.kernels.linear(&gpu.blas, op),
     }
+}
+
+fn scale(squares: &CudaSlice<f32>, tile: usize, shape: GemmShape) -> RowScale<'_> {
+    RowScale { squares: squares.slice(..shape.m * shape.k.div_ceil(tile)), tile, eps: EPS }
 }
 
 /// What ends in the residual stream.
@@ -338,7 +345,8 @@ fn update(
         Left::Residual => Output::Sum(residual),
         Left::Weighted => {
             let (weighted, squares, norm) = (b.normed.as_view_mut(), b.squares.as_view_mut(), norm.as_view());
-            return gpu.kernels.update(Update { residual, weighted, squares, norm, x, w, shape });
+            b.tile = gpu.kernels.update(Update { residual, weighted, squares, norm, x, w, shape })?;
+            return Ok(());
         }
     };
     gpu.kernels.linear(&gpu.blas, Linear { y, x, w, shape })

@@ -8,7 +8,7 @@ pub const SKINNY_ROWS_MAX: usize = 8;
 
 /// Most rows that hand on the residual stream weighted; the same constant as `kScaledRows` in `csrc/gemm_residual.cuh`.
 pub const CHAINED_ROWS_MAX: usize = 128;
-/// Values of the residual stream whose squares an update adds up.
+/// Values of the residual stream whose squares an update adds up at the least.
 pub const NORM_TILE: usize = 16;
 
 /// Rows of w that the small-batch product takes at a time.
@@ -46,7 +46,7 @@ impl SkinnyForm {
     }
 }
 
-/// Sums of squares that an update leaves of a row for a norm over `width` values.
+/// Sums of squares that an update leaves of a row for a norm over `width` values, at the most.
 pub fn norm_tiles(width: usize) -> usize {
     width.div_ceil(NORM_TILE)
 }

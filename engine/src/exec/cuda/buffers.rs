@@ -4,7 +4,7 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError,
     attention::{DecodeScratch, PrefillScratch},
     bf16,
-    launch::{CHAINED_ROWS_MAX, Left, norm_tiles},
+    launch::{CHAINED_ROWS_MAX, Left, NORM_TILE, norm_tiles},
     sampling::SampleScratch,
 };
 
@@ -40,6 +40,8 @@ pub(super) struct Stream {
     pub(super) normed: CudaSlice<bf16>,
     /// Sums of squares of the residual, where the product behind it scales its result.
     pub(super) squares: CudaSlice<f32>,
+    /// Values that each of them is of.
+    pub(super) squares_tile: usize,
 }
 
 impl Buffers {
@@ -55,6 +57,7 @@ impl Buffers {
                 update: rows(shape.hidden)?,
                 normed: rows(shape.hidden)?,
                 squares: device.zeros(CHAINED_ROWS_MAX * norm_tiles(shape.hidden))?,
+                squares_tile: NORM_TILE,
             },
             qkv: rows(shape.heads.qkv_width())?,
             attended: rows(shape.attended_width())?,

@@ -79,8 +79,9 @@ impl Product<'_> {
         if !is_scaled {
             return self.products.linear(self.kernels, op);
         }
-        let squares = stream.squares.slice(..self.m * norm_tiles(k));
-        self.kernels.scaled(op, RowScale { squares, eps: norm.eps })
+        let tile = stream.squares_tile;
+        let squares = stream.squares.slice(..self.m * k.div_ceil(tile));
+        self.kernels.scaled(op, RowScale { squares, tile, eps: norm.eps })
     }
 
     /// Chooses the algorithm for a product of gate and up by `weights`, all of one shape.
@@ -127,7 +128,10 @@ impl Product<'_> {
         let y = match stream.left {
             Left::Result => Output::Bf16(stream.update.slice_mut(..m * n)),
             Left::Residual => Output::Sum(stream.residual.slice_mut(..m * n)),
-            Left::Weighted => return self.kernels.update(self.update_operands(stream, x, w, next)),
+            Left::Weighted => {
+                stream.squares_tile = self.kernels.update(self.update_operands(stream, x, w, next))?;
+                return Ok(());
+            }
         };
         let op = Linear { y, x: x.slice(..m * shape.k), w: w.as_view(), shape };
         self.products.linear(self.kernels, op)

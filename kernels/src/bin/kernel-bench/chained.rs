@@ -17,6 +17,8 @@ use crate::{
 };
 
 const EPS: f32 = 1e-5;
+/// Values of a sum of squares: the weight rows of most updates' tiles.
+const TILE: usize = 64;
 
 /// Updates and what is scaled, at the row counts of decoding.
 pub(crate) fn run(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
@@ -56,7 +58,7 @@ fn update(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> R
     };
     let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
     op(0, &|op| gpu.kernels.tune_update(op, &others))?;
-    let us = clock::time(gpu, 20, |i| op(i % weights.len(), &|op| gpu.kernels.update(op)))?;
+    let us = clock::time(gpu, 20, |i| op(i % weights.len(), &|op| gpu.kernels.update(op).map(drop)))?;
     report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
     Ok(())
 }
@@ -67,7 +69,7 @@ fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (Gemm
     }
     let GemmShape { m, n, k } = shape;
     let weights = weights(gpu, n * k)?;
-    let (x, squares) = (gpu.random(m * k)?, gpu.upload(&vec![1f32; m * norm_tiles(k)])?);
+    let (x, squares) = (gpu.random(m * k)?, gpu.upload(&vec![1f32; m * k / TILE])?);
     let is_activated = output == OutputType::Activated;
     let mut y = gpu.random(if is_activated { m * n / 2 } else { m * n })?;
     let mut op = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
@@ -78,7 +80,9 @@ fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (Gemm
     let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
     op(0, &|op| gpu.kernels.tune_linear(&gpu.blas, op, &others))?;
     let us = clock::time(gpu, 20, |i| {
-        op(i % weights.len(), &|op| gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), eps: EPS }))
+        op(i % weights.len(), &|op| {
+            gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), tile: TILE, eps: EPS })
+        })
     })?;
     report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
     Ok(())
