@@ -70,7 +70,7 @@ impl Products {
     pub fn gated(&self, kernels: &Kernels, op: Gated<'_>) -> Result<(), KernelError> {
         match self {
             Self::Fastest(blas) => kernels.gated(blas, op),
-            Self::BatchInvariant => kernels.invariant_gemm(op.activated()),
+            Self::BatchInvariant => kernels.gemm(op.activated()),
         }
     }
 
@@ -92,7 +92,7 @@ impl Kernels {
     /// Multiplies and activates with whichever is faster for the shape.
     pub fn gated(&self, blas: &Blas, op: Gated<'_>) -> Result<(), KernelError> {
         match self.activator(op.shape) {
-            Activator::Product => self.invariant_gemm(op.activated()),
+            Activator::Product => self.gemm(op.activated()),
             Activator::Kernel => self.gated_apart(blas, op),
         }
     }

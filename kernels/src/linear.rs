@@ -104,7 +104,7 @@ impl Products {
     pub fn linear(&self, kernels: &Kernels, op: Linear<'_>) -> Result<(), KernelError> {
         match self {
             Self::Fastest(blas) => kernels.linear(blas, op),
-            Self::BatchInvariant => kernels.invariant_gemm(op),
+            Self::BatchInvariant => kernels.gemm(op),
         }
     }
 
@@ -132,8 +132,8 @@ impl Kernels {
     pub fn linear(&self, blas: &Blas, op: Linear<'_>) -> Result<(), KernelError> {
         match LinearKernel::for_shape(op.shape, op.y.output_type(), self.properties()) {
             LinearKernel::Skinny(kernel) => self.skinny_gemm_by(op, kernel),
-            LinearKernel::Gemm => self.invariant_gemm(op),
-            LinearKernel::Blas if self.gemm_is_faster(&op) => self.invariant_gemm(op),
+            LinearKernel::Gemm => self.gemm(op),
+            LinearKernel::Blas if self.gemm_is_faster(&op) => self.gemm(op),
             LinearKernel::Blas => blas.gemm(op),
         }
     }
@@ -167,14 +167,15 @@ impl Kernels {
 }
 
 impl Kernels {
-    /// Multiplies any number of rows on Hopper; a row's bits do not depend on the other rows.
-    pub fn invariant_gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
+    /// Multiplies any number of rows on Hopper. A row's bits do not depend on the other rows, unless cuts that split the depth were
+    /// timed: see [`Depth`].
+    pub fn gemm(&self, op: Linear<'_>) -> Result<(), KernelError> {
         let plan = self.gemm_plan(op.shape, op.y.output_type())?;
-        self.invariant_gemm_by(op, &plan)
+        self.gemm_by_plan(op, &plan)
     }
 
-    /// The same by a given plan, which must be for the shape and type of `op`: the same bits by every plan.
-    pub fn invariant_gemm_by(&self, op: Linear<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
+    /// The same by a given plan, which must be for the shape and type of `op`: the same bits by every plan that leaves the depth whole.
+    pub fn gemm_by_plan(&self, op: Linear<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
         self.gemm_by(op, None, plan)
     }
 

@@ -97,7 +97,7 @@ impl Kernels {
     ) -> Result<f64, KernelError> {
         let key = (op.shape, op.y.output_type());
         let weights: Vec<_> = std::iter::once(op.w.slice(..)).chain(others.iter().map(|w| w.slice(..))).collect();
-        self.fastest_cut((key, depth), weights.len(), |idx, plan| self.invariant_gemm_by(op.with(&weights[idx]), plan))
+        self.fastest_cut((key, depth), weights.len(), |idx, plan| self.gemm_by_plan(op.with(&weights[idx]), plan))
     }
 
     /// Times the cuts for `key` over `n` launches of each, which `launch` starts by their index; keeps the fastest.

@@ -78,7 +78,7 @@ fn apart(gpu: &Gpu, operands: &Operands, shape: GemmShape) -> Result<Vec<f32>, K
     let GemmShape { m, n, .. } = shape;
     let (mut gate_up, mut out) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<bf16>(m * n / 2)?);
     let (x, w) = (operands.x.as_view(), operands.w.as_view());
-    gpu.kernels.invariant_gemm(Linear { y: Output::Bf16(gate_up.view()), x, w, shape })?;
+    gpu.kernels.gemm(Linear { y: Output::Bf16(gate_up.view()), x, w, shape })?;
     gpu.kernels.silu_mul(SiluMul { out: out.view(), gate_up: gate_up.view().as_view(), width: n / 2 })?;
     Ok(gpu.written(&out)?.map(|found| widened(&found)).unwrap_or_default())
 }

@@ -191,7 +191,7 @@ pub(super) fn multiply(
         match by {
             By::Skinny(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
             By::Blas => gpu.blas.gemm(op),
-            By::Plan(plan) => gpu.kernels.invariant_gemm_by(op, &plan),
+            By::Plan(plan) => gpu.kernels.gemm_by_plan(op, &plan),
         }
     };
     match output {

@@ -202,7 +202,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
         }
     }
     if gpu.kernels.properties().capability == (9, 0) {
-        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.invariant_gemm(op)))?;
+        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.gemm(op)))?;
         report.add(&format!("{name}_invariant"), "stoker", work, us);
     }
     linear(0, &|op| gpu.blas.tune(op, &[]).map(|_| ()))?;
@@ -231,9 +231,7 @@ fn gated_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShap
     };
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
     if gpu.kernels.properties().capability == (9, 0) {
-        let us = clock::time(gpu, 4, |_| {
-            multiply(Output::Activated(out.as_view_mut()), &|op| gpu.kernels.invariant_gemm(op))
-        })?;
+        let us = clock::time(gpu, 4, |_| multiply(Output::Activated(out.as_view_mut()), &|op| gpu.kernels.gemm(op)))?;
         report.add(name, "stoker", work, us);
     }
     multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.tune(op, &[]).map(drop))?;
