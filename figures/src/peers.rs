@@ -121,16 +121,26 @@ fn bar(ratio: &Figure) -> Bar {
 /// A line for each system of the newest run with enough numbers of sequences beside a peer; empty without one.
 fn curves(figures: &[Figure]) -> Vec<Line> {
     let pairs = newest_pairs(figures);
-    let is_point = |pair: &&Pair<'_>| pair.ours.metric == "itl_ms" && pair.ours.case.starts_with(CONCURRENT);
-    let Some(newest) = pairs.iter().rfind(is_point) else { return Vec::new() };
-    let same_work = |figure: &Figure| {
-        (&figure.run, &figure.model, &figure.dtype) == (&newest.ours.run, &newest.ours.model, &newest.ours.dtype)
-    };
-    let points = pairs.iter().filter(is_point).filter(|pair| same_work(pair.ours));
-    let (ours, theirs) = points.map(|pair| (point(figures, pair.ours), point(figures, pair.theirs))).unzip();
-    let systems = [(&newest.ours.system, ours), (&newest.theirs.system, theirs)];
-    let lines = systems.map(|(series, points)| line(series.clone(), points));
-    if lines.iter().all(|line| line.points.len() >= CURVE_POINTS) { lines.into() } else { Vec::new() }
+    let points = pairs.iter().filter(|pair| pair.ours.metric == "itl_ms" && pair.ours.case.starts_with(CONCURRENT));
+    let points: Vec<&Pair<'_>> = points.collect();
+    let of_a_run =
+        points.iter().rev().map(|newest| points.iter().filter(|pair| same_curve(pair, newest)).copied().collect());
+    let found = of_a_run.map(|points: Vec<_>| curve_of(figures, &points)).find(|lines| has_enough_points(lines));
+    found.map(Vec::from).unwrap_or_default()
+}
+
+fn same_curve(a: &Pair<'_>, b: &Pair<'_>) -> bool {
+    (&a.ours.run, &a.ours.model, &a.ours.dtype, &a.theirs.system)
+        == (&b.ours.run, &b.ours.model, &b.ours.dtype, &b.theirs.system)
+}
+
+fn curve_of(figures: &[Figure], pairs: &[&Pair<'_>]) -> [Line; 2] {
+    let (ours, theirs) = pairs.iter().map(|pair| (point(figures, pair.ours), point(figures, pair.theirs))).unzip();
+    [line(pairs[0].ours.system.clone(), ours), line(pairs[0].theirs.system.clone(), theirs)]
+}
+
+fn has_enough_points(lines: &[Line]) -> bool {
+    lines.iter().all(|line| line.points.len() >= CURVE_POINTS)
 }
 
 fn line(series: String, points: Vec<Option<Point>>) -> Line {
@@ -215,5 +225,12 @@ mod tests {
         assert_eq!([&lines[0].series, &lines[1].series], ["stoker", "vllm"]);
         assert_eq!([waits(&lines[0]), waits(&lines[1])], [[8.0, 32.0, 128.0], [16.0, 64.0, 256.0]]);
         assert_eq!(lines[1].points[0], Point { x: 16.0, y: 50.0, label: "8".into() });
+        // A later run with fewer numbers, beside another peer, hides nothing.
+        let later = sequences("c", 256).map(|figure| match figure.system.as_str() {
+            "vllm" => Figure { system: "other".into(), ..figure },
+            _ => figure,
+        });
+        figures.extend(later);
+        assert_eq!(waits(&curves(&figures)[0]), [8.0, 32.0, 128.0]);
     }
 }
