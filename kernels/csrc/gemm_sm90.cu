@@ -29,7 +29,7 @@
 
 namespace stoker {
 
-// The same fields as `GemmPlan::arguments` in gemm.rs.
+// What `start` in linear.rs passes, but for the band in this order.
 struct GemmShape {
   int m, n;
   int n_steps;    // stages of a tile

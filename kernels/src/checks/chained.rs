@@ -1,14 +1,13 @@
 //! Comparisons of the product for any number of rows where it updates the residual stream or is scaled by its norm: every cut
-//! against the reference and, where it does not split the depth, to the last bit against the first cut; and one after the other against the models' own norm.
-
-use half::bf16;
+//! against the reference and, where it does not split the depth, to the last bit against the first cut; and one after the other
+//! against the models' own norm.
 
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::widened,
     linear::bits,
     relative_error,
-    skinny::{EPS, FACTOR, Operands, Updated, Values, row_squares},
+    skinny::{EPS, FACTOR, Operands, Updated, Values, row_squares, updated},
 };
 use crate::{
     KernelError, gemm,
@@ -69,7 +68,9 @@ fn updates(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError>
     // The first cut's tiles are the smallest: its sums of squares add up to any other's.
     let (mut outcomes, mut first) = (Vec::new(), None::<Updated>);
     for plan in plans(gpu, shape, OutputType::Updated) {
-        let found = updated(gpu, &values, shape, &plan)?;
+        let found = updated(gpu, &values, shape, shape.n.div_ceil(plan.rows), |update| {
+            gpu.kernels.gemm_update_by(update, &plan)
+        })?;
         let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, &plan), error, limit };
         let Some(found) = found else {
             outcomes.push(outcome("a hole or a value out of place", f64::INFINITY, 0.0));
@@ -161,26 +162,6 @@ fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
     let error = gpu.written(&y)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
     let case = format!("update and scaled as models round, m {m}");
     Ok(Outcome { op: OP, case, error, limit: TWO_ROUNDINGS })
-}
-
-fn updated(gpu: &Gpu, values: &Values, shape: GemmShape, plan: &GemmPlan) -> Result<Option<Updated>, KernelError> {
-    let GemmShape { m, n, .. } = shape;
-    let operands = Operands::new(gpu, values)?;
-    let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
-    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * n.div_ceil(plan.rows))?);
-    let update = Update {
-        residual: residual.view(),
-        weighted: weighted.view(),
-        squares: squares.view(),
-        norm: operands.norm.as_view(),
-        x: operands.x.as_view(),
-        w: operands.w.as_view(),
-        shape,
-    };
-    gpu.kernels.gemm_update_by(update, plan)?;
-    let written = (gpu.written(&residual)?, gpu.written(&weighted)?, gpu.written(&squares)?);
-    let (Some(residual), Some(weighted), Some(squares)) = written else { return Ok(None) };
-    Ok(Some(Updated { residual: widened(&residual), weighted: widened(&weighted), squares }))
 }
 
 fn scaled_by(

@@ -145,11 +145,22 @@ fn run_update(
     shape: GemmShape,
     kernel: SkinnyKernel,
 ) -> Result<Option<Updated>, KernelError> {
+    updated(gpu, values, shape, norm_tiles(shape.n), |update| gpu.kernels.skinny_update_by(update, kernel))
+}
+
+/// What `launch` writes, with `n_sums` sums of squares a row; none if it leaves a hole or writes out of place.
+pub(super) fn updated(
+    gpu: &Gpu,
+    values: &Values,
+    shape: GemmShape,
+    n_sums: usize,
+    launch: impl FnOnce(Update<'_>) -> Result<(), KernelError>,
+) -> Result<Option<Updated>, KernelError> {
     let GemmShape { m, n, .. } = shape;
     let operands = Operands::new(gpu, values)?;
     let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
-    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * norm_tiles(n))?);
-    let update = Update {
+    let (mut weighted, mut squares) = (gpu.poisoned(m * n)?, gpu.poisoned(m * n_sums)?);
+    launch(Update {
         residual: residual.view(),
         weighted: weighted.view(),
         squares: squares.view(),
@@ -157,8 +168,7 @@ fn run_update(
         x: operands.x.as_view(),
         w: operands.w.as_view(),
         shape,
-    };
-    gpu.kernels.skinny_update_by(update, kernel)?;
+    })?;
     let written = (gpu.written(&residual)?, gpu.written(&weighted)?, gpu.written(&squares)?);
     let (Some(residual), Some(weighted), Some(squares)) = written else { return Ok(None) };
     Ok(Some(Updated { residual: widened(&residual), weighted: widened(&weighted), squares }))

@@ -1,5 +1,5 @@
 //! Every way to cut our product for any number of rows, timed at the shapes of three models: beside what cuBLASLt takes and
-//! beside the order in which `gemm.rs` counts them. Decides nothing.
+//! beside the order in which `gemm` counts them. Decides nothing.
 
 use std::{io::Write, path::Path};
 

@@ -2,17 +2,16 @@
 //! deep the ring. Pure. But for variants that split the depth, which the batch-invariant mode leaves alone, nothing here changes a
 //! bit of the result, so it may be chosen by speed alone.
 
+mod variant;
+
+use self::variant::{Cluster, VARIANTS, Variant};
 use crate::{
     error::KernelError,
     launch::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, OutputType, count, refused},
 };
 
-/// Weight rows that a warpgroup multiplies at a time.
-const GROUP_ROWS: usize = 64;
 /// Bytes of a row of a stage's panel: 64 values of k.
 const PANEL_ROW_BYTES: usize = 128;
-/// Bytes of y that a warpgroup turns around at once, where the tile is large.
-const STAGED_BYTES: usize = 16 << 10;
 /// Most stages of the ring; the same constant as in the kernel.
 const STAGES_MAX: usize = 30;
 /// Shared memory that a block of an H100 or H200 may ask for.
@@ -31,101 +30,6 @@ pub enum Depth {
     Whole,
     /// Two where that is faster.
     MaySplit,
-}
-
-/// What the blocks of a cluster have in common.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Cluster {
-    /// There is one block.
-    Alone,
-    /// Rows of x.
-    SharesX,
-    /// The tile, of which each sums half the depth.
-    SplitsDepth,
-}
-
-impl Cluster {
-    fn n_blocks(self) -> usize {
-        if self == Self::Alone { 1 } else { 2 }
-    }
-
-    /// Blocks with weight rows of their own.
-    fn n_tiles(self) -> usize {
-        if self == Self::SharesX { 2 } else { 1 }
-    }
-
-    /// Parts of the depth.
-    fn n_parts(self) -> usize {
-        if self == Self::SplitsDepth { 2 } else { 1 }
-    }
-}
-
-/// One compilation of the kernel.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Variant {
-    /// Warpgroups that multiply.
-    warpgroups: usize,
-    /// Rows of x of a tile.
-    columns: usize,
-    /// 64 values of k each, of a stage.
-    panels: usize,
-    cluster: Cluster,
-    /// By what they write; not every variant has all.
-    entries: &'static [(OutputType, Entry)],
-}
-
-macro_rules! variant {
-    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*) => {
-        Variant {
-            warpgroups: $groups,
-            columns: $columns,
-            panels: $panels,
-            cluster: Cluster::$cluster,
-            entries: &[$((OutputType::$output, Entry::$entry)),*],
-        }
-    };
-}
-
-#[rustfmt::skip]
-const VARIANTS: [Variant; 13] = [
-    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Activated: Gemm1x8Activated, Updated: Gemm1x8Updated),
-    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Activated: Gemm2x8Activated),
-    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Activated: Gemm1x32Activated, Updated: Gemm1x32Updated),
-    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Activated: Gemm2x32Activated),
-    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Activated: Gemm1x64Activated, Updated: Gemm1x64Updated),
-    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Activated: Gemm2x64Activated),
-    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Activated: Gemm1x128Activated, Updated: Gemm1x128Updated),
-    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Activated: Gemm2x128Activated),
-    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Activated: Gemm2x256Activated),
-    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Activated: Gemm1x32SplitActivated, Updated: Gemm1x32SplitUpdated),
-    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Activated: Gemm1x64SplitActivated, Updated: Gemm1x64SplitUpdated),
-    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Activated: Gemm1x128SplitActivated, Updated: Gemm1x128SplitUpdated),
-    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated),
-];
-
-impl Variant {
-    /// Most weight rows of a tile.
-    fn rows_max(self) -> usize {
-        self.warpgroups * GROUP_ROWS
-    }
-
-    /// Weight rows that a tile may have: fewer would leave a warpgroup without any.
-    fn rows(self) -> impl Iterator<Item = usize> {
-        (self.rows_max() - GROUP_ROWS + 8..=self.rows_max()).step_by(8)
-    }
-
-    fn entry(self, output: OutputType) -> Option<Entry> {
-        self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
-    }
-
-    /// Bytes where y is turned around, or the other block's sums come in.
-    fn staging_bytes(self) -> usize {
-        match self.cluster {
-            Cluster::SplitsDepth => self.warpgroups * 128 * self.columns,
-            _ if self.columns == 256 => self.warpgroups * STAGED_BYTES,
-            _ => 0,
-        }
-    }
 }
 
 /// Everything that a launch needs.
@@ -373,7 +277,7 @@ impl Cut {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{variant::GROUP_ROWS, *};
     use crate::launch::CHAINED_ROWS_MAX;
 
     fn plan(m: usize, n: usize, k: usize) -> GemmPlan {

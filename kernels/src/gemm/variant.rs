@@ -1,0 +1,104 @@
+//! The compilations of the product for any number of rows, one for each size of a tile and each way to share out work between the
+//! blocks of a cluster. Chooses none.
+
+use crate::launch::{Entry, OutputType};
+
+/// Weight rows that a warpgroup multiplies at a time.
+pub(super) const GROUP_ROWS: usize = 64;
+/// Bytes of y that a warpgroup turns around at once, where the tile is large.
+const STAGED_BYTES: usize = 16 << 10;
+
+/// What the blocks of a cluster have in common.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Cluster {
+    /// There is one block.
+    Alone,
+    /// Rows of x.
+    SharesX,
+    /// The tile, of which each sums half the depth.
+    SplitsDepth,
+}
+
+impl Cluster {
+    pub(super) fn n_blocks(self) -> usize {
+        if self == Self::Alone { 1 } else { 2 }
+    }
+
+    /// Blocks with weight rows of their own.
+    pub(super) fn n_tiles(self) -> usize {
+        if self == Self::SharesX { 2 } else { 1 }
+    }
+
+    /// Parts of the depth.
+    pub(super) fn n_parts(self) -> usize {
+        if self == Self::SplitsDepth { 2 } else { 1 }
+    }
+}
+
+/// One compilation of the kernel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Variant {
+    /// Warpgroups that multiply.
+    pub(super) warpgroups: usize,
+    /// Rows of x of a tile.
+    pub(super) columns: usize,
+    /// 64 values of k each, of a stage.
+    pub(super) panels: usize,
+    pub(super) cluster: Cluster,
+    /// By what they write; not every variant has all.
+    pub(super) entries: &'static [(OutputType, Entry)],
+}
+
+macro_rules! variant {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*) => {
+        Variant {
+            warpgroups: $groups,
+            columns: $columns,
+            panels: $panels,
+            cluster: Cluster::$cluster,
+            entries: &[$((OutputType::$output, Entry::$entry)),*],
+        }
+    };
+}
+
+#[rustfmt::skip]
+pub(super) const VARIANTS: [Variant; 13] = [
+    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Activated: Gemm1x8Activated, Updated: Gemm1x8Updated),
+    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Activated: Gemm2x8Activated),
+    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Activated: Gemm1x32Activated, Updated: Gemm1x32Updated),
+    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Activated: Gemm2x32Activated),
+    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Activated: Gemm1x64Activated, Updated: Gemm1x64Updated),
+    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Activated: Gemm2x64Activated),
+    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Activated: Gemm1x128Activated, Updated: Gemm1x128Updated),
+    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Activated: Gemm2x128Activated),
+    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Activated: Gemm2x256Activated),
+    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Activated: Gemm1x32SplitActivated, Updated: Gemm1x32SplitUpdated),
+    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Activated: Gemm1x64SplitActivated, Updated: Gemm1x64SplitUpdated),
+    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Activated: Gemm1x128SplitActivated, Updated: Gemm1x128SplitUpdated),
+    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated),
+];
+
+impl Variant {
+    /// Most weight rows of a tile.
+    pub(super) fn rows_max(self) -> usize {
+        self.warpgroups * GROUP_ROWS
+    }
+
+    /// Weight rows that a tile may have: fewer would leave a warpgroup without any.
+    pub(super) fn rows(self) -> impl Iterator<Item = usize> {
+        (self.rows_max() - GROUP_ROWS + 8..=self.rows_max()).step_by(8)
+    }
+
+    pub(super) fn entry(self, output: OutputType) -> Option<Entry> {
+        self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    }
+
+    /// Bytes where y is turned around, or the other block's sums come in.
+    pub(super) fn staging_bytes(self) -> usize {
+        match self.cluster {
+            Cluster::SplitsDepth => self.warpgroups * 128 * self.columns,
+            _ if self.columns == 256 => self.warpgroups * STAGED_BYTES,
+            _ => 0,
+        }
+    }
+}
