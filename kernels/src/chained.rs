@@ -1,6 +1,6 @@
 //! The products of a step whose rows hand the residual stream on weighted ([`Left::Weighted`]): each adds to it or is scaled by
 //! its norm, so that no norm and no addition is a launch of its own. One row is multiplied by the kernels for few rows, more by
-//! the product for any number of rows; both leave the same numbers between them (`csrc/gemm_residual.cuh`).
+//! the product for any number of rows, which leaves fewer sums of squares (`csrc/gemm_residual.cuh`).
 //!
 //! [`Left::Weighted`]: crate::launch::Left::Weighted
 
