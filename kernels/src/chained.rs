@@ -64,7 +64,7 @@ impl Kernels {
         self.gemm_scaled_by(op, scale, &plan)
     }
 
-    /// An update by a given plan, which must be for its shape: the same bits by every plan.
+    /// An update by a given plan, which must be for its shape: the same bits by every plan that leaves the depth whole.
     pub fn gemm_update_by(&self, op: Update<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
         let Update { mut residual, mut weighted, mut squares, norm, x, w, shape } = op;
         let GemmShape { m, n, k } = shape;

@@ -1,4 +1,4 @@
-//! The launch shape of the batch-invariant product (`csrc/gemm_sm90.cu`): which variant, how many weight rows a tile, how
+//! The launch shape of the product for any number of rows (`csrc/gemm_sm90.cu`): which variant, how many weight rows a tile, how
 //! deep the ring. Pure. But for variants that split the depth, which the batch-invariant mode leaves alone, nothing here changes a
 //! bit of the result, so it may be chosen by speed alone.
 

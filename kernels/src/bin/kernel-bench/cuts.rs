@@ -21,7 +21,7 @@ const MODELS: [(&str, [usize; 4]); 3] = [
     ("qwen3-8b", [4096, 6144, 4096, 12288]),
     ("llama-3.2-1b", [2048, 3072, 2048, 8192]),
 ];
-const ROW_COUNTS: [usize; 6] = [8, 16, 32, 64, 128, 256];
+const ROW_COUNTS: [usize; 7] = [8, 16, 32, 64, 96, 128, 256];
 /// Times the cheapest by count, from which a cut is not timed.
 const HOPELESS: f64 = 1.6;
 
