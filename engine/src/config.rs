@@ -82,7 +82,7 @@ pub struct EngineLimits {
     pub max_num_seqs: Option<u32>,
     /// Tokens computed in one step at most; not below `max_num_seqs`. Default: by the device.
     pub max_batched_tokens: Option<u32>,
-    /// Requests waiting for their first step at most; more are refused.
+    /// Requests that may wait beside the `max_num_seqs` that can run at once; more are refused.
     pub max_waiting: u32,
     /// Tokens the KV cache holds, rounded down to whole blocks.
     pub kv_cache_tokens: Option<u32>,

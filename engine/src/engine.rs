@@ -107,7 +107,8 @@ impl Engine {
         let n_blocks = model.memory.kv_blocks as usize;
         let tokenizer = Arc::new(tokenizer);
         let meters = Arc::new(Meters::new(n_blocks, Instant::now()));
-        let admission = Arc::new(Admission::new(max_waiting));
+        // Until a step has started them, those that can run at once stand in line too.
+        let admission = Arc::new(Admission::new(max_waiting + sched.max_num_seqs));
         let (commands, inbox) = channel();
         let (output, messages) = sync_channel(OUTPUT_QUEUE_MESSAGES);
 

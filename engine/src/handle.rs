@@ -11,12 +11,12 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::Receiver;
 
 use crate::{
     engine_loop::Command,
+    events::{StreamMessage, event_channel},
     info::ModelInfo,
-    ledger::StreamMessage,
     metrics::{EngineLoad, Meters, Samples},
     output::OutputMessage,
     request::{FinishReason, RejectReason, Request, RequestEvent, RequestId, Usage},
@@ -79,7 +79,7 @@ impl EngineHandle {
     /// Takes a request, or says why not. Its events come through the returned stream.
     pub fn submit(&self, request: Request) -> Result<RequestStream, RejectReason> {
         let request = Arc::new(self.fit(request)?);
-        let (events, received) = unbounded_channel();
+        let (events, received) = event_channel();
         let id = RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed));
         if request.stop.max_tokens == 0 {
             return Ok(self.finished_at_once(id, &request));
@@ -152,10 +152,10 @@ impl EngineHandle {
 
     /// A request for no token at all has ended before it began; the engine never hears of it.
     fn finished_at_once(&self, id: RequestId, request: &Request) -> RequestStream {
-        let (events, received) = unbounded_channel();
+        let (events, received) = event_channel();
         let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
         let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage };
-        events.send(StreamMessage::Event(finished)).expect("the receiver is in this function");
+        events.finish(String::new(), finished);
         RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false }
     }
 }
@@ -172,7 +172,7 @@ impl Drop for Shared {
 #[derive(Debug)]
 pub struct RequestStream {
     id: RequestId,
-    received: UnboundedReceiver<StreamMessage>,
+    received: Receiver<StreamMessage>,
     shared: Arc<Shared>,
     is_finished: bool,
 }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_stream_whose_ledger_is_lost_still_gets_one_terminal() {
         let engine = SimExecutor::start(SimScript::default(), EngineLimits::default()).unwrap();
-        let (events, received) = unbounded_channel();
+        let (events, received) = event_channel();
         drop(events);
         let shared = Arc::clone(&engine.shared);
         let mut stream = RequestStream { id: RequestId(7), received, shared, is_finished: false };

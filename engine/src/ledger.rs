@@ -3,37 +3,13 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use tokio::sync::mpsc::UnboundedSender;
-
 use crate::{
+    events::{Delta, EventSender, TooFarBehind},
     metrics::{Meters, RequestSample},
     request::{FinishReason, Request, RequestEvent, RequestId, Usage},
     sched::{SampledToken, Started, StepEffects},
     text::{TextAssembler, Tokenizer, spell_logprobs},
 };
-
-/// Where a request's messages go. Unbounded, because `max_tokens + 1` events and an announcement for each computation of its
-/// prompt already bound it.
-pub(crate) type EventSender = UnboundedSender<StreamMessage>;
-
-/// What a request's stream is told.
-#[derive(Debug, PartialEq)]
-pub(crate) enum StreamMessage {
-    /// Its first token is about to come.
-    Soon,
-    /// Something happened.
-    Event(RequestEvent),
-}
-
-impl StreamMessage {
-    /// What happened, if anything.
-    pub(crate) fn event(self) -> Option<RequestEvent> {
-        match self {
-            Self::Soon => None,
-            Self::Event(event) => Some(event),
-        }
-    }
-}
 
 /// All open requests.
 #[derive(Debug)]
@@ -86,12 +62,12 @@ impl Ledger {
     /// Calls whoever waits for the first tokens of these requests.
     pub(crate) fn announce(&self, ids: &[RequestId]) {
         for entry in ids.iter().filter_map(|id| self.open.get(id)) {
-            // As with events: a client that went away is noticed by its stream's drop.
-            let _ = entry.events.send(StreamMessage::Soon);
+            entry.events.announce();
         }
     }
 
-    /// Applies one step. Returns the requests that ended here by a stop string: the engine does not know yet.
+    /// Applies one step. Returns the requests that ended here, by a stop string or because nobody reads them: the engine does
+    /// not know yet.
     pub(crate) fn apply(&mut self, effects: StepEffects, now: Instant) -> Vec<RequestId> {
         for started in effects.started {
             self.started(started, now);
@@ -134,37 +110,30 @@ impl Ledger {
         entry.last_token = now;
         let scan = entry.text.push(token, &self.tokenizer);
         let logprobs = logprobs.map(|raw| spell_logprobs(token, raw, &self.tokenizer)).into_iter().collect();
-        entry.send(RequestEvent::Delta { text: scan.text, tokens: vec![token], logprobs });
-        scan.matched.as_ref()?;
-        self.close(id, Terminal { reason: FinishReason::Stop, stop_match: scan.matched }, now);
+        let sent = entry.events.send(Delta { text: scan.text, tokens: vec![token], logprobs });
+        let terminal = match (sent, scan.matched) {
+            (Err(TooFarBehind { n_tokens }), _) => {
+                let reason = format!("its client does not read: {n_tokens} tokens wait for it");
+                Terminal { reason: FinishReason::Error(reason), stop_match: None }
+            }
+            (Ok(()), Some(stop)) => Terminal { reason: FinishReason::Stop, stop_match: Some(stop) },
+            (Ok(()), None) => return None,
+        };
+        self.close(id, terminal, now);
         Some(id)
     }
 
     /// The only place a terminal is sent.
     fn close(&mut self, id: RequestId, terminal: Terminal, now: Instant) {
         let Some(mut entry) = self.open.remove(&id) else { return };
-        if terminal.stop_match.is_none() {
-            entry.flush_text();
-        }
         let Terminal { reason, stop_match } = terminal;
+        let last_text = if stop_match.is_none() { entry.text.finish() } else { String::new() };
         self.meters.ended(entry.sample(reason.clone(), now));
-        entry.send(RequestEvent::Finished { reason, stop_match, usage: entry.usage });
+        entry.events.finish(last_text, RequestEvent::Finished { reason, stop_match, usage: entry.usage });
     }
 }
 
 impl OpenRequest {
-    /// A client that went away is noticed by its stream's drop; here its events just go nowhere.
-    fn send(&self, event: RequestEvent) {
-        let _ = self.events.send(StreamMessage::Event(event));
-    }
-
-    fn flush_text(&mut self) {
-        let text = self.text.finish();
-        if !text.is_empty() {
-            self.send(RequestEvent::Delta { text, tokens: Vec::new(), logprobs: Vec::new() });
-        }
-    }
-
     fn sample(&self, reason: FinishReason, now: Instant) -> RequestSample {
         let since_submission = |at: Instant| (at - self.submitted).as_secs_f64();
         RequestSample {
@@ -180,10 +149,11 @@ impl OpenRequest {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+    use tokio::sync::mpsc::Receiver;
 
     use super::*;
     use crate::{
+        events::{StreamMessage, event_channel},
         request::{SamplingParams, StopParams},
         sched::Ended,
     };
@@ -200,8 +170,8 @@ mod tests {
             Self { ledger, now }
         }
 
-        fn open(&mut self, id: u64, stop: &[&str]) -> UnboundedReceiver<StreamMessage> {
-            let (events, received) = unbounded_channel();
+        fn open(&mut self, id: u64, stop: &[&str]) -> Receiver<StreamMessage> {
+            let (events, received) = event_channel();
             let stop = StopParams { stop: stop.iter().map(|s| s.to_string()).collect(), ..StopParams::default() };
             let request = Request { prompt: vec![1, 2], sampling: SamplingParams::default(), stop, logprobs: None };
             self.ledger.meters.opened(self.now);
@@ -220,7 +190,7 @@ mod tests {
         }
     }
 
-    fn drain(received: &mut UnboundedReceiver<StreamMessage>) -> (String, Vec<RequestEvent>) {
+    fn drain(received: &mut Receiver<StreamMessage>) -> (String, Vec<RequestEvent>) {
         let mut text = String::new();
         let mut terminals = Vec::new();
         while let Ok(message) = received.try_recv() {

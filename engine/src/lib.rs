@@ -8,6 +8,7 @@
 pub mod config;
 mod engine;
 mod engine_loop;
+mod events;
 pub mod exec;
 mod handle;
 mod host;
@@ -37,4 +38,4 @@ pub use model::ModelError;
 pub use request::*;
 pub use sample::choose;
 pub use sequence::Sequence;
-pub use text::{Tokenizer, TokenizerError};
+pub use text::{EncodeError, EncodeLimit, Tokenizer, TokenizerError};

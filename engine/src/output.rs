@@ -11,7 +11,8 @@ use std::{
 
 use crate::{
     engine_loop::Command,
-    ledger::{EventSender, Ledger},
+    events::EventSender,
+    ledger::Ledger,
     request::{FinishReason, Request, RequestId},
     sched::StepEffects,
     wakefulness::look_out,

@@ -72,7 +72,9 @@ pub struct StopParams {
     pub ignore_eos: bool,
     /// Strings that end the request; they are not part of the text unless `include_stop`.
     pub stop: Vec<String>,
-    /// Keep the matched stop string in the text.
+    /// Tokens that end the request, beside the model's own; they have no text unless `include_stop`.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Keep the matched stop string, and a stop token's text, in the text.
     pub include_stop: bool,
 }
 

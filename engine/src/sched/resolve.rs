@@ -161,7 +161,8 @@ fn take_in(
 fn finish_reason(sequence: &Sequence, token: TokenId, limits: &SchedLimits) -> Option<FinishReason> {
     let stop = &sequence.request.stop;
     let generated = sequence.tokens.len() - sequence.prompt_len();
-    if !stop.ignore_eos && generated >= stop.min_tokens as usize && limits.eos.contains(&token) {
+    let is_end = (!stop.ignore_eos && limits.eos.contains(&token)) || stop.stop_token_ids.contains(&token);
+    if is_end && generated >= stop.min_tokens as usize {
         return Some(FinishReason::Stop);
     }
     let is_full = generated >= stop.max_tokens as usize || sequence.tokens.len() >= limits.max_model_len;

@@ -11,6 +11,8 @@ use crate::{
 pub(crate) struct TextAssembler {
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    /// Tokens that end the text and are no part of it.
+    silent_ends: Vec<TokenId>,
     min_tokens: u32,
     n_tokens: u32,
 }
@@ -20,6 +22,7 @@ impl TextAssembler {
         Self {
             detokenizer: Detokenizer::default(),
             stop: StopMatcher::new(stop.stop.clone(), stop.include_stop),
+            silent_ends: if stop.include_stop { Vec::new() } else { stop.stop_token_ids.clone() },
             min_tokens: stop.min_tokens,
             n_tokens: 0,
         }
@@ -28,7 +31,9 @@ impl TextAssembler {
     /// Adds a token. Special tokens have no text of their own.
     pub(crate) fn push(&mut self, token: TokenId, tokenizer: &Tokenizer) -> StopScan {
         self.n_tokens += 1;
-        let bytes = if tokenizer.is_special(token) { Vec::new() } else { tokenizer.token_bytes(token) };
+        let is_silent_end = self.n_tokens >= self.min_tokens && self.silent_ends.contains(&token);
+        let is_hidden = is_silent_end || tokenizer.is_special(token);
+        let bytes = if is_hidden { Vec::new() } else { tokenizer.token_bytes(token) };
         let text = self.detokenizer.push(&bytes);
         if self.n_tokens < self.min_tokens {
             return StopScan { text: self.stop.pass(&text), matched: None };

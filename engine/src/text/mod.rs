@@ -2,11 +2,13 @@
 //! Runs on the callers' and the output thread, never on the engine thread.
 
 mod assembler;
+mod bounded;
 mod detokenizer;
 mod stop;
 mod tokenizer;
 
 pub(crate) use assembler::{TextAssembler, spell_logprobs};
+pub use bounded::{EncodeError, EncodeLimit};
 pub use detokenizer::Detokenizer;
 pub use stop::{StopMatcher, StopScan};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -157,13 +157,25 @@ fn a_dropped_stream_frees_its_blocks_after_the_next_step() {
 }
 
 #[test]
+fn a_stop_token_ends_the_text_before_it_or_behind_it_and_never_before_the_minimum() {
+    let engine = start(SimScript { completion: "abcabc".into(), ..SimScript::default() }, EngineLimits::default());
+    for (min_tokens, include_stop, text) in [(0, false, "a"), (0, true, "ab"), (3, false, "abca"), (3, true, "abcab")] {
+        let stop_token_ids = vec![u32::from(b'b'), 7];
+        let asked = request(50);
+        let stop = StopParams { min_tokens, include_stop, stop_token_ids, ..asked.stop.clone() };
+        let (found, terminal) = read_all(engine.submit(Request { stop, ..asked }).unwrap());
+        assert_eq!((found.as_str(), reason(terminal)), (text, FinishReason::Stop), "at least {min_tokens}");
+    }
+}
+
+#[test]
 fn a_full_line_refuses_with_its_bound_and_takes_again_later() {
     let limits = EngineLimits { max_waiting: 2, max_num_seqs: Some(1), ..EngineLimits::default() };
     let engine = start(endless(), limits);
     let mut running = engine.submit(request(2000)).unwrap();
     running.blocking_next();
-    let waiting: Vec<_> = (0..2).map(|_| engine.submit(request(5)).unwrap()).collect();
-    assert_eq!(engine.submit(request(5)).unwrap_err(), RejectReason::QueueFull { waiting: 2, limit: 2 });
+    let waiting: Vec<_> = (0..3).map(|_| engine.submit(request(5)).unwrap()).collect();
+    assert_eq!(engine.submit(request(5)).unwrap_err(), RejectReason::QueueFull { waiting: 3, limit: 3 });
     drop(running);
     for stream in waiting {
         assert_eq!(read_all(stream).0, "xxxxx");
