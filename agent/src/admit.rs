@@ -6,12 +6,23 @@ use stoker_crds::contract::AgentPhase;
 /// What the replica reports about itself at the moment of the decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueLoad {
-    /// Requests waiting for their first step.
-    pub waiting: u32,
+    /// Sequences taken and not ended, running or waiting.
+    pub open: u32,
+    /// Sequences that may be open: as many as run together, and those that may wait.
+    pub limit: u32,
     /// Their prompt tokens that still need prefill.
     pub waiting_prefill_tokens: u64,
     /// Recent prefill speed; `None` without samples.
     pub prefill_tokens_per_second: Option<f64>,
+}
+
+/// The sequences a request becomes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Asked {
+    /// Prompts.
+    pub prompts: u32,
+    /// Completions of each.
+    pub n: u32,
 }
 
 /// What a sequence needs of the context.
@@ -54,11 +65,11 @@ pub enum Refusal {
     Failed(String),
     /// The queue is full.
     #[error(
-        "{waiting} requests are waiting and this one needs {sequences} more of {limit} places: retry in {retry_after_seconds} s"
+        "{open} sequences run or wait and this request needs {sequences} more of {limit} places: retry in {retry_after_seconds} s"
     )]
     QueueFull {
-        /// Requests waiting.
-        waiting: u32,
+        /// Sequences running or waiting.
+        open: u32,
         /// Places this request needs.
         sequences: u32,
         /// Places in all.
@@ -66,13 +77,21 @@ pub enum Refusal {
         /// When to come back.
         retry_after_seconds: u32,
     },
-    /// The request needs more places than the queue has.
-    #[error("this request needs {sequences} sequences but at most {limit} may wait: lower `n` or send fewer prompts")]
+    /// The request needs more places than there are.
+    #[error("{} prompts with n={} are more sequences than the {limit} that may run and wait here: {}", asked.prompts, asked.n, asked.advice())]
     TooManySequences {
-        /// Places this request needs.
-        sequences: u32,
+        /// What was asked.
+        asked: Asked,
         /// Places in all.
         limit: u32,
+    },
+    /// The prompt was not read to its end, because what was read leaves no room already.
+    #[error("This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least {at_least} input tokens, which leaves no room for output tokens. Please reduce the length of the input prompt to at most {} tokens.", max_model_len - 1)]
+    PromptMuchTooLong {
+        /// Tokens of the prompt's beginning.
+        at_least: usize,
+        /// Tokens of the context.
+        max_model_len: u32,
     },
     /// No token of completion fits behind the prompt.
     #[error("This model's maximum context length is {max_model_len} tokens. However, your prompt contains {prompt_tokens} input tokens, which leaves no room for output tokens. Please reduce the length of the input prompt to at most {} tokens.", max_model_len - 1)]
@@ -114,20 +133,35 @@ pub fn in_service(phase: AgentPhase, load_progress: f64, error: Option<&str>) ->
     }
 }
 
-/// Whether the queue has room for a request that becomes `sequences` sequences (prompts times `n`).
-pub fn admit(load: QueueLoad, max_waiting: u32, sequences: u32) -> Result<(), Refusal> {
-    if sequences > max_waiting {
-        return Err(Refusal::TooManySequences { sequences, limit: max_waiting });
+/// Whether there is room for a request. What could run at once takes no place of those that wait.
+pub fn admit(load: QueueLoad, asked: Asked) -> Result<(), Refusal> {
+    let (sequences, limit) = (asked.sequences(), load.limit);
+    if sequences > limit {
+        return Err(Refusal::TooManySequences { asked, limit });
     }
-    if load.waiting.saturating_add(sequences) > max_waiting {
-        return Err(Refusal::QueueFull {
-            waiting: load.waiting,
-            sequences,
-            limit: max_waiting,
-            retry_after_seconds: queue_retry_seconds(load),
-        });
+    if load.open.saturating_add(sequences) > limit {
+        let retry_after_seconds = queue_retry_seconds(load);
+        return Err(Refusal::QueueFull { open: load.open, sequences, limit, retry_after_seconds });
     }
     Ok(())
+}
+
+impl Asked {
+    /// One completion of one prompt.
+    pub const ONE: Self = Self { prompts: 1, n: 1 };
+
+    fn sequences(self) -> u32 {
+        self.prompts.saturating_mul(self.n)
+    }
+
+    /// The field to change.
+    pub fn field(self) -> &'static str {
+        if self.n == 1 { "prompt" } else { "n" }
+    }
+
+    fn advice(self) -> &'static str {
+        if self.n == 1 { "send fewer prompts" } else { "lower `n` or send fewer prompts" }
+    }
 }
 
 /// The completion tokens a sequence may have. A bound that fits the context but not behind this prompt is clamped, as
@@ -157,7 +191,7 @@ fn queue_retry_seconds(load: QueueLoad) -> u32 {
 mod tests {
     use super::*;
 
-    const IDLE: QueueLoad = QueueLoad { waiting: 0, waiting_prefill_tokens: 0, prefill_tokens_per_second: None };
+    const IDLE: QueueLoad = QueueLoad { open: 0, limit: 4, waiting_prefill_tokens: 0, prefill_tokens_per_second: None };
 
     fn room(prompt_tokens: u32, max_tokens: Option<u32>) -> Result<u32, Refusal> {
         let max_tokens = max_tokens.map(|tokens| MaxTokens { tokens, field: "max_tokens" });
@@ -183,17 +217,21 @@ mod tests {
 
     #[test]
     fn a_full_queue_is_refused_with_the_time_its_prefill_takes() {
-        let load = QueueLoad { waiting: 3, waiting_prefill_tokens: 900, prefill_tokens_per_second: Some(100.0) };
-        assert_eq!(admit(load, 4, 1), Ok(()));
-        let refused = admit(load, 4, 2).unwrap_err();
+        let load = QueueLoad { open: 3, waiting_prefill_tokens: 900, prefill_tokens_per_second: Some(100.0), ..IDLE };
+        assert_eq!(admit(load, Asked::ONE), Ok(()));
+        let refused = admit(load, Asked { prompts: 1, n: 2 }).unwrap_err();
         assert!(matches!(refused, Refusal::QueueFull { retry_after_seconds: 9, .. }), "{refused:?}");
         assert_eq!(queue_retry_seconds(QueueLoad { waiting_prefill_tokens: 1 << 40, ..load }), 60);
         assert_eq!(queue_retry_seconds(IDLE), 1);
     }
 
     #[test]
-    fn more_sequences_than_the_queue_holds_is_the_clients_mistake() {
-        assert_eq!(admit(IDLE, 4, 5), Err(Refusal::TooManySequences { sequences: 5, limit: 4 }));
+    fn more_sequences_than_ever_fit_is_the_clients_mistake_in_the_field_that_made_them() {
+        for (asked, field) in [(Asked { prompts: 1, n: 5 }, "n"), (Asked { prompts: 5, n: 1 }, "prompt")] {
+            assert_eq!(admit(IDLE, asked), Err(Refusal::TooManySequences { asked, limit: 4 }));
+            assert_eq!(asked.field(), field);
+        }
+        assert_eq!(admit(IDLE, Asked { prompts: 2, n: 2 }), Ok(()));
     }
 
     #[test]

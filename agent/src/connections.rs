@@ -1,7 +1,8 @@
-//! Connections of the HTTP server: accepts them, speaks HTTP/1 on them, and at the end lets each finish its answer. Owns
-//! how long a client may take to send the head of a request; for a body that is the handlers' business. Knows no endpoint.
+//! Connections of the HTTP server: accepts them, speaks HTTP/1 on them, and at the end lets each finish its answer. Owns how
+//! many there are, how long a client may take to send the head of a request, and how long it may read nothing of an answer; for
+//! a body that is the handlers' business. Knows no endpoint.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, serve::Listener};
 use hyper::server::conn::http1;
@@ -10,31 +11,57 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
+use tokio::sync::Semaphore;
 
-/// For the head of a request, counted from the opening of its connection or the end of the answer before it. Without it a
-/// client that sends a byte a minute holds its connection for ever. Pools of clients in Go and Rust close what is idle for
-/// 90 s; they have to be the first, or the request that they send at that moment is lost.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(100);
+use crate::stalled::Stalled;
+
+/// What a client may do with its connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// For the head of a request, counted from the opening of its connection or the end of the answer before it.
+    pub head: Duration,
+    /// For bytes of an answer that its client does not read.
+    pub stall: Duration,
+    /// Connections at once. One more is closed without a word, as a kernel does whose queue is full: whoever asks again is
+    /// served once others have left.
+    pub n_connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // Without it a client that sends a byte a minute holds its connection for ever. Pools of clients in Go and Rust
+            // close what is idle for 90 s; they have to be the first, or the request that they send at that moment is lost.
+            head: Duration::from_secs(100),
+            // As long as common proxies wait for a silent server.
+            stall: Duration::from_secs(60),
+            // More than the clients of a replica with its longest queue, and memory for one is about 20 KB.
+            n_connections: 16_384,
+        }
+    }
+}
 
 /// Serves what the listener accepts until `ended`, then until the last answer is written.
-pub async fn serve(
-    mut listener: impl Listener,
-    router: Router,
-    head_timeout: Duration,
-    ended: impl Future<Output = ()>,
-) {
+pub async fn serve(mut listener: impl Listener, router: Router, limits: Limits, ended: impl Future<Output = ()>) {
     let open = GracefulShutdown::new();
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(head_timeout);
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head);
+    let places = Arc::new(Semaphore::new(limits.n_connections));
     let mut ended = pin!(ended);
     loop {
         let (io, _) = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut ended => break,
         };
-        let served = http.serve_connection(TokioIo::new(io), TowerToHyperService::new(router.clone()));
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            tracing::debug!(limit = limits.n_connections, "one connection too many");
+            continue;
+        };
+        let io = Stalled::new(TokioIo::new(io), limits.stall);
+        let served = http.serve_connection(io, TowerToHyperService::new(router.clone()));
         let served = open.watch(served);
         tokio::spawn(async move {
+            let _place = place;
             // A client that breaks off, sends no HTTP or is too slow with it: its own affair.
             if let Err(error) = served.await {
                 tracing::debug!(%error, "connection");

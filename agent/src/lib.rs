@@ -15,6 +15,7 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
+mod stalled;
 pub mod startup;
 pub mod telemetry;
 pub mod tool_calls;

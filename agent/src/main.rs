@@ -8,7 +8,7 @@ use clap::Parser;
 use stoker_agent::{
     args::{Args, Command},
     config::Settings,
-    connections::{self, HEAD_TIMEOUT},
+    connections::{self, Limits},
     http,
     replica::Replica,
     shutdown, startup, telemetry,
@@ -106,7 +106,7 @@ async fn serve_http(listener: TcpListener, replica: Arc<Replica>) {
         // The sender lives in the replica, which outlives this server.
         let _ = exit.wait_for(Option::is_some).await;
     };
-    connections::serve(listener, http::router(replica), HEAD_TIMEOUT, ended).await;
+    connections::serve(listener, http::router(replica), Limits::default(), ended).await;
 }
 
 /// Loads in the background. Returns only if the process must end because of it.

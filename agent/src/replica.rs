@@ -175,8 +175,10 @@ impl Replica {
     /// What admission needs to know about the queue.
     pub fn queue_load(&self) -> QueueLoad {
         let load = self.engine_load().unwrap_or_default();
+        let max_num_seqs = self.served.get().map_or(0, |served| served.engine.model().max_num_seqs);
         QueueLoad {
-            waiting: load.waiting,
+            open: load.open_requests,
+            limit: max_num_seqs.saturating_add(self.settings.limits.max_waiting),
             waiting_prefill_tokens: load.waiting_prefill_tokens,
             prefill_tokens_per_second: load.prefill_tokens_per_second,
         }

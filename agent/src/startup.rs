@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use stoker_engine::{Engine, EngineHandle, ModelInfo, StartError};
+use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelInfo, StartError};
 
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
@@ -69,9 +69,13 @@ fn for_reader(reader: StartedBy, error: StartError) -> anyhow::Error {
 
 fn chat_template(engine: &EngineHandle) -> anyhow::Result<Option<ChatTemplate>> {
     let model = engine.model();
-    let Some(source) = model.chat_template.clone() else { return Ok(None) };
+    let Some(ChatTemplates { default, tool_use }) = model.chat_template.clone() else { return Ok(None) };
     let specials = SpecialTokens { bos: model.bos_token.clone(), eos: model.eos_token.clone() };
-    Ok(Some(ChatTemplate::compile(source, specials)?))
+    let template = ChatTemplate::compile(default, specials)?;
+    Ok(Some(match tool_use {
+        Some(source) => template.with_tool_use(&source)?,
+        None => template,
+    }))
 }
 
 /// What is served, on what, with how much KV cache, and how to try it.

@@ -12,7 +12,9 @@ use std::{
 use minijinja::Value;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use stoker_agent::chat_template::{ChatTemplate, Conversation, FunctionCall, Message, SpecialTokens, ToolCall};
+use stoker_agent::chat_template::{
+    ChatTemplate, Conversation, FunctionCall, Message, PromptEnd, SpecialTokens, ToolCall,
+};
 
 type Json = serde_json::Value;
 
@@ -77,6 +79,7 @@ impl Sent {
             name: self.name.clone(),
             tool_calls: self.tool_calls.iter().map(call).collect(),
             tool_call_id: self.tool_call_id.clone(),
+            reasoning_content: None,
         }
     }
 }
@@ -89,7 +92,8 @@ fn render(template: &str, case: &Case) -> Result<String, String> {
         template.render(&Conversation {
             messages: &messages,
             tools: &case.tools,
-            add_generation_prompt: case.add_generation_prompt,
+            documents: &[],
+            end: if case.add_generation_prompt { PromptEnd::AssistantsTurn } else { PromptEnd::LastMessage },
             variables: &BTreeMap::new(),
             now: "2026-11-21T10:03:00Z[UTC]".parse().unwrap(),
         })
@@ -129,4 +133,52 @@ fn public_templates_render_byte_for_byte_as_in_transformers() {
     }
     println!("{n_checked} templates, {} conversations each", cases.len());
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Our own small templates, and what transformers makes of them.
+#[derive(Deserialize)]
+struct Dialect {
+    variables: BTreeMap<String, Value>,
+    templates: Vec<String>,
+}
+
+#[test]
+fn the_dialect_of_templates_is_pythons() {
+    let Dialect { variables, templates } = serde_json::from_slice(&golden("dialect_cases.json")).unwrap();
+    let golden: Json = serde_json::from_slice(&golden("dialect.json")).unwrap();
+    let outputs = golden["outputs"].as_array().unwrap();
+    assert_eq!(outputs.len(), templates.len());
+    let specials = || SpecialTokens { bos: Some("<s>".into()), eos: None };
+    let render = |template: &String| {
+        ChatTemplate::compile(template.clone(), specials())?.render(&Conversation {
+            messages: &[],
+            tools: &[],
+            documents: &[],
+            end: PromptEnd::LastMessage,
+            variables: &variables,
+            now: "2026-11-21T10:03:00Z[UTC]".parse().unwrap(),
+        })
+    };
+    let differs = |(template, expected): (&String, &Json)| match (render(template), expected.as_str()) {
+        (Ok(found), Some(expected)) if found == expected => None,
+        (Err(_), None) => None,
+        (found, expected) => Some(format!("{template}\n    found    {found:?}\n    expected {expected:?}")),
+    };
+    let wrong: Vec<String> = templates.iter().zip(outputs).filter_map(differs).collect();
+    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), templates.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_conversation_with_tools_is_rendered_by_the_template_made_for_it() {
+    let template = ChatTemplate::compile("plain".into(), SpecialTokens::default()).unwrap();
+    assert!(!template.writes_tool_calls());
+    let template = template.with_tool_use("{{ tools|length }} <tool_call>").unwrap();
+    assert!(template.writes_tool_calls());
+    let render = |tools: &[Value]| {
+        let now = "2026-11-21T10:03:00Z[UTC]".parse().unwrap();
+        let variables = &BTreeMap::new();
+        let (documents, end) = (&[][..], PromptEnd::AssistantsTurn);
+        template.render(&Conversation { messages: &[], tools, documents, end, variables, now }).unwrap()
+    };
+    assert_eq!((render(&[]), render(&[Value::from(1)])), ("plain".to_owned(), "1 <tool_call>".to_owned()));
 }

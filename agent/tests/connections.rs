@@ -3,14 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    io::{Read, Write},
+    convert::Infallible,
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     thread::sleep,
     time::{Duration, Instant},
 };
 
-use axum::{Router, routing::get};
-use stoker_agent::connections;
+use axum::{Router, body::Body, routing::get};
+use stoker_agent::connections::{self, Limits};
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -19,6 +20,7 @@ use tokio::{
 };
 
 const HEAD_TIMEOUT: Duration = Duration::from_millis(300);
+const LIMITS: Limits = Limits { head: HEAD_TIMEOUT, stall: Duration::from_millis(300), n_connections: 3 };
 /// Longer than a head may take.
 const SLOW_ANSWER: Duration = Duration::from_millis(900);
 /// Enough on any machine for what happens within a second.
@@ -37,13 +39,17 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::with(LIMITS)
+    }
+
+    fn with(limits: Limits) -> Self {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let (tell, asked) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let ended = async move { ended.await.unwrap_or_default() };
-        let serving = runtime.spawn(connections::serve(listener, slow_router(tell), HEAD_TIMEOUT, ended));
+        let serving = runtime.spawn(connections::serve(listener, slow_router(tell), limits, ended));
         Self { address, end, serving, asked, runtime }
     }
 
@@ -65,7 +71,12 @@ fn slow_router(tell: Sender<()>) -> Router {
         tokio::time::sleep(SLOW_ANSWER).await;
         "slow"
     };
-    Router::new().route("/slow", get(slow))
+    Router::new().route("/slow", get(slow)).route("/endless", get(endless))
+}
+
+/// Megabytes until its reader is gone.
+async fn endless() -> Body {
+    Body::from_stream(futures::stream::repeat(Ok::<_, Infallible>(vec![b'x'; 1 << 20])))
 }
 
 /// What the server writes until it closes the connection.
@@ -97,6 +108,51 @@ fn an_answer_may_take_longer_than_a_head() {
     let server = Server::start();
     let answer = read_to_close(&mut server.send(SLOW_REQUEST));
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("slow"), "{answer}");
+}
+
+#[test]
+fn a_client_that_stops_reading_is_let_go_and_one_that_reads_slowly_is_not() {
+    let server = Server::start();
+    let request = "GET /endless HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut stalled = server.send(request);
+    let mut slow = server.send(request);
+    let mut piece = vec![0; 1 << 20];
+    let began = Instant::now();
+    while began.elapsed() < LIMITS.stall * 4 {
+        slow.read_exact(&mut piece).expect("a reader is served");
+        sleep(LIMITS.stall / 10);
+    }
+    // What the kernel took before stays to be read, and nothing follows it.
+    let mut n_bytes = 0;
+    loop {
+        match stalled.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => n_bytes += n,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                break;
+            }
+        }
+        assert!(n_bytes < 100 << 20, "the server still writes to who did not read for {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn one_connection_too_many_is_closed_until_another_is() {
+    let server = Server::with(Limits { head: PATIENCE, ..LIMITS });
+    let mut open: Vec<TcpStream> = (0..LIMITS.n_connections).map(|_| server.send("GET /sl")).collect();
+    let is_served = || {
+        let mut answer = String::new();
+        let mut connection = server.send("GET /nowhere HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        connection.read_to_string(&mut answer).is_ok_and(|_| answer.starts_with("HTTP/1.1 404"))
+    };
+    assert!(!is_served());
+    drop(open.pop());
+    let began = Instant::now();
+    while !is_served() {
+        assert!(began.elapsed() < PATIENCE, "nobody is served after one has left");
+        sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

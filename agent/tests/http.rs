@@ -86,6 +86,13 @@ impl Agent {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
+    /// Sends without waiting for an answer.
+    fn send_aside(&self, path: &str, body: &str) -> tokio::task::JoinHandle<Response<Body>> {
+        let request = Request::post(path).body(Body::from(body.to_owned())).unwrap();
+        let answer = self.router.clone().oneshot(request);
+        tokio::spawn(async { answer.await.unwrap() })
+    }
+
     async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
         json_of(self.send("POST", path, &body.to_string()).await).await
     }
@@ -178,6 +185,7 @@ async fn a_stream_opens_every_choice_with_its_role_and_ends_with_usage() {
     let body = chat(json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}}));
     let response = Agent::new().send("POST", "/v1/chat/completions", &body.to_string()).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(response.headers()["x-accel-buffering"], "no");
     let events = events(&Stream { body: response.into_body() }.rest().await);
 
     for index in 0..2 {
@@ -298,7 +306,7 @@ async fn every_refusal_names_its_parameter_in_openais_words_and_the_next_request
         assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
     }
     for (field, value) in
-        [("echo", json!(true)), ("best_of", json!(2)), ("suffix", json!("x")), ("logprobs", json!(21))]
+        [("prompt_logprobs", json!(1)), ("best_of", json!(2)), ("suffix", json!("x")), ("logprobs", json!(21))]
     {
         let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", field: value})).await;
         assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(field)), "{answer}");
@@ -337,13 +345,13 @@ async fn a_step_that_hangs_makes_the_replica_unhealthy_until_it_completes() {
     let script = SimScript { step_time: Duration::from_millis(900), ..SimScript::default() };
     let agent = Agent::with(script, EngineLimits::default());
     let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1}).to_string();
-    let stream = agent.send("POST", "/v1/completions", &body).await;
+    let stream = agent.send_aside("/v1/completions", &body);
     agent.wait_until("it stands still", |report| report.stalled_seconds > 0.35).await;
     let (status, health) = agent.get("/healthz").await;
     assert_eq!(status, 503);
     assert!(health["reason"].as_str().unwrap().contains("no step completed for"), "{health}");
     assert_eq!(agent.get("/readyz").await.0, 503);
-    Stream { body: stream.into_body() }.rest().await;
+    Stream { body: stream.await.unwrap().into_body() }.rest().await;
     assert_eq!(agent.get("/healthz").await.0, 200);
 }
 
@@ -352,14 +360,24 @@ async fn a_full_queue_refuses_with_429_and_a_time_to_retry() {
     let agent = Agent::slow(EngineLimits { max_num_seqs: Some(1), max_waiting: 1, ..EngineLimits::default() });
     let _running = agent.open_stream().await;
     let body = json!({"prompt": "x", "stream": true, "max_tokens": 1000}).to_string();
-    let waiting = agent.send("POST", "/v1/completions", &body).await;
+    let waiting = agent.send_aside("/v1/completions", &body);
     agent.wait_until("one waits", |report| report.waiting == 1).await;
     let refused = agent.send("POST", "/v1/completions", &body).await;
     assert_eq!(refused.status(), 429);
     assert!(refused.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
-    drop(waiting);
+    waiting.abort();
     agent.wait_until("a place is free", |report| report.waiting == 0).await;
-    assert_eq!(agent.send("POST", "/v1/completions", &body).await.status(), 200);
+    let next = agent.send_aside("/v1/completions", &body);
+    agent.wait_until("it is taken", |report| report.waiting == 1).await;
+    next.abort();
+}
+
+#[tokio::test]
+async fn what_fails_before_the_first_token_has_the_status_of_an_error() {
+    let script = SimScript { fail_at_step: Some(1), ..SimScript::default() };
+    let agent = Agent::with(script, EngineLimits::default());
+    let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", "stream": true})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (500, &json!("engine_error")), "{answer}");
 }
 
 #[tokio::test]
@@ -425,9 +443,12 @@ async fn while_loading_it_is_alive_unready_and_says_when_to_retry() {
 #[tokio::test]
 async fn errors_outside_the_endpoints_have_the_same_body() {
     let agent = Agent::new();
-    for (method, path, status) in
-        [("GET", "/v1/chat/completions", 405), ("GET", "/nope", 404), ("GET", "/v1/models/a/b", 404)]
-    {
+    for (method, path, status) in [
+        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/nope", 404),
+        ("GET", "/v1/models/a/b", 404),
+        ("GET", "/v1/models/%ff", 404),
+    ] {
         let (got, answer) = json_of(agent.send(method, path, "").await).await;
         assert_eq!(got, status, "{method} {path}");
         assert!(answer["error"]["message"].is_string(), "{answer}");
@@ -441,4 +462,148 @@ async fn the_request_id_is_echoed_or_made() {
     let response = agent.router.clone().oneshot(request).await.unwrap();
     assert_eq!(response.headers()["x-request-id"], "abc");
     assert!(agent.send("GET", "/healthz", "").await.headers()["x-request-id"].to_str().unwrap().starts_with("req-"));
+}
+
+/// A body that says how long it is and must not be asked for.
+struct Unread(u64);
+
+impl hyper::body::Body for Unread {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
+        panic!("the body is asked for")
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.0)
+    }
+}
+
+async fn answer_to_unread(agent: &Agent, bytes: u64) -> (StatusCode, Value) {
+    let request = Request::post("/v1/completions").header("expect", "100-continue").body(Body::new(Unread(bytes)));
+    json_of(agent.router.clone().oneshot(request.unwrap()).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_not_invited_to_send_what_is_refused() {
+    let (status, answer) = answer_to_unread(&Agent::new(), 100 << 20).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (413, &json!("body_too_large")));
+    let loading = Agent::loading(&EngineLimits::default());
+    assert_eq!(answer_to_unread(&loading, 100).await.0, 503, "refused by its head");
+}
+
+#[tokio::test]
+async fn what_could_run_at_once_takes_no_place_of_those_that_wait() {
+    let agent = Agent::with(
+        SimScript::default(),
+        EngineLimits { max_num_seqs: Some(3), max_waiting: 2, ..EngineLimits::default() },
+    );
+    let texts = |n: usize| json!({"prompt": vec!["x"; n], "max_tokens": 1});
+    let (status, answer) = agent.post("/v1/completions", texts(5)).await;
+    assert_eq!(status, 200, "{answer}");
+    for (body, param) in [(texts(6), "prompt"), (json!({"prompt": "x", "n": 6}), "n")] {
+        let (status, answer) = agent.post("/v1/completions", body).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("the 5 that may run and wait"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_far_beyond_the_context_is_refused_by_its_beginning() {
+    let agent = Agent::new();
+    let text = "x".repeat(7 << 20);
+    let message = json!({"messages": [{"role": "user", "content": text}]});
+    for (path, body, param) in [
+        ("/v1/completions", json!({"prompt": text}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["short", text]}), "prompt"),
+        ("/v1/chat/completions", message.clone(), "messages"),
+        ("/tokenize", message, "messages"),
+    ] {
+        let (status, answer) = agent.post(path, body).await;
+        let error = &answer["error"];
+        assert_eq!((status.as_u16(), &error["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+        assert_eq!(error["param"], param, "{path}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("maximum context length is 2048 tokens"), "{message}");
+        assert!(message.contains("contains at least 14746 input tokens"), "one slice was read: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_sent_twice_is_refused() {
+    for body in [r#"{"prompt": "a", "prompt": "b"}"#, r#"{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}"#] {
+        let (status, answer) = json_of(Agent::new().send("POST", "/v1/completions", body).await).await;
+        assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("duplicate_parameter")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_is_echoed_before_each_of_its_completions() {
+    let agent = Agent::new();
+    let asked = json!({"prompt": ["one ", "two "], "n": 2, "echo": true});
+    let (status, answer) = agent.post("/v1/completions", asked.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    let texts: Vec<&str> = (0..4).map(|idx| answer["choices"][idx]["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["one All is well.", "one All is well.", "two All is well.", "two All is well."]);
+
+    let mut streamed = asked;
+    streamed["stream"] = json!(true);
+    let response = agent.send("POST", "/v1/completions", &streamed.to_string()).await;
+    let events = events(&Stream { body: response.into_body() }.rest().await);
+    let text_of = |index: u32| {
+        let choices = events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index);
+        choices.filter_map(|choice| choice["text"].as_str()).collect::<String>()
+    };
+    assert_eq!((text_of(0), text_of(3)), (texts[0].to_owned(), texts[3].to_owned()));
+
+    let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", "echo": true, "logprobs": 1})).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("echo")));
+}
+
+#[tokio::test]
+async fn a_prompt_is_cut_from_its_beginning_and_the_answer_is_called_as_asked() {
+    let asked = json!({"prompt": "x".repeat(5000), "truncate_prompt_tokens": 7, "request_id": "mine"});
+    let (status, answer) = Agent::new().post("/v1/completions", asked).await;
+    assert_eq!(
+        (status.as_u16(), &answer["usage"]["prompt_tokens"], &answer["id"]),
+        (200, &json!(7), &json!("cmpl-mine"))
+    );
+    let asked = json!({"prompt": "x".repeat(5000), "truncate_prompt_tokens": -1, "max_tokens": 1});
+    let (_, answer) = Agent::new().post("/v1/completions", asked).await;
+    assert_eq!(answer["usage"]["prompt_tokens"], 2047);
+}
+
+#[tokio::test]
+async fn a_final_message_is_continued_where_it_ends() {
+    let agent = Agent::with_template(
+        SimScript::default(),
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    );
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "It is "}]);
+    for (fields, prompt) in [
+        (json!({"continue_final_message": true}), "[user]hi</s>[assistant]It is "),
+        (json!({"add_generation_prompt": false}), "[user]hi</s>[assistant]It is </s>"),
+        (json!({}), "[user]hi</s>[assistant]It is </s>[assistant]"),
+    ] {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let (_, tokenized) = agent.post("/tokenize", body).await;
+        let (_, text) = agent.post("/detokenize", json!({"tokens": tokenized["tokens"]})).await;
+        assert_eq!(text["prompt"], prompt, "{fields}");
+    }
+    let both = chat(json!({"continue_final_message": true, "add_generation_prompt": true}));
+    let (status, answer) = agent.post("/v1/chat/completions", both).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("continue_final_message")));
+}
+
+#[tokio::test]
+async fn what_other_servers_answer_is_answered_here() {
+    let agent = Agent::new();
+    assert_eq!(agent.get("/health").await.0, 200);
+    assert_eq!(Agent::loading(&EngineLimits::default()).get("/health").await.0, 503, "others listen once they serve");
+    assert_eq!(agent.get("/version").await.1, json!({"version": env!("CARGO_PKG_VERSION")}));
 }

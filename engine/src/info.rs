@@ -2,7 +2,7 @@
 
 use crate::{
     memory::MemoryPlan,
-    model::{ModelAssets, ModelConfig},
+    model::{ChatTemplates, ModelAssets, ModelConfig},
     request::TokenId,
     sched::SchedLimits,
 };
@@ -28,8 +28,8 @@ pub struct ModelInfo {
     pub memory: MemoryPlan,
     /// Sampling defaults of `generation_config.json`.
     pub defaults: GenerationDefaults,
-    /// The chat template (Jinja), if the model has one.
-    pub chat_template: Option<String>,
+    /// The chat templates, if the model has any.
+    pub chat_template: Option<ChatTemplates>,
     /// Text of the begin token, for the template.
     pub bos_token: Option<String>,
     /// Text of the end token, for the template.

@@ -34,7 +34,7 @@ pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};
 pub use memory::{DeviceMemory, Fix, Fixes, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
 pub use metrics::{EngineLoad, FinishedCounts, RequestSample, Samples, StepTimes};
-pub use model::ModelError;
+pub use model::{ChatTemplates, ModelError};
 pub use request::*;
 pub use sample::choose;
 pub use sequence::Sequence;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Writes the golden of chat templates: what transformers renders from public models' templates, as digests.
 
-    VENV/bin/python tests/tools/make_template_goldens.py DIRECTORY     # VENV as for make_engine_goldens.py
+    VENV/bin/python tests/tools/make_template_goldens.py [DIRECTORY]     # VENV as for make_engine_goldens.py
 
 DIRECTORY holds templates, NAME.jinja each: models/templates of llama.cpp's sources has them. Templates belong to their
 models, so neither they nor what they render are kept here, only sha256 digests of both. tests/goldens/templates has
 - conversations.json, written by hand: messages, tools, and whether the assistant's turn is opened;
 - golden.json: for each template its digest, and for each conversation the digest of the prompt, null where the
-  template refuses the conversation, or "fails" where transformers fails otherwise and nothing is to be compared.
+  template refuses the conversation, or "fails" where transformers fails otherwise and nothing is to be compared;
+- dialect_cases.json, written by hand: small templates of ours for what the dialect of chat templates has, and variables;
+- dialect.json: for each of them what transformers renders, or null where it fails. Made also without DIRECTORY.
 """
 
 import argparse
@@ -56,12 +58,30 @@ def render(template, conversation):
         return FAILS
 
 
+def write_dialect():
+    cases = json.loads((GOLDENS / "dialect_cases.json").read_text())
+    outputs = []
+    for template in cases["templates"]:
+        try:
+            rendered, _ = chat_template_utils.render_jinja_template(
+                [[]], chat_template=template, bos_token="<s>", **cases["variables"])
+            outputs.append(rendered[0])
+        except Exception:  # Whatever Python says: there is no prompt.
+            outputs.append(None)
+    made_by = json.dumps(f"transformers {__version__}, jinja2 {jinja2.__version__}")
+    lines = ",\n  ".join(json.dumps(output) for output in outputs)
+    (GOLDENS / "dialect.json").write_text(f'{{"made_by": {made_by},\n"outputs": [\n  {lines}]}}\n')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("directory", type=pathlib.Path, nargs="?")
     parser.add_argument("--show", nargs=2, metavar=("NAME", "IDX"), help="print one prompt instead")
     arguments = parser.parse_args()
     chat_template_utils.datetime = Now
+    write_dialect()
+    if arguments.directory is None:
+        return
     conversations = json.loads((GOLDENS / "conversations.json").read_text())
     read = lambda name: (arguments.directory / f"{name}.jinja").read_bytes().decode()
     if arguments.show:

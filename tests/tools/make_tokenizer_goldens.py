@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
 """Writes the goldens of tokenizers: what transformers makes of 10 000 random strings, and back.
 
-    VENV/bin/python tests/tools/make_tokenizer_goldens.py     # VENV as for make_engine_goldens.py
+    VENV/bin/python tests/tools/make_tokenizer_goldens.py [--added]     # VENV as for make_engine_goldens.py
 
 tests/goldens/tokenizers has two tokenizers trained here on this repository's documentation, one byte-level and one in
 SentencePiece's manner, and golden.json: for them and for the built-in model's, the sha256 of the tokens of each thousand
 strings (each string's as a count and ids, little-endian u32) and of the texts that they decode to (special tokens
 included, each behind a count of its bytes). For the byte-level ones also of the texts without the last token, where
 characters may be cut in two. Strings follow from the formula of make_family_goldens.py over the name "string N".
+added.json has a small tokenizer in Gemma's manner, whose runs of spaces are added tokens and no special ones, and what
+lists of its tokens decode to. `--added` writes this file only.
 """
 
 import hashlib
 import json
 import pathlib
 import struct
+import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, __version__
-
-import make_family_goldens as families
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "goldens" / "tokenizers"
@@ -31,6 +32,8 @@ MASK = 2**64 - 1
 
 
 def bits(name):
+    # Here, because it needs torch.
+    import make_family_goldens as families
     seed, index = families.fnv1a64(name), 0
     while True:
         z = (seed + index * 0x9E3779B97F4A7C15) & MASK
@@ -118,8 +121,27 @@ def golden_of(tokenizer, has_cuts):
     return chunks
 
 
+def write_added():
+    words = ["<unk>", "\u2581", "\u2581a", "a", "b", "<0x0A>", "<0xC3>", "<0xA9>"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[("\u2581", "a")],
+                                     unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken("<end_of_turn>", special=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False)
+                          for text in ("\u2581\u2581", "\u2581\u2581\u2581", "\n\n", "<image_soft_token>")])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    lists = [[2, 9, 4], [10, 3], [9], [1, 9, 1], [3, 11, 9, 3], [3, 6, 7, 10, 5], [8, 9, 12]]
+    decoded = [[ids, fast.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)] for ids in lists]
+    file = dict(made_by=f"transformers {__version__}", tokenizer=json.loads(tokenizer.to_str()), decoded=decoded)
+    (GOLDENS / "added.json").write_text(json.dumps(file) + "\n")
+
+
 def main():
     GOLDENS.mkdir(parents=True, exist_ok=True)
+    write_added()
+    if "--added" in sys.argv:
+        return
     trained = {"byte-level": byte_level(), "sentence-piece": sentence_piece()}
     for name, tokenizer in trained.items():
         (GOLDENS / f"{name}.json").write_text(tokenizer.to_str())

@@ -14,11 +14,12 @@ use crate::{
         body::streamed,
         chat_answer::{AnswerForm, ChatCompletion, ChatShape},
         error::ApiError,
-        extract::JsonFields,
+        extract::Admitted,
         fields::Fields,
         generate::{self, TokenizedRequest},
+        neutral::take_neutral_of_chat,
         params::{Delivery, Generation, MAX_TOP_LOGPROBS},
-        prompt::Prompt,
+        prompt::{Prompt, of_messages},
         stream::Frames,
         usage::UsageSum,
     },
@@ -28,40 +29,32 @@ use crate::{
 /// Answers one chat completion.
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
-    JsonFields(mut fields): JsonFields,
+    Admitted { open, mut fields }: Admitted,
 ) -> Result<Response, ApiError> {
-    let open = replica.enter()?;
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let generation = Generation::take(&mut fields, &generate::defaults(&served))?;
     let logprobs = logprobs_wanted(&mut fields)?;
     refuse_formats(&mut fields)?;
     let prompt = Prompt::take(&mut fields)?;
+    take_neutral_of_chat(&mut fields)?;
     fields.finish()?;
 
-    let tokens = generate::tokenize(&served, prompt.render(&served)?, prompt.add_specials).await?;
+    let form = AnswerForm { logprobs: logprobs.is_some(), tool_calls: prompt.has_tools() };
+    let tokens = prompt.tokens(&served, generation.truncate).await.map_err(of_messages)?;
     let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
     let choices = generate::start(&replica, &served, &request, open).map_err(of_messages)?;
-    let head = generate::answer_head(&replica, "chatcmpl");
-    let form = AnswerForm { logprobs: logprobs.is_some(), tool_calls: prompt.has_tools() };
+    let head = generate::answer_head(&replica, "chatcmpl", &request.generation);
     let usage = UsageSum::new(request.generation.n);
     match request.generation.delivery {
         Delivery::Stream { include_usage } => {
             let shape = ChatShape::new(&head, form, choices.n_choices());
-            Ok(streamed(choices, Frames::new(head, shape, include_usage), usage))
+            streamed(choices, Frames::new(head, shape, include_usage), usage).await
         }
         Delivery::Whole => {
             let (completions, usage) = choices.collect(usage).await?;
             Ok(Json(ChatCompletion::new(head, form, completions, usage)).into_response())
         }
-    }
-}
-
-/// The prompt was made of `messages`, the field that the client knows.
-fn of_messages(error: ApiError) -> ApiError {
-    match error.param.as_deref() {
-        Some("prompt") => ApiError { param: Some("messages".into()), ..error },
-        _ => error,
     }
 }
 

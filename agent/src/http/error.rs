@@ -124,8 +124,8 @@ impl From<Refusal> for ApiError {
             Refusal::QueueFull { retry_after_seconds, .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry(retry_after_seconds)
             }
-            Refusal::TooManySequences { .. } => Self::invalid("n", message),
-            Refusal::PromptTooLong { .. } => {
+            Refusal::TooManySequences { asked, .. } => Self::invalid(asked.field(), message),
+            Refusal::PromptTooLong { .. } | Refusal::PromptMuchTooLong { .. } => {
                 Self { param: Some("prompt".into()), ..Self::new(StatusCode::BAD_REQUEST, CONTEXT_LENGTH, message) }
             }
             Refusal::MaxTokensTooLarge { asked, .. } => Self::invalid(asked.field, message),
@@ -152,6 +152,7 @@ impl From<FieldError> for ApiError {
         let code = match error {
             FieldError::Malformed { .. } => "invalid_json",
             FieldError::Missing { .. } => "missing_required_parameter",
+            FieldError::Twice { .. } => "duplicate_parameter",
             FieldError::WrongType { .. } => "invalid_type",
             FieldError::WrongValue { .. } => INVALID_VALUE,
             FieldError::OutOfRange { code, .. } => code,
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_is_429_and_draining_is_503_and_both_say_when_to_retry() {
-        let full = Refusal::QueueFull { waiting: 4, sequences: 1, limit: 4, retry_after_seconds: 7 };
+        let full = Refusal::QueueFull { open: 4, sequences: 1, limit: 4, retry_after_seconds: 7 };
         let drain = Refusal::Draining { retry_after_seconds: 1 };
         for (refusal, status, seconds) in [(full, 429, "7"), (drain, 503, "1")] {
             let response = ApiError::from(refusal).into_response();

@@ -8,10 +8,12 @@ use axum::{
 };
 use bytes::BytesMut;
 use http_body_util::BodyExt;
+use hyper::body::Body;
 
 use crate::{
+    admit::{Asked, admit},
     http::{error::ApiError, fields::Fields},
-    replica::Replica,
+    replica::{OpenRequest, Replica},
 };
 
 /// Largest body, in bytes. A prompt that fills a context of a million tokens is smaller.
@@ -30,8 +32,38 @@ impl FromRequest<Arc<Replica>> for JsonFields {
 
     async fn from_request(request: Request, _: &Arc<Replica>) -> Result<Self, ApiError> {
         refuse_encoded(&request)?;
-        Ok(Self(Fields::parse(&read_body(request).await?)?))
+        Ok(Self(Fields::parse(read_body(request).await?.freeze())?))
     }
+}
+
+/// The fields of a JSON body that asks for tokens. The replica has taken the request before its body is read: one that is
+/// refused costs no more than its head.
+pub(crate) struct Admitted {
+    /// Keeps the request open.
+    pub(crate) open: OpenRequest,
+    /// What was asked.
+    pub(crate) fields: Fields,
+}
+
+impl FromRequest<Arc<Replica>> for Admitted {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, ApiError> {
+        refuse_encoded(&request)?;
+        match enter(replica) {
+            Ok(open) => Ok(Self { open, fields: Fields::parse(read_body(request).await?.freeze())? }),
+            Err(refused) => {
+                discard(request).await;
+                Err(refused)
+            }
+        }
+    }
+}
+
+fn enter(replica: &Arc<Replica>) -> Result<OpenRequest, ApiError> {
+    let open = replica.enter()?;
+    admit(replica.queue_load(), Asked::ONE)?;
+    Ok(open)
 }
 
 /// A compressed body is told from one that is not JSON.
@@ -57,8 +89,12 @@ pub(crate) async fn read_body(request: Request) -> Result<BytesMut, ApiError> {
 }
 
 async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
+    let announced = request.body().size_hint().lower();
+    if announced > MAX_BODY_BYTES as u64 && (awaits_word(&request) || announced > MAX_DISCARDED_BYTES as u64) {
+        return Err(too_large(announced));
+    }
     let mut body = request.into_body();
-    let mut kept = BytesMut::new();
+    let mut kept = BytesMut::with_capacity(announced.min(MAX_BODY_BYTES as u64) as usize);
     let mut received = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| broken(&error))?;
@@ -73,14 +109,41 @@ async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
             kept = BytesMut::new();
         }
     }
-    if received > MAX_BODY_BYTES { Err(too_large(received)) } else { Ok(kept) }
+    if received > MAX_BODY_BYTES { Err(too_large(received as u64)) } else { Ok(kept) }
+}
+
+/// Reads what a client still writes of a request that is refused, and keeps none of it. One that waits for a word to begin
+/// gets the answer instead.
+async fn discard(request: Request) {
+    if awaits_word(&request) {
+        return;
+    }
+    let mut body = request.into_body();
+    let read = async {
+        let mut received = 0;
+        while received <= MAX_DISCARDED_BYTES
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            received += frame.data_ref().map_or(0, |data| data.len());
+        }
+    };
+    // Whoever is too slow may lose the answer: it was refused anyway.
+    let _ = tokio::time::timeout(BODY_TIMEOUT, read).await;
+}
+
+/// `Expect: 100-continue`: the client sends its body once it is asked for, which reading it does.
+fn awaits_word(request: &Request) -> bool {
+    request
+        .headers()
+        .get(header::EXPECT)
+        .is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 fn broken(error: &axum::Error) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the body ended early: {error}"))
 }
 
-fn too_large(received: usize) -> ApiError {
+fn too_large(received: u64) -> ApiError {
     let message = format!(
         "the body has at least {received} bytes, the limit is {MAX_BODY_BYTES} ({} MiB): send a shorter prompt",
         MAX_BODY_BYTES / (1024 * 1024)

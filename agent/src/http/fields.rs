@@ -1,10 +1,15 @@
 //! The fields of one JSON request body, taken one by one, so that every mistake names its field and nothing that was
 //! sent is ignored: `finish` refuses what nobody took. Knows no endpoint.
 
-use std::{collections::BTreeMap, ops::RangeInclusive};
+use std::{
+    collections::BTreeMap,
+    ops::{Range, RangeInclusive},
+};
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
+
+use crate::http::json_object::{Members, NamesOnce};
 
 /// OpenAI's word for a value that is not accepted and has no more exact word.
 pub(crate) const INVALID_VALUE: &str = "invalid_value";
@@ -15,10 +20,11 @@ const MAX_SLIPS: usize = 2;
 /// Longest reason in an error message: serde repeats a wrong string whole, however long it is.
 const REASON_CHARS: usize = 200;
 
-/// The fields nobody has taken yet.
+/// The fields nobody has taken yet. Values stay where they are in the body: a long prompt is copied once, when it is taken.
 #[derive(Debug)]
 pub(crate) struct Fields {
-    left: BTreeMap<String, Box<RawValue>>,
+    body: Bytes,
+    left: BTreeMap<String, Range<usize>>,
     /// What the endpoint asked for: the names that a misspelt one may have meant.
     known: Vec<&'static str>,
 }
@@ -36,6 +42,12 @@ pub(crate) enum FieldError {
     #[error("`{field}` is missing")]
     Missing {
         /// Its name.
+        field: String,
+    },
+    /// A field sent more than once.
+    #[error("`{field}` is given twice: send it once")]
+    Twice {
+        /// Path of the value, e.g. `messages[1].role`.
         field: String,
     },
     /// A value of another type.
@@ -82,35 +94,54 @@ impl FieldError {
         match self {
             Self::Malformed { .. } => None,
             Self::WrongType { path, .. } | Self::WrongValue { path, .. } => Some(path),
-            Self::Missing { field } | Self::OutOfRange { field, .. } | Self::Unknown { field, .. } => Some(field),
+            Self::Missing { field }
+            | Self::Twice { field }
+            | Self::OutOfRange { field, .. }
+            | Self::Unknown { field, .. } => Some(field),
         }
     }
 }
 
 impl Fields {
     /// The fields of a body that must be one JSON object.
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, FieldError> {
+    pub(crate) fn parse(body: Bytes) -> Result<Self, FieldError> {
         let malformed = |reason: String| FieldError::Malformed { reason };
-        let text = std::str::from_utf8(body)
+        let text = std::str::from_utf8(&body)
             .map_err(|error| malformed(format!("not UTF-8 at byte {}", error.valid_up_to())))?;
-        let left = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        Ok(Self { left, known: vec![] })
+        let members = Members::parse(text).map_err(|error| {
+            let reason = error.to_string();
+            match named(&reason, TWICE) {
+                Some(field) => FieldError::Twice { field: field.to_owned() },
+                None => malformed(reason),
+            }
+        })?;
+        let left = members.places(text).collect();
+        Ok(Self { body, left, known: vec![] })
+    }
+
+    /// The JSON text of a field nobody has taken.
+    fn raw(&self, place: &Range<usize>) -> &str {
+        std::str::from_utf8(&self.body[place.clone()]).expect("the body is UTF-8 and values end at its characters")
     }
 
     /// Takes a field; absent and `null` are the same.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, FieldError> {
         self.known.push(field);
-        let Some(raw) = self.left.remove(field) else { return Ok(None) };
-        if raw.get() == "null" {
+        let Some(place) = self.left.remove(field) else { return Ok(None) };
+        let raw = self.raw(&place);
+        if raw == "null" {
             return Ok(None);
         }
-        let mut json = serde_json::Deserializer::from_str(raw.get());
-        let value = serde_path_to_error::deserialize(&mut json).map_err(|error| mistake(field, raw.get(), &error))?;
+        if raw.starts_with(['{', '[']) {
+            read::<NamesOnce>(field, raw, &mut serde_json::Deserializer::from_str(raw))?;
+        }
+        let mut json = serde_json::Deserializer::from_str(raw);
+        let value = read(field, raw, &mut json)?;
         // A 128-bit integer is read off the front of `1.5`: what is left over says that it was none.
         match json.end() {
             Ok(()) => Ok(Some(value)),
             Err(_) => {
-                let reason = format!("expected an integer, got {}", excerpt(raw.get()));
+                let reason = format!("expected an integer, got {}", excerpt(raw));
                 Err(FieldError::WrongType { path: field.to_owned(), reason })
             }
         }
@@ -149,7 +180,8 @@ impl Fields {
         range: RangeInclusive<T>,
     ) -> Result<Option<T>, FieldError> {
         // The range comes first: `-1` is a number like `0`, though it is of no unsigned type.
-        let sent = self.left.get(field).and_then(|raw| raw.get().parse::<f64>().ok().map(|sent| (sent, raw.get())));
+        let raw = self.left.get(field).map(|place| self.raw(place));
+        let sent = raw.and_then(|raw| raw.parse::<f64>().ok().map(|sent| (sent, raw)));
         if let Some((sent, raw)) = sent
             && let Some(code) = T::outside(&range, sent)
         {
@@ -161,8 +193,9 @@ impl Fields {
 
     /// Refuses what nobody took.
     pub(crate) fn finish(self) -> Result<(), FieldError> {
-        match self.left.into_iter().find(|(_, raw)| raw.get() != "null") {
+        match self.left.iter().find(|(_, place)| self.raw(place) != "null") {
             Some((field, _)) => {
+                let field = field.clone();
                 let advice = match nearest(&field, &self.known) {
                     Some(meant) => format!("did you mean `{meant}`?"),
                     None => REMOVE_IT.to_owned(),
@@ -218,6 +251,17 @@ impl Bounded for f32 {
     const OUTSIDE: [&'static str; 2] = DECIMAL;
 }
 
+/// What serde says before the name of a field that is there twice.
+const TWICE: &str = "duplicate field `";
+
+fn read<T: DeserializeOwned>(
+    field: &str,
+    raw: &str,
+    json: &mut serde_json::Deserializer<serde_json::de::StrRead<'_>>,
+) -> Result<T, FieldError> {
+    serde_path_to_error::deserialize(json).map_err(|error| mistake(field, raw, &error))
+}
+
 /// What serde says about the value of `field`, in the words of JSON and of OpenAI's clients.
 fn mistake(field: &str, raw: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> FieldError {
     let path = joined(field, &error.path().to_string());
@@ -227,11 +271,16 @@ fn mistake(field: &str, raw: &str, error: &serde_path_to_error::Error<serde_json
     if let Some(name) = named(reason, "missing field `") {
         return FieldError::Missing { field: joined(&path, name) };
     }
+    // The path of a known field's name ends in it, unless serde read the object through a buffer.
+    let nested = |name: &str| match path.strip_suffix(name) {
+        Some(outer) if outer.ends_with('.') => path.clone(),
+        _ => joined(&path, name),
+    };
+    if let Some(name) = named(reason, TWICE) {
+        return FieldError::Twice { field: nested(name) };
+    }
     if let Some(name) = named(reason, "unknown field `") {
-        // The path of an unknown field ends in its name, unless serde read the object through a buffer.
-        let nested = format!(".{name}");
-        let field = if path.ends_with(&nested) { path } else { path + &nested };
-        return FieldError::Unknown { field, advice: REMOVE_IT.to_owned() };
+        return FieldError::Unknown { field: nested(name), advice: REMOVE_IT.to_owned() };
     }
     if reason.starts_with("unknown variant") {
         return FieldError::WrongValue { path, reason: excerpt(reason) };
@@ -294,7 +343,21 @@ mod tests {
     use super::*;
 
     fn fields(json: &str) -> Fields {
-        Fields::parse(json.as_bytes()).unwrap()
+        Fields::parse(Bytes::copy_from_slice(json.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn a_name_that_is_there_twice_is_refused_at_any_depth() {
+        let twice = |json: &str| Fields::parse(Bytes::copy_from_slice(json.as_bytes())).unwrap_err();
+        assert_eq!(twice(r#"{"n": 1, "m": 2, "n": 1}"#).to_string(), "`n` is given twice: send it once");
+        assert_eq!(twice(r#"{"n": 1, "\u006e": 2}"#).param(), Some("n"), "escapes make no other name");
+        let mut body =
+            fields(r#"{"bias": {"7": 1, "7": 2}, "list": [{"a": {"b": 1, "b": 1}}], "null": {"a": 1, "b": 2}}"#);
+        type Bias = BTreeMap<String, f32>;
+        assert_eq!(body.take::<Bias>("bias").unwrap_err(), FieldError::Twice { field: "bias.7".into() });
+        let nested = body.take::<Vec<serde_json::Value>>("list").unwrap_err();
+        assert_eq!(nested.param(), Some("list[0].a.b"));
+        assert_eq!(body.take::<Bias>("null").unwrap().unwrap().len(), 2);
     }
 
     #[test]
@@ -384,7 +447,7 @@ mod tests {
             (b"{\"a\": 1", "EOF while parsing"),
             (b"", "EOF while parsing"),
         ] {
-            let error = Fields::parse(body).unwrap_err().to_string();
+            let error = Fields::parse(Bytes::from_static(body)).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
     }

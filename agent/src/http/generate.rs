@@ -6,22 +6,23 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use stoker_engine::{Request, StopParams, TokenId};
+use stoker_engine::{EncodeError, EncodeLimit, Request, StopParams, TokenId};
 
 use crate::{
-    admit::{SequenceShape, admit, completion_room},
+    admit::{Asked, Refusal, SequenceShape, admit, completion_room},
     http::{
         choices::Choices,
         error::ApiError,
         fields::Fields,
-        params::{Defaults, Generation},
+        params::{Defaults, Generation, Truncation},
+        prompt_work,
         stream::AnswerHead,
     },
     replica::{OpenRequest, Replica, Served},
 };
 
-/// Texts longer than this are tokenized off the threads that serve connections: it takes more than a few milliseconds.
-const INLINE_TEXT_BYTES: usize = 16 * 1024;
+/// A text of which only the end is wanted is read up to so many times the context.
+const CONTEXTS_READ_TO_CUT: u32 = 8;
 
 /// A request that has been read and tokenized.
 pub(crate) struct TokenizedRequest {
@@ -40,14 +41,30 @@ pub(crate) fn start(
     request: &TokenizedRequest,
     open: OpenRequest,
 ) -> Result<Choices, ApiError> {
-    let n_prompts = u32::try_from(request.prompts.len()).unwrap_or(u32::MAX);
-    let n_sequences = n_prompts.saturating_mul(request.generation.n);
-    admit(replica.queue_load(), replica.settings().limits.max_waiting, n_sequences)?;
+    admit_prompts(replica, request.prompts.len(), &request.generation)?;
     let mut sequences = Vec::new();
+    let max_model_len = served.engine.model().max_model_len;
     for prompt in &request.prompts {
-        sequences.extend(completions_of(prompt, request, served.engine.model().max_model_len)?);
+        let prompt = kept(prompt, request.generation.truncate, max_model_len);
+        sequences.extend(completions_of(prompt, request, max_model_len)?);
     }
     Ok(Choices::submit(&served.engine, sequences, open)?)
+}
+
+/// The end of a prompt, if the client wants no more of it.
+fn kept(prompt: &[TokenId], truncate: Option<Truncation>, max_model_len: u32) -> &[TokenId] {
+    let n_kept = match truncate {
+        None => prompt.len(),
+        Some(Truncation::ToContext) => max_model_len as usize - 1,
+        Some(Truncation::To(n)) => n as usize,
+    };
+    &prompt[prompt.len().saturating_sub(n_kept)..]
+}
+
+/// Whether there is room for so many prompts, which need not be tokenized yet.
+pub(crate) fn admit_prompts(replica: &Replica, n_prompts: usize, generation: &Generation) -> Result<(), Refusal> {
+    let prompts = u32::try_from(n_prompts).unwrap_or(u32::MAX);
+    admit(replica.queue_load(), Asked { prompts, n: generation.n })
 }
 
 /// The `n` sequences that continue one prompt.
@@ -82,30 +99,64 @@ pub(crate) fn check_model(fields: &mut Fields, served_names: &[String]) -> Resul
 }
 
 /// Head of an answer that begins now.
-pub(crate) fn answer_head(replica: &Replica, prefix: &str) -> AnswerHead {
+pub(crate) fn answer_head(replica: &Replica, prefix: &str, generation: &Generation) -> AnswerHead {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+    let own = || format!("{:032x}", rand::random::<u128>());
     AnswerHead {
-        id: format!("{prefix}-{:032x}", rand::random::<u128>()),
+        id: format!("{prefix}-{}", generation.request_id.clone().unwrap_or_else(own)),
         created,
         model: replica.settings().served_names[0].clone(),
     }
 }
 
-/// Tokens of a text.
+/// How much of a text is read: one that does not fit is refused, unless only its end is wanted. Then it may be longer than what
+/// is kept, but no text is read without an end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Encoding {
+    /// What goes around the text.
+    pub(crate) specials: AddSpecials,
+    /// Contexts that may be filled.
+    pub(crate) contexts: u32,
+}
+
+impl Encoding {
+    /// Of a text that is used whole, or cut.
+    pub(crate) fn new(specials: AddSpecials, truncate: Option<Truncation>) -> Self {
+        Self { specials, contexts: if truncate.is_some() { CONTEXTS_READ_TO_CUT } else { 1 } }
+    }
+}
+
+/// Tokens of texts.
 pub(crate) async fn tokenize(
     served: &Arc<Served>,
-    text: String,
-    specials: AddSpecials,
-) -> Result<Vec<TokenId>, ApiError> {
-    let add = specials == AddSpecials::Yes;
-    let encoded = if text.len() <= INLINE_TEXT_BYTES {
-        served.engine.tokenizer().encode(&text, add)
-    } else {
-        let served = served.clone();
-        let ended = tokio::task::spawn_blocking(move || served.engine.tokenizer().encode(&text, add)).await;
-        ended.map_err(|error| ApiError::engine_failed(&format!("tokenizing failed: {error}")))?
+    texts: Vec<String>,
+    encoding: Encoding,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let served = served.clone();
+    let n_bytes = texts.iter().map(String::len).sum();
+    let work = move |is_abandoned: &dyn Fn() -> bool| {
+        texts.into_iter().map(|text| encode(&served, &text, encoding, is_abandoned)).collect()
     };
-    encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))
+    prompt_work::run(n_bytes, work).await
+}
+
+/// Tokens of a text. One that cannot fit the context is refused before it was read to its end.
+pub(crate) fn encode(
+    served: &Served,
+    text: &str,
+    encoding: Encoding,
+    is_abandoned: &dyn Fn() -> bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    let max_model_len = served.engine.model().max_model_len;
+    let limit = EncodeLimit { max_tokens: max_model_len as usize * encoding.contexts as usize, is_abandoned };
+    let add_special = encoding.specials == AddSpecials::Yes;
+    let encoded = served.engine.tokenizer().encode_within(text, add_special, &limit);
+    encoded.map_err(|error| match error {
+        EncodeError::TooLong { at_least } => Refusal::PromptMuchTooLong { at_least, max_model_len }.into(),
+        // Nobody is there to read it.
+        EncodeError::Abandoned => ApiError::engine_failed("its client left"),
+        EncodeError::Tokenizer(error) => ApiError::invalid("prompt", error.to_string()),
+    })
 }
 
 /// Whether the tokenizer adds the model's begin token.

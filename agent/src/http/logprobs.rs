@@ -66,9 +66,13 @@ impl TextLogprobs {
         for PositionLogprobs { chosen, top } in positions {
             logprobs.text_offset.push(offset.0);
             offset.0 += chosen.text.chars().count();
-            let top = top.into_iter().map(|token| (token.text, token.logprob.max(IMPOSSIBLE)));
-            logprobs.top_logprobs.push(top.collect());
-            logprobs.token_logprobs.push(chosen.logprob.max(IMPOSSIBLE));
+            let chosen_logprob = chosen.logprob.max(IMPOSSIBLE);
+            // The chosen token is there also when it is none of the likeliest: one more than was asked for then.
+            let mut top: BTreeMap<_, _> =
+                top.into_iter().map(|token| (token.text, token.logprob.max(IMPOSSIBLE))).collect();
+            top.insert(chosen.text.clone(), chosen_logprob);
+            logprobs.top_logprobs.push(top);
+            logprobs.token_logprobs.push(chosen_logprob);
             logprobs.tokens.push(chosen.text);
         }
         logprobs
@@ -99,6 +103,13 @@ mod tests {
         assert_eq!(json["content"][0]["bytes"], serde_json::json!([110, 195, 169]));
         assert_eq!(json["content"][0]["top_logprobs"][1]["logprob"], -9999.0);
         assert_eq!(json["content"][1]["top_logprobs"], serde_json::json!([]));
+    }
+
+    #[test]
+    fn the_chosen_token_of_a_text_is_among_its_rivals_also_beyond_those_asked_for() {
+        let position = PositionLogprobs { chosen: token("c", -3.0), top: vec![token("a", -0.5), token("b", -1.0)] };
+        let json = serde_json::to_value(TextLogprobs::new(vec![position], &mut TextOffset::default())).unwrap();
+        assert_eq!(json["top_logprobs"], serde_json::json!([{"a": -0.5, "b": -1.0, "c": -3.0}]));
     }
 
     #[test]

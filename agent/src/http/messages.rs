@@ -6,32 +6,46 @@ use std::{collections::BTreeMap, fmt};
 use minijinja::Value;
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer},
+    de::{Error, IgnoredAny, MapAccess, Visitor},
 };
 
 use crate::{
     chat_template::{FunctionCall, Message, ToolCall},
-    http::{error::ApiError, fields::FieldError},
+    http::{
+        error::ApiError,
+        fields::FieldError,
+        json_object::{Filled, filled, pass_over, text_or_list},
+    },
 };
 
 /// One message on the wire.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default)]
 pub(crate) struct WireMessage {
-    role: Role,
+    role: Option<Role>,
     content: Option<Content>,
     name: Option<String>,
     tool_calls: Option<Vec<WireToolCall>>,
     tool_call_id: Option<String>,
     /// An earlier refusal, as clients echo it: it is what the assistant said.
     refusal: Option<String>,
-    /// Clients echo answers with these: notes about the text, none of which a model reads.
-    #[serde(rename = "annotations")]
-    _annotations: Option<Vec<IgnoredAny>>,
-    /// Always `null` in what this server answered.
-    audio: Option<IgnoredAny>,
-    function_call: Option<IgnoredAny>,
+    /// What an earlier answer was thought out with.
+    reasoning: Option<String>,
 }
+
+/// What clients send back with an answer that they got, from here or elsewhere, and no model reads. docs/api.md lists it.
+const ECHOED: [&str; 8] = [
+    "annotations",
+    "parsed",
+    "provider_specific_fields",
+    "thinking_blocks",
+    "reasoning_details",
+    "images",
+    "cache_control",
+    "id",
+];
+/// The same of parts, calls and their functions.
+const ECHOED_INSIDE: [&str; 6] =
+    ["index", "cache_control", "provider_specific_fields", "parsed_arguments", "extra_content", "annotations"];
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
@@ -49,21 +63,19 @@ enum Content {
     Parts(Vec<Part>),
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
-enum Part {
-    Text { text: String },
-}
+/// Kinds of parts that are text: OpenAI's of questions, of answers, and of the newer API.
+const TEXT_PARTS: [&str; 4] = ["text", "refusal", "input_text", "output_text"];
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Text; the other kinds of content are refused by name.
+#[derive(Debug)]
+struct Part(String);
+
+#[derive(Debug, Default)]
 struct WireToolCall {
-    id: String,
-    #[serde(rename = "type")]
+    id: Option<String>,
+    /// There is one; another is refused where it is read.
     _kind: Option<FunctionKind>,
-    #[serde(rename = "index")]
-    _index: Option<u32>,
-    function: WireFunction,
+    function: Option<WireFunction>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -72,11 +84,52 @@ enum FunctionKind {
     Function,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Default)]
 struct WireFunction {
-    name: String,
-    arguments: String,
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+impl Filled for WireMessage {
+    fn fill<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "role" => self.role = Some(map.next_value()?),
+            "content" => self.content = map.next_value()?,
+            "name" => self.name = map.next_value()?,
+            "tool_calls" => self.tool_calls = map.next_value()?,
+            "tool_call_id" => self.tool_call_id = map.next_value()?,
+            "refusal" => self.refusal = map.next_value()?,
+            // Two names of one thing, which some servers send both.
+            "reasoning" | "reasoning_content" => {
+                self.reasoning = map.next_value::<Option<_>>()?.or(self.reasoning.take())
+            }
+            _ => pass_over(map, name, &ECHOED)?,
+        }
+        Ok(())
+    }
+}
+
+impl Filled for WireToolCall {
+    fn fill<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "id" => self.id = map.next_value()?,
+            "type" => self._kind = map.next_value()?,
+            "function" => self.function = map.next_value()?,
+            _ => pass_over(map, name, &ECHOED_INSIDE)?,
+        }
+        Ok(())
+    }
+}
+
+impl Filled for WireFunction {
+    fn fill<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "name" => self.name = map.next_value()?,
+            "arguments" => self.arguments = map.next_value()?,
+            _ => pass_over(map, name, &ECHOED_INSIDE)?,
+        }
+        Ok(())
+    }
 }
 
 /// The conversation in the form templates see.
@@ -89,27 +142,25 @@ pub(crate) fn conversation(messages: Vec<WireMessage>) -> Result<Vec<Message>, A
 
 fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
     let path = |field: &str| format!("messages[{index}].{field}");
-    for (field, sent) in [("audio", message.audio.is_some()), ("function_call", message.function_call.is_some())] {
-        if sent {
-            return Err(ApiError::unsupported(path(field), format!("`{}` is not supported: remove it", path(field))));
-        }
-    }
+    let role = message.role.ok_or_else(|| FieldError::Missing { field: path("role") })?;
     let tool_calls = message.tool_calls.unwrap_or_default();
     if matches!(&message.content, Some(Content::Parts(parts)) if parts.is_empty()) {
         return Err(ApiError::empty_array(path("content"), format!("`{}` has no part: send text", path("content"))));
     }
     let content = message.content.map(Content::into_text).or(message.refusal);
-    let only_calls = message.role == Role::Assistant && !tool_calls.is_empty();
-    if content.is_none() && !only_calls {
-        let message =
-            format!("`{}` is missing: only an assistant message with tool calls may omit it", path("content"));
+    let may_be_empty = role == Role::Assistant && (!tool_calls.is_empty() || message.reasoning.is_some());
+    if content.is_none() && !may_be_empty {
+        let message = format!(
+            "`{}` is missing: only an assistant message with tool calls or reasoning may omit it",
+            path("content")
+        );
         return Err(ApiError::invalid(path("content"), message));
     }
-    if message.role == Role::Tool && message.tool_call_id.is_none() {
+    if role == Role::Tool && message.tool_call_id.is_none() {
         return Err(FieldError::Missing { field: path("tool_call_id") }.into());
     }
     Ok(Message {
-        role: message.role.name().to_owned(),
+        role: role.name().to_owned(),
         content: content.unwrap_or_default(),
         name: message.name,
         tool_calls: tool_calls
@@ -118,6 +169,7 @@ fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
             .map(|(call, wire)| wire.plain(&path("tool_calls"), call))
             .collect::<Result<_, _>>()?,
         tool_call_id: message.tool_call_id,
+        reasoning_content: message.reasoning,
     })
 }
 
@@ -138,7 +190,7 @@ impl Content {
         match self {
             Self::Text(text) => text,
             Self::Parts(parts) => {
-                let texts: Vec<String> = parts.into_iter().map(|Part::Text { text }| text).collect();
+                let texts: Vec<String> = parts.into_iter().map(|Part(text)| text).collect();
                 texts.join("\n")
             }
         }
@@ -147,41 +199,88 @@ impl Content {
 
 impl WireToolCall {
     fn plain(self, list: &str, index: usize) -> Result<ToolCall, ApiError> {
-        let WireFunction { name, arguments } = self.function;
+        let path = |field: &str| format!("{list}[{index}].{field}");
+        let missing = |field: &str| FieldError::Missing { field: path(field) };
+        let id = self.id.ok_or_else(|| missing("id"))?;
+        let function = self.function.ok_or_else(|| missing("function"))?;
+        let name = function.name.ok_or_else(|| missing("function.name"))?;
+        let arguments = function.arguments.ok_or_else(|| missing("function.arguments"))?;
         let arguments = match arguments.trim() {
             "" => Ok(Value::from(BTreeMap::<String, Value>::new())),
             text => serde_json::from_str(text),
         };
         let arguments = arguments.map_err(|error| {
-            let path = format!("{list}[{index}].function.arguments");
+            let path = path("function.arguments");
             ApiError::invalid(&path, format!("`{path}` is not JSON text: {error}"))
         })?;
-        Ok(ToolCall { id: self.id, r#type: "function", function: FunctionCall { name, arguments } })
+        Ok(ToolCall { id, r#type: "function", function: FunctionCall { name, arguments } })
     }
 }
 
-/// By hand rather than untagged: an untagged enum would lose the path of the wrong part.
+impl<'de> Deserialize<'de> for WireMessage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        filled(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for WireToolCall {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        filled(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for WireFunction {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        filled(deserializer)
+    }
+}
+
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ContentVisitor)
+        text_or_list(deserializer, Self::Text, Self::Parts, "a string or an array of text parts")
     }
 }
 
-struct ContentVisitor;
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PartVisitor)
+    }
+}
 
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = Content;
+struct PartVisitor;
+
+impl<'de> Visitor<'de> for PartVisitor {
+    type Value = Part;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a string or an array of text parts")
+        out.write_str("a text part: an object with `type` and `text`, or a string")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> Result<Part, E> {
+        Ok(Part(text.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-        Deserialize::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Part, A::Error> {
+        let (mut kind, mut text, mut unknown) = (None::<String>, None, None);
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "type" => kind = map.next_value()?,
+                "text" | "refusal" => text = map.next_value::<Option<String>>()?.or(text),
+                // What belongs to another kind of part is told by the kind, which may come later.
+                _ if map.next_value::<Option<IgnoredAny>>()?.is_some() && !ECHOED_INSIDE.contains(&name.as_str()) => {
+                    unknown = Some(name);
+                }
+                _ => {}
+            }
+        }
+        let kind = kind.ok_or_else(|| A::Error::missing_field("type"))?;
+        if !TEXT_PARTS.contains(&kind.as_str()) {
+            return Err(A::Error::unknown_variant(&kind, &["text"]));
+        }
+        match unknown {
+            Some(name) => Err(A::Error::unknown_field(&name, &[])),
+            None => text.map(Part).ok_or_else(|| A::Error::missing_field("text")),
+        }
     }
 }
 
@@ -191,7 +290,7 @@ mod tests {
     use crate::http::fields::Fields;
 
     fn parse(messages: &str) -> Result<Vec<Message>, ApiError> {
-        let mut fields = Fields::parse(format!("{{\"messages\": {messages}}}").as_bytes())?;
+        let mut fields = Fields::parse(format!("{{\"messages\": {messages}}}").into())?;
         conversation(fields.require("messages")?)
     }
 
@@ -236,6 +335,38 @@ mod tests {
         let call =
             r#"[{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]"#;
         assert_eq!(param_of(call), "messages[0].tool_calls[0].function.arguments");
-        assert!(param_of(r#"[{"role": "user", "content": "x", "mood": 1}]"#).starts_with("messages[0]"));
+        assert_eq!(param_of(r#"[{"role": "user", "content": "x", "mood": 1}]"#), "messages[0].mood");
+        assert_eq!(param_of(r#"[{"role": "user", "content": [5]}]"#), "messages[0].content[0]");
+        let part = |members: &str| format!(r#"[{{"role": "user", "content": [{{"type": "text", {members}}}]}}]"#);
+        assert_eq!(param_of(&part(r#""text": "x", "mood": 1"#)), "messages[0].content[0].mood");
+        assert_eq!(param_of(&part(r#""cache_control": {}"#)), "messages[0].content[0].text");
+    }
+
+    #[test]
+    fn a_part_of_another_kind_is_named_wherever_its_kind_stands() {
+        for part in [
+            r#"{"type": "image_url", "image_url": {"url": "x"}}"#,
+            r#"{"image_url": {"url": "x"}, "type": "image_url"}"#,
+        ] {
+            let error = parse(&format!(r#"[{{"role": "user", "content": [{part}]}}]"#)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
+            assert!(error.message.contains("unknown variant `image_url`, expected `text`"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn what_clients_echo_is_taken_and_what_says_nothing_too() {
+        let messages = parse(
+            r#"[{"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": null}, "parsed": {"x": 1},
+                 "thinking_blocks": [], "mood": null, "reasoning_content": "so", "reasoning": "so", "tool_calls": [
+                   {"index": 0, "id": "c", "type": "function", "caller": null, "provider_specific_fields": {},
+                    "function": {"name": "f", "arguments": "", "parsed_arguments": {}, "strict": null}}]},
+                {"role": "user", "content": ["b", {"type": "text", "text": "c", "cache_control": {"type": "ephemeral"}}]},
+                {"role": "assistant", "content": null, "reasoning_content": "hm"}]"#,
+        )
+        .unwrap();
+        assert_eq!(messages[0].reasoning_content.as_deref(), Some("so"));
+        assert_eq!(messages[0].tool_calls[0].function.name, "f");
+        assert_eq!((messages[1].content.as_str(), messages[2].content.as_str()), ("b\nc", ""));
     }
 }

@@ -1,10 +1,10 @@
-//! `GET /v1/models` and `/v1/models/{id}`: the names this replica answers to.
+//! `GET /v1/models` and `/v1/models/{id}`: the names this replica answers to. `GET /version`: what it is.
 
 use std::sync::Arc;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
 };
 use serde::Serialize;
 
@@ -37,10 +37,23 @@ pub(crate) async fn list(State(replica): State<Arc<Replica>>) -> Json<ModelList>
 /// One name.
 pub(crate) async fn get(
     State(replica): State<Arc<Replica>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelCard>, ApiError> {
     let names = &replica.settings().served_names;
+    // A name that is no text is nobody's name.
+    let id = id.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(id)| id);
     if names.contains(&id) { Ok(Json(card(&replica, &id))) } else { Err(ApiError::unknown_model(&id, names)) }
+}
+
+/// The release of this server, as vLLM's answers for its own.
+pub(crate) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
+}
+
+/// Answer of `/version`.
+#[derive(Serialize)]
+pub(crate) struct Version {
+    version: &'static str,
 }
 
 fn card(replica: &Replica, name: &str) -> ModelCard {

@@ -11,11 +11,16 @@ use crate::{
     http::{
         error::ApiError,
         fields::{FieldError, Fields},
+        neutral::take_neutral,
     },
 };
 
 /// Stop strings one request may have.
 const MAX_STOP_STRINGS: usize = 16;
+/// Stop tokens one request may have.
+const MAX_STOP_TOKENS: usize = 128;
+/// Longest name of a request.
+const MAX_REQUEST_ID_CHARS: usize = 128;
 /// Completions of one prompt.
 const MAX_N: u32 = 128;
 /// Likeliest tokens reported at each position.
@@ -34,6 +39,19 @@ pub(crate) struct Generation {
     pub(crate) n: u32,
     /// How the answer travels.
     pub(crate) delivery: Delivery,
+    /// What the client wants the answer to be called.
+    pub(crate) request_id: Option<String>,
+    /// Tokens of each prompt that are kept, the last ones.
+    pub(crate) truncate: Option<Truncation>,
+}
+
+/// How much of a prompt is kept.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Truncation {
+    /// What leaves room for one token of completion.
+    ToContext,
+    /// So many tokens.
+    To(u32),
 }
 
 /// How the answer travels.
@@ -64,13 +82,15 @@ impl Generation {
     pub(crate) fn take(fields: &mut Fields, defaults: &Defaults) -> Result<Self, ApiError> {
         refuse_unsupported(fields)?;
         let max_tokens = max_tokens(fields)?;
-        let stop = stop_params(fields, max_tokens)?;
+        let stop = stop_params(fields, max_tokens, defaults.vocab_size)?;
         Ok(Self {
             sampling: sampling(fields, defaults)?,
             stop,
             max_tokens,
             n: fields.number("n", 1..=MAX_N)?.unwrap_or(1),
             delivery: delivery(fields)?,
+            request_id: request_id(fields)?,
+            truncate: truncation(fields)?,
         })
     }
 
@@ -101,9 +121,9 @@ fn sampling(fields: &mut Fields, defaults: &Defaults) -> Result<SamplingParams, 
     })
 }
 
-/// -1 and 0 both mean "off".
+/// -1 and 0 both mean "off", as does more than there are tokens.
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
-    let top_k = fields.checked::<i64>("top_k", "-1 or more", |k| (-1..=i64::from(u32::MAX)).contains(k))?;
+    let top_k = fields.checked::<i128>("top_k", "-1 or more", |k| *k >= -1)?;
     Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
 }
 
@@ -149,7 +169,34 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
     }
 }
 
-fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>) -> Result<StopParams, ApiError> {
+/// It becomes part of the answer's id and of logs.
+fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
+    let is_name =
+        |id: &String| (1..=MAX_REQUEST_ID_CHARS).contains(&id.len()) && id.chars().all(|c| c.is_ascii_graphic());
+    fields.checked("request_id", "1 to 128 visible ASCII characters", is_name)
+}
+
+fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, FieldError> {
+    let sent = fields.checked::<i64>("truncate_prompt_tokens", "-1, or 1 or more", |k| *k == -1 || *k > 0)?;
+    Ok(sent.map(|k| u32::try_from(k).map_or(Truncation::ToContext, Truncation::To)))
+}
+
+fn stop_tokens(fields: &mut Fields, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
+    let sent: Vec<i64> = fields.take("stop_token_ids")?.unwrap_or_default();
+    if sent.len() > MAX_STOP_TOKENS {
+        let message = format!("`stop_token_ids` has {} tokens, at most {MAX_STOP_TOKENS} are supported", sent.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    let token = |(idx, id): (usize, i64)| {
+        TokenId::try_from(id).ok().filter(|id| *id < vocab_size).ok_or_else(|| {
+            let param = format!("stop_token_ids[{idx}]");
+            ApiError::invalid(&param, format!("`{param}` must be between 0 and {}, got {id}", vocab_size - 1))
+        })
+    };
+    sent.into_iter().enumerate().map(token).collect()
+}
+
+fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>, vocab_size: u32) -> Result<StopParams, ApiError> {
     let min_tokens = fields.number("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max) = max_tokens.filter(|max| min_tokens > max.tokens) {
         let message = format!("min_tokens={min_tokens} cannot be greater than {}={}", max.field, max.tokens);
@@ -160,6 +207,7 @@ fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>) -> Result<Sto
         min_tokens,
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         stop: stop_strings(fields)?,
+        stop_token_ids: stop_tokens(fields, vocab_size)?,
         include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
     })
 }
@@ -217,12 +265,11 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
 /// Fields that describe the caller and change no answer are taken and dropped; fields that would change it and are not
 /// implemented are taken only at the value that changes nothing.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for label in ["user", "safety_identifier", "prompt_cache_key"] {
+    for label in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
         fields.take::<String>(label)?;
     }
     fields.take::<BTreeMap<String, String>>("metadata")?;
-    only(fields, "modalities", &vec!["text".to_owned()], "answers are text")?;
-    only(fields, "store", &false, "nothing is stored here")?;
+    take_neutral(fields)?;
     only(fields, "skip_special_tokens", &true, "special tokens are never part of the text")?;
     let tier = fields.take::<String>("service_tier")?.unwrap_or_default();
     if !["", "auto", "default"].contains(&tier.as_str()) {
@@ -258,7 +305,7 @@ mod tests {
             seed: 99,
             vocab_size: 100,
         };
-        let mut fields = Fields::parse(json.as_bytes())?;
+        let mut fields = Fields::parse(json.to_owned().into())?;
         let generation = Generation::take(&mut fields, &defaults)?;
         fields.finish()?;
         Ok(generation)
@@ -299,7 +346,10 @@ mod tests {
             ("modalities", "[\"text\", \"audio\"]"),
             ("service_tier", "\"flex\""),
             ("skip_special_tokens", "false"),
-            ("stop_token_ids", "[1]"),
+            ("request_id", "\"\""),
+            ("request_id", "\"a b\""),
+            ("truncate_prompt_tokens", "0"),
+            ("truncate_prompt_tokens", "-2"),
             ("guided_json", "{}"),
         ] {
             let error = take(&format!("{{\"{field}\": {bad}}}")).unwrap_err();
@@ -322,6 +372,32 @@ mod tests {
         assert_eq!(generation.delivery, Delivery::Stream { include_usage: true });
         assert_eq!((generation.sampling.top_k, generation.sampling.seed), (0, u64::MAX));
         assert_eq!(generation.stop.stop, ["x"]);
+    }
+
+    #[test]
+    fn stop_tokens_are_checked_one_by_one() {
+        assert_eq!(take(r#"{"stop_token_ids": [1, 99]}"#).unwrap().stop.stop_token_ids, [1, 99]);
+        for (sent, param) in [("[1, 100]", "stop_token_ids[1]"), ("[-1]", "stop_token_ids[0]")] {
+            let error = take(&format!(r#"{{"stop_token_ids": {sent}}}"#)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        }
+        let many = format!(r#"{{"stop_token_ids": {:?}}}"#, vec![1; 129]);
+        assert_eq!(take(&many).unwrap_err().param.as_deref(), Some("stop_token_ids"));
+    }
+
+    #[test]
+    fn a_prompt_is_cut_to_so_many_tokens_or_to_the_context() {
+        let truncate = |sent: &str| take(&format!(r#"{{"truncate_prompt_tokens": {sent}}}"#)).unwrap().truncate;
+        assert_eq!(truncate("null"), None);
+        assert_eq!(truncate("-1"), Some(Truncation::ToContext));
+        assert_eq!(truncate("7"), Some(Truncation::To(7)));
+    }
+
+    #[test]
+    fn a_top_k_beyond_any_vocabulary_is_off() {
+        for (sent, top_k) in [("-1", 0), ("20", 20), ("4294967295", u32::MAX), ("4294967296", 0)] {
+            assert_eq!(take(&format!(r#"{{"top_k": {sent}}}"#)).unwrap().sampling.top_k, top_k, "{sent}");
+        }
     }
 
     #[test]

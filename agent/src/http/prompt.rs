@@ -1,19 +1,21 @@
 //! What of a chat request becomes the prompt: messages, tools, template variables. Tokenizes nothing.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Zoned;
 use minijinja::Value;
 use serde::{Deserialize, de::IgnoredAny};
+use stoker_engine::TokenId;
 
 use crate::{
-    chat_template::{ChatTemplate, Conversation, Message},
+    chat_template::{ChatTemplate, Conversation, Message, PromptEnd},
     http::{
         error::ApiError,
         fields::Fields,
-        generate::AddSpecials,
+        generate::{self, AddSpecials, Encoding},
         messages::{WireMessage, conversation},
-        params::only,
+        params::{Truncation, only},
+        prompt_work,
     },
     replica::Served,
 };
@@ -22,21 +24,22 @@ use crate::{
 pub(crate) struct Prompt {
     messages: Vec<Message>,
     tools: Vec<Value>,
-    add_generation_prompt: bool,
+    end: PromptEnd,
+    documents: Vec<Value>,
     variables: BTreeMap<String, Value>,
     /// Templates write the begin token themselves, so the default is `No`.
-    pub(crate) add_specials: AddSpecials,
+    add_specials: AddSpecials,
 }
 
 impl Prompt {
     /// Takes the fields that become the prompt.
     pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let messages: Vec<WireMessage> = fields.require("messages")?;
-        only(fields, "continue_final_message", &false, "the last message is always complete")?;
         Ok(Self {
             messages: conversation(messages)?,
             tools: tools(fields)?,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+            end: prompt_end(fields)?,
+            documents: fields.take("documents")?.unwrap_or_default(),
             variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             add_specials: fields.take("add_special_tokens")?.unwrap_or(false).into(),
         })
@@ -47,8 +50,24 @@ impl Prompt {
         !self.tools.is_empty()
     }
 
+    /// The prompt.
+    pub(crate) async fn tokens(
+        self,
+        served: &Arc<Served>,
+        truncate: Option<Truncation>,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        let served = served.clone();
+        let encoding = Encoding::new(self.add_specials, truncate);
+        let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
+        let work = move |is_abandoned: &dyn Fn() -> bool| {
+            let text = self.render(&served)?;
+            generate::encode(&served, &text, encoding, is_abandoned)
+        };
+        prompt_work::run(n_bytes, work).await
+    }
+
     /// The prompt text.
-    pub(crate) fn render(&self, served: &Served) -> Result<String, ApiError> {
+    fn render(&self, served: &Served) -> Result<String, ApiError> {
         let template = served.template.as_ref().ok_or_else(|| {
             ApiError::invalid("messages", "this model has no chat template: use /v1/completions with a prompt")
         })?;
@@ -56,7 +75,8 @@ impl Prompt {
         let conversation = Conversation {
             messages: &self.messages,
             tools: &self.tools,
-            add_generation_prompt: self.add_generation_prompt,
+            documents: &self.documents,
+            end: self.end,
             variables: &self.variables,
             now: Zoned::now(),
         };
@@ -70,6 +90,14 @@ impl Prompt {
             return Err(ApiError::unsupported("tools", message));
         }
         Ok(())
+    }
+}
+
+/// The prompt was made of `messages`, the field that the client knows.
+pub(crate) fn of_messages(error: ApiError) -> ApiError {
+    match error.param.as_deref() {
+        Some("prompt") => ApiError { param: Some("messages".into()), ..error },
+        _ => error,
     }
 }
 
@@ -100,6 +128,21 @@ enum ToolKind {
 #[derive(Deserialize)]
 struct Function {
     name: String,
+}
+
+/// Where the prompt ends: before the assistant's words, unless the client says otherwise.
+fn prompt_end(fields: &mut Fields) -> Result<PromptEnd, ApiError> {
+    let opens_turn = fields.take("add_generation_prompt")?;
+    match (fields.take("continue_final_message")?.unwrap_or(false), opens_turn) {
+        (false, None | Some(true)) => Ok(PromptEnd::AssistantsTurn),
+        (false, Some(false)) => Ok(PromptEnd::LastMessage),
+        (true, None | Some(false)) => Ok(PromptEnd::InsideLastMessage),
+        (true, Some(true)) => Err(ApiError::invalid(
+            "continue_final_message",
+            "the final message is either continued or answered: send one of `continue_final_message` and \
+             `add_generation_prompt` as true",
+        )),
+    }
 }
 
 /// The tools the model is shown. `tool_choice: none` shows it none, so that it can call none.

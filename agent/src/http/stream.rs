@@ -8,10 +8,14 @@ use bytes::Bytes;
 use serde::Serialize;
 use stoker_engine::{FinishReason, PositionLogprobs};
 
-use crate::http::{error::ApiError, usage::UsageBody};
+use crate::http::{
+    body::{Answer, End},
+    error::ApiError,
+    usage::UsageBody,
+};
 
 /// The end of every stream.
-pub(crate) const DONE: &str = "data: [DONE]\n\n";
+const DONE: &str = "data: [DONE]\n\n";
 /// A comment: keeps proxies from closing a stream that waits for its first token.
 pub(crate) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
@@ -70,34 +74,6 @@ impl<S: Shape> Frames<S> {
         Self { head, shape, include_usage }
     }
 
-    /// The frames before any token.
-    pub(crate) fn opening(&mut self, n_choices: u32) -> Bytes {
-        let choices = (0..n_choices).filter_map(|index| self.shape.opening(index)).collect();
-        self.frames(choices)
-    }
-
-    /// New text of one choice; nothing while no text is certain and no logprobs are due.
-    pub(crate) fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Bytes {
-        if text.is_empty() && logprobs.is_empty() {
-            return Bytes::new();
-        }
-        let choices = self.shape.delta(index, text, logprobs);
-        self.frames(choices)
-    }
-
-    /// The end of one choice.
-    pub(crate) fn finish(&mut self, index: u32, reason: &'static str) -> Bytes {
-        let choices = self.shape.finish(index, reason);
-        self.frames(choices)
-    }
-
-    /// The end of the stream, after every choice has ended.
-    pub(crate) fn closing(&mut self, usage: UsageBody) -> Bytes {
-        let mut frames = if self.include_usage { self.frame(&[], Some(usage)) } else { String::new() };
-        frames.push_str(DONE);
-        frames.into()
-    }
-
     /// One frame an entry: clients expect at most one choice in a chunk.
     fn frames(&self, choices: Vec<S::Choice>) -> Bytes {
         choices.into_iter().map(|choice| self.frame(&[choice], None)).collect::<String>().into()
@@ -111,8 +87,38 @@ impl<S: Shape> Frames<S> {
     }
 }
 
+impl<S: Shape> Answer for Frames<S> {
+    fn opening(&mut self, n_choices: u32) -> Bytes {
+        let choices = (0..n_choices).filter_map(|index| self.shape.opening(index)).collect();
+        self.frames(choices)
+    }
+
+    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Bytes {
+        if text.is_empty() && logprobs.is_empty() {
+            return Bytes::new();
+        }
+        let choices = self.shape.delta(index, text, logprobs);
+        self.frames(choices)
+    }
+
+    fn finish(&mut self, index: u32, end: End) -> Bytes {
+        let choices = self.shape.finish(index, end.reason);
+        self.frames(choices)
+    }
+
+    fn closing(&mut self, usage: UsageBody) -> Bytes {
+        let mut frames = if self.include_usage { self.frame(&[], Some(usage)) } else { String::new() };
+        frames.push_str(DONE);
+        frames.into()
+    }
+
+    fn failure(&mut self, error: &ApiError) -> Bytes {
+        failure(error)
+    }
+}
+
 /// The frames of a failure after the stream began.
-pub(crate) fn failure(error: &ApiError) -> Bytes {
+fn failure(error: &ApiError) -> Bytes {
     let mut frames = data_frame(&error.body());
     frames.push_str(DONE);
     frames.into()
@@ -161,6 +167,10 @@ mod tests {
         Frames::new(AnswerHead { id: "a".into(), created: 7, model: "m".into() }, Plain, include_usage)
     }
 
+    fn stop() -> End {
+        End { reason: "stop", stop: None }
+    }
+
     fn text(frames: Bytes) -> String {
         String::from_utf8(frames.to_vec()).unwrap()
     }
@@ -172,7 +182,7 @@ mod tests {
         let mut frames = frames(false);
         assert_eq!(text(frames.opening(2)), format!("{HEAD}[\"open 0\"]}}\n\n{HEAD}[\"open 1\"]}}\n\n"));
         assert_eq!(text(frames.delta(1, "x".into(), vec![])), format!("{HEAD}[\"1 x\"]}}\n\n"));
-        assert_eq!(text(frames.finish(1, "stop")), format!("{HEAD}[\"1 stop\"]}}\n\n"));
+        assert_eq!(text(frames.finish(1, stop())), format!("{HEAD}[\"1 stop\"]}}\n\n"));
         assert_eq!(text(frames.closing(stoker_engine::Usage::default().into())), DONE);
     }
 
@@ -184,7 +194,7 @@ mod tests {
     #[test]
     fn usage_is_null_until_the_last_chunk_and_absent_when_not_asked_for() {
         let mut frames = frames(true);
-        assert!(text(frames.finish(0, "stop")).ends_with(",\"usage\":null}\n\n"));
+        assert!(text(frames.finish(0, stop())).ends_with(",\"usage\":null}\n\n"));
         let closing = text(frames.closing(stoker_engine::Usage::default().into()));
         assert!(closing.starts_with(&format!("{HEAD}[],\"usage\":{{\"prompt_tokens\":0")), "{closing}");
         assert!(closing.ends_with(DONE));

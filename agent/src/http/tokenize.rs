@@ -8,8 +8,13 @@ use serde::Serialize;
 use stoker_engine::TokenId;
 
 use crate::{
-    http::{error::ApiError, extract::JsonFields, fields::Fields, generate, prompt::Prompt},
-    replica::{Replica, Served},
+    http::{
+        error::ApiError,
+        extract::JsonFields,
+        generate::{self, Encoding},
+        prompt::{Prompt, of_messages},
+    },
+    replica::Replica,
 };
 
 /// Answer of `/tokenize`.
@@ -35,9 +40,18 @@ pub(crate) async fn tokenize(
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
-    let (text, specials) = text_of(&mut fields, &served)?;
-    fields.finish()?;
-    let tokens = generate::tokenize(&served, text, specials).await?;
+    let tokens = match fields.take("prompt")? {
+        Some(prompt) => {
+            let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
+            fields.finish()?;
+            generate::tokenize(&served, vec![prompt], Encoding::new(specials, None)).await?.concat()
+        }
+        None => {
+            let prompt = Prompt::take(&mut fields)?;
+            fields.finish()?;
+            prompt.tokens(&served, None).await.map_err(of_messages)?
+        }
+    };
     let texts = with_texts.then(|| tokens.iter().map(|token| served.engine.tokenizer().token_text(*token)).collect());
     Ok(Json(Tokenized {
         count: tokens.len(),
@@ -45,14 +59,6 @@ pub(crate) async fn tokenize(
         tokens,
         token_strs: texts,
     }))
-}
-
-fn text_of(fields: &mut Fields, served: &Served) -> Result<(String, generate::AddSpecials), ApiError> {
-    if let Some(prompt) = fields.take("prompt")? {
-        return Ok((prompt, fields.take("add_special_tokens")?.unwrap_or(true).into()));
-    }
-    let prompt = Prompt::take(fields)?;
-    Ok((prompt.render(served)?, prompt.add_specials))
 }
 
 /// Text of tokens.

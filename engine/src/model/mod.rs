@@ -18,7 +18,7 @@ mod rope;
 mod rope_scaling;
 mod weights;
 
-pub use assets::ModelAssets;
+pub use assets::{ChatTemplates, ModelAssets};
 pub use checkpoint::Checkpoint;
 pub use config::{BiasesPresent, ModelConfig, RopeOfLayer};
 pub use decoder::Decoder;

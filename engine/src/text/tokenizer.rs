@@ -88,11 +88,11 @@ impl Tokenizer {
     /// The exact bytes of one token; empty for an unknown id.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         let Some(spelled) = self.inner.id_to_token(token) else { return Vec::new() };
-        if self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token) {
-            return spelled.into_bytes();
-        }
+        let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token);
         match self.spelling {
+            TokenSpelling::ByteLevel if is_added() => spelled.into_bytes(),
             TokenSpelling::ByteLevel => self.byte_level_bytes(&spelled),
+            // Added ones too: Gemma's runs of spaces are among them.
             TokenSpelling::SentencePiece => sentence_piece_bytes(&spelled),
         }
     }
@@ -102,9 +102,9 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|added| added.special)
     }
 
-    /// One more than the largest id.
-    pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+    /// Tokens of the model itself, without those added to them.
+    pub fn base_vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(false)
     }
 
     fn byte_level_bytes(&self, spelled: &str) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use stoker_engine::{EngineLimits, FinishReason, RequestEvent};
+use stoker_engine::{EngineLimits, FinishReason, RejectReason, RequestEvent};
 use tempfile::TempDir;
 
 use crate::common;
@@ -187,18 +187,32 @@ fn an_index_that_leads_out_of_the_directory() {
 }
 
 #[test]
-fn a_tokenizer_of_another_model() {
+fn added_tokens_may_lie_beyond_the_vocabulary() {
     let copy = Copy::of("gqa-f32");
     copy.edit_json("tokenizer.json", |tokenizer| {
-        let mut token = tokenizer["added_tokens"][0].clone();
-        (token["id"], token["content"]) = (json!(999), json!("<other>"));
-        tokenizer["added_tokens"].as_array_mut().unwrap().extend((0..20).map(|n| {
+        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+        let token = added[0].clone();
+        added.extend((258..=272).map(|id| {
             let mut token = token.clone();
-            (token["id"], token["content"]) = (json!(300 + n), json!(format!("<other{n}>")));
+            (token["id"], token["content"]) = (json!(id), json!(format!("<image_{id}>")));
             token
         }));
     });
-    copy.refused_with(&["tokenizer.json has 278 tokens", "vocabulary is 272"]);
+    let engine = common::start(copy.path(), EngineLimits::default());
+    let prompt = engine.tokenizer().encode("<image_271><image_272>", false).unwrap();
+    assert_eq!(prompt, [271, 272]);
+    let refused = engine.submit(common::greedy(prompt, 1)).unwrap_err();
+    assert_eq!(refused, RejectReason::BadToken { token: 272, vocab_size: 272 }, "Gemma 3 1B is shipped so");
+}
+
+#[test]
+fn a_tokenizer_of_another_model() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_json("tokenizer.json", |tokenizer| {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        vocab.extend((0..20).map(|n| (format!("other{n}"), json!(300 + n))));
+    });
+    copy.refused_with(&["tokenizer.json has 276 tokens", "vocabulary is 272"]);
     copy.edit_bytes("tokenizer.json", |bytes| bytes.truncate(100));
     copy.refused_with(&["tokenizer.json", "not a tokenizer"]);
 }

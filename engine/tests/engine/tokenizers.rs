@@ -129,3 +129,13 @@ fn a_byte_level_tokenizer_is_transformers_on_ten_thousand_strings() {
 fn a_sentence_piece_tokenizer_is_transformers_on_ten_thousand_strings() {
     check("sentence-piece", goldens().join("sentence-piece.json"), FirstSpace::Dropped);
 }
+
+#[test]
+fn added_tokens_spell_spaces_as_the_others_do() {
+    let golden: Value = serde_json::from_slice(&fs::read(goldens().join("added.json")).unwrap()).unwrap();
+    let tokenizer = Tokenizer::from_json(golden["tokenizer"].to_string().as_bytes()).unwrap();
+    for case in golden["decoded"].as_array().unwrap() {
+        let tokens: Vec<TokenId> = serde_json::from_value(case[0].clone()).unwrap();
+        assert_eq!(tokenizer.decode(&tokens), case[1].as_str().unwrap(), "{tokens:?}");
+    }
+}

@@ -1,14 +1,14 @@
 //! Messages to prompt text, by the model's own Jinja template with the dialect Hugging Face gives it. Pure: the time a
 //! template may print is an argument. Knows neither tokens nor HTTP.
 
+mod json;
+mod python;
+mod source;
+
 use std::collections::BTreeMap;
 
 use jiff::Zoned;
-use minijinja::{
-    Environment, Error, ErrorKind, Value, context,
-    syntax::SyntaxConfig,
-    value::{Kwargs, Serde},
-};
+use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::Serialize;
 
 use crate::tool_calls;
@@ -46,6 +46,15 @@ pub struct Message {
     /// The call this `tool` message answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
+    /// What the assistant thought before it answered.
+    #[serde(flatten, serialize_with = "under_both_names")]
+    pub reasoning_content: Option<String>,
+}
+
+/// Most templates read what was thought by the one name, gpt-oss's by the other.
+fn under_both_names<S: serde::Serializer>(reasoning: &Option<String>, serializer: S) -> Result<S::Ok, S::Error> {
+    let names = if reasoning.is_some() { &["reasoning_content", "thinking"][..] } else { &[] };
+    serializer.collect_map(names.iter().map(|name| (name, reasoning)))
 }
 
 /// One call of a tool. Templates want the arguments as an object, clients send them as JSON text.
@@ -75,12 +84,25 @@ pub struct Conversation<'a> {
     pub messages: &'a [Message],
     /// Tool definitions, as sent.
     pub tools: &'a [Value],
-    /// Whether the prompt ends with the opening of the assistant's turn.
-    pub add_generation_prompt: bool,
+    /// Texts to answer from, for templates that read them.
+    pub documents: &'a [Value],
+    /// Where the prompt ends.
+    pub end: PromptEnd,
     /// Variables the client adds (`chat_template_kwargs`).
     pub variables: &'a BTreeMap<String, Value>,
     /// What `strftime_now` prints.
     pub now: Zoned,
+}
+
+/// Where a prompt ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PromptEnd {
+    /// Behind the opening of the assistant's turn.
+    AssistantsTurn,
+    /// Behind the last message, which is closed.
+    LastMessage,
+    /// Behind the last words of the last message, which is not closed: the model goes on with it.
+    InsideLastMessage,
 }
 
 /// Why there is no prompt.
@@ -98,6 +120,10 @@ pub enum TemplateError {
 }
 
 const NAME: &str = "chat";
+/// The name that publishers give to the other.
+const TOOL_USE: &str = "tool_use";
+/// Stands behind words that are to be continued, with a space that is gone where a template trims.
+const OPEN_END: &str = "OPEN_END_OF_FINAL_MESSAGE ";
 /// Marks errors of `raise_exception`, whose text is meant for the client.
 const REFUSED: &str = "refused by the chat template: ";
 /// Bounds a template that loops: about a second of work, far beyond any real one.
@@ -109,14 +135,24 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(compile)?);
         environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_filter("tojson", to_json);
-        environment.add_test("iterable", is_iterable);
-        let writes_tool_calls = tool_calls::understands(&source);
-        environment.add_template_owned(NAME, without_generation_marks(&source)).map_err(compile)?;
-        Ok(Self { environment, specials, writes_tool_calls })
+        environment.add_filter("tojson", json::to_json);
+        python::add_to(&mut environment);
+        let mut template = Self { environment, specials, writes_tool_calls: false };
+        template.add(NAME, &source)?;
+        Ok(template)
+    }
+
+    /// Adds the template that the model's publisher wrote for conversations with tools.
+    pub fn with_tool_use(mut self, source: &str) -> Result<Self, TemplateError> {
+        self.add(TOOL_USE, source)?;
+        Ok(self)
+    }
+
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
+        self.writes_tool_calls |= tool_calls::understands(source);
+        self.environment.add_template_owned(name, source::compiled_from(source)).map_err(compile)
     }
 
     /// Whether a model trained with this template calls tools in a format that `tool_calls` reads.
@@ -126,16 +162,48 @@ impl ChatTemplate {
 
     /// The prompt of a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
-        let template = self.environment.get_template(NAME).map_err(|error| TemplateError::Render(error.to_string()))?;
+        match conversation.end {
+            PromptEnd::AssistantsTurn | PromptEnd::LastMessage => self.render_whole(conversation),
+            PromptEnd::InsideLastMessage => self.render_open(conversation),
+        }
+    }
+
+    /// The prompt up to the end of the last message's words. A mark behind them, which is cut off again with all that the
+    /// template put behind it, says where that is.
+    fn render_open(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        let mut messages = conversation.messages.to_vec();
+        let Some(last) = messages.last_mut() else {
+            return Err(TemplateError::Render("there is no message to continue".into()));
+        };
+        last.content.push_str(OPEN_END);
+        let whole = self.render_whole(&Conversation { messages: &messages, ..conversation.clone() })?;
+        let mark = OPEN_END.trim_end();
+        let Some(end) = whole.rfind(mark) else {
+            return Err(TemplateError::Render(
+                "the final message is not part of the prompt, so nothing can continue it".into(),
+            ));
+        };
+        let open = &whole[..end];
+        // A template that trims messages took the space behind the mark: it would have taken the message's own.
+        Ok(if whole[end..].starts_with(OPEN_END) { open } else { open.trim_end() }.to_owned())
+    }
+
+    fn render_whole(&self, conversation: &Conversation<'_>) -> Result<String, TemplateError> {
+        let for_tools = || self.environment.get_template(TOOL_USE).ok().filter(|_| !conversation.tools.is_empty());
+        let template = match for_tools() {
+            Some(template) => template,
+            None => self.environment.get_template(NAME).map_err(|error| TemplateError::Render(error.to_string()))?,
+        };
         let now = conversation.now.clone();
         let tools = (!conversation.tools.is_empty()).then(|| conversation.tools.to_vec());
         let own = context! {
             messages => Serde(conversation.messages),
             tools => Value::from(tools),
-            documents => (),
-            add_generation_prompt => conversation.add_generation_prompt,
-            bos_token => self.specials.bos.as_deref().unwrap_or(""),
-            eos_token => self.specials.eos.as_deref().unwrap_or(""),
+            documents => Value::from((!conversation.documents.is_empty()).then(|| conversation.documents.to_vec())),
+            add_generation_prompt => conversation.end == PromptEnd::AssistantsTurn,
+            // A token that the model has not is not defined, which some templates ask.
+            bos_token => self.specials.bos.as_deref().map_or(Value::UNDEFINED, Value::from),
+            eos_token => self.specials.eos.as_deref().map_or(Value::UNDEFINED, Value::from),
             strftime_now => Value::from_function(move |format: &str| now.strftime(format).to_string()),
         };
         let variables = Value::from(conversation.variables.clone());
@@ -143,32 +211,8 @@ impl ChatTemplate {
     }
 }
 
-/// Hugging Face's dialect marks the assistant's text for training by `{% generation %}`; here the marks mean nothing. They
-/// become a block that is always there, so that their white-space control still acts.
-fn without_generation_marks(source: &str) -> String {
-    let mut plain = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}") else { break };
-        let tag = &rest[start..start + len];
-        plain.push_str(&rest[..start]);
-        plain.push_str(&match tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['-', '+']).trim() {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
-            _ => tag.to_owned(),
-        });
-        rest = &rest[start + len..];
-    }
-    plain + rest
-}
-
 fn compile(error: Error) -> TemplateError {
     TemplateError::Compile(with_causes(&error))
-}
-
-/// As in Jinja2: a text and what is not defined are, `none` is not. Templates ask whether there are tools this way.
-fn is_iterable(value: &Value) -> bool {
-    !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
 }
 
 fn raise_exception(message: &str) -> Result<Value, Error> {
@@ -193,41 +237,6 @@ fn with_causes(error: &Error) -> String {
     text
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: models were trained on Python's spacing, and no HTML escapes.
-fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut out = Vec::new();
-    let written = match indent {
-        Some(indent) => {
-            let spaces = " ".repeat(indent);
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
-    };
-    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    String::from_utf8(out).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
-}
-
-/// Python's separators: `", "` and `": "`.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,7 +249,8 @@ mod tests {
         let specials = SpecialTokens { bos: Some("<s>".into()), eos: Some("</s>".into()) };
         let now = "2026-11-21T10:03:00Z[UTC]".parse().unwrap();
         let variables = BTreeMap::from([("thinking".to_owned(), Value::from(false))]);
-        let conversation = Conversation { messages, tools, add_generation_prompt: true, variables: &variables, now };
+        let (documents, end) = (&[][..], PromptEnd::AssistantsTurn);
+        let conversation = Conversation { messages, tools, documents, end, variables: &variables, now };
         ChatTemplate::compile(source.into(), specials)?.render(&conversation)
     }
 
