@@ -5,7 +5,7 @@
 //! cargo run --release -p stoker-engine --example cpu_speed -- models/ember 1
 //! ```
 
-use std::{env, fs, ops::Range, time::Instant};
+use std::{env, fs, ops::Range, sync::Arc, time::Instant};
 
 use stoker_engine::{
     DeviceChoice, EngineConfig, EngineLimits, LoadedModel, ModelFiles, Request, RequestId, SamplingParams, StopParams,
@@ -49,7 +49,7 @@ fn main() {
 
 /// A sequence of tokens without meaning, in blocks of its own.
 struct Sequence {
-    request: Request,
+    request: Arc<Request>,
     blocks: Vec<BlockId>,
 }
 
@@ -57,7 +57,7 @@ impl Sequence {
     fn new(idx: u32) -> Self {
         let prompt = (0..MAX_LEN as u32).map(|i| (i * 31 + idx * 7) % 250).collect();
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let request = Request { prompt, sampling, stop: StopParams::default(), logprobs: None };
+        let request = Arc::new(Request { prompt, sampling, stop: StopParams::default(), logprobs: None });
         let n_blocks = (MAX_LEN / BLOCK_TOKENS) as u32;
         Self { request, blocks: (idx * n_blocks..(idx + 1) * n_blocks).map(BlockId).collect() }
     }

@@ -13,6 +13,7 @@ use std::{
 
 use crate::{
     config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes},
+    constraint::Matchers,
     engine_loop::EngineLoop,
     exec::{
         CpuExecutor, Executor,
@@ -105,6 +106,7 @@ impl Engine {
     pub fn start_with(executor: Box<dyn Executor>, parts: EngineParts) -> EngineHandle {
         let EngineParts { model, tokenizer, sched, max_waiting } = parts;
         let n_blocks = model.memory.kv_blocks as usize;
+        let matchers = Matchers::new(model.vocab_size as usize);
         let tokenizer = Arc::new(tokenizer);
         let meters = Arc::new(Meters::new(n_blocks, Instant::now()));
         // Until a step has started them, those that can run at once stand in line too.
@@ -124,6 +126,7 @@ impl Engine {
             admission: Arc::clone(&admission),
             meters: Arc::clone(&meters),
             in_flight: VecDeque::new(),
+            matchers,
         };
         let thread = spawn("engine", move || engine_loop.run());
         EngineHandle::new(Shared {

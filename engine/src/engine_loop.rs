@@ -18,12 +18,15 @@ use std::{
 };
 
 use crate::{
+    constraint::{Awaited, Matchers, Violation},
     exec::{ExecError, Executor},
     handle::Admission,
     metrics::{Meters, StepReading, StepTimes},
     output::OutputMessage,
     request::{FinishReason, Request, RequestId},
-    sched::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule},
+    sched::{
+        Chunk, MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule,
+    },
 };
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
@@ -61,12 +64,15 @@ pub(crate) struct EngineLoop {
     pub(crate) meters: Arc<Meters>,
     /// Steps that were planned and not resolved, oldest first.
     pub(crate) in_flight: VecDeque<StepInFlight>,
+    pub(crate) matchers: Matchers,
 }
 
 /// A step that was planned and not resolved. One without chunks was not launched; it only has effects.
 pub(crate) struct StepInFlight {
     plan: StepPlan,
     reading: StepReading,
+    /// Its draws that wait for masks.
+    awaited: Vec<Awaited>,
 }
 
 /// Whether the loop goes on.
@@ -118,7 +124,12 @@ impl EngineLoop {
 
     fn obey(&mut self, command: Command) -> Inbox {
         match command {
-            Command::Submit { id, request } => self.state.submit(id, request),
+            Command::Submit { id, request } => {
+                if let Some(constraint) = &request.sampling.constraint {
+                    self.matchers.open(id, constraint);
+                }
+                self.state.submit(id, request);
+            }
             Command::End { id, reason } => self.state.end(id, reason),
             Command::EndAll(reason) => self.state.end_all(&reason),
             Command::Shutdown => return Inbox::Closed,
@@ -129,12 +140,30 @@ impl EngineLoop {
     /// Launches one step more if there is something to compute, and takes the oldest in when the executor takes no more.
     fn step(&mut self) -> Result<(), ExecError> {
         let has_launched = !self.state.is_idle() && self.launch()?;
+        self.constrain_oldest()?;
         if has_launched && self.in_flight.len() < self.executor.max_steps_in_flight() {
             return Ok(());
         }
-        match self.in_flight.pop_front() {
-            Some(oldest) => self.take_in(oldest),
-            None => Ok(()),
+        let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
+        self.take_in(oldest)?;
+        self.constrain_oldest()
+    }
+
+    /// Gives the oldest step in flight the masks that it waits for: all tokens before its own are known now.
+    fn constrain_oldest(&mut self) -> Result<(), ExecError> {
+        let Some(oldest) = self.in_flight.front_mut().filter(|oldest| !oldest.awaited.is_empty()) else {
+            return Ok(());
+        };
+        let (masks, violations) = self.matchers.masks(&std::mem::take(&mut oldest.awaited), &self.limits);
+        self.executor.constrain(masks)?;
+        self.end_violators(violations);
+        Ok(())
+    }
+
+    fn end_violators(&mut self, violations: Vec<Violation>) {
+        for Violation { id, reason } in violations {
+            self.matchers.close(id);
+            self.state.end(id, FinishReason::Error(reason));
         }
     }
 
@@ -154,12 +183,20 @@ impl EngineLoop {
             ..StepTimes::default()
         };
         let reading = StepReading::new(&plan, planned_at, times);
-        self.in_flight.push_back(StepInFlight { plan, reading });
+        let awaited = self.awaited(&plan);
+        self.in_flight.push_back(StepInFlight { plan, reading, awaited });
         Ok(computes)
     }
 
+    /// The draws of a plan that wait for masks. The state is as it was planned on.
+    fn awaited(&self, plan: &StepPlan) -> Vec<Awaited> {
+        let samples = plan.chunks.iter().filter(|chunk| chunk.samples);
+        let of = |chunk: &Chunk| Awaited::of(&self.state.running[chunk.running_idx], chunk.start + chunk.n_tokens);
+        samples.filter_map(of).collect()
+    }
+
     fn take_in(&mut self, step: StepInFlight) -> Result<(), ExecError> {
-        let StepInFlight { plan, mut reading } = step;
+        let StepInFlight { plan, mut reading, .. } = step;
         let waiting_since = Instant::now();
         let output = if plan.chunks.is_empty() {
             StepOutput::default()
@@ -173,6 +210,9 @@ impl EngineLoop {
         let effects = resolve(&mut self.state, plan, output, &self.limits);
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
         reading.times.resolve_seconds = now.elapsed().as_secs_f64();
+        effects.ended.iter().for_each(|ended| self.matchers.close(ended.id));
+        let violations = self.matchers.accept(&effects.tokens);
+        self.end_violators(violations);
         self.publish(effects, reading, now)
     }
 

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod config;
+pub mod constraint;
 mod engine;
 mod engine_loop;
 mod events;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::constraint::Constraint;
+
 /// Names one request for its whole life inside the engine.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RequestId(pub u64);
@@ -43,6 +45,8 @@ pub struct SamplingParams {
     pub logit_bias: BTreeMap<TokenId, f32>,
     /// Randomness is a function of (seed, position) only (D9).
     pub seed: u64,
+    /// Only what a grammar allows.
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for SamplingParams {
@@ -57,6 +61,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             logit_bias: BTreeMap::new(),
             seed: 0,
+            constraint: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! goes on the same after preemption or on another replica (D9).
 //!
 //! ```text
-//! logits ── penalties, bias, bans ──► changed ── / temperature ──► tempered ── >= floor(top-k, top-p, min-p) ──► kept
+//! logits ── penalties, bias, bans, mask ──► changed ── / temperature ──► tempered ── >= floor(top-k, top-p, min-p) ──► kept
 //! greedy: argmax(changed)             drawn: argmax over kept of tempered + gumbel(seed, position, token)
 //! ```
 //! The same definition as the GPU's (`kernels/csrc/sample.cu`, `sampling_floor.cu`): no sum over the vocabulary decides
@@ -23,20 +23,23 @@ const RUN: usize = 256;
 /// A candidate token and its logit.
 type Candidate = (TokenId, f32);
 
-/// Chooses the token that follows. Log-probabilities are those of the model's own distribution, before any change.
-pub fn choose(logits: &[f32], spec: &SampleSpec<'_>) -> Sampled {
+/// Chooses the token that follows, of those that `mask` allows if there is one (its layout: [`Matcher::allow`]).
+/// Log-probabilities are those of the model's own distribution, before any change.
+///
+/// [`Matcher::allow`]: crate::constraint::Matcher::allow
+pub fn choose(logits: &[f32], spec: &SampleSpec<'_>, mask: Option<&[u32]>) -> Sampled {
     let params = &spec.request.sampling;
-    let changed = changed(logits, spec);
-    if changed.chunks(RUN).any(|run| run.iter().fold(false, |found, logit| found | logit.is_nan())) {
+    if logits.chunks(RUN).any(|run| run.iter().fold(false, |found, logit| found | logit.is_nan())) {
         return Sampled::NotANumber;
     }
+    let changed = changed(logits, spec, mask);
     let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
     let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize));
     Sampled::Token { token, logprobs }
 }
 
 /// The logits after everything that changes single ones.
-fn changed<'a>(logits: &'a [f32], spec: &SampleSpec<'_>) -> Cow<'a, [f32]> {
+fn changed<'a>(logits: &'a [f32], spec: &SampleSpec<'_>, mask: Option<&[u32]>) -> Cow<'a, [f32]> {
     let params = &spec.request.sampling;
     let mut changed = Cow::Borrowed(logits);
     if !spec.history.is_empty() {
@@ -48,7 +51,18 @@ fn changed<'a>(logits: &'a [f32], spec: &SampleSpec<'_>) -> Cow<'a, [f32]> {
     if !spec.banned.is_empty() {
         ban(changed.to_mut(), spec.banned);
     }
+    if let Some(mask) = mask {
+        keep_allowed(changed.to_mut(), mask);
+    }
     changed
+}
+
+fn keep_allowed(logits: &mut [f32], mask: &[u32]) {
+    for (run, word) in logits.chunks_mut(32).zip(mask) {
+        for (bit, logit) in run.iter_mut().enumerate() {
+            *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+        }
+    }
 }
 
 fn apply_bias(logits: &mut [f32], bias: &BTreeMap<TokenId, f32>) {
@@ -206,21 +220,23 @@ fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::request::{Request, StopParams};
 
     const LOGITS: [f32; 4] = [1.0, 3.0, 2.0, 0.0];
 
-    fn request(sampling: SamplingParams) -> Request {
-        Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None }
+    fn request(sampling: SamplingParams) -> Arc<Request> {
+        Arc::new(Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None })
     }
 
-    fn spec(request: &Request) -> SampleSpec<'_> {
+    fn spec(request: &Arc<Request>) -> SampleSpec<'_> {
         SampleSpec { request, position: 1, banned: &[], history: &[] }
     }
 
     fn token(logits: &[f32], spec: &SampleSpec<'_>) -> TokenId {
-        choose(logits, spec).token().expect("the logits are numbers")
+        choose(logits, spec, None).token().expect("the logits are numbers")
     }
 
     /// Shares of the tokens over many positions.
@@ -334,7 +350,7 @@ mod tests {
     fn a_row_with_a_nan_has_no_next_token() {
         for temperature in [0.0, 1.0] {
             let request = request(SamplingParams { temperature, top_k: 2, ..SamplingParams::default() });
-            assert_eq!(choose(&[1.0, f32::NAN, 3.0], &spec(&request)), Sampled::NotANumber);
+            assert_eq!(choose(&[1.0, f32::NAN, 3.0], &spec(&request), None), Sampled::NotANumber);
             assert_eq!(token(&[1.0, f32::NEG_INFINITY, 9e9], &spec(&request)), 2);
         }
     }
@@ -353,9 +369,9 @@ mod tests {
     #[test]
     fn bias_and_bans_change_the_choice_but_not_the_logprobs() {
         let params = SamplingParams { temperature: 0.0, logit_bias: [(3, 100.0)].into(), ..SamplingParams::default() };
-        let request = Request { logprobs: Some(2), ..request(params) };
+        let request = Arc::new(Request { logprobs: Some(2), ..Request::clone(&request(params)) });
         let spec = spec(&request);
-        let Sampled::Token { token: chosen, logprobs: Some(logprobs) } = choose(&LOGITS, &spec) else {
+        let Sampled::Token { token: chosen, logprobs: Some(logprobs) } = choose(&LOGITS, &spec, None) else {
             panic!("a token with its log-probabilities")
         };
         let expected = softmax(1.0);
@@ -366,9 +382,28 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_leaves_the_likeliest_of_what_it_allows() {
+        for temperature in [0.0, 1.0] {
+            let params = SamplingParams { temperature, logit_bias: [(3, 100.0)].into(), ..SamplingParams::default() };
+            let request = request(SamplingParams { top_k: 1, ..params });
+            let token = |mask: &[u32]| choose(&LOGITS, &spec(&request), Some(mask)).token().unwrap();
+            assert_eq!([0b1111, 0b0111, 0b0101, 0b0001].map(|mask| token(&[mask])), [3, 1, 2, 0]);
+        }
+        let greedy = request(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
+        let mut logits = vec![0.0; 70];
+        (logits[40], logits[69]) = (2.0, 1.0);
+        let token = |mask: &[u32]| choose(&logits, &spec(&greedy), Some(mask)).token().unwrap();
+        assert_eq!(token(&[u32::MAX; 3]), 40);
+        assert_eq!(token(&[u32::MAX, !(1 << 8), u32::MAX]), 69);
+        logits[5] = f32::NAN;
+        assert_eq!(choose(&logits, &spec(&greedy), Some(&[1, 0, 0])), Sampled::NotANumber, "damage is never hidden");
+    }
+
+    #[test]
     fn penalties_count_what_their_definition_says() {
         let choose_with = |sampling: SamplingParams| {
-            let request = Request { prompt: vec![1], ..request(SamplingParams { temperature: 0.0, ..sampling }) };
+            let greedy = request(SamplingParams { temperature: 0.0, ..sampling });
+            let request = Arc::new(Request { prompt: vec![1], ..Request::clone(&greedy) });
             token(&LOGITS, &SampleSpec { history: &[1, 2, 2], ..spec(&request) })
         };
         let none = SamplingParams::default;

@@ -93,6 +93,11 @@ impl Sequence {
         self.n_generated() >= self.request.stop.max_tokens as usize || self.len() >= max_model_len
     }
 
+    /// Whether a token at this position is one of the first `min_tokens`: no end token may be sampled there.
+    pub fn is_below_minimum(&self, position: usize) -> bool {
+        position < self.prompt_len() + self.request.stop.min_tokens as usize
+    }
+
     /// Whether the choice of its next token reads the tokens before it, which must then be known. Such a sequence is
     /// not planned while one of its tokens is in flight.
     pub fn reads_history(&self) -> bool {

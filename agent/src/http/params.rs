@@ -118,6 +118,7 @@ fn sampling(fields: &mut Fields, defaults: &Defaults) -> Result<SamplingParams, 
         repetition_penalty: repetition_penalty(fields)?.unwrap_or(base.repetition_penalty),
         logit_bias: logit_bias(fields, defaults.vocab_size)?,
         seed: seed(fields)?.unwrap_or(defaults.seed),
+        constraint: None,
     })
 }
 

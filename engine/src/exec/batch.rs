@@ -72,6 +72,8 @@ impl BatchInputs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{
         kv::BlockId,
@@ -79,9 +81,9 @@ mod tests {
         sched::SampleSpec,
     };
 
-    fn request() -> Request {
+    fn request() -> Arc<Request> {
         let (sampling, stop) = (SamplingParams::default(), StopParams::default());
-        Request { prompt: vec![1], sampling, stop, logprobs: None }
+        Arc::new(Request { prompt: vec![1], sampling, stop, logprobs: None })
     }
 
     fn chunk<'a>(start: usize, input: ChunkInput<'a>, blocks: &'a [BlockId]) -> StepChunk<'a> {

@@ -1,13 +1,14 @@
 //! The executor on the CPU: forward pass over `CpuOps`, then sampling on the same threads.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{BatchInputs, ExecError, Executor};
 use crate::{
+    constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
     model::{Decoder, ModelConfig},
     ops::{CpuCache, CpuOps, Ops},
-    request::{RequestId, TokenId},
+    request::{Request, RequestId, TokenId},
     sample::choose,
     sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
 };
@@ -23,13 +24,47 @@ pub struct CpuExecutor {
     outputs: VecDeque<StepOutput>,
     /// What the step launched last sampled, one an entry.
     last_tokens: Vec<TokenId>,
+    /// Its draws that wait for their masks.
+    unmasked: Vec<Unmasked>,
+}
+
+/// A draw that waits for its mask: a [`SampleSpec`] that outlives the launch, with its logits.
+#[derive(Debug)]
+struct Unmasked {
+    entry: usize,
+    logits: Vec<f32>,
+    request: Arc<Request>,
+    position: usize,
+    banned: Vec<TokenId>,
+    history: Vec<TokenId>,
+    sampled: Sampled,
+}
+
+impl Unmasked {
+    fn new(entry: usize, spec: &SampleSpec<'_>, logits: &[f32]) -> Self {
+        let SampleSpec { request, position, banned, history } = *spec;
+        Self {
+            entry,
+            logits: logits.to_vec(),
+            request: Arc::clone(request),
+            position,
+            banned: banned.to_vec(),
+            history: history.to_vec(),
+            sampled: Sampled::NotANumber,
+        }
+    }
+
+    fn choose(&self, mask: &[u32]) -> Sampled {
+        let Self { logits, request, position, banned, history, .. } = self;
+        choose(logits, &SampleSpec { request, position: *position, banned, history }, Some(mask))
+    }
 }
 
 impl CpuExecutor {
     /// An executor over an empty cache of that layout.
     pub fn new(ops: CpuOps, model: Decoder<CpuOps>, config: &ModelConfig, layout: KvLayout) -> Self {
         let (cache, vocab_size) = (ops.kv_cache(layout), config.vocab_size);
-        Self { model, ops, cache, vocab_size, outputs: VecDeque::new(), last_tokens: Vec::new() }
+        Self { model, ops, cache, vocab_size, outputs: VecDeque::new(), last_tokens: Vec::new(), unmasked: Vec::new() }
     }
 
     /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
@@ -54,11 +89,22 @@ impl CpuExecutor {
         self.logits(&BatchInputs::new(step)).chunks(self.vocab_size).map(<[f32]>::to_vec).collect()
     }
 
+    /// A row without a token has ended its sequence, or waits for its mask: what is fed for it goes nowhere.
+    fn note_last_tokens(&mut self) {
+        let newest = self.outputs.back().expect("a step was launched");
+        self.last_tokens = newest.sampled.iter().map(|sampled| sampled.token().unwrap_or(0)).collect();
+    }
+
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
         let Self { model, ops, cache, .. } = self;
         let logits = model.forward(ops, cache, inputs);
         ops.read(logits)
     }
+}
+
+/// One of the rows of logits.
+fn row_of(logits: &[f32], row: usize, vocab_size: usize) -> &[f32] {
+    &logits[row * vocab_size..][..vocab_size]
 }
 
 impl Executor for CpuExecutor {
@@ -70,14 +116,28 @@ impl Executor for CpuExecutor {
         }
         let logits = self.logits(&inputs);
         let specs: Vec<SampleSpec<'_>> = step.chunks.iter().filter_map(|chunk| chunk.sample).collect();
-        let mut sampled = vec![None; specs.len()];
+        let mut sampled = vec![Sampled::NotANumber; specs.len()];
         self.ops.pool().for_each(&mut sampled, |row, sampled| {
-            *sampled = Some(choose(&logits[row * self.vocab_size..][..self.vocab_size], &specs[row]));
+            if !specs[row].is_constrained() {
+                *sampled = choose(row_of(&logits, row, self.vocab_size), &specs[row], None);
+            }
         });
-        let sampled: Vec<Sampled> = sampled.into_iter().flatten().collect();
-        // A row without a token has ended its sequence: what is fed for it goes nowhere.
-        self.last_tokens = sampled.iter().map(|sampled| sampled.token().unwrap_or(0)).collect();
+        let constrained = specs.iter().enumerate().filter(|(_, spec)| spec.is_constrained());
+        let await_mask = |(row, spec)| Unmasked::new(row, spec, row_of(&logits, row, self.vocab_size));
+        self.unmasked = constrained.map(await_mask).collect();
         self.outputs.push_back(StepOutput { sampled });
+        self.note_last_tokens();
+        Ok(())
+    }
+
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        let Self { ops, unmasked, outputs, .. } = self;
+        let masks: Vec<&[u32]> = masks.iter().collect();
+        assert_eq!(masks.len(), unmasked.len(), "one mask for each constrained entry");
+        ops.pool().for_each(unmasked, |idx, draw| draw.sampled = draw.choose(masks[idx]));
+        let newest = outputs.back_mut().expect("a step was launched");
+        unmasked.drain(..).for_each(|draw| newest.sampled[draw.entry] = draw.sampled);
+        self.note_last_tokens();
         Ok(())
     }
 

@@ -8,7 +8,10 @@ pub mod sim;
 pub use batch::{BatchInputs, FedRow};
 pub use cpu::{CpuExecutor, kv_layout, workspace_bytes};
 
-use crate::sched::{Step, StepOutput};
+use crate::{
+    constraint::Masks,
+    sched::{Step, StepOutput},
+};
 
 /// A step that could not be carried out. The engine stops: every open request ends with this text.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -33,6 +36,12 @@ pub trait Executor: Send {
     /// A `Fed` input is the token of that entry of the step launched before; an entry without a token feeds any token,
     /// because its sequence has ended.
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError>;
+
+    /// Gives the step launched last the masks of its constrained draws, one for each entry of it whose
+    /// [`SampleSpec`](crate::sched::SampleSpec) is constrained, in their order. Called once for such a step, when every
+    /// step before it has been finished and before anything else is launched or it is finished itself; never for a
+    /// step without constrained draws. Those of its draws that are free need not wait for it.
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError>;
 
     /// Waits until the oldest step in flight is about to end, by about as much as threads take to wake up. `false`, at once, for a step
     /// of which nothing can tell.

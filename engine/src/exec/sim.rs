@@ -10,6 +10,7 @@ use std::{
 use super::{ExecError, Executor};
 use crate::{
     config::{EngineLimits, StepSizes},
+    constraint::{Masks, allows},
     engine::{Engine, EngineParts, StartError},
     handle::EngineHandle,
     info::{GenerationDefaults, ModelInfo},
@@ -67,6 +68,8 @@ pub struct SimExecutor {
 #[derive(Debug)]
 struct SimStep {
     outcome: Result<StepOutput, ExecError>,
+    /// Entries that wait for a mask.
+    constrained: Vec<usize>,
     over_at: Instant,
 }
 
@@ -122,13 +125,28 @@ impl Executor for SimExecutor {
         let took = self.script.step_time + self.script.token_time * step.n_tokens() as u32;
         let now = Instant::now();
         let begins_at = self.in_flight.back().map_or(now, |last| last.over_at.max(now));
+        let specs = || step.chunks.iter().filter_map(|chunk| chunk.sample);
+        let constrained = specs().enumerate().filter(|(_, spec)| spec.is_constrained()).map(|(entry, _)| entry);
         let outcome = if self.script.fail_at_step == Some(self.steps) {
             Err(ExecError(format!("scripted failure at step {}", self.steps)))
         } else {
-            let specs = step.chunks.iter().filter_map(|chunk| chunk.sample);
-            Ok(StepOutput { sampled: specs.map(|spec| self.sample(&spec)).collect() })
+            Ok(StepOutput { sampled: specs().map(|spec| self.sample(&spec)).collect() })
         };
-        self.in_flight.push_back(SimStep { outcome, over_at: begins_at + took });
+        let constrained = constrained.collect();
+        self.in_flight.push_back(SimStep { outcome, constrained, over_at: begins_at + took });
+        Ok(())
+    }
+
+    /// A scripted token that its mask forbids gives way to the first one that it allows.
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        let newest = self.in_flight.back_mut().expect("a step was launched");
+        if let Ok(output) = &mut newest.outcome {
+            for (entry, mask) in newest.constrained.iter().zip(masks.iter()) {
+                let token = output.sampled[*entry].token().expect("every simulated entry is a token");
+                let allowed = (token..=END_TOKEN).chain(0..token).find(|token| allows(mask, *token));
+                output.sampled[*entry] = Sampled::Token { token: allowed.unwrap_or(token), logprobs: None };
+            }
+        }
         Ok(())
     }
 
@@ -140,7 +158,8 @@ impl Executor for SimExecutor {
     }
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
-        let SimStep { outcome, over_at } = self.in_flight.pop_front().expect("finish is called once for each launch");
+        let SimStep { outcome, over_at, .. } =
+            self.in_flight.pop_front().expect("finish is called once for each launch");
         thread::sleep(over_at.saturating_duration_since(Instant::now()));
         outcome
     }

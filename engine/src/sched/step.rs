@@ -1,6 +1,8 @@
 //! A step as an executor sees it: the plan's chunks with everything needed to compute them, borrowed from the
 //! scheduler's state. It lives only for the launch; what an executor needs later it copies.
 
+use std::sync::Arc;
+
 use super::{SchedLimits, SchedState, StepPlan, plan::Chunk};
 use crate::{
     kv::BlockId,
@@ -48,13 +50,20 @@ pub enum ChunkInput<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleSpec<'a> {
     /// What the client asked for.
-    pub request: &'a Request,
+    pub request: &'a Arc<Request>,
     /// Position the sampled token will have; with the seed it fixes all randomness (D9).
     pub position: usize,
     /// Tokens that must not be sampled: the end tokens while `min_tokens` is not reached.
     pub banned: &'a [TokenId],
     /// Prompt and generated tokens; empty unless a penalty reads them.
     pub history: &'a [TokenId],
+}
+
+impl SampleSpec<'_> {
+    /// Whether the draw waits for a mask of allowed tokens, see [`Executor::constrain`](crate::exec::Executor::constrain).
+    pub fn is_constrained(&self) -> bool {
+        self.request.sampling.constraint.is_some()
+    }
 }
 
 impl ChunkInput<'_> {
@@ -103,12 +112,10 @@ fn view<'a>(chunk: &Chunk, sequence: &'a Sequence, limits: &'a SchedLimits) -> S
 }
 
 fn sample_spec<'a>(position: usize, sequence: &'a Sequence, limits: &'a SchedLimits) -> SampleSpec<'a> {
-    let request = sequence.request.as_ref();
-    let below_minimum = position < request.prompt.len() + request.stop.min_tokens as usize;
     SampleSpec {
-        request,
+        request: &sequence.request,
         position,
-        banned: if below_minimum { &limits.eos } else { &[] },
+        banned: if sequence.is_below_minimum(position) { &limits.eos } else { &[] },
         history: if sequence.reads_history() { &sequence.tokens } else { &[] },
     }
 }

@@ -1,7 +1,7 @@
 //! The GPU computes what the CPU computes: logits within the noise of bf16, and so the same greedy text. Skipped where
 //! there is no GPU. In release builds, since the CPU answers every prompt too.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ fn logits_on_the_gpu_are_the_cpus_within_the_noise_of_bf16() {
 /// Log-probabilities behind `tokens`, of which those from `start` on are one step; the others are in the first KV blocks.
 fn drawn_behind(gpu: &mut CudaModel, tokens: &[TokenId], start: usize) -> RawLogprobs {
     let (sampling, stop) = (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, StopParams::default());
-    let request = Request { prompt: tokens.to_vec(), sampling, stop, logprobs: Some(5) };
+    let request = Arc::new(Request { prompt: tokens.to_vec(), sampling, stop, logprobs: Some(5) });
     let blocks: Vec<BlockId> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
     let sample = Some(SampleSpec { request: &request, position: tokens.len(), banned: &[], history: &[] });
     let input = ChunkInput::Known(&tokens[start..]);

@@ -1,7 +1,7 @@
 //! On every instruction set this CPU has, a sequence's logits are the same bits alone, among 31 others, and with its
 //! prompt cut into chunks. Opens the executor itself: the engine would choose the best set.
 
-use std::{ops::Range, path::Path};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use stoker_engine::{
     EngineLimits, LoadedModel, Request, RequestId, TokenId,
@@ -26,7 +26,7 @@ const THREADS: usize = 2;
 /// Tokens without meaning, in KV blocks of their own.
 struct Sequence {
     idx: u32,
-    request: Request,
+    request: Arc<Request>,
     blocks: Vec<BlockId>,
 }
 
@@ -34,7 +34,7 @@ impl Sequence {
     fn new(idx: u32) -> Self {
         let tokens: Vec<TokenId> = (0..N_BLOCKS * BLOCK_TOKENS as u32).map(|i| (i * i * 7 + idx * 31) % 64).collect();
         let blocks = (idx * N_BLOCKS..(idx + 1) * N_BLOCKS).map(BlockId).collect();
-        Self { idx, request: common::greedy(tokens, 1), blocks }
+        Self { idx, request: Arc::new(common::greedy(tokens, 1)), blocks }
     }
 
     /// Tokens at `positions`, the last of which is sampled.

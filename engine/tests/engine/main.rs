@@ -5,6 +5,7 @@
 mod bad_models;
 mod batch_invariance;
 mod common;
+mod constraint;
 mod cuda;
 mod cuda_invariance;
 mod families;

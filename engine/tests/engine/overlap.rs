@@ -6,6 +6,7 @@ use std::path::Path;
 use stoker_engine::{
     Engine, EngineHandle, EngineLimits, FinishReason, LoadedModel, Request, RequestEvent, RequestStream,
     SamplingParams, StopParams, TokenId,
+    constraint::Masks,
     exec::{CpuExecutor, ExecError, Executor},
     sched::{Step, StepOutput},
 };
@@ -25,12 +26,16 @@ impl Executor for TwoInFlight {
         self.0.launch(step)
     }
 
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        self.0.constrain(masks)
+    }
+
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
         self.0.finish()
     }
 }
 
-fn start_with_two(model: &Path, limits: EngineLimits) -> EngineHandle {
+pub(crate) fn start_with_two(model: &Path, limits: EngineLimits) -> EngineHandle {
     let LoadedModel { executor, parts } = LoadedModel::open(&common::config(model, limits), &|_| {}).unwrap();
     Engine::start_with(Box::new(TwoInFlight(executor)), parts)
 }

@@ -258,6 +258,8 @@ fn fill<T: Copy>(target: &mut [T], values: impl Iterator<Item = T>, padding: T) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{
         kv::BlockId,
@@ -273,9 +275,9 @@ mod tests {
         max_model_len: 64,
     };
 
-    fn request() -> Request {
+    fn request() -> Arc<Request> {
         let (sampling, stop) = (SamplingParams::default(), StopParams::default());
-        Request { prompt: vec![1], sampling, stop, logprobs: None }
+        Arc::new(Request { prompt: vec![1], sampling, stop, logprobs: None })
     }
 
     fn chunk<'a>(input: ChunkInput<'a>, start: usize, sample: Option<SampleSpec<'a>>) -> StepChunk<'a> {
@@ -284,7 +286,7 @@ mod tests {
     }
 
     /// A prompt's end, a decode and a prompt's beginning; the first two are drawn.
-    fn mixed(request: &Request) -> Step<'_> {
+    fn mixed(request: &Arc<Request>) -> Step<'_> {
         let sample = Some(SampleSpec { request, position: 1, banned: &[], history: &[] });
         Step {
             chunks: vec![

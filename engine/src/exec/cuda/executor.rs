@@ -18,9 +18,10 @@ use super::{
     forward::{Forward, Part, StepInputs},
     layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, is_timed, prefill_sizes, prompt_buckets},
     memory::Capacity,
-    sampling::{edits, penalties, sample_row},
+    sampling::{NO_PENALTIES, bans, edits, penalties, sample_row},
 };
 use crate::{
+    constraint::Masks,
     exec::{ExecError, Executor},
     kv::{BlockId, blocks_for},
     request::{RequestId, TokenId},
@@ -62,6 +63,8 @@ struct InFlight {
     predecessor: Predecessor,
     shape: StepShape,
     n_entries: usize,
+    /// Entries that wait for a mask.
+    constrained: Vec<usize>,
     logits: Vec<WantedLogits>,
 }
 
@@ -251,15 +254,41 @@ impl CudaExecutor {
         self.compute(batch, shape)?;
         let logits = self.wanted_logits(batch)?;
         self.finish_draw(batch, shape)?;
-        self.spans[number % N_SPANS].end(self.forward.device())?;
+        let constrained = batch.specs().iter().enumerate().filter(|(_, spec)| spec.is_constrained());
+        let constrained: Vec<usize> = constrained.map(|(entry, _)| entry).collect();
         let n_entries = batch.specs().len();
-        if n_entries > 0 {
-            self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&self.forward.sampled(n_entries))?;
+        if constrained.is_empty() {
+            self.request_tokens(number, n_entries)?;
         }
         let predecessor = if self.in_flight.is_empty() { Predecessor::Over } else { Predecessor::UnderWay };
         self.n_launched += 1;
-        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, n_entries, logits });
+        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, n_entries, constrained, logits });
         Ok(())
+    }
+
+    /// Behind the last launch of a step.
+    fn request_tokens(&mut self, number: usize, n_entries: usize) -> Result<(), KernelError> {
+        self.spans[number % N_SPANS].end(self.forward.device())?;
+        if n_entries > 0 {
+            self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&self.forward.sampled(n_entries))?;
+        }
+        Ok(())
+    }
+
+    /// Draws the newest step again, without the tokens that masks forbid.
+    fn draw_masked(&mut self, masks: Masks<'_>) -> Result<(), KernelError> {
+        let newest = self.in_flight.back().expect("a step was launched");
+        let (number, shape, n_entries) = (newest.number, newest.shape, newest.n_entries);
+        let vocab_size = self.forward.vocab_size() as TokenId;
+        let rows = newest.constrained.iter().zip(masks.iter());
+        let forbidden: Vec<LogitEdit> = rows.flat_map(|(row, mask)| bans(*row as u32, mask, vocab_size)).collect();
+        if !forbidden.is_empty() {
+            self.forward.edit_logits(&forbidden, &vec![NO_PENALTIES; n_entries])?;
+        }
+        let layout = StepLayout::new(&shape);
+        let step = StepInputs { shape: &shape, layout: &layout, packed: &self.inputs, policy: self.limits.policy };
+        self.forward.draw(step, Filters::On)?;
+        self.request_tokens(number, n_entries)
     }
 
     /// Waits for a step's tokens; then the device's clock knows when it began.
@@ -289,6 +318,11 @@ impl Executor for CudaExecutor {
         let batch = Batch::new(step, self.limits);
         let shape = batch.shape();
         self.launch_step(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+    }
+
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        let shape = self.in_flight.back().expect("a step was launched").shape;
+        self.draw_masked(masks).map_err(|error| self.failed(&shape, &error))
     }
 
     fn nears_end(&mut self) -> Result<bool, ExecError> {

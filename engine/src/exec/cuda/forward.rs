@@ -104,6 +104,11 @@ impl Forward {
         self.kernels.device()
     }
 
+    /// Logits of a row.
+    pub(super) fn vocab_size(&self) -> usize {
+        self.shape.vocab
+    }
+
     /// The logits of drawn row `row`, copied to the host after everything launched so far has run.
     pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, KernelError> {
         let vocab = self.shape.vocab;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use stoker_kernels::sampling::{LogitEdit, Penalties, SampleRow};
 
 use crate::{
+    constraint::allows,
     request::{SamplingParams, TokenId},
     sched::SampleSpec,
 };
@@ -34,6 +35,15 @@ pub(super) fn edits(row: u32, spec: &SampleSpec<'_>) -> Vec<LogitEdit> {
     edits.into_values().collect()
 }
 
+/// Penalties that change nothing.
+pub(super) const NO_PENALTIES: Penalties = Penalties { presence: 0.0, frequency: 0.0, repetition: 1.0 };
+
+/// Bans of everything that a mask does not allow.
+pub(super) fn bans(row: u32, mask: &[u32], vocab_size: TokenId) -> impl Iterator<Item = LogitEdit> {
+    let forbidden = (0..vocab_size).filter(|token| !allows(mask, *token));
+    forbidden.map(move |token| LogitEdit { row, token, n_generated: -1, bias: f32::NEG_INFINITY })
+}
+
 /// A row's penalties.
 pub(super) fn penalties(spec: &SampleSpec<'_>) -> Penalties {
     let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = spec.request.sampling;
@@ -42,11 +52,13 @@ pub(super) fn penalties(spec: &SampleSpec<'_>) -> Penalties {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::request::{Request, StopParams};
 
-    fn request(sampling: SamplingParams) -> Request {
-        Request { prompt: vec![5, 6], sampling, stop: StopParams::default(), logprobs: None }
+    fn request(sampling: SamplingParams) -> Arc<Request> {
+        Arc::new(Request { prompt: vec![5, 6], sampling, stop: StopParams::default(), logprobs: None })
     }
 
     #[test]
