@@ -10,7 +10,8 @@
 #   ONLY       some of: kernels engine memcheck racecheck
 #   OUT        folder for logs (default: a fresh temporary one)
 #
-# Exits with 1 if anything is wrong. A step that cannot run here says `skipped: STEP: reason`.
+# Exits with 1 if anything is wrong; a program that skipped all of its tests has checked nothing and is wrong. A step that cannot run
+# here says `skipped: STEP: reason`.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -46,19 +47,29 @@ test_program() {
   cp "$built" "$BINARIES/$2"
 }
 
-# Runs a command under a name, its words in a log.
+# Runs a command under a name, its words in a log, and what its tests skipped in another.
 run() {
   local name=$1 started=$SECONDS code=0
   shift
-  "$@" > "$OUT/$name.log" 2>&1 || code=$?
+  : > "$OUT/$name.skipped"
+  SKIP_LOG="$OUT/$name.skipped" "$@" > "$OUT/$name.log" 2>&1 || code=$?
   echo "$code $((SECONDS - started))" > "$OUT/$name.end"
+}
+
+# Whether as many tests were skipped as passed.
+checked_nothing() {
+  local passed skipped
+  passed=$(awk '/^test result: ok/ { n += $4 } END { print n + 0 }' "$OUT/$1.log")
+  skipped=$({ cat "$OUT/$1.skipped"; grep '^skipped:' "$OUT/$1.log" || true; } | sort -u | wc -l)
+  [ "$skipped" -gt 0 ] && [ "$skipped" -ge "$passed" ]
 }
 
 # Shows the lines of its log that match, and remembers that it failed.
 report() {
   local name=$1 shown=$2 code seconds verdict=ok
   read -r code seconds < "$OUT/$name.end"
-  [ "$code" = 0 ] || { verdict=WRONG; FAILED+=("$name"); }
+  if [ "$code" = 0 ] && checked_nothing "$name"; then code="all skipped"; fi
+  [ "$code" = 0 ] || { verdict="WRONG ($code)"; FAILED+=("$name"); }
   echo "== $name: $verdict, $seconds s"
   grep -E "$shown" "$OUT/$name.log" | tail -20 || tail -5 "$OUT/$name.log"
 }
