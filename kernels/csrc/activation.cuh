@@ -9,7 +9,13 @@ namespace stoker {
 // and reciprocal: 2^-21 off, where rounding to bf16 is 2^-9. Infinities and NaN come out as the formula says.
 __device__ __forceinline__ float silu_mul(float gate, float up) { return rounded(__fdividef(gate, 1.f + __expf(-gate))) * up; }
 
-// The same of sums, which the model's definition stores in bf16 first.
+// bf16(gelu(gate)) * up by the tanh approximation: x / 2 (1 + tanh(u)) is x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float gelu_mul(float gate, float up) {
+  const float twice = 1.5957691216f * (gate + 0.044715f * gate * gate * gate);
+  return rounded(__fdividef(gate, 1.f + __expf(-twice))) * up;
+}
+
+// silu_mul of sums, which the model's definition stores in bf16 first.
 __device__ __forceinline__ float silu_mul_of_sums(float gate, float up) {
   const uint32_t pair = pack(gate, up);
   return silu_mul(low_half(pair), high_half(pair));

@@ -28,6 +28,19 @@ __device__ __forceinline__ float weight_of(float x, float maximum) {
   return maximum == -INFINITY ? 0.f : power_of_two(x - maximum);
 }
 
+// What some families have in their attention and others not, beside the width of a head. A kernel for "any" head is compiled for
+// tiles of kDim columns: what lies behind a narrower head is zeros in shared memory and never stored.
+struct AttentionExtras {
+  int dim;        // of a head, a multiple of 8 up to kDim
+  int window;     // tokens that a query sees, itself included
+  float softcap;  // bound of the scores; 0: none
+};
+
+// cap * tanh(x / cap), to 1e-6 of the cap. By the exponential: tanh.approx is off by 5e-4, a percent of a weight at Gemma's cap of 50.
+__device__ __forceinline__ float soft_capped(float x, float cap) {
+  return cap - __fdividef(2.f * cap, 1.f + power_of_two(x * (2.f * kLog2e / cap)));
+}
+
 // Over the four lanes that hold a row of an accumulator fragment.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));

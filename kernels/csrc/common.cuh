@@ -53,6 +53,12 @@ __device__ __forceinline__ uint4 pack(const float (&f)[8]) {
 // Rounds to bf16 and back: where the model's definition stores an intermediate in bf16, so do we.
 __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
+// One value of a norm before its last rounding. Families that store the weight itself round what it multiplies, families that store it
+// less one multiply in f32: each as its reference code does.
+__device__ __forceinline__ float normed(float x, float scale, float weight, float offset) {
+  return offset == 0.f ? rounded(x * scale) * weight : x * scale * (weight + offset);
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);

@@ -3,14 +3,16 @@
 //   out[b][h] = softmax(q[b][h] . K[b][h/G]^T * scale) V[b][h/G]      G = n_q / n_kv query heads share a KV head
 //
 // Layout: q is batch rows of q_stride elements, heads of D from the row's start (the fused QKV row); out is batch x n_q x
-// D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. D is 64 or 128, G at most 16.
+// D; caches are blocks x n_kv x 16 x D; the block table is batch x table_stride i32. G is at most 16. Two kernels are for heads of 64
+// and 128 and nothing else; three for any width up to 64, 128 or 256, with a window and a soft-cap if the layer has them: blocks
+// outside a window are not read.
 // The host plans items (plan/decode.rs): a piece [begin, end) of what one sequence reads, or several whose block tables begin
 // alike: what they share, then what each reads alone, each from a block on; begin is a multiple of 16. One thread block
 // takes one KV head and one item, or every gridDim.y-th. Surplus items, the last ones, have sequence -1: a captured graph
 // keeps its grid.
 // The G queries of a KV head, of one reader behind the other, are the rows of a 16-row tensor-core tile, so KV is read once
-// for all of them; a block that one reader reads alone has no weight in the others' rows. Each of the 4 warps has its own
-// ring of 3 stages in shared memory and takes every 4th KV block:
+// for all of them; a block that one reader reads alone leaves the others' rows as they are. Each of the 4 warps (2 beyond D = 128)
+// has its own ring of 3 stages in shared memory and takes every 4th KV block:
 //
 //       warp w: blocks w, w+4, w+8, ...     stage = one KV block of K and V (8 KiB at D = 128), filled by cp.async
 //
@@ -19,11 +21,16 @@
 // block finishes last, in the order of the pieces: the result does not depend on timing.
 // Bound by memory, 4 B * D * n_kv a context token: 4.25 to 4.56 TB/s from 128 sequences of 1024 tokens (a copy moves 4.24), 3.8
 // at 32; 1 x 1024 is latency, 6.7 us.
+#include <climits>
+
 #include "attention.cuh"
 
 namespace stoker {
 
-constexpr int kWarps = 4, kStages = 3, kRows = 16;
+constexpr int kStages = 3, kRows = 16;
+// As many as leave room for two blocks of threads on a multiprocessor.
+template <int kDim>
+constexpr int kWarps = kDim > 128 ? 2 : 4;
 
 // The same fields as `DecodeItem` in plan/decode.rs.
 struct alignas(16) DecodeItem {
@@ -52,7 +59,14 @@ struct PagedDecode {
   uint32_t* tickets;    // one a sequence and KV head; zero before and after
   int n_items, slot_rows, q_stride, table_stride, n_kv, group;
   float scale;
+  AttentionExtras extras;
 };
+
+// Columns of a head: known to the compiler in a plain kernel.
+template <int kDim, bool kPlain>
+__device__ __forceinline__ int width(const PagedDecode& p) {
+  return kPlain ? kDim : p.extras.dim;
+}
 
 template <int kDim>
 struct Softmax {
@@ -61,16 +75,16 @@ struct Softmax {
 };
 
 template <int kDim>
-__device__ __forceinline__ void load_block(uint32_t stage, const bf16* k, const bf16* v, int n_tokens) {
+__device__ __forceinline__ void load_block(uint32_t stage, const bf16* k, const bf16* v, int n_tokens, int dim) {
   constexpr int kPieces = kDim / 8;
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int i = 0; i < kBlockSize * kPieces / kWarp; ++i) {
     const int row = (i * kWarp + lane) / kPieces, piece = (i * kWarp + lane) % kPieces;
     // Slots past the end were never written. Zeros, because 0 * NaN would reach the output.
-    const bool present = row < n_tokens;
-    copy_async(stage + swizzled<kDim>(row, piece), k + row * kDim + piece * 8, present);
-    copy_async(stage + kBlockSize * kDim * 2 + swizzled<kDim>(row, piece), v + row * kDim + piece * 8, present);
+    const bool present = row < n_tokens && piece * 8 < dim;
+    copy_async(stage + swizzled<kDim>(row, piece), k + row * dim + piece * 8, present);
+    copy_async(stage + kBlockSize * kDim * 2 + swizzled<kDim>(row, piece), v + row * dim + piece * 8, present);
   }
 }
 
@@ -84,38 +98,58 @@ __device__ __forceinline__ int reader_of(const PagedDecode& p, int row) {
 struct Readers {
   DecodeReader own;
   int of_row[2];
+  int seen_from;         // first token in the window of reader l; below 0 too
+  int row_seen_from[2];  // the same of the rows' readers
 };
 
+template <bool kPlain>
 __device__ __forceinline__ Readers find_readers(const PagedDecode& p, const DecodeItem& item) {
   const int lane = threadIdx.x % kWarp, g = lane / 4;
-  Readers readers = {{item.sequence, 0, 0}, {reader_of(p, g), reader_of(p, g + 8)}};
+  Readers readers = {{item.sequence, 0, 0}, {reader_of(p, g), reader_of(p, g + 8)}, 0, {}};
   if (item.n_readers > 1 && lane < item.n_readers) readers.own = p.readers[item.first_reader + lane];
+  if constexpr (kPlain) return readers;
+  readers.seen_from = item.n_shared + readers.own.end - readers.own.begin - p.extras.window;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    readers.row_seen_from[half] = __shfl_sync(~0u, readers.seen_from, readers.of_row[half]);
+  }
   return readers;
 }
 
-// A KV block of an item: its id, and packed how many of its tokens are read and by whom.
+// Where an item begins that looks back a window only. Of what several share, where the first of them begins to look.
+__device__ __forceinline__ int begin_of_window(const DecodeItem& item, const Readers& readers) {
+  const bool is_reader = threadIdx.x % kWarp < item.n_readers;
+  const int seen_from = __reduce_min_sync(~0u, is_reader ? readers.seen_from : INT_MAX);
+  return max(item.begin, min(seen_from & -kBlockSize, item.n_shared & -kBlockSize));
+}
+
+// A KV block of an item: its id, and packed how many of its tokens are read, 0 if a window ends before it, and by whom.
 struct Block {
   static constexpr int kEveryone = 31;
   int id, reads;
 };
 
 // The KV block that begins at token `at` of what is read; each lane asks for one of its own.
+template <bool kPlain>
 __device__ __forceinline__ Block find_block(const PagedDecode& p, const DecodeItem& item, const Readers& readers, int at) {
-  int sequence = item.sequence, token = at, end = item.end, reader = Block::kEveryone;
+  int sequence = item.sequence, token = at, end = item.end, reader = Block::kEveryone, seen_from = INT_MIN;
   if (item.n_readers > 1) {
     for (int i = 0; i < item.n_readers; ++i) {
       const int begin = __shfl_sync(~0u, readers.own.begin, i), own_end = __shfl_sync(~0u, readers.own.end, i);
       const int own_sequence = __shfl_sync(~0u, readers.own.sequence, i);
-      if (at >= begin) reader = i, sequence = own_sequence, token = item.n_shared + at - begin, end = own_end;
+      const int own_seen_from = kPlain ? INT_MIN : __shfl_sync(~0u, readers.seen_from, i);
+      if (at < begin) continue;
+      reader = i, sequence = own_sequence, token = item.n_shared + at - begin, end = own_end, seen_from = own_seen_from;
     }
   }
-  Block block = {0, min(end - at, kBlockSize) * 32 + reader};
+  const bool is_seen = kPlain || token + kBlockSize > seen_from;
+  Block block = {0, (is_seen ? min(end - at, kBlockSize) : 0) * 32 + reader};
   if (at < item.end) block.id = p.block_table[static_cast<size_t>(sequence) * p.table_stride + token / kBlockSize];
   return block;
 }
 
 // Query rows g and g+8 as A fragments; rows past the last reader's are zero.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[kDim / 16][4], const PagedDecode& p, const DecodeItem& item,
                                              const Readers& readers, int kv_head) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -124,14 +158,15 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[kDim / 16][4], const 
   for (int half = 0; half < 2; ++half) {
     const int reader = readers.of_row[half], head = (kv_head - reader) * p.group + g + 8 * half;
     const size_t sequence = __shfl_sync(~0u, readers.own.sequence, reader);
-    rows[half] = reader < item.n_readers ? p.q + sequence * p.q_stride + head * kDim : nullptr;
+    rows[half] = reader < item.n_readers ? p.q + sequence * p.q_stride + head * width<kDim, kPlain>(p) : nullptr;
   }
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = step * 16 + 2 * t + 8 * (i / 2);
-      q[step][i] = rows[i % 2] ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + column) : 0u;
+      const bool present = rows[i % 2] && column < width<kDim, kPlain>(p);
+      q[step][i] = present ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + column) : 0u;
     }
   }
 }
@@ -149,8 +184,17 @@ __device__ __forceinline__ void score_block(float (&score)[2][4], const uint32_t
   }
 }
 
-template <int kDim>
-__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const float (&p)[2][4], uint32_t v_tile) {
+// What rows g and g+8 read of a KV block: tokens from..end. A block that nobody else reads changes no row but its reader's.
+struct Seen {
+  int from[2], end[2];
+  bool is_owned;
+};
+
+// `kOwned`: rows that read nothing keep what they have. Their weights are 0, but 0 * NaN is NaN, and the values are another
+// sequence's.
+template <int kDim, bool kOwned>
+__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const float (&p)[2][4], uint32_t v_tile,
+                                           const Seen& seen) {
   const int lane = threadIdx.x % kWarp, matrix = lane / 8, row = lane % 8;
   const uint32_t a0 = pack(p[0][0], p[0][1]), a1 = pack(p[0][2], p[0][3]);
   const uint32_t a2 = pack(p[1][0], p[1][1]), a3 = pack(p[1][2], p[1][3]);
@@ -158,15 +202,21 @@ __device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const floa
   for (int pair = 0; pair < kDim / 16; ++pair) {
     uint32_t v[4];
     ldmatrix_transposed(v, v_tile + swizzled<kDim>(matrix % 2 * 8 + row, pair * 2 + matrix / 2));
-    mma(out[pair * 2], a0, a1, a2, a3, v[0], v[1]);
-    mma(out[pair * 2 + 1], a0, a1, a2, a3, v[2], v[3]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float(&target)[4] = out[pair * 2 + j];
+      float sum[4] = {target[0], target[1], target[2], target[3]};
+      mma(sum, a0, a1, a2, a3, v[2 * j], v[2 * j + 1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) target[i] = !kOwned || seen.end[i / 2] > 0 ? sum[i] : target[i];
+    }
   }
 }
 
-// One KV block into the running softmax. Tokens from n_tokens on, of rows g and g+8, get no weight.
-template <int kDim>
+// One KV block into the running softmax. Tokens that rows g and g+8 do not see get no weight.
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_t (&q)[kDim / 16][4], uint32_t stage,
-                                             const int (&n_tokens)[2], float scale) {
+                                             const Seen& seen, float scale, float softcap) {
   const int t = threadIdx.x % 4;
   float score[2][4] = {};
   score_block<kDim>(score, q, stage);
@@ -175,8 +225,11 @@ __device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool present = 8 * j + 2 * t + i % 2 < n_tokens[i / 2];
-      score[j][i] = present ? score[j][i] * scale : -INFINITY;
+      const int token = 8 * j + 2 * t + i % 2;
+      const bool present = token < seen.end[i / 2] && (kPlain || token >= seen.from[i / 2]);
+      score[j][i] *= scale;
+      if (!kPlain && softcap > 0.f) score[j][i] = soft_capped(score[j][i], softcap);
+      score[j][i] = present ? score[j][i] : -INFINITY;
       highest[i / 2] = fmaxf(highest[i / 2], score[j][i]);
     }
   }
@@ -195,26 +248,48 @@ __device__ __forceinline__ void attend_block(Softmax<kDim>& state, const uint32_
 #pragma unroll
     for (int j = 0; j < kDim / 8; ++j) state.out[j][2 * half] *= keep, state.out[j][2 * half + 1] *= keep;
   }
-  add_values<kDim>(state.out, score, stage + kBlockSize * kDim * 2);
+  const uint32_t v_tile = stage + kBlockSize * kDim * 2;
+  if (seen.is_owned) {
+    add_values<kDim, true>(state.out, score, v_tile, seen);
+  } else {
+    add_values<kDim, false>(state.out, score, v_tile, seen);
+  }
+}
+
+// What the lane's rows see of the block that begins at token `at` of what is read.
+template <bool kPlain>
+__device__ __forceinline__ Seen find_seen(const DecodeItem& item, const Readers& readers, int reads, int at) {
+  const int reader = reads & 31;
+  Seen seen = {{0, 0}, {}, reader != Block::kEveryone};
+  int token = at;
+  if (!kPlain && seen.is_owned) token += item.n_shared - __shfl_sync(~0u, readers.own.begin, reader);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    seen.end[half] = !seen.is_owned || reader == readers.of_row[half] ? reads >> 5 : 0;
+    if (!kPlain) seen.from[half] = readers.row_seen_from[half] - token;
+  }
+  return seen;
 }
 
 // All KV blocks of this warp, prefetching kStages - 1 ahead.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDecode& p, const DecodeItem& item,
                                              int kv_head, uint32_t ring) {
   constexpr uint32_t kStageBytes = 2 * kBlockSize * kDim * 2;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int n_blocks = (item.end - item.begin + kBlockSize - 1) / kBlockSize;
-  const int n_mine = (n_blocks - warp + kWarps - 1) / kWarps;
-  const Readers readers = find_readers(p, item);
+  const Readers readers = find_readers<kPlain>(p, item);
+  const int begin = kPlain ? item.begin : begin_of_window(item, readers);
+  const int n_blocks = (item.end - begin + kBlockSize - 1) / kBlockSize;
+  const int n_mine = (n_blocks - warp + kWarps<kDim> - 1) / kWarps<kDim>, dim = width<kDim, kPlain>(p);
+  auto block_begin = [&](int i) { return begin + (i * kWarps<kDim> + warp) * kBlockSize; };
   // Lane l holds this warp's l-th block of the next 32: the copies never wait for the table.
   Block blocks = {};
   auto request = [&](int i) {
-    if (i % kWarp == 0) blocks = find_block(p, item, readers, item.begin + ((i + lane) * kWarps + warp) * kBlockSize);
+    if (i % kWarp == 0) blocks = find_block<kPlain>(p, item, readers, block_begin(i + lane));
     const Block block = {__shfl_sync(~0u, blocks.id, i % kWarp), __shfl_sync(~0u, blocks.reads, i % kWarp)};
     if (i < n_mine) {
-      const size_t at = (static_cast<size_t>(block.id) * p.n_kv + kv_head) * kBlockSize * kDim;
-      load_block<kDim>(ring + i % kStages * kStageBytes, p.k_cache + at, p.v_cache + at, block.reads >> 5);
+      const size_t at = (static_cast<size_t>(block.id) * p.n_kv + kv_head) * kBlockSize * dim;
+      load_block<kDim>(ring + i % kStages * kStageBytes, p.k_cache + at, p.v_cache + at, block.reads >> 5, dim);
     }
     commit_copies();
     return block.reads;
@@ -224,7 +299,7 @@ __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDe
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) next[i] = request(i);
   uint32_t q[kDim / 16][4];
-  load_queries<kDim>(q, p, item, readers, kv_head);
+  load_queries<kDim, kPlain>(q, p, item, readers, kv_head);
   for (int i = 0; i < n_mine; ++i) {
     wait_for_copies<kStages - 2>();
     __syncwarp();
@@ -233,13 +308,10 @@ __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDe
     for (int stage = 1; stage < kStages - 1; ++stage) next[stage - 1] = next[stage];
     // Fills the stage that the previous round has read; all lanes are past it.
     next[kStages - 2] = request(i + kStages - 1);
-    int n_tokens[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int reader = reads & 31;
-      n_tokens[half] = reader == Block::kEveryone || reader == readers.of_row[half] ? reads >> 5 : 0;
-    }
-    attend_block<kDim>(state, q, ring + i % kStages * kStageBytes, n_tokens, p.scale * kLog2e);
+    if (!kPlain && reads >> 5 == 0) continue;
+    const Seen seen = find_seen<kPlain>(item, readers, reads, block_begin(i));
+    const uint32_t stage = ring + i % kStages * kStageBytes;
+    attend_block<kDim, kPlain>(state, q, stage, seen, p.scale * kLog2e, p.extras.softcap * kLog2e);
   }
   wait_for_copies<0>();
 }
@@ -247,8 +319,8 @@ __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDe
 // What the warps leave for the merge; it lies over the rings once all of them are read.
 template <int kDim>
 struct WarpResults {
-  float out[kWarps][kRows][kDim];
-  float maximum[kWarps][kRows], sum[kWarps][kRows];
+  float out[kWarps<kDim>][kRows][kDim];
+  float maximum[kWarps<kDim>][kRows], sum[kWarps<kDim>][kRows];
 };
 
 template <int kDim>
@@ -268,25 +340,24 @@ __device__ __forceinline__ void leave_result(WarpResults<kDim>& results, const S
 }
 
 // Where a row of the tile goes, its first reader's head 0 being row 0.
-template <int kDim>
-__device__ __forceinline__ bf16* output_row(const PagedDecode& p, const DecodeItem& item, int kv_head, int row) {
+__device__ __forceinline__ bf16* output_row(const PagedDecode& p, const DecodeItem& item, int kv_head, int row, int dim) {
   int sequence = item.sequence, reader = 0;
   if (item.n_readers > 1) reader = reader_of(p, row), sequence = p.readers[item.first_reader + reader].sequence;
-  return p.out + (static_cast<size_t>(sequence) * p.n_kv * p.group + (kv_head - reader) * p.group + row) * kDim;
+  return p.out + (static_cast<size_t>(sequence) * p.n_kv * p.group + (kv_head - reader) * p.group + row) * dim;
 }
 
 // The last thread block of a split context adds up the pieces, first to last. Four columns a thread and eight pieces at a
 // time: what a merge costs is the number of loads that wait for each other.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeItem& item, int kv_head) {
   constexpr int kAtOnce = 8;
-  const int n_rows = item.n_readers * p.group;
+  const int n_rows = item.n_readers * p.group, dim = width<kDim, kPlain>(p);
   const size_t first = (static_cast<size_t>(item.first_item) * p.n_kv + kv_head) * p.slot_rows;
   const size_t next = static_cast<size_t>(p.n_kv) * p.slot_rows;
-  for (int at = 4 * threadIdx.x; at < n_rows * kDim; at += 4 * blockDim.x) {
-    bf16* out = output_row<kDim>(p, item, kv_head, at / kDim);
-    const float2* sums = p.partial_sum + first + at / kDim;
-    const float* outs = p.partial_out + first * kDim + at;
+  for (int at = 4 * threadIdx.x; at < n_rows * dim; at += 4 * blockDim.x) {
+    bf16* out = output_row(p, item, kv_head, at / dim, dim);
+    const float2* sums = p.partial_sum + first + at / dim;
+    const float* outs = p.partial_out + first * dim + at;
     float maximum = -INFINITY, sum = 0.f;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
     for (int base = 0; base < item.n_items; base += kAtOnce) {
@@ -298,7 +369,7 @@ __device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeI
         const bool present = base + i < item.n_items;
         const size_t offset = (base + i) * next;
         piece[i] = present ? __ldcg(sums + offset) : make_float2(-INFINITY, 0.f);
-        value[i] = present ? __ldcg(reinterpret_cast<const float4*>(outs + offset * kDim)) : total;
+        value[i] = present ? __ldcg(reinterpret_cast<const float4*>(outs + offset * dim)) : total;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, piece[i].x);
@@ -313,29 +384,29 @@ __device__ __forceinline__ void merge_pieces(const PagedDecode& p, const DecodeI
         total.z += share * value[i].z, total.w += share * value[i].w;
       }
     }
-    *reinterpret_cast<uint2*>(out + at % kDim) = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
+    *reinterpret_cast<uint2*>(out + at % dim) = make_uint2(pack(total.x / sum, total.y / sum), pack(total.z / sum, total.w / sum));
   }
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void merge_warps(const PagedDecode& p, const DecodeItem& item, int item_idx, int kv_head,
                                             const WarpResults<kDim>& results) {
-  const int n_rows = item.n_readers * p.group;
+  const int n_rows = item.n_readers * p.group, dim = width<kDim, kPlain>(p);
   const size_t slot = (static_cast<size_t>(item_idx) * p.n_kv + kv_head) * p.slot_rows;
-  for (int at = threadIdx.x; at < n_rows * kDim; at += blockDim.x) {
-    const int row = at / kDim, column = at % kDim;
+  for (int at = threadIdx.x; at < n_rows * dim; at += blockDim.x) {
+    const int row = at / dim, column = at % dim;
     float maximum = -INFINITY, total = 0.f, sum = 0.f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, results.maximum[w][row]);
+    for (int w = 0; w < kWarps<kDim>; ++w) maximum = fmaxf(maximum, results.maximum[w][row]);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kWarps<kDim>; ++w) {
       const float share = weight_of(results.maximum[w][row], maximum);
       total += share * results.out[w][row][column], sum += share * results.sum[w][row];
     }
     if (item.n_items == 1) {
-      output_row<kDim>(p, item, kv_head, row)[column] = __float2bfloat16_rn(total / sum);
+      output_row(p, item, kv_head, row, dim)[column] = __float2bfloat16_rn(total / sum);
     } else {
-      p.partial_out[slot * kDim + at] = total;
+      p.partial_out[slot * dim + at] = total;
       if (column == 0) p.partial_sum[slot + row] = make_float2(maximum, sum);
     }
   }
@@ -355,26 +426,26 @@ __device__ __forceinline__ bool is_last_piece(uint32_t* ticket, int n_items) {
   return last;
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void attend_item(const PagedDecode& p, const DecodeItem& item, int item_idx) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kRingBytes = kStages * 2 * kBlockSize * kDim * 2;
-  static_assert(sizeof(WarpResults<kDim>) <= kWarps * kRingBytes, "the merge must fit over the rings");
+  static_assert(sizeof(WarpResults<kDim>) <= kWarps<kDim> * kRingBytes, "the merge must fit over the rings");
   const int kv_head = blockIdx.x;
   Softmax<kDim> state = {{}, {-INFINITY, -INFINITY}, {0.f, 0.f}};
-  attend_piece<kDim>(state, p, item, kv_head, shared_address(shared) + threadIdx.x / kWarp * kRingBytes);
+  attend_piece<kDim, kPlain>(state, p, item, kv_head, shared_address(shared) + threadIdx.x / kWarp * kRingBytes);
   __syncthreads();
   auto& results = *reinterpret_cast<WarpResults<kDim>*>(shared);
   leave_result<kDim>(results, state);
   __syncthreads();
-  merge_warps<kDim>(p, item, item_idx, kv_head, results);
+  merge_warps<kDim, kPlain>(p, item, item_idx, kv_head, results);
   if (item.n_items == 1) return;
   if (is_last_piece(p.tickets + static_cast<size_t>(item.sequence) * p.n_kv + kv_head, item.n_items)) {
-    merge_pieces<kDim>(p, item, kv_head);
+    merge_pieces<kDim, kPlain>(p, item, kv_head);
   }
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -382,7 +453,7 @@ __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
     const DecodeItem item = p.items[at];
     // Surplus items are the last ones.
     if (item.sequence < 0) return;
-    attend_item<kDim>(p, item, at);
+    attend_item<kDim, kPlain>(p, item, at);
     // The next item's copies go over this one's results.
     __syncthreads();
   }
@@ -390,14 +461,18 @@ __device__ __forceinline__ void paged_decode(const PagedDecode& p) {
 
 }  // namespace stoker
 
-#define PAGED_DECODE(dim)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(128) paged_decode_d##dim(                                            \
+#define PAGED_DECODE(name, tile_dim, plain)                                                                          \
+  extern "C" __global__ void __launch_bounds__(stoker::kWarps<tile_dim> * stoker::kWarp) name(                      \
       stoker::bf16* out, const stoker::bf16* q, const stoker::bf16* k_cache, const stoker::bf16* v_cache,           \
       const int32_t* block_table, const stoker::DecodeItem* items, const stoker::DecodeReader* readers,             \
       float* partial_out, float2* partial_sum, uint32_t* tickets, int n_items, int slot_rows, int q_stride,         \
-      int table_stride, int n_kv, int group, float scale) {                                                         \
-    stoker::paged_decode<dim>({out, q, k_cache, v_cache, block_table, items, readers, partial_out, partial_sum,     \
-                               tickets, n_items, slot_rows, q_stride, table_stride, n_kv, group, scale});           \
+      int table_stride, int n_kv, int group, float scale, int dim, int window, float softcap) {                     \
+    stoker::paged_decode<tile_dim, plain>({out, q, k_cache, v_cache, block_table, items, readers, partial_out,      \
+                                           partial_sum, tickets, n_items, slot_rows, q_stride, table_stride, n_kv,  \
+                                           group, scale, {dim, window, softcap}});                                  \
   }
-PAGED_DECODE(64)
-PAGED_DECODE(128)
+PAGED_DECODE(paged_decode_d64, 64, true)
+PAGED_DECODE(paged_decode_d128, 128, true)
+PAGED_DECODE(paged_decode_any64, 64, false)
+PAGED_DECODE(paged_decode_any128, 128, false)
+PAGED_DECODE(paged_decode_any256, 256, false)

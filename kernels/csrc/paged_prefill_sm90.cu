@@ -3,7 +3,9 @@
 //
 //   out[r][h] = softmax(q[r][h] . K[h/G]^T * scale, tokens up to r's own position) V[h/G]
 //
-// Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. The host
+// Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. Two kernels
+// are for heads of 64 and 128, two for any width up to 64 or 128, with a window and a soft-cap if the layer has them: what lies
+// behind a narrower head the copy engine fills with zeros. The host
 // plans tiles (plan/prefill.rs): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
 // tiles, the last ones, have sequence -1: a captured graph keeps its grid. Work is
 // a tile and a KV head; block b takes b, then goes back and forth over the rest, so that sums of lengths are even.
@@ -35,6 +37,7 @@ struct PagedPrefill {
   uint32_t* tickets;    // one a piece and KV head, used at a tile's first piece: pieces done and seen; zero before and after
   int table_stride, n_tiles, n_q, n_kv;
   float scale;
+  AttentionExtras extras;
 };
 
 #ifdef STOKER_HAS_WGMMA
@@ -62,23 +65,33 @@ struct Rows {
 struct Work {
   PrefillTile tile;
   int kv_head;
-  __device__ __forceinline__ int first() const { return tile.begin / kTileTokens; }
+  int seen_from;  // first KV token in the window of the tile's first token; below 0 too
+  __device__ __forceinline__ int first() const { return max(tile.begin, seen_from) / kTileTokens; }
+  // Before the first if the piece lies before the window.
   __device__ __forceinline__ int last() const { return (tile.end - 1) / kTileTokens; }
 };
 
+// Columns of a head: known to the compiler in a plain kernel.
+template <int kDim, bool kPlain>
+__device__ __forceinline__ int width(const PagedPrefill& p) {
+  return kPlain ? kDim : p.extras.dim;
+}
+
 // The block's `round`-th work, if there is one: behind the first tile of nobody there is none.
+template <bool kPlain>
 __device__ __forceinline__ bool find_work(Work& work, const PagedPrefill& p, int round) {
   const int from = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x, at = round * gridDim.x + from;
   if (at >= p.n_tiles * p.n_kv) return false;
   work.tile = p.tiles[at / p.n_kv], work.kv_head = at % p.n_kv;
+  work.seen_from = kPlain ? 0 : work.tile.first_visible - p.extras.window;
   return work.tile.sequence >= 0;
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void produce_queries(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
   const int group = p.n_q / p.n_kv, n_bytes = kTileRows / group * group * kDim * 2;
   Work work;
-  for (int round = 0; find_work(work, p, round); ++round) {
+  for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
     const uint32_t stage = round % kStages;
     wait_for(&pipe.empty[stage], (round / kStages & 1) ^ 1);
     arrive_expecting(&pipe.full[stage], n_bytes);
@@ -91,13 +104,13 @@ __device__ __forceinline__ void produce_queries(Pipe& pipe, const TensorMap& map
 }
 
 // All lanes of a warp; lane l copies block l % 8 of half l / 8. Blocks past the sequence repeat its last one.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void produce_tokens(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
   const int lane = threadIdx.x % kWarp, block = lane % kTileBlocks, half = lane / kTileBlocks;
   const uint32_t own = half * kTileTokens * kHalfRowBytes + block * kBlockSize * kHalfRowBytes;
   uint32_t n = 0;
   Work work;
-  for (int round = 0; find_work(work, p, round); ++round) {
+  for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
     const int32_t* table = p.block_table + static_cast<size_t>(work.tile.sequence) * p.table_stride;
     const int last_block = (work.tile.end - 1) / kBlockSize;
     for (int t = work.last(); t >= work.first(); --t, ++n) {
@@ -147,19 +160,36 @@ __device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const uint
   }
 }
 
-__device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTile& tile, int group, int from) {
+template <bool kPlain>
+__device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTile& tile, int group, int from, int window) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int n_visible = min(tile.first_visible + min(tile_row(r) / group, tile.n_tokens - 1), tile.end) - from;
+    const int n_seen = tile.first_visible + min(tile_row(r) / group, tile.n_tokens - 1);
+    const int n_visible = min(n_seen, tile.end) - from, first = n_seen - window - from;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (8 * j + 2 * t + i >= n_visible) score[j][2 * r + i] = -INFINITY;
+        const int column = 8 * j + 2 * t + i;
+        if (column >= n_visible || (!kPlain && column < first)) score[j][2 * r + i] = -INFINITY;
       }
     }
   }
+}
+
+// Bounds scores, where the layer does, and says what they are to be multiplied by: to units of log2.
+template <bool kPlain>
+__device__ __forceinline__ float cap_tile(float (&score)[16][4], const PagedPrefill& p) {
+  const float scale = p.scale * kLog2e, softcap = kPlain ? 0.f : p.extras.softcap * kLog2e;
+  if (softcap > 0.f) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[j][i] = soft_capped(score[j][i] * scale, softcap);
+    }
+  }
+  return softcap > 0.f ? 1.f : scale;
 }
 
 // Scores become weights relative to the new maximum; `keep` is what sums so far have to be multiplied by.
@@ -226,19 +256,19 @@ __device__ __forceinline__ uint4 gathered(uint32_t w0, uint32_t w1, uint32_t w2,
   return make_uint4(w0, w1, w2, w3);
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void store(const Rows<kDim>& rows, const PagedPrefill& p, const Work& work, int group) {
-  const int t = threadIdx.x % 4;
+  const int t = threadIdx.x % 4, dim = width<kDim, kPlain>(p);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = tile_row(r) / group, head = tile_row(r) % group;
     const float inverse = 1.f / quad_sum(rows.sum[r]);
-    bf16* out = p.out + (static_cast<size_t>(work.tile.first_row + token) * p.n_q + work.kv_head * group + head) * kDim;
+    bf16* out = p.out + (static_cast<size_t>(work.tile.first_row + token) * p.n_q + work.kv_head * group + head) * dim;
     auto pair = [&](int j) { return pack(rows.out[j][2 * r] * inverse, rows.out[j][2 * r + 1] * inverse); };
 #pragma unroll
     for (int j = 0; j < kDim / 8; j += 4) {
       const uint4 values = gathered(pair(j), pair(j + 1), pair(j + 2), pair(j + 3));
-      if (token < work.tile.n_tokens) *reinterpret_cast<uint4*>(out + 8 * (j + t)) = values;
+      if (token < work.tile.n_tokens && 8 * (j + t) < dim) *reinterpret_cast<uint4*>(out + 8 * (j + t)) = values;
     }
   }
 }
@@ -248,9 +278,9 @@ __device__ __forceinline__ size_t scratch_row(const PagedPrefill& p, int piece, 
   return (static_cast<size_t>(piece) * p.n_kv + kv_head) * kTileRows;
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void leave_piece(const Rows<kDim>& rows, const PagedPrefill& p, const Work& work) {
-  const int t = threadIdx.x % 4;
+  const int t = threadIdx.x % 4, dim = width<kDim, kPlain>(p);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const size_t row = scratch_row(p, work.tile.piece, work.kv_head) + tile_row(r);
@@ -258,7 +288,8 @@ __device__ __forceinline__ void leave_piece(const Rows<kDim>& rows, const PagedP
     if (t == 0) p.partial_sum[row] = make_float2(rows.maximum[r], sum);
 #pragma unroll
     for (int j = 0; j < kDim / 8; ++j) {
-      float2* target = reinterpret_cast<float2*>(p.partial_out + row * kDim + 8 * j + 2 * t);
+      if (!kPlain && 8 * j >= dim) break;
+      float2* target = reinterpret_cast<float2*>(p.partial_out + row * dim + 8 * j + 2 * t);
       *target = make_float2(rows.out[j][2 * r], rows.out[j][2 * r + 1]);
     }
   }
@@ -288,11 +319,12 @@ __device__ __forceinline__ void wait_for_pieces(uint32_t* ticket, uint32_t n_pie
 
 // Adds up a tile's pieces, first to last, for this piece's share of the rows: a warp a row and four rows at a time, four
 // columns a lane. What a merge costs is the number of loads that wait for each other.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& work, int group) {
   constexpr int kRowLanes = kDim / 4, kRowsAtOnce = kConsumers / kRowLanes, kUnrolled = 4;
   const size_t first = scratch_row(p, work.tile.first_piece, work.kv_head), next = static_cast<size_t>(p.n_kv) * kTileRows;
-  const int column = threadIdx.x % kRowLanes * 4, n_rows = work.tile.n_tokens * group;
+  const int column = threadIdx.x % kRowLanes * 4, n_rows = work.tile.n_tokens * group, dim = width<kDim, kPlain>(p);
+  if (!kPlain && column >= dim) return;
   const int share = (n_rows + work.tile.n_pieces - 1) / work.tile.n_pieces;
   const int begin = (work.tile.piece - work.tile.first_piece) * share, end = min(n_rows, begin + share);
   for (int from = begin + threadIdx.x / kRowLanes; from < end; from += kRowsAtOnce * kUnrolled) {
@@ -306,7 +338,7 @@ __device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& 
         // Rows past the end lie in the scratch, too.
         const size_t row = first + i * next + min(from + u * kRowsAtOnce, kTileRows - 1);
         const float2 piece = __ldcg(p.partial_sum + row);
-        const float4 value = __ldcg(reinterpret_cast<const float4*>(p.partial_out + row * kDim + column));
+        const float4 value = __ldcg(reinterpret_cast<const float4*>(p.partial_out + row * dim + column));
         const float highest = fmaxf(maximum[u], piece.x);
         const float keep = weight_of(maximum[u], highest), share = weight_of(piece.x, highest);
         maximum[u] = highest, sum[u] = sum[u] * keep + share * piece.y;
@@ -321,7 +353,7 @@ __device__ __forceinline__ void merge_pieces(const PagedPrefill& p, const Work& 
       const size_t token = work.tile.first_row + row / group, head = work.kv_head * group + row % group;
       const uint2 values = make_uint2(pack(total[u][0] / sum[u], total[u][1] / sum[u]),
                                       pack(total[u][2] / sum[u], total[u][3] / sum[u]));
-      *reinterpret_cast<uint2*>(p.out + (token * p.n_q + head) * kDim + column) = values;
+      *reinterpret_cast<uint2*>(p.out + (token * p.n_q + head) * dim + column) = values;
     }
   }
 }
@@ -339,7 +371,7 @@ struct Consumer {
 };
 
 // The products of one tile of K and of the tile of V before it, and the weights of this one.
-template <int kDim, bool kMasked>
+template <int kDim, bool kPlain, bool kMasked>
 __device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
                                             const PagedPrefill& p, const PrefillTile& tile, int group, int from) {
   float score[16][4], keep[2];
@@ -356,8 +388,9 @@ __device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights
   wait_for_products<1>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  if (kMasked) mask_tile(score, tile, group, from);
-  weigh_tile<kDim>(rows, keep, score, p.scale * kLog2e);
+  const float scale = cap_tile<kPlain>(score, p);
+  if (kMasked) mask_tile<kPlain>(score, tile, group, from, p.extras.window);
+  weigh_tile<kDim>(rows, keep, score, scale);
   wait_for_products<0>();
   pin(rows.out);
   release(&at.barriers.v.empty[at.stage(at.n - 1)]);
@@ -367,7 +400,7 @@ __device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights
 }
 
 // The newest tile: nothing to add to yet, and it may end early.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
                                               const PagedPrefill& p, const Work& work, int group) {
   float score[16][4], keep[2];
@@ -383,24 +416,36 @@ __device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weigh
   wait_for_products<0>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  mask_tile(score, work.tile, group, from);
-  weigh_tile<kDim>(rows, keep, score, p.scale * kLog2e);
+  const float scale = cap_tile<kPlain>(score, p);
+  mask_tile<kPlain>(score, work.tile, group, from, p.extras.window);
+  weigh_tile<kDim>(rows, keep, score, scale);
   round_weights(weights, score);
   ++at.n;
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round, const PagedPrefill& p, const Work& work,
                                        int group) {
   uint32_t weights[8][4];
   const uint64_t q_rows = moved(at.q_rows, round % kStages * kTileRows * kDim * 2);
   at.wait(at.barriers.q, round);
-  attend_newest<kDim>(rows, weights, at, q_rows, p, work, group);
+  // A piece before the window: nothing to see.
+  if (!kPlain && work.first() > work.last()) return release(&at.barriers.q.empty[round % kStages]);
+  attend_newest<kDim, kPlain>(rows, weights, at, q_rows, p, work, group);
+  // From here on rows see all of a tile, down to where the last row's window begins.
+  const int edge = kPlain ? work.first() : max(work.first(), (work.seen_from + work.tile.n_tokens - 2 + kTileTokens) / kTileTokens);
   int t = work.last() - 1;
   for (; t >= work.first() && (t + 1) * kTileTokens > work.tile.first_visible; --t) {
-    attend_tile<kDim, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+    attend_tile<kDim, kPlain, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
   }
-  for (; t >= work.first(); --t) attend_tile<kDim, false>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+  for (; t >= edge; --t) {
+    attend_tile<kDim, kPlain, false>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+  }
+  if constexpr (!kPlain) {
+    for (; t >= work.first(); --t) {
+      attend_tile<kDim, kPlain, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+    }
+  }
   release(&at.barriers.q.empty[round % kStages]);
   at.wait(at.barriers.v, at.n - 1);
   begin_products();
@@ -412,23 +457,23 @@ __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round
 }
 
 // True if a tile that others have pieces of was among the work.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ bool consume(Consumer& at, const PagedPrefill& p) {
   const int group = p.n_q / p.n_kv;
   bool has_pieces = false;
   // Someone has to begin.
   if (consumer_group() == 1) give_turn_to(0);
   Work work, next;
-  bool has_work = find_work(work, p, 0), has_next;
+  bool has_work = find_work<kPlain>(work, p, 0), has_next;
   for (int round = 0; has_work; ++round, work = next, has_work = has_next) {
     // Read ahead: nobody waits for it then.
-    has_next = find_work(next, p, round + 1);
+    has_next = find_work<kPlain>(next, p, round + 1);
     Rows<kDim> rows = {{}, {-INFINITY, -INFINITY}, {}};
-    attend<kDim>(rows, at, round, p, work, group);
+    attend<kDim, kPlain>(rows, at, round, p, work, group);
     if (work.tile.n_pieces == 1) {
-      store<kDim>(rows, p, work, group);
+      store<kDim, kPlain>(rows, p, work, group);
     } else {
-      leave_piece<kDim>(rows, p, work);
+      leave_piece<kDim, kPlain>(rows, p, work);
       announce_piece(ticket_of(p, work));
       has_pieces = true;
     }
@@ -437,17 +482,17 @@ __device__ __forceinline__ bool consume(Consumer& at, const PagedPrefill& p) {
 }
 
 // After all own work. Waiting is safe: every block of the grid has a multiprocessor, and none waits before its work is done.
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void merge(const PagedPrefill& p) {
   Work work;
-  for (int round = 0; find_work(work, p, round); ++round) {
+  for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
     if (work.tile.n_pieces == 1) continue;
     wait_for_pieces(ticket_of(p, work), work.tile.n_pieces);
-    merge_pieces<kDim>(p, work, p.n_q / p.n_kv);
+    merge_pieces<kDim, kPlain>(p, work, p.n_q / p.n_kv);
   }
 }
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const TensorMap& q, const TensorMap& k, const TensorMap& v) {
   extern __shared__ uint8_t shared[];
   __shared__ Barriers barriers;
@@ -470,36 +515,38 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
   if (warp >= kConsumerWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
     const int producer = warp - kConsumerWarps;
-    if (producer == 0) produce_tokens<kDim>(barriers.k, k, k_tiles, p);
-    if (producer == 1) produce_tokens<kDim>(barriers.v, v, v_tiles, p);
-    if (producer == 2 && threadIdx.x % kWarp == 0) produce_queries<kDim>(barriers.q, q, q_tiles, p);
+    if (producer == 0) produce_tokens<kDim, kPlain>(barriers.k, k, k_tiles, p);
+    if (producer == 1) produce_tokens<kDim, kPlain>(barriers.v, v, v_tiles, p);
+    if (producer == 2 && threadIdx.x % kWarp == 0) produce_queries<kDim, kPlain>(barriers.q, q, q_tiles, p);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
     const uint64_t q_rows = tile_descriptor(q_tiles + consumer_group() * kGroupRows * kHalfRowBytes, 0, 1024);
     const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
     Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
-    if (consume<kDim>(at, p)) merge<kDim>(p);
+    if (consume<kDim, kPlain>(at, p)) merge<kDim, kPlain>(p);
   }
 }
 
 #else
 
-template <int kDim>
+template <int kDim, bool kPlain>
 __device__ __forceinline__ void paged_prefill(const PagedPrefill&, const TensorMap&, const TensorMap&, const TensorMap&) {}
 
 #endif
 
 }  // namespace stoker
 
-#define PAGED_PREFILL_SM90(dim)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(384, 1) paged_prefill_sm90_d##dim(                                     \
+#define PAGED_PREFILL_SM90(name, tile_dim, plain)                                                                     \
+  extern "C" __global__ void __launch_bounds__(384, 1) name(                                                          \
       const __grid_constant__ stoker::TensorMap q, const __grid_constant__ stoker::TensorMap k,                       \
       const __grid_constant__ stoker::TensorMap v, stoker::bf16* out, const int32_t* block_table,                     \
       const stoker::PrefillTile* tiles, float* partial_out, float2* partial_sum, uint32_t* tickets, int table_stride, \
-      int n_tiles, int n_q, int n_kv, float scale) {                                                                  \
-    stoker::paged_prefill<dim>({out, block_table, tiles, partial_out, partial_sum, tickets, table_stride, n_tiles,    \
-                                n_q, n_kv, scale},                                                                    \
-                               q, k, v);                                                                              \
+      int n_tiles, int n_q, int n_kv, float scale, int dim, int window, float softcap) {                              \
+    stoker::paged_prefill<tile_dim, plain>({out, block_table, tiles, partial_out, partial_sum, tickets, table_stride, \
+                                            n_tiles, n_q, n_kv, scale, {dim, window, softcap}},                       \
+                                           q, k, v);                                                                  \
   }
-PAGED_PREFILL_SM90(64)
-PAGED_PREFILL_SM90(128)
+PAGED_PREFILL_SM90(paged_prefill_sm90_d64, 64, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_d128, 128, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_any64, 64, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_any128, 128, false)

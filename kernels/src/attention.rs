@@ -8,8 +8,9 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len, check_room,
-    launch::{self, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
+    launch::{self, AttentionSpec, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
     plan::{DecodeItem, DecodeReader, PrefillTile, SplitPolicy},
+    sys::Launch,
     tensor_map::{BoxedTensor, TensorMap},
 };
 
@@ -47,10 +48,8 @@ pub struct PagedDecode<'a> {
     pub policy: SplitPolicy,
     /// Shared by all layers.
     pub scratch: &'a mut DecodeScratch,
-    /// The rank's heads.
-    pub heads: Heads,
-    /// Usually 1 / sqrt(dim).
-    pub scale: f32,
+    /// How the layer attends.
+    pub spec: AttentionSpec,
 }
 
 /// Causal attention of prefill chunks whose K and V are in the cache.
@@ -68,10 +67,8 @@ pub struct PagedPrefill<'a> {
     pub tiles: CudaView<'a, PrefillTile>,
     /// Shared by all layers; made for at least as many pieces as the plan has.
     pub scratch: &'a mut PrefillScratch,
-    /// The rank's heads.
-    pub heads: Heads,
-    /// Usually 1 / sqrt(dim).
-    pub scale: f32,
+    /// How the layer attends.
+    pub spec: AttentionSpec,
 }
 
 /// Where pieces of split sequences wait for their merge.
@@ -151,8 +148,8 @@ impl Kernels {
     /// Attends one token a sequence. Rows without a piece keep what `out` held.
     pub fn paged_decode(&self, mut op: PagedDecode<'_>) -> Result<(), KernelError> {
         const OP: &str = "paged_decode";
-        let heads = op.heads;
-        let config = launch::paged_decode(op.items.len(), heads, op.policy)?;
+        let heads = op.spec.heads;
+        let config = launch::paged_decode(op.items.len(), op.spec, op.policy)?;
         let n_rows = check_rows(OP, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(OP, &op.kv, heads)?;
         check_room(OP, "the block table", op.kv.block_table.len(), n_rows * op.kv.blocks_per_row)?;
@@ -166,21 +163,22 @@ impl Kernels {
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
         let launch = launch.write(&mut op.scratch.tickets.as_view_mut()).int(op.items.len()).int(slot_rows);
         let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_kv).int(heads.group());
-        launch.float(op.scale).start()
+        with_spec(launch, op.spec).start()
     }
 
     /// Attends the rows of prefill chunks, by the faster kernel of the chip. Rows without a tile keep what `out` held.
     pub fn paged_prefill(&self, op: PagedPrefill<'_>) -> Result<(), KernelError> {
-        self.paged_prefill_by(op, PrefillKernel::for_device(self.properties()))
+        let heads = op.spec.heads;
+        self.paged_prefill_by(op, PrefillKernel::for_device(self.properties(), heads))
     }
 
     /// The same by a given kernel, which the chip must have.
     pub fn paged_prefill_by(&self, op: PagedPrefill<'_>, kernel: PrefillKernel) -> Result<(), KernelError> {
-        let heads = op.heads;
+        let heads = op.spec.heads;
         if matches!(kernel, PrefillKernel::Wgmma { .. }) && self.properties().capability != (9, 0) {
             return Err(launch::refused(PREFILL, "wgmma needs compute capability 9.0".to_owned()));
         }
-        let config = launch::paged_prefill(op.tiles.len(), heads, kernel)?;
+        let config = launch::paged_prefill(op.tiles.len(), op.spec, kernel)?;
         let n_rows = check_rows(PREFILL, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(PREFILL, &op.kv, heads)?;
         match kernel {
@@ -190,11 +188,11 @@ impl Kernels {
     }
 
     fn start_prefill_mma(&self, mut op: PagedPrefill<'_>, config: LaunchConfig) -> Result<(), KernelError> {
-        let heads = op.heads;
+        let heads = op.spec.heads;
         let launch = self.functions.launch(PREFILL, config).write(&mut op.out).read(&op.q);
         let launch = launch.read(&op.kv.k_cache).read(&op.kv.v_cache).read(&op.kv.block_table).read(&op.tiles);
         let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
-        launch.float(op.scale).start()
+        with_spec(launch, op.spec).start()
     }
 
     fn start_prefill_wgmma(
@@ -203,7 +201,7 @@ impl Kernels {
         config: LaunchConfig,
         n_rows: usize,
     ) -> Result<(), KernelError> {
-        let heads = op.heads;
+        let heads = op.spec.heads;
         let address = |view: &CudaView<'_, bf16>| view.device_ptr(self.device().stream()).0;
         // A tile's queries: of its tokens the heads that share a KV head.
         let q = BoxedTensor {
@@ -227,8 +225,14 @@ impl Kernels {
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
         let launch = launch.write(&mut op.scratch.tickets.as_view_mut());
         let launch = launch.int(op.kv.blocks_per_row).int(op.tiles.len()).int(heads.n_q).int(heads.n_kv);
-        launch.float(op.scale).start()
+        with_spec(launch, op.spec).start()
     }
+}
+
+/// The last arguments of all attention kernels.
+fn with_spec(launch: Launch<'_>, spec: AttentionSpec) -> Launch<'_> {
+    let launch = launch.float(spec.scale).int(spec.heads.dim).int(spec.window_tokens());
+    launch.float(spec.softcap.unwrap_or(0.0))
 }
 
 /// Rows of `out`, which `q` must have too.

@@ -5,7 +5,7 @@ use half::bf16;
 
 use crate::{
     draw::Draw,
-    launch::{BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads},
+    launch::{AttentionSpec, BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads, NormWeight},
     sampling::{LogitEdit, NO_TOKEN, Penalties, SampleRow},
 };
 
@@ -23,12 +23,26 @@ pub fn embed(table: &[f32], tokens: &[u32], width: usize) -> Vec<f32> {
 
 /// `x / sqrt(mean(x^2) + eps)`, rounded, times the weight, by rows.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    norm(x, weight, NormWeight::Factor, eps)
+}
+
+/// The same; where the weight is stored less one, the norm is not rounded before it is multiplied.
+pub fn norm(x: &[f32], weight: &[f32], stored: NormWeight, eps: f32) -> Vec<f32> {
     let row = |row: &[f32]| {
         let mean = row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32;
         let scale = 1.0 / (mean + eps).sqrt();
-        row.iter().zip(weight).map(|(x, w)| rounded(x * scale) * w).collect::<Vec<_>>()
+        let normed = |(x, w): (&f32, &f32)| match stored {
+            NormWeight::Factor => rounded(x * scale) * w,
+            NormWeight::OnePlusFactor => x * scale * (1.0 + w),
+        };
+        row.iter().zip(weight).map(normed).collect::<Vec<_>>()
     };
     x.chunks(weight.len()).flat_map(row).collect()
+}
+
+/// `cap * tanh(x / cap)`.
+pub fn softcap(x: f32, cap: f32) -> f32 {
+    cap * (x / cap).tanh()
 }
 
 /// The sum as the residual stream stores it.
@@ -41,6 +55,16 @@ pub fn silu_mul(gate_up: &[f32]) -> Vec<f32> {
     let group = |group: &[f32]| {
         let (gate, up) = group.split_at(GATE_UP_GROUP);
         gate.iter().zip(up).map(|(g, u)| rounded(g / (1.0 + (-g).exp())) * u).collect::<Vec<_>>()
+    };
+    gate_up.chunks(2 * GATE_UP_GROUP).flat_map(group).collect()
+}
+
+/// `gelu(gate) * up` by the tanh approximation, in the same layout.
+pub fn gelu_mul(gate_up: &[f32]) -> Vec<f32> {
+    let gelu = |x: f32| 0.5 * x * (1.0 + ((2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+    let group = |group: &[f32]| {
+        let (gate, up) = group.split_at(GATE_UP_GROUP);
+        gate.iter().zip(up).map(|(g, u)| rounded(gelu(*g)) * u).collect::<Vec<_>>()
     };
     gate_up.chunks(2 * GATE_UP_GROUP).flat_map(group).collect()
 }
@@ -81,7 +105,9 @@ pub struct RopeRow<'a> {
     pub bias: Option<&'a [f32]>,
     /// Weights of query and key heads, and epsilon.
     pub norm: Option<(&'a [f32], &'a [f32], f32)>,
-    /// Cosines, then sines, of the row's position.
+    /// How these weights are stored.
+    pub norm_weight: NormWeight,
+    /// Cosines, then sines, of the row's position: as many numbers as turn.
     pub angles: &'a [f32],
     /// Heads.
     pub heads: Heads,
@@ -100,7 +126,7 @@ pub fn rope(row: &RopeRow<'_>) -> Vec<f32> {
             (false, _) => head.to_vec(),
             (true, None) => rotate(head, row.angles),
             (true, Some((weight, eps))) => {
-                let normed: Vec<f32> = rms_norm(head, weight, eps).into_iter().map(rounded).collect();
+                let normed: Vec<f32> = norm(head, weight, row.norm_weight, eps).into_iter().map(rounded).collect();
                 rotate(&normed, row.angles)
             }
         }
@@ -109,12 +135,13 @@ pub fn rope(row: &RopeRow<'_>) -> Vec<f32> {
 }
 
 fn rotate(head: &[f32], angles: &[f32]) -> Vec<f32> {
-    let half = head.len() / 2;
-    let (low, high) = head.split_at(half);
+    let half = angles.len() / 2;
+    let (turning, rest) = head.split_at(2 * half);
+    let (low, high) = turning.split_at(half);
     let (cos, sin) = angles.split_at(half);
     let first = (0..half).map(|i| low[i] * cos[i] - high[i] * sin[i]);
     let second = (0..half).map(|i| high[i] * cos[i] + low[i] * sin[i]);
-    first.chain(second).collect()
+    first.chain(second).chain(rest.iter().copied()).collect()
 }
 
 /// Where a slot's head begins in a cache.
@@ -135,32 +162,33 @@ pub struct AttentionRow<'a> {
     pub blocks: &'a [i32],
     /// Tokens seen.
     pub n_visible: usize,
-    /// Heads.
-    pub heads: Heads,
-    /// Of the scores.
-    pub scale: f32,
+    /// How it attends.
+    pub spec: AttentionSpec,
 }
 
 /// Softmax attention, one row.
 pub fn attention(row: &AttentionRow<'_>) -> Vec<f32> {
-    let Heads { dim, .. } = row.heads;
+    let AttentionSpec { heads, scale, window, softcap: cap } = row.spec;
+    let dim = heads.dim;
+    let first = row.n_visible.saturating_sub(window.unwrap_or(row.n_visible));
     let at = |token: usize, kv_head: usize| {
         let slot = row.blocks[token / BLOCK_SIZE] as usize * BLOCK_SIZE + token % BLOCK_SIZE;
-        cache_offset(slot, kv_head, row.heads)
+        cache_offset(slot, kv_head, heads)
     };
     let head = |(idx, q): (usize, &[f32])| {
-        let kv_head = idx / row.heads.group();
-        let scores: Vec<f32> = (0..row.n_visible)
+        let kv_head = idx / heads.group();
+        let scores: Vec<f32> = (first..row.n_visible)
             .map(|token| {
                 let k = &row.k_cache[at(token, kv_head)..][..dim];
-                q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * row.scale
+                let score = q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * scale;
+                cap.map_or(score, |cap| softcap(score, cap))
             })
             .collect();
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
         let total: f32 = weights.iter().sum();
         let mut out = vec![0.0; dim];
-        for (token, weight) in weights.iter().enumerate() {
+        for (token, weight) in (first..).zip(&weights) {
             let v = &row.v_cache[at(token, kv_head)..][..dim];
             out.iter_mut().zip(v).for_each(|(out, v)| *out += weight / total * v);
         }
@@ -245,11 +273,23 @@ mod tests {
             v_cache: &v_cache,
             blocks: &[1, 0],
             n_visible: 2,
-            heads,
-            scale: 1.0,
+            spec: AttentionSpec::plain(heads, 1.0),
         };
         // Tokens 0 and 1 lie in block 1: values (32, 33) and (34, 35).
         assert_eq!(attention(&row), [33.0, 34.0]);
+        let newest = AttentionSpec { window: Some(1), ..row.spec };
+        assert_eq!(attention(&AttentionRow { spec: newest, ..row }), [34.0, 35.0]);
+    }
+
+    #[test]
+    fn a_bounded_score_weighs_less() {
+        let heads = Heads { n_q: 1, n_kv: 1, dim: 1 };
+        let (mut k_cache, mut v_cache) = (vec![0.0; BLOCK_SIZE], vec![0.0; BLOCK_SIZE]);
+        (k_cache[1], v_cache[1]) = (3.0, 1.0);
+        let spec = AttentionSpec { softcap: Some(2.0), ..AttentionSpec::plain(heads, 1.0) };
+        let row = AttentionRow { q: &[1.0], k_cache: &k_cache, v_cache: &v_cache, blocks: &[0], n_visible: 2, spec };
+        let expected = 1.0 / (1.0 + (-2.0 * 1.5f32.tanh()).exp());
+        assert!((attention(&row)[0] - expected).abs() < 1e-6);
     }
 
     #[test]
@@ -265,7 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn rotation_by_a_right_angle_swaps_the_halves() {
+    fn rotation_by_a_right_angle_swaps_the_halves_of_what_turns() {
         assert_eq!(rotate(&[1.0, 2.0, 3.0, 4.0], &[0.0, 0.0, 1.0, 1.0]), [-3.0, -4.0, 1.0, 2.0]);
+        assert_eq!(rotate(&[1.0, 2.0, 3.0, 4.0], &[0.0, 1.0]), [-2.0, 1.0, 3.0, 4.0]);
     }
 }

@@ -28,6 +28,7 @@ macro_rules! fatbins {
     };
 }
 fatbins!(
+    "add_bias",
     "edit_logits",
     "embed",
     "feed_tokens",
@@ -42,7 +43,8 @@ fatbins!(
     "sampling_floor_sm90",
     "silu_mul",
     "skinny_gemm",
-    "skinny_gemm_sm90"
+    "skinny_gemm_sm90",
+    "softcap"
 );
 
 /// A kernel takes this many arguments at most.
@@ -208,6 +210,19 @@ impl<'a> Launch<'a> {
             Some(view) => self.read(view),
             None => self.raw(0),
         }
+    }
+
+    pub(crate) fn write_optional<T>(self, view: Option<&mut CudaViewMut<'_, T>>) -> Self {
+        match view {
+            Some(view) => self.write(view),
+            None => self.raw(0),
+        }
+    }
+
+    /// From value `first` on.
+    pub(crate) fn write_at<T>(self, view: &mut CudaViewMut<'_, T>, first: usize) -> Self {
+        let pointer = view.device_ptr_mut(&self.functions.stream).0;
+        self.raw(pointer + (first * size_of::<T>()) as u64)
     }
 
     pub(crate) fn int(self, value: usize) -> Self {

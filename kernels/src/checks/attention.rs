@@ -1,11 +1,15 @@
 //! Comparisons of attention over a cache whose blocks lie in any order and whose unused slots are NaN.
 
-use super::{Gpu, Outcome, fixture::widened, relative_error};
+use super::{
+    Gpu, Outcome,
+    fixture::{Poisoned, widened},
+    relative_error,
+};
 use crate::{
     CudaSlice, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
-    launch::{BLOCK_SIZE, Heads, PrefillKernel},
+    launch::{AttentionSpec, BLOCK_SIZE, Heads, PrefillKernel},
     plan::{self, Context, PrefillChunk, PrefillTile, SplitPolicy},
     reference::{self, AttentionRow},
 };
@@ -24,49 +28,109 @@ const HEADS: [Heads; 4] = [
     Heads { n_q: 16, n_kv: 1, dim: 128 },
 ];
 
+/// What other families have: other widths, windows from one token to longer than a context, soft-caps.
+fn others() -> Vec<AttentionSpec> {
+    let spec = |n_q, n_kv, dim| plain(Heads { n_q, n_kv, dim });
+    let windowed = |window, spec| AttentionSpec { window: Some(window), ..spec };
+    // Scores are of the size of one: a cap far above them would not be seen.
+    let capped = |spec| AttentionSpec { softcap: Some(0.7), ..spec };
+    vec![
+        spec(6, 2, 16),
+        windowed(100, spec(3, 3, 48)),
+        spec(5, 5, 96),
+        windowed(257, spec(8, 2, 96)),
+        spec(4, 1, 80),
+        capped(spec(6, 3, 112)),
+        windowed(1, spec(14, 2, 64)),
+        windowed(300, spec(32, 8, 128)),
+        capped(windowed(64, spec(4, 4, 64))),
+        capped(spec(8, 2, 128)),
+        spec(4, 1, 256),
+        capped(windowed(129, spec(8, 4, 256))),
+        windowed(5000, spec(16, 1, 256)),
+        spec(2, 2, 160),
+    ]
+}
+
 pub(super) fn decodes(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let mut outcomes = Vec::new();
+    for heads in HEADS {
+        outcomes.extend(decodes_of(gpu, plain(heads))?);
+    }
+    Ok(outcomes)
+}
+
+pub(super) fn other_decodes(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let mut outcomes = vec![];
+    for spec in others() {
+        outcomes.extend(decodes_of(gpu, spec)?);
+    }
+    for heads in
+        [Heads { n_q: 4, n_kv: 4, dim: 64 }, Heads { n_q: 2, n_kv: 2, dim: 128 }, Heads { n_q: 2, n_kv: 2, dim: 256 }]
+    {
+        for value in [f32::NAN, f32::INFINITY] {
+            outcomes.push(neighbours(gpu, plain(heads), value)?);
+            outcomes.push(neighbours(gpu, AttentionSpec { window: Some(650), ..plain(heads) }, value)?);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn decodes_of(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Vec<Outcome>, KernelError> {
     let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
     let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::fixed(4096, n_slots)];
     let mut outcomes = Vec::new();
-    for heads in HEADS {
-        for policy in policies {
-            outcomes.push(decode(gpu, &apart(&[1, 15, 16, 17, 333, 1024, 2047]), heads, policy)?);
-            outcomes.push(decode(gpu, &apart(&[3001]), heads, policy)?);
-        }
-        // Few slots, so that these few sequences fill them: contexts in one piece, and in several.
-        for n_slots in [heads.n_kv, 4 * heads.n_kv] {
-            outcomes.extend(shared(gpu, heads, SplitPolicy::Balanced { n_slots })?);
-        }
-        outcomes.extend(shared(gpu, heads, policies[1])?);
-        outcomes.push(independence(gpu, heads)?);
+    for policy in policies {
+        outcomes.push(decode(gpu, &apart(&[1, 15, 16, 17, 333, 1024, 2047]), spec, policy)?);
+        outcomes.push(decode(gpu, &apart(&[3001]), spec, policy)?);
     }
+    // Few slots, so that these few sequences fill them: contexts in one piece, and in several.
+    for n_slots in [spec.heads.n_kv, 4 * spec.heads.n_kv] {
+        outcomes.extend(shared(gpu, spec, SplitPolicy::Balanced { n_slots })?);
+    }
+    outcomes.extend(shared(gpu, spec, policies[1])?);
+    outcomes.push(independence(gpu, spec)?);
     Ok(outcomes)
 }
 
 pub(super) fn prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for heads in HEADS {
-        for kernel in prefill_kernels(gpu) {
-            outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], heads, kernel)?);
-            outcomes.push(prefill(gpu, &[(0, 513)], heads, kernel)?);
-            // Few tiles over a long past, which the plan cuts; then tiles enough for several rounds of the chip.
-            outcomes.push(prefill(gpu, &[(2048, 70), (1500, 9)], heads, kernel)?);
-            outcomes.push(prefill(gpu, &[(0, 700), (130, 1100), (5, 600)], heads, kernel)?);
-        }
+        outcomes.extend(prefills_of(gpu, plain(heads))?);
+    }
+    Ok(outcomes)
+}
+
+pub(super) fn other_prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    let mut outcomes = Vec::new();
+    for spec in others() {
+        outcomes.extend(prefills_of(gpu, spec)?);
+    }
+    Ok(outcomes)
+}
+
+fn prefills_of(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Vec<Outcome>, KernelError> {
+    let mut outcomes = Vec::new();
+    for kernel in prefill_kernels(gpu, spec.heads) {
+        outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], spec, kernel)?);
+        outcomes.push(prefill(gpu, &[(0, 513)], spec, kernel)?);
+        // Few tiles over a long past, which the plan cuts; then tiles enough for several rounds of the chip.
+        outcomes.push(prefill(gpu, &[(2048, 70), (1500, 9)], spec, kernel)?);
+        outcomes.push(prefill(gpu, &[(0, 700), (130, 1100), (5, 600)], spec, kernel)?);
     }
     Ok(outcomes)
 }
 
 /// Two prefixes in turn, and nobody's; then more sequences than are read together. One has a single token of its own.
-fn shared(gpu: &mut Gpu, heads: Heads, policy: SplitPolicy) -> Result<[Outcome; 2], KernelError> {
+fn shared(gpu: &mut Gpu, spec: AttentionSpec, policy: SplitPolicy) -> Result<[Outcome; 2], KernelError> {
     let (long, short, none) = (Some((0, 37)), Some((1, 16)), None);
     let mixed = [(593, long), (300, short), (2000, long), (257, short), (500, none), (600, long), (911, long)];
-    Ok([decode(gpu, &mixed, heads, policy)?, decode(gpu, &[(700, long); 19], heads, policy)?])
+    Ok([decode(gpu, &mixed, spec, policy)?, decode(gpu, &[(700, long); 19], spec, policy)?])
 }
 
-/// Those that this chip has.
-fn prefill_kernels(gpu: &Gpu) -> Vec<PrefillKernel> {
-    let best = PrefillKernel::for_device(gpu.kernels.properties());
+/// Those that this chip has for the heads.
+fn prefill_kernels(gpu: &Gpu, heads: Heads) -> Vec<PrefillKernel> {
+    let best = PrefillKernel::for_device(gpu.kernels.properties(), heads);
     if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 
@@ -82,6 +146,9 @@ struct Cache {
 
 /// A sequence's length, and which prefix of how many blocks it begins with, if it shares one.
 type Sequence = (usize, Option<(usize, usize)>);
+
+/// A row of q, whose sequence's, and how many tokens it sees.
+type Row = (usize, usize, usize);
 
 /// Sequences that share nothing.
 fn apart(lens: &[usize]) -> Vec<Sequence> {
@@ -132,44 +199,86 @@ impl Cache {
         lens.iter().zip(rows).map(|(&n_tokens, blocks)| Context { n_tokens, blocks }).collect()
     }
 
+    /// The reference of all rows, on all processors: it takes most of the time of a comparison.
+    fn attend_all(&self, q: &[f32], rows: &[Row], spec: AttentionSpec) -> Vec<f32> {
+        let width = self.heads.qkv_width();
+        let attend = |&(row, sequence, n_visible): &Row| self.attend(&q[row * width..], sequence, n_visible, spec);
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let parts = rows.chunks(rows.len().div_ceil(n_threads).max(1));
+            let threads: Vec<_> =
+                parts.map(|part| scope.spawn(move || part.iter().flat_map(attend).collect::<Vec<_>>())).collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("the reference does not panic")).collect()
+        })
+    }
+
     /// The reference of one token of `sequence` that sees `n_visible` tokens. `q` is a fused row.
-    fn attend(&self, q: &[f32], sequence: usize, n_visible: usize) -> Vec<f32> {
+    fn attend(&self, q: &[f32], sequence: usize, n_visible: usize, spec: AttentionSpec) -> Vec<f32> {
         reference::attention(&AttentionRow {
             q: &q[..self.heads.n_q * self.heads.dim],
             k_cache: &self.k,
             v_cache: &self.v,
             blocks: &self.table[sequence * self.blocks_per_row..][..self.blocks_per_row],
             n_visible,
-            heads: self.heads,
-            scale: scale(self.heads),
+            spec,
         })
     }
 }
 
-fn scale(heads: Heads) -> f32 {
-    1.0 / (heads.dim as f32).sqrt()
+fn plain(heads: Heads) -> AttentionSpec {
+    AttentionSpec::plain(heads, 1.0 / (heads.dim as f32).sqrt())
 }
 
-fn decode(gpu: &mut Gpu, sequences: &[Sequence], heads: Heads, policy: SplitPolicy) -> Result<Outcome, KernelError> {
+fn decode(
+    gpu: &mut Gpu,
+    sequences: &[Sequence],
+    spec: AttentionSpec,
+    policy: SplitPolicy,
+) -> Result<Outcome, KernelError> {
+    let heads = spec.heads;
     let cache = Cache::new(gpu, sequences, heads)?;
     let lens: Vec<usize> = sequences.iter().map(|(len, _)| *len).collect();
     let q = gpu.noise.normals(lens.len() * heads.qkv_width());
-    let found = run_decode(gpu, &cache, &q, &lens, policy)?;
-    let rows = q.chunks(heads.qkv_width()).enumerate();
-    let wanted: Vec<f32> = rows.flat_map(|(row, q)| cache.attend(q, row, lens[row])).collect();
+    let found = run_decode(gpu, &cache, &q, &lens, (spec, policy))?;
+    let rows: Vec<Row> = lens.iter().enumerate().map(|(row, &n_visible)| (row, row, n_visible)).collect();
+    let wanted = cache.attend_all(&q, &rows, spec);
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &wanted));
     let n_shared = sequences.iter().filter(|(_, prefix)| prefix.is_some()).count();
-    let case = format!("{} sequences ({n_shared} with a prefix), {}, {policy:?}", lens.len(), describe(heads));
+    let case = format!("{} sequences ({n_shared} with a prefix), {}, {policy:?}", lens.len(), describe(spec));
     Ok(Outcome { op: "paged_decode", case, error, limit: LIMIT })
 }
 
+/// What is written; nothing where there is a hole or a NaN.
 fn run_decode(
     gpu: &Gpu,
     cache: &Cache,
     q: &[f32],
     lens: &[usize],
-    policy: SplitPolicy,
+    how: (AttentionSpec, SplitPolicy),
 ) -> Result<Option<Vec<f32>>, KernelError> {
+    let out = launch_decode(gpu, cache, q, lens, how)?;
+    Ok(gpu.written(&out)?.map(|found| widened(&found)))
+}
+
+/// The same, NaN included.
+fn run_decode_unchecked(
+    gpu: &Gpu,
+    cache: &Cache,
+    q: &[f32],
+    lens: &[usize],
+    how: (AttentionSpec, SplitPolicy),
+) -> Result<Vec<f32>, KernelError> {
+    let out = launch_decode(gpu, cache, q, lens, how)?;
+    Ok(widened(&gpu.held(&out)?))
+}
+
+fn launch_decode(
+    gpu: &Gpu,
+    cache: &Cache,
+    q: &[f32],
+    lens: &[usize],
+    (spec, policy): (AttentionSpec, SplitPolicy),
+) -> Result<Poisoned<bf16>, KernelError> {
     let heads = cache.heads;
     let len_max = lens.iter().copied().max().unwrap_or(1);
     let n_items = plan::decode_items_max(lens.len(), len_max, heads, policy);
@@ -191,34 +300,68 @@ fn run_decode(
             readers: readers.as_view(),
             policy,
             scratch: &mut scratch,
-            heads,
-            scale: scale(heads),
+            spec,
         })?;
     }
-    Ok(gpu.written(&out)?.map(|found| widened(&found)))
+    Ok(out)
 }
 
 /// With fixed pieces a sequence's result must not depend on the batch, to the last bit.
-fn independence(gpu: &mut Gpu, heads: Heads) -> Result<Outcome, KernelError> {
+fn independence(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Outcome, KernelError> {
     // In one case a block of threads takes one piece, in the other one takes all of them.
     let (spread, in_turn) = (SplitPolicy::fixed(4096, 264), SplitPolicy::fixed(4096, 1));
     let lens = [1000, 40, 2000, 7];
-    let cache = Cache::new(gpu, &apart(&lens), heads)?;
-    let q = gpu.noise.normals(lens.len() * heads.qkv_width());
-    let together = run_decode(gpu, &cache, &q, &lens, in_turn)?;
-    let alone = run_decode(gpu, &cache, &q[..heads.qkv_width()], &lens[..1], spread)?;
+    let width = spec.heads.qkv_width();
+    let cache = Cache::new(gpu, &apart(&lens), spec.heads)?;
+    let q = gpu.noise.normals(lens.len() * width);
+    let together = run_decode(gpu, &cache, &q, &lens, (spec, in_turn))?;
+    let alone = run_decode(gpu, &cache, &q[..width], &lens[..1], (spec, spread))?;
     let equal = matches!((&together, &alone), (Some(together), Some(alone)) if together[..alone.len()] == alone[..]);
     let error = if equal { 0.0 } else { f64::INFINITY };
-    Ok(Outcome { op: "paged_decode", case: format!("{}: a sequence alone", describe(heads)), error, limit: 0.0 })
+    Ok(Outcome { op: "paged_decode", case: format!("{}: a sequence alone", describe(spec)), error, limit: 0.0 })
+}
+
+/// Sixteen sequences behind one prefix, read together as far as their heads allow. What one of them has in its own values, NaN or
+/// infinity, changes no bit of the others.
+fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, value: f32) -> Result<Outcome, KernelError> {
+    const N: usize = 16;
+    const PREFIX_BLOCKS: usize = 37;
+    const SICK: usize = 5;
+    let heads = spec.heads;
+    let lens: Vec<usize> = (0..N).map(|row| PREFIX_BLOCKS * BLOCK_SIZE + 20 + 7 * row).collect();
+    let sequences: Vec<Sequence> = lens.iter().map(|&len| (len, Some((0, PREFIX_BLOCKS)))).collect();
+    let mut cache = Cache::new(gpu, &sequences, heads)?;
+    let q = gpu.noise.normals(N * heads.qkv_width());
+    let how = (spec, SplitPolicy::Balanced { n_slots: heads.n_kv });
+    let healthy = run_decode(gpu, &cache, &q, &lens, how)?;
+    for token in PREFIX_BLOCKS * BLOCK_SIZE..lens[SICK] {
+        let block = cache.table[SICK * cache.blocks_per_row + token / BLOCK_SIZE] as usize;
+        for head in 0..heads.n_kv {
+            let at = reference::cache_offset(block * BLOCK_SIZE + token % BLOCK_SIZE, head, heads);
+            cache.v[at..at + heads.dim].fill(value);
+        }
+    }
+    cache.on_device.1 = gpu.upload_bf16(&cache.v)?;
+    let beside = run_decode_unchecked(gpu, &cache, &q, &lens, how)?;
+    let width = heads.n_q * heads.dim;
+    let healthy = healthy.unwrap_or_default();
+    let sick = beside.chunks(width).nth(SICK).is_some_and(|row| row.iter().all(|x| !x.is_finite()));
+    let rows = healthy.chunks(width).zip(beside.chunks(width)).enumerate();
+    let n_changed = rows.filter(|(row, (before, after))| *row != SICK && before != after).count();
+    // Were the sick one healthy, the check would see nothing.
+    let error = if sick && healthy.len() == N * width { n_changed as f64 } else { f64::INFINITY };
+    let case = format!("{}: {value} in the values of one of {N} read together", describe(spec));
+    Ok(Outcome { op: "paged_decode", case, error, limit: 0.0 })
 }
 
 /// `chunks` are (tokens computed before, tokens of the chunk).
 fn prefill(
     gpu: &mut Gpu,
     chunks: &[(usize, usize)],
-    heads: Heads,
+    spec: AttentionSpec,
     kernel: PrefillKernel,
 ) -> Result<Outcome, KernelError> {
+    let heads = spec.heads;
     let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
     let cache = Cache::new(gpu, &apart(&lens), heads)?;
     let mut planned = Vec::new();
@@ -245,22 +388,22 @@ fn prefill(
             kv: cache.view(),
             tiles: tiles.as_view(),
             scratch: &mut scratch,
-            heads,
-            scale: scale(heads),
+            spec,
         };
         gpu.kernels.paged_prefill_by(op, kernel)?;
     }
-    let row_of = |chunk: &PrefillChunk, token: usize| {
-        let q = &q[(chunk.first_row + token) * heads.qkv_width()..];
-        cache.attend(q, chunk.sequence, chunk.n_computed + token + 1)
-    };
-    let wanted: Vec<f32> =
-        planned.iter().flat_map(|chunk| (0..chunk.n_tokens).flat_map(move |token| row_of(chunk, token))).collect();
+    let row_of = |chunk: &PrefillChunk, token| (chunk.first_row + token, chunk.sequence, chunk.n_computed + token + 1);
+    let rows: Vec<Row> =
+        planned.iter().flat_map(|chunk| (0..chunk.n_tokens).map(move |token| row_of(chunk, token))).collect();
+    let wanted = cache.attend_all(&q, &rows, spec);
     let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
-    let case = format!("{} chunks, {n_rows} rows, {}, {kernel:?}", chunks.len(), describe(heads));
+    let case = format!("{} chunks, {n_rows} rows, {}, {kernel:?}", chunks.len(), describe(spec));
     Ok(Outcome { op: "paged_prefill", case, error, limit: LIMIT })
 }
 
-fn describe(heads: Heads) -> String {
-    format!("{} / {} heads of {}", heads.n_q, heads.n_kv, heads.dim)
+fn describe(spec: AttentionSpec) -> String {
+    let AttentionSpec { heads, window, softcap, .. } = spec;
+    let window = window.map_or(String::new(), |window| format!(", window {window}"));
+    let softcap = softcap.map_or(String::new(), |cap| format!(", cap {cap}"));
+    format!("{} / {} heads of {}{window}{softcap}", heads.n_q, heads.n_kv, heads.dim)
 }

@@ -92,6 +92,13 @@ impl Gpu {
         Ok(Poisoned { buffer: self.upload(&values)?, len })
     }
 
+    /// What the output holds, poison included.
+    pub fn held<T: DeviceRepr + Clone + Default>(&self, output: &Poisoned<T>) -> Result<Vec<T>, KernelError> {
+        let mut values = self.download(&output.buffer)?;
+        values.truncate(output.len);
+        Ok(values)
+    }
+
     /// What a kernel wrote; `None` if it left a hole or wrote behind the end.
     pub fn written<T>(&self, output: &Poisoned<T>) -> Result<Option<Vec<T>>, KernelError>
     where

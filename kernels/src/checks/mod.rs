@@ -43,7 +43,7 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 12] = [
+const GROUPS: [(&str, Group); 14] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
@@ -53,6 +53,8 @@ const GROUPS: [(&str, Group); 12] = [
     ("chained", chained::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
+    ("attention-other-decode", attention::other_decodes),
+    ("attention-other-prefill", attention::other_prefills),
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),
     ("step", step::run),

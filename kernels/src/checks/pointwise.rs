@@ -7,8 +7,11 @@ use super::{
 };
 use crate::{
     KernelError, bf16,
-    launch::{BLOCK_SIZE, Heads},
-    pointwise::{AddRmsNorm, Embed, QkNorm, RmsNorm, RopeKv, SiluMul, angle_table},
+    launch::{BLOCK_SIZE, Heads, NormWeight},
+    pointwise::{
+        AddBias, AddRmsNorm, Embed, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul, Softcap,
+        angle_table,
+    },
     reference,
 };
 
@@ -17,14 +20,41 @@ const EPS: f32 = 1e-5;
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for (n_rows, width) in [(1, 8), (3, 320), (17, 4096), (2, 8192), (5, 8200), (1, 16384)] {
-        outcomes.push(embed(gpu, n_rows, width)?);
+        outcomes.push(embed(gpu, n_rows, width, None)?);
+        outcomes.push(embed(gpu, n_rows, width, Some(55.5))?);
         outcomes.push(rms_norm(gpu, n_rows, width)?);
         outcomes.extend(add_rms_norm(gpu, n_rows, width)?);
         outcomes.push(silu_mul(gpu, n_rows, width)?);
+        outcomes.push(gelu_mul(gpu, n_rows, width)?);
+        outcomes.push(add_bias(gpu, n_rows, width)?);
+        outcomes.push(softcap(gpu, n_rows, width)?);
+        outcomes.push(norm_part(gpu, n_rows, width)?);
+        for weight in [NormWeight::Factor, NormWeight::OnePlusFactor] {
+            for chain in [Chain::Norm, Chain::NormAdd, Chain::NormAddNorm] {
+                outcomes.extend(norm_chain(gpu, (n_rows, width), chain, weight)?);
+            }
+        }
     }
     for (n_q, n_kv, dim) in [(32, 8, 128), (14, 2, 64), (6, 6, 64), (5, 1, 128)] {
         for n_rows in [1, 37] {
-            for options in [Options::Plain, Options::Bias, Options::Norm] {
+            for options in [Options::PLAIN, Options::BIAS, Options::NORM] {
+                outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options)?);
+            }
+        }
+    }
+    // Of 128 a part, as Phi-4-mini; none, as in SmolLM3; widths of other families, norms as Gemma's.
+    for (n_q, n_kv, dim, n_pairs) in [
+        (24, 8, 128, 48),
+        (16, 4, 128, 0),
+        (32, 32, 96, 48),
+        (4, 1, 256, 128),
+        (3, 3, 16, 8),
+        (5, 5, 80, 24),
+        (2, 1, 48, 24),
+    ] {
+        for n_rows in [1, 37] {
+            for options in [Options::PLAIN, Options::BIAS, Options::NORM, Options::NORM_AROUND_ONE] {
+                let options = Options { n_pairs: Some(n_pairs), ..options };
                 outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options)?);
             }
         }
@@ -43,7 +73,7 @@ fn outcome(
     Ok(Outcome { op, case, error, limit: TWO_ROUNDINGS })
 }
 
-fn embed(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+fn embed(gpu: &mut Gpu, n_rows: usize, width: usize, scale: Option<f32>) -> Result<Outcome, KernelError> {
     let vocab = 51;
     let table = gpu.noise.normals(vocab * width);
     let mut tokens: Vec<u32> = (0..n_rows).map(|_| gpu.noise.below(vocab) as u32).collect();
@@ -52,8 +82,10 @@ fn embed(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelEr
     }
     let mut out = gpu.poisoned(n_rows * width)?;
     let (on_device, ids) = (gpu.upload_bf16(&table)?, gpu.upload(&tokens)?);
-    gpu.kernels.embed(Embed { out: out.view(), table: on_device.as_view(), tokens: ids.as_view(), width })?;
-    outcome(gpu, "embed", format!("{n_rows} x {width}"), &out, &reference::embed(&table, &tokens, width))
+    gpu.kernels.embed(Embed { out: out.view(), table: on_device.as_view(), tokens: ids.as_view(), width, scale })?;
+    let rows = reference::embed(&table, &tokens, width);
+    let wanted: Vec<f32> = rows.into_iter().map(|x| x * scale.unwrap_or(1.0)).collect();
+    outcome(gpu, "embed", format!("{n_rows} x {width}, scale {scale:?}"), &out, &wanted)
 }
 
 fn rms_norm(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
@@ -92,17 +124,114 @@ fn silu_mul(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, Kerne
     outcome(gpu, "silu_mul", format!("{n_rows} x {width}"), &out, &reference::silu_mul(&gate_up))
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Options {
-    Plain,
-    Bias,
+fn gelu_mul(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    let gate_up = gpu.noise.normals(2 * n_rows * width);
+    let mut out = gpu.poisoned(n_rows * width)?;
+    let input = gpu.upload_bf16(&gate_up)?;
+    gpu.kernels.gelu_mul(GeluMul { out: out.view(), gate_up: input.as_view(), width })?;
+    outcome(gpu, "gelu_mul", format!("{n_rows} x {width}"), &out, &reference::gelu_mul(&gate_up))
+}
+
+fn add_bias(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    let (x, bias) = (gpu.noise.normals(n_rows * width), gpu.noise.normals(width));
+    let mut out = gpu.guarded(x.iter().map(|x| bf16::from_f32(*x)).collect())?;
+    let bias_gpu = gpu.upload_bf16(&bias)?;
+    gpu.kernels.add_bias(AddBias { x: out.view(), bias: bias_gpu.as_view() })?;
+    let wanted: Vec<f32> = x.chunks(width).flat_map(|row| row.iter().zip(&bias).map(|(x, b)| x + b)).collect();
+    outcome(gpu, "add_bias", format!("{n_rows} x {width}"), &out, &wanted)
+}
+
+fn softcap(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    let logits: Vec<f32> = gpu.noise.normals(n_rows * width).iter().map(|x| 40.0 * x).collect();
+    let mut out = gpu.guarded(logits.clone())?;
+    gpu.kernels.softcap(Softcap { logits: out.view(), cap: 30.0 })?;
+    let wanted: Vec<f32> = logits.iter().map(|x| reference::softcap(*x, 30.0)).collect();
+    let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&found, &wanted));
+    // Some roundings of f32.
+    Ok(Outcome { op: "softcap", case: format!("{n_rows} x {width}"), error, limit: 1e-6 })
+}
+
+/// A part in the middle of rows twice as wide, whose other values must stay.
+fn norm_part(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    let (stride, first) = (2 * width + 8, 8);
+    let (x, weight) = (gpu.noise.normals(n_rows * stride), gpu.noise.normals(width));
+    let mut out = gpu.guarded(x.iter().map(|x| bf16::from_f32(*x)).collect())?;
+    let weight_gpu = gpu.upload_bf16(&weight)?;
+    gpu.kernels.norm_part(NormPart { rows: out.view(), stride, first, weight: weight_gpu.as_view(), eps: EPS })?;
+    let normed = |row: &[f32]| {
+        let mut row = row.to_vec();
+        let part = reference::rms_norm(&row[first..first + width], &weight, EPS);
+        row[first..first + width].copy_from_slice(&part);
+        row
+    };
+    let wanted: Vec<f32> = x.chunks(stride).flat_map(normed).collect();
+    outcome(gpu, "norm_part", format!("{n_rows} x {width} of {stride}"), &out, &wanted)
+}
+
+/// What of a chain is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Chain {
     Norm,
+    NormAdd,
+    NormAddNorm,
+}
+
+fn norm_chain(
+    gpu: &mut Gpu,
+    (n_rows, width): (usize, usize),
+    chain: Chain,
+    weight: NormWeight,
+) -> Result<Vec<Outcome>, KernelError> {
+    let size = n_rows * width;
+    let (x, residual) = (gpu.noise.normals(size), gpu.noise.normals(size));
+    let (after, next) = (gpu.noise.normals(width), gpu.noise.normals(width));
+    let (x_gpu, after_gpu, next_gpu) = (gpu.upload_bf16(&x)?, gpu.upload_bf16(&after)?, gpu.upload_bf16(&next)?);
+    let mut out = gpu.poisoned(size)?;
+    let mut carried = gpu.guarded(residual.iter().map(|x| bf16::from_f32(*x)).collect())?;
+    gpu.kernels.norm_chain(NormChain {
+        x: x_gpu.as_view(),
+        after: (chain != Chain::Norm).then(|| after_gpu.as_view()),
+        residual: (chain != Chain::Norm).then(|| carried.view()),
+        norm: (chain != Chain::NormAdd).then(|| (out.view(), next_gpu.as_view())),
+        width,
+        weight,
+        eps: EPS,
+    })?;
+    let normed: Vec<f32> = reference::norm(&x, &after, weight, EPS).into_iter().map(reference::rounded).collect();
+    let sum = reference::add(&normed, &residual);
+    let case = format!("{n_rows} x {width}, {chain:?}, {weight:?}");
+    let mut outcomes = Vec::new();
+    if chain != Chain::NormAdd {
+        let from = if chain == Chain::Norm { &x } else { &sum };
+        outcomes.push(outcome(gpu, "norm_chain", case.clone(), &out, &reference::norm(from, &next, weight, EPS))?);
+    }
+    if chain != Chain::Norm {
+        outcomes.push(outcome(gpu, "norm_chain", format!("{case}: residual"), &carried, &sum)?);
+    }
+    Ok(outcomes)
+}
+
+/// What is done to queries and keys.
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    has_bias: bool,
+    norm: Option<NormWeight>,
+    /// Pairs that turn, if not all.
+    n_pairs: Option<usize>,
+}
+
+impl Options {
+    const PLAIN: Self = Self { has_bias: false, norm: None, n_pairs: None };
+    const BIAS: Self = Self { has_bias: true, ..Self::PLAIN };
+    const NORM: Self = Self { norm: Some(NormWeight::Factor), ..Self::PLAIN };
+    const NORM_AROUND_ONE: Self = Self { norm: Some(NormWeight::OnePlusFactor), ..Self::BIAS };
 }
 
 fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Result<Vec<Outcome>, KernelError> {
     let (n_blocks, n_positions, width) = (n_rows.div_ceil(4) + 3, 5000, heads.qkv_width());
     let qkv = gpu.noise.normals(n_rows * width);
-    let inv_freq: Vec<f64> = (0..heads.dim / 2).map(|i| 5e5f64.powf(-2.0 * i as f64 / heads.dim as f64)).collect();
+    let n_pairs = options.n_pairs.unwrap_or(heads.dim / 2);
+    let inv_freq: Vec<f64> = (0..n_pairs).map(|i| 5e5f64.powf(-(i as f64) / n_pairs as f64)).collect();
     let angles = angle_table(n_positions, &inv_freq, 1.0);
     let positions: Vec<i32> = (0..n_rows).map(|_| gpu.noise.below(n_positions) as i32).collect();
     let mut slots = gpu.noise.permutation(n_blocks * BLOCK_SIZE);
@@ -117,14 +246,14 @@ fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Resu
     let mut k_cache = gpu.upload(&vec![bf16::NAN; n_blocks * heads.block_values()])?;
     let mut v_cache = gpu.upload(&vec![bf16::NAN; n_blocks * heads.block_values()])?;
     let (angles_gpu, positions_gpu, slots_gpu) = (gpu.upload(&angles)?, gpu.upload(&positions)?, gpu.upload(&slots)?);
-    let norm = QkNorm { q_weight: q_gpu.as_view(), k_weight: k_gpu.as_view(), eps: EPS };
+    let norm = |weight| QkNorm { q_weight: q_gpu.as_view(), k_weight: k_gpu.as_view(), weight, eps: EPS };
     gpu.kernels.rope_kv(RopeKv {
         qkv: rows.as_view_mut(),
         k_cache: k_cache.as_view_mut(),
         v_cache: v_cache.as_view_mut(),
-        bias: matches!(options, Options::Bias).then(|| bias_gpu.as_view()),
-        norm: matches!(options, Options::Norm).then_some(norm),
-        angles: angles_gpu.as_view(),
+        bias: options.has_bias.then(|| bias_gpu.as_view()),
+        norm: options.norm.map(norm),
+        rotary: (n_pairs > 0).then(|| Rotary { angles: angles_gpu.as_view(), n_pairs }),
         positions: positions_gpu.as_view(),
         slots: slots_gpu.as_view(),
         heads,
@@ -133,9 +262,10 @@ fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Resu
         .map(|row| {
             reference::rope(&reference::RopeRow {
                 qkv: &qkv[row * width..][..width],
-                bias: matches!(options, Options::Bias).then_some(&bias[..]),
-                norm: matches!(options, Options::Norm).then_some((&q_weight[..], &k_weight[..], EPS)),
-                angles: &angles[positions[row] as usize * heads.dim..][..heads.dim],
+                bias: options.has_bias.then_some(&bias[..]),
+                norm: options.norm.map(|_| (&q_weight[..], &k_weight[..], EPS)),
+                norm_weight: options.norm.unwrap_or(NormWeight::Factor),
+                angles: &angles[positions[row] as usize * 2 * n_pairs..][..2 * n_pairs],
                 heads,
             })
         })

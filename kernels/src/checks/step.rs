@@ -8,10 +8,10 @@ use crate::{
     attention::{DecodeScratch, PagedDecode, PagedKv, ScratchSize},
     bf16,
     gated::Gated,
-    launch::{BLOCK_SIZE, GemmShape, Heads, Left, NORM_TILE, OutputType, norm_tiles},
+    launch::{AttentionSpec, BLOCK_SIZE, GemmShape, Heads, Left, NORM_TILE, OutputType, norm_tiles},
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, angle_table},
+    pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, Rotary, angle_table},
     sampling::{Filters, Sample, SampleRow, SampleScratch},
     skinny::{RowScale, Update},
 };
@@ -214,7 +214,7 @@ pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> 
         Between::Wait => gpu.stream().synchronize().map_err(KernelError::driver("wait for the device")),
     };
     let (out, width) = (b.residual.as_view_mut(), shape.hidden());
-    kernels.embed(Embed { out, table: model.table.as_view(), tokens: b.tokens.as_view(), width })?;
+    kernels.embed(Embed { out, table: model.table.as_view(), tokens: b.tokens.as_view(), width, scale: None })?;
     b.left = Left::Residual;
     for idx in 0..model.layers.len() {
         project(gpu, model, b, idx, &pause)?;
@@ -365,7 +365,7 @@ fn rope(
         v_cache: layer.v_cache.as_view_mut(),
         bias: None,
         norm: None,
-        angles: angles.as_view(),
+        rotary: Some(Rotary { angles: angles.as_view(), n_pairs: shape.heads.dim / 2 }),
         positions: b.positions.as_view(),
         slots: b.slots.as_view(),
         heads: shape.heads,
@@ -391,8 +391,7 @@ fn attend(gpu: &Gpu, shape: StepShape, layer: &Layer, b: &mut Batch) -> Result<(
         readers: b.readers.as_view(),
         policy: SplitPolicy::Balanced { n_slots: n_slots(gpu) },
         scratch: &mut b.decode_scratch,
-        heads: shape.heads,
-        scale: 1.0 / (shape.heads.dim as f32).sqrt(),
+        spec: AttentionSpec::plain(shape.heads, 1.0 / (shape.heads.dim as f32).sqrt()),
     })
 }
 

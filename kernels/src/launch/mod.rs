@@ -7,8 +7,11 @@ mod product;
 mod sampling;
 
 pub use self::{
-    attention::{DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
-    pointwise::{GATE_UP_GROUP, Residual, embed, feed_tokens, rms_norm, rope_kv, silu_mul},
+    attention::{AttentionSpec, DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
+    pointwise::{
+        GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul, rms_norm,
+        rope_kv, silu_mul, softcap,
+    },
     product::{
         CHAINED_ROWS_MAX, Left, LinearKernel, NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles,
         skinny_gemm,
@@ -22,6 +25,10 @@ use crate::error::KernelError;
 pub const BLOCK_SIZE: usize = 16;
 /// Most query heads a KV head may serve: the rows of a tensor-core tile.
 pub const GROUP_MAX: usize = 16;
+/// Widest head.
+pub const HEAD_DIM_MAX: usize = 256;
+/// Widths of heads are multiples of this.
+pub const HEAD_DIM_STEP: usize = 16;
 /// Everything the driver needs to start a kernel, besides its arguments.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LaunchConfig {
@@ -96,8 +103,9 @@ impl Heads {
     }
 
     fn check(self, op: &'static str) -> Result<(), KernelError> {
-        if !matches!(self.dim, 64 | 128) {
-            return Err(refused(op, format!("head dimension {} is not supported: 64 and 128 are", self.dim)));
+        if !self.dim.is_multiple_of(HEAD_DIM_STEP) || self.dim == 0 || self.dim > HEAD_DIM_MAX {
+            let problem = format!("head dimension {} is no multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}", self.dim);
+            return Err(refused(op, problem));
         }
         if self.n_kv == 0 || self.n_q == 0 || !self.n_q.is_multiple_of(self.n_kv) || self.group() > GROUP_MAX {
             let Self { n_q, n_kv, .. } = self;
@@ -164,12 +172,14 @@ mod tests {
 
     #[test]
     fn every_entry_may_have_the_shared_memory_it_is_launched_with() {
-        let heads = [64, 128].map(|dim| Heads { dim, ..LLAMA_8B });
+        let heads = [64, 96, 128, 256].map(|dim| Heads { dim, ..LLAMA_8B });
         let ring = SkinnyKernel::Ring { n_multiprocessors: 1 };
         let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, SkinnyForm::Update, ring).unwrap()];
         for heads in heads {
-            configs.push(paged_decode(1, heads, BALANCED).unwrap());
-            configs.extend([PrefillKernel::Mma, WGMMA].map(|kernel| paged_prefill(1, heads, kernel).unwrap()));
+            let spec = AttentionSpec::plain(heads, 1.0);
+            configs.push(paged_decode(1, spec, BALANCED).unwrap());
+            let kernels = [PrefillKernel::Mma, WGMMA].into_iter().filter(|kernel| kernel.has(heads));
+            configs.extend(kernels.map(|kernel| paged_prefill(1, spec, kernel).unwrap()));
         }
         for config in configs {
             let allowed = config.entry.shared_bytes_asked().unwrap_or(48 << 10);
@@ -186,14 +196,29 @@ mod tests {
                 skinny_gemm(GemmShape { m: 9, n: 1, k: 8 }, SkinnyForm::Update, SkinnyKernel::Registers),
                 "skinny_gemm: 9 rows are more than 8",
             ),
-            (rope_kv(1, Heads { dim: 96, ..LLAMA_8B }), "rope_kv: head dimension 96 is not supported: 64 and 128 are"),
             (
-                paged_decode(1, Heads { n_q: 32, n_kv: 1, dim: 64 }, BALANCED),
+                rope_kv(1, RotaryForm::plain(Heads { dim: 100, ..LLAMA_8B })),
+                "rope_kv: head dimension 100 is no multiple of 16 up to 256",
+            ),
+            (
+                rope_kv(1, RotaryForm { n_pairs: 20, ..RotaryForm::plain(LLAMA_8B) }),
+                "rope_kv: 40 numbers of each head turn, of 128: multiples of 16 can",
+            ),
+            (
+                paged_decode(1, AttentionSpec::plain(Heads { n_q: 32, n_kv: 1, dim: 64 }, 1.0), BALANCED),
                 "paged_decode: 32 query heads do not share 1 KV heads in groups of 1 to 16",
             ),
             (
-                paged_prefill(70_000, LLAMA_8B, PrefillKernel::Mma),
+                paged_prefill(70_000, AttentionSpec::plain(LLAMA_8B, 1.0), PrefillKernel::Mma),
                 "paged_prefill: 70000 planned pieces are more than 65535 in one launch",
+            ),
+            (
+                paged_prefill(1, AttentionSpec::plain(Heads { dim: 256, ..LLAMA_8B }, 1.0), WGMMA),
+                "paged_prefill: heads of 256 are too wide for wgmma's tiles: 128 is the most",
+            ),
+            (
+                paged_decode(1, AttentionSpec { window: Some(0), ..AttentionSpec::plain(LLAMA_8B, 1.0) }, BALANCED),
+                "paged_decode: a window of 0 tokens sees nothing",
             ),
         ];
         for (refusal, text) in refusals {

@@ -29,6 +29,32 @@ pub fn rms_norm(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelError>
     Ok(config(entry, [count(rows.n_rows), 1, 1], warps_for(n_vecs.div_ceil(per_thread), 1024)))
 }
 
+/// A chain of norms and an addition of `rows`; see `csrc/rms_norm.cu`.
+pub fn any_norm(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    let config = rms_norm(rows, Residual::None)?;
+    let entry = if config.entry == Entry::RmsNormV1 { Entry::AnyNormV1 } else { Entry::AnyNormV4 };
+    Ok(LaunchConfig { entry, ..config })
+}
+
+/// How a norm's weight is stored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NormWeight {
+    /// As the factor itself.
+    Factor,
+    /// As the factor less one.
+    OnePlusFactor,
+}
+
+impl NormWeight {
+    /// What is added to a stored weight.
+    pub(crate) fn offset(self) -> f32 {
+        match self {
+            Self::Factor => 0.0,
+            Self::OnePlusFactor => 1.0,
+        }
+    }
+}
+
 /// Whether a norm adds its input to the residual first.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Residual {
@@ -44,22 +70,75 @@ pub const GATE_UP_GROUP: usize = 8;
 
 /// Gated activation to `rows`.
 pub fn silu_mul(rows: Rows) -> Result<LaunchConfig, KernelError> {
-    let n_vecs = vectors("silu_mul", rows)?;
+    a_vector_a_thread("silu_mul", Entry::SiluMul, rows)
+}
+
+/// The same with GELU.
+pub fn gelu_mul(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    a_vector_a_thread("gelu_mul", Entry::GeluMul, rows)
+}
+
+/// A bias added to `rows`.
+pub fn add_bias(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    a_vector_a_thread("add_bias", Entry::AddBias, rows)
+}
+
+fn a_vector_a_thread(op: &'static str, entry: Entry, rows: Rows) -> Result<LaunchConfig, KernelError> {
+    let n_vecs = vectors(op, rows)?;
     let threads = warps_for(n_vecs, 256);
     if rows.n_rows > 65535 {
-        return Err(refused("silu_mul", format!("{} rows are more than 65535", rows.n_rows)));
+        return Err(refused(op, format!("{} rows are more than 65535", rows.n_rows)));
     }
-    Ok(config(Entry::SiluMul, [count(n_vecs.div_ceil(threads as usize)), count(rows.n_rows), 1], threads))
+    Ok(config(entry, [count(n_vecs.div_ceil(threads as usize)), count(rows.n_rows), 1], threads))
+}
+
+/// The bound of `n` logits.
+pub fn softcap(n: usize) -> Result<LaunchConfig, KernelError> {
+    not_empty("softcap", n)?;
+    Ok(config(Entry::Softcap, [count(n.div_ceil(256)), 1, 1], 256))
+}
+
+/// What is done to queries and keys before they are used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RotaryForm {
+    /// The rank's heads.
+    pub heads: Heads,
+    /// Pairs of a head that turn: its first `2 * n_pairs` numbers, none where the layer does not turn.
+    pub n_pairs: usize,
+    /// How the weights of its norms are stored, if it has any.
+    pub norm_weight: NormWeight,
+}
+
+impl RotaryForm {
+    /// Whole heads turn: what most families do.
+    pub fn plain(heads: Heads) -> Self {
+        Self { heads, n_pairs: heads.dim / 2, norm_weight: NormWeight::Factor }
+    }
+
+    fn check(self) -> Result<(), KernelError> {
+        let Self { heads, n_pairs, .. } = self;
+        heads.check("rope_kv")?;
+        if n_pairs.is_multiple_of(8) && 2 * n_pairs <= heads.dim {
+            return Ok(());
+        }
+        let problem = format!("{} numbers of each head turn, of {}: multiples of 16 can", 2 * n_pairs, heads.dim);
+        Err(refused("rope_kv", problem))
+    }
 }
 
 /// Rotary embedding and KV write of `n_rows` fused rows: 16 dimensions of a head a thread, blocks of 128 threads so that
 /// few rows still spread over the chip.
-pub fn rope_kv(n_rows: usize, heads: Heads) -> Result<LaunchConfig, KernelError> {
-    heads.check("rope_kv")?;
+pub fn rope_kv(n_rows: usize, form: RotaryForm) -> Result<LaunchConfig, KernelError> {
+    form.check()?;
     not_empty("rope_kv", n_rows)?;
-    let entry = if heads.dim == 64 { Entry::RopeKvD64 } else { Entry::RopeKvD128 };
+    let heads = form.heads;
     const THREADS: usize = 128;
-    let heads_per_block = THREADS / (heads.dim / 16);
+    let (entry, head_lanes) = match heads.dim {
+        64 if form == RotaryForm::plain(heads) => (Entry::RopeKvD64, 4),
+        128 if form == RotaryForm::plain(heads) => (Entry::RopeKvD128, 8),
+        _ => (Entry::RopeKvAny, 16),
+    };
+    let heads_per_block = THREADS / head_lanes;
     let n_heads = heads.n_q + 2 * heads.n_kv;
     Ok(config(entry, [count(n_rows), count(n_heads.div_ceil(heads_per_block)), 1], count(THREADS)))
 }
@@ -82,8 +161,18 @@ mod tests {
 
     #[test]
     fn rotation_takes_sixteen_heads_of_128_a_block() {
-        assert_eq!(rope_kv(7, LLAMA_8B).unwrap().grid, [7, 3, 1]);
-        assert_eq!(rope_kv(7, Heads { dim: 64, ..LLAMA_8B }).unwrap().grid, [7, 2, 1]);
+        let plain = |dim| rope_kv(7, RotaryForm::plain(Heads { dim, ..LLAMA_8B })).unwrap();
+        assert_eq!([plain(128).grid, plain(64).grid, plain(96).grid], [[7, 3, 1], [7, 2, 1], [7, 6, 1]]);
+    }
+
+    #[test]
+    fn heads_that_turn_in_part_or_have_weights_around_zero_take_the_kernel_for_any() {
+        let plain = RotaryForm::plain(LLAMA_8B);
+        let entry = |form| rope_kv(1, form).unwrap().entry;
+        assert_eq!(entry(plain), Entry::RopeKvD128);
+        assert_eq!(entry(RotaryForm { n_pairs: 48, ..plain }), Entry::RopeKvAny);
+        assert_eq!(entry(RotaryForm { n_pairs: 0, ..plain }), Entry::RopeKvAny);
+        assert_eq!(entry(RotaryForm { norm_weight: NormWeight::OnePlusFactor, ..plain }), Entry::RopeKvAny);
     }
 
     #[test]

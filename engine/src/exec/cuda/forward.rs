@@ -16,11 +16,11 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels,
     attention::{PagedDecode, PagedKv, PagedPrefill},
     bf16,
-    launch::{GemmShape, Left},
+    launch::{AttentionSpec, GemmShape, Left, NormWeight},
     linear::{Linear, Output, Products},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
-    pointwise::{Embed, FeedTokens, QkNorm, RopeKv},
+    pointwise::{Embed, FeedTokens, QkNorm, RopeKv, Rotary},
     sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample},
 };
 
@@ -199,6 +199,7 @@ impl Forward {
             table: weights.embed.as_view(),
             tokens: b.tokens.slice(..n),
             width: shape.hidden,
+            scale: None,
         })
     }
 
@@ -219,9 +220,10 @@ impl Forward {
             norm: layer.qk_norm.as_ref().map(|(q, k)| QkNorm {
                 q_weight: q.as_view(),
                 k_weight: k.as_view(),
+                weight: NormWeight::Factor,
                 eps: shape.eps,
             }),
-            angles: angles.as_view(),
+            rotary: Some(Rotary { angles: angles.as_view(), n_pairs: shape.heads.dim / 2 }),
             positions: step.packed.view(step.layout.positions),
             slots: step.packed.view(step.layout.slots),
             heads: shape.heads,
@@ -250,6 +252,7 @@ impl Forward {
                 table: table.slice(..n * width),
                 tokens: step.packed.view(step.layout.listed),
                 width,
+                scale: None,
             })
         };
         gather(&mut b.gathered, &b.attended, shape.attended_width())?;
@@ -284,8 +287,7 @@ impl Forward {
             readers: step.packed.view(step.layout.readers),
             scratch: &mut b.decode_scratch,
             policy: step.policy,
-            heads: shape.heads,
-            scale: shape.attention_scale,
+            spec: AttentionSpec::plain(shape.heads, shape.attention_scale),
         })
     }
 
@@ -307,8 +309,7 @@ impl Forward {
             kv: paged_kv(&cache[idx], step),
             tiles: step.packed.view(tiles),
             scratch: &mut b.prefill_scratch,
-            heads: shape.heads,
-            scale: shape.attention_scale,
+            spec: AttentionSpec::plain(shape.heads, shape.attention_scale),
         })
     }
 

@@ -3,17 +3,14 @@
 
 use anyhow::Result;
 use stoker_kernels::{
-    CudaSlice, KernelError,
-    attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
-    bf16,
+    KernelError,
     checks::{
         Gpu,
         step::{self, Batch, Between, Model, StepShape},
     },
-    launch::{BLOCK_SIZE, GemmShape, Heads, PrefillKernel, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{BLOCK_SIZE, GemmShape, Heads, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
-    plan::{self, Context, PrefillChunk, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, RopeKv, SiluMul, angle_table},
+    pointwise::{AddRmsNorm, Embed, RopeKv, Rotary, SiluMul, angle_table},
     sampling::{Filters, Sample, SampleRow, SampleScratch},
 };
 
@@ -74,7 +71,7 @@ fn embed(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     let (tokens, mut out) = (gpu.upload(&tokens)?, gpu.random(n_rows * HIDDEN)?);
     let us = clock::time(gpu, 16, |i| {
         let tokens = tokens.slice(i * n_rows..(i + 1) * n_rows);
-        gpu.kernels.embed(Embed { out: out.as_view_mut(), table: table.as_view(), tokens, width: HIDDEN })
+        gpu.kernels.embed(Embed { out: out.as_view_mut(), table: table.as_view(), tokens, width: HIDDEN, scale: None })
     })?;
     report.add(&name, "stoker", Work::Bytes((4 * n_rows * HIDDEN) as f64), us);
     Ok(())
@@ -127,7 +124,7 @@ fn rope_kv(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
             v_cache: v_cache.as_view_mut(),
             bias: None,
             norm: None,
-            angles: angles.as_view(),
+            rotary: Some(Rotary { angles: angles.as_view(), n_pairs: HEADS.dim / 2 }),
             positions: positions.as_view(),
             slots: slots.as_view(),
             heads: HEADS,
@@ -247,155 +244,6 @@ fn flops(shape: GemmShape) -> Work {
     Work::Flops(2.0 * (shape.m * shape.n * shape.k) as f64)
 }
 
-/// Decode attention over contexts of equal and of random length.
-pub(crate) fn decode(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    for (batch, context) in
-        [(1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024), (256, 4096)]
-    {
-        let name = format!("kernel_paged_decode_{batch}x{context}");
-        decode_case(
-            gpu,
-            report,
-            &name,
-            &Decodes { lens: vec![context; batch], n_shared: 0, reading: Reading::Together },
-        )?;
-    }
-    let lens: Vec<usize> = (0..256).map(|_| 64 + gpu.noise.below(4032)).collect();
-    let ragged = Decodes { lens, n_shared: 0, reading: Reading::Together };
-    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &ragged)?;
-    for (batch, n_shared, own) in [(2, 2048, 160), (8, 2048, 160), (64, 2048, 160), (256, 512, 384), (256, 256, 640)] {
-        for (kind, reading) in [("shared", Reading::Together), ("shared_apart", Reading::Apart)] {
-            let name = format!("kernel_paged_decode_{batch}x{own}_{kind}_{n_shared}");
-            let lens = (0..batch).map(|row| n_shared + own - row % 16).collect();
-            decode_case(gpu, report, &name, &Decodes { lens, n_shared, reading })?;
-        }
-    }
-    Ok(())
-}
-
-/// Sequences that decode.
-struct Decodes {
-    lens: Vec<usize>,
-    /// Tokens that all of them begin with, in the same blocks.
-    n_shared: usize,
-    reading: Reading,
-}
-
-/// How blocks that several sequences share are read.
-#[derive(Clone, Copy, Eq, PartialEq)]
-enum Reading {
-    Together,
-    Apart,
-}
-
-fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, decodes: &Decodes) -> Result<()> {
-    if !report.wants(name) {
-        return Ok(());
-    }
-    let Decodes { lens, n_shared, reading } = decodes;
-    let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
-    // What is shared is in memory once.
-    let kv_tokens = n_shared + lens.iter().map(|len| len - n_shared).sum::<usize>();
-    let kv_bytes = 4 * kv_tokens * HEADS.n_kv * HEADS.dim;
-    let turns = turns(kv_bytes);
-    let caches = (0..turns).map(|_| Cache::new(gpu, lens, *n_shared)).collect::<Result<Vec<_>>>()?;
-    let policy = SplitPolicy::Balanced { n_slots };
-    // The blocks that a cache's sequences share are in the same places of all tables.
-    let known = if *reading == Reading::Together { n_shared / BLOCK_SIZE } else { 0 };
-    let blocks: Vec<usize> = (0..known).collect();
-    let contexts: Vec<_> = lens.iter().map(|&n_tokens| Context { n_tokens, blocks: &blocks }).collect();
-    let plan = plan::plan_decode(&contexts, HEADS, policy);
-    let size = ScratchSize { n_sequences: lens.len(), n_items: plan.items.len(), policy, heads: HEADS };
-    let (items, readers) = (gpu.upload(&plan.items)?, gpu.upload(&plan.readers)?);
-    let mut scratch = DecodeScratch::new(gpu.stream(), size)?;
-    let (q, mut out) = (gpu.random(lens.len() * HEADS.qkv_width())?, gpu.random(lens.len() * HIDDEN)?);
-    let us = clock::time(gpu, 20, |i| {
-        gpu.kernels.paged_decode(PagedDecode {
-            out: out.as_view_mut(),
-            q: q.as_view(),
-            q_stride: HEADS.qkv_width(),
-            kv: caches[i % turns].view(),
-            items: items.as_view(),
-            readers: readers.as_view(),
-            policy,
-            scratch: &mut scratch,
-            heads: HEADS,
-            scale: 0.088,
-        })
-    })?;
-    report.add(name, "stoker", Work::Bytes(kv_bytes as f64), us);
-    Ok(())
-}
-
-/// Causal attention of whole prompts, and of a chunk over a long past.
-pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    let best = PrefillKernel::for_device(gpu.kernels.properties());
-    let mut kernels = vec![("mma", PrefillKernel::Mma)];
-    if best != PrefillKernel::Mma {
-        kernels.push(("wgmma", best));
-    }
-    for (kind, kernel) in kernels {
-        for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
-            let name = format!("kernel_paged_prefill_{kind}_{batch}x{tokens}");
-            prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel)?;
-        }
-        for (before, tokens) in [(2048, 128), (8192 - 512, 512)] {
-            let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
-            prefill_case(gpu, report, &name, &[(before, tokens)], kernel)?;
-        }
-        let name = format!("kernel_paged_prefill_{kind}_64x128_shared_2048");
-        prefill_case(gpu, report, &name, &[(2048, 128); 64], kernel)?;
-    }
-    Ok(())
-}
-
-/// Chunks behind the same tokens.
-fn prefill_case(
-    gpu: &mut Gpu,
-    report: &mut Report,
-    name: &str,
-    chunks: &[(usize, usize)],
-    kernel: PrefillKernel,
-) -> Result<()> {
-    if !report.wants(name) {
-        return Ok(());
-    }
-    let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
-    let n_rows = chunks.iter().map(|(_, n)| n).sum::<usize>();
-    let mut first_row = 0;
-    let planned: Vec<PrefillChunk> = chunks
-        .iter()
-        .enumerate()
-        .map(|(sequence, &(n_computed, n_tokens))| {
-            let chunk = PrefillChunk { sequence, first_row, n_computed, n_tokens };
-            first_row += n_tokens;
-            chunk
-        })
-        .collect();
-    let (cache, tiles) =
-        (Cache::new(gpu, &lens, chunks[0].0)?, gpu.upload(&plan::plan_prefill(&planned, HEADS, kernel.split()))?);
-    let n_pieces = plan::prefill_pieces_max(HEADS, kernel.split());
-    let mut scratch = PrefillScratch::new(gpu.stream(), n_pieces, HEADS)?;
-    let (q, mut out) = (gpu.random(n_rows * HEADS.qkv_width())?, gpu.random(n_rows * HIDDEN)?);
-    let us = clock::time(gpu, 4, |_| {
-        let op = PagedPrefill {
-            out: out.as_view_mut(),
-            q: q.as_view(),
-            q_stride: HEADS.qkv_width(),
-            kv: cache.view(),
-            tiles: tiles.as_view(),
-            scratch: &mut scratch,
-            heads: HEADS,
-            scale: 0.088,
-        };
-        gpu.kernels.paged_prefill_by(op, kernel)
-    })?;
-    // Two products of 2 * dim operations for each query head and pair of tokens that see each other.
-    let pairs: f64 = chunks.iter().map(|&(before, n)| n as f64 * (before as f64 + (n + 1) as f64 / 2.0)).sum();
-    report.add(name, "stoker", Work::Flops(4.0 * (HEADS.n_q * HEADS.dim) as f64 * pairs), us);
-    Ok(())
-}
-
 /// The tail of a step over logits of the whole vocabulary.
 pub(crate) fn sampling(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     let drawn = SampleRow { temperature: 0.8, seed: 7, ..SampleRow::GREEDY };
@@ -434,36 +282,6 @@ fn sample(gpu: &mut Gpu, rows: &[SampleRow], filters: Filters) -> Result<Vec<f64
             filters,
         })
     })
-}
-
-/// Random KV in blocks of any order.
-struct Cache {
-    k: CudaSlice<bf16>,
-    v: CudaSlice<bf16>,
-    table: CudaSlice<i32>,
-    blocks_per_row: usize,
-}
-
-impl Cache {
-    /// Sequences that begin with the same `n_shared` tokens.
-    fn new(gpu: &mut Gpu, lens: &[usize], n_shared: usize) -> Result<Self> {
-        let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE));
-        let mut order = gpu.noise.permutation(lens.len() * blocks_per_row);
-        for row in 1..lens.len() {
-            order.copy_within(..n_shared / BLOCK_SIZE, row * blocks_per_row);
-        }
-        let size = order.len() * HEADS.block_values();
-        Ok(Self { k: gpu.random(size)?, v: gpu.random(size)?, table: gpu.upload(&order)?, blocks_per_row })
-    }
-
-    fn view(&self) -> PagedKv<'_> {
-        PagedKv {
-            k_cache: self.k.as_view(),
-            v_cache: self.v.as_view(),
-            block_table: self.table.as_view(),
-            blocks_per_row: self.blocks_per_row,
-        }
-    }
 }
 
 /// Copies needed so that a rotation of `bytes` each does not fit the cache.

@@ -2,6 +2,7 @@
 //! ceilings measured in the same run. Prints a table; `--out` appends the figures as JSON lines. Compares nothing with
 //! references: `kernel-check` does.
 
+mod attention;
 mod cases;
 mod chained;
 mod clock;
@@ -63,8 +64,8 @@ fn main() -> Result<()> {
     cases::linear(&mut gpu, &mut report)?;
     cases::gated(&mut gpu, &mut report)?;
     chained::run(&mut gpu, &mut report)?;
-    cases::decode(&mut gpu, &mut report)?;
-    cases::prefill(&mut gpu, &mut report)?;
+    attention::decode(&mut gpu, &mut report)?;
+    attention::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;
     cases::steps(&mut gpu, &mut report)?;
     let Some(out) = arguments.out else { return Ok(()) };
