@@ -2,12 +2,10 @@
 //! answers are, and every latency counts from the planned moment. So a server that stalls cannot slow down the load that
 //! would have shown it (coordinated omission).
 //!
-//! [`schedule`] plans, [`client`] asks, [`run`] keeps the plan, [`summary`] counts. Nothing here retries.
+//! [`stoker_workload`] plans, [`client`] asks, [`run`] keeps the plan, [`summary`] counts. Nothing here retries.
 
 pub mod answer;
 pub mod client;
-pub mod lengths;
 pub mod prompt;
 pub mod run;
-pub mod schedule;
 pub mod summary;

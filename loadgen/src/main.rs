@@ -9,12 +9,10 @@ use clap::{Args, Parser};
 use serde::Serialize;
 use stoker_loadgen::{
     client::{Client, Connections, Ending, Form, Options, Sampling},
-    lengths::Lengths,
     run::{Plan, Wish, run},
-    schedule::{self, Sizes, Steps},
     summary::{Summary, Targets},
 };
-use stoker_scaling::sim::Request;
+use stoker_workload::{Lengths, Request, Sizes, Steps, Trace};
 use tokio::sync::mpsc;
 
 /// Sends load to an OpenAI-compatible endpoint and measures what its users would feel.
@@ -54,7 +52,8 @@ Examples:
 
 A trace has one request a line, seconds from its beginning:
   {\"arrived\": 0.5, \"promptTokens\": 900, \"completionTokens\": 200}
-It is the form that `kubectl stoker simulate --trace` reads.
+It is the form that `kubectl stoker simulate --trace` reads, as are the Azure LLM traces of 2023 and 2024, BurstGPT
+(CSV) and Mooncake (JSON) as published.
 
 Words of the summary: ttft, to the first text; itl, between pieces of text; e2e, to the last text; goodput, answers that
 met --ttft-ms and --itl-ms (the mean per token), of all planned. Percentiles are values that occurred. Ctrl-C stops
@@ -127,7 +126,7 @@ struct Report<'a> {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let seconds = schedule::seconds(text).ok_or("write a number and ms, s, m or h, such as 90s")?;
+    let seconds = stoker_workload::seconds(text).ok_or("write a number and ms, s, m or h, such as 90s")?;
     Ok(Duration::from_secs_f64(seconds))
 }
 
@@ -159,7 +158,9 @@ async fn main() -> Result<ExitCode> {
 fn requests(load: &Load) -> Result<Vec<Request>> {
     if let Some(path) = &load.trace {
         let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-        return schedule::from_trace(&text).with_context(|| format!("read {}", path.display()));
+        let read = Trace::read("trace", &text).with_context(|| format!("read {}", path.display()))?;
+        read.tell(|told| eprintln!("{told}"));
+        return Ok(read.trace.requests);
     }
     let steps = load.steps.as_ref().context("give --step or --trace")?;
     let requests = steps.requests(Sizes { prompt: load.prompt_tokens, completion: load.max_tokens }, load.seed);

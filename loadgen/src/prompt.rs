@@ -1,7 +1,7 @@
 //! Prompts of a wanted number of tokens, without the server's tokenizer: words, and how many tokens the server counts
 //! for them. Words differ from request to request, so that a prefix cache finds only what a trace says it finds.
 
-use stoker_scaling::sim::{Request, Rng};
+use stoker_workload::{Request, Rng};
 
 /// Common words: one to two tokens each in every tokenizer.
 const WORDS: [&str; 32] = [

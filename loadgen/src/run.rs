@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stoker_scaling::sim::Request;
+use stoker_workload::Request;
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},

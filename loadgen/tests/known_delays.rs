@@ -21,12 +21,10 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use stoker_loadgen::{
     client::{Client, Connections, Ending, Form, Options, Sampling},
-    lengths::Lengths,
     run::{Outcome, Plan, run},
-    schedule::{Sizes, Steps},
     summary::{Summary, Targets},
 };
-use stoker_scaling::sim::Request;
+use stoker_workload::{Lengths, Request, Sizes, Steps};
 use tokio::{net::TcpListener, sync::mpsc, time::Instant};
 
 /// The two requests that count tokens come first and are no part of the measurement.

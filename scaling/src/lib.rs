@@ -1,7 +1,7 @@
 //! How many replicas a deployment should have, and why.
 //!
 //! The decision is a plain function: [`decide_scale`] takes a specification, a window of readings, the state the last
-//! decision left, and the time. It is the same function in the operator, in `explain` and in the simulator ([`sim`]).
+//! decision left, and the time. It is the same function in the operator, in `explain` and in the simulator (`stoker-sim`).
 //! Nothing here reads a clock, talks to a cluster or awaits.
 
 mod decide;
@@ -13,7 +13,6 @@ mod reading;
 mod record;
 mod regret;
 mod signals;
-pub mod sim;
 mod startup;
 mod window;
 
@@ -21,7 +20,7 @@ pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale
 pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
 pub use explain::explain;
 pub use hold::Hold;
-pub use law::ServiceLaw;
+pub use law::{Line, ServiceLaw};
 pub use reading::{
     Absurdity, Answer, CLOCK_AHEAD_MS_MAX, CLOCK_BEHIND_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading,
 };

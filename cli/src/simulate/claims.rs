@@ -1,6 +1,6 @@
 //! What the comparison was meant to show, line by line, with the figures and whether they bear it out.
 
-use stoker_scaling::sim::{Comparison, Outcomes, Rival, Tuned};
+use stoker_sim::{Comparison, Outcomes, Tuned};
 
 const HEADER: &str = "| at equal GPU-hours | ours | best rule | holds |\n|---|---:|---:|---|\n";
 
@@ -31,16 +31,16 @@ fn summed(
     times: u64,
 ) -> String {
     let ours: u64 = comparisons.iter().map(|comparison| count(&comparison.ours)).sum();
-    let of = |rival: Rival| {
+    let of = |rival: &str| {
         let all = comparisons.iter().flat_map(rivals).filter(|tuned| tuned.rival == rival);
         all.map(|tuned| count(&tuned.outcomes)).sum::<u64>()
     };
     let compared = comparisons.first().map(rivals).unwrap_or_default();
-    let Some((best, rival)) = compared.iter().map(|tuned| (of(tuned.rival), tuned.rival)).min_by_key(|(sum, _)| *sum)
+    let Some((best, rival)) = compared.iter().map(|tuned| (of(&tuned.rival), &tuned.rival)).min_by_key(|(sum, _)| *sum)
     else {
         return String::new();
     };
-    format!("| {claim} | {ours} | {best} ({}) | {} |\n", rival.name(), yes(ours * times <= best))
+    format!("| {claim} | {ours} | {best} ({}) | {} |\n", rival, yes(ours * times <= best))
 }
 
 fn on_each_trace(comparisons: &[Comparison], rivals: fn(&Comparison) -> &[Tuned], count: Count, what: &str) -> String {
@@ -48,7 +48,7 @@ fn on_each_trace(comparisons: &[Comparison], rivals: fn(&Comparison) -> &[Tuned]
         let of = |tuned: &&Tuned| count(&tuned.outcomes);
         let best = rivals(comparison).iter().min_by_key(of)?;
         let (ours, theirs) = (count(&comparison.ours), of(&best));
-        (ours > theirs).then(|| format!("{} {ours} : {theirs} ({})", comparison.trace, best.rival.name()))
+        (ours > theirs).then(|| format!("{} {ours} : {theirs} ({})", comparison.trace, best.rival))
     });
     let more: Vec<String> = more.collect();
     let holds = if more.is_empty() { yes(true).to_owned() } else { format!("no: {}", more.join(", ")) };

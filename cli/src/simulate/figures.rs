@@ -1,10 +1,9 @@
 //! The figures of a comparison, in the project's one form.
 
 use stoker_figures::{Figure, Key, Run, System};
-use stoker_scaling::sim::{Comparison, Outcomes};
+use stoker_sim::{Comparison, Outcomes};
 
-const COMMAND: &str =
-    "kubectl stoker simulate --trace all --against hpa-queue,kpa,wva --figures docs/benchmarks/results/scaling.jsonl";
+const COMMAND: &str = "kubectl stoker simulate --trace all --against hpa-queue --against kpa --against wva --against wva-v2 --figures docs/benchmarks/results/scaling.jsonl";
 
 /// A figure each: one run of a seeded simulation.
 pub(super) fn of_comparisons(comparisons: &[Comparison]) -> Vec<Figure> {

@@ -9,39 +9,66 @@ mod figures;
 mod report;
 mod tick;
 
-use std::{fs, path::PathBuf};
-
-use anyhow::{Context, Result, bail};
-use clap::Args;
-use stoker_scaling::{
-    ScalingSpec,
-    sim::{
-        Comparison, Progress, Promise, ReplicaModel, Rival, Setting, TRACE_NAMES, Trace, compare, named_trace,
-        recorded_trace, run_ours,
-    },
+use std::{
+    fs,
+    path::{Path, PathBuf},
 };
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use stoker_scaling::ScalingSpec;
+use stoker_sim::{
+    Comparison, Mishaps, Progress, Promise, ReplicaModel, Rival, Router, Setting, World, compare, named_world,
+    recorded_world, run_ours,
+};
+use stoker_workload::{TRACE_NAMES, Trace};
 
 use crate::{records, settings};
 
 /// What to simulate.
 #[derive(Debug, Args)]
 pub(crate) struct Simulate {
-    /// Name of a trace, `all`, or a file: one JSON object a line, requests or recorded decisions.
+    /// Name of a trace, `all`, or a file: one JSON object a line, requests or recorded decisions; or an Azure LLM
+    /// inference trace of 2023 or 2024, BurstGPT or Mooncake as published.
     #[arg(long, required_unless_present = "fleet_tick")]
     trace: Option<String>,
     /// Changes the specification, e.g. `scaling.targets.kv=0.7`; may be repeated.
     #[arg(long = "set", value_name = "PATH=VALUE")]
     settings: Vec<String>,
-    /// Rules to compare with at equal GPU-hours: `hpa-queue`, `kpa`, `wva`, separated by commas.
-    #[arg(long, value_delimiter = ',')]
-    against: Vec<String>,
+    /// A rule to compare with at equal GPU-hours: `hpa-queue`, `kpa`, `wva` or `wva-v2`, with any of its own knobs, such as
+    /// `kpa:target=70,scaleDownDelay=300`; may be repeated. Without a target the best one is looked for.
+    #[arg(long, value_name = "RULE[:KNOB=VALUE,...]")]
+    against: Vec<Rival>,
+    /// The replicas: a JSON file with any of `stepSeconds`, `sequenceSeconds`, `contextTokenSeconds`,
+    /// `prefillTokenSeconds`, `prefillPairSeconds`, `blocks`, `maxBatchedTokens`, `maxNumSeqs`, `startSeconds`,
+    /// `startSigma`, `drainSeconds`. Default: an 8B model on one H200.
+    #[arg(long, value_name = "FILE")]
+    replica: Option<PathBuf>,
+    /// Replicas that serve when it begins. Default: enough for the first minute.
+    #[arg(long)]
+    start: Option<u32>,
+    /// How a request finds its replica: `best-of-two`, `random` (kube-proxy, a connection a request) or `least-requests`.
+    #[arg(long, default_value = "best-of-two")]
+    router: Router,
+    /// Each request of the trace this many times, up to a minute apart.
+    #[arg(long, default_value_t = 1)]
+    copies: u32,
+    /// Losses of a serving replica, per replica and hour.
+    #[arg(long, default_value_t = 0.0)]
+    losses_per_hour: f64,
+    /// Share of the replicas that land on a node where everything takes `--slow-times` as long.
+    #[arg(long, default_value_t = 0.0)]
+    slow_share: f64,
+    /// See `--slow-share`.
+    #[arg(long, default_value_t = 2.0)]
+    slow_times: f64,
     /// Replicas at least.
     #[arg(long, default_value_t = 1)]
     min: u32,
     /// Replicas at most.
     #[arg(long, default_value_t = 24)]
     max: u32,
-    /// Seed of arrivals, sizes, start times and routing.
+    /// Seed of arrivals, sizes, start times, routing and mishaps.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Writes a picture of each trace and, with several, a page of results into this directory.
@@ -64,17 +91,53 @@ pub(crate) fn simulate(args: &Simulate) -> Result<()> {
         return tick::measure(args.figures.as_deref());
     }
     let spec = settings::spec(ScalingSpec::between(args.min, args.max), &args.settings)?;
-    let traces = traces(args.trace.as_deref().unwrap_or_default(), args.seed)?;
-    show(args, &compared(args, &spec, &traces)?)?;
-    record(args, &spec, &traces)
+    let worlds = worlds(args)?;
+    show(args, &compare(&worlds, &spec, &args.against, &setting(args, &spec), &tell))?;
+    record(args, &spec, &worlds)
 }
 
-fn traces(name: &str, seed: u64) -> Result<Vec<Trace>> {
-    if name == "all" {
-        return Ok(TRACE_NAMES.iter().filter_map(|name| named_trace(name, seed)).collect());
+/// What was asked for, with every change of the replicas and their surroundings.
+fn worlds(args: &Simulate) -> Result<Vec<World>> {
+    ensure!(args.copies > 0 && args.start != Some(0), "--copies and --start take at least 1");
+    let shares = [args.losses_per_hour, args.slow_share, args.slow_times];
+    ensure!(
+        shares.iter().all(|share| share.is_finite() && *share >= 0.0)
+            && args.slow_share <= 1.0
+            && args.slow_times >= 1.0,
+        "--losses-per-hour takes 0 or more, --slow-share 0 to 1, --slow-times 1 or more"
+    );
+    let replica = args.replica.as_deref().map(replica).transpose()?;
+    let change = |world: World| changed(world, args, replica.as_ref());
+    loaded(args.trace.as_deref().unwrap_or_default(), args.seed)?.into_iter().map(change).collect()
+}
+
+fn changed(mut world: World, args: &Simulate, replica: Option<&ReplicaModel>) -> Result<World> {
+    if args.copies > 1 || replica.is_some() {
+        let trace = if args.copies > 1 { world.trace.copied(args.copies, args.seed) } else { world.trace };
+        world = World::of(trace, replica.unwrap_or(&world.replica).clone())?;
     }
-    if let Some(trace) = named_trace(name, seed) {
-        return Ok(vec![trace]);
+    world.initial = args.start.unwrap_or(world.initial);
+    world.router = args.router;
+    world.mishaps =
+        Mishaps { losses_per_hour: args.losses_per_hour, slow_share: args.slow_share, slow_times: args.slow_times };
+    Ok(world)
+}
+
+fn replica(path: &Path) -> Result<ReplicaModel> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let model: ReplicaModel = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+    match model.error() {
+        Some(error) => bail!("{}: {error}", path.display()),
+        None => Ok(model),
+    }
+}
+
+fn loaded(name: &str, seed: u64) -> Result<Vec<World>> {
+    if name == "all" {
+        return Ok(TRACE_NAMES.iter().filter_map(|name| named_world(name, seed)).collect());
+    }
+    if let Some(world) = named_world(name, seed) {
+        return Ok(vec![world]);
     }
     let path = PathBuf::from(name);
     if !path.exists() {
@@ -82,27 +145,21 @@ fn traces(name: &str, seed: u64) -> Result<Vec<Trace>> {
     }
     let text = fs::read_to_string(&path).with_context(|| format!("read {name}"))?;
     let stem = path.file_stem().map_or_else(|| "trace".into(), |stem| stem.to_string_lossy());
-    let trace = if records::are_in(&text) {
-        recorded_trace(&stem, &records::parse(name, &text)?, seed).with_context(|| format!("read {name}"))?
+    let world = if records::are_in(&text) {
+        recorded_world(&stem, &records::parse(name, &text)?, seed).with_context(|| format!("read {name}"))?
     } else {
-        Trace::parse(&stem, &text, ReplicaModel::default()).with_context(|| format!("read {name}"))?
+        let read = Trace::read(&stem, &text).with_context(|| format!("read {name}"))?;
+        read.tell(|told| eprintln!("{told}"));
+        World::of(read.trace, ReplicaModel::default()).with_context(|| format!("read {name}"))?
     };
-    Ok(vec![trace])
-}
-
-fn compared(args: &Simulate, spec: &ScalingSpec, traces: &[Trace]) -> Result<Vec<Comparison>> {
-    let named = |name: &String| {
-        Rival::named(name).with_context(|| format!("no rule is called {name:?}: use hpa-queue, kpa, wva"))
-    };
-    let rivals = args.against.iter().map(named).collect::<Result<Vec<_>>>()?;
-    Ok(compare(traces, spec, &rivals, &setting(args, spec), &tell))
+    Ok(vec![world])
 }
 
 /// A line for each tenth of a search.
 fn tell(progress: Progress) {
     let Progress { rival, done, of } = progress;
     if done % of.div_ceil(10) == 0 || done == of {
-        eprintln!("{}: {done} of {of} simulations", rival.name());
+        eprintln!("{}: {done} of {of} simulations", rival);
     }
 }
 
@@ -110,9 +167,9 @@ fn setting(args: &Simulate, spec: &ScalingSpec) -> Setting {
     Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() }
 }
 
-fn record(args: &Simulate, spec: &ScalingSpec, traces: &[Trace]) -> Result<()> {
+fn record(args: &Simulate, spec: &ScalingSpec, worlds: &[World]) -> Result<()> {
     let Some(path) = &args.record else { return Ok(()) };
-    let records = traces.iter().flat_map(|trace| run_ours(trace, spec, &setting(args, spec)).1);
+    let records = worlds.iter().flat_map(|world| run_ours(world, spec, &setting(args, spec)).1);
     let lines: String = records.map(|record| record.to_line() + "\n").collect();
     fs::write(path, lines).with_context(|| format!("write {}", path.display()))
 }

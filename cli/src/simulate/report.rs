@@ -2,11 +2,13 @@
 
 use std::fmt::Write as _;
 
-use stoker_scaling::sim::{Comparison, Outcomes, Rival, STOKER, Tuned, plot};
+use stoker_sim::{Comparison, Outcomes, STOKER, Tuned, plot};
 
 use super::claims;
 
 const COLUMNS: usize = 72;
+/// Name of the row of who knew what came, with no more late answers than ours.
+const ORACLE: &str = "oracle";
 const HEADER: &str = "| trace | rule | target | late answers | % | preemptions | GPU-hours | reversals/h |\n\
                       |---|---|---:|---:|---:|---:|---:|---:|\n";
 const SUM_HEADER: &str =
@@ -50,8 +52,8 @@ pub(crate) fn sums(comparisons: &[Comparison]) -> String {
 /// The page of results.
 pub(crate) fn page(comparisons: &[Comparison]) -> String {
     let mut text = String::from(
-        "# Scaling rules on eight traces\n\nWritten by `kubectl stoker simulate --trace all --against hpa-queue,kpa,wva --out \
-         docs/autoscaling`, never by hand. What the words mean and what follows from it: \
+        "# Scaling rules on eight traces\n\nWritten by `kubectl stoker simulate --trace all --against hpa-queue --against \
+         kpa --against wva --against wva-v2 --out docs/autoscaling`, never by hand. What the words mean and what follows from it: \
          [autoscaling](../autoscaling.md).\n\n## One target for all traces\n\nOurs runs with its defaults. Each other rule \
          runs with the one target that has the fewest late answers among those that cost, summed over the traces, at \
          most 2 % more GPU-hours than ours, out of 60 from one extreme to the other, 4 at the edge of that budget and 8 \
@@ -98,7 +100,7 @@ fn table(comparisons: &[Comparison], rivals: fn(&Comparison) -> &[Tuned]) -> Str
 }
 
 struct Row<'a> {
-    rule: &'static str,
+    rule: &'a str,
     target: String,
     outcomes: &'a Outcomes,
     percent: f64,
@@ -108,8 +110,14 @@ fn rows<'a>(comparison: &'a Comparison, rivals: &'a [Tuned]) -> Vec<Row<'a>> {
     let percent = |outcomes: &Outcomes| 100.0 * outcomes.misses as f64 / outcomes.requests.max(1) as f64;
     let ours = &comparison.ours;
     let mut rows = vec![Row { rule: STOKER, target: "default".to_owned(), outcomes: ours, percent: percent(ours) }];
+    rows.extend(comparison.oracle.iter().map(|outcomes| Row {
+        rule: ORACLE,
+        target: "foresight".to_owned(),
+        outcomes,
+        percent: percent(outcomes),
+    }));
     rows.extend(rivals.iter().map(|tuned| Row {
-        rule: tuned.rival.name(),
+        rule: &tuned.rival,
         target: format!("{:.3}{}", tuned.target, if tuned.is_dearer { "!" } else { "" }),
         outcomes: &tuned.outcomes,
         percent: percent(&tuned.outcomes),
@@ -118,9 +126,12 @@ fn rows<'a>(comparison: &'a Comparison, rivals: &'a [Tuned]) -> Vec<Row<'a>> {
 }
 
 fn sums_of<'a>(comparisons: &'a [Comparison], of: impl Fn(&'a Comparison, &str) -> Option<&'a Outcomes>) -> String {
-    let names = std::iter::once(STOKER).chain(Rival::ALL.map(Rival::name));
+    let rivals = comparisons.first().map(|comparison| comparison.one_target.as_slice()).unwrap_or_default();
+    let names = [STOKER, ORACLE].into_iter().chain(rivals.iter().map(|tuned| tuned.rival.as_str()));
     names.fold(String::from(SUM_HEADER), |mut text, name| {
-        let all: Vec<&Outcomes> = comparisons.iter().filter_map(|comparison| of(comparison, name)).collect();
+        let of_rule =
+            |comparison: &'a Comparison| if name == ORACLE { comparison.oracle.as_ref() } else { of(comparison, name) };
+        let all: Vec<&Outcomes> = comparisons.iter().filter_map(of_rule).collect();
         if !all.is_empty() {
             let misses: u64 = all.iter().map(|outcomes| outcomes.misses).sum();
             let preemptions: u64 = all.iter().map(|outcomes| outcomes.preemptions).sum();

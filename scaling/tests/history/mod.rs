@@ -5,8 +5,9 @@
 
 use stoker_crds::contract::LoadReport;
 use stoker_scaling::{
-    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale, sim::Rng,
+    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale,
 };
+use stoker_workload::Rng;
 
 const TICK_MS: u64 = 2_000;
 const BLOCKS: u32 = 1_000;

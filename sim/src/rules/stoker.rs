@@ -1,11 +1,11 @@
 //! Our rule in the simulator: replicas answer with the load reports an agent would send, and [`decide_scale`] decides.
 
 use stoker_crds::contract::{AgentPhase, LoadReport};
-
-use crate::{
+use stoker_scaling::{
     Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
-    sim::{Member, Rule, Stage, View},
 };
+
+use crate::{Member, Rule, Stage, View};
 
 /// Readings are taken and decisions made this often, as in the operator.
 pub const TICK_SECONDS: f64 = 2.0;

@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 
 use stoker_crds::contract::KV_BLOCK_TOKENS;
+use stoker_workload::Request;
 
-use super::{model::ReplicaModel, trace::Request};
+use crate::model::ReplicaModel;
 
 /// What became of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,6 +134,11 @@ impl Replica {
         self.now = self.now.max(until);
     }
 
+    /// Every request it has, unanswered: what its clients ask again after it is lost.
+    pub fn abandon(self) -> impl Iterator<Item = Request> {
+        self.running.into_iter().chain(self.waiting).map(|sequence| sequence.request)
+    }
+
     /// Outcomes since the last call.
     pub fn take_outcomes(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.outcomes)
@@ -151,6 +157,11 @@ impl Replica {
     /// Requests waiting.
     pub fn waiting(&self) -> u32 {
         self.waiting.len() as u32
+    }
+
+    /// Sequences being computed and requests waiting.
+    pub fn open(&self) -> u32 {
+        self.running() + self.waiting()
     }
 
     /// Prompt tokens of waiting requests that still need prefill.

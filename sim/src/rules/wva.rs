@@ -1,26 +1,26 @@
 //! llm-d's workload variant autoscaler, first version (saturation based), for one variant.
 //!
 //! Source: llm-d workload-variant-autoscaler, `docs/saturation-analyzer.md` and `docs/saturation-scaling-config.md`
-//! with the defaults: every 15 s, per replica the largest KV usage and queue length of the last minute; saturated at KV
+//! with the defaults as knobs: every 15 s, per replica the largest KV usage and queue length of the last minute; saturated at KV
 //! 0.80 or a queue of 5; over replicas that are not saturated, one more when the mean spare KV falls under 0.10 or the
 //! mean spare queue under 3; one less when the load of N - 1 would still leave both spares; nothing while a replica is
 //! on its way. In its favour the number is applied directly, without the HPA that follows it in practice.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::sim::{Rule, View};
+use crate::{Rule, View, rival::Knobs};
 
-const LOOP_SECONDS: f64 = 15.0;
 const PEAK_SECONDS: usize = 60;
-const QUEUE_THRESHOLD: f64 = 5.0;
-const KV_SPARE: f64 = 0.10;
-const QUEUE_SPARE: f64 = 3.0;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Wva {
     /// KV usage from which a replica is saturated.
     kv_threshold: f64,
+    interval_seconds: f64,
+    kv_spare: f64,
+    queue_threshold: f64,
+    queue_spare: f64,
     seen: BTreeMap<u32, VecDeque<Load>>,
 }
 
@@ -31,9 +31,25 @@ struct Load {
 }
 
 impl Wva {
-    /// A rule with this threshold.
-    pub fn new(kv_threshold: f64) -> Self {
-        Self { kv_threshold, seen: BTreeMap::new() }
+    /// Its knobs and their defaults; the target is `kvCacheThreshold`.
+    pub const KNOBS: &[(&str, f64)] = &[
+        ("target", 0.80),
+        ("kvSpareTrigger", 0.10),
+        ("queueLengthThreshold", 5.0),
+        ("queueSpareTrigger", 3.0),
+        ("interval", 15.0),
+    ];
+
+    /// A rule with these knobs.
+    pub(crate) fn new(knobs: Knobs<'_>) -> Self {
+        Self {
+            kv_threshold: knobs.get("target"),
+            interval_seconds: knobs.get("interval").max(1.0).round(),
+            kv_spare: knobs.get("kvSpareTrigger"),
+            queue_threshold: knobs.get("queueLengthThreshold"),
+            queue_spare: knobs.get("queueSpareTrigger"),
+            seen: BTreeMap::new(),
+        }
     }
 
     fn sample(&mut self, view: &View<'_>) {
@@ -60,11 +76,11 @@ impl Wva {
     }
 
     fn is_short(&self, kv: f64, queue: f64) -> bool {
-        self.kv_threshold - kv < KV_SPARE || QUEUE_THRESHOLD - queue < QUEUE_SPARE
+        self.kv_threshold - kv < self.kv_spare || self.queue_threshold - queue < self.queue_spare
     }
 
     fn decide(&self, desired: u32) -> u32 {
-        let is_free = |load: &Load| load.kv < self.kv_threshold && load.queue < QUEUE_THRESHOLD;
+        let is_free = |load: &Load| load.kv < self.kv_threshold && load.queue < self.queue_threshold;
         let free: Vec<Load> = self.peaks().into_iter().filter(is_free).collect();
         let n = free.len() as f64;
         let (kv, queue): (f64, f64) = (free.iter().map(|load| load.kv).sum(), free.iter().map(|load| load.queue).sum());
@@ -79,7 +95,7 @@ impl Wva {
 impl Rule for Wva {
     fn look(&mut self, view: &View<'_>) -> Option<u32> {
         self.sample(view);
-        let is_moment = view.now % LOOP_SECONDS == 0.0;
+        let is_moment = view.now % self.interval_seconds == 0.0;
         let is_pending = view.starting() > 0 || view.serving().count() == 0;
         if !is_moment || is_pending { None } else { Some(self.decide(view.desired)) }
     }

@@ -10,14 +10,17 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use super::{
-    fleet::{Rule, SAMPLE_SECONDS, Setting, simulate},
+use stoker_scaling::{DecisionRecord, ScalingSpec};
+
+use crate::{
+    fleet::{SAMPLE_SECONDS, Setting, simulate},
+    oracle::foreseen,
     outcome::{Outcomes, Sample},
     plot::{Panel, Series},
-    rules::{HpaQueue, Kpa, Stoker, Wva},
-    trace::Trace,
+    rival::Rival,
+    rules::Stoker,
+    world::World,
 };
-use crate::{DecisionRecord, ScalingSpec};
 
 /// GPU-hours that still count as equal.
 pub const EQUAL_WITHIN: f64 = 0.02;
@@ -31,58 +34,11 @@ const BISECTIONS: u32 = 4;
 /// Points tried between the best one and each of its neighbours.
 const FINE_POINTS: u32 = 4;
 
-/// A rule that ours is compared with.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Rival {
-    /// See [`HpaQueue`].
-    HpaQueue,
-    /// See [`Kpa`].
-    Kpa,
-    /// See [`Wva`].
-    Wva,
-}
-
-impl Rival {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::HpaQueue, Self::Kpa, Self::Wva];
-
-    /// Its name in commands and figures.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::HpaQueue => "hpa-queue",
-            Self::Kpa => "kpa",
-            Self::Wva => "wva",
-        }
-    }
-
-    /// The rival of a name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|rival| rival.name() == name)
-    }
-
-    /// Targets from the dearest to the cheapest that make sense.
-    fn range(self) -> (f64, f64) {
-        match self {
-            Self::HpaQueue => (0.1, 500.0),
-            Self::Kpa => (3.0, 300.0),
-            Self::Wva => (0.101, 1.0),
-        }
-    }
-
-    fn rule(self, target: f64) -> Box<dyn Rule> {
-        match self {
-            Self::HpaQueue => Box::new(HpaQueue::new(target)),
-            Self::Kpa => Box::new(Kpa::new(target)),
-            Self::Wva => Box::new(Wva::new(target)),
-        }
-    }
-}
-
 /// A rival at its best.
 #[derive(Clone, Debug)]
 pub struct Tuned {
-    /// Which one.
-    pub rival: Rival,
+    /// Which one, with what was given of its knobs.
+    pub rival: String,
     /// Its target.
     pub target: f64,
     /// What it came to.
@@ -92,10 +48,10 @@ pub struct Tuned {
 }
 
 /// How far the search for a rival's targets is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Progress {
     /// Whose.
-    pub rival: Rival,
+    pub rival: String,
     /// Simulations of the grid that are done.
     pub done: usize,
     /// Simulations of the grid.
@@ -109,6 +65,9 @@ pub struct Comparison {
     pub trace: String,
     /// What ours came to.
     pub ours: Outcomes,
+    /// What somebody who knew the load would have come to with no more late answers than ours; `None` where even that one
+    /// had more.
+    pub oracle: Option<Outcomes>,
     /// The rivals with one target for all traces.
     pub one_target: Vec<Tuned>,
     /// The rivals with the best target for this trace.
@@ -117,25 +76,28 @@ pub struct Comparison {
 
 /// Runs everything: one comparison a trace. `progress` hears of every simulation of a grid, from any thread.
 pub fn compare(
-    traces: &[Trace],
+    worlds: &[World],
     spec: &ScalingSpec,
     rivals: &[Rival],
     setting: &Setting,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Vec<Comparison> {
-    let ours = in_parallel(traces, |trace| run_ours(trace, spec, setting).0);
-    let mut comparisons: Vec<Comparison> = traces
-        .iter()
-        .zip(&ours)
-        .map(|(trace, ours)| Comparison {
-            trace: trace.name.clone(),
+    let ours = in_parallel(worlds, |world| run_ours(world, spec, setting).0);
+    let pairs: Vec<_> = worlds.iter().zip(&ours).collect();
+    let oracles = in_parallel(&pairs, |(world, ours)| oracle(world, ours, setting));
+    let mut comparisons: Vec<Comparison> = pairs
+        .into_iter()
+        .zip(oracles)
+        .map(|((world, ours), oracle)| Comparison {
+            trace: world.trace.name.clone(),
             ours: ours.clone(),
+            oracle,
             one_target: Vec::new(),
             hindsight: Vec::new(),
         })
         .collect();
     for rival in rivals {
-        let search = Search { rival: *rival, traces, setting, progress };
+        let search = Search { rival, worlds, setting, progress };
         let gpu_hours = ours.iter().map(Outcomes::gpu_hours).sum();
         let tried = search.tried(gpu_hours);
         let one = search.one_target(&tried, gpu_hours);
@@ -149,10 +111,16 @@ pub fn compare(
 }
 
 /// Our rule alone: what it came to, and its decisions.
-pub fn run_ours(trace: &Trace, spec: &ScalingSpec, setting: &Setting) -> (Outcomes, Vec<DecisionRecord>) {
-    let mut rule = Stoker::new(spec.clone(), trace.initial.clamp(setting.min, setting.max));
-    let outcomes = simulate(trace, &mut rule, setting);
+pub fn run_ours(world: &World, spec: &ScalingSpec, setting: &Setting) -> (Outcomes, Vec<DecisionRecord>) {
+    let mut rule = Stoker::new(spec.clone(), world.initial.clamp(setting.min, setting.max));
+    let outcomes = simulate(world, &mut rule, setting);
     (outcomes, rule.into_records())
+}
+
+/// The cheapest that somebody who knows the load does with no more late answers.
+fn oracle(world: &World, ours: &Outcomes, setting: &Setting) -> Option<Outcomes> {
+    let runs = foreseen(world, setting);
+    runs.into_iter().map(|(_, outcomes)| outcomes).find(|outcomes| outcomes.misses <= ours.misses)
 }
 
 /// One setting and what it came to on every trace.
@@ -176,23 +144,26 @@ impl Tried {
 }
 
 struct Search<'a> {
-    rival: Rival,
-    traces: &'a [Trace],
+    rival: &'a Rival,
+    worlds: &'a [World],
     setting: &'a Setting,
     progress: &'a (dyn Fn(Progress) + Sync),
 }
 
 impl Search<'_> {
     fn try_target(&self, target: f64) -> Tried {
-        Tried { target, outcomes: in_parallel(self.traces, |trace| self.run(target, trace)) }
+        Tried { target, outcomes: in_parallel(self.worlds, |world| self.run(target, world)) }
     }
 
-    fn run(&self, target: f64, trace: &Trace) -> Outcomes {
-        simulate(trace, self.rival.rule(target).as_mut(), self.setting)
+    fn run(&self, target: f64, world: &World) -> Outcomes {
+        simulate(world, self.rival.rule(target).as_mut(), self.setting)
     }
 
     /// A grid, settings around the cheapest one that costs too much, and settings around the best.
     fn tried(&self, gpu_hours: f64) -> Vec<Tried> {
+        if let Some(target) = self.rival.target() {
+            return vec![self.try_target(target)];
+        }
         let mut tried = self.grid();
         let points: Vec<_> = tried.iter().map(|tried| (tried.target, tried.gpu_hours())).collect();
         bisect(&points, limit(gpu_hours), |target| {
@@ -208,19 +179,19 @@ impl Search<'_> {
 
     /// All simulations of the grid at once, so that no core waits for the longest trace of a target.
     fn grid(&self) -> Vec<Tried> {
-        let (dear, cheap) = self.rival.range();
+        let (dear, cheap) = self.rival.kind.range();
         let target = |idx: u32| dear * (cheap / dear).powf(f64::from(idx) / f64::from(GRID_POINTS - 1));
         let targets: Vec<f64> = (0..GRID_POINTS).map(target).collect();
-        let pairs: Vec<(f64, &Trace)> =
-            targets.iter().flat_map(|target| self.traces.iter().map(|trace| (*target, trace))).collect();
+        let pairs: Vec<(f64, &World)> =
+            targets.iter().flat_map(|target| self.worlds.iter().map(|world| (*target, world))).collect();
         let done = AtomicUsize::new(0);
-        let outcomes = in_parallel(&pairs, |(target, trace)| {
-            let outcomes = self.run(*target, trace);
+        let outcomes = in_parallel(&pairs, |(target, world)| {
+            let outcomes = self.run(*target, world);
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            (self.progress)(Progress { rival: self.rival, done, of: pairs.len() });
+            (self.progress)(Progress { rival: self.rival.label(), done, of: pairs.len() });
             outcomes
         });
-        let of_targets = outcomes.chunks(self.traces.len());
+        let of_targets = outcomes.chunks(self.worlds.len());
         targets.iter().zip(of_targets).map(|(target, all)| Tried { target: *target, outcomes: all.to_vec() }).collect()
     }
 
@@ -231,7 +202,7 @@ impl Search<'_> {
         outcomes
             .iter()
             .map(|outcomes| Tuned {
-                rival: self.rival,
+                rival: self.rival.label(),
                 target: *target,
                 outcomes: outcomes.clone(),
                 is_dearer: best.is_none(),
@@ -240,7 +211,7 @@ impl Search<'_> {
     }
 
     fn hindsight(&self, tried: &[Tried], ours: &[Outcomes]) -> Vec<Tuned> {
-        let indices: Vec<usize> = (0..self.traces.len()).collect();
+        let indices: Vec<usize> = (0..self.worlds.len()).collect();
         in_parallel(&indices, |idx| self.best_on(*idx, tried, ours[*idx].gpu_hours()))
     }
 
@@ -248,7 +219,10 @@ impl Search<'_> {
         let of_trace = |tried: &Tried| Tried { target: tried.target, outcomes: vec![tried.outcomes[idx].clone()] };
         let mut runs: Vec<Tried> = tried.iter().map(of_trace).collect();
         runs.sort_by(|a, b| a.target.total_cmp(&b.target));
-        let alone = Search { traces: &self.traces[idx..=idx], ..*self };
+        let alone = Search { worlds: &self.worlds[idx..=idx], ..*self };
+        if self.rival.target().is_some() {
+            return alone.one_target(&runs, gpu_hours).remove(0);
+        }
         let points: Vec<_> = runs.iter().map(|run| (run.target, run.gpu_hours())).collect();
         bisect(&points, limit(gpu_hours), |target| {
             runs.push(alone.try_target(target));
@@ -265,7 +239,8 @@ impl Search<'_> {
 /// The setting with the fewest late answers among those within the budget.
 fn best(tried: &[Tried], gpu_hours: f64) -> Option<&Tried> {
     let affordable = tried.iter().filter(|tried| tried.gpu_hours() <= limit(gpu_hours));
-    affordable.min_by_key(|tried| (tried.misses(), tried.preemptions()))
+    let late = |tried: &Tried| (tried.misses(), tried.preemptions());
+    affordable.min_by(|a, b| late(a).cmp(&late(b)).then(a.gpu_hours().total_cmp(&b.gpu_hours())))
 }
 
 /// Targets between the best and the next ones below and above it.
@@ -293,7 +268,7 @@ fn bisect(points: &[(f64, f64)], limit: f64, mut hours: impl FnMut(f64) -> f64) 
 }
 
 /// Does the same to every item, on all cores, and keeps the order.
-fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let n_threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(items.len());
     let todo = Mutex::new((0..items.len()).rev().collect::<Vec<_>>());
     let done = Mutex::new(Vec::with_capacity(items.len()));
@@ -315,17 +290,17 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> V
 
 impl Comparison {
     /// Every rule with one target, ours first.
-    pub fn with_one_target(&self) -> impl Iterator<Item = (&'static str, &Outcomes)> {
+    pub fn with_one_target(&self) -> impl Iterator<Item = (&str, &Outcomes)> {
         self.ours_and(&self.one_target)
     }
 
     /// Every rule at its best on this trace, ours first.
-    pub fn with_hindsight(&self) -> impl Iterator<Item = (&'static str, &Outcomes)> {
+    pub fn with_hindsight(&self) -> impl Iterator<Item = (&str, &Outcomes)> {
         self.ours_and(&self.hindsight)
     }
 
-    fn ours_and<'a>(&'a self, rivals: &'a [Tuned]) -> impl Iterator<Item = (&'static str, &'a Outcomes)> {
-        let rivals = rivals.iter().map(|tuned| (tuned.rival.name(), &tuned.outcomes));
+    fn ours_and<'a>(&'a self, rivals: &'a [Tuned]) -> impl Iterator<Item = (&'a str, &'a Outcomes)> {
+        let rivals = rivals.iter().map(|tuned| (tuned.rival.as_str(), &tuned.outcomes));
         std::iter::once((STOKER, &self.ours)).chain(rivals)
     }
 

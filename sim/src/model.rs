@@ -3,6 +3,8 @@
 //! Owns the constants and where each was measured. No state.
 
 use serde::{Deserialize, Serialize};
+use stoker_crds::contract::KV_BLOCK_TOKENS;
+use stoker_workload::Request;
 
 /// One replica: Llama-3.1-8B in BF16 on one H200 under vLLM 0.24.0, from measurements of that pair:
 ///
@@ -65,6 +67,56 @@ impl ReplicaModel {
     pub fn prefill_seconds(&self, tokens: u32, before: u32) -> f64 {
         let pairs = f64::from(tokens) * (f64::from(before) + f64::from(tokens) / 2.0);
         f64::from(tokens) * self.prefill_token_seconds + pairs * self.prefill_pair_seconds
+    }
+
+    /// Seconds a replica works for this request, shared steps apart: what ten of them take together grows by ten times it.
+    pub fn work_seconds(&self, request: &Request) -> f64 {
+        let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
+        let context = f64::from(request.prompt_tokens) + f64::from(request.completion_tokens) / 2.0;
+        let per_token = self.sequence_seconds + self.context_token_seconds * context;
+        self.prefill_seconds(request.prompt_tokens - cached, cached) + f64::from(request.completion_tokens) * per_token
+    }
+
+    /// KV blocks this request references on average while it runs.
+    pub fn blocks(&self, request: &Request) -> f64 {
+        (f64::from(request.prompt_tokens) + f64::from(request.completion_tokens) / 2.0) / f64::from(KV_BLOCK_TOKENS)
+    }
+
+    /// This many times as fast in everything.
+    #[must_use]
+    pub fn times_as_fast(self, times: f64) -> Self {
+        Self {
+            step_seconds: self.step_seconds / times,
+            sequence_seconds: self.sequence_seconds / times,
+            context_token_seconds: self.context_token_seconds / times,
+            prefill_token_seconds: self.prefill_token_seconds / times,
+            prefill_pair_seconds: self.prefill_pair_seconds / times,
+            ..self
+        }
+    }
+
+    /// What is wrong with it, if anything: the field and what to change.
+    pub fn error(&self) -> Option<String> {
+        let seconds = [
+            ("stepSeconds", self.step_seconds, true),
+            ("sequenceSeconds", self.sequence_seconds, false),
+            ("contextTokenSeconds", self.context_token_seconds, false),
+            ("prefillTokenSeconds", self.prefill_token_seconds, false),
+            ("prefillPairSeconds", self.prefill_pair_seconds, false),
+            ("startSeconds", self.start_seconds, false),
+            ("startSigma", self.start_sigma, false),
+            ("drainSeconds", self.drain_seconds, false),
+        ];
+        let is_wrong = |value: f64, above_zero: bool| !value.is_finite() || value < 0.0 || (above_zero && value == 0.0);
+        let wrong = seconds.into_iter().find(|(_, value, above_zero)| is_wrong(*value, *above_zero));
+        if let Some((field, value, above_zero)) = wrong {
+            let least = if above_zero { "above 0" } else { "of at least 0" };
+            return Some(format!("{field} is {value}: use a number {least}"));
+        }
+        let counts =
+            [("blocks", self.blocks), ("maxBatchedTokens", self.max_batched_tokens), ("maxNumSeqs", self.max_num_seqs)];
+        let zero = counts.into_iter().find(|(_, value)| *value == 0)?;
+        Some(format!("{} is 0: use at least 1", zero.0))
     }
 
     /// Seconds of a step that decodes `sequences` with `context` tokens in all.

@@ -2,8 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-use stoker_scaling::sim::Rng;
 use thiserror::Error;
+
+use crate::Rng;
 
 /// A distribution of token counts; draws are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    model::Promise,
+use stoker_workload::{Request, Rng};
+
+use crate::{
+    model::{Promise, ReplicaModel},
     outcome::{Outcomes, Sample},
     replica::Replica,
-    rng::Rng,
-    trace::{Request, Trace},
+    world::{Router, World},
 };
 
 /// The rule is shown the fleet this often; it keeps its own, longer period.
@@ -86,16 +87,16 @@ pub struct Setting {
     pub min: u32,
     /// Replicas at most.
     pub max: u32,
-    /// Seed of start times and routing.
+    /// Seed of start times, routing and mishaps.
     pub seed: u64,
     /// What users were promised.
     pub promise: Promise,
 }
 
-/// Runs a trace under a rule until its last request is answered.
-pub fn simulate(trace: &Trace, rule: &mut dyn Rule, setting: &Setting) -> Outcomes {
-    let mut fleet = Fleet::new(trace, setting);
-    let mut requests = trace.requests.iter().copied().peekable();
+/// Runs a world under a rule until its last request is answered.
+pub fn simulate(world: &World, rule: &mut dyn Rule, setting: &Setting) -> Outcomes {
+    let mut fleet = Fleet::new(world, setting);
+    let mut requests = world.trace.requests.iter().copied().peekable();
     let mut now = 0.0;
     while requests.peek().is_some() || !fleet.is_idle() {
         let next_look = now + LOOK_SECONDS;
@@ -105,6 +106,7 @@ pub fn simulate(trace: &Trace, rule: &mut dyn Rule, setting: &Setting) -> Outcom
         now = next_look;
         fleet.advance(now);
         fleet.account(now);
+        fleet.lose(now);
         fleet.grow_up_and_go(now);
         let view = View { now, desired: fleet.desired, held: fleet.held.len() as u32, members: &fleet.members };
         if let Some(desired) = rule.look(&view) {
@@ -115,9 +117,10 @@ pub fn simulate(trace: &Trace, rule: &mut dyn Rule, setting: &Setting) -> Outcom
 }
 
 struct Fleet<'a> {
-    trace: &'a Trace,
+    world: &'a World,
     starts: Rng,
     choices: Rng,
+    fate: Rng,
     desired: u32,
     members: Vec<Member>,
     n_created: u32,
@@ -128,12 +131,13 @@ struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    fn new(trace: &'a Trace, setting: &Setting) -> Self {
+    fn new(world: &'a World, setting: &Setting) -> Self {
         let mut fleet = Self {
-            trace,
+            world,
             starts: Rng::seeded(setting.seed),
             choices: Rng::seeded(setting.seed ^ 0x5eed),
-            desired: trace.initial.clamp(setting.min, setting.max),
+            fate: Rng::seeded(setting.seed ^ 0xfa7e),
+            desired: world.initial.clamp(setting.min, setting.max),
             members: Vec::new(),
             n_created: 0,
             held: VecDeque::new(),
@@ -152,9 +156,45 @@ impl<'a> Fleet<'a> {
 
     fn create(&mut self, now: f64, start_seconds: f64) {
         let until = now + start_seconds;
-        let replica = Replica::serving_from(now, &self.trace.model);
+        let replica = Replica::serving_from(now, &self.model());
         self.members.push(Member { id: self.n_created, created: now, stage: Stage::Starting { until }, replica });
         self.n_created += 1;
+    }
+
+    /// The next replica's own: one on a slow node takes longer for everything.
+    fn model(&mut self) -> ReplicaModel {
+        let (model, mishaps) = (self.world.replica.clone(), self.world.mishaps);
+        let is_slow = mishaps.slow_share > 0.0 && self.fate.uniform() < mishaps.slow_share;
+        if is_slow { model.times_as_fast(1.0 / mishaps.slow_times) } else { model }
+    }
+
+    /// Takes away what is lost; a new pod takes its place, and the clients ask again.
+    fn lose(&mut self, now: f64) {
+        let chance = self.world.mishaps.losses_per_hour * LOOK_SECONDS / 3600.0;
+        if chance <= 0.0 {
+            return;
+        }
+        let mut idx = 0;
+        while idx < self.members.len() {
+            let is_lost = self.members[idx].stage == Stage::Serving && self.fate.uniform() < chance;
+            if !is_lost {
+                idx += 1;
+                continue;
+            }
+            let lost = self.members.remove(idx).replica;
+            self.preemptions_of_the_gone += lost.preemptions();
+            let start_seconds = self.start_seconds();
+            self.create(now, start_seconds);
+            for request in lost.abandon() {
+                self.sample.arrivals -= self.sample.arrivals.min(1);
+                self.route(request);
+            }
+        }
+    }
+
+    fn start_seconds(&mut self) -> f64 {
+        let model = &self.world.replica;
+        self.starts.log_normal(model.start_seconds, model.start_sigma)
     }
 
     fn advance(&mut self, until: f64) {
@@ -163,21 +203,38 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// The better of two random serving replicas, by KV wanted: close to what a gateway with prefix affinity and load
-    /// information does, and no better.
     fn route(&mut self, request: Request) {
         self.sample.arrivals += 1;
-        let (Some(one), Some(other)) = (self.pick(), self.pick()) else {
-            self.held.push_back(request);
-            return;
+        let chosen = match self.world.router {
+            Router::BestOfTwo => self.better_of_two(request.arrived),
+            Router::Random => self.pick(),
+            Router::LeastRequests => self.least_requests(request.arrived),
         };
+        match chosen {
+            Some(idx) => self.members[idx].replica.submit(request),
+            None => self.held.push_back(request),
+        }
+    }
+
+    fn better_of_two(&mut self, now: f64) -> Option<usize> {
+        let (one, other) = (self.pick()?, self.pick()?);
         // Only these two are looked at, so only they must be in the present.
         for idx in [one, other] {
-            self.members[idx].replica.advance(request.arrived);
+            self.members[idx].replica.advance(now);
         }
         let wanted = |idx: usize| self.members[idx].replica.blocks_wanted();
-        let best = if wanted(other) < wanted(one) { other } else { one };
-        self.members[best].replica.submit(request);
+        Some(if wanted(other) < wanted(one) { other } else { one })
+    }
+
+    /// The first of equals is a random one, or all of a quiet hour would meet the same replica.
+    fn least_requests(&mut self, now: f64) -> Option<usize> {
+        let first = self.pick()?;
+        let n = self.members.len();
+        for member in self.members.iter_mut().filter(|member| member.stage == Stage::Serving) {
+            member.replica.advance(now);
+        }
+        let serving = (0..n).map(|idx| (first + idx) % n).filter(|idx| self.members[*idx].stage == Stage::Serving);
+        serving.min_by_key(|idx| self.members[*idx].replica.open())
     }
 
     /// A random serving replica.
@@ -203,7 +260,7 @@ impl<'a> Fleet<'a> {
         self.members.retain(|member| !is_gone(member));
         if self.members.iter().any(|member| member.stage == Stage::Serving) {
             let held = std::mem::take(&mut self.held);
-            self.sample.arrivals -= held.len() as u32;
+            self.sample.arrivals = self.sample.arrivals.saturating_sub(held.len() as u32);
             held.into_iter().for_each(|request| self.route(request));
         }
     }
@@ -216,7 +273,7 @@ impl<'a> Fleet<'a> {
         }
         let preemptions: u64 = self.members.iter().map(|member| member.replica.preemptions()).sum();
         self.outcomes.preemptions = preemptions + self.preemptions_of_the_gone;
-        if now > self.trace.seconds {
+        if now > self.world.trace.seconds {
             return;
         }
         self.outcomes.gpu_seconds += LOOK_SECONDS * self.members.len() as f64;
@@ -263,8 +320,7 @@ impl<'a> Fleet<'a> {
             member.stage = Stage::Serving;
             return;
         }
-        let model = &self.trace.model;
-        let start_seconds = self.starts.log_normal(model.start_seconds, model.start_sigma);
+        let start_seconds = self.start_seconds();
         self.create(now, start_seconds);
     }
 
@@ -274,9 +330,9 @@ impl<'a> Fleet<'a> {
             self.members.remove(idx);
             return;
         }
-        let until = now + self.trace.model.drain_seconds;
+        let until = now + self.world.replica.drain_seconds;
         let serving = self.members.iter_mut().filter(|member| member.stage == Stage::Serving);
-        if let Some(victim) = serving.min_by_key(|member| member.replica.running() + member.replica.waiting()) {
+        if let Some(victim) = serving.min_by_key(|member| member.replica.open()) {
             victim.stage = Stage::Draining { until };
         }
     }

@@ -1,18 +1,17 @@
 //! What the defaults promise on the eight named traces, without any rival: those figures are in `docs/autoscaling`.
 
-use stoker_scaling::{
-    Replay, ScalingSpec,
-    sim::{Promise, Setting, TRACE_NAMES, named_trace, run_ours},
-};
+use stoker_scaling::{Replay, ScalingSpec};
+use stoker_sim::{Promise, Setting, named_world, run_ours};
+use stoker_workload::TRACE_NAMES;
 
 #[test]
 fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_once_an_hour() {
     let setting = Setting { min: 1, max: 24, seed: 1, promise: Promise::default() };
     for name in TRACE_NAMES {
-        let trace = named_trace(name, 1).expect("a named trace");
-        let (outcomes, records) = run_ours(&trace, &ScalingSpec::between(1, 24), &setting);
+        let world = named_world(name, 1).expect("a named trace");
+        let (outcomes, records) = run_ours(&world, &ScalingSpec::between(1, 24), &setting);
         let late = outcomes.misses as f64 / outcomes.requests as f64;
-        assert_eq!(outcomes.requests, trace.requests.len() as u64, "{name}: every request is answered");
+        assert_eq!(outcomes.requests, world.trace.requests.len() as u64, "{name}: every request is answered");
         assert!(late < 0.01, "{name}: {late}");
         assert!(outcomes.reversals_per_hour() <= 1.0, "{name}: {}", outcomes.reversals_per_hour());
         assert!(records.iter().all(|record| record.replay() == Replay::Identical), "{name}");
@@ -24,8 +23,8 @@ fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_on
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
         let setting = Setting { min: 1, max: 12, seed, promise: Promise::default() };
-        let trace = named_trace("step", seed).expect("a named trace");
-        let (outcomes, records) = run_ours(&trace, &ScalingSpec::between(1, 12), &setting);
+        let world = named_world("step", seed).expect("a named trace");
+        let (outcomes, records) = run_ours(&world, &ScalingSpec::between(1, 12), &setting);
         (outcomes.misses, outcomes.preemptions, outcomes.gpu_seconds.to_bits(), records)
     };
     assert_eq!(run(3), run(3));

@@ -2,11 +2,7 @@
 //!
 //! Owns the shapes. At the KV target one replica carries about seven chat requests per second (see [`chat`]).
 
-use super::{
-    model::ReplicaModel,
-    rng::Rng,
-    trace::{Request, Trace},
-};
+use crate::{Request, Rng, Trace};
 
 /// Every named trace.
 pub const TRACE_NAMES: [&str; 8] =
@@ -15,44 +11,40 @@ pub const TRACE_NAMES: [&str; 8] =
 const MINUTE: f64 = 60.0;
 const HOUR: f64 = 3600.0;
 
+/// A trace of ours.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// The requests.
+    pub trace: Trace,
+    /// Median seconds that the replicas it was made for take to start, where that is what it is about.
+    pub start_seconds: Option<f64>,
+}
+
 /// Makes a named trace; `None` for an unknown name.
-pub fn named_trace(name: &str, seed: u64) -> Option<Trace> {
+pub fn named_trace(name: &str, seed: u64) -> Option<Named> {
     let name = TRACE_NAMES.into_iter().find(|known| *known == name)?;
     let mut rng = Rng::seeded(seed);
-    let model = ReplicaModel::default();
-    let (seconds, requests, model) = match name {
-        "step" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 40.0, step, |rng, _| chat(rng)), model),
-        "ramp" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 55.0, ramp, |rng, _| chat(rng)), model),
-        "diurnal" => (3.0 * HOUR, arrivals(&mut rng, 3.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng)), model),
+    let (seconds, requests) = match name {
+        "step" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 40.0, step, |rng, _| chat(rng))),
+        "ramp" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 55.0, ramp, |rng, _| chat(rng))),
+        "diurnal" => (3.0 * HOUR, arrivals(&mut rng, 3.0 * HOUR, 55.0, diurnal, |rng, _| chat(rng))),
         "burst" => {
             let peaks = bursts(&mut rng, 2.0 * HOUR);
             let rate = |at: f64| if peaks.iter().any(|(from, to)| (*from..*to).contains(&at)) { 45.0 } else { 12.0 };
-            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 45.0, rate, |rng, _| chat(rng)), model)
+            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 45.0, rate, |rng, _| chat(rng)))
         }
-        "long_context" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 14.0, |_| 14.0, long_context), model),
-        "flapping" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 36.0, flapping, |rng, _| chat(rng)), model),
-        "slow_start" => {
-            let slow = ReplicaModel { start_seconds: 300.0, ..model };
-            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 50.0, slow_start, |rng, _| chat(rng)), slow)
-        }
+        "long_context" => (90.0 * MINUTE, arrivals(&mut rng, 90.0 * MINUTE, 14.0, |_| 14.0, long_context)),
+        "flapping" => (75.0 * MINUTE, arrivals(&mut rng, 75.0 * MINUTE, 36.0, flapping, |rng, _| chat(rng))),
+        "slow_start" => (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 50.0, slow_start, |rng, _| chat(rng))),
         _ => {
             let gusts = gusts(&mut rng, 2.0 * HOUR);
             let rate = |at: f64| azure_rate(at) * gusts[(at / GUST_SECONDS) as usize];
-            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 130.0, rate, |rng, _| azure_request(rng)), model)
+            (2.0 * HOUR, arrivals(&mut rng, 2.0 * HOUR, 130.0, rate, |rng, _| azure_request(rng)))
         }
     };
-    Some(Trace { name: name.to_owned(), seconds, initial: initial(&requests), requests, model })
+    let start_seconds = (name == "slow_start").then_some(300.0);
+    Some(Named { trace: Trace { name: name.to_owned(), seconds, requests }, start_seconds })
 }
-
-/// Replicas that carry the first minute in comfort: three chat requests per second each, or as many of their blocks.
-fn initial(requests: &[Request]) -> u32 {
-    let first = requests.iter().take_while(|request| request.arrived < MINUTE);
-    let tokens: f64 = first.map(|request| f64::from(request.prompt_tokens + request.completion_tokens)).sum();
-    (tokens / MINUTE / COMFORTABLE_TOKENS_PER_SECOND).ceil() as u32
-}
-
-/// Three chat requests of 5,600 tokens.
-const COMFORTABLE_TOKENS_PER_SECOND: f64 = 16_800.0;
 
 /// Poisson arrivals of a changing rate, by thinning those of the largest one.
 fn arrivals(
@@ -192,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_named_trace_is_the_same_every_time_and_another_with_another_seed() {
-        let requests = |seed| named_trace("long_context", seed).unwrap().requests;
+        let requests = |seed| named_trace("long_context", seed).unwrap().trace.requests;
         assert_eq!(requests(1), requests(1));
         assert_ne!(requests(1), requests(2));
         assert!(named_trace("nothing", 1).is_none());
@@ -200,7 +192,7 @@ mod tests {
 
     #[test]
     fn arrivals_are_in_order_and_follow_their_rate() {
-        let requests = named_trace("step", 1).unwrap().requests;
+        let requests = named_trace("step", 1).unwrap().trace.requests;
         assert!(requests.is_sorted_by_key(|request| request.arrived));
         let between = |from: f64, to: f64| {
             requests.iter().filter(|request| (from..to).contains(&request.arrived)).count() as f64 / (to - from)

@@ -1,18 +1,18 @@
-//! A trace made from the decisions of a real run: the load that a deployment met, for trying other settings on it.
+//! A world made from the decisions of a real run: the load that a deployment met, for trying other settings on it.
 //!
 //! Records hold rates, blocks and stays, not requests. So requests are drawn anew: as many as arrived, with the blocks
 //! they took; and the replica is made so that they stay as long as the service law says they did. Prefill is part of the
 //! stay, and prompts are told from completions by the recorded inter-token latency, where there is one.
 
 use stoker_crds::contract::KV_BLOCK_TOKENS;
+use stoker_scaling::{DecisionRecord, Line};
+use stoker_workload::{Request, Rng, Trace};
 use thiserror::Error;
 
-use super::{
+use crate::{
     model::ReplicaModel,
-    rng::Rng,
-    trace::{Request, Trace},
+    world::{Mishaps, Router, World},
 };
-use crate::{DecisionRecord, law::Line};
 
 /// Records with fewer running say nothing about the blocks of a request, so that few do not speak for all.
 const RUNNING_MIN: f64 = 1.0;
@@ -34,8 +34,8 @@ pub enum RecordedError {
     NoLoad,
 }
 
-/// Makes a trace of records of one deployment, oldest first.
-pub fn recorded_trace(name: &str, records: &[DecisionRecord], seed: u64) -> Result<Trace, RecordedError> {
+/// Makes a world of records of one deployment, oldest first.
+pub fn recorded_world(name: &str, records: &[DecisionRecord], seed: u64) -> Result<World, RecordedError> {
     let [first, .., last] = records else { return Err(RecordedError::TooFew(records.len())) };
     if let Some(idx) = records.windows(2).position(|pair| pair[1].at_ms <= pair[0].at_ms) {
         return Err(RecordedError::Order { idx: idx + 2 });
@@ -54,12 +54,13 @@ pub fn recorded_trace(name: &str, records: &[DecisionRecord], seed: u64) -> Resu
             at += rng.exponential() / rate;
         }
     }
-    Ok(Trace {
-        name: name.to_owned(),
-        seconds: (last.at_ms - first.at_ms) as f64 / 1000.0,
-        requests,
+    let seconds = (last.at_ms - first.at_ms) as f64 / 1000.0;
+    Ok(World {
+        trace: Trace { name: name.to_owned(), seconds, requests },
+        replica: served.model(last),
         initial: first.signals.coverage.serving.max(1),
-        model: served.model(last),
+        router: Router::default(),
+        mishaps: Mishaps::default(),
     })
 }
 
@@ -125,11 +126,10 @@ fn blocks_per_request(record: &DecisionRecord) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_scaling::ScalingSpec;
+
     use super::*;
-    use crate::{
-        ScalingSpec,
-        sim::{Outcomes, Promise, Setting, named_trace, run_ours},
-    };
+    use crate::{Outcomes, Promise, Setting, named_world, run_ours};
 
     const SETTING: Setting = Setting {
         min: 1,
@@ -139,8 +139,8 @@ mod tests {
     };
 
     /// Twelve replicas all the time: what is compared is the load, and not what the rule makes of it.
-    fn run(trace: &Trace) -> (Outcomes, Vec<DecisionRecord>) {
-        run_ours(trace, &ScalingSpec::between(12, 12), &SETTING)
+    fn run(world: &World) -> (Outcomes, Vec<DecisionRecord>) {
+        run_ours(world, &ScalingSpec::between(12, 12), &SETTING)
     }
 
     fn mean_kv(outcomes: &Outcomes) -> f64 {
@@ -149,13 +149,13 @@ mod tests {
 
     #[test]
     fn a_recorded_run_meets_the_same_load_again() {
-        let original = named_trace("ramp", 1).unwrap();
+        let original = named_world("ramp", 1).unwrap();
         let (before, records) = run(&original);
-        let again = recorded_trace("ramp", &records, 2).unwrap();
+        let again = recorded_world("ramp", &records, 2).unwrap();
         let (after, _) = run(&again);
         let ratio = |after: f64, before: f64| after / before;
         // Two percent of 250,000 arrivals is forty times their chance; KV also carries the estimate of lengths.
-        let requests = ratio(again.requests.len() as f64, original.requests.len() as f64);
+        let requests = ratio(again.trace.requests.len() as f64, original.trace.requests.len() as f64);
         assert!((0.98..1.02).contains(&requests), "{requests}");
         let kv = ratio(mean_kv(&after), mean_kv(&before));
         assert!((0.8..1.25).contains(&kv), "{kv}");
@@ -163,12 +163,12 @@ mod tests {
 
     #[test]
     fn what_is_no_run_says_why() {
-        let (_, records) = run(&named_trace("step", 1).unwrap());
-        assert_eq!(recorded_trace("x", &records[..1], 1), Err(RecordedError::TooFew(1)));
+        let (_, records) = run(&named_world("step", 1).unwrap());
+        assert_eq!(recorded_world("x", &records[..1], 1), Err(RecordedError::TooFew(1)));
         let turned: Vec<_> = records[..3].iter().rev().cloned().collect();
-        assert_eq!(recorded_trace("x", &turned, 1), Err(RecordedError::Order { idx: 2 }));
+        assert_eq!(recorded_world("x", &turned, 1), Err(RecordedError::Order { idx: 2 }));
         let mut idle = records[..3].to_vec();
         idle.iter_mut().for_each(|record| record.signals.panic.running = 0.0);
-        assert_eq!(recorded_trace("x", &idle, 1), Err(RecordedError::NoLoad));
+        assert_eq!(recorded_world("x", &idle, 1), Err(RecordedError::NoLoad));
     }
 }

@@ -1,13 +1,12 @@
-//! When which request leaves: Poisson arrivals whose rate changes in steps. A trace file is a schedule already.
+//! When which request leaves: Poisson arrivals whose rate changes in steps.
 //!
 //! Pure: the same steps, lengths and seed give the same requests.
 
 use std::{fmt, str::FromStr};
 
-use stoker_scaling::sim::{ReplicaModel, Request, Rng, Trace, TraceError};
 use thiserror::Error;
 
-use crate::lengths::Lengths;
+use crate::{Lengths, Request, Rng};
 
 /// A stretch of time with one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,13 +67,6 @@ impl Steps {
 fn request(arrived: f64, sizes: Sizes, rng: &mut Rng) -> Request {
     let prompt_tokens = sizes.prompt.draw(rng);
     Request { arrived, prompt_tokens, cached_tokens: 0, completion_tokens: sizes.completion.draw(rng) }
-}
-
-/// Reads the requests of a trace file: the form that `kubectl stoker simulate` reads.
-pub fn from_trace(text: &str) -> Result<Vec<Request>, TraceError> {
-    // A real server decides itself what fits.
-    let unbounded = ReplicaModel { blocks: u32::MAX, ..ReplicaModel::default() };
-    Trace::parse("trace", text, unbounded).map(|trace| trace.requests)
 }
 
 impl FromStr for Steps {
@@ -150,13 +142,5 @@ mod tests {
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
         // Exponential gaps: standard deviation equals mean.
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.03, "{}", variance.sqrt() / mean);
-    }
-
-    #[test]
-    fn a_trace_is_a_schedule_and_its_bad_line_is_named() {
-        let good = "{\"arrived\": 0.5, \"promptTokens\": 900, \"completionTokens\": 200}\n";
-        assert_eq!(from_trace(good).unwrap()[0].arrived, 0.5);
-        let error = from_trace(&format!("{good}{{\"arrived\": 1}}\n")).unwrap_err().to_string();
-        assert!(error.starts_with("line 2: missing field `promptTokens`"), "{error}");
     }
 }

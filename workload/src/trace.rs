@@ -1,10 +1,13 @@
-//! A trace: which requests arrive when. Owns the file form (one JSON object a line) and the refusal of bad lines.
+//! A trace: which requests arrive when. Owns our own file form (one JSON object a line), the recognition of the forms
+//! that others publish, and the refusal of bad lines.
 
 use serde::{Deserialize, Serialize};
-use stoker_crds::contract::KV_BLOCK_TOKENS;
 use thiserror::Error;
 
-use super::model::ReplicaModel;
+use crate::{
+    Rng,
+    published::{self, Form},
+};
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -21,7 +24,7 @@ pub struct Request {
     pub completion_tokens: u32,
 }
 
-/// Requests in order of arrival, and what the fleet they meet is like.
+/// Requests in order of arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     /// Its name in figures and plots.
@@ -30,10 +33,6 @@ pub struct Trace {
     pub seconds: f64,
     /// The requests.
     pub requests: Vec<Request>,
-    /// Replicas that serve when it begins, the same for every rule.
-    pub initial: u32,
-    /// The replicas that serve it.
-    pub model: ReplicaModel,
 }
 
 /// Why a line of a trace file is refused.
@@ -48,25 +47,58 @@ pub enum TraceError {
         reason: String,
     },
     /// No line at all.
-    #[error("no request in the trace: write one JSON object a line, such as {EXAMPLE_LINE}")]
+    #[error(
+        "no request in the trace: write one JSON object a line, such as {EXAMPLE_LINE}, or give an Azure LLM, BurstGPT \
+         or Mooncake trace as published"
+    )]
     Empty,
 }
 
 /// A line that is accepted.
 pub const EXAMPLE_LINE: &str = r#"{"arrived": 0.5, "promptTokens": 900, "completionTokens": 200}"#;
 
+/// A file that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadTrace {
+    /// What it says.
+    pub trace: Trace,
+    /// Rows of a published trace without an answer: requests that failed there, so that nobody knows how long theirs was.
+    pub left_out: usize,
+}
+
+impl ReadTrace {
+    /// Says what was left out, if anything was.
+    pub fn tell(&self, tell: impl FnOnce(String)) {
+        if self.left_out > 0 {
+            tell(format!("{}: {} requests without an answer are left out", self.trace.name, self.left_out));
+        }
+    }
+}
+
 impl Trace {
-    /// Reads the lines of a trace file.
-    pub fn parse(name: &str, text: &str, model: ReplicaModel) -> Result<Self, TraceError> {
+    /// Reads a trace file in any form we know, told apart by its first line.
+    pub fn read(name: &str, text: &str) -> Result<ReadTrace, TraceError> {
+        match Form::of(text) {
+            Some(form) => published::read(name, text, form),
+            None => Self::parse(name, text).map(|trace| ReadTrace { trace, left_out: 0 }),
+        }
+    }
+
+    /// Reads the lines of our own form.
+    pub fn parse(name: &str, text: &str) -> Result<Self, TraceError> {
         let mut requests: Vec<Request> = Vec::new();
         for (idx, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let after = requests.last().map_or(0.0, |request| request.arrived);
-            let request =
-                parse_line(line, after, &model).map_err(|reason| TraceError::Line { line: idx + 1, reason })?;
+            let request = parse_line(line, after).map_err(|reason| TraceError::Line { line: idx + 1, reason })?;
             requests.push(request);
         }
+        Self::of(name, requests)
+    }
+
+    /// Requests in order as a trace that ends with the second of the last one.
+    pub fn of(name: &str, requests: Vec<Request>) -> Result<Self, TraceError> {
         let last = requests.last().ok_or(TraceError::Empty)?.arrived;
-        Ok(Self { name: name.to_owned(), seconds: last.floor() + 1.0, requests, initial: 1, model })
+        Ok(Self { name: name.to_owned(), seconds: last.floor() + 1.0, requests })
     }
 
     /// The lines of a trace file.
@@ -74,9 +106,26 @@ impl Trace {
         let line = |request: &Request| serde_json::to_string(request).expect("numbers are JSON") + "\n";
         self.requests.iter().map(line).collect()
     }
+
+    /// This many times the load: each request again, up to a minute earlier or later, so that bursts of the copies meet
+    /// as those of independent users do.
+    #[must_use]
+    pub fn copied(&self, copies: u32, seed: u64) -> Self {
+        let mut rng = Rng::seeded(seed ^ 0xc0_91e5);
+        let mut requests = self.requests.clone();
+        for _ in 1..copies {
+            let moved = |request: &Request| Request {
+                arrived: (request.arrived + 120.0 * rng.uniform() - 60.0).clamp(0.0, self.seconds),
+                ..*request
+            };
+            requests.extend(self.requests.iter().map(moved));
+        }
+        requests.sort_by(|a, b| a.arrived.total_cmp(&b.arrived));
+        Self { requests, ..self.clone() }
+    }
 }
 
-fn parse_line(line: &str, after: f64, model: &ReplicaModel) -> Result<Request, String> {
+fn parse_line(line: &str, after: f64) -> Result<Request, String> {
     let request: Request =
         serde_json::from_str(line).map_err(|error| format!("{error}; a request is {EXAMPLE_LINE}"))?;
     let Request { arrived, prompt_tokens, cached_tokens, completion_tokens } = request;
@@ -89,11 +138,6 @@ fn parse_line(line: &str, after: f64, model: &ReplicaModel) -> Result<Request, S
     if cached_tokens > prompt_tokens {
         return Err(format!("cachedTokens is {cached_tokens}, more than the {prompt_tokens} of the prompt"));
     }
-    let tokens = u64::from(prompt_tokens) + u64::from(completion_tokens);
-    let capacity = u64::from(model.blocks) * u64::from(KV_BLOCK_TOKENS);
-    if tokens > capacity {
-        return Err(format!("{tokens} tokens do not fit into the {capacity} tokens of a replica's KV cache"));
-    }
     Ok(request)
 }
 
@@ -102,15 +146,15 @@ mod tests {
     use super::*;
 
     fn refusal(text: &str) -> String {
-        Trace::parse("x", text, ReplicaModel::default()).unwrap_err().to_string()
+        Trace::read("x", text).unwrap_err().to_string()
     }
 
     #[test]
     fn a_written_trace_reads_back_as_itself() {
         let text = format!("{EXAMPLE_LINE}\n\n{}\n", EXAMPLE_LINE.replace("0.5", "2.25"));
-        let trace = Trace::parse("x", &text, ReplicaModel::default()).unwrap();
+        let trace = Trace::parse("x", &text).unwrap();
         assert_eq!((trace.requests.len(), trace.seconds), (2, 3.0));
-        assert_eq!(Trace::parse("x", &trace.lines(), ReplicaModel::default()).unwrap(), trace);
+        assert_eq!(Trace::read("x", &trace.lines()).unwrap(), ReadTrace { trace, left_out: 0 });
     }
 
     #[test]
@@ -121,9 +165,17 @@ mod tests {
             refusal(&format!("{good}\n\n{}", good.replace("0.5", "0.1"))).starts_with("line 3: arrived is 0.1, before")
         );
         assert!(refusal(&good.replace("900", "0")).starts_with("line 1: promptTokens"));
-        assert!(refusal(&good.replace("900", "9000000")).contains("do not fit into the 868496 tokens"));
         assert!(refusal(&good.replace("900", "900, \"cachedTokens\": 901")).contains("more than the 900"));
         assert!(refusal(&good.replace("200", "200, \"colour\": 1")).contains("unknown field `colour`"));
+        assert!(refusal("{\"arrived\": 1}").starts_with("line 1: missing field `promptTokens`"));
         assert!(refusal("\n").starts_with("no request"));
+    }
+
+    #[test]
+    fn copies_are_that_many_times_the_load_in_order() {
+        let text = format!("{EXAMPLE_LINE}\n{}\n", EXAMPLE_LINE.replace("0.5", "200"));
+        let trace = Trace::parse("x", &text).unwrap().copied(4, 1);
+        assert_eq!((trace.requests.len(), trace.seconds), (8, 201.0));
+        assert!(trace.requests.is_sorted_by_key(|request| request.arrived));
     }
 }

@@ -1,0 +1,29 @@
+//! The simulator: scaling rules against a model of replicas, in virtual time.
+//!
+//! A [`World`] is a load and the replicas that meet it; [`simulate`] lets a [`Rule`] decide over it; `compare` asks each
+//! rival for its best at equal GPU-hours; [`Oracle`] knows what comes. Nothing here reads a clock; every number follows
+//! from the world and a seed. The operator links none of this.
+
+mod compare;
+mod fleet;
+pub mod judge;
+pub mod lottery;
+mod model;
+mod oracle;
+mod outcome;
+pub mod plot;
+mod recorded;
+mod replica;
+mod rival;
+pub mod rules;
+mod world;
+
+pub use compare::{Comparison, EQUAL_WITHIN, Progress, STOKER, Tuned, compare, run_ours};
+pub use fleet::{LOOK_SECONDS, Member, Rule, Setting, Stage, View, simulate};
+pub use model::{Promise, ReplicaModel};
+pub use oracle::{Oracle, foreseen};
+pub use outcome::{Outcomes, REVERSAL_SECONDS, Sample};
+pub use recorded::{RecordedError, recorded_world};
+pub use replica::{Outcome, Replica};
+pub use rival::{Kind, Rival, RivalError};
+pub use world::{DoesNotFit, Mishaps, Router, World, named_world};
