@@ -229,6 +229,23 @@ mod tests {
     }
 
     #[test]
+    fn special_tokens_have_text_where_somebody_reads_them() {
+        let mut fixture = Fixture::new();
+        let (events, mut received) = event_channel();
+        let stop = StopParams { shown_specials: [256].into(), ..StopParams::default() };
+        let request = Request { prompt: vec![1], sampling: SamplingParams::default(), stop, logprobs: None };
+        let mut hidden = fixture.open(2, &[]);
+        fixture.ledger.open(RequestId(1), &request, events, fixture.now);
+        for id in [1, 2] {
+            for token in [97, 256] {
+                let token = SampledToken { id: RequestId(id), token, logprobs: None };
+                fixture.ledger.apply(StepEffects { tokens: vec![token], ..StepEffects::default() }, fixture.now);
+            }
+        }
+        assert_eq!((drain(&mut received).0.as_str(), drain(&mut hidden).0.as_str()), ("a<|end|>", "a"));
+    }
+
+    #[test]
     fn a_stopped_engine_ends_every_open_request_with_an_error() {
         let mut fixture = Fixture::new();
         let mut streams: Vec<_> = (0..3).map(|id| fixture.open(id, &[])).collect();

@@ -11,6 +11,7 @@ mod engine;
 mod engine_loop;
 mod events;
 pub mod exec;
+pub mod grammar;
 mod handle;
 mod host;
 mod info;

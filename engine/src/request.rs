@@ -1,6 +1,6 @@
 //! What a client asks of the engine and what it gets back. Owns the request types, never their execution.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::constraint::Constraint;
 
@@ -81,6 +81,8 @@ pub struct StopParams {
     pub stop_token_ids: Vec<TokenId>,
     /// Keep the matched stop string, and a stop token's text, in the text.
     pub include_stop: bool,
+    /// Special tokens that have text in the completion: marks that somebody reads. The others have none.
+    pub shown_specials: Arc<[TokenId]>,
 }
 
 /// Why a request ended.

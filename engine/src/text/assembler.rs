@@ -1,5 +1,7 @@
 //! Turns one request's tokens into text: bytes, whole characters, stop strings, log-probability texts.
 
+use std::sync::Arc;
+
 use super::{Detokenizer, StopMatcher, StopScan, Tokenizer};
 use crate::{
     request::{PositionLogprobs, StopParams, TokenId, TokenLogprob},
@@ -13,6 +15,7 @@ pub(crate) struct TextAssembler {
     stop: StopMatcher,
     /// Tokens that end the text and are no part of it.
     silent_ends: Vec<TokenId>,
+    shown_specials: Arc<[TokenId]>,
     min_tokens: u32,
     n_tokens: u32,
 }
@@ -23,16 +26,18 @@ impl TextAssembler {
             detokenizer: Detokenizer::default(),
             stop: StopMatcher::new(stop.stop.clone(), stop.include_stop),
             silent_ends: if stop.include_stop { Vec::new() } else { stop.stop_token_ids.clone() },
+            shown_specials: Arc::clone(&stop.shown_specials),
             min_tokens: stop.min_tokens,
             n_tokens: 0,
         }
     }
 
-    /// Adds a token. Special tokens have no text of their own.
+    /// Adds a token. Special tokens have no text of their own, but those that somebody reads.
     pub(crate) fn push(&mut self, token: TokenId, tokenizer: &Tokenizer) -> StopScan {
         self.n_tokens += 1;
         let is_silent_end = self.n_tokens >= self.min_tokens && self.silent_ends.contains(&token);
-        let is_hidden = is_silent_end || tokenizer.is_special(token);
+        let is_silent = tokenizer.is_special(token) && !self.shown_specials.contains(&token);
+        let is_hidden = is_silent_end || is_silent;
         let bytes = if is_hidden { Vec::new() } else { tokenizer.token_bytes(token) };
         let text = self.detokenizer.push(&bytes);
         if self.n_tokens < self.min_tokens {

@@ -102,6 +102,16 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|added| added.special)
     }
 
+    /// The token that is exactly this text.
+    pub fn token_id(&self, text: &str) -> Option<TokenId> {
+        self.inner.token_to_id(text)
+    }
+
+    /// One more than the largest id.
+    pub fn n_ids(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
     /// Tokens of the model itself, without those added to them.
     pub fn base_vocab_size(&self) -> usize {
         self.inner.get_vocab_size(false)

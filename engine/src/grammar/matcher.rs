@@ -1,0 +1,66 @@
+//! A compiled grammar and one completion's way through it.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::{
+    constraint::{Grammar, Matcher},
+    request::TokenId,
+};
+
+/// A grammar at the beginning of a completion. Ways through it share what is learnt about its lexemes.
+pub(super) struct Compiled {
+    start: Mutex<llguidance::Matcher>,
+}
+
+impl Compiled {
+    /// Computes the first mask, which the first request would wait for otherwise.
+    pub(super) fn new(mut start: llguidance::Matcher) -> Result<Self, String> {
+        let first = start.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
+        if first.is_zero() {
+            return Err("nothing matches it".into());
+        }
+        Ok(Self { start: Mutex::new(start) })
+    }
+}
+
+impl Grammar for Compiled {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        Box::new(Walk { inner: start.clone() })
+    }
+}
+
+impl std::fmt::Debug for Compiled {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Compiled").finish_non_exhaustive()
+    }
+}
+
+/// One completion.
+struct Walk {
+    inner: llguidance::Matcher,
+}
+
+impl Matcher for Walk {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        let allowed = self.inner.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
+        // The model's vocabulary may be larger than the tokenizer's: no text, not allowed.
+        let n_words = mask.len().min(allowed.as_slice().len());
+        mask[..n_words].copy_from_slice(&allowed.as_slice()[..n_words]);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), String> {
+        // Behind the end, with `ignore_eos`, only end tokens come.
+        if self.inner.is_stopped() && !self.inner.is_error() {
+            return Ok(());
+        }
+        self.inner.consume_token(token).map_err(|error| format!("{error:#}"))
+    }
+}
+
+impl std::fmt::Debug for Walk {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Walk").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,175 @@
+//! Grammars over real vocabularies: whatever is drawn under the masks belongs to the language.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use stoker_kernels::draw::Draw;
+
+use super::*;
+use crate::constraint::{Matcher, allows, mask_words};
+
+fn tokenizer(file: &str) -> Tokenizer {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+    Tokenizer::from_json(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Tokenizers of each kind, and their end tokens.
+fn tokenizers() -> [(Tokenizer, Vec<TokenId>); 4] {
+    [
+        (Tokenizer::bytes(), vec![256]),
+        (tokenizer("models/ember/tokenizer.json"), vec![3, 2]),
+        (tokenizer("tests/goldens/tokenizers/byte-level.json"), vec![0]),
+        (tokenizer("tests/goldens/tokenizers/sentence-piece.json"), vec![2]),
+    ]
+}
+
+/// A text drawn at random from what the masks allow, and whether it ended by itself.
+fn walk(tokenizer: &Tokenizer, eos: &[TokenId], constraint: &Constraint, seed: u64) -> (String, bool) {
+    const MAX_TOKENS: u64 = 400;
+    let mut matcher: Box<dyn Matcher> = constraint.0.matcher();
+    let (mut bytes, n_ids) = (Vec::new(), tokenizer.n_ids());
+    for position in 0..MAX_TOKENS {
+        let mut mask = vec![0; mask_words(n_ids)];
+        matcher.allow(&mut mask).unwrap();
+        let noise = Draw::new(seed, position);
+        let allowed = (0..n_ids as TokenId).filter(|token| allows(&mask, *token));
+        // End tokens sooner or later, so that languages without a bound end too.
+        let weight = |token: &TokenId| noise.gumbel(*token) + if eos.contains(token) { 3.0 } else { 0.0 };
+        let token = allowed.max_by(|a, b| weight(a).total_cmp(&weight(b))).expect("something is allowed");
+        if eos.contains(&token) {
+            return (String::from_utf8(bytes).unwrap(), true);
+        }
+        matcher.accept(token).unwrap();
+        bytes.extend(tokenizer.token_bytes(token));
+    }
+    (String::from_utf8_lossy(&bytes).into_owned(), false)
+}
+
+/// Texts that ended, over all tokenizers.
+fn texts(spec: &GrammarSpec) -> Vec<String> {
+    let mut texts = Vec::new();
+    for (tokenizer, eos) in tokenizers() {
+        let (constraint, _) = GrammarCompiler::new(&tokenizer, &eos).unwrap().compile(spec).unwrap();
+        let walks = (0..12).map(|seed| walk(&tokenizer, &eos, &constraint, seed));
+        texts.extend(walks.filter_map(|(text, ended)| ended.then_some(text)));
+    }
+    assert!(texts.len() > 8, "{} of 48 ended", texts.len());
+    texts
+}
+
+fn refusal(spec: &GrammarSpec) -> String {
+    GrammarCompiler::new(&Tokenizer::bytes(), &[256]).unwrap().compile(spec).unwrap_err().to_string()
+}
+
+#[test]
+fn the_bytes_of_a_vocabulary_spell_every_text() {
+    let text = "{\"naïve\": [1, -2.5e10], \"日本\": \"🔥\\n\"}  \t<tool_call>\n</think> done";
+    for (tokenizer, _) in tokenizers() {
+        let words = vocabulary::words(&tokenizer);
+        assert_eq!(words.len(), tokenizer.n_ids());
+        let tokens = tokenizer.encode(text, false).unwrap();
+        let spelled: Vec<u8> = tokens.iter().flat_map(|token| words[*token as usize].clone()).collect();
+        let spelled = String::from_utf8(spelled).unwrap();
+        // SentencePiece puts a space in front of a text.
+        assert_eq!(spelled.trim_start_matches(' '), text);
+        for (token, word) in (0..).zip(&words).filter(|(token, _)| tokenizer.is_special(*token)) {
+            assert_eq!(
+                (word[0], &word[1..]),
+                (0xff, tokenizer.token_bytes(token).as_slice()),
+                "no text begins with it"
+            );
+        }
+    }
+}
+
+#[test]
+fn drawn_objects_have_every_required_key_and_the_types_of_the_schema() {
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "age", "tags"],
+        "properties": {
+            "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind": {"enum": ["a", "b", null]}, "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
+        }
+    });
+    for text in texts(&GrammarSpec::Json(schema)) {
+        let value: Value = serde_json::from_str(&text).expect(&text);
+        assert!(value["name"].as_str().expect(&text).chars().count() <= 8, "{text}");
+        assert!((0..=150).contains(&value["age"].as_i64().expect(&text)), "{text}");
+        assert!(value["tags"].as_array().expect(&text).iter().all(Value::is_boolean), "{text}");
+        let known = ["name", "age", "kind", "tags"];
+        assert!(value.as_object().unwrap().keys().all(|key| known.contains(&key.as_str())), "{text}");
+    }
+}
+
+#[test]
+fn any_object_is_json_and_ends_where_it_closes() {
+    for text in texts(&GrammarSpec::json_object()) {
+        // Numbers may be larger than any of Rust's: they are JSON all the same.
+        assert!(serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok() && text.starts_with('{'), "{text}");
+    }
+}
+
+#[test]
+fn choices_expressions_and_both_notations_of_grammars_hold() {
+    let choices = ["red", "green light", "é\"\\\n"].map(str::to_owned).to_vec();
+    for text in texts(&GrammarSpec::Choice(choices.clone())) {
+        assert!(choices.contains(&text), "{text:?}");
+    }
+    for text in texts(&GrammarSpec::Regex(r"[a-c]{2}-[0-9]{1,3}".into())) {
+        let (letters, digits) = text.split_once('-').expect(&text);
+        assert!(letters.len() == 2 && (1..=3).contains(&digits.len()) && digits.parse::<u32>().is_ok(), "{text}");
+    }
+    let lark = "start: \"say \" WORD\nWORD: /[xy]+/";
+    let ebnf = "# what is said\nroot ::= \"say \" my-word\nmy-word ::= [xy]+";
+    for grammar in [lark, ebnf] {
+        for text in texts(&GrammarSpec::Lark(lark_from_ebnf(grammar))) {
+            let word = text.strip_prefix("say ").expect(&text);
+            assert!(!word.is_empty() && word.chars().all(|c| "xy".contains(c)), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_puts_languages_together() {
+    let parts = vec![("body".to_owned(), GrammarSpec::Json(json!({"type": "integer", "minimum": 7, "maximum": 7})))];
+    let frame = GrammarSpec::Frame { lark: "start: \"<b>\" @body \"</b>\"".into(), parts };
+    for text in texts(&frame) {
+        assert_eq!(text, "<b>7</b>");
+    }
+}
+
+#[test]
+fn the_same_question_is_compiled_once() {
+    let compiler = GrammarCompiler::new(&Tokenizer::bytes(), &[256]).unwrap();
+    let (first, source) = compiler.compile(&GrammarSpec::json_object()).unwrap();
+    assert_eq!(source, Source::Compiled);
+    assert_eq!(compiler.compile(&GrammarSpec::json_object()).unwrap(), (first.clone(), Source::Cached));
+    for n in 0..100 {
+        compiler.compile(&GrammarSpec::Choice(vec![n.to_string()])).unwrap();
+    }
+    let (again, source) = compiler.compile(&GrammarSpec::json_object()).unwrap();
+    assert!(source == Source::Compiled && again != first, "the cache is bounded");
+}
+
+#[test]
+fn what_cannot_be_compiled_is_refused_with_a_reason() {
+    let many = (0..10_000).map(|n| n.to_string()).collect();
+    assert_eq!(refusal(&GrammarSpec::Choice(many)), "it has 10000 choices, the limit is 4096: send a smaller one");
+    assert!(refusal(&GrammarSpec::Choice(vec![])).contains("at least one"));
+    assert!(refusal(&GrammarSpec::Regex("x".repeat(MAX_GRAMMAR_BYTES))).contains("the limit is 262144"));
+    for (spec, word) in [
+        (GrammarSpec::Json(json!({"type": "strin"})), "strin"),
+        (GrammarSpec::Json(json!(false)), ""),
+        (GrammarSpec::Json(json!({"type": "object", "required": ["x"], "properties": {"x": false}})), "x"),
+        (GrammarSpec::Json(json!({"not": {"type": "string"}})), "not"),
+        (GrammarSpec::Json(json!({"$ref": "#/$defs/missing"})), "missing"),
+        (GrammarSpec::Json(json!({"$ref": "https://example.com/a.json"})), ""),
+        (GrammarSpec::Regex("(unclosed".into()), ""),
+        (GrammarSpec::Lark("start: other".into()), "other"),
+        (GrammarSpec::Lark("nonsense".into()), ""),
+    ] {
+        let reason = refusal(&spec);
+        assert!(reason.contains(word) && reason.len() < 2000, "{spec:?}: {reason}");
+        println!("{spec:?}\n    {reason}");
+    }
+}
