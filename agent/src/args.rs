@@ -68,6 +68,16 @@ pub(crate) struct Flags {
     #[arg(long = "served-name", value_name = "NAME")]
     served_names: Vec<String>,
 
+    /// How the model writes tool calls: auto (as its chat template says), none, or a format's name (docs/api.md).
+    /// Default: auto.
+    #[arg(long, value_name = "FORMAT")]
+    tool_call_format: Option<String>,
+
+    /// How the model writes its reasoning: auto (as its chat template says), none, think, mistral, seed or harmony.
+    /// Default: auto.
+    #[arg(long, value_name = "FORMAT")]
+    reasoning_format: Option<String>,
+
     /// Longest prompt plus completion, in tokens. Default: the model's own limit.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     max_model_len: Option<u32>,
@@ -130,7 +140,12 @@ impl Args {
         let flags = self.flags.clone();
         AgentConfig {
             revision: String::new(),
-            model: ModelConfig { source: self.model.clone(), served_names: flags.served_names },
+            model: ModelConfig {
+                source: self.model.clone(),
+                served_names: flags.served_names,
+                tool_call_format: flags.tool_call_format,
+                reasoning_format: flags.reasoning_format,
+            },
             gpus: 0,
             engine: EngineSettings {
                 max_model_len: flags.max_model_len,

@@ -9,7 +9,12 @@ use std::{
 use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig};
 use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 
-use crate::{args::Args, builtin, health::Patience};
+use crate::{
+    answer::{FormatChoice, UnknownFormat},
+    args::Args,
+    builtin,
+    health::Patience,
+};
 
 const BUILTIN_SCHEME: &str = "builtin://";
 const FILE_SCHEME: &str = "file://";
@@ -23,6 +28,8 @@ pub struct Settings {
     pub source: String,
     /// Names accepted in requests; the first is the one answers carry. Never empty.
     pub served_names: Vec<String>,
+    /// How the model's answers are read.
+    pub formats: FormatChoice,
     /// The engine's sizes.
     pub limits: EngineLimits,
     /// What computes.
@@ -72,6 +79,9 @@ pub enum ConfigError {
     /// No or empty served name.
     #[error("served_names must hold at least one name and no empty one")]
     NoName,
+    /// A format of tool calls or reasoning that nobody knows.
+    #[error("tool_call_format or reasoning_format: {0}")]
+    UnknownFormat(#[from] UnknownFormat),
     /// A builtin model this program does not carry.
     #[error("model_source {BUILTIN_SCHEME}{name}: this agent carries {}", builtin::names().collect::<Vec<_>>().join(", "))]
     UnknownBuiltin {
@@ -114,11 +124,13 @@ impl Settings {
         if model.served_names.is_empty() || model.served_names.iter().any(String::is_empty) {
             return Err(ConfigError::NoName);
         }
-        let ModelConfig { source, served_names } = model;
+        let ModelConfig { source, served_names, tool_call_format, reasoning_format } = model;
+        let formats = FormatChoice::named(tool_call_format.as_deref(), reasoning_format.as_deref())?;
         Ok(Self {
             revision,
             source,
             served_names,
+            formats,
             limits: limits(engine),
             device: device_of_pod(gpus),
             drain,
@@ -201,7 +213,7 @@ mod tests {
     use super::*;
 
     fn config(source: &str, engine: EngineSettings) -> AgentConfig {
-        let model = ModelConfig { source: source.into(), served_names: vec!["m".into()] };
+        let model = ModelConfig { source: source.into(), served_names: vec!["m".into()], ..ModelConfig::default() };
         AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() }
     }
 

@@ -4,11 +4,13 @@
 //! `connections`, `lifecycle` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes API.
 
 pub mod admit;
+pub mod answer;
 pub mod args;
 pub mod builtin;
 pub mod chat_template;
 pub mod config;
 pub mod connections;
+pub mod grammars;
 pub mod health;
 pub mod http;
 pub mod lifecycle;
@@ -18,5 +20,4 @@ pub mod shutdown;
 mod stalled;
 pub mod startup;
 pub mod telemetry;
-pub mod tool_calls;
 pub mod wording;

@@ -11,7 +11,7 @@ use prometheus::{
     core::Collector,
 };
 use stoker_crds::contract::{AgentPhase, KV_BLOCK_TOKENS, LoadReport};
-use stoker_engine::{EngineLoad, RequestSample, Samples};
+use stoker_engine::{EngineLoad, RequestSample, Samples, grammar::Source};
 
 /// Seconds from 0.5 ms to 2 min: a token of a small model takes 1 ms, a long prompt on a CPU minutes.
 const FINE_SECONDS: [f64; 24] = [
@@ -44,6 +44,17 @@ pub struct Metrics {
     raising: Mutex<()>,
 }
 
+/// Counters of what answers are made of.
+#[derive(Clone, Debug)]
+pub struct AnswerMeters {
+    /// Tool calls that ended.
+    pub complete_calls: IntCounter,
+    /// Tool calls that the end of the answer cut off.
+    pub cut_off_calls: IntCounter,
+    /// Choices with reasoning.
+    pub reasoning: IntCounter,
+}
+
 struct OwnFamilies {
     http_requests: IntCounterVec,
     phase: GaugeVec,
@@ -55,6 +66,10 @@ struct OwnFamilies {
     prefix_queried: IntCounter,
     prefix_hit: IntCounter,
     prefix_evicted: IntCounter,
+    grammars: IntCounterVec,
+    grammar_seconds: Histogram,
+    tool_calls: IntCounterVec,
+    reasoning_answers: IntCounter,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -91,6 +106,31 @@ impl Metrics {
     /// Counts an answered request by its route and status.
     pub fn http_request(&self, path: &str, status: u16) {
         self.own.http_requests.with_label_values(&[path, &status.to_string()]).inc();
+    }
+
+    /// What counts tool calls and reasoning.
+    pub fn answers(&self) -> AnswerMeters {
+        let calls = |outcome| self.own.tool_calls.with_label_values(&[outcome]);
+        AnswerMeters {
+            complete_calls: calls("complete"),
+            cut_off_calls: calls("cut_off"),
+            reasoning: self.own.reasoning_answers.clone(),
+        }
+    }
+
+    /// Counts a grammar that a request asked for.
+    pub fn grammar(&self, source: Source, took: Duration) {
+        let outcome = match source {
+            Source::Compiled => "compiled",
+            Source::Cached => "cached",
+        };
+        self.own.grammars.with_label_values(&[outcome]).inc();
+        self.own.grammar_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts a grammar that was refused.
+    pub fn grammar_refused(&self) {
+        self.own.grammars.with_label_values(&["refused"]).inc();
     }
 
     /// Notes how long the start took.
@@ -157,6 +197,19 @@ impl OwnFamilies {
                 "stoker_prefix_cache_evicted_blocks_total",
                 "KV blocks of the prefix cache that were given to something else",
             ),
+            grammars: register.own_counter_vec(
+                "stoker_grammars_total",
+                "Grammars that requests asked for: compiled, found in the cache, refused",
+                &["outcome"],
+            ),
+            grammar_seconds: register.own_seconds("stoker_grammar_seconds", "Time a request waited for its grammar"),
+            tool_calls: register.own_counter_vec(
+                "stoker_tool_calls_total",
+                "Tool calls in answers: complete, or cut off by the answer's end",
+                &["outcome"],
+            ),
+            reasoning_answers: register
+                .own_counter("stoker_reasoning_answers_total", "Choices of chat answers that began with reasoning"),
             ttft: register.own_seconds("stoker_time_to_first_token_seconds", "From submission to the first token"),
             itl: register.own_seconds("stoker_inter_token_latency_seconds", "Between two tokens of one sequence"),
             e2e: register.own_seconds("stoker_e2e_request_latency_seconds", "From submission to the last token"),

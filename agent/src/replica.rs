@@ -12,8 +12,10 @@ use tokio::sync::watch;
 
 use crate::{
     admit::{QueueLoad, Refusal, in_service},
+    answer::{FormatChoice, Formats},
     chat_template::ChatTemplate,
     config::Settings,
+    grammars::Grammars,
     health::{Progress, Unhealthy, check},
     lifecycle::{Action, Event, State, next},
     metrics::Metrics,
@@ -37,6 +39,10 @@ pub struct Served {
     pub engine: EngineHandle,
     /// `None` for a model without one.
     pub template: Option<ChatTemplate>,
+    /// How its answers are read.
+    pub formats: Formats,
+    /// What constrains its answers.
+    pub grammars: Grammars,
 }
 
 /// What changes, behind one lock so that "no request is open" and "none can be opened" are one observation.
@@ -271,6 +277,15 @@ impl Life {
 }
 
 impl Served {
+    /// A model whose answers are read as chosen, which by default is as its template says.
+    pub fn new(engine: EngineHandle, template: Option<ChatTemplate>, choice: FormatChoice) -> Self {
+        let formats = Formats {
+            calls: choice.calls.resolve(template.as_ref().and_then(ChatTemplate::call_format)),
+            reasoning: choice.reasoning.resolve(template.as_ref().and_then(ChatTemplate::reasoning_format)),
+        };
+        Self { engine, template, formats, grammars: Grammars::default() }
+    }
+
     /// The model's generation config where it has one, else OpenAI's defaults.
     pub fn default_sampling(&self) -> SamplingParams {
         let model = &self.engine.model().defaults;

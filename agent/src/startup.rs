@@ -56,7 +56,7 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     });
     let engine = started.map_err(|error| for_reader(reader, error))?;
     let template = chat_template(&engine).context("chat template")?;
-    Ok(Served { engine, template })
+    Ok(Served::new(engine, template, settings.formats))
 }
 
 /// What is wrong with a model's files names files and no settings; a file may be called like a setting.

@@ -14,9 +14,11 @@ struct Setting {
 }
 
 /// Every setting that a message may name. None is part of another's name.
-const SETTINGS: [Setting; 9] = [
+const SETTINGS: [Setting; 11] = [
     Setting { ours: "model_source", field: "model.source", flag: "--model" },
     Setting { ours: "served_names", field: "model.servedNames", flag: "--served-name" },
+    Setting { ours: "tool_call_format", field: "model.toolCallFormat", flag: "--tool-call-format" },
+    Setting { ours: "reasoning_format", field: "model.reasoningFormat", flag: "--reasoning-format" },
     Setting { ours: "max_model_len", field: "engine.maxModelLen", flag: "--max-model-len" },
     Setting { ours: "max_num_seqs", field: "engine.maxNumSeqs", flag: "--max-num-seqs" },
     Setting { ours: "max_batched_tokens", field: "engine.maxBatchedTokens", flag: "--max-batched-tokens" },

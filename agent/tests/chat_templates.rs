@@ -12,8 +12,9 @@ use std::{
 use minijinja::Value;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use stoker_agent::chat_template::{
-    ChatTemplate, Conversation, FunctionCall, Message, PromptEnd, SpecialTokens, ToolCall,
+use stoker_agent::{
+    answer::{CallFormat, ReasoningFormat},
+    chat_template::{ChatTemplate, Conversation, FunctionCall, Message, PromptEnd, SpecialTokens, ToolCall},
 };
 
 type Json = serde_json::Value;
@@ -171,9 +172,9 @@ fn the_dialect_of_templates_is_pythons() {
 #[test]
 fn a_conversation_with_tools_is_rendered_by_the_template_made_for_it() {
     let template = ChatTemplate::compile("plain".into(), SpecialTokens::default()).unwrap();
-    assert!(!template.writes_tool_calls());
+    assert_eq!(template.call_format(), None);
     let template = template.with_tool_use("{{ tools|length }} <tool_call>").unwrap();
-    assert!(template.writes_tool_calls());
+    assert_eq!(template.call_format(), Some(CallFormat::Hermes));
     let render = |tools: &[Value]| {
         let now = "2026-11-21T10:03:00Z[UTC]".parse().unwrap();
         let variables = &BTreeMap::new();
@@ -181,4 +182,42 @@ fn a_conversation_with_tools_is_rendered_by_the_template_made_for_it() {
         template.render(&Conversation { messages: &[], tools, documents, end, variables, now }).unwrap()
     };
     assert_eq!((render(&[]), render(&[Value::from(1)])), ("plain".to_owned(), "1 <tool_call>".to_owned()));
+}
+
+/// What models with these templates write, by their model cards.
+const FORMATS: [(&str, Option<CallFormat>, Option<ReasoningFormat>); 17] = [
+    ("Qwen-Qwen2.5-7B-Instruct", Some(CallFormat::Hermes), None),
+    ("Qwen-Qwen3-0.6B", Some(CallFormat::Hermes), Some(ReasoningFormat::Think)),
+    ("Qwen-QwQ-32B", Some(CallFormat::Hermes), Some(ReasoningFormat::Think)),
+    ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", Some(CallFormat::Hermes), None),
+    ("ibm-granite-granite-4.0", Some(CallFormat::Hermes), None),
+    ("Qwen3-Coder", Some(CallFormat::QwenCoder), None),
+    ("ByteDance-Seed-OSS", Some(CallFormat::QwenCoder), Some(ReasoningFormat::Seed)),
+    ("GLM-4.6", Some(CallFormat::Glm), Some(ReasoningFormat::Think)),
+    ("meta-llama-Llama-3.1-8B-Instruct", Some(CallFormat::Llama), None),
+    ("meta-llama-Llama-3.2-3B-Instruct", Some(CallFormat::Llama), None),
+    ("mistralai-Mistral-Nemo-Instruct-2407", Some(CallFormat::Mistral), None),
+    ("deepseek-ai-DeepSeek-V3.1", Some(CallFormat::DeepSeek), Some(ReasoningFormat::Think)),
+    ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", Some(CallFormat::DeepSeek), Some(ReasoningFormat::Think)),
+    ("openai-gpt-oss-120b", Some(CallFormat::Harmony), Some(ReasoningFormat::Harmony)),
+    ("ibm-granite-granite-3.3-2B-Instruct", Some(CallFormat::Granite), Some(ReasoningFormat::Think)),
+    ("moonshotai-Kimi-K2", Some(CallFormat::Kimi), None),
+    ("google-gemma-2-2b-it", None, None),
+];
+
+#[test]
+fn the_formats_of_public_models_are_recognised_from_their_templates() {
+    let directory = templates();
+    let mut n_checked = 0;
+    for (name, calls, reasoning) in FORMATS {
+        let Ok(source) = fs::read_to_string(directory.join(format!("{name}.jinja"))) else { continue };
+        let template = ChatTemplate::compile(source, SpecialTokens::default()).unwrap();
+        assert_eq!((template.call_format(), template.reasoning_format()), (calls, reasoning), "{name}");
+        // Some templates read calls and show no tools.
+        assert!(template.reads("tools") || !(name.starts_with("meta-llama") || name.starts_with("Qwen")), "{name}");
+        n_checked += 1;
+    }
+    if n_checked == 0 {
+        println!("skipped: no chat templates in {}: set STOKER_TEMPLATES", directory.display());
+    }
 }

@@ -12,7 +12,7 @@ use stoker_agent::{
 use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig};
 
 fn replica(source: &str, engine: EngineSettings, started_by: StartedBy) -> Arc<Replica> {
-    let model = ModelConfig { source: source.into(), served_names: vec!["m".into()] };
+    let model = ModelConfig { source: source.into(), served_names: vec!["m".into()], ..ModelConfig::default() };
     let config = AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() };
     Replica::new(Settings::validate(config, started_by).unwrap())
 }

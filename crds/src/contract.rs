@@ -42,13 +42,19 @@ fn is_zero(count: &u32) -> bool {
 }
 
 /// Which weights a replica serves and under which names.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelConfig {
     /// `builtin://NAME` or a directory inside the pod (`pvc://` and `file://` are resolved by the operator).
     pub source: String,
     /// Names accepted in the `model` field of requests; the first is the one answers carry. Never empty.
     pub served_names: Vec<String>,
+    /// How the model writes tool calls: `auto` (as its chat template says), `none` or a format's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_format: Option<String>,
+    /// How the model writes its reasoning: `auto` (as its chat template says), `none` or a format's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_format: Option<String>,
 }
 
 /// Sizes of the engine. `None` means: the agent derives it from the model and the machine, and reports it.

@@ -11,6 +11,7 @@ import urllib.request
 import json
 
 import openai
+import pydantic
 
 BASE_URL = os.environ["STOKER_BASE_URL"]
 MODEL = "ember"
@@ -105,6 +106,88 @@ class Chat(unittest.TestCase):
             time.sleep(0.05)
 
 
+class Order(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    customer: str
+    quantity: int
+
+
+def tool(name: str, **properties) -> dict:
+    parameters = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+class Structure(unittest.TestCase):
+    def setUp(self):
+        self.client = client()
+
+    def test_an_answer_is_parsed_into_a_class(self):
+        question = "Extract customer and quantity as JSON: Order from Vefe: 17 x vube, total 31 euros."
+        messages = user(question)
+        for temperature in [0, 1, 2]:
+            answer = self.client.chat.completions.parse(
+                model=MODEL, messages=messages, response_format=Order, temperature=temperature, seed=3, max_tokens=300)
+            self.assertIsInstance(answer.choices[0].message.parsed, Order)
+            self.assertEqual(answer.choices[0].finish_reason, "stop")
+        with self.client.chat.completions.stream(model=MODEL, messages=messages, response_format=Order) as stream:
+            self.assertIsInstance(stream.get_final_completion().choices[0].message.parsed, Order)
+
+    def test_an_answer_that_is_cut_off_claims_nothing(self):
+        with self.assertRaises(openai.LengthFinishReasonError):
+            self.client.chat.completions.parse(
+                model=MODEL, messages=user("Hello!"), response_format=Order, max_completion_tokens=2)
+
+    def test_any_object_and_one_of_several_texts(self):
+        answer = self.client.chat.completions.create(
+            model=MODEL, messages=user("Hello!"), response_format={"type": "json_object"}, temperature=0, max_tokens=600)
+        if answer.choices[0].finish_reason == "stop":
+            self.assertIsInstance(json.loads(answer.choices[0].message.content), dict)
+        for seed in range(4):
+            extra = {"structured_outputs": {"choice": ["red", "green"]}}
+            answer = self.client.chat.completions.create(
+                model=MODEL, messages=user("Say blue."), seed=seed, temperature=2, extra_body=extra)
+            self.assertIn(answer.choices[0].message.content, ["red", "green"])
+
+    def test_completions_with_a_schema_differ_by_seed_only(self):
+        schema = {"name": "n", "schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+                                          "additionalProperties": False}}
+        ask = lambda: [choice.message.content for choice in self.client.chat.completions.create(
+            model=MODEL, messages=user("Any number as JSON."), n=4, seed=7, temperature=2, max_tokens=200,
+            response_format={"type": "json_schema", "json_schema": schema}, logprobs=True).choices]
+        texts = ask()
+        self.assertEqual(texts, ask())
+        self.assertGreater(len(set(texts)), 1)
+
+    def test_a_schema_that_cannot_be_followed_is_named(self):
+        schema = {"name": "n", "schema": {"type": "object", "properties": {"n": {"type": "intger"}}}}
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.chat.completions.create(
+                model=MODEL, messages=user("Hello!"), response_format={"type": "json_schema", "json_schema": schema})
+        self.assertEqual(caught.exception.param, "response_format.json_schema.schema")
+        self.assertIn("intger", str(caught.exception))
+
+    def test_a_call_that_is_required_is_made(self):
+        tools = [tool("add", a={"type": "integer"}, b={"type": "integer"}), tool("now")]
+        for temperature in [0, 2]:
+            for choice in ["required", {"type": "function", "function": {"name": "add"}}]:
+                answer = self.client.chat.completions.create(
+                    model=MODEL, messages=user("Tell me a story."), tools=tools, tool_choice=choice, temperature=temperature,
+                    seed=5, parallel_tool_calls=False, max_tokens=400)
+                self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+                call = answer.choices[0].message.tool_calls[0].function
+                arguments = json.loads(call.arguments)
+                self.assertEqual(set(arguments), {"a", "b"} if call.name == "add" else set())
+
+    def test_a_call_streams_and_adds_up(self):
+        options = {"messages": user("What is the weather in Oslo?"), "tools": [tool("get_weather", city={"type": "string"})]}
+        whole = self.client.chat.completions.create(model=MODEL, temperature=0, **options).choices[0].message
+        with self.client.chat.completions.stream(model=MODEL, temperature=0, **options) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_completion().choices[0].message
+        self.assertEqual(streamed.tool_calls[0].function.arguments, whole.tool_calls[0].function.arguments)
+        self.assertGreater(kinds.count("tool_calls.function.arguments.delta"), 1)
+
+
 class Completions(unittest.TestCase):
     def test_prompts_of_tokens_and_of_text(self):
         for prompt, n_choices in [("one", 1), (["one", "two"], 2), ([5, 6, 7], 1), ([[5], [6, 7]], 2)]:
@@ -133,8 +216,8 @@ class Errors(unittest.TestCase):
 
     def test_an_unknown_parameter_is_named(self):
         with self.assertRaises(openai.BadRequestError) as caught:
-            self.chat(extra_body={"guided_json": {}})
-        self.assertEqual(caught.exception.param, "guided_json")
+            self.chat(extra_body={"guided_xml": {}})
+        self.assertEqual(caught.exception.param, "guided_xml")
 
     def test_a_value_out_of_range_is_named(self):
         with self.assertRaises(openai.BadRequestError) as caught:

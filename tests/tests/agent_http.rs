@@ -95,7 +95,7 @@ async fn bad_input_is_a_clear_4xx_and_the_next_request_works() -> Result<()> {
         ("10 MB", vec![b'a'; 10_000_000], 413, "the limit is 8388608"),
         ("not UTF-8", b"{\"model\": \"\xff\"}".to_vec(), 400, "not UTF-8 at byte 11"),
         ("not JSON", b"{\"model\":".to_vec(), 400, "EOF while parsing"),
-        ("unknown field", chat_with("guided_json", &json!({})), 400, "guided_json"),
+        ("unknown field", chat_with("guided_xml", &json!({})), 400, "guided_xml"),
         ("wrong type", chat_with("messages", &json!([{"role": "user", "content": 7}])), 400, "messages[0].content"),
         ("too long", long_prompt.into_bytes(), 400, "maximum context length is 2048 tokens"),
     ];

@@ -11,14 +11,17 @@ use jiff::Zoned;
 use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::Serialize;
 
-use crate::tool_calls;
+use crate::answer::{CallFormat, ReasoningFormat};
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     specials: SpecialTokens,
-    writes_tool_calls: bool,
+    calls: Option<CallFormat>,
+    reasoning: Option<ReasoningFormat>,
+    /// What was compiled, for what it mentions.
+    sources: Vec<String>,
 }
 
 /// Texts of the tokens a template may print.
@@ -139,7 +142,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", json::to_json);
         python::add_to(&mut environment);
-        let mut template = Self { environment, specials, writes_tool_calls: false };
+        let mut template = Self { environment, specials, calls: None, reasoning: None, sources: Vec::new() };
         template.add(NAME, &source)?;
         Ok(template)
     }
@@ -151,13 +154,32 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
-        self.writes_tool_calls |= tool_calls::understands(source);
-        self.environment.add_template_owned(name, source::compiled_from(source)).map_err(compile)
+        self.calls = CallFormat::of_template(source).or(self.calls);
+        self.reasoning = ReasoningFormat::of_template(source).or(self.reasoning);
+        self.environment.add_template_owned(name, source::compiled_from(source)).map_err(compile)?;
+        self.sources.push(source.to_owned());
+        Ok(())
     }
 
-    /// Whether a model trained with this template calls tools in a format that `tool_calls` reads.
-    pub fn writes_tool_calls(&self) -> bool {
-        self.writes_tool_calls
+    /// The format in which a model trained with this template calls tools, if it is one of those known.
+    pub fn call_format(&self) -> Option<CallFormat> {
+        self.calls
+    }
+
+    /// The format in which a model trained with this template thinks.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        self.reasoning
+    }
+
+    /// Whether the template mentions a variable of this name. Templates assign variables that they also read, so no more
+    /// than a word is looked for.
+    pub fn reads(&self, variable: &str) -> bool {
+        let is_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        let is_whole = |source: &str, at: usize| {
+            !is_name(source[..at].chars().next_back()) && !is_name(source[at + variable.len()..].chars().next())
+        };
+        let mentions = |source: &String| source.match_indices(variable).any(|(at, _)| is_whole(source, at));
+        !variable.is_empty() && self.sources.iter().any(mentions)
     }
 
     /// The prompt of a conversation.

@@ -7,9 +7,10 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
+use stoker_engine::{TokenId, constraint::Constraint};
 
 use crate::{
+    answer::{CallFormat, CallsWanted, Formats, Part, Reading, ReasoningFormat, answer_grammar},
     http::{
         body::streamed,
         chat_answer::{AnswerForm, ChatCompletion, ChatShape},
@@ -18,12 +19,13 @@ use crate::{
         fields::Fields,
         generate::{self, TokenizedRequest},
         neutral::take_neutral_of_chat,
-        params::{Delivery, Generation, MAX_TOP_LOGPROBS},
-        prompt::{Prompt, of_messages},
+        params::{Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
+        prompt::{Prompt, PromptTokens, of_messages},
         stream::Frames,
+        structure,
         usage::UsageSum,
     },
-    replica::Replica,
+    replica::{Replica, Served},
 };
 
 /// Answers one chat completion.
@@ -33,44 +35,82 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
-    let generation = Generation::take(&mut fields, &generate::defaults(&served))?;
+    let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
     let logprobs = logprobs_wanted(&mut fields)?;
-    refuse_formats(&mut fields)?;
+    let structure = structure::take(&mut fields)?;
+    let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let prompt = Prompt::take(&mut fields)?;
     take_neutral_of_chat(&mut fields)?;
     fields.finish()?;
 
-    let form = AnswerForm { logprobs: logprobs.is_some(), tool_calls: prompt.has_tools() };
-    let tokens = prompt.tokens(&served, generation.truncate).await.map_err(of_messages)?;
+    let wanted = prompt.tools.wanted.clone();
+    let (tokens, reading) = prompt_of(prompt, &served, generation.truncate).await?;
+    generation.stop.shown_specials = shown_specials(&served, &reading);
+    generation.sampling.constraint =
+        constraint(&replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
+    let form = AnswerForm {
+        logprobs: logprobs.is_some(),
+        reading: Arc::new(reading),
+        shows_reasoning,
+        are_parallel: wanted.are_parallel,
+        meters: replica.metrics().answers(),
+    };
     let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
     let choices = generate::start(&replica, &served, &request, open).map_err(of_messages)?;
     let head = generate::answer_head(&replica, "chatcmpl", &request.generation);
     let usage = UsageSum::new(request.generation.n);
     match request.generation.delivery {
         Delivery::Stream { include_usage } => {
-            let shape = ChatShape::new(&head, form, choices.n_choices());
+            let shape = ChatShape::new(&head, &form, choices.n_choices());
             streamed(choices, Frames::new(head, shape, include_usage), usage).await
         }
         Delivery::Whole => {
             let (completions, usage) = choices.collect(usage).await?;
-            Ok(Json(ChatCompletion::new(head, form, completions, usage)).into_response())
+            Ok(Json(ChatCompletion::new(head, &form, completions, usage)).into_response())
         }
     }
 }
 
-#[derive(Deserialize)]
-struct ResponseFormat {
-    r#type: String,
+/// The prompt, and how what follows it is read.
+async fn prompt_of(
+    prompt: Prompt,
+    served: &Arc<Served>,
+    truncate: Option<Truncation>,
+) -> Result<(Vec<TokenId>, Reading), ApiError> {
+    let Formats { calls, reasoning } = served.formats;
+    let (calls, schemas) = (calls.filter(|_| prompt.has_tools()), Arc::clone(&prompt.tools.schemas));
+    let PromptTokens { tokens, reasoning_is_open } = prompt.tokens(served, truncate).await.map_err(of_messages)?;
+    Ok((tokens, Reading { calls, reasoning, reasoning_is_open, schemas }))
 }
 
-fn refuse_formats(fields: &mut Fields) -> Result<(), ApiError> {
-    match fields.take::<ResponseFormat>("response_format")? {
-        Some(format) if format.r#type != "text" => {
-            let message = format!("response_format `{}` is not supported: use `text`", format.r#type);
-            Err(ApiError::unsupported("response_format", message))
-        }
-        _ => Ok(()),
+/// Marks that are special tokens to this model and must be seen where answers are read.
+fn shown_specials(served: &Served, reading: &Reading) -> Arc<[TokenId]> {
+    let calls = reading.calls.map_or(&[][..], CallFormat::marks);
+    let reasoning = reading.reasoning.map_or(&[][..], ReasoningFormat::visible_marks);
+    let tokenizer = served.engine.tokenizer();
+    let ids = calls.iter().chain(reasoning).filter_map(|mark| tokenizer.token_id(mark));
+    ids.filter(|id| tokenizer.is_special(*id)).collect()
+}
+
+/// The grammar of the answer, if the request asks for one, compiled.
+async fn constraint(
+    replica: &Replica,
+    served: &Served,
+    reading: &Reading,
+    asked: Asked<'_>,
+) -> Result<Option<Constraint>, ApiError> {
+    let tokenizer = served.engine.tokenizer();
+    let special = |mark: &str| tokenizer.token_id(mark).filter(|id| tokenizer.is_special(*id));
+    match answer_grammar(reading, asked.wanted, asked.structure, &special) {
+        Some(grammar) => Ok(Some(structure::compile(replica, served, grammar).await?)),
+        None => Ok(None),
     }
+}
+
+/// What a request says about the form of its answer.
+struct Asked<'a> {
+    wanted: &'a CallsWanted,
+    structure: Option<Part>,
 }
 
 fn logprobs_wanted(fields: &mut Fields) -> Result<Option<u8>, ApiError> {

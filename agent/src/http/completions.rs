@@ -12,6 +12,7 @@ use stoker_engine::{PositionLogprobs, TokenId};
 
 use crate::{
     admit::MaxTokens,
+    answer::AnswerGrammar,
     http::{
         body::streamed,
         choices::Completion,
@@ -22,6 +23,7 @@ use crate::{
         logprobs::{TextLogprobs, TextOffset},
         params::{Delivery, Generation, MAX_TOP_LOGPROBS, only},
         stream::{AnswerHead, Frames, Shape},
+        structure,
         usage::{UsageBody, UsageSum},
     },
     replica::{Replica, Served},
@@ -42,11 +44,15 @@ pub(crate) async fn create(
     let logprobs = fields.number("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     refuse_unsupported(&mut fields, generation.n)?;
     let echo = echo(&mut fields, logprobs)?;
+    let structure = structure::take(&mut fields)?;
     let prompt: WirePrompt = fields.require("prompt")?;
     let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
     fields.finish()?;
 
     generate::admit_prompts(&replica, prompt.len(), &generation)?;
+    if let Some(part) = structure {
+        generation.sampling.constraint = Some(structure::compile(&replica, &served, AnswerGrammar::of(part)).await?);
+    }
     let echoed = echo.then(|| prompt.texts(&served));
     let prompts = prompt.tokens(&served, Encoding::new(specials, generation.truncate)).await?;
     let echoed = Echo { texts: echoed.unwrap_or_default(), n: generation.n };

@@ -19,7 +19,9 @@ mod params;
 mod prompt;
 mod prompt_work;
 mod stream;
+mod structure;
 mod tokenize;
+mod tools;
 mod usage;
 
 use std::{sync::Arc, time::Instant};

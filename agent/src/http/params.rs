@@ -210,6 +210,7 @@ fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>, vocab_size: u
         stop: stop_strings(fields)?,
         stop_token_ids: stop_tokens(fields, vocab_size)?,
         include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
+        ..StopParams::default()
     })
 }
 

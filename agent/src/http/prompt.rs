@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Zoned;
 use minijinja::Value;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use stoker_engine::TokenId;
 
 use crate::{
@@ -14,8 +14,9 @@ use crate::{
         fields::Fields,
         generate::{self, AddSpecials, Encoding},
         messages::{WireMessage, conversation},
-        params::{Truncation, only},
+        params::Truncation,
         prompt_work,
+        tools::Tools,
     },
     replica::Served,
 };
@@ -23,12 +24,33 @@ use crate::{
 /// The fields of a chat request that become its prompt.
 pub(crate) struct Prompt {
     messages: Vec<Message>,
-    tools: Vec<Value>,
+    /// What the model may call.
+    pub(crate) tools: Tools,
     end: PromptEnd,
     documents: Vec<Value>,
     variables: BTreeMap<String, Value>,
+    effort: Option<Effort>,
     /// Templates write the begin token themselves, so the default is `No`.
     add_specials: AddSpecials,
+}
+
+/// How much to think, by OpenAI's words.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    XHigh,
+}
+
+/// A prompt, ready for the engine.
+pub(crate) struct PromptTokens {
+    pub(crate) tokens: Vec<TokenId>,
+    /// It ends with the opening of the model's reasoning.
+    pub(crate) reasoning_is_open: bool,
 }
 
 impl Prompt {
@@ -37,17 +59,18 @@ impl Prompt {
         let messages: Vec<WireMessage> = fields.require("messages")?;
         Ok(Self {
             messages: conversation(messages)?,
-            tools: tools(fields)?,
+            tools: Tools::take(fields)?,
             end: prompt_end(fields)?,
             documents: fields.take("documents")?.unwrap_or_default(),
             variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+            effort: fields.take("reasoning_effort")?,
             add_specials: fields.take("add_special_tokens")?.unwrap_or(false).into(),
         })
     }
 
     /// Whether the model is shown tools it may call.
     pub(crate) fn has_tools(&self) -> bool {
-        !self.tools.is_empty()
+        !self.tools.shown.is_empty()
     }
 
     /// The prompt.
@@ -55,13 +78,15 @@ impl Prompt {
         self,
         served: &Arc<Served>,
         truncate: Option<Truncation>,
-    ) -> Result<Vec<TokenId>, ApiError> {
+    ) -> Result<PromptTokens, ApiError> {
         let served = served.clone();
         let encoding = Encoding::new(self.add_specials, truncate);
         let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
         let work = move |is_abandoned: &dyn Fn() -> bool| {
             let text = self.render(&served)?;
-            generate::encode(&served, &text, encoding, is_abandoned)
+            let reasoning_is_open = served.formats.reasoning.is_some_and(|format| format.is_open_in(&text));
+            let tokens = generate::encode(&served, &text, encoding, is_abandoned)?;
+            Ok(PromptTokens { tokens, reasoning_is_open })
         };
         prompt_work::run(n_bytes, work).await
     }
@@ -71,25 +96,70 @@ impl Prompt {
         let template = served.template.as_ref().ok_or_else(|| {
             ApiError::invalid("messages", "this model has no chat template: use /v1/completions with a prompt")
         })?;
-        self.check_tools(template)?;
+        self.check_tools(served, template)?;
         let conversation = Conversation {
             messages: &self.messages,
-            tools: &self.tools,
+            tools: &self.tools.shown,
             documents: &self.documents,
             end: self.end,
-            variables: &self.variables,
+            variables: &self.variables(template)?,
             now: Zoned::now(),
         };
         template.render(&conversation).map_err(|error| ApiError::invalid("messages", error.to_string()))
     }
 
-    fn check_tools(&self, template: &ChatTemplate) -> Result<(), ApiError> {
-        if self.has_tools() && !template.writes_tool_calls() {
-            let message = "this model's tool calls are not understood by this server (its chat template does not write \
-                           `<tool_call>`): remove `tools`";
+    fn check_tools(&self, served: &Served, template: &ChatTemplate) -> Result<(), ApiError> {
+        if !self.has_tools() {
+            return Ok(());
+        }
+        if served.formats.calls.is_none() {
+            let message = "this model's tool calls are not understood by this server (its chat template is of no \
+                           known format): remove `tools`, or start the agent with --tool-call-format";
+            return Err(ApiError::unsupported("tools", message));
+        }
+        if !template.reads("tools") {
+            let message = "this model's chat template shows the model no tools: remove `tools`";
             return Err(ApiError::unsupported("tools", message));
         }
         Ok(())
+    }
+
+    /// What the template is told beside the messages: what the client said itself, then what its effort means.
+    fn variables(&self, template: &ChatTemplate) -> Result<BTreeMap<String, Value>, ApiError> {
+        if let Some(unread) = self.variables.keys().find(|name| !template.reads(name)) {
+            let path = format!("chat_template_kwargs.{unread}");
+            let message = format!("`{path}`: this model's chat template reads no variable of this name: remove it");
+            return Err(ApiError::unsupported(path, message));
+        }
+        let mut variables = self.variables.clone();
+        let Some(effort) = self.effort else { return Ok(variables) };
+        let meant = [
+            ("reasoning_effort", Value::from(effort.word())),
+            ("enable_thinking", Value::from(effort != Effort::None)),
+            ("thinking", Value::from(effort != Effort::None)),
+        ];
+        let read: Vec<_> = meant.into_iter().filter(|(name, _)| template.reads(name)).collect();
+        if read.is_empty() && (effort != Effort::None || template.reasoning_format().is_some()) {
+            let message = "`reasoning_effort`: this model's chat template has no setting for it: remove it";
+            return Err(ApiError::unsupported("reasoning_effort", message));
+        }
+        for (name, value) in read {
+            variables.entry(name.to_owned()).or_insert(value);
+        }
+        Ok(variables)
+    }
+}
+
+impl Effort {
+    fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Minimal => "minimal",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+            Self::XHigh => "xhigh",
+        }
     }
 }
 
@@ -99,35 +169,6 @@ pub(crate) fn of_messages(error: ApiError) -> ApiError {
         Some("prompt") => ApiError { param: Some("messages".into()), ..error },
         _ => error,
     }
-}
-
-/// What a client may send; only the words `none` and `auto` are understood.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected `none` or `auto`")]
-enum ToolChoice {
-    Word(String),
-    Function {
-        #[serde(rename = "type")]
-        _kind: IgnoredAny,
-    },
-}
-
-/// The parts of a definition that must be right; all of it reaches the template.
-#[derive(Deserialize)]
-struct Tool {
-    r#type: ToolKind,
-    function: Function,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ToolKind {
-    Function,
-}
-
-#[derive(Deserialize)]
-struct Function {
-    name: String,
 }
 
 /// Where the prompt ends: before the assistant's words, unless the client says otherwise.
@@ -142,39 +183,5 @@ fn prompt_end(fields: &mut Fields) -> Result<PromptEnd, ApiError> {
             "the final message is either continued or answered: send one of `continue_final_message` and \
              `add_generation_prompt` as true",
         )),
-    }
-}
-
-/// The tools the model is shown. `tool_choice: none` shows it none, so that it can call none.
-fn tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
-    only(fields, "parallel_tool_calls", &true, "the model decides how many calls it makes")?;
-    let shown = tools_are_shown(fields)?;
-    for (index, tool) in tools.iter().enumerate() {
-        check_tool(index, tool)?;
-    }
-    Ok(if shown { tools } else { Vec::new() })
-}
-
-fn tools_are_shown(fields: &mut Fields) -> Result<bool, ApiError> {
-    let forced = match fields.take("tool_choice")? {
-        None => return Ok(true),
-        Some(ToolChoice::Word(word)) if word == "auto" => return Ok(true),
-        Some(ToolChoice::Word(word)) if word == "none" => return Ok(false),
-        Some(ToolChoice::Word(word)) => word,
-        Some(ToolChoice::Function { .. }) => "a function by name".to_owned(),
-    };
-    let message = format!("tool_choice {forced:?} is not supported, as no call can be forced: use `auto` or `none`");
-    Err(ApiError::unsupported("tool_choice", message))
-}
-
-fn check_tool(index: usize, tool: &Value) -> Result<(), ApiError> {
-    match Tool::deserialize(tool.clone()) {
-        Ok(Tool { r#type: ToolKind::Function, function }) if !function.name.is_empty() => Ok(()),
-        Ok(_) => Err(ApiError::invalid(format!("tools[{index}].function.name"), "a function needs a name")),
-        Err(error) => {
-            let path = format!("tools[{index}]");
-            Err(ApiError::invalid(&path, format!("`{path}` is not a function tool: {error}")))
-        }
     }
 }

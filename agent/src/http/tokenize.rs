@@ -49,7 +49,7 @@ pub(crate) async fn tokenize(
         None => {
             let prompt = Prompt::take(&mut fields)?;
             fields.finish()?;
-            prompt.tokens(&served, None).await.map_err(of_messages)?
+            prompt.tokens(&served, None).await.map_err(of_messages)?.tokens
         }
     };
     let texts = with_texts.then(|| tokens.iter().map(|token| served.engine.tokenizer().token_text(*token)).collect());

@@ -30,7 +30,11 @@ pub(super) fn config_map(deployment: &ValidatedDeployment, revision: &str) -> Co
 fn agent_config(inputs: &ReplicaInputs, revision: &str) -> AgentConfig {
     AgentConfig {
         revision: revision.to_owned(),
-        model: ModelConfig { source: inputs.model_source.clone(), served_names: inputs.served_names.clone() },
+        model: ModelConfig {
+            source: inputs.model_source.clone(),
+            served_names: inputs.served_names.clone(),
+            ..ModelConfig::default()
+        },
         gpus: inputs.gpus,
         engine: inputs.engine.clone(),
         drain: inputs.drain,
