@@ -4,17 +4,14 @@
 use serde_json::Value;
 
 use super::{
-    Family, ModelError, RopeScaling, RopeSettings,
+    Activation, AttentionSpec, Family, HeadShape, ModelError, RopeScaling, RopeSettings,
     families::FAMILIES,
     family::{EmbeddingScale, HasBias, Rotary},
     fields::Fields,
     layers::{RopeLayers, WindowLayers},
     rope_scaling::RopeContext,
 };
-use crate::{
-    ops::{Activation, AttentionSpec, HeadShape},
-    request::TokenId,
-};
+use crate::request::TokenId;
 
 /// Hyper-parameters of a model, by the names of `config.json` where it has them.
 #[derive(Clone, Debug)]

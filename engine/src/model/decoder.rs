@@ -7,11 +7,8 @@
 //! logits = cap(lm_head(norm(h)))                                    only for rows that are sampled
 //! ```
 
-use super::{ModelConfig, ModelError, RopeOfLayer, RopeTable, WeightStore, loader::Loader};
-use crate::{
-    exec::BatchInputs,
-    ops::{AttentionSpec, Ops},
-};
+use super::{AttentionSpec, ModelConfig, ModelError, RopeOfLayer, RopeTable, WeightStore, loader::Loader};
+use crate::{exec::BatchInputs, ops::Ops};
 
 /// A model on one back end.
 #[derive(Debug)]

@@ -125,6 +125,26 @@ pub enum ModelError {
         /// By the file.
         found: Vec<usize>,
     },
+    /// More layers than are described.
+    #[error("config.json: field `num_hidden_layers` is {found}, more than any model has: at most {limit}")]
+    TooManyLayers {
+        /// By the configuration.
+        found: usize,
+        /// At most.
+        limit: usize,
+    },
+    /// Ranks cannot share a weight.
+    #[error("{tensor}: {ranks} ranks do not divide its {n_units} {what}; take a number of ranks that does")]
+    Indivisible {
+        /// The tensor.
+        tensor: String,
+        /// Parts that stay whole.
+        n_units: usize,
+        /// What they are.
+        what: String,
+        /// How many ranks there are.
+        ranks: usize,
+    },
     /// A tensor's number format is not supported.
     #[error("{file}: tensor {tensor} is {found}; supported: F32, BF16, F16")]
     Dtype {

@@ -1,7 +1,7 @@
 //! What distinguishes one family of decoders from another, as data. `Decoder` is written over it once; a family never
 //! brings code. Reads no file.
 
-use crate::ops::Activation;
+use super::Activation;
 
 /// The description of a family.
 #[derive(Debug)]

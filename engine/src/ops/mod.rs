@@ -11,41 +11,8 @@ pub use cpu::{CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector};
 use crate::{
     exec::BatchInputs,
     kv::KvLayout,
-    model::{RopeTable, Tensor},
+    model::{Activation, AttentionSpec, RopeTable, Tensor},
 };
-
-/// Heads of an attention layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadShape {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key/value heads.
-    pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-}
-
-/// How one layer attends to the tokens before it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Its heads.
-    pub heads: HeadShape,
-    /// Factor on the product of query and key.
-    pub scale: f32,
-    /// Tokens a query sees, itself included; `None`: all up to itself.
-    pub window: Option<usize>,
-    /// Scores go through `cap * tanh(score / cap)` before the softmax.
-    pub softcap: Option<f32>,
-}
-
-/// The curve a feed-forward gate goes through.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// GELU by its tanh approximation.
-    GeluTanh,
-}
 
 /// A back end.
 pub trait Ops: Debug {

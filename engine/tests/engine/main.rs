@@ -18,4 +18,5 @@ mod sim;
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
 mod skip;
+mod specs;
 mod tokenizers;

@@ -2,10 +2,7 @@
 
 use stoker_kernels::launch::{GROUP_MAX, Heads};
 
-use crate::{
-    model::{ModelConfig, NormNames, NormWeight, Projections, QkNorm, RopeOfLayer, RopeTable},
-    ops::Activation,
-};
+use crate::model::{Activation, ModelConfig, NormNames, NormWeight, Projections, QkNorm, RopeOfLayer, RopeTable};
 
 /// Weights that a step still reads when it is about to end: 0.6 to 0.8 ms on an H200, as long as two threads take to wake up one
 /// after the other.

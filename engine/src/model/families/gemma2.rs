@@ -2,9 +2,9 @@
 //! soft-capped; every second layer looks back a window only; embeddings are scaled by the root of their width.
 
 use super::llama::LLAMA;
-use crate::{
-    model::family::{Biases, Defaults, EmbeddingScale, Family, GgufFormat, HasBias, NormNames, NormWeight, Windows},
-    ops::Activation,
+use crate::model::{
+    Activation,
+    family::{Biases, Defaults, EmbeddingScale, Family, GgufFormat, HasBias, NormNames, NormWeight, Windows},
 };
 
 pub(crate) const GEMMA2: Family = Family {

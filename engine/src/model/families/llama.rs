@@ -1,12 +1,12 @@
 //! Llama 2 and 3, and who took the architecture over as it is: TinyLlama, SmolLM, SmolLM2, Yi. The others are described
 //! by what they do differently.
 
-use crate::{
-    model::family::{
+use crate::model::{
+    Activation,
+    family::{
         Biases, Defaults, EmbeddingScale, Family, GgufFormat, GgufRows, HasBias, NormNames, NormWeight, Projections,
         QkNorm, Rotary, Windows,
     },
-    ops::Activation,
 };
 
 pub(crate) const LLAMA: Family = Family {

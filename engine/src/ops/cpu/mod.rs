@@ -15,11 +15,11 @@ use kernel::Isa;
 use pool::{Pool, RowRuns};
 pub use weights::{CpuMatrix, CpuVector};
 
-use super::{Activation, AttentionSpec, Ops};
+use super::Ops;
 use crate::{
     exec::BatchInputs,
     kv::KvLayout,
-    model::{RopeTable, Tensor},
+    model::{Activation, AttentionSpec, RopeTable, Tensor},
 };
 
 /// Work below this many numbers is not worth handing to another thread.

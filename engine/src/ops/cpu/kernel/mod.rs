@@ -29,7 +29,7 @@ use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
 
 use super::pool::Pool;
-use crate::{kv::KvDtype, ops::AttentionSpec};
+use crate::{kv::KvDtype, model::AttentionSpec};
 use product::{Product, Target};
 
 /// How weights, keys or values are stored.

@@ -1,0 +1,221 @@
+//! A decoder described once, layer by layer: what a loader reads, what the CPU computes and what the GPU's program is made
+//! of. Values that print themselves; opens no file, knows no device.
+//!
+//! ```text
+//! h = embedding(tokens) * scale
+//! for each layer:  h += after(o(attention(rope(norm(q(n))), rope(norm(k(n))), v(n))))   with n = before(h)
+//!                  h += after(down(activation(gate(n)) * up(n)))                        with n = before(h)
+//! logits = cap(head(norm(h)))                                       only for rows that are sampled
+//! ```
+//!
+//! What a model does not have is `None` here.
+
+mod build;
+mod print;
+mod weight;
+
+pub use build::{CheckpointFormat, LAYERS_MAX};
+pub use print::Description;
+pub use weight::{Rank, RowOrder, Sharding, WeightRole, WeightSlice, WeightSpec};
+
+use super::{RopeSettings, family::NormWeight};
+
+/// A decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Hugging Face's name of the architecture.
+    pub architecture: &'static str,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// From tokens to the residual stream.
+    pub embedding: EmbeddingSpec,
+    /// The layers, first to last.
+    pub layers: Vec<LayerSpec>,
+    /// The norm behind the last layer.
+    pub norm: NormSpec,
+    /// From the residual stream to logits.
+    pub head: HeadSpec,
+    /// Sets of rotary angles; a layer names its own by index.
+    pub rope_sets: Vec<RopeSettings>,
+}
+
+/// From tokens to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// The table, `vocabulary x hidden`.
+    pub weight: WeightSpec,
+    /// Factor on its rows.
+    pub scale: Option<f32>,
+}
+
+/// From the residual stream to logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// The output matrix, `vocabulary x hidden`; `None`: the embedding table is it too (tied).
+    pub weight: Option<WeightSpec>,
+    /// Logits go through `cap * tanh(logit / cap)`.
+    pub softcap: Option<f32>,
+}
+
+/// One layer. Each half adds what it gives to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// The first half.
+    pub attention: AttentionLayer,
+    /// The second half.
+    pub feed_forward: FeedForwardLayer,
+}
+
+/// Attention with its projections and norms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionLayer {
+    /// The norm of what goes in.
+    pub before: Option<NormSpec>,
+    /// Queries, `heads x head width` outputs.
+    pub q: LinearSpec,
+    /// Keys, `KV heads x head width` outputs.
+    pub k: LinearSpec,
+    /// Values, as many as keys.
+    pub v: LinearSpec,
+    /// Norms of queries and keys, before they are turned.
+    pub qk_norm: Option<QkNormSpec>,
+    /// The rotary angles that queries and keys are turned by: an index into [`ModelSpec::rope_sets`]; `None`: they are not.
+    pub rope_set: Option<usize>,
+    /// How queries meet keys and values.
+    pub attention: AttentionSpec,
+    /// Output.
+    pub o: LinearSpec,
+    /// The norm of what is added.
+    pub after: Option<NormSpec>,
+}
+
+/// How one layer attends to the tokens before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Its heads.
+    pub heads: HeadShape,
+    /// Factor on the product of query and key.
+    pub scale: f32,
+    /// Tokens a query sees, itself included; `None`: all up to itself.
+    pub window: Option<usize>,
+    /// Scores go through `cap * tanh(score / cap)` before the softmax.
+    pub softcap: Option<f32>,
+}
+
+/// Heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// Norms of queries and keys. A norm is over as many numbers as its weight has: each head, or the whole row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QkNormSpec {
+    /// Of queries.
+    pub q: NormSpec,
+    /// Of keys.
+    pub k: NormSpec,
+}
+
+/// A gated feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeedForwardLayer {
+    /// The norm of what goes in.
+    pub before: Option<NormSpec>,
+    /// What goes through the activation.
+    pub gate: LinearSpec,
+    /// What that is multiplied with.
+    pub up: LinearSpec,
+    /// The gate's curve.
+    pub activation: Activation,
+    /// Output.
+    pub down: LinearSpec,
+    /// The norm of what is added.
+    pub after: Option<NormSpec>,
+}
+
+/// The curve a feed-forward gate goes through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+}
+
+/// `x * weight^T + bias`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearSpec {
+    /// `outputs x inputs`.
+    pub weight: WeightSpec,
+    /// One number an output.
+    pub bias: Option<WeightSpec>,
+}
+
+/// `x / sqrt(mean(x^2) + eps) * factor` over every run of a row that is as long as the weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormSpec {
+    /// One number a column.
+    pub weight: WeightSpec,
+    /// Whether it holds the factor.
+    pub stored: NormWeight,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+impl ModelSpec {
+    /// Every weight once, in the order of the computation.
+    pub fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
+        let layers = self.layers.iter().flat_map(LayerSpec::weights);
+        [&self.embedding.weight].into_iter().chain(layers).chain([&self.norm.weight]).chain(&self.head.weight)
+    }
+
+    /// Numbers of all weights, tied ones counted once.
+    pub fn n_params(&self) -> u64 {
+        self.weights().fold(0, |sum, weight| sum.saturating_add(weight.n_values()))
+    }
+}
+
+impl LayerSpec {
+    /// Every weight of the layer, in the order of the computation.
+    pub fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
+        let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &self.attention;
+        let feed = &self.feed_forward;
+        let norm = |norm: &'_ Option<NormSpec>| norm.as_ref().map(|norm| &norm.weight);
+        let qk_norms = qk_norm.iter().flat_map(|norms| [&norms.q.weight, &norms.k.weight]);
+        norm(before)
+            .into_iter()
+            .chain([q, k, v].into_iter().flat_map(LinearSpec::weights))
+            .chain(qk_norms)
+            .chain(o.weights())
+            .chain(norm(after))
+            .chain(norm(&feed.before))
+            .chain([&feed.gate, &feed.up, &feed.down].into_iter().flat_map(LinearSpec::weights))
+            .chain(norm(&feed.after))
+    }
+}
+
+impl LinearSpec {
+    fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
+        [&self.weight].into_iter().chain(&self.bias)
+    }
+}
+
+impl HeadShape {
+    /// Width of all queries of a token.
+    pub fn q_width(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Width of all keys of a token, or of all values.
+    pub fn kv_width(&self) -> usize {
+        self.n_kv_heads * self.head_dim
+    }
+}

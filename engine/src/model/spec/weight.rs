@@ -1,0 +1,176 @@
+//! One weight of a model: which rows of which tensor it is, and which of them a rank needs. Pure; the bytes are the store's.
+
+use std::{fmt, ops::Range};
+
+use crate::model::ModelError;
+
+/// A weight, as rows of a tensor in a checkpoint. Projections that share a tensor are different rows of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSpec {
+    /// Hugging Face's name of the tensor.
+    pub name: String,
+    /// Its name in the checkpoint.
+    pub tensor: String,
+    /// Shape of the whole tensor: outputs, inputs.
+    pub tensor_shape: Vec<usize>,
+    /// The rows that are this weight.
+    pub rows: Range<usize>,
+    /// How they are ordered in the checkpoint.
+    pub order: RowOrder,
+    /// What it is to the layer.
+    pub role: WeightRole,
+    /// How ranks share it.
+    pub sharding: Sharding,
+}
+
+/// What a weight is to its layer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum WeightRole {
+    /// One row a token.
+    Embedding,
+    /// A matrix that rows are multiplied with.
+    Projection,
+    /// What is added to a product.
+    Bias,
+    /// What a norm multiplies with.
+    Norm,
+}
+
+/// How the rows of a head are ordered in a checkpoint.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum RowOrder {
+    /// As they are needed.
+    AsNeeded,
+    /// Rotary pair by pair, in heads of this many rows: `0 h/2 1 h/2+1 ...`.
+    Pairs {
+        /// Rows of a head; even.
+        head_dim: usize,
+    },
+}
+
+/// How the ranks of a tensor-parallel group share a weight.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sharding {
+    /// Each has all of it.
+    Replicated,
+    /// Each has some outputs (rows), as many units of them as the others (column parallel).
+    Outputs {
+        /// Rows that stay together: a head, or one.
+        unit: usize,
+    },
+    /// Each has some inputs (columns), as many units of them as the others (row parallel).
+    Inputs {
+        /// Columns that stay together: a head, or one.
+        unit: usize,
+    },
+}
+
+/// One device's share of a model.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Rank {
+    /// From 0 on.
+    pub idx: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Rank {
+    /// The only one.
+    pub const ALONE: Self = Self { idx: 0, of: 1 };
+}
+
+/// The part of a tensor that is a rank's share of a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightSlice {
+    /// Rows of the whole tensor.
+    pub rows: Range<usize>,
+    /// Columns of them; `0..1` of a vector.
+    pub columns: Range<usize>,
+}
+
+impl WeightSpec {
+    /// Outputs and inputs; of a vector, its length.
+    pub fn shape(&self) -> Vec<usize> {
+        [&[self.rows.len()], &self.tensor_shape[1..]].concat()
+    }
+
+    /// How many numbers it has. Saturates, since files may claim anything.
+    pub fn n_values(&self) -> u64 {
+        self.shape().into_iter().fold(1, |product, size| product.saturating_mul(size as u64))
+    }
+
+    /// A rank's share, or why there is none.
+    pub fn slice(&self, rank: Rank) -> Result<WeightSlice, ModelError> {
+        let columns = 0..self.tensor_shape.get(1).copied().unwrap_or(1);
+        let share = |all: Range<usize>, unit: usize| {
+            let n_units = all.len() / unit;
+            if !n_units.is_multiple_of(rank.of) {
+                let what = if unit == 1 { "parts".into() } else { format!("heads of {unit}") };
+                return Err(ModelError::Indivisible { tensor: self.name.clone(), n_units, what, ranks: rank.of });
+            }
+            let len = n_units / rank.of * unit;
+            Ok(all.start + rank.idx * len..all.start + (rank.idx + 1) * len)
+        };
+        Ok(match self.sharding {
+            Sharding::Replicated => WeightSlice { rows: self.rows.clone(), columns },
+            Sharding::Outputs { unit } => WeightSlice { rows: share(self.rows.clone(), unit)?, columns },
+            Sharding::Inputs { unit } => WeightSlice { rows: self.rows.clone(), columns: share(columns, unit)? },
+        })
+    }
+
+    /// Its tensor as messages name it: both names where the checkpoint has its own.
+    pub(crate) fn label(&self) -> String {
+        match self.name == self.tensor {
+            true => self.name.clone(),
+            false => format!("{} = {}", self.tensor, self.name),
+        }
+    }
+}
+
+impl fmt::Display for Sharding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replicated => f.write_str("every rank"),
+            Self::Outputs { unit: 1 } => f.write_str("by outputs"),
+            Self::Outputs { unit } => write!(f, "by heads of {unit} outputs"),
+            Self::Inputs { unit: 1 } => f.write_str("by inputs"),
+            Self::Inputs { unit } => write!(f, "by heads of {unit} inputs"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(sharding: Sharding) -> WeightSpec {
+        WeightSpec {
+            name: "qkv_proj.weight".into(),
+            tensor: "qkv_proj.weight".into(),
+            tensor_shape: vec![128, 40],
+            rows: 64..96,
+            order: RowOrder::AsNeeded,
+            role: WeightRole::Projection,
+            sharding,
+        }
+    }
+
+    #[test]
+    fn ranks_share_rows_or_columns_and_cover_them_once() {
+        let slices = |sharding| [0, 1].map(|idx| keys(sharding).slice(Rank { idx, of: 2 }).unwrap());
+        let [first, second] = slices(Sharding::Outputs { unit: 8 });
+        assert_eq!((first.rows, second.rows, second.columns), (64..80, 80..96, 0..40));
+        let [first, second] = slices(Sharding::Inputs { unit: 1 });
+        assert_eq!((first.columns, second.columns, second.rows), (0..20, 20..40, 64..96));
+        let [first, second] = slices(Sharding::Replicated);
+        assert_eq!(first, second);
+        assert_eq!(keys(Sharding::Outputs { unit: 8 }).slice(Rank::ALONE).unwrap().rows, 64..96);
+    }
+
+    #[test]
+    fn ranks_that_do_not_divide_a_weight_are_refused_with_its_name() {
+        let refusal = keys(Sharding::Outputs { unit: 16 }).slice(Rank { idx: 0, of: 4 }).unwrap_err();
+        let text = "qkv_proj.weight: 4 ranks do not divide its 2 heads of 16; take a number of ranks that does";
+        assert_eq!(refusal.to_string(), text);
+    }
+}
