@@ -53,11 +53,17 @@ pub struct Args {
 }
 
 /// What the program does besides serving.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Say what is there for computing on a GPU (driver, GPUs, libraries, kernels) and what is missing; exit 1 if
     /// something is.
     Doctor,
+    /// Say what a model is made of: layers, weights with shapes and formats, parameters, bytes. Reads no weight.
+    Describe {
+        /// As for serving: builtin://NAME, a directory, or a .gguf file.
+        #[arg(long, default_value = "builtin://ember")]
+        model: String,
+    },
 }
 
 /// What the configuration file says in a pod.

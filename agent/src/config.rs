@@ -162,7 +162,8 @@ fn own_name(source: &str) -> String {
     name.unwrap_or_else(|| source.to_owned())
 }
 
-fn model_files(source: &str) -> Result<ModelFiles, ConfigError> {
+/// The files that a model source names.
+pub fn model_files(source: &str) -> Result<ModelFiles, ConfigError> {
     if let Some(name) = source.strip_prefix(BUILTIN_SCHEME) {
         let (name, files) =
             builtin::files(name).ok_or_else(|| ConfigError::UnknownBuiltin { name: name.to_owned() })?;

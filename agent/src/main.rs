@@ -7,7 +7,7 @@ use axum::serve::ListenerExt;
 use clap::Parser;
 use stoker_agent::{
     args::{Args, Command},
-    config::Settings,
+    config::{Settings, model_files},
     connections::{self, Limits},
     http,
     replica::Replica,
@@ -24,10 +24,12 @@ const MAX_BLOCKING_THREADS: usize = 8;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(Command::Doctor) = args.command {
-        return doctor();
-    }
-    match run(&args) {
+    let ended = match &args.command {
+        Some(Command::Doctor) => return doctor(),
+        Some(Command::Describe { model }) => describe(model),
+        None => run(&args),
+    };
+    match ended {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("stoker-agent: {error:#}");
@@ -43,6 +45,12 @@ fn doctor() -> ExitCode {
     let all_found = findings.iter().all(|finding| finding.found.is_ok());
     println!("{}", if all_found { "models run on GPU 0" } else { "models run on the CPUs" });
     if all_found { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Says what a model is made of.
+fn describe(source: &str) -> anyhow::Result<u8> {
+    print!("{}", stoker_engine::model::describe(&model_files(source)?)?);
+    Ok(0)
 }
 
 fn run(args: &Args) -> anyhow::Result<u8> {

@@ -16,7 +16,7 @@ use crate::{
     constraint::Matchers,
     engine_loop::EngineLoop,
     exec::{
-        CpuExecutor, Executor,
+        CpuExecutor, Decoder, Executor,
         cuda::{CudaError, CudaModel, Gpu},
         kv_layout, workspace_bytes,
     },
@@ -27,7 +27,7 @@ use crate::{
     ledger::Ledger,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{Checkpoint, Decoder, ModelAssets, ModelConfig, ModelError, WeightStore},
+    model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{SchedLimits, SchedState},
@@ -174,6 +174,15 @@ impl ReadModel {
         Ok(Self { config: model, assets, weights })
     }
 
+    /// What computes it and where its weights are.
+    pub(crate) fn spec(&self) -> Result<ModelSpec, ModelError> {
+        let format = match &self.weights {
+            WeightSource::Stored(store) => store.format(),
+            WeightSource::Random { .. } => CheckpointFormat::HuggingFace,
+        };
+        ModelSpec::new(&self.config, format)
+    }
+
     /// The scheduler's bounds: as asked, else by the device.
     pub(crate) fn sched_limits(&self, limits: &EngineLimits, defaults: StepSizes) -> Result<SchedLimits, LimitError> {
         limits.validate(self.config.context_limit(limits.max_model_len), &self.assets.eos, defaults)
@@ -186,7 +195,7 @@ fn open(
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<(Box<dyn Executor>, EngineParts), StartError> {
     let read = ReadModel::read(config)?;
-    if let Some(gpu) = choose_gpu(config, &read.config)? {
+    if let Some(gpu) = choose_gpu(config, &read)? {
         let CudaModel { executor, parts } = CudaModel::take(gpu, read, &config.limits, progress)?;
         return Ok((Box::new(executor), parts));
     }
@@ -197,7 +206,7 @@ fn open(
 }
 
 /// The GPU, if one was asked for or one that can run the model is there.
-fn choose_gpu(config: &EngineConfig, model: &ModelConfig) -> Result<Option<Gpu>, StartError> {
+fn choose_gpu(config: &EngineConfig, model: &ReadModel) -> Result<Option<Gpu>, StartError> {
     match config.device {
         DeviceChoice::Cpu => Ok(None),
         DeviceChoice::Cuda(ordinal) => Ok(Some(Gpu::open(ordinal, model, &config.limits)?)),
@@ -249,13 +258,17 @@ impl LoadedModel {
         let ReadModel { config: model_config, assets, weights } = read;
         let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };
         let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
-        let kv_dtype = weights.main_dtype().map_or(KvDtype::F32, KvDtype::for_weights);
+        // No more exact than the weights are.
+        let kv_dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
         let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let model = Decoder::load(&mut ops, model_config.clone(), weights, sched.max_model_len, &take)?;
+        let spec = ModelSpec::new(&model_config, weights.format())?;
+        let weights = weights.bind(&spec, Rank::ALONE)?;
+        let n_params = spec.n_params();
+        let model = Decoder::load(&mut ops, spec, &weights, sched.max_model_len, &take);
         let device = format!("cpu, {} threads", ops.n_threads());
-        let loaded = Loaded { n_params: model.n_params(), dtype: model.dtype().into(), memory, device };
+        let loaded = Loaded { n_params, dtype: weights.format_name(), memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
         let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
         let executor = CpuExecutor::new(ops, model, &model_config, layout);
@@ -271,7 +284,7 @@ fn cpu_ops(limits: &EngineLimits) -> Result<CpuOps, StartError> {
 
 fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
     MemoryNeeds {
-        weights_bytes: weights.tensors().map(CpuOps::weight_bytes).sum(),
+        weights_bytes: weights.bytes_by(CpuOps::weight_bytes),
         workspace_bytes: workspace_bytes(config, sched),
         kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
     }

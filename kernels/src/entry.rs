@@ -119,6 +119,16 @@ entries! {
     SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
     SamplingFloorSm90E32 = "sampling_floor_sm90" "sampling_floor_sm90_e32",
     Sample = "sample" "sample",
+    UnpackF32 = "unpack_blocks" "unpack_f32",
+    UnpackF16 = "unpack_blocks" "unpack_f16",
+    UnpackQ8_0 = "unpack_blocks" "unpack_q8_0",
+    UnpackQ4_0 = "unpack_blocks" "unpack_q4_0",
+    UnpackQ4_1 = "unpack_blocks" "unpack_q4_1",
+    UnpackQ5_0 = "unpack_blocks" "unpack_q5_0",
+    UnpackQ5_1 = "unpack_blocks" "unpack_q5_1",
+    UnpackQ4K = "unpack_blocks" "unpack_q4_k",
+    UnpackQ5K = "unpack_blocks" "unpack_q5_k",
+    UnpackQ6K = "unpack_blocks" "unpack_q6_k",
 }
 
 impl Entry {

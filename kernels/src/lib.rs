@@ -13,6 +13,7 @@ pub mod device;
 pub mod draw;
 mod entry;
 pub mod error;
+pub mod format;
 pub mod gated;
 pub mod gemm;
 pub mod graph;

@@ -44,7 +44,8 @@ fatbins!(
     "silu_mul",
     "skinny_gemm",
     "skinny_gemm_sm90",
-    "softcap"
+    "softcap",
+    "unpack_blocks"
 );
 
 /// A kernel takes this many arguments at most.
@@ -135,7 +136,14 @@ impl Functions {
 
     /// Begins a launch on the device's stream.
     pub(crate) fn launch(&self, op: &'static str, config: LaunchConfig) -> Launch<'_> {
-        Launch { functions: self, op, config, arguments: [Argument::Word(0); ARGUMENTS_MAX], n_arguments: 0 }
+        Launch {
+            functions: self,
+            stream: &self.stream,
+            op,
+            config,
+            arguments: [Argument::Word(0); ARGUMENTS_MAX],
+            n_arguments: 0,
+        }
     }
 }
 
@@ -172,6 +180,7 @@ fn allow_shared_memory(function: sys::CUfunction, bytes: u32) -> Result<(), Kern
 /// One launch being put together: arguments in the kernel's order, then `start`.
 pub(crate) struct Launch<'a> {
     functions: &'a Functions,
+    stream: &'a CudaStream,
     op: &'static str,
     config: LaunchConfig,
     arguments: [Argument<'a>; ARGUMENTS_MAX],
@@ -195,6 +204,16 @@ impl Argument<'_> {
 }
 
 impl<'a> Launch<'a> {
+    /// On another stream than the device's.
+    pub(crate) fn on(self, stream: &'a CudaStream) -> Self {
+        Self { stream, ..self }
+    }
+
+    /// A device address that whoever launches vouches for.
+    pub(crate) fn address(self, address: u64) -> Self {
+        self.raw(address)
+    }
+
     pub(crate) fn read<T>(self, view: &CudaView<'_, T>) -> Self {
         let pointer = view.device_ptr(&self.functions.stream).0;
         self.raw(pointer)
@@ -263,7 +282,7 @@ impl<'a> Launch<'a> {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shared_bytes,
-            hStream: self.functions.stream.cu_stream(),
+            hStream: self.stream.cu_stream(),
             attrs: &raw mut overlap,
             // Only code for sm_90 and later waits for the kernel in front by itself.
             numAttrs: u32::from(self.functions.capability >= (9, 0)),

@@ -1,12 +1,10 @@
 //! Executors carry out a step plan: compute the chunks, sample the next tokens. They decide nothing.
 
-mod batch;
 mod cpu;
 pub mod cuda;
 pub mod sim;
 
-pub use batch::{BatchInputs, FedRow};
-pub use cpu::{CpuExecutor, kv_layout, workspace_bytes};
+pub use cpu::{CpuExecutor, Decoder, kv_layout, workspace_bytes};
 
 use crate::{
     constraint::Masks,

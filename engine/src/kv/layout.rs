@@ -7,8 +7,6 @@
 //! ```
 //! A head's 16 tokens are contiguous, so attention reads one block of one head as a single run.
 
-use safetensors::Dtype;
-
 use super::BLOCK_TOKENS;
 
 /// Shape of the cache.
@@ -36,14 +34,6 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// The format for a model whose weights are stored as `weights`: no more exact than they are.
-    pub fn for_weights(weights: Dtype) -> Self {
-        match weights {
-            Dtype::BF16 => Self::Bf16,
-            _ => Self::F32,
-        }
-    }
-
     /// Bytes of one number.
     pub fn bytes(self) -> usize {
         match self {

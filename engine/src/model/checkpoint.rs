@@ -3,7 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ModelAssets, ModelConfig, ModelError, ModelSource, WeightStore, gguf::Gguf};
+use super::{
+    ModelAssets, ModelConfig, ModelError, ModelSource, ModelSpec, WeightStore,
+    gguf::Gguf,
+    safetensors,
+    spec::{Description, Rank, WeightSpec},
+};
 use crate::config::ModelFiles;
 
 const CONFIG_FILE: &str = "config.json";
@@ -35,11 +40,11 @@ impl Checkpoint {
 
     fn open_files(source: &ModelSource) -> Result<Self, ModelError> {
         let (config, assets) = Self::describe(source)?;
-        Ok(Self { config, assets, weights: WeightStore::open(source)? })
+        Ok(Self { config, assets, weights: safetensors::open(source)? })
     }
 
     fn describe(source: &ModelSource) -> Result<(ModelConfig, ModelAssets), ModelError> {
-        let config = ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))?;
+        let config = read_config(source)?;
         let assets = ModelAssets::open(source, &config)?;
         Ok((config, assets))
     }
@@ -48,7 +53,40 @@ impl Checkpoint {
         let gguf = Gguf::open(path)?;
         let config = ModelConfig::from_json(&gguf.config()?, gguf.file())?;
         let assets = ModelAssets::of_gguf(&gguf, &config)?;
-        Ok(Self { config, assets, weights: gguf.weights()? })
+        Ok(Self { config, assets, weights: gguf.weights() })
+    }
+}
+
+/// A model in words: its layers, weights with shapes and formats, and what they take. Looks for every weight; reads none,
+/// and no tokenizer.
+pub fn describe(files: &ModelFiles) -> Result<String, ModelError> {
+    let (config, weights) = match gguf_file(files)? {
+        Some(path) => {
+            let gguf = Gguf::open(&path)?;
+            (ModelConfig::from_json(&gguf.config()?, gguf.file())?, gguf.weights())
+        }
+        None => {
+            let source = ModelSource::new(files.clone());
+            (read_config(&source)?, safetensors::open(&source)?)
+        }
+    };
+    let spec = ModelSpec::new(&config, weights.format())?;
+    let weights = weights.bind(&spec, Rank::ALONE)?;
+    let format = |weight: &WeightSpec| weights.get(weight).format();
+    let text = Description { spec: &spec, stored: &|weight| format(weight).name().into() }.to_string();
+    let n_bytes: usize = spec.weights().map(|weight| format(weight).bytes_of(weight.n_values() as usize)).sum();
+    Ok(format!("{text}{} of weights\n", bytes_text(n_bytes)))
+}
+
+fn read_config(source: &ModelSource) -> Result<ModelConfig, ModelError> {
+    ModelConfig::from_json(&source.json(CONFIG_FILE)?, &source.display(CONFIG_FILE))
+}
+
+fn bytes_text(n_bytes: usize) -> String {
+    match n_bytes {
+        0..0x10_0000 => format!("{n_bytes} bytes"),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", n_bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", n_bytes as f64 / f64::from(1 << 30)),
     }
 }
 

@@ -96,6 +96,12 @@ impl ModelConfig {
         let head_dim = fields.optional_size("head_dim")?.or(defaults.head_dim);
         let head_dim = head_dim.unwrap_or(hidden_size / num_attention_heads);
         refuse_odd_heads(&fields, head_dim)?;
+        refuse_what_would_be_ignored(&fields)?;
+        let kv_heads = fields.optional_size("num_key_value_heads")?;
+        let kv_heads = kv_heads.or(fields.if_absent("num_key_value_heads", defaults.num_key_value_heads));
+        // The default of a number that may be left out, and may be null for none.
+        let positive =
+            |field, default| Ok::<_, ModelError>(fields.positive(field)?.or(fields.if_absent(field, default)));
         let max_position_embeddings = fields.size("max_position_embeddings")?;
         let rope = RopeContext { theta: defaults.rope_theta, head_dim, max_position_embeddings };
         let config = Self {
@@ -104,7 +110,7 @@ impl ModelConfig {
             intermediate_size: fields.size("intermediate_size")?,
             num_hidden_layers,
             num_attention_heads,
-            num_key_value_heads: fields.optional_size("num_key_value_heads")?.unwrap_or(num_attention_heads),
+            num_key_value_heads: kv_heads.unwrap_or(num_attention_heads),
             head_dim,
             vocab_size: fields.size("vocab_size")?,
             max_position_embeddings,
@@ -115,12 +121,15 @@ impl ModelConfig {
             tie_word_embeddings: fields.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
             biases: biases(&fields, family)?,
             embedding_scale: embedding_scale(family, hidden_size),
-            attention_scale: fields.positive("query_pre_attn_scalar")?.unwrap_or(head_dim as f32).sqrt().recip(),
-            attention_softcap: fields.positive("attn_logit_softcapping")?,
-            logit_softcap: fields.positive("final_logit_softcapping")?,
+            attention_scale: positive("query_pre_attn_scalar", defaults.query_pre_attn_scalar)?
+                .unwrap_or(head_dim as f32)
+                .sqrt()
+                .recip(),
+            attention_softcap: positive("attn_logit_softcapping", defaults.attention_softcap)?,
+            logit_softcap: positive("final_logit_softcapping", defaults.logit_softcap)?,
             bos_token_id: fields.tokens("bos_token_id")?.first().copied(),
             eos_token_ids: fields.tokens("eos_token_id")?,
-            windows: WindowLayers::read(&fields, family.windows, num_hidden_layers)?,
+            windows: WindowLayers::read(&fields, family.windows, defaults.sliding_window, num_hidden_layers)?,
             rope_layers: RopeLayers::read(&fields, family.rotary, num_hidden_layers)?,
         };
         config.refuse_odd_shapes(&fields)?;
@@ -181,6 +190,19 @@ fn refuse_odd_heads(fields: &Fields, head_dim: usize) -> Result<(), ModelError> 
         return Err(fields.error("head_dim", format!("is {head_dim}: rotary embedding needs an even width")));
     }
     Ok(())
+}
+
+/// Fields that change what a model computes, in ways that are not implemented.
+fn refuse_what_would_be_ignored(fields: &Fields) -> Result<(), ModelError> {
+    for (field, only) in [("use_bidirectional_attention", false), ("is_causal", true)] {
+        if fields.flag(field, only)? != only {
+            return Err(fields.error(field, format!("is {}: attention to later tokens is not implemented", !only)));
+        }
+    }
+    match fields.object("quantization_config")?.get("quant_method") {
+        Some(method) => Err(fields.error("quantization_config", format!("says {method}, which is not implemented"))),
+        None => Ok(()),
+    }
 }
 
 fn family_of(fields: &Fields) -> Result<&'static Family, ModelError> {
@@ -315,5 +337,24 @@ mod tests {
         assert!(refusal("rope_scaling", short).contains("`short_factor` has 1 numbers, the heads have 8 pairs"));
         assert!(refusal("eos_token_id", json!(100)).contains("outside the vocabulary"));
         assert!(refusal("rms_norm_eps", json!(-1)).contains("more than 0"));
+    }
+
+    #[test]
+    fn what_would_change_the_result_and_is_not_implemented_is_refused_by_name() {
+        let both = refusal("use_bidirectional_attention", json!(true));
+        assert!(both.contains("`use_bidirectional_attention` is true: attention to later tokens"), "{both}");
+        assert!(refusal("is_causal", json!(false)).contains("`is_causal` is false"));
+        let method = refusal("quantization_config", json!({"quant_method": "awq"}));
+        assert!(method.contains("`quantization_config` says \"awq\""), "{method}");
+        let of = |architecture: &str, field: &str, value: Value| {
+            let mut config = tiny();
+            (config["architectures"], config[field]) = (json!([architecture]), value);
+            ModelConfig::from_json(&config, "config.json").unwrap_err().to_string()
+        };
+        let window = of("SmolLM3ForCausalLM", "use_sliding_window", json!(true));
+        assert!(window.contains("`use_sliding_window` is true: the windows of this family"), "{window}");
+        let stretched = json!({"sliding_attention": {"rope_type": "linear", "factor": 8.0}});
+        let angles = of("Gemma3ForCausalLM", "rope_parameters", stretched);
+        assert!(angles.contains("`rope_type` is \"linear\", expected \"default\""), "{angles}");
     }
 }

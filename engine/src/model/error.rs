@@ -29,6 +29,15 @@ pub enum ModelError {
         /// How many there are.
         n_files: usize,
     },
+    /// Weights in PyTorch's own format, which runs code of whoever wrote it.
+    #[error(
+        "{directory} has weights in .bin files only: convert them to safetensors, for instance with `save_pretrained` of \
+         transformers"
+    )]
+    OnlyPickles {
+        /// The directory.
+        directory: String,
+    },
     /// A JSON file is not JSON.
     #[error("{file} is not JSON: {reason}")]
     Json {
@@ -114,16 +123,39 @@ pub enum ModelError {
         architecture: String,
     },
     /// A tensor has another shape than config.json says.
-    #[error("{file}: tensor {tensor} has shape {found:?}, config.json says {expected:?}")]
+    #[error("{file}: tensor {tensor} has shape {found:?}, {described_by} says {expected:?}")]
     Shape {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// By config.json.
+        /// Who says otherwise.
+        described_by: &'static str,
+        /// By it.
         expected: Vec<usize>,
         /// By the file.
         found: Vec<usize>,
+    },
+    /// An output matrix of its own beside embeddings that are said to be tied to it.
+    #[error(
+        "{file}: lm_head.weight is another matrix than {embedding}, though config.json ties them: the answer would be \
+         wrong; set `tie_word_embeddings` to false to use both"
+    )]
+    NotTied {
+        /// The file.
+        file: String,
+        /// The embedding table.
+        embedding: String,
+    },
+    /// A rank's share of a weight ends inside a block of numbers.
+    #[error("{file}: tensor {tensor}: {problem}; take fewer ranks")]
+    InsideBlock {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Which block.
+        problem: String,
     },
     /// More layers than are described.
     #[error("config.json: field `num_hidden_layers` is {found}, more than any model has: at most {limit}")]

@@ -141,7 +141,12 @@ pub enum Windows {
     /// All, if the model has a window.
     EveryLayer,
     /// Those from `max_window_layers` on, if `use_sliding_window`.
-    UpperLayers,
+    UpperLayers {
+        /// The first one where the field is missing.
+        from: usize,
+    },
+    /// A kind of window that is not implemented, if `use_sliding_window`.
+    Unsupported,
     /// All but every `period`-th; `sliding_window_pattern` in `config.json` is another period.
     AllButEvery {
         /// Layers from one that sees all to the next.
@@ -172,13 +177,24 @@ pub enum Rotary {
     },
 }
 
-/// What `config.json` may leave out.
+/// What `config.json` may leave out: what transformers assumes for a field that is not there. One that is there and null is
+/// nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
     /// The feed-forward's curve.
     pub activation: Activation,
     /// Width of a head; `None`: hidden size / heads.
     pub head_dim: Option<usize>,
+    /// Key/value heads; `None`: as many as query heads.
+    pub num_key_value_heads: Option<usize>,
+    /// Tokens that a windowed layer sees; `None`: all.
+    pub sliding_window: Option<usize>,
+    /// What the root of scales scores down; `None`: the width of a head.
+    pub query_pre_attn_scalar: Option<f32>,
+    /// Bound of attention scores.
+    pub attention_softcap: Option<f32>,
+    /// Bound of logits.
+    pub logit_softcap: Option<f32>,
     /// Added under the root of the norm.
     pub rms_norm_eps: f32,
     /// Base of the rotary frequencies.

@@ -45,6 +45,11 @@ impl<'a> Fields<'a> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
 
+    /// A default that holds where a field is not there at all: one that is null says that there is nothing.
+    pub(super) fn if_absent<T>(&self, field: &str, default: Option<T>) -> Option<T> {
+        default.filter(|_| !self.fields.contains_key(field))
+    }
+
     pub(super) fn wrong(&self, field: &str, value: &Value, expected: &str) -> ModelError {
         self.error(field, format!("is {value}, expected {expected}"))
     }

@@ -25,8 +25,8 @@ pub enum FileBytes {
     Mapped(Mmap),
     /// Inside the binary.
     Static(&'static [u8]),
-    /// Computed from a file's.
-    Computed(Vec<u8>),
+    /// In memory.
+    Owned(Vec<u8>),
 }
 
 impl FileBytes {
@@ -51,7 +51,7 @@ impl Deref for FileBytes {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
-            Self::Computed(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
         }
     }
 }
@@ -84,6 +84,13 @@ impl ModelSource {
                 found.map(|(_, bytes)| FileBytes::Static(bytes)).ok_or_else(missing)
             }
         }
+    }
+
+    /// Whether there is a file whose name ends like that.
+    pub(super) fn has_ending(&self, ending: &str) -> bool {
+        let ModelFiles::Directory(directory) = &self.files else { return false };
+        let mut entries = directory.read_dir().into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().ends_with(ending))
     }
 
     /// A file that may be missing.

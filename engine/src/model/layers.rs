@@ -45,17 +45,31 @@ impl WindowLayers {
     const NONE: Self = Self { window: None, which: Which::All };
 
     /// `layer_types` decides where it is; older files follow the rule of the family.
-    pub(super) fn read(fields: &Fields, rule: Windows, n_layers: usize) -> Result<Self, ModelError> {
-        let Some(window) = fields.optional_size("sliding_window")? else { return Ok(Self::NONE) };
+    pub(super) fn read(
+        fields: &Fields,
+        rule: Windows,
+        default: Option<usize>,
+        n_layers: usize,
+    ) -> Result<Self, ModelError> {
+        let is_asked = fields.flag("use_sliding_window", false)?;
+        match rule {
+            Windows::UpperLayers { .. } | Windows::Unsupported if !is_asked => return Ok(Self::NONE),
+            Windows::Unsupported => {
+                let problem = "is true: the windows of this family are not implemented, expected false";
+                return Err(fields.error("use_sliding_window", problem.into()));
+            }
+            Windows::Never | Windows::EveryLayer | Windows::UpperLayers { .. } | Windows::AllButEvery { .. } => {}
+        }
+        let window = fields.optional_size("sliding_window")?.or(fields.if_absent("sliding_window", default));
+        let Some(window) = window else { return Ok(Self::NONE) };
         if let Some(types) = fields.layers("layer_types", n_layers)? {
             let which = types.iter().map(|kind| is_windowed(kind, fields)).collect::<Result<_, _>>()?;
             return Ok(Self { window: Some(window), which: Which::Listed(which) });
         }
         let which = match rule {
-            Windows::Never => return Ok(Self::NONE),
+            Windows::Never | Windows::Unsupported => return Ok(Self::NONE),
             Windows::EveryLayer => Which::All,
-            Windows::UpperLayers if !fields.flag("use_sliding_window", false)? => return Ok(Self::NONE),
-            Windows::UpperLayers => Which::From(fields.optional_size("max_window_layers")?.unwrap_or(0)),
+            Windows::UpperLayers { from } => Which::From(fields.optional_size("max_window_layers")?.unwrap_or(from)),
             Windows::AllButEvery { period } => {
                 Which::AllButEvery(fields.optional_size("sliding_window_pattern")?.unwrap_or(period))
             }
@@ -97,9 +111,11 @@ mod tests {
 
     use super::*;
 
+    const UPPER: Windows = Windows::UpperLayers { from: 5 };
+
     fn windows(config: Value, rule: Windows) -> Vec<Option<usize>> {
         let fields = Fields::of(&config, "config.json").unwrap();
-        let layers = WindowLayers::read(&fields, rule, 6).unwrap();
+        let layers = WindowLayers::read(&fields, rule, Some(7), 6).unwrap();
         (0..6).map(|idx| layers.of_layer(idx)).collect()
     }
 
@@ -109,11 +125,14 @@ mod tests {
         let model = json!({"sliding_window": 4});
         assert_eq!(windows(model.clone(), Windows::Never), [all; 6]);
         assert_eq!(windows(model.clone(), Windows::EveryLayer), [one; 6]);
-        assert_eq!(windows(model.clone(), Windows::UpperLayers), [all; 6]);
+        assert_eq!(windows(model.clone(), UPPER), [all; 6]);
         let upper = json!({"sliding_window": 4, "use_sliding_window": true, "max_window_layers": 4});
-        assert_eq!(windows(upper, Windows::UpperLayers), [all, all, all, all, one, one]);
+        assert_eq!(windows(upper, UPPER), [all, all, all, all, one, one]);
         assert_eq!(windows(model, Windows::AllButEvery { period: 3 }), [one, one, all, one, one, all]);
         assert_eq!(windows(json!({"sliding_window": null}), Windows::EveryLayer), [all; 6]);
+        assert_eq!(windows(json!({}), Windows::EveryLayer), [Some(7); 6], "what transformers assumes");
+        let asked = json!({"use_sliding_window": true});
+        assert_eq!(windows(asked, UPPER), [all, all, all, all, all, Some(7)]);
     }
 
     #[test]
@@ -128,7 +147,7 @@ mod tests {
         let refusal = |types: Value| {
             let config = json!({"sliding_window": 4, "layer_types": types});
             let fields = Fields::of(&config, "config.json").unwrap();
-            WindowLayers::read(&fields, Windows::Never, 2).unwrap_err().to_string()
+            WindowLayers::read(&fields, Windows::Never, None, 2).unwrap_err().to_string()
         };
         assert!(refusal(json!(["full_attention"])).contains("each of the 2 layers"));
         assert!(refusal(json!(["full_attention", "chunked"])).contains("`layer_types` is \"chunked\""));

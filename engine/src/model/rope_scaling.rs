@@ -94,7 +94,7 @@ pub(super) struct RopeContext {
 impl RopeSettings {
     /// Reads the settings of all layers but those with angles of their own.
     pub(super) fn read(config: &Fields, context: RopeContext) -> Result<Self, ModelError> {
-        let rope = rope_fields(config, "full_attention")?;
+        let rope = rope_fields(config)?;
         let theta = rope.positive("rope_theta")?.or(config.positive("rope_theta")?).unwrap_or(context.theta);
         let partial = rope.positive("partial_rotary_factor")?.or(config.positive("partial_rotary_factor")?);
         // Rounded down, as the reference does.
@@ -109,21 +109,29 @@ impl RopeSettings {
 
     /// Reads the settings of layers with a window, where they have their own.
     pub(super) fn read_windowed(config: &Fields, theta_field: &str, context: RopeContext) -> Result<Self, ModelError> {
-        let rope = rope_fields(config, "sliding_attention")?;
+        // What is said of no kind of layer is not of these.
+        let rope = all_rope_fields(config)?.object("sliding_attention")?;
+        if let Some(kind) = rope.get("rope_type").or(rope.get("type")).filter(|kind| *kind != "default") {
+            return Err(rope.wrong("rope_type", kind, "\"default\": angles of windows are not stretched here"));
+        }
         let theta = rope.positive("rope_theta")?.or(config.positive(theta_field)?).unwrap_or(context.theta);
         Ok(Self { theta, width: context.head_dim, scaling: RopeScaling::Default })
     }
 }
 
-/// Newer files say `rope_parameters`, older ones `rope_scaling` beside `rope_theta`. Where layers differ, the newer ones
-/// hold one object a kind of layer.
-fn rope_fields<'a>(config: &Fields<'a>, kind: &str) -> Result<Fields<'a>, ModelError> {
-    let name = if config.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
-    let rope = config.object(name)?;
+/// The settings of all layers, or of those that see all. Where layers differ, newer files hold one object a kind of layer.
+fn rope_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>, ModelError> {
+    let rope = all_rope_fields(config)?;
     if rope.get("full_attention").is_some() || rope.get("sliding_attention").is_some() {
-        return rope.object(kind);
+        return rope.object("full_attention");
     }
     Ok(rope)
+}
+
+/// Newer files say `rope_parameters`, older ones `rope_scaling` beside `rope_theta`.
+fn all_rope_fields<'a>(config: &Fields<'a>) -> Result<Fields<'a>, ModelError> {
+    let name = if config.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+    config.object(name)
 }
 
 struct Reader<'a> {

@@ -171,6 +171,31 @@ fn a_shape_that_config_json_does_not_say() {
 }
 
 #[test]
+fn an_output_matrix_beside_tied_embeddings_is_refused_unless_it_is_their_copy() {
+    let copy = Copy::of("gqa-f32");
+    copy.edit_json("config.json", |config| config["tie_word_embeddings"] = json!(true));
+    let parts = ["model.safetensors", "lm_head.weight is another matrix than model.embed_tokens.weight"];
+    copy.refused_with(&[parts[0], parts[1], "set `tie_word_embeddings` to false"]);
+    copy.edit_bytes("model.safetensors", |bytes| {
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+        let range = |name: &str| {
+            let offset = |at: usize| 8 + len + header[name]["data_offsets"][at].as_u64().unwrap() as usize;
+            offset(0)..offset(1)
+        };
+        bytes.copy_within(range("model.embed_tokens.weight"), range("lm_head.weight").start);
+    });
+    assert!(common::open(copy.path()).is_ok(), "some checkpoints carry the tied matrix a second time");
+}
+
+#[test]
+fn weights_that_are_only_there_as_pickles_are_named() {
+    let copy = Copy::of("gqa-f32");
+    fs::rename(copy.path().join("model.safetensors"), copy.path().join("pytorch_model.bin")).unwrap();
+    copy.refused_with(&["has weights in .bin files only", "convert them to safetensors"]);
+}
+
+#[test]
 fn an_unsupported_number_format() {
     let copy = Copy::of("gqa-f32");
     copy.edit_header(|header| header[NORM]["dtype"] = json!("I32"));

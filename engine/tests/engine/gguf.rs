@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A GGUF file put together from its golden.
-struct File {
+pub(crate) struct File {
     golden: Golden,
     bytes: Vec<u8>,
 }
@@ -30,7 +30,7 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
 }
 
 impl File {
-    fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         let golden = Golden::read_file(&goldens().join(format!("{name}.json")));
         let header = fs::read(goldens().join(format!("{name}.header"))).unwrap();
         let mut data = vec![0; golden.0["n_bytes"].as_u64().unwrap() as usize];
@@ -50,7 +50,7 @@ impl File {
         Self { golden, bytes }
     }
 
-    fn write(&self) -> TempDir {
+    pub(crate) fn write(&self) -> TempDir {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("model.gguf"), &self.bytes).unwrap();
         directory
@@ -109,7 +109,7 @@ fn block_layout(kind: &str) -> (usize, &'static [(usize, u8)]) {
 }
 
 /// The formula's bytes, with the scales' exponents set as in the script.
-fn block_bytes(name: &str, kind: &str, n_bytes: u64) -> Vec<u8> {
+pub(crate) fn block_bytes(name: &str, kind: &str, n_bytes: u64) -> Vec<u8> {
     let (size, scales) = block_layout(kind);
     let mut bytes: Vec<u8> = random_bits(name).take(n_bytes as usize).map(|z| (z >> 56) as u8).collect();
     for block in bytes.chunks_mut(size) {
@@ -215,7 +215,8 @@ fn quantised_blocks_become_the_numbers_of_the_gguf_package_bit_by_bit() {
     for format in golden.0["formats"].as_array().unwrap() {
         let kind = format[0].as_str().unwrap();
         let n_bytes = golden.0["n_blocks"].as_u64().unwrap() * block_layout(kind).0 as u64;
-        let values = stoker_engine::model::dequantise(kind, &block_bytes(kind, kind, n_bytes)).unwrap();
+        let values =
+            stoker_engine::model::WeightFormat::of_name(kind).unwrap().unpack(&block_bytes(kind, kind, n_bytes));
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_eq!(hex(Sha256::digest(bytes)), format[1], "{kind}: {:?}, expected {}", &values[..4], format[2]);
     }
@@ -260,6 +261,10 @@ fn files_that_are_not_what_they_say_are_refused_with_the_reason() {
     check_refused(
         &with(&good, b"output_norm.weight", b"output_mode.weight"),
         &["model.norm.weight is missing", "[64]"],
+    );
+    check_refused(
+        &with(&good, b"blk.1.ffn_down.weight", b"blk.1.ffn_dawn.weight"),
+        &["tensor blk.1.ffn_down.weight = model.layers.1.mlp.down_proj.weight is missing"],
     );
     check_refused(&with(&good, b"llama.block_count", b"llama.block_cOunt"), &["`llama.block_count` is missing"]);
     check_refused(

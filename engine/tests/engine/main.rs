@@ -7,6 +7,7 @@ mod batch_invariance;
 mod common;
 mod constraint;
 mod cuda;
+mod cuda_gguf;
 mod cuda_invariance;
 mod families;
 mod gguf;

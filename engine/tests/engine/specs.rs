@@ -2,12 +2,16 @@
 //! publishers count; of the tiny models of `tests/goldens/families`, every tensor that transformers' own class has.
 //!
 //! `tests/goldens/specs/NAME.json` holds the fields of a published `config.json`, `NAME.txt` the description. The texts are
-//! written anew with `STOKER_WRITE_GOLDENS=1`.
+//! written anew with `STOKER_WRITE_GOLDENS=1`. `defaults.json` is what transformers assumes for fields that are left out:
+//! `tests/tools/make_config_goldens.py`.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use serde_json::Value;
-use stoker_engine::model::{CheckpointFormat, ModelConfig, ModelSpec};
+use serde_json::{Value, json};
+use stoker_engine::{
+    ModelFiles,
+    model::{self, Activation, CheckpointFormat, ModelConfig, ModelSpec, spec::Rank},
+};
 
 use crate::{common, families, goldens::Golden};
 
@@ -87,5 +91,58 @@ fn every_tensor_of_transformers_own_classes_is_described_with_its_shape() {
             })
             .collect();
         assert_eq!(described, of_transformers, "{name}");
+    }
+}
+
+/// What transformers assumes for fields that are left out, beside what our description has.
+#[test]
+fn fields_that_are_left_out_mean_what_they_mean_to_transformers() {
+    let defaults = Golden::read_file(&golden("defaults.json")).0;
+    for case in defaults["cases"].as_array().unwrap() {
+        let spec = spec(&case["config"], CheckpointFormat::HuggingFace);
+        let (first, expected) = (&spec.layers[0], &case["expected"]);
+        let attention = first.attention.attention;
+        let activation = match first.feed_forward.activation {
+            Activation::Silu => "silu",
+            Activation::GeluTanh => "gelu_pytorch_tanh",
+        };
+        let described = json!({
+            "head_dim": attention.heads.head_dim,
+            "num_key_value_heads": attention.heads.n_kv_heads,
+            "windows": spec.layers.iter().map(|layer| layer.attention.attention.window).collect::<Vec<_>>(),
+            "attention_softcap": attention.softcap,
+            "logit_softcap": spec.head.softcap,
+            "thetas": spec.rope_sets.iter().map(|rope| rope.theta).collect::<Vec<_>>(),
+            "tied": spec.head.weight.is_none(),
+            "activation": activation,
+        });
+        for (field, found) in described.as_object().unwrap() {
+            assert_eq!(found, &expected[field], "{field} of {}", case["config"]);
+        }
+        let near = |found: f32, field: &str| (f64::from(found) / expected[field].as_f64().unwrap() - 1.0).abs() < 1e-6;
+        assert!(near(attention.scale, "scale") && near(spec.norm.eps, "eps"), "{}", case["config"]);
+    }
+}
+
+#[test]
+fn a_checkpoint_is_described_with_the_formats_of_its_weights() {
+    check("ember.txt", &model::describe(&ModelFiles::Directory(common::ember())).unwrap());
+    let gguf = crate::gguf::File::of("llama-mixed").write();
+    check("llama-mixed.gguf.txt", &model::describe(&ModelFiles::Directory(gguf.path().into())).unwrap());
+}
+
+#[test]
+fn two_ranks_have_shares_of_every_weight_or_hear_which_does_not_divide() {
+    for (name, _) in PUBLISHED {
+        let spec = spec(&published(name), CheckpointFormat::HuggingFace);
+        let shares =
+            |idx| spec.weights().map(|weight| weight.slice(Rank { idx, of: 2 })).collect::<Result<Vec<_>, _>>();
+        match name {
+            "gemma-3-1b" => {
+                let refusal = shares(0).unwrap_err().to_string();
+                assert!(refusal.contains("k_proj.weight: 2 ranks do not divide its 1 heads of 256"), "{refusal}");
+            }
+            _ => assert_ne!(shares(0).unwrap(), shares(1).unwrap(), "{name}"),
+        }
     }
 }

@@ -11,7 +11,7 @@ use stoker_kernels::{Device, KernelError, checks};
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, chained, attention-decode,
-    /// attention-prefill, attention-other-decode, attention-other-prefill, sampling-small, sampling-large, step.
+    /// attention-prefill, attention-other-decode, attention-other-prefill, sampling-small, sampling-large, step, unpack.
     #[arg(long, default_value = "")]
     only: String,
 }

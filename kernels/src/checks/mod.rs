@@ -11,6 +11,7 @@ mod pointwise;
 mod sampling;
 mod skinny;
 pub mod step;
+mod unpack;
 
 pub use self::fixture::Gpu;
 use crate::{Device, KernelError};
@@ -43,7 +44,7 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 14] = [
+const GROUPS: [(&str, Group); 15] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
@@ -58,6 +59,7 @@ const GROUPS: [(&str, Group); 14] = [
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),
     ("step", step::run),
+    ("unpack", unpack::run),
 ];
 
 /// Runs the comparisons of every group whose name contains `only`, on one device.

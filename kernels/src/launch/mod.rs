@@ -5,6 +5,7 @@ mod attention;
 mod pointwise;
 mod product;
 mod sampling;
+mod unpack;
 
 pub use self::{
     attention::{AttentionSpec, DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
@@ -17,6 +18,7 @@ pub use self::{
         skinny_gemm,
     },
     sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},
+    unpack::unpack_blocks,
 };
 pub use crate::entry::Entry;
 use crate::error::KernelError;

@@ -1,6 +1,6 @@
 //! The executor on an NVIDIA GPU: decoders in bf16 over the `kernels` crate.
 //!
-//! It has a forward pass of its own instead of going through `Ops`: the kernels fuse what `Ops` keeps apart (QKV in one
+//! It has a forward pass of its own instead of the CPU's operations: the kernels fuse what those keep apart (QKV in one
 //! product, residual and norm in one pass across the layer's border), all activations lie in buffers made at start, and a
 //! decode step or the end of a short prompt is recorded once and replayed as CUDA graphs. Nothing here schedules; nothing allocates per step but
 //! short host vectors.

@@ -25,7 +25,7 @@ use crate::{
     exec::ExecError,
     info::{Loaded, ModelInfo},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
-    model::{ModelConfig, ModelError, RopeTable},
+    model::{ModelError, ModelSpec, RopeTable, spec::Rank},
     sched::SchedLimits,
 };
 
@@ -66,16 +66,18 @@ impl CudaError {
 pub(crate) struct Gpu {
     kernels: Kernels,
     products: Products,
+    spec: ModelSpec,
     shape: ModelShape,
     name: String,
 }
 
 impl Gpu {
     /// Opens the GPU `ordinal` for this model, or says why not. Allocates no memory but the libraries' own.
-    pub(crate) fn open(ordinal: usize, config: &ModelConfig, limits: &EngineLimits) -> Result<Self, CudaError> {
+    pub(crate) fn open(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
         let began = Instant::now();
         let device = Device::open(ordinal)?;
-        let shape = ModelShape::of(config).map_err(CudaError::Uncovered)?;
+        let spec = read.spec()?;
+        let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
         let kernels = Kernels::load(&device)?;
         let products = match limits.batch_invariant {
             true => Products::batch_invariant(&kernels)?,
@@ -83,7 +85,7 @@ impl Gpu {
         };
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
         let name = format!("cuda:{ordinal}, {}", device.name()?);
-        Ok(Self { kernels, products, shape, name })
+        Ok(Self { kernels, products, spec, shape, name })
     }
 }
 
@@ -100,7 +102,7 @@ impl CudaModel {
     /// Reads and checks everything, then as the engine's start does on the GPU `ordinal`.
     pub fn open(config: &EngineConfig, ordinal: usize, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
         let read = ReadModel::read(config)?;
-        Self::take(Gpu::open(ordinal, &read.config, &config.limits)?, read, &config.limits, progress)
+        Self::take(Gpu::open(ordinal, &read, &config.limits)?, read, &config.limits, progress)
     }
 
     /// Plans memory, brings the weights over, warms up with real steps.
@@ -113,22 +115,21 @@ impl CudaModel {
         let sched =
             SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
         let ReadModel { config, assets, weights } = read;
-        let Gpu { kernels, products, shape, name } = gpu;
+        let Gpu { kernels, products, spec, shape, name } = gpu;
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
         let needs = MemoryNeeds {
-            weights_bytes: 2 * shape.n_params(),
+            weights_bytes: 2 * spec.n_params(),
             workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
             kv_bytes_per_token: kv_layout(&shape, 0).bytes_per_token(),
         };
         let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
         log_plan(&memory, &name);
         let began = Instant::now();
-        let loaded =
-            load(&device, &shape, weights, config.family.architecture, &|share| progress(WEIGHTS_SHARE * share))?;
+        let loaded = load(&kernels, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
-        let rope = RopeTable::new(&config.rope, config.head_dim, sched.max_model_len);
+        let rope = RopeTable::new(&spec.rope_sets[0], shape.heads.dim, sched.max_model_len);
         let parts = ForwardParts {
             kernels,
             products,
@@ -145,7 +146,7 @@ impl CudaModel {
         executor.warm_up().map_err(CudaError::WarmUp)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
-        let loaded = Loaded { n_params: shape.n_params(), dtype: loaded.dtype, memory, device: name };
+        let loaded = Loaded { n_params: spec.n_params(), dtype: loaded.dtype, memory, device: name };
         let info = ModelInfo::new(&config, &assets, &sched, loaded);
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
@@ -158,22 +159,22 @@ struct LoadedWeights {
     dtype: String,
 }
 
+/// Every weight is found and checked before a byte of any is uploaded.
 fn load(
-    device: &Device,
-    shape: &ModelShape,
+    kernels: &Kernels,
+    spec: &ModelSpec,
     source: WeightSource,
-    architecture: &str,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<LoadedWeights, CudaError> {
     match source {
         WeightSource::Stored(store) => {
-            let tensors = weights::take(shape, store, architecture)?;
-            let dtype = tensors[0][0].dtype.to_string().to_lowercase();
-            Ok(LoadedWeights { weights: weights::load(device, shape, &tensors, progress)?, dtype })
+            let bound = store.bind(spec, Rank::ALONE)?;
+            let weights = weights::load(kernels, spec, &bound, progress)?;
+            Ok(LoadedWeights { weights, dtype: bound.format_name() })
         }
         WeightSource::Random { seed } => {
-            let weights = weights::random(device, shape, seed)?;
-            device.synchronize()?;
+            let weights = weights::random(kernels.device(), spec, seed)?;
+            kernels.device().synchronize()?;
             progress(1.0);
             Ok(LoadedWeights { weights, dtype: "bf16".into() })
         }

@@ -2,7 +2,10 @@
 
 use stoker_kernels::launch::{GROUP_MAX, Heads};
 
-use crate::model::{Activation, ModelConfig, NormNames, NormWeight, Projections, QkNorm, RopeOfLayer, RopeTable};
+use crate::model::{
+    Activation, ModelSpec, NormWeight,
+    spec::{AttentionLayer, LayerSpec},
+};
 
 /// Weights that a step still reads when it is about to end: 0.6 to 0.8 ms on an H200, as long as two threads take to wake up one
 /// after the other.
@@ -23,8 +26,6 @@ pub(super) struct ModelShape {
     pub(super) eps: f32,
     /// What scores are multiplied by.
     pub(super) attention_scale: f32,
-    /// How the checkpoint names its projections.
-    pub(super) projections: Projections,
     pub(super) extras: Extras,
 }
 
@@ -41,26 +42,31 @@ pub(super) struct Extras {
 
 impl ModelShape {
     /// The sizes, or what of the model the kernels do not cover.
-    pub(super) fn of(config: &ModelConfig) -> Result<Self, String> {
-        let problem = odd_family(config).or_else(|| odd_layers(config)).or_else(|| odd_sizes(config));
-        if let Some(problem) = problem {
-            return Err(format!("{}: {problem}", config.family.architecture));
-        }
-        Ok(Self {
-            hidden: config.hidden_size,
-            inner: config.intermediate_size,
-            vocab: config.vocab_size,
-            n_layers: config.num_hidden_layers,
-            heads: heads(config),
-            eps: config.rms_norm_eps,
-            attention_scale: config.attention_scale,
-            projections: config.family.projections,
+    pub(super) fn of(spec: &ModelSpec) -> Result<Self, String> {
+        let mut odd_layers = spec.layers.iter().enumerate().filter_map(|(idx, layer)| odd_layer(idx, layer));
+        let Some(LayerSpec { attention, feed_forward }) = spec.layers.first() else {
+            return Err("it has no layers".into());
+        };
+        let heads = attention.attention.heads;
+        let shape = Self {
+            hidden: spec.hidden_size,
+            inner: feed_forward.gate.weight.rows.len(),
+            vocab: spec.vocab_size,
+            n_layers: spec.layers.len(),
+            heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
+            eps: spec.norm.eps,
+            attention_scale: attention.attention.scale,
             extras: Extras {
-                tied_head: config.tie_word_embeddings,
-                qkv_bias: config.biases.qkv,
-                qk_norm: config.family.qk_norm == QkNorm::EveryHead,
+                tied_head: spec.head.weight.is_none(),
+                qkv_bias: attention.q.bias.is_some(),
+                qk_norm: attention.qk_norm.is_some(),
             },
-        })
+        };
+        let problem = odd_layers.next().or_else(|| odd_ends(spec)).or_else(|| shape.odd_sizes(spec));
+        match problem {
+            Some(problem) => Err(format!("{}: {problem}", spec.architecture)),
+            None => Ok(shape),
+        }
     }
 
     /// Width of attention's output.
@@ -78,58 +84,46 @@ impl ModelShape {
         (NEAR_THE_END_BYTES.saturating_sub(head_bytes) / layer_bytes).min(self.n_layers)
     }
 
-    /// Numbers of all weights, tied ones counted once.
-    pub(super) fn n_params(&self) -> u64 {
-        super::weights::slots(self).iter().map(|slot| slot.len() as u64).sum()
+    fn odd_sizes(&self, spec: &ModelSpec) -> Option<String> {
+        let Self { hidden, inner, heads, .. } = *self;
+        if !matches!(heads.dim, 64 | 128) {
+            return Some(format!("its head_dim is {}, the kernels have 64 and 128", heads.dim));
+        }
+        if heads.group() > GROUP_MAX {
+            return Some(format!("{} query heads share a KV head, the kernels allow {GROUP_MAX}", heads.group()));
+        }
+        if spec.rope_sets[0].width != heads.dim {
+            return Some("it turns a part of each head only".into());
+        }
+        let sizes = [("hidden_size", hidden), ("intermediate_size", inner)];
+        let (name, width) = sizes.into_iter().find(|(_, width)| !width.is_multiple_of(8))?;
+        Some(format!("its {name} is {width}, the kernels need multiples of 8"))
     }
 }
 
-fn heads(config: &ModelConfig) -> Heads {
-    Heads { n_q: config.num_attention_heads, n_kv: config.num_key_value_heads, dim: config.head_dim }
+fn odd_ends(spec: &ModelSpec) -> Option<String> {
+    let is_plain = spec.embedding.scale.is_none() && spec.head.softcap.is_none();
+    (!is_plain).then(|| "it scales embeddings or caps logits, which the kernels do not".into())
 }
 
-fn odd_family(config: &ModelConfig) -> Option<String> {
-    let family = config.family;
-    let NormNames { before_attention, after_attention, before_feed_forward, after_feed_forward } = family.norms;
-    let norms_before = before_attention.is_some() && before_feed_forward.is_some();
-    if !norms_before || after_attention.is_some() || after_feed_forward.is_some() {
+fn odd_layer(idx: usize, LayerSpec { attention: layer, feed_forward }: &LayerSpec) -> Option<String> {
+    let AttentionLayer { before, qk_norm, rope_set, attention, o, after, .. } = layer;
+    let norms_before = before.is_some() && feed_forward.before.is_some();
+    if !norms_before || after.is_some() || feed_forward.after.is_some() {
         return Some("its norms do not stand before attention and feed-forward alone".into());
     }
-    if family.norm_weight != NormWeight::Factor || family.qk_norm == QkNorm::WholeRow {
+    let over_rows = qk_norm.as_ref().is_some_and(|norms| norms.q.weight.rows.len() != attention.heads.head_dim);
+    if over_rows || before.as_ref().is_some_and(|norm| norm.stored != NormWeight::Factor) {
         return Some("its norms are of a kind that the kernels have not".into());
     }
-    if config.biases.attention_output || config.biases.feed_forward {
+    if [o, &feed_forward.gate, &feed_forward.down].into_iter().any(|linear| linear.bias.is_some()) {
         return Some("its output projections have biases, which the kernels do not add".into());
     }
-    let is_plain = config.activation == Activation::Silu && config.embedding_scale.is_none();
-    (!is_plain || config.logit_softcap.is_some()).then(|| "its activation, scales or soft-caps are not covered".into())
-}
-
-fn odd_layers(config: &ModelConfig) -> Option<String> {
-    let mut layers = 0..config.num_hidden_layers;
-    let is_plain = |idx| {
-        let attention = config.attention_of_layer(idx);
-        let sees_all = attention.window.is_none() && attention.softcap.is_none();
-        sees_all && config.rope_of_layer(idx) == RopeOfLayer::Model
-    };
-    let odd = layers.find(|idx| !is_plain(*idx))?;
-    Some(format!("layer {odd} has a window, a soft-cap or rotary angles of its own"))
-}
-
-fn odd_sizes(config: &ModelConfig) -> Option<String> {
-    let heads = heads(config);
-    if !matches!(heads.dim, 64 | 128) {
-        return Some(format!("its head_dim is {}, the kernels have 64 and 128", heads.dim));
+    if feed_forward.activation != Activation::Silu {
+        return Some("its activation is not covered".into());
     }
-    if heads.group() > GROUP_MAX {
-        return Some(format!("{} query heads share a KV head, the kernels allow {GROUP_MAX}", heads.group()));
-    }
-    if 2 * RopeTable::new(&config.rope, config.head_dim, 1).n_pairs != config.head_dim {
-        return Some("it turns a part of each head only".into());
-    }
-    let sizes = [("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)];
-    let (name, width) = sizes.into_iter().find(|(_, width)| !width.is_multiple_of(8))?;
-    Some(format!("its {name} is {width}, the kernels need multiples of 8"))
+    let is_plain = attention.window.is_none() && attention.softcap.is_none() && *rope_set == Some(0);
+    (!is_plain).then(|| format!("layer {idx} has a window, a soft-cap or rotary angles of its own"))
 }
 
 #[cfg(test)]
@@ -137,6 +131,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::model::{CheckpointFormat, ModelConfig};
 
     fn shape(architecture: &str, changes: Value) -> Result<ModelShape, String> {
         let mut config = json!({"architectures": [architecture], "hidden_size": 256, "intermediate_size": 512,
@@ -145,7 +140,8 @@ mod tests {
         for (name, value) in changes.as_object().unwrap() {
             config[name] = value.clone();
         }
-        ModelShape::of(&ModelConfig::from_json(&config, "config.json").unwrap())
+        let config = ModelConfig::from_json(&config, "config.json").unwrap();
+        ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap())
     }
 
     #[test]
@@ -164,14 +160,5 @@ mod tests {
         assert!(refusal("MistralForCausalLM", json!({"sliding_window": 32})).contains("layer 0 has a window"));
         assert!(refusal("Olmo2ForCausalLM", json!({})).contains("norms"));
         assert!(refusal("Gemma2ForCausalLM", json!({"sliding_window": 32})).contains("norms"));
-    }
-
-    #[test]
-    fn parameters_count_every_tensor_once() {
-        let plain = shape("LlamaForCausalLM", json!({})).unwrap().n_params();
-        let tied = shape("LlamaForCausalLM", json!({"tie_word_embeddings": true})).unwrap().n_params();
-        let layer = 256 * 512 + 256 * 256 + 3 * 256 * 512 + 2 * 256;
-        assert_eq!(tied, 100 * 256 + 2 * layer + 256);
-        assert_eq!(plain, tied + 100 * 256);
     }
 }

@@ -1,217 +1,180 @@
 //! Weights on the GPU, in bf16, as the kernels want them: Q, K and V are one matrix, gate and up are one matrix, some rows
-//! of each in turn. From a checkpoint, or random numbers from a seed for benchmarks.
+//! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
+//! benchmarks.
 
-use safetensors::Dtype;
+use std::{convert::Infallible, ops::Range};
+
 use stoker_kernels::{
-    CudaSlice, Device, KernelError, bf16,
+    CudaSlice, Device, KernelError, Kernels, bf16,
     launch::GATE_UP_GROUP,
     noise::{self, Noise},
     upload::{Stored, Upload, upload},
 };
 
-use super::{open::CudaError, shape::ModelShape};
-use crate::model::{ModelError, Projections, Tensor, WeightStore};
+use crate::model::{
+    BoundWeights, ModelSpec, StoredWeight,
+    spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, WeightRole, WeightSpec},
+};
 
 /// Deviation of random weights: with it, logits of the common shapes are of a trained model's size.
 const RANDOM_SCALE: f32 = 0.02;
 
 /// One decoder layer.
 #[derive(Debug)]
-pub(super) struct Layer {
-    pub(super) attention_norm: CudaSlice<bf16>,
-    pub(super) qkv: CudaSlice<bf16>,
-    pub(super) qkv_bias: Option<CudaSlice<bf16>>,
+pub(super) struct Layer<T = CudaSlice<bf16>> {
+    pub(super) attention_norm: T,
+    pub(super) qkv: T,
+    pub(super) qkv_bias: Option<T>,
     /// Weights for heads of queries, and of keys.
-    pub(super) qk_norm: Option<(CudaSlice<bf16>, CudaSlice<bf16>)>,
-    pub(super) o: CudaSlice<bf16>,
-    pub(super) mlp_norm: CudaSlice<bf16>,
+    pub(super) qk_norm: Option<(T, T)>,
+    pub(super) o: T,
+    pub(super) mlp_norm: T,
     /// [`GATE_UP_GROUP`] rows of each in turn.
-    pub(super) gate_up: CudaSlice<bf16>,
-    pub(super) down: CudaSlice<bf16>,
+    pub(super) gate_up: T,
+    pub(super) down: T,
 }
 
 /// All weights.
 #[derive(Debug)]
-pub(super) struct Weights {
-    pub(super) embed: CudaSlice<bf16>,
-    pub(super) layers: Vec<Layer>,
-    pub(super) norm: CudaSlice<bf16>,
+pub(super) struct Weights<T = CudaSlice<bf16>> {
+    pub(super) embed: T,
+    pub(super) layers: Vec<Layer<T>>,
+    pub(super) norm: T,
     /// `None`: the embedding table is the output matrix too.
-    pub(super) lm_head: Option<CudaSlice<bf16>>,
+    pub(super) lm_head: Option<T>,
 }
 
-/// One buffer on the GPU and the tensors that it holds, one behind the other unless its kind says how.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Slot {
-    kind: Kind,
-    parts: Vec<(String, Vec<usize>)>,
+/// One buffer on the GPU and the weights that it holds.
+#[derive(Debug)]
+struct Slot<'a> {
+    order: Order,
+    parts: Vec<&'a WeightSpec>,
 }
 
+/// How the rows of a slot's weights lie in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Matrix,
-    /// Two halves of as many rows, some of each in turn.
-    GateUp,
-    Norm,
-    Bias,
+enum Order {
+    /// One weight behind the other.
+    Behind,
+    /// So many of each in turn.
+    InTurn(usize),
 }
 
-impl Slot {
-    pub(super) fn len(&self) -> usize {
-        self.parts.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+impl Slot<'_> {
+    fn len(&self) -> usize {
+        self.parts.iter().map(|weight| weight.n_values() as usize).sum()
     }
 }
 
-/// All buffers, in the order in which `assemble` takes them.
-pub(super) fn slots(shape: &ModelShape) -> Vec<Slot> {
-    let ModelShape { hidden, vocab, .. } = *shape;
-    let mut slots = vec![matrix(vec![("model.embed_tokens.weight".into(), vec![vocab, hidden])])];
-    for layer in 0..shape.n_layers {
-        slots.extend(layer_slots(shape, layer));
-    }
-    slots.push(norm("model.norm.weight".into(), hidden));
-    if !shape.extras.tied_head {
-        slots.push(matrix(vec![("lm_head.weight".into(), vec![vocab, hidden])]));
-    }
-    slots
+/// What `buffer` gives for each slot of a model, asked in one order.
+fn assemble<'a, T, E>(spec: &'a ModelSpec, mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>) -> Result<Weights<T>, E> {
+    Ok(Weights {
+        embed: buffer(one(&spec.embedding.weight))?,
+        layers: spec.layers.iter().map(|layer| assemble_layer(layer, &mut buffer)).collect::<Result<_, E>>()?,
+        norm: buffer(one(&spec.norm.weight))?,
+        lm_head: spec.head.weight.as_ref().map(|head| buffer(one(head))).transpose()?,
+    })
 }
 
-fn layer_slots(shape: &ModelShape, layer: usize) -> Vec<Slot> {
-    let ModelShape { hidden, inner, heads, extras, .. } = *shape;
-    let (q_width, kv_width) = (shape.attended_width(), heads.n_kv * heads.dim);
-    let name = |part: &str| format!("model.layers.{layer}.{part}");
-    let weight = |part: &str, rows: usize| (name(&format!("{part}.weight")), vec![rows, hidden]);
-    let bias = |part: &str, rows: usize| (name(&format!("{part}.bias")), vec![rows]);
-    let separate = [("self_attn.q_proj", q_width), ("self_attn.k_proj", kv_width), ("self_attn.v_proj", kv_width)];
-    let (qkv, gate_up) = match shape.projections {
-        Projections::Separate => (
-            separate.map(|(part, rows)| weight(part, rows)).to_vec(),
-            ["mlp.gate_proj", "mlp.up_proj"].map(|part| weight(part, inner)).to_vec(),
-        ),
-        Projections::Fused => {
-            (vec![weight("self_attn.qkv_proj", heads.qkv_width())], vec![weight("mlp.gate_up_proj", 2 * inner)])
-        }
-    };
-    let mut slots = vec![norm(name("input_layernorm.weight"), hidden), matrix(qkv)];
-    if extras.qkv_bias {
-        slots.push(Slot { kind: Kind::Bias, parts: separate.map(|(part, rows)| bias(part, rows)).to_vec() });
-    }
-    if extras.qk_norm {
-        slots.extend(["q_norm", "k_norm"].map(|part| norm(name(&format!("self_attn.{part}.weight")), heads.dim)));
-    }
-    slots.extend([
-        matrix(vec![(name("self_attn.o_proj.weight"), vec![hidden, q_width])]),
-        norm(name("post_attention_layernorm.weight"), hidden),
-        Slot { kind: Kind::GateUp, parts: gate_up },
-        matrix(vec![(name("mlp.down_proj.weight"), vec![hidden, inner])]),
-    ]);
-    slots
+fn assemble_layer<'a, T, E>(
+    spec: &'a LayerSpec,
+    buffer: &mut impl FnMut(Slot<'a>) -> Result<T, E>,
+) -> Result<Layer<T>, E> {
+    let AttentionLayer { before, q, k, v, qk_norm, o, .. } = &spec.attention;
+    let FeedForwardLayer { before: before_feed_forward, gate, up, down, .. } = &spec.feed_forward;
+    let biases: Vec<&WeightSpec> = [q, k, v].into_iter().filter_map(|linear| linear.bias.as_ref()).collect();
+    let gate_up = Slot { order: Order::InTurn(GATE_UP_GROUP), parts: vec![&gate.weight, &up.weight] };
+    Ok(Layer {
+        attention_norm: buffer(norm(before))?,
+        qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)))?,
+        qkv_bias: (!biases.is_empty()).then(|| buffer(behind(biases))).transpose()?,
+        qk_norm: match qk_norm {
+            Some(norms) => Some((buffer(one(&norms.q.weight))?, buffer(one(&norms.k.weight))?)),
+            None => None,
+        },
+        o: buffer(one(&o.weight))?,
+        mlp_norm: buffer(norm(before_feed_forward))?,
+        gate_up: buffer(gate_up)?,
+        down: buffer(one(&down.weight))?,
+    })
 }
 
-fn matrix(parts: Vec<(String, Vec<usize>)>) -> Slot {
-    Slot { kind: Kind::Matrix, parts }
+fn behind<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
+    Slot { order: Order::Behind, parts: parts.into() }
 }
 
-fn norm(name: String, width: usize) -> Slot {
-    Slot { kind: Kind::Norm, parts: vec![(name, vec![width])] }
+fn one(weight: &WeightSpec) -> Slot<'_> {
+    behind([weight])
 }
 
-/// The tensors of a checkpoint, slot by slot, checked against the shape; what nobody took is refused.
-pub(super) fn take(
-    shape: &ModelShape,
-    mut store: WeightStore,
-    architecture: &str,
-) -> Result<Vec<Vec<Tensor>>, ModelError> {
-    let mut tensors = Vec::new();
-    for slot in slots(shape) {
-        let parts = slot.parts.iter().map(|(name, shape)| store.take(name, shape));
-        tensors.push(parts.collect::<Result<_, _>>()?);
-    }
-    let is_tied = shape.extras.tied_head;
-    store.ignore(|name| name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight"));
-    store.finish(architecture)?;
-    Ok(tensors)
+fn norm(norm: &Option<NormSpec>) -> Slot<'_> {
+    one(&norm.as_ref().expect("a model without this norm is not covered").weight)
 }
 
-/// Copies a checkpoint's tensors to the GPU; `progress` hears the share done.
+/// Copies the weights of a model to the GPU as they lie in their files, and unpacks them there; `progress` hears the share
+/// done.
 pub(super) fn load(
-    device: &Device,
-    shape: &ModelShape,
-    tensors: &[Vec<Tensor>],
+    kernels: &Kernels,
+    spec: &ModelSpec,
+    weights: &BoundWeights,
     progress: &(dyn Fn(f32) + Sync),
-) -> Result<Weights, CudaError> {
-    let slots = slots(shape);
-    let buffers: Result<Vec<_>, _> = slots.iter().map(|slot| device.zeros(slot.len())).collect();
-    let mut buffers = buffers?;
-    let uploads = buffers.iter_mut().zip(&slots).zip(tensors).map(|((target, slot), tensors)| {
-        let parts = tensors.iter().map(stored).collect();
-        let parts = if slot.kind == Kind::GateUp { in_turn(parts, GATE_UP_GROUP * shape.hidden) } else { parts };
-        Upload { target, parts }
+) -> Result<Weights, KernelError> {
+    let mut slots = Vec::new();
+    let Ok(_) = assemble(spec, |slot| -> Result<(), Infallible> {
+        slots.push(slot);
+        Ok(())
     });
-    upload(device, uploads.collect(), progress)?;
-    Ok(assemble(shape, buffers))
+    let stored = |slot: &Slot<'_>| slot.parts.iter().map(|part| weights.get(part)).collect::<Vec<_>>();
+    let stored: Vec<_> = slots.iter().map(stored).collect();
+    let mut buffers =
+        slots.iter().map(|slot| kernels.device().zeros(slot.len())).collect::<Result<Vec<_>, KernelError>>()?;
+    let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored));
+    let uploads = uploads.map(|(target, (slot, parts))| Upload { target, parts: in_order(slot.order, parts) });
+    upload(kernels, uploads.collect(), progress)?;
+    let mut buffers = buffers.into_iter();
+    let Ok(loaded) = assemble(spec, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
+    Ok(loaded)
 }
 
-/// The first and the second half of all numbers, `n` of each in turn.
-fn in_turn(parts: Vec<Stored<'_>>, n: usize) -> Vec<Stored<'_>> {
-    let half = parts.iter().map(Stored::len).sum::<usize>() / 2;
-    // One tensor of both, or one of each.
-    let halves: Vec<Stored<'_>> = parts.into_iter().flat_map(|part| part.chunks(half)).collect();
-    let [gate, up] = halves[..] else { panic!("a slot of gate and up has one tensor or two of equal size") };
-    gate.chunks(n).into_iter().zip(up.chunks(n)).flat_map(|(gate, up)| [gate, up]).collect()
-}
-
-fn stored(tensor: &Tensor) -> Stored<'_> {
-    match tensor.dtype {
-        Dtype::BF16 => Stored::Bf16(tensor.bytes()),
-        Dtype::F16 => Stored::F16(tensor.bytes()),
-        Dtype::F32 => Stored::F32(tensor.bytes()),
-        other => panic!("{other} was refused when the tensor was taken"),
+/// The bytes of a slot's weights in the order in which it holds them.
+fn in_order(order: Order, parts: &[StoredWeight]) -> Vec<Stored<'_>> {
+    match order {
+        Order::Behind => parts.iter().flat_map(|weight| stored(weight, 0..weight.n_outputs())).collect(),
+        Order::InTurn(n) => (0..parts[0].n_outputs())
+            .step_by(n)
+            .flat_map(|first| parts.iter().flat_map(move |weight| stored(weight, first..first + n)))
+            .collect(),
     }
+}
+
+fn stored(weight: &StoredWeight, rows: Range<usize>) -> Vec<Stored<'_>> {
+    let format = weight.format();
+    weight.runs(rows).into_iter().map(|bytes| Stored { format, bytes }).collect()
 }
 
 /// Random matrices, norms of one.
-pub(super) fn random(device: &Device, shape: &ModelShape, seed: u64) -> Result<Weights, KernelError> {
-    let largest = slots(shape).iter().map(Slot::len).max().unwrap_or_default();
+pub(super) fn random(device: &Device, spec: &ModelSpec, seed: u64) -> Result<Weights, KernelError> {
+    let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
-    let buffer = |slot: Slot| match slot.kind {
-        Kind::Matrix | Kind::GateUp => noise::repeated(device, &piece, slot.len()),
-        Kind::Norm => device.holding(&vec![bf16::ONE; slot.len()]),
-        Kind::Bias => device.zeros(slot.len()),
-    };
-    let buffers: Result<Vec<_>, _> = slots(shape).into_iter().map(buffer).collect();
-    Ok(assemble(shape, buffers?))
-}
-
-fn assemble(shape: &ModelShape, buffers: Vec<CudaSlice<bf16>>) -> Weights {
-    let mut buffers = buffers.into_iter();
-    let mut next = || buffers.next().expect("there is a buffer for every slot");
-    let embed = next();
-    let layers = (0..shape.n_layers).map(|_| Layer {
-        attention_norm: next(),
-        qkv: next(),
-        qkv_bias: shape.extras.qkv_bias.then(&mut next),
-        qk_norm: shape.extras.qk_norm.then(|| (next(), next())),
-        o: next(),
-        mlp_norm: next(),
-        gate_up: next(),
-        down: next(),
-    });
-    let layers = layers.collect();
-    Weights { embed, layers, norm: next(), lm_head: (!shape.extras.tied_head).then(next) }
+    assemble(spec, |slot| match slot.parts[0].role {
+        WeightRole::Embedding | WeightRole::Projection => noise::repeated(device, &piece, slot.len()),
+        WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]),
+        WeightRole::Bias => device.zeros(slot.len()),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::WeightFormat;
 
     #[test]
-    fn gate_and_up_lie_in_turn_whether_the_checkpoint_has_one_tensor_or_two() {
-        let (gate, up) = ([1u8; 24], [2u8; 24]);
-        let both = [gate, up].concat();
-        let (gate, up) = (Stored::Bf16(&gate[..8]), Stored::Bf16(&up[..8]));
-        let expected = [gate, up, gate, up, gate, up];
-        assert_eq!(in_turn(vec![Stored::Bf16(&both[..24]), Stored::Bf16(&both[24..])], 4), expected);
-        assert_eq!(in_turn(vec![Stored::Bf16(&both)], 4), expected);
+    fn gate_and_up_lie_in_turn_and_others_behind_each_other() {
+        let weight = |byte: u8| StoredWeight::in_memory(WeightFormat::Bf16, [6, 2], vec![byte; 24]);
+        let parts = [weight(1), weight(2)];
+        let lies = |order| in_order(order, &parts).into_iter().map(|part| (part.bytes[0], part.bytes.len())).collect();
+        let (in_turn, behind): (Vec<_>, Vec<_>) = (lies(Order::InTurn(2)), lies(Order::Behind));
+        assert_eq!(in_turn, [(1, 8), (2, 8), (1, 8), (2, 8), (1, 8), (2, 8)]);
+        assert_eq!(behind, [(1, 24), (2, 24)]);
     }
 }

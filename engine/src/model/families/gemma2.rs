@@ -22,6 +22,11 @@ pub(crate) const GEMMA2: Family = Family {
     defaults: Defaults {
         activation: Activation::GeluTanh,
         head_dim: Some(256),
+        num_key_value_heads: Some(4),
+        sliding_window: Some(4096),
+        query_pre_attn_scalar: Some(256.0),
+        attention_softcap: Some(50.0),
+        logit_softcap: Some(30.0),
         tie_word_embeddings: true,
         ..LLAMA.defaults
     },

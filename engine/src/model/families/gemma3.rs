@@ -9,7 +9,7 @@ pub(crate) const GEMMA3: Family = Family {
     qk_norm: QkNorm::EveryHead,
     windows: Windows::AllButEvery { period: 6 },
     rotary: Rotary::OwnInWindows { theta_field: "rope_local_base_freq", theta: LLAMA.defaults.rope_theta },
-    defaults: Defaults { rope_theta: 1_000_000.0, ..GEMMA2.defaults },
+    defaults: Defaults { rope_theta: 1_000_000.0, attention_softcap: None, logit_softcap: None, ..GEMMA2.defaults },
     gguf: GgufFormat::halves("gemma3"),
     ..GEMMA2
 };

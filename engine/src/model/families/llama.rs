@@ -31,6 +31,11 @@ pub(crate) const LLAMA: Family = Family {
     defaults: Defaults {
         activation: Activation::Silu,
         head_dim: None,
+        num_key_value_heads: None,
+        sliding_window: None,
+        query_pre_attn_scalar: None,
+        attention_softcap: None,
+        logit_softcap: None,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
         tie_word_embeddings: false,

@@ -1,7 +1,7 @@
 //! Qwen3: every head of queries and keys is normed before it is turned; heads are wider than hidden size / heads.
 
-use super::llama::LLAMA;
-use crate::model::family::{Biases, Defaults, Family, GgufFormat, HasBias, QkNorm, Windows};
+use super::qwen2::QWEN2;
+use crate::model::family::{Biases, Defaults, Family, GgufFormat, HasBias, QkNorm};
 
 pub(crate) const QWEN3: Family = Family {
     architecture: "Qwen3ForCausalLM",
@@ -11,8 +11,8 @@ pub(crate) const QWEN3: Family = Family {
         attention_output: HasBias::If("attention_bias"),
         feed_forward: HasBias::Never,
     },
-    windows: Windows::UpperLayers,
-    defaults: Defaults { head_dim: Some(128), ..LLAMA.defaults },
+    windows: QWEN2.windows,
+    defaults: Defaults { head_dim: Some(128), ..QWEN2.defaults },
     gguf: GgufFormat::halves("qwen3"),
-    ..LLAMA
+    ..QWEN2
 };

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Gguf, header::Format};
+use stoker_kernels::format::WeightFormat;
+
+use super::Gguf;
 use crate::model::{Family, ModelError, families::FAMILIES};
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -55,6 +57,12 @@ pub(super) fn config_json(gguf: &Gguf) -> Result<Value, ModelError> {
     for (key, field) in OPTIONAL {
         config.insert(field.into(), gguf.value(&own(key)).clone());
     }
+    // Files made before these keys existed mean the family's caps.
+    ["attn_logit_softcapping", "final_logit_softcapping"].into_iter().for_each(|field| {
+        if config[field].is_null() {
+            config.remove(field);
+        }
+    });
     let has = |tensor: &str| gguf.header.tensors.contains_key(tensor);
     config.insert("vocab_size".into(), vocab_size(gguf)?.into());
     config.insert("tie_word_embeddings".into(), (!has("output.weight")).into());
@@ -126,9 +134,9 @@ fn rotary(gguf: &Gguf, prefix: &str, config: &mut Map<String, Value>) -> Result<
 fn divisors(gguf: &Gguf, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
     let name = format!("{name}.weight");
     let Some(info) = gguf.header.tensors.get(&name) else { return Ok(None) };
-    if info.format != Format::Plain(safetensors::Dtype::F32) || info.shape.len() != 1 {
+    if info.format != WeightFormat::F32 || info.shape.len() != 1 {
         return Err(gguf.error(&name, "is not a list of F32 numbers"));
     }
     let bytes = &gguf.content[info.range.clone()];
-    Ok(Some(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+    Ok(Some(info.format.unpack(bytes)))
 }

@@ -8,10 +8,8 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use safetensors::Dtype;
 use serde_json::Value;
-
-use super::BlockFormat;
+use stoker_kernels::format::WeightFormat;
 
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -29,18 +27,11 @@ pub(super) struct Header {
 /// One tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TensorInfo {
-    pub(super) format: Format,
+    pub(super) format: WeightFormat,
     /// Rows first, as elsewhere; the file has it the other way round.
     pub(super) shape: Vec<usize>,
     /// Where its bytes lie in the file.
     pub(super) range: Range<usize>,
-}
-
-/// How numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Format {
-    Plain(Dtype),
-    Blocks(BlockFormat),
 }
 
 impl Header {
@@ -87,7 +78,7 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, String> {
 struct Described {
     name: String,
     shape: Vec<usize>,
-    format: Format,
+    format: WeightFormat,
     offset: u64,
 }
 
@@ -124,20 +115,14 @@ fn place(
     }
 }
 
-fn n_bytes(shape: &[usize], format: Format) -> Result<usize, String> {
+fn n_bytes(shape: &[usize], format: WeightFormat) -> Result<usize, String> {
     let absurd = || format!("its shape {shape:?} is more than any machine has");
     let n_values = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size)).ok_or_else(absurd)?;
-    match format {
-        Format::Plain(dtype) => n_values.checked_mul(dtype.bitsize() / 8).ok_or_else(absurd),
-        Format::Blocks(blocks) => {
-            let columns = *shape.last().expect("a shape has a size");
-            if !columns.is_multiple_of(blocks.n_values()) {
-                let (name, len) = (blocks.name(), blocks.n_values());
-                return Err(format!("its rows of {columns} are not whole blocks: {name} has {len} a block"));
-            }
-            (n_values / blocks.n_values()).checked_mul(blocks.n_bytes()).ok_or_else(absurd)
-        }
+    let (columns, block) = (shape.last().expect("a shape has a size"), format.block_values());
+    if !columns.is_multiple_of(block) {
+        return Err(format!("its rows of {columns} are not whole blocks: {} has {block} a block", format.name()));
     }
+    (n_values / block).checked_mul(format.block_bytes()).ok_or_else(absurd)
 }
 
 /// What is left of the file.
@@ -223,19 +208,19 @@ impl<'a> Cursor<'a> {
 }
 
 /// The numbers of the formats are ggml's.
-fn format(kind: u32) -> Result<Format, String> {
+fn format(kind: u32) -> Result<WeightFormat, String> {
     Ok(match kind {
-        0 => Format::Plain(Dtype::F32),
-        1 => Format::Plain(Dtype::F16),
-        30 => Format::Plain(Dtype::BF16),
-        2 => Format::Blocks(BlockFormat::Q4_0),
-        3 => Format::Blocks(BlockFormat::Q4_1),
-        6 => Format::Blocks(BlockFormat::Q5_0),
-        7 => Format::Blocks(BlockFormat::Q5_1),
-        8 => Format::Blocks(BlockFormat::Q8_0),
-        12 => Format::Blocks(BlockFormat::Q4K),
-        13 => Format::Blocks(BlockFormat::Q5K),
-        14 => Format::Blocks(BlockFormat::Q6K),
+        0 => WeightFormat::F32,
+        1 => WeightFormat::F16,
+        30 => WeightFormat::Bf16,
+        2 => WeightFormat::Q4_0,
+        3 => WeightFormat::Q4_1,
+        6 => WeightFormat::Q5_0,
+        7 => WeightFormat::Q5_1,
+        8 => WeightFormat::Q8_0,
+        12 => WeightFormat::Q4K,
+        13 => WeightFormat::Q5K,
+        14 => WeightFormat::Q6K,
         _ => {
             let known = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
             return Err(format!("its format has ggml's number {kind}; supported: {known}"));

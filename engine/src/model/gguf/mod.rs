@@ -1,7 +1,6 @@
 //! GGUF, the one-file format of llama.cpp: weights, hyper-parameters, tokenizer and chat template. Each part is turned
 //! into what a Hugging Face directory would hold, so that everything behind it is the same.
 
-mod blocks;
 mod config;
 mod header;
 mod merges;
@@ -10,16 +9,10 @@ mod tokenizer;
 
 use std::{path::Path, sync::Arc};
 
-pub(crate) use blocks::BlockFormat;
 use header::Header;
 use serde_json::Value;
 
 use super::{FileBytes, ModelError, WeightStore, files};
-
-/// The numbers of the whole blocks of a quantised format, by its name in ggml; `None` for one that is not supported.
-pub fn dequantise(format: &str, blocks: &[u8]) -> Option<Vec<f32>> {
-    BlockFormat::of_name(format).map(|format| format.dequantise(blocks))
-}
 
 /// One GGUF file with a checked header.
 #[derive(Debug)]
@@ -57,8 +50,8 @@ impl Gguf {
         tokenizer::tokenizer_json(self)
     }
 
-    /// Its tensors under the names they have in a Hugging Face checkpoint.
-    pub(super) fn weights(&self) -> Result<WeightStore, ModelError> {
+    /// Its tensors.
+    pub(super) fn weights(&self) -> WeightStore {
         tensors::weights(self)
     }
 

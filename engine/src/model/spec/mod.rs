@@ -188,18 +188,21 @@ impl LayerSpec {
     pub fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
         let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &self.attention;
         let feed = &self.feed_forward;
-        let norm = |norm: &'_ Option<NormSpec>| norm.as_ref().map(|norm| &norm.weight);
         let qk_norms = qk_norm.iter().flat_map(|norms| [&norms.q.weight, &norms.k.weight]);
-        norm(before)
+        norm_weight(before)
             .into_iter()
             .chain([q, k, v].into_iter().flat_map(LinearSpec::weights))
             .chain(qk_norms)
             .chain(o.weights())
-            .chain(norm(after))
-            .chain(norm(&feed.before))
+            .chain(norm_weight(after))
+            .chain(norm_weight(&feed.before))
             .chain([&feed.gate, &feed.up, &feed.down].into_iter().flat_map(LinearSpec::weights))
-            .chain(norm(&feed.after))
+            .chain(norm_weight(&feed.after))
     }
+}
+
+fn norm_weight(norm: &Option<NormSpec>) -> Option<&WeightSpec> {
+    norm.as_ref().map(|norm| &norm.weight)
 }
 
 impl LinearSpec {

@@ -1,7 +1,7 @@
 //! Causal attention over the paged cache: cuts a batch into tasks, one a key/value head and some rows of a sequence.
 
 use super::kernel::AttentionTask;
-use crate::{exec::BatchInputs, model::HeadShape};
+use crate::{model::HeadShape, ops::BatchInputs};
 
 /// Scores of a task, in numbers: they stay in the second-level cache beside the keys.
 const MAX_SCORES: usize = 32 << 10;

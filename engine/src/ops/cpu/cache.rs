@@ -30,7 +30,7 @@ struct Lines {
 impl CpuCache {
     /// An empty cache. Zeroed memory from the system is not resident before it is written, so blocks cost memory when
     /// they are first used.
-    pub(super) fn new(layout: KvLayout) -> Self {
+    pub fn new(layout: KvLayout) -> Self {
         let n_bytes = layout.layer_values() * layout.dtype.bytes();
         let layer = |_| Layer { keys: Lines::zeroed(n_bytes), values: Lines::zeroed(n_bytes) };
         Self { layout, layers: (0..layout.n_layers).map(layer).collect() }

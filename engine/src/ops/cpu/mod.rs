@@ -1,4 +1,4 @@
-//! The CPU back end: the readable reference that other back ends must agree with.
+//! The CPU: its threads, and every operation of a forward pass as one method. What a GPU computes must agree with it.
 //!
 //! Every row of every result is computed with the same operations in the same order however many rows there are, so
 //! a sequence's numbers do not depend on who shares its step, on chunking or on preemption (style rule 25).
@@ -15,17 +15,13 @@ use kernel::Isa;
 use pool::{Pool, RowRuns};
 pub use weights::{CpuMatrix, CpuVector};
 
-use super::Ops;
-use crate::{
-    exec::BatchInputs,
-    kv::KvLayout,
-    model::{Activation, AttentionSpec, RopeTable, Tensor},
-};
+use super::BatchInputs;
+use crate::model::{Activation, AttentionSpec, RopeTable, StoredWeight, WeightFormat};
 
 /// Work below this many numbers is not worth handing to another thread.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
 
-/// The CPU back end: its threads and the instructions they compute with.
+/// The threads that compute, and the instructions they compute with.
 #[derive(Debug)]
 pub struct CpuOps {
     pool: Pool,
@@ -49,9 +45,9 @@ impl CpuOps {
         self.pool.n_threads()
     }
 
-    /// Bytes that a tensor takes in memory, those of its file included if they are read there.
-    pub(crate) fn weight_bytes(tensor: &Tensor) -> u64 {
-        CpuMatrix::bytes_of(tensor)
+    /// Bytes that a tensor of that format and shape takes in memory, those of its file included if they are read there.
+    pub(crate) fn weight_bytes(format: WeightFormat, shape: &[usize]) -> u64 {
+        CpuMatrix::bytes_of(format, shape)
     }
 
     /// The threads, for work of others between two forward passes.
@@ -92,41 +88,22 @@ impl CpuTensor {
     }
 }
 
-impl Ops for CpuOps {
-    type Activations = CpuTensor;
-    type Matrix = CpuMatrix;
-    type Vector = CpuVector;
-    type Cache = CpuCache;
-    type Rope = RopeTable;
-    type Batch = BatchInputs;
-
-    fn matrix(&mut self, tensor: &Tensor) -> CpuMatrix {
-        CpuMatrix::new(&mut self.pool, tensor)
+impl CpuOps {
+    /// Takes a weight matrix over from its file.
+    pub(crate) fn matrix(&mut self, weight: &StoredWeight) -> CpuMatrix {
+        CpuMatrix::new(&mut self.pool, weight)
     }
 
-    fn vector(&self, tensor: &Tensor) -> CpuVector {
-        CpuVector::new(tensor)
-    }
-
-    fn rope_table(&self, table: RopeTable) -> RopeTable {
-        table
-    }
-
-    fn kv_cache(&self, layout: KvLayout) -> CpuCache {
-        CpuCache::new(layout)
-    }
-
-    fn bind(&mut self, inputs: &BatchInputs) -> BatchInputs {
-        inputs.clone()
-    }
-
-    fn embed(&mut self, table: &CpuMatrix, batch: &BatchInputs) -> CpuTensor {
+    /// Rows of `table`, one a token of the batch.
+    pub fn embed(&mut self, table: &CpuMatrix, batch: &BatchInputs) -> CpuTensor {
         let mut out = CpuTensor::zeros(batch.token_ids.len(), table.n_inputs());
         self.each_row(&mut out, |row, out| table.read_row(batch.token_ids[row] as usize, out));
         out
     }
 
-    fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
+    /// `x / sqrt(mean(x^2) + eps) * weight` over every run of a row that is as long as `weight`: the row itself, or
+    /// each of its heads.
+    pub fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
         let mut out = CpuTensor::zeros(x.n_rows(), x.width);
         let (isa, weight) = (self.isa, weight.values());
         self.each_row(&mut out, |row, out| {
@@ -136,7 +113,8 @@ impl Ops for CpuOps {
         out
     }
 
-    fn linear<const N: usize>(
+    /// `x * weight^T + bias` for each part: all of them at once, since they read the same rows.
+    pub fn linear<const N: usize>(
         &mut self,
         x: &CpuTensor,
         parts: [(&CpuMatrix, Option<&CpuVector>); N],
@@ -154,7 +132,8 @@ impl Ops for CpuOps {
         })
     }
 
-    fn rope(&mut self, x: &mut CpuTensor, rope: &RopeTable, batch: &BatchInputs) {
+    /// Turns every head of every row by the angles of its position; numbers beyond the pairs stay.
+    pub fn rope(&mut self, x: &mut CpuTensor, rope: &RopeTable, batch: &BatchInputs) {
         let n_pairs = rope.n_pairs;
         self.each_row(x, |row_idx, row| {
             let position = batch.positions[row_idx] as usize;
@@ -166,7 +145,8 @@ impl Ops for CpuOps {
         });
     }
 
-    fn store_kv(
+    /// Writes one layer's keys and values of the batch into their slots.
+    pub fn store_kv(
         &mut self,
         cache: &mut CpuCache,
         layer: usize,
@@ -179,7 +159,8 @@ impl Ops for CpuOps {
         }
     }
 
-    fn attention(
+    /// Causal attention of the batch's queries over one layer's cache, read through the block tables.
+    pub fn attention(
         &mut self,
         cache: &CpuCache,
         layer: usize,
@@ -193,7 +174,8 @@ impl Ops for CpuOps {
         out
     }
 
-    fn activate_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor, activation: Activation) -> CpuTensor {
+    /// `activation(gate) * up`.
+    pub fn activate_mul(&mut self, mut gate: CpuTensor, up: &CpuTensor, activation: Activation) -> CpuTensor {
         let isa = self.isa;
         self.each_row(&mut gate, |row, gate| match activation {
             Activation::Silu => isa.silu_mul(gate, up.row(row)),
@@ -202,25 +184,25 @@ impl Ops for CpuOps {
         gate
     }
 
-    fn add(&mut self, x: &mut CpuTensor, y: &CpuTensor) {
+    /// `x += y`.
+    pub fn add(&mut self, x: &mut CpuTensor, y: &CpuTensor) {
         self.each_row(x, |row, x| add_to(x, y.row(row)));
     }
 
-    fn scale(&mut self, x: &mut CpuTensor, factor: f32) {
+    /// `x *= factor`.
+    pub fn scale(&mut self, x: &mut CpuTensor, factor: f32) {
         self.each_row(x, |_, row| row.iter_mut().for_each(|x| *x *= factor));
     }
 
-    fn softcap(&mut self, x: &mut CpuTensor, cap: f32) {
+    /// `x = cap * tanh(x / cap)`.
+    pub fn softcap(&mut self, x: &mut CpuTensor, cap: f32) {
         self.each_row(x, |_, row| activation::softcap(row, cap));
     }
 
-    fn sampled_rows(&mut self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {
+    /// The rows whose next token is sampled; only they go through the output matrix.
+    pub fn sampled_rows(&self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {
         let values = batch.sampled_rows.iter().flat_map(|row| x.row(*row as usize)).copied().collect();
         CpuTensor { width: x.width, values }
-    }
-
-    fn read(&mut self, x: CpuTensor) -> Vec<f32> {
-        x.values
     }
 }
 

@@ -3,13 +3,11 @@
 
 use std::borrow::Cow;
 
-use safetensors::Dtype;
-
 use super::{
     kernel::{Format, Panels, Quant, WeightRows, Weights, widen},
     pool::Pool,
 };
-use crate::model::{BlockFormat, Tensor};
+use crate::model::{NormWeight, StoredWeight, WeightFormat, to_q8_0};
 
 /// A weight matrix, `outputs x inputs`.
 #[derive(Debug)]
@@ -29,7 +27,16 @@ struct StoredMatrix {
     n_outputs: usize,
     n_inputs: usize,
     format: Format,
-    stored: Tensor,
+    bytes: MatrixBytes,
+}
+
+/// The numbers of a matrix, row by row.
+#[derive(Debug)]
+enum MatrixBytes {
+    /// As they lie in the file.
+    InFile(StoredWeight),
+    /// Put together from rows that lie otherwise there.
+    Gathered(Vec<u8>),
 }
 
 /// A weight vector.
@@ -39,26 +46,24 @@ pub struct CpuVector {
 }
 
 impl CpuMatrix {
-    pub(super) fn new(pool: &mut Pool, tensor: &Tensor) -> Self {
-        let [n_outputs, n_inputs] = tensor.shape[..] else {
-            panic!("{} was checked to be a matrix", tensor.name);
-        };
-        let Some(blocks) = tensor.blocks else {
-            return Self(Form::Stored(StoredMatrix::new(tensor, [n_outputs, n_inputs])));
-        };
-        let row_bytes = tensor.bytes().len() / n_outputs;
-        let row = |output: usize| quantised(blocks, &tensor.bytes()[output * row_bytes..][..row_bytes]);
-        let panels = Panels::new(pool, quant_of(blocks), [n_outputs, n_inputs], row);
+    pub(super) fn new(pool: &mut Pool, weight: &StoredWeight) -> Self {
+        if let Some(format) = plain(weight.format()) {
+            return Self(Form::Stored(StoredMatrix::new(weight, format)));
+        }
+        let (format, shape) = (weight.format(), [weight.n_outputs(), weight.n_inputs()]);
+        let panels = Panels::new(pool, quant_of(format), shape, |output| quantised(format, weight.row(output)));
         // They would stay resident beside the panels.
-        tensor.release();
+        weight.release();
         Self(Form::Panels(panels))
     }
 
     /// Bytes that it takes in memory, or keeps of its file there.
-    pub(super) fn bytes_of(tensor: &Tensor) -> u64 {
-        let bytes = match tensor.blocks {
-            Some(blocks) if tensor.shape.len() == 2 => quant_of(blocks).bytes_of(tensor.n_values()),
-            _ => tensor.n_values() * tensor.dtype.bitsize() / 8,
+    pub(super) fn bytes_of(format: WeightFormat, shape: &[usize]) -> u64 {
+        let n_values = shape.iter().product();
+        let bytes = match (plain(format), shape.len()) {
+            (None, 2) => quant_of(format).bytes_of(n_values),
+            (None, _) => WeightFormat::F32.bytes_of(n_values),
+            (Some(_), _) => format.bytes_of(n_values),
         };
         bytes as u64
     }
@@ -97,21 +102,34 @@ impl CpuMatrix {
 }
 
 impl StoredMatrix {
-    fn new(tensor: &Tensor, [n_outputs, n_inputs]: [usize; 2]) -> Self {
-        let format = format_of(tensor);
-        assert_eq!(tensor.bytes().len(), n_outputs * n_inputs * format.bytes(), "sizes were checked against the shape");
-        Self { n_outputs, n_inputs, format, stored: tensor.clone() }
+    fn new(weight: &StoredWeight, format: Format) -> Self {
+        let bytes = match weight.contiguous() {
+            Some(_) => MatrixBytes::InFile(weight.clone()),
+            None => MatrixBytes::Gathered(weight.runs(0..weight.n_outputs()).concat()),
+        };
+        Self { n_outputs: weight.n_outputs(), n_inputs: weight.n_inputs(), format, bytes }
     }
 
     fn rows(&self) -> WeightRows<'_> {
-        WeightRows { bytes: self.stored.bytes(), row_bytes: self.n_inputs * self.format.bytes() }
+        let bytes = match &self.bytes {
+            MatrixBytes::InFile(weight) => weight.contiguous().expect("it was when it was taken"),
+            MatrixBytes::Gathered(bytes) => bytes,
+        };
+        WeightRows { bytes, row_bytes: self.n_inputs * self.format.bytes() }
     }
 }
 
 impl CpuVector {
-    pub(super) fn new(tensor: &Tensor) -> Self {
-        let mut values = vec![0.0; tensor.n_values()];
-        widen(format_of(tensor), tensor.bytes(), &mut values);
+    pub(crate) fn new(weight: &StoredWeight) -> Self {
+        Self { values: weight.to_f32() }
+    }
+
+    /// What a norm multiplies with.
+    pub(crate) fn of_norm(weight: &StoredWeight, stored: NormWeight) -> Self {
+        let mut values = weight.to_f32();
+        if stored == NormWeight::OnePlusFactor {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
         Self { values }
     }
 
@@ -120,27 +138,28 @@ impl CpuVector {
     }
 }
 
-fn format_of(tensor: &Tensor) -> Format {
-    match tensor.dtype {
-        Dtype::F32 => Format::F32,
-        Dtype::BF16 => Format::Bf16,
-        Dtype::F16 => Format::F16,
-        other => panic!("{other} was refused when the tensor was taken"),
+/// The format of plain numbers; `None` of blocks.
+fn plain(format: WeightFormat) -> Option<Format> {
+    match format {
+        WeightFormat::F32 => Some(Format::F32),
+        WeightFormat::Bf16 => Some(Format::Bf16),
+        WeightFormat::F16 => Some(Format::F16),
+        _ => None,
     }
 }
 
 /// What blocks are multiplied as.
-fn quant_of(blocks: BlockFormat) -> Quant {
+fn quant_of(blocks: WeightFormat) -> Quant {
     match blocks {
-        BlockFormat::Q4_0 => Quant::Q4,
+        WeightFormat::Q4_0 => Quant::Q4,
         _ => Quant::Q8,
     }
 }
 
 /// A row in the blocks that it is multiplied as.
-fn quantised(blocks: BlockFormat, row: &[u8]) -> Cow<'_, [u8]> {
+fn quantised(blocks: WeightFormat, row: &[u8]) -> Cow<'_, [u8]> {
     match blocks {
-        BlockFormat::Q8_0 | BlockFormat::Q4_0 => Cow::Borrowed(row),
-        _ => Cow::Owned(BlockFormat::q8_0(&blocks.dequantise(row))),
+        WeightFormat::Q8_0 | WeightFormat::Q4_0 => Cow::Borrowed(row),
+        _ => Cow::Owned(to_q8_0(&blocks.unpack(row))),
     }
 }

@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{
     kv::{BLOCK_TOKENS, KvLayout},
-    ops::{AttentionSpec, HeadShape, cpu::activation::softcap},
+    model::{AttentionSpec, HeadShape},
+    ops::cpu::activation::softcap,
 };
 
 /// Queries whose values are summed together.

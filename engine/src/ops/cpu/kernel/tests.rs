@@ -4,7 +4,8 @@
 use super::*;
 use crate::{
     kv::{BLOCK_TOKENS, KvLayout},
-    ops::{HeadShape, cpu::CpuCache},
+    model::HeadShape,
+    ops::cpu::CpuCache,
 };
 
 const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];

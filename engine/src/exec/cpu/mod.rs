@@ -1,13 +1,17 @@
-//! The executor on the CPU: forward pass over `CpuOps`, then sampling on the same threads.
+//! The executor on the CPU: forward pass, then sampling on the same threads.
+
+mod decoder;
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{BatchInputs, ExecError, Executor};
+pub use decoder::Decoder;
+
+use super::{ExecError, Executor};
 use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
-    model::{Decoder, ModelConfig},
-    ops::{CpuCache, CpuOps, Ops},
+    model::ModelConfig,
+    ops::{BatchInputs, CpuCache, CpuOps},
     request::{Request, RequestId, TokenId},
     sample::choose,
     sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
@@ -16,7 +20,7 @@ use crate::{
 /// A model, its KV cache and the threads that compute it.
 #[derive(Debug)]
 pub struct CpuExecutor {
-    model: Decoder<CpuOps>,
+    model: Decoder,
     ops: CpuOps,
     cache: CpuCache,
     vocab_size: usize,
@@ -62,8 +66,8 @@ impl Unmasked {
 
 impl CpuExecutor {
     /// An executor over an empty cache of that layout.
-    pub fn new(ops: CpuOps, model: Decoder<CpuOps>, config: &ModelConfig, layout: KvLayout) -> Self {
-        let (cache, vocab_size) = (ops.kv_cache(layout), config.vocab_size);
+    pub fn new(ops: CpuOps, model: Decoder, config: &ModelConfig, layout: KvLayout) -> Self {
+        let (cache, vocab_size) = (CpuCache::new(layout), config.vocab_size);
         Self { model, ops, cache, vocab_size, outputs: VecDeque::new(), last_tokens: Vec::new(), unmasked: Vec::new() }
     }
 
@@ -97,8 +101,7 @@ impl CpuExecutor {
 
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
         let Self { model, ops, cache, .. } = self;
-        let logits = model.forward(ops, cache, inputs);
-        ops.read(logits)
+        model.forward(ops, cache, inputs).values
     }
 }
 

@@ -1,4 +1,5 @@
-//! ggml's quantised formats: blocks of small integers with their scales. Turns blocks into f32; sums nothing.
+//! Number formats of stored weights: plain numbers, and ggml's blocks of small integers with their scales. The reference for
+//! whoever unpacks them; sums nothing.
 //!
 //! ```text
 //! Q8_0   d f16 | 32 x i8                                                  x = d q
@@ -10,39 +11,70 @@
 //! Q5_K   as Q4_K, and 256 x 1 bit: the fifth bits                         x = (d scale) q - (m min)
 //! Q6_K   256 x 4 bit | 256 x 2 bit | 16 x i8 scales | d f16               x = (d scale) (q - 32)
 //! ```
+//!
+//! A plain number is a block of one.
 
-use half::f16;
+use half::{bf16, f16};
 
-/// A quantised format.
+/// How weights are stored, little-endian.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum BlockFormat {
+pub enum WeightFormat {
+    /// 4 bytes.
+    F32,
+    /// 2 bytes, more digits than bf16.
+    F16,
+    /// 2 bytes, the upper half of an f32.
+    Bf16,
+    /// 8 bits, 32 numbers a scale.
     Q8_0,
+    /// 4 bits, 32 numbers a scale.
     Q4_0,
+    /// 4 bits, 32 numbers a scale and a minimum.
     Q4_1,
+    /// 5 bits, 32 numbers a scale.
     Q5_0,
+    /// 5 bits, 32 numbers a scale and a minimum.
     Q5_1,
+    /// 4 bits, 256 numbers a block.
     Q4K,
+    /// 5 bits, 256 numbers a block.
     Q5K,
+    /// 6 bits, 256 numbers a block.
     Q6K,
 }
 
-/// Values of a block of the formats whose name ends in K.
+/// Numbers of a block of the formats whose name ends in K.
 const K: usize = 256;
-/// Values that share a scale in them, Q6_K aside.
+/// Numbers that share a scale in them, Q6_K aside.
 const GROUP: usize = 32;
 
-impl BlockFormat {
-    const ALL: [Self; 8] =
-        [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q5_0, Self::Q5_1, Self::Q4K, Self::Q5K, Self::Q6K];
+impl WeightFormat {
+    /// All.
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
 
     /// The format of that name, in any case.
-    pub(super) fn of_name(name: &str) -> Option<Self> {
+    pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name))
     }
 
-    /// Its name in files' names.
-    pub(in crate::model) fn name(self) -> &'static str {
+    /// Its name, lower case; that of blocks is in files' names.
+    pub fn name(self) -> &'static str {
         match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Q4_1 => "q4_1",
@@ -54,17 +86,25 @@ impl BlockFormat {
         }
     }
 
-    /// Values of a block.
-    pub(super) fn n_values(self) -> usize {
+    /// Whether a number stands alone.
+    pub fn is_plain(self) -> bool {
+        self.block_values() == 1
+    }
+
+    /// Numbers of a block.
+    pub fn block_values(self) -> usize {
         match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => GROUP,
             Self::Q4K | Self::Q5K | Self::Q6K => K,
         }
     }
 
     /// Bytes of a block.
-    pub(super) fn n_bytes(self) -> usize {
+    pub fn block_bytes(self) -> usize {
         match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
             Self::Q8_0 => 2 + GROUP,
             Self::Q4_0 => 2 + GROUP / 2,
             Self::Q4_1 => 4 + GROUP / 2,
@@ -76,12 +116,24 @@ impl BlockFormat {
         }
     }
 
-    /// The values of whole blocks.
-    pub(crate) fn dequantise(self, blocks: &[u8]) -> Vec<f32> {
-        let n_blocks = blocks.len() / self.n_bytes();
-        let mut values = vec![0.0; n_blocks * self.n_values()];
-        for (block, out) in blocks.chunks_exact(self.n_bytes()).zip(values.chunks_exact_mut(self.n_values())) {
+    /// Bytes of so many numbers, which are whole blocks.
+    pub fn bytes_of(self, n_values: usize) -> usize {
+        n_values / self.block_values() * self.block_bytes()
+    }
+
+    /// Numbers in so many bytes, which are whole blocks.
+    pub fn values_in(self, n_bytes: usize) -> usize {
+        n_bytes / self.block_bytes() * self.block_values()
+    }
+
+    /// The numbers of whole blocks.
+    pub fn unpack(self, bytes: &[u8]) -> Vec<f32> {
+        let mut values = vec![0.0; self.values_in(bytes.len())];
+        for (block, out) in bytes.chunks_exact(self.block_bytes()).zip(values.chunks_exact_mut(self.block_values())) {
             match self {
+                Self::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+                Self::F16 => out[0] = f16_at(block, 0),
+                Self::Bf16 => out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32(),
                 Self::Q8_0 => q8_0(block, out),
                 Self::Q4_0 => four_bits(&block[2..], out, |q| d(block) * f32::from(q as i8 - 8)),
                 Self::Q4_1 => four_bits(&block[4..], out, |q| d(block) * f32::from(q) + f16_at(block, 2)),
@@ -94,19 +146,19 @@ impl BlockFormat {
         }
         values
     }
+}
 
-    /// Values as blocks of Q8_0: each the nearest multiple of a 127th of the block's largest.
-    pub(crate) fn q8_0(values: &[f32]) -> Vec<u8> {
-        let mut blocks = Vec::with_capacity(values.len() / GROUP * Self::Q8_0.n_bytes());
-        for values in values.as_chunks::<GROUP>().0 {
-            let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-            let d = f16::from_f32(largest / 127.0);
-            let inverse = if d == f16::ZERO { 0.0 } else { 1.0 / d.to_f32() };
-            blocks.extend(d.to_le_bytes());
-            blocks.extend(values.map(|value| (value * inverse).round() as i8 as u8));
-        }
-        blocks
+/// Numbers as blocks of Q8_0: each the nearest multiple of a 127th of the block's largest.
+pub fn to_q8_0(values: &[f32]) -> Vec<u8> {
+    let mut blocks = Vec::with_capacity(WeightFormat::Q8_0.bytes_of(values.len()));
+    for values in values.as_chunks::<GROUP>().0 {
+        let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        let d = f16::from_f32(largest / 127.0);
+        let inverse = if d == f16::ZERO { 0.0 } else { 1.0 / d.to_f32() };
+        blocks.extend(d.to_le_bytes());
+        blocks.extend(values.map(|value| (value * inverse).round() as i8 as u8));
     }
+    blocks
 }
 
 fn f16_at(block: &[u8], at: usize) -> f32 {
