@@ -46,6 +46,10 @@ const GPU_BATCHED_TOKENS: u32 = 8192;
 ///     shared_prefix     64 requests sharing 2048 tokens against 64 that do not  gain, seconds
 ///     offline_N         N given at once, 512 in, 256 out each                   tok_s, seconds
 ///     http_N            concurrent_N over HTTP and SSE                          share_of_in_process
+///     sampled_KIND_N    concurrent_N with sampling options, and greedy before   share_of_greedy, tok_s
+///     neighbour_N       N - 1 greedy beside one with every option               loss
+///
+/// KIND is qwen (Qwen2.5's defaults), penalties, min_p, bias300, logprobs5 or logprobs20.
 ///
 /// tok_s of one stream counts decoding only; tok_s of many counts their completion tokens over the whole time; itl_ms of many
 /// is the whole time less that of as many prefills, by completion token. On a GPU, steps that only decode also give

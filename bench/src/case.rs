@@ -3,6 +3,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::sampled::Kind;
+
 /// Completion tokens of a case that streams.
 pub const COMPLETION_TOKENS: u32 = 256;
 /// Prompt tokens of a single stream, and before the tokens of `decode_N`.
@@ -42,6 +44,10 @@ pub enum Case {
     SharedPrefix,
     /// `offline_N`: N requests given at once, 512 in, 256 out each.
     Offline(u32),
+    /// `sampled_KIND_N`: `concurrent_N` with sampling options, as a share of greedy's speed just before it.
+    Sampled(Kind, u32),
+    /// `neighbour_N`: what N - 1 greedy requests lose when the N-th has every option.
+    Neighbour(u32),
     /// `http_N`: `concurrent_N` over HTTP and server-sent events, as a share of the engine in process.
     Http(u32),
 }
@@ -76,6 +82,17 @@ impl Case {
 
     /// Does it work, and about how fast.
     pub const CPU_QUICK: &[Self] = &[Self::Prefill(512), Self::Decode(128), Self::Concurrent(8)];
+
+    /// Sampling options on a GPU.
+    pub const GPU_SAMPLED: &[Self] = &[
+        Self::Sampled(Kind::Qwen, 64),
+        Self::Sampled(Kind::Penalties, 64),
+        Self::Sampled(Kind::MinP, 64),
+        Self::Sampled(Kind::Bias300, 64),
+        Self::Sampled(Kind::Logprobs5, 64),
+        Self::Sampled(Kind::Logprobs20, 64),
+        Self::Neighbour(64),
+    ];
 
     /// The full sweep of a GPU: the same cases as its peers' baselines.
     pub const GPU: &[Self] = &[
@@ -116,7 +133,9 @@ impl Case {
             // The first completion token comes with the prompt.
             Self::Decode(decoded) => (1, SHORT_PROMPT_TOKENS, decoded + 1),
             Self::SingleStream => (1, SHORT_PROMPT_TOKENS, COMPLETION_TOKENS),
-            Self::Concurrent(n) | Self::Offline(n) | Self::Http(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
+            Self::Concurrent(n) | Self::Offline(n) | Self::Http(n) | Self::Sampled(_, n) | Self::Neighbour(n) => {
+                (n, PROMPT_TOKENS, COMPLETION_TOKENS)
+            }
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
             Self::SharedPrefix => (PREFIX_REQUESTS, PREFIX_TOKENS + OWN_TOKENS, PREFIX_COMPLETION_TOKENS),
         };
@@ -140,6 +159,8 @@ impl Case {
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix => "gain",
+            Self::Sampled(..) => "share_of_greedy",
+            Self::Neighbour(_) => "loss",
             Self::Http(_) => "share_of_in_process",
         }
     }
@@ -158,6 +179,8 @@ impl fmt::Display for Case {
             Self::PrefixWarm => f.write_str("prefix_warm_2k"),
             Self::SharedPrefix => f.write_str("shared_prefix"),
             Self::Offline(n) => write!(f, "offline_{n}"),
+            Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
+            Self::Neighbour(n) => write!(f, "neighbour_{n}"),
             Self::Http(n) => write!(f, "http_{n}"),
         }
     }
@@ -179,12 +202,24 @@ impl FromStr for Case {
             Some(("concurrent", n)) => Ok(Self::Concurrent(n)),
             Some(("offline", n)) => Ok(Self::Offline(n)),
             Some(("http", n)) => Ok(Self::Http(n)),
-            _ => Err(format!(
-                "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, \
-                 decode_N, ttft_N, concurrent_N, offline_N, http_N with a number N"
-            )),
+            Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
+            Some((kind, n)) => sampled(kind).map(|kind| Self::Sampled(kind, n)).ok_or_else(|| no_case(name)),
+            None => Err(no_case(name)),
         }
     }
+}
+
+/// The options in the name of a case.
+fn sampled(name: &str) -> Option<Kind> {
+    name.strip_prefix("sampled_")?.parse().ok()
+}
+
+fn no_case(name: &str) -> String {
+    let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
+    format!(
+        "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
+         ttft_N, concurrent_N, offline_N, http_N, neighbour_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+    )
 }
 
 #[cfg(test)]
@@ -193,14 +228,26 @@ mod tests {
 
     #[test]
     fn every_case_is_read_by_the_name_it_is_written_with() {
-        for case in Case::CPU.iter().chain(Case::CPU_QUICK).chain(Case::GPU).chain(Case::GPU_QUICK) {
+        for case in
+            Case::CPU.iter().chain(Case::CPU_QUICK).chain(Case::GPU).chain(Case::GPU_QUICK).chain(Case::GPU_SAMPLED)
+        {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }
     }
 
     #[test]
     fn a_word_that_is_no_case_is_refused_with_the_list() {
-        for word in ["", "ttft", "ttft_", "ttft_0", "ttft_-1", "concurrent_x", "prefix_warm_4k"] {
+        for word in [
+            "",
+            "ttft",
+            "ttft_",
+            "ttft_0",
+            "ttft_-1",
+            "concurrent_x",
+            "prefix_warm_4k",
+            "sampled_qwen",
+            "sampled_best_4",
+        ] {
             assert!(word.parse::<Case>().unwrap_err().contains("concurrent_N"), "{word}");
         }
     }

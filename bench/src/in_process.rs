@@ -6,11 +6,12 @@ use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
     prompts::Prompts,
     reading::{Phases, Reading, step_readings},
+    sampled::{Asked, Kind},
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
-    RequestStream, SamplingParams, StopParams, TokenId,
+    RequestStream, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -140,6 +141,8 @@ impl InProcess {
             Case::Offline(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
             Case::PrefixWarm => Ok(whole(self.warm_prefix()?).readings(case)),
             Case::SharedPrefix => self.shared_prefix(size),
+            Case::Sampled(kind, _) => self.sampled(size, kind),
+            Case::Neighbour(_) => self.neighbour(size),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
             }
@@ -176,6 +179,37 @@ impl InProcess {
         Ok(vec![Reading::new("gain", unshared / shared), Reading::new("seconds", shared)])
     }
 
+    /// Greedy first, so that both find the chip as warm.
+    fn sampled(&mut self, size: Size, kind: Kind) -> Result<Vec<Reading>> {
+        let greedy = self.all_ended(size, |_| Kind::Greedy)?;
+        let seconds = self.all_ended(size, |_| kind)?;
+        let tok_s = size.all_completion_tokens() / seconds;
+        Ok(vec![Reading::new("share_of_greedy", greedy / seconds), Reading::new("tok_s", tok_s)])
+    }
+
+    /// Until the greedy requests have ended: the last one is not waited for.
+    fn neighbour(&mut self, size: Size) -> Result<Vec<Reading>> {
+        let last = size.requests as usize - 1;
+        let greedy = self.all_ended(size, |_| Kind::Greedy)?;
+        let beside = self.all_ended(size, |idx| if idx == last { Kind::Everything } else { Kind::Greedy })?;
+        Ok(vec![Reading::new("loss", 1.0 - greedy / beside)])
+    }
+
+    /// Seconds until all but the last of fresh requests have ended, and for a single one until it has.
+    fn all_ended(&mut self, size: Size, kind_of: impl Fn(usize) -> Kind) -> Result<f64> {
+        let vocab_size = self.engine.model().vocab_size;
+        let prompts = self.prompts.many(size.requests, size.prompt_tokens);
+        let begun = Instant::now();
+        let submit =
+            |(idx, prompt)| self.submit(prompt, size.completion_tokens, kind_of(idx).asked(vocab_size, idx as u64));
+        let mut streams = prompts.into_iter().enumerate().map(submit).collect::<Result<Vec<_>>>()?;
+        let last = if streams.len() > 1 { streams.pop() } else { None };
+        streams.iter_mut().try_for_each(|stream| to_the_end(stream, size.completion_tokens))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        last.into_iter().try_for_each(|mut stream| to_the_end(&mut stream, size.completion_tokens))?;
+        Ok(seconds)
+    }
+
     /// Seconds to the first token after the prefix, which is computed first if nobody has sent it yet.
     fn warm_prefix(&mut self) -> Result<f64> {
         if self.prefix.is_empty() {
@@ -197,7 +231,7 @@ impl InProcess {
     fn together(&self, prompts: Vec<Vec<TokenId>>, completion_tokens: u32) -> Result<f64> {
         let begun = Instant::now();
         let streams: Vec<_> =
-            prompts.into_iter().map(|prompt| self.submit(prompt, completion_tokens)).collect::<Result<_>>()?;
+            prompts.into_iter().map(|prompt| self.greedy(prompt, completion_tokens)).collect::<Result<_>>()?;
         for mut stream in streams {
             to_the_end(&mut stream, completion_tokens)?;
         }
@@ -208,7 +242,7 @@ impl InProcess {
     fn alone(&mut self, size: Size) -> Result<Phases> {
         let prompt = self.prompts.fresh(size.prompt_tokens);
         let begun = Instant::now();
-        let mut stream = self.submit(prompt, size.completion_tokens)?;
+        let mut stream = self.greedy(prompt, size.completion_tokens)?;
         let event = stream.blocking_next().context("a stream begins with an event")?;
         let first = begun.elapsed().as_secs_f64();
         ensure!(matches!(event, RequestEvent::Delta { .. }), "the request ended before its first token: {event:?}");
@@ -216,14 +250,14 @@ impl InProcess {
         Ok(Phases { first, last: begun.elapsed().as_secs_f64() })
     }
 
-    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
-        let request = Request {
-            prompt,
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            stop: StopParams { max_tokens, ignore_eos: true, ..StopParams::default() },
-            logprobs: None,
-        };
-        Ok(self.engine.submit(request)?)
+    fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
+        self.submit(prompt, max_tokens, Kind::Greedy.asked(self.engine.model().vocab_size, 0))
+    }
+
+    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32, asked: Asked) -> Result<RequestStream> {
+        let Asked { sampling, logprobs } = asked;
+        let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
+        Ok(self.engine.submit(Request { prompt, sampling, stop, logprobs })?)
     }
 }
 

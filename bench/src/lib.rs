@@ -12,6 +12,7 @@ pub mod peers;
 pub mod probe;
 pub mod prompts;
 pub mod reading;
+pub mod sampled;
 pub mod session;
 pub mod shape;
 pub mod stoker;

@@ -50,7 +50,9 @@ impl Phases {
                 Reading::new("tok_s", size.all_completion_tokens() / self.last),
                 Reading::new("seconds", self.last),
             ],
-            Case::Start | Case::Idle | Case::SharedPrefix | Case::Http(_) => Vec::new(),
+            Case::Start | Case::Idle | Case::SharedPrefix | Case::Sampled(..) | Case::Neighbour(_) | Case::Http(_) => {
+                Vec::new()
+            }
         }
     }
 }
