@@ -64,7 +64,8 @@ impl Sequence {
 
     fn chunk(&self, positions: Range<usize>) -> StepChunk<'_> {
         let Self { request, blocks } = self;
-        let sample = SampleSpec { request, position: positions.end, banned: &[], history: &[] };
+        let sample =
+            SampleSpec { request, position: positions.end, banned: &[], history: &[], slot: 0, enters_slot: false };
         StepChunk {
             id: RequestId(u64::from(blocks[0].0)),
             input: ChunkInput::Known(&request.prompt[positions.clone()]),

@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc::{Sender, SyncSender},
+        mpsc::{Sender, SyncSender, TrySendError},
     },
     thread::JoinHandle,
     time::Instant,
@@ -18,8 +18,8 @@ use crate::{
     events::{StreamMessage, event_channel},
     info::ModelInfo,
     metrics::{EngineLoad, Meters, Samples},
-    output::OutputMessage,
-    request::{FinishReason, RejectReason, Request, RequestEvent, RequestId, Usage},
+    output::{OUTPUT_QUEUE_MESSAGES, OutputMessage},
+    request::{FinishReason, LOGIT_BIASES_MAX, LOGPROBS_MAX, RejectReason, Request, RequestEvent, RequestId, Usage},
     text::Tokenizer,
     wakefulness::{look_out, look_out_async},
 };
@@ -87,9 +87,10 @@ impl EngineHandle {
         self.shared.admission.enter_line()?;
         let at = Instant::now();
         self.shared.meters.opened(at);
-        // The ledger hears of the request first, so whatever becomes of the engine, a terminal comes.
+        // The ledger hears of the request first, so whatever becomes of the engine, a terminal comes. Never waits: the
+        // caller may be a thread that serves everybody.
         let open = OutputMessage::Open { id, request: Arc::clone(&request), events, at };
-        self.shared.output.send(open).map_err(|_| RejectReason::Stopped(NO_OUTPUT.into()))?;
+        self.shared.output.try_send(open).map_err(|unsent| self.turn_away(&unsent))?;
         // An engine that stopped just now has told the output thread, which ends the request.
         let _ = self.shared.commands.send(Command::Submit { id, request });
         Ok(RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false })
@@ -146,8 +147,25 @@ impl EngineHandle {
         if let Some(&token) = named.find(|token| **token >= vocab_size) {
             return Err(RejectReason::BadToken { token, vocab_size });
         }
+        if let Some(asked) = request.logprobs.filter(|asked| *asked > LOGPROBS_MAX) {
+            return Err(RejectReason::TooManyLogprobs { asked: asked.into(), limit: LOGPROBS_MAX.into() });
+        }
+        if request.sampling.logit_bias.len() > LOGIT_BIASES_MAX {
+            let (biases, limit) = (request.sampling.logit_bias.len() as u32, LOGIT_BIASES_MAX as u32);
+            return Err(RejectReason::TooManyBiases { biases, limit });
+        }
         request.stop.max_tokens = request.stop.max_tokens.min(max_model_len - prompt_tokens);
         Ok(request)
+    }
+
+    /// Takes back what a request that was admitted, and cannot be opened, has been counted as.
+    fn turn_away(&self, unsent: &TrySendError<OutputMessage>) -> RejectReason {
+        self.shared.admission.leave_line(1);
+        self.shared.meters.turned_away();
+        match unsent {
+            TrySendError::Full(_) => RejectReason::OutputBehind { messages: OUTPUT_QUEUE_MESSAGES as u32 },
+            TrySendError::Disconnected(_) => RejectReason::Stopped(NO_OUTPUT.into()),
+        }
     }
 
     /// A request for no token at all has ended before it began; the engine never hears of it.
@@ -232,7 +250,24 @@ mod tests {
     use crate::{
         config::EngineLimits,
         exec::sim::{SimExecutor, SimScript},
+        request::{SamplingParams, StopParams},
     };
+
+    #[test]
+    fn a_submission_never_waits_for_the_output_thread() {
+        let engine = SimExecutor::start(SimScript::default(), EngineLimits::default()).unwrap();
+        let (output, _unread) = std::sync::mpsc::sync_channel(1);
+        let mut shared = Arc::into_inner(engine.shared).expect("the only handle");
+        shared.output = output;
+        let engine = EngineHandle::new(shared);
+        let stop = StopParams { max_tokens: 1, ..StopParams::default() };
+        let request =
+            || Request { prompt: vec![1], sampling: SamplingParams::default(), stop: stop.clone(), logprobs: None };
+        let _first = engine.submit(request()).expect("there is room for one message");
+        let refused = engine.submit(request()).unwrap_err();
+        assert_eq!(refused, RejectReason::OutputBehind { messages: OUTPUT_QUEUE_MESSAGES as u32 });
+        assert_eq!(engine.load().open_requests, 1, "who was turned away is not open");
+    }
 
     #[test]
     fn a_stream_whose_ledger_is_lost_still_gets_one_terminal() {

@@ -187,6 +187,11 @@ impl Meters {
         readings.load.open_requests += 1;
     }
 
+    /// A request that was counted as taken was not.
+    pub(crate) fn turned_away(&self) {
+        self.lock().load.open_requests -= 1;
+    }
+
     /// A request ended.
     pub(crate) fn ended(&self, sample: RequestSample) {
         let mut readings = self.lock();

@@ -11,6 +11,11 @@ pub struct RequestId(pub u64);
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
 
+/// Likeliest tokens whose log-probabilities one request may ask for.
+pub const LOGPROBS_MAX: u8 = 20;
+/// Tokens that one request may give a bias.
+pub const LOGIT_BIASES_MAX: usize = 1024;
+
 /// One prompt and how to continue it. `n > 1` is `n` requests that share the prompt; the caller sends them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -47,6 +52,13 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Only what a grammar allows.
     pub constraint: Option<Constraint>,
+}
+
+impl SamplingParams {
+    /// Whether the tokens before change the choice of the next one.
+    pub fn has_penalties(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
 }
 
 impl Default for SamplingParams {
@@ -181,6 +193,28 @@ pub enum RejectReason {
     QueueFull {
         /// Requests waiting.
         waiting: u32,
+        /// The bound.
+        limit: u32,
+    },
+    /// Tokens are not delivered as fast as they come.
+    #[error("the delivery of tokens is {messages} messages behind: retry later")]
+    OutputBehind {
+        /// Messages that wait for the output thread.
+        messages: u32,
+    },
+    /// More biases than draws can hold.
+    #[error("logit_bias has {biases} tokens, at most {limit} may have a bias: leave out {}", biases - limit)]
+    TooManyBiases {
+        /// Asked for.
+        biases: u32,
+        /// The bound.
+        limit: u32,
+    },
+    /// More log-probabilities than draws give.
+    #[error("log-probabilities of {asked} tokens were asked for, at most {limit} are given: ask for fewer")]
+    TooManyLogprobs {
+        /// Asked for.
+        asked: u32,
         /// The bound.
         limit: u32,
     },

@@ -5,7 +5,7 @@
 //! logits ── penalties, bias, bans, mask ──► changed ── / temperature ──► tempered ── >= floor(top-k, top-p, min-p) ──► kept
 //! greedy: argmax(changed)             drawn: argmax over kept of tempered + gumbel(seed, position, token)
 //! ```
-//! The same definition as the GPU's (`kernels/csrc/sample.cu`, `sampling_floor.cu`): no sum over the vocabulary decides
+//! The same definition as the GPU's (`kernels/csrc/sample.cu`, `sample_options.cu`): no sum over the vocabulary decides
 //! a draw, so it does not depend on the order of additions. A row with a NaN has no next token.
 
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeMap};
@@ -42,7 +42,7 @@ pub fn choose(logits: &[f32], spec: &SampleSpec<'_>, mask: Option<&[u32]>) -> Sa
 fn changed<'a>(logits: &'a [f32], spec: &SampleSpec<'_>, mask: Option<&[u32]>) -> Cow<'a, [f32]> {
     let params = &spec.request.sampling;
     let mut changed = Cow::Borrowed(logits);
-    if !spec.history.is_empty() {
+    if params.has_penalties() {
         apply_penalties(changed.to_mut(), params, spec.history, spec.request.prompt.len());
     }
     if !params.logit_bias.is_empty() {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn spec(request: &Arc<Request>) -> SampleSpec<'_> {
-        SampleSpec { request, position: 1, banned: &[], history: &[] }
+        SampleSpec { request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false }
     }
 
     fn token(logits: &[f32], spec: &SampleSpec<'_>) -> TokenId {
@@ -324,10 +324,71 @@ mod tests {
                     top_p: params.top_p,
                     ln_min_p: if params.min_p > 0.0 { params.min_p.ln() } else { f32::NEG_INFINITY },
                     top_k: params.top_k,
+                    ..stoker_kernels::sampling::SampleRow::GREEDY
                 };
                 let expected = stoker_kernels::reference::sample(&logits, row);
                 assert_eq!(token(&logits, &spec), expected, "{params:?} over {vocab}");
             }
+        }
+    }
+
+    /// Penalties, bias, bans and masks too: with the test above, what `kernel-check` holds the GPU's draws to is this sampler.
+    #[test]
+    fn everything_that_changes_single_logits_is_the_reference_of_the_gpu_kernels() {
+        use stoker_kernels::{
+            reference::{self, RowHistory},
+            sampling::{SampleRow, TokenEdit},
+        };
+        let vocab = 5_001;
+        for n in 0..40u64 {
+            let noise = Draw::new(7, n);
+            let token_at = |i: u32| (noise.uniform(i) * vocab as f32) as TokenId;
+            let logits: Vec<f32> = (0..vocab).map(|i| (noise.gumbel(i) * 30.0).round() / 10.0).collect();
+            let history: Vec<TokenId> = (0..400).map(token_at).collect();
+            let (prompt, completion) = history.split_at(300);
+            let banned: Vec<TokenId> = (400..403).map(token_at).collect();
+            let biases = (500..800).map(|i| (token_at(i), (i % 9) as f32 - 4.0)).collect();
+            let mask: Vec<u32> = (0..vocab.div_ceil(32)).map(|i| (noise.uniform(900 + i) * 4e9) as u32 | 1).collect();
+            let params = SamplingParams {
+                temperature: (n % 3) as f32 * 0.5,
+                top_k: if n % 4 == 0 { 20 } else { 0 },
+                top_p: if n % 5 == 0 { 0.8 } else { 1.0 },
+                presence_penalty: 0.5,
+                frequency_penalty: 0.25,
+                repetition_penalty: 1.3,
+                logit_bias: biases,
+                seed: n,
+                ..SamplingParams::default()
+            };
+            let position = history.len();
+            let edit = |(token, bias): (&TokenId, &f32)| TokenEdit { token: *token, bias: *bias, banned_until: 0 };
+            let mut edits: Vec<TokenEdit> = params.logit_bias.iter().map(edit).collect();
+            edits.retain(|edit| !banned.contains(&edit.token));
+            edits.extend(banned.iter().map(|token| TokenEdit { token: *token, bias: 0.0, banned_until: 401 }));
+            let row = SampleRow {
+                seed: n,
+                position: position as u64,
+                temperature: params.temperature,
+                top_p: params.top_p,
+                top_k: params.top_k,
+                presence: 0.5,
+                frequency: 0.25,
+                repetition: 1.3,
+                ..SampleRow::GREEDY
+            };
+            let request = Arc::new(Request { prompt: prompt.to_vec(), ..Request::clone(&request(params)) });
+            let spec = SampleSpec {
+                request: &request,
+                position,
+                banned: &banned,
+                history: &history,
+                slot: 0,
+                enters_slot: false,
+            };
+            let mask = (n % 2 == 0).then_some(&mask[..]);
+            let seen = RowHistory { prompt, completion, edits: &edits, mask };
+            let expected = reference::sample(&reference::edited(&logits, row, seen), row);
+            assert_eq!(choose(&logits, &spec, mask).token(), Some(expected), "{n}");
         }
     }
 

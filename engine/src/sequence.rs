@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::{
     kv::{BlockHash, BlockTable},
-    request::{FinishReason, Request, RequestId, SamplingParams, TokenId},
+    request::{FinishReason, Request, RequestId, TokenId},
 };
 
 /// A request being waited for or computed.
@@ -38,6 +38,10 @@ pub struct Sequence {
     pub names: Vec<BlockHash>,
     /// Blocks of the table, from the first, whose content the pool knows by name.
     pub n_named: usize,
+    /// Its own among the running sequences; `None` while it waits.
+    pub slot: Option<usize>,
+    /// A token was sampled for it, or is being sampled, since it has its slot.
+    pub has_sampled_in_slot: bool,
     /// Set when the sequence must leave, and why.
     pub leaving: Option<FinishReason>,
     /// It has been in the running queue at least once.
@@ -57,6 +61,8 @@ impl Sequence {
             table: BlockTable::default(),
             names: Vec::new(),
             n_named: 0,
+            slot: None,
+            has_sampled_in_slot: false,
             leaving: None,
             started: false,
         }
@@ -96,12 +102,5 @@ impl Sequence {
     /// Whether a token at this position is one of the first `min_tokens`: no end token may be sampled there.
     pub fn is_below_minimum(&self, position: usize) -> bool {
         position < self.prompt_len() + self.request.stop.min_tokens as usize
-    }
-
-    /// Whether the choice of its next token reads the tokens before it, which must then be known. Such a sequence is
-    /// not planned while one of its tokens is in flight.
-    pub fn reads_history(&self) -> bool {
-        let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.request.sampling;
-        presence_penalty != 0.0 || frequency_penalty != 0.0 || repetition_penalty != 1.0
     }
 }

@@ -1,4 +1,5 @@
-// The same floor as sampling_floor.cu, with a row held in the registers of a cluster of 8 thread blocks (sm_90 and later).
+// The same floor as selection.cuh, with a row held in the registers of a cluster of 8 thread blocks (sm_90 and later), for
+// rows whose filters need more than the few largest logits: top-p alone, or with a large top-k.
 //
 //   floor = max(m + ln min_p,  k-th largest,  last of the smallest set of the top k whose mass reaches top_p of theirs)
 //
@@ -11,8 +12,8 @@
 // therefore added as two halves of 16 bits: 32768 values of a block cannot overflow them. A token 23 below the maximum
 // counts as nothing. Integer sums have no order: the floor has no run-to-run noise (D9).
 // Layout: logits rows x vocab f32, vocab up to 8 * 1024 * 32. 4 B a logit. With top-k and top-p one row of 128256 takes 41 us,
-// 32 rows 126, 256 rows 740: atomics of the first digit meet in few bins, and 16 clusters fill the chip. Rows without a filter
-// cost one look at their parameters.
+// 32 rows 126, 256 rows 740: atomics of the first digit meet in few bins, and 16 clusters fill the chip. Other rows cost
+// one look at their parameters. `is_masked` says whose turn it is: rows with a mask of allowed tokens, or all others.
 #include <cooperative_groups.h>
 
 #include "sampling.cuh"
@@ -45,13 +46,13 @@ struct Row {
 };
 
 template <int kEach>
-__device__ __forceinline__ Row<kEach> load_row(const float* logits, const SampleRow& row, int vocab) {
+__device__ __forceinline__ Row<kEach> load_row(const RowView& view) {
   Row<kEach> own;
   const int first = cg::this_cluster().block_rank() * kEach * kThreads + threadIdx.x;
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     const int token = first + e * kThreads;
-    const float t = token < vocab ? tempered(logits[token], row) : NAN;
+    const float t = token < view.vocab ? tempered(edited(view, token), view.row) : NAN;
     own.keys[e] = isnan(t) ? 0 : ordered(t);
   }
   return own;
@@ -183,31 +184,29 @@ __device__ __forceinline__ float rank_floor(Shared& s, const Row<kEach>& keys, c
 }
 
 template <int kEach>
-__device__ __forceinline__ void sampling_floor(float* floors, const float* logits, const SampleRow* rows, int vocab) {
+__device__ __forceinline__ void sampling_floor(float* floors, const SampleInputs& in, int vocab, int is_masked) {
   __shared__ Shared s;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int at = blockIdx.x / kCluster;
-  const SampleRow row = rows[at];
-  const bool ranks = row.top_k > 0 || row.top_p < 1.f;
-  float floor = -INFINITY;
-  if (row.temperature > 0.f && (ranks || row.ln_min_p > -INFINITY)) {
-    const Row<kEach> own = load_row<kEach>(logits + static_cast<size_t>(at) * vocab, row, vocab);
-    const uint32_t largest = largest_key(s, own);
-    const float maximum = unordered(largest);
-    // A row of NaN or without a finite maximum has nothing to select from.
-    if (ranks && largest > 0 && isfinite(maximum)) floor = rank_floor(s, own, row, vocab, maximum);
-    if (largest > 0) floor = fmaxf(floor, maximum + row.ln_min_p);
-    // No block may end while another reads its shared memory.
-    cg::this_cluster().sync();
-  }
-  if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) floors[at] = floor;
+  const RowView view = view_of(in, at, vocab);
+  const SampleRow& row = view.row;
+  if (!needs_selection(row, vocab) || (row.mask >= 0) != (is_masked != 0)) return;
+  const Row<kEach> own = load_row<kEach>(view);
+  const uint32_t largest = largest_key(s, own);
+  const float maximum = unordered(largest);
+  // A row of NaN or without a finite maximum has nothing to select from.
+  const bool is_finite = largest > 0 && isfinite(maximum);
+  const float floor = is_finite ? rank_floor(s, own, row, vocab, maximum) : -INFINITY;
+  // No block may end while another reads its shared memory.
+  cg::this_cluster().sync();
+  if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) floors[at] = fmaxf(floor, maximum + row.ln_min_p);
 }
 
 #else
 
 template <int kEach>
-__device__ __forceinline__ void sampling_floor(float*, const float*, const SampleRow*, int) {}
+__device__ __forceinline__ void sampling_floor(float*, const SampleInputs&, int, int) {}
 
 #endif
 
@@ -219,10 +218,11 @@ __device__ __forceinline__ void sampling_floor(float*, const float*, const Sampl
 #else
 #define CLUSTERED
 #endif
-#define SAMPLING_FLOOR_SM90(each)                                                                               \
-  extern "C" __global__ void CLUSTERED __launch_bounds__(1024)                                                  \
-      sampling_floor_sm90_e##each(float* floors, const float* logits, const stoker::SampleRow* rows, int vocab) { \
-    stoker::sampling_floor<each>(floors, logits, rows, vocab);                                                  \
+#define SAMPLING_FLOOR_SM90(each)                                                                                       \
+  extern "C" __global__ void CLUSTERED __launch_bounds__(1024) sampling_floor_sm90_e##each(                             \
+      float* floors, const float* logits, const stoker::SampleRow* rows, const uint32_t* marks,                         \
+      const stoker::LogitEdit* edits, const uint32_t* masks, int vocab, int is_masked) {                                \
+    stoker::sampling_floor<each>(floors, {logits, rows, marks, edits, masks}, vocab, is_masked);                        \
   }
 SAMPLING_FLOOR_SM90(16)
 SAMPLING_FLOOR_SM90(32)

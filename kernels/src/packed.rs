@@ -253,8 +253,8 @@ mod tests {
     fn fields_neither_overlap_nor_begin_between_vectors() {
         let mut layout = Layout::default();
         let (a, b, c) = (layout.field::<u32>(3), layout.field::<SampleRow>(2), layout.field::<i32>(1));
-        assert_eq!([a.begin, b.begin, c.begin], [0, 2, 10]);
-        assert_eq!(layout.n_words(), 12);
+        assert_eq!([a.begin, b.begin, c.begin], [0, 2, 18]);
+        assert_eq!(layout.n_words(), 20);
     }
 
     fn corner(table: Field<i32>, row_values: usize, n_columns: usize) -> Corner<i32> {

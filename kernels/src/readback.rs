@@ -25,12 +25,14 @@ impl<T: Pod + DeviceRepr + ValidAsZeroBits> Readback<T> {
         Ok(Self { host, len: 0, done, device: device.clone() })
     }
 
-    /// Asks for `source` as the launches before this call leave it. Returns at once.
+    /// Asks for `source` as the launches before this call leave it; of an empty one, when they are over. Returns at once.
     pub fn request(&mut self, source: &CudaView<'_, T>) -> Result<(), KernelError> {
         let failed = KernelError::driver("copy results from the device");
         self.len = source.len();
-        let target = &mut self.host.as_mut_slice().map_err(&failed)?[..self.len];
-        self.device.stream().memcpy_dtoh(source, target).map_err(&failed)?;
+        if self.len > 0 {
+            let target = &mut self.host.as_mut_slice().map_err(&failed)?[..self.len];
+            self.device.stream().memcpy_dtoh(source, target).map_err(&failed)?;
+        }
         self.done.record(self.device.stream()).map_err(&failed)
     }
 

@@ -1,12 +1,14 @@
 //! Every operation, naively, in f32 on the CPU: the oracle that kernels are tested against. Rounds to bf16 where the model's
 //! definition stores bf16. Never fast, never used for serving.
 
+use std::collections::BTreeMap;
+
 use half::bf16;
 
 use crate::{
     draw::Draw,
     launch::{AttentionSpec, BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads, NormWeight},
-    sampling::{LogitEdit, NO_TOKEN, Penalties, SampleRow},
+    sampling::{NO_TOKEN, SampleRow, TokenEdit},
 };
 
 /// The value as bf16 stores it.
@@ -197,19 +199,51 @@ pub fn attention(row: &AttentionRow<'_>) -> Vec<f32> {
     row.q.chunks(dim).enumerate().flat_map(head).collect()
 }
 
-/// Applies edits to rows of `vocab` logits.
-pub fn edit_logits(logits: &mut [f32], edits: &[LogitEdit], penalties: &[Penalties], vocab: usize) {
-    for edit in edits {
-        let penalties = penalties[edit.row as usize];
-        let logit = &mut logits[edit.row as usize * vocab + edit.token as usize];
-        if edit.n_generated >= 0 {
-            *logit = if *logit > 0.0 { *logit / penalties.repetition } else { *logit * penalties.repetition };
+/// What of a row's options changes single logits.
+#[derive(Clone, Copy, Debug)]
+pub struct RowHistory<'a> {
+    /// Tokens.
+    pub prompt: &'a [u32],
+    /// Tokens.
+    pub completion: &'a [u32],
+    /// Biases and bans.
+    pub edits: &'a [TokenEdit],
+    /// One bit a token, set if it is allowed.
+    pub mask: Option<&'a [u32]>,
+}
+
+/// The logits as a row's penalties, biases, bans and mask change them.
+pub fn edited(logits: &[f32], row: SampleRow, history: RowHistory<'_>) -> Vec<f32> {
+    let mut edited = logits.to_vec();
+    let mut counts: BTreeMap<u32, u32> = history.prompt.iter().map(|token| (*token, 0)).collect();
+    history.completion.iter().for_each(|token| *counts.entry(*token).or_default() += 1);
+    for (token, n_generated) in counts {
+        let logit = &mut edited[token as usize];
+        *logit = if *logit > 0.0 { *logit / row.repetition } else { *logit * row.repetition };
+        if n_generated > 0 {
+            *logit -= row.frequency * n_generated as f32 + row.presence;
         }
-        if edit.n_generated > 0 {
-            *logit -= penalties.presence + penalties.frequency * edit.n_generated as f32;
-        }
-        *logit += edit.bias;
     }
+    for edit in history.edits {
+        let is_banned = row.position < u64::from(edit.banned_until);
+        let logit = &mut edited[edit.token as usize];
+        *logit = if is_banned { f32::NEG_INFINITY } else { *logit + edit.bias };
+    }
+    for (run, word) in edited.chunks_mut(32).zip(history.mask.unwrap_or_default()) {
+        let forbidden = run.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+        forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+    }
+    edited
+}
+
+/// Log-probability of `token`, and of the `n_top` likeliest, best first, of equals the lowest.
+pub fn logprobs(logits: &[f32], token: u32, n_top: usize) -> (f64, Vec<(u32, f64)>) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total = logits.iter().map(|logit| f64::from(logit - max).exp()).sum::<f64>().ln() + f64::from(max);
+    let mut ranked: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|logit| f64::from(*logit) - total)).collect();
+    ranked.sort_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
+    ranked.truncate(n_top);
+    (f64::from(logits[token as usize]) - total, ranked)
 }
 
 /// The token of one row, by sorting. [`NO_TOKEN`] if a logit is NaN.

@@ -1,17 +1,33 @@
-//! From logits to the next token on the device: edits of single logits, the filters' floor, the draw. The same function
-//! of (seed, position) as the engine's CPU sampler (`engine/src/sample.rs`); checks buffers, launches.
+//! From logits to the next token on the device: the draw, everything that may change it, and log-probabilities. The same
+//! function of (seed, position) as the engine's CPU sampler (`engine/src/sample.rs`); checks buffers, launches.
+//!
+//! ```text
+//! in every step        sample: rows without options, cut in pieces
+//! if any row has some  mark_tokens: sequences that enter a slot; sampling_floor: rows that need a selection over all;
+//!                      sample_options: the draw, log-probabilities, the drawn token counted
+//! once masks are there the last two again, for the rows that waited for them
+//! ```
 
-use std::sync::Arc;
-
-use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
 use crate::{
-    KernelError, Kernels, check_len, check_room,
+    Device, KernelError, Kernels, check_len, check_room,
     launch::{self, Rows, SAMPLE_PIECES_MAX},
 };
 
 /// The token of a row with a NaN among its logits. Its embedding is zeros.
 pub const NO_TOKEN: u32 = u32::MAX;
+/// Tokens of one sequence whose logits may have an edit. The same constant as in `csrc/sampling.cuh`.
+pub const EDITS_MAX: usize = 2047;
+/// Times that a token may occur in a completion: what the bits of a mark count.
+pub const COUNT_MAX: usize = (1 << 20) - 1;
+/// Likeliest tokens that a row may ask for.
+pub const LOGPROBS_MAX: usize = 20;
+/// Words of one row's log-probabilities: the drawn token's, how many follow, then pairs. The same constant as in
+/// `csrc/sample_options.cu`.
+pub const LOGPROB_WORDS: usize = 2 + 2 * LOGPROBS_MAX;
+/// A larger top-k needs a selection over the whole row. The same constant as in `csrc/sampling.cuh`.
+const TOP_K_MAX: u32 = 256;
 
 /// How one row's token is drawn. The same fields as in `csrc/sampling.cuh`.
 #[repr(C)]
@@ -29,81 +45,144 @@ pub struct SampleRow {
     pub ln_min_p: f32,
     /// 0 is off.
     pub top_k: u32,
-}
-
-impl SampleRow {
-    /// The likeliest token.
-    pub const GREEDY: Self =
-        Self { seed: 0, position: 0, temperature: 0.0, top_p: 1.0, ln_min_p: f32::NEG_INFINITY, top_k: 0 };
-
-    /// Whether the row needs its floor computed.
-    pub fn is_filtered(self) -> bool {
-        self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.ln_min_p > f32::NEG_INFINITY)
-    }
-}
-
-/// What changes one logit. At most one for a (row, token). The same fields as in `csrc/edit_logits.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogitEdit {
-    /// Row of the logits.
-    pub row: u32,
-    /// The token.
-    pub token: u32,
-    /// Times in the completion; -1 if neither prompt nor completion hold it.
-    pub n_generated: i32,
-    /// Added last; minus infinity bans the token.
-    pub bias: f32,
-}
-
-/// One row's penalties, named as in the request. The same fields as in `csrc/edit_logits.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Penalties {
     /// Subtracted once from generated tokens.
     pub presence: f32,
     /// Subtracted for each time a token was generated.
     pub frequency: f32,
-    /// Divides positive, multiplies negative logits of tokens in the history; 1 is off.
+    /// Divides positive, multiplies negative logits of tokens in prompt or completion; 1 is off.
     pub repetition: f32,
+    /// Whose marks change its logits; -1: none.
+    pub slot: i32,
+    /// Which mask of allowed tokens; -1: all are.
+    pub mask: i32,
+    /// Which of the step's log-probabilities are its own; -1: none are wanted.
+    pub logprobs: i32,
+    /// Likeliest tokens beside the drawn one, at most [`LOGPROBS_MAX`].
+    pub n_top: u32,
+    /// 0: nothing but seed and temperature. See [`SampleRow::with_options`].
+    pub options: u32,
 }
 
-// SAFETY: plain numbers without padding, as the kernels read them.
-unsafe impl cudarc::driver::DeviceRepr for SampleRow {}
-// SAFETY: as above: any bits are a value.
-unsafe impl bytemuck::Zeroable for SampleRow {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for SampleRow {}
-// SAFETY: as above.
-unsafe impl cudarc::driver::DeviceRepr for LogitEdit {}
-// SAFETY: as above: any bits are a value.
-unsafe impl bytemuck::Zeroable for LogitEdit {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for LogitEdit {}
-// SAFETY: as above.
-unsafe impl cudarc::driver::DeviceRepr for Penalties {}
-// SAFETY: as above: any bits are a value.
-unsafe impl bytemuck::Zeroable for Penalties {}
-// SAFETY: as above.
-unsafe impl bytemuck::Pod for Penalties {}
+impl SampleRow {
+    /// The likeliest token.
+    pub const GREEDY: Self = Self {
+        seed: 0,
+        position: 0,
+        temperature: 0.0,
+        top_p: 1.0,
+        ln_min_p: f32::NEG_INFINITY,
+        top_k: 0,
+        presence: 0.0,
+        frequency: 0.0,
+        repetition: 1.0,
+        slot: -1,
+        mask: -1,
+        logprobs: -1,
+        n_top: 0,
+        options: 0,
+    };
 
-/// Edits of single logits, in place.
+    /// The row, saying whether it has options: then it is [`Kernels::sample_options`] that draws it.
+    pub fn with_options(self) -> Self {
+        let has_options = self.is_filtered() || self.slot >= 0 || self.mask >= 0 || self.logprobs >= 0;
+        Self { options: has_options.into(), ..self }
+    }
+
+    /// Whether the row is drawn from a part of its tokens.
+    fn is_filtered(self) -> bool {
+        self.temperature > 0.0 && (self.top_k > 0 || self.top_p < 1.0 || self.ln_min_p > f32::NEG_INFINITY)
+    }
+
+    /// Whether a filter by rank needs more than the few largest of `vocab` logits.
+    pub fn needs_selection(self, vocab: usize) -> bool {
+        let has_top_k = self.top_k > 0 && (self.top_k as usize) < vocab;
+        self.temperature > 0.0 && if has_top_k { self.top_k > TOP_K_MAX } else { self.top_p < 1.0 }
+    }
+}
+
+/// What changes the logit of one token beside penalties. The same fields as in `csrc/mark_tokens.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenEdit {
+    /// The token; at most one edit has it.
+    pub token: u32,
+    /// Added last.
+    pub bias: f32,
+    /// No draw for a position below this one gives the token.
+    pub banned_until: u32,
+}
+
+/// A sequence that enters a slot. The same fields as in `csrc/mark_tokens.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlotEntry {
+    /// The slot; what it held is forgotten.
+    pub slot: u32,
+    /// Where the sequence's tokens begin.
+    pub first_token: u32,
+    /// Tokens of its prompt.
+    pub n_prompt: u32,
+    /// Tokens of prompt and completion.
+    pub n_tokens: u32,
+    /// Where its edits begin.
+    pub first_edit: u32,
+    /// At most [`EDITS_MAX`].
+    pub n_edits: u32,
+}
+
+/// Plain numbers without padding, as the kernels read them.
+macro_rules! records {
+    ($($record:ty),*) => {$(
+        // SAFETY: plain numbers without padding, as the kernels read them.
+        unsafe impl cudarc::driver::DeviceRepr for $record {}
+        // SAFETY: as above: any bits are a value.
+        unsafe impl bytemuck::Zeroable for $record {}
+        // SAFETY: as above.
+        unsafe impl bytemuck::Pod for $record {}
+    )*};
+}
+records!(SampleRow, TokenEdit, SlotEntry);
+
+/// What draws know of running sequences: one slot each. What the tokens of prompt and completion, and edits, mean to each
+/// token of the vocabulary is one word, so no draw looks at a history.
 #[derive(Debug)]
-pub struct EditLogits<'a> {
-    /// Rows of `vocab`.
-    pub logits: CudaViewMut<'a, f32>,
-    /// The edits; rows must lie inside the logits.
-    pub edits: CudaView<'a, LogitEdit>,
-    /// One a row of the logits.
-    pub penalties: CudaView<'a, Penalties>,
-    /// Logits of a row.
-    pub vocab: usize,
+pub struct Marks {
+    /// Slots x vocabulary.
+    marks: CudaSlice<u32>,
+    /// Slots x [`EDITS_MAX`]: bias, and the position until which the token is banned.
+    edits: CudaSlice<[u32; 2]>,
+    vocab: usize,
 }
 
-/// The draw of one token a row.
+impl Marks {
+    /// For this many running sequences.
+    pub fn new(device: &Device, n_slots: usize, vocab: usize) -> Result<Self, KernelError> {
+        Ok(Self { marks: device.zeros(n_slots * vocab)?, edits: device.zeros(n_slots * EDITS_MAX)?, vocab })
+    }
+
+    /// Bytes on the device, for the memory plan.
+    pub fn bytes(n_slots: usize, vocab: usize) -> usize {
+        n_slots * (4 * vocab + 8 * EDITS_MAX)
+    }
+}
+
+/// Sequences enter their slots.
+#[derive(Debug)]
+pub struct MarkTokens<'a> {
+    /// All slots; those of the entries lie inside.
+    pub marks: &'a mut Marks,
+    /// One a sequence; they point into what follows.
+    pub entries: CudaView<'a, SlotEntry>,
+    /// Tokens of prompts and completions.
+    pub histories: CudaView<'a, u32>,
+    /// Edits.
+    pub edits: CudaView<'a, TokenEdit>,
+}
+
+/// The draw of one token for each row that has no options.
 #[derive(Debug)]
 pub struct Sample<'a> {
-    /// One a row.
+    /// One a row; those of other rows stay.
     pub tokens: CudaViewMut<'a, u32>,
     /// Rows of `vocab`.
     pub logits: CudaView<'a, f32>,
@@ -113,24 +192,50 @@ pub struct Sample<'a> {
     pub scratch: &'a mut SampleScratch,
     /// Logits of a row.
     pub vocab: usize,
-    /// Whether any row is filtered: the host knows, and the floors cost a launch.
-    pub filters: Filters,
+}
+
+/// The draw of one token for each row that has options.
+#[derive(Debug)]
+pub struct SampleOptions<'a> {
+    /// One a row; those of other rows stay.
+    pub tokens: CudaViewMut<'a, u32>,
+    /// [`LOGPROB_WORDS`] for each row that wants them.
+    pub logprobs: CudaViewMut<'a, u32>,
+    /// Rows of the marks' vocabulary.
+    pub logits: CudaView<'a, f32>,
+    /// One a row; slots lie inside the marks.
+    pub rows: CudaView<'a, SampleRow>,
+    /// The drawn tokens are counted.
+    pub marks: &'a mut Marks,
+    /// Whose turn it is.
+    pub turn: Turn<'a>,
+    /// Whether any row [needs a selection](SampleRow::needs_selection): the host knows, and it costs a launch.
+    pub selection: Selection,
+    /// Shared by all steps.
+    pub scratch: &'a mut SampleScratch,
+}
+
+/// Which rows are drawn.
+#[derive(Debug)]
+pub enum Turn<'a> {
+    /// Those without a mask.
+    Free,
+    /// Those with one; the masks, of `vocab / 32` words rounded up each.
+    Masked(CudaView<'a, u32>),
 }
 
 /// Whether floors are computed before the draw.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Filters {
-    /// No row is filtered.
-    Off,
-    /// Some row is.
-    On,
+pub enum Selection {
+    /// No row needs one.
+    NotNeeded,
+    /// Some row does.
+    Needed,
 }
 
 /// Floors of rows, and the pieces of rows that wait for their comparison.
 #[derive(Debug)]
 pub struct SampleScratch {
-    // Minus infinity for rows that no filter has touched: `Filters::Off` must not read another step's floors.
-    no_floors: CudaSlice<f32>,
     floors: CudaSlice<f32>,
     pieces: CudaSlice<u64>,
     tickets: CudaSlice<u32>,
@@ -138,35 +243,30 @@ pub struct SampleScratch {
 
 impl SampleScratch {
     /// Allocates for batches of up to `n_rows`.
-    pub fn new(stream: &Arc<CudaStream>, n_rows: usize) -> Result<Self, KernelError> {
-        let failed = KernelError::driver("allocate sampling scratch");
+    pub fn new(device: &Device, n_rows: usize) -> Result<Self, KernelError> {
         Ok(Self {
-            no_floors: stream.clone_htod(&vec![f32::NEG_INFINITY; n_rows]).map_err(&failed)?,
-            floors: stream.alloc_zeros(n_rows).map_err(&failed)?,
-            pieces: stream.alloc_zeros(n_rows * SAMPLE_PIECES_MAX).map_err(&failed)?,
-            tickets: stream.alloc_zeros(n_rows).map_err(&failed)?,
+            floors: device.zeros(n_rows)?,
+            pieces: device.zeros(n_rows * SAMPLE_PIECES_MAX)?,
+            tickets: device.zeros(n_rows)?,
         })
     }
 
     /// Bytes on the device, for the memory plan.
     pub fn bytes(n_rows: usize) -> usize {
-        n_rows * (4 + 4 + 8 * SAMPLE_PIECES_MAX + 4)
+        n_rows * (4 + 8 * SAMPLE_PIECES_MAX + 4)
     }
 }
 
 impl Kernels {
-    /// Applies penalties, bias and bans.
-    pub fn edit_logits(&self, mut op: EditLogits<'_>) -> Result<(), KernelError> {
-        const OP: &str = "edit_logits";
-        let config = launch::edit_logits(op.edits.len())?;
-        let n_rows = op.logits.len().checked_div(op.vocab).unwrap_or(0);
-        check_len(OP, "logits", op.logits.len(), n_rows * op.vocab)?;
-        check_len(OP, "penalties", op.penalties.len(), n_rows)?;
-        let launch = self.functions.launch(OP, config).write(&mut op.logits).read(&op.edits).read(&op.penalties);
-        launch.int(op.edits.len()).int(op.vocab).start()
+    /// Takes sequences into their slots.
+    pub fn mark_tokens(&self, op: MarkTokens<'_>) -> Result<(), KernelError> {
+        let Marks { marks, edits, vocab } = op.marks;
+        let launch = self.functions.launch("mark_tokens", launch::mark_tokens(op.entries.len())?);
+        let launch = launch.write(&mut marks.as_view_mut()).write(&mut edits.as_view_mut()).read(&op.entries);
+        launch.read(&op.histories).read(&op.edits).int(*vocab).start()
     }
 
-    /// Draws.
+    /// Draws rows without options.
     pub fn sample(&self, mut op: Sample<'_>) -> Result<(), KernelError> {
         const OP: &str = "sample";
         let rows = Rows { n_rows: op.tokens.len(), width: op.vocab };
@@ -174,20 +274,47 @@ impl Kernels {
         check_len(OP, "logits", op.logits.len(), rows.n_rows * rows.width)?;
         check_len(OP, "rows", op.rows.len(), rows.n_rows)?;
         check_room(OP, "the scratch", op.scratch.tickets.len(), rows.n_rows)?;
-        if op.filters == Filters::On {
-            self.sampling_floor(&mut op, rows)?;
-        }
         let scratch = op.scratch;
-        let floors = if op.filters == Filters::On { &scratch.floors } else { &scratch.no_floors };
         let launch = self.functions.launch(OP, config).write(&mut op.tokens).read(&op.logits).read(&op.rows);
-        let launch = launch.read(&floors.as_view()).write(&mut scratch.pieces.as_view_mut());
-        launch.write(&mut scratch.tickets.as_view_mut()).int(rows.width).start()
+        let launch = launch.write(&mut scratch.pieces.as_view_mut()).write(&mut scratch.tickets.as_view_mut());
+        launch.int(rows.width).start()
     }
 
-    fn sampling_floor(&self, op: &mut Sample<'_>, rows: Rows) -> Result<(), KernelError> {
-        let launch =
-            self.functions.launch("sampling_floor", launch::sampling_floor(rows, self.properties().capability)?);
-        launch.write(&mut op.scratch.floors.as_view_mut()).read(&op.logits).read(&op.rows).int(rows.width).start()
+    /// Draws rows with options.
+    pub fn sample_options(&self, mut op: SampleOptions<'_>) -> Result<(), KernelError> {
+        const OP: &str = "sample_options";
+        let rows = Rows { n_rows: op.tokens.len(), width: op.marks.vocab };
+        let config = launch::sample_options(rows)?;
+        check_len(OP, "logits", op.logits.len(), rows.n_rows * rows.width)?;
+        check_len(OP, "rows", op.rows.len(), rows.n_rows)?;
+        check_room(OP, "the scratch", op.scratch.floors.len(), rows.n_rows)?;
+        let has_floors = self.sampling_floor(&mut op, rows)?;
+        let (masks, is_masked) = op.turn.masks();
+        let floors = op.scratch.floors.as_view();
+        let launch = self.functions.launch(OP, config).write(&mut op.tokens).write(&mut op.logprobs);
+        let launch = launch.read(&op.logits).read(&op.rows).write(&mut op.marks.marks.as_view_mut());
+        let launch = launch.read(&op.marks.edits.as_view()).read_optional(masks);
+        launch.read_optional(has_floors.then_some(&floors)).int(rows.width).int(is_masked).start()
+    }
+
+    /// Floors of rows that need a selection, where a kernel of its own does it faster than the draw would.
+    fn sampling_floor(&self, op: &mut SampleOptions<'_>, rows: Rows) -> Result<bool, KernelError> {
+        let config = launch::sampling_floor(rows, self.properties().capability)?;
+        let Some(config) = config.filter(|_| op.selection == Selection::Needed) else { return Ok(false) };
+        let (masks, is_masked) = op.turn.masks();
+        let launch = self.functions.launch("sampling_floor", config).write(&mut op.scratch.floors.as_view_mut());
+        let launch = launch.read(&op.logits).read(&op.rows).read(&op.marks.marks.as_view());
+        launch.read(&op.marks.edits.as_view()).read_optional(masks).int(rows.width).int(is_masked).start()?;
+        Ok(true)
+    }
+}
+
+impl<'a> Turn<'a> {
+    fn masks(&self) -> (Option<&CudaView<'a, u32>>, usize) {
+        match self {
+            Self::Free => (None, 0),
+            Self::Masked(masks) => (Some(masks), 1),
+        }
     }
 }
 
@@ -197,13 +324,34 @@ mod tests {
 
     #[test]
     fn records_have_the_size_that_the_kernels_read() {
-        assert_eq!((size_of::<SampleRow>(), size_of::<LogitEdit>(), size_of::<Penalties>()), (32, 16, 12));
+        assert_eq!((size_of::<SampleRow>(), size_of::<TokenEdit>(), size_of::<SlotEntry>()), (64, 12, 24));
     }
 
     #[test]
-    fn only_rows_that_draw_and_filter_need_a_floor() {
-        assert!(!SampleRow::GREEDY.is_filtered());
-        assert!(!SampleRow { top_k: 5, ..SampleRow::GREEDY }.is_filtered());
-        assert!(SampleRow { top_k: 5, temperature: 1.0, ..SampleRow::GREEDY }.is_filtered());
+    fn a_row_has_options_when_more_than_seed_and_temperature_matter() {
+        let has_options = |row: SampleRow| row.with_options().options == 1;
+        let drawn = SampleRow { temperature: 1.0, seed: 7, ..SampleRow::GREEDY };
+        assert!(!has_options(SampleRow::GREEDY) && !has_options(drawn));
+        assert!(!has_options(SampleRow { top_k: 5, ..SampleRow::GREEDY }), "greedy is greedy among the top 5");
+        for row in [
+            SampleRow { top_k: 5, ..drawn },
+            SampleRow { slot: 0, ..SampleRow::GREEDY },
+            SampleRow { mask: 0, ..SampleRow::GREEDY },
+            SampleRow { logprobs: 0, ..SampleRow::GREEDY },
+        ] {
+            assert!(has_options(row), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_the_few_largest_cannot_tell_needs_a_selection() {
+        let drawn = SampleRow { temperature: 1.0, ..SampleRow::GREEDY };
+        let needs = |row: SampleRow| row.needs_selection(1000);
+        assert!(needs(SampleRow { top_p: 0.9, ..drawn }));
+        assert!(needs(SampleRow { top_k: 257, ..drawn }));
+        assert!(needs(SampleRow { top_k: 1000, top_p: 0.9, ..drawn }), "all of them are no top");
+        assert!(!needs(SampleRow { top_k: 256, top_p: 0.9, ..drawn }));
+        assert!(!needs(SampleRow { top_k: 1000, ..drawn }));
+        assert!(!needs(SampleRow { top_p: 0.9, ..SampleRow::GREEDY }));
     }
 }

@@ -29,9 +29,9 @@ macro_rules! fatbins {
 }
 fatbins!(
     "add_bias",
-    "edit_logits",
     "embed",
     "feed_tokens",
+    "mark_tokens",
     "gemm_sm90",
     "paged_decode",
     "paged_prefill",
@@ -39,7 +39,7 @@ fatbins!(
     "rms_norm",
     "rope_kv",
     "sample",
-    "sampling_floor",
+    "sample_options",
     "sampling_floor_sm90",
     "silu_mul",
     "skinny_gemm",

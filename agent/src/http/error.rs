@@ -141,6 +141,11 @@ impl From<RejectReason> for ApiError {
         match reason {
             RejectReason::EmptyPrompt | RejectReason::BadToken { .. } => Self::invalid("prompt", message),
             RejectReason::PromptTooLong { .. } => Self { code: CONTEXT_LENGTH, ..Self::invalid("prompt", message) },
+            RejectReason::TooManyBiases { .. } => Self::invalid("logit_bias", message),
+            RejectReason::TooManyLogprobs { .. } => Self::invalid("logprobs", message),
+            RejectReason::OutputBehind { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry(1)
+            }
             RejectReason::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry(1),
             RejectReason::Stopped(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_stopped", message).retry(5),
         }

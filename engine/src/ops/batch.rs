@@ -93,7 +93,8 @@ mod tests {
     #[test]
     fn rows_follow_the_plan_and_slots_follow_the_block_tables() {
         let request = request();
-        let sample = SampleSpec { request: &request, position: 1, banned: &[], history: &[] };
+        let sample =
+            SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false };
         let first = chunk(15, ChunkInput::Known(&[10, 11]), &[BlockId(7), BlockId(3)]);
         let second = StepChunk { sample: Some(sample), ..chunk(0, ChunkInput::Known(&[20]), &[BlockId(5)]) };
         let third = StepChunk { sample: Some(sample), ..chunk(2, ChunkInput::Fed { entry: 4 }, &[BlockId(6)]) };

@@ -24,6 +24,11 @@ impl SchedState {
         let ids: BTreeSet<_> = self.running.iter().chain(&self.waiting).map(|s| s.id).collect();
         assert_eq!(ids.len(), self.running.len() + self.waiting.len(), "no sequence is in two queues");
         assert!(self.running.len() <= limits.max_num_seqs, "no more sequences run than allowed");
+        let slots: BTreeSet<_> = self.running.iter().map(|s| s.slot.expect("who runs has a slot")).collect();
+        assert_eq!(slots.len(), self.running.len(), "every slot has one owner");
+        assert_eq!(self.slots.n_taken(), slots.len(), "free and taken slots are all there are");
+        assert!(slots.last().is_none_or(|last| *last < limits.max_num_seqs), "no more slots than sequences may run");
+        assert!(self.waiting.iter().all(|s| s.slot.is_none()), "who waits has none");
     }
 
     fn check_blocks(&self) {

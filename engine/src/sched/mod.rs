@@ -8,6 +8,7 @@ mod invariants;
 mod plan;
 mod prefix;
 mod resolve;
+mod slots;
 mod state;
 mod step;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 
 pub use plan::{Chunk, Started, StepPlan, schedule};
 pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};
+pub use slots::Slots;
 pub use state::{SchedLimits, SchedState};
 pub use step::{ChunkInput, SampleSpec, Step, StepChunk};
 

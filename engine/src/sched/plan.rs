@@ -1,7 +1,7 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
 //! sequences from the line, preempting last-in when a decode finds no block.
 
-use super::{SchedLimits, SchedState, prefix};
+use super::{SchedLimits, SchedState, Slots, prefix};
 use crate::{
     kv::{BlockId, BlockPool, blocks_for},
     request::RequestId,
@@ -43,6 +43,8 @@ pub struct Chunk {
     pub fed_entry: Option<usize>,
     /// The chunk reaches the sequence's end: sample the next token.
     pub samples: bool,
+    /// The first one to sample since the sequence has its slot: all of its tokens are known, nothing of it is in flight.
+    pub enters_slot: bool,
     /// Part of a prompt (or of a recomputation) rather than a decode.
     pub is_prefill: bool,
 }
@@ -95,12 +97,9 @@ fn plan_decodes(state: &mut SchedState, draft: &mut Draft<'_>) {
     }
 }
 
-/// Whether a sequence may be planned: it is not on its way out, it does not surely end with a token in flight, and what
-/// the choice of its next token reads is known.
+/// Whether a sequence may be planned: it is not on its way out, and it does not surely end with a token in flight.
 fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
-    sequence.leaving.is_none()
-        && !sequence.is_full(limits.max_model_len)
-        && (sequence.in_flight == 0 || !sequence.reads_history())
+    sequence.leaving.is_none() && !sequence.is_full(limits.max_model_len)
 }
 
 /// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
@@ -125,6 +124,7 @@ fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> bool 
 fn preempt_last(state: &mut SchedState, draft: &mut Draft<'_>) {
     let mut victim = state.running.pop().expect("the sequence that needs a block is still running");
     victim.table.release(&mut state.pool);
+    victim.leave_slot(&mut state.slots);
     (victim.computed, victim.n_named) = (0, 0);
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
     if victim.leaving.is_none() && !victim.is_full(draft.limits.max_model_len) {
@@ -154,7 +154,7 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
     }
     let mut idx = 0;
     while idx < state.waiting.len() && draft.budget > 0 && state.running.len() < limits.max_num_seqs {
-        let SchedState { waiting, running, pool } = state;
+        let SchedState { waiting, running, pool, .. } = state;
         let sequence = &mut waiting[idx];
         if sequence.leaving.is_some() || sequence.is_full(limits.max_model_len) {
             idx += 1;
@@ -184,6 +184,7 @@ fn fits(sequence: &Sequence, found: &[BlockId], n_running: usize, pool: &BlockPo
 fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draft: &mut Draft<'_>) {
     prefix::attach(&mut sequence, found, &mut state.pool);
     sequence.table.grow_to(sequence.len(), &mut state.pool).expect("fits() counted the blocks");
+    sequence.slot = Some(state.slots.take());
     if !sequence.started {
         sequence.started = true;
         let cached_tokens = draft.limits.prefix_caching.then_some(sequence.computed);
@@ -191,6 +192,14 @@ fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draf
     }
     draft.push(&mut sequence, state.running.len(), &mut state.pool);
     state.running.push(sequence);
+}
+
+impl Sequence {
+    /// Gives the slot back, if it has one.
+    pub(super) fn leave_slot(&mut self, slots: &mut Slots) {
+        self.has_sampled_in_slot = false;
+        self.slot.take().into_iter().for_each(|slot| slots.release(slot));
+    }
 }
 
 impl Draft<'_> {
@@ -214,7 +223,9 @@ impl Draft<'_> {
             sequence.n_generated() == 0 || !sequence.is_decoding()
         };
         let fed_entry = (start >= sequence.tokens.len()).then_some(sequence.sampled_entry);
-        self.plan.chunks.push(Chunk { id: sequence.id, running_idx, start, n_tokens, fed_entry, samples, is_prefill });
+        let (id, enters_slot) = (sequence.id, samples && !sequence.has_sampled_in_slot);
+        let chunk = Chunk { id, running_idx, start, n_tokens, fed_entry, samples, enters_slot, is_prefill };
+        self.plan.chunks.push(chunk);
         self.budget -= n_tokens;
         sequence.computed += n_tokens;
         if self.limits.prefix_caching {
@@ -222,6 +233,7 @@ impl Draft<'_> {
         }
         if samples {
             sequence.in_flight += 1;
+            sequence.has_sampled_in_slot = true;
             sequence.sampled_entry = self.n_sampling;
             self.n_sampling += 1;
         }

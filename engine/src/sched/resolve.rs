@@ -120,7 +120,7 @@ struct Finder {
 impl Finder {
     /// `None`: the sequence has ended.
     fn find<'a>(&mut self, state: &'a mut SchedState, id: RequestId) -> Option<(&'a mut Sequence, &'a mut BlockPool)> {
-        let SchedState { running, waiting, pool } = state;
+        let SchedState { running, waiting, pool, .. } = state;
         let (before, after) = running.split_at(self.next_idx.min(running.len()));
         let found = after.iter().position(|s| s.id == id).map(|idx| idx + before.len());
         if let Some(idx) = found.or_else(|| before.iter().position(|s| s.id == id)) {
@@ -171,9 +171,10 @@ fn finish_reason(sequence: &Sequence, token: TokenId, limits: &SchedLimits) -> O
 
 /// One pass over each queue, however many leave.
 fn remove_leaving(state: &mut SchedState, ended: &mut Vec<Ended>) {
-    let SchedState { running, waiting, pool } = state;
+    let SchedState { running, waiting, pool, slots } = state;
     let mut end = |mut sequence: Sequence| {
         sequence.table.release(pool);
+        sequence.leave_slot(slots);
         let reason = sequence.leaving.expect("only a leaving sequence is removed");
         ended.push(Ended { id: sequence.id, reason, never_started: !sequence.started });
     };

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use super::Slots;
 use crate::{
     kv::BlockPool,
     request::{FinishReason, Request, RequestId, TokenId},
@@ -35,12 +36,14 @@ pub struct SchedState {
     pub running: Vec<Sequence>,
     /// The KV blocks.
     pub pool: BlockPool,
+    /// Numbers of running sequences.
+    pub slots: Slots,
 }
 
 impl SchedState {
     /// An idle scheduler over `n_blocks` KV blocks.
     pub fn new(n_blocks: usize) -> Self {
-        Self { waiting: VecDeque::new(), running: Vec::new(), pool: BlockPool::new(n_blocks) }
+        Self { waiting: VecDeque::new(), running: Vec::new(), pool: BlockPool::new(n_blocks), slots: Slots::default() }
     }
 
     /// Puts a request at the end of the line.

@@ -55,8 +55,13 @@ pub struct SampleSpec<'a> {
     pub position: usize,
     /// Tokens that must not be sampled: the end tokens while `min_tokens` is not reached.
     pub banned: &'a [TokenId],
-    /// Prompt and generated tokens; empty unless a penalty reads them.
+    /// Prompt and generated tokens, as far as they are known: all but those that steps in flight sample.
     pub history: &'a [TokenId],
+    /// The sequence's number among the running ones; below the most that may run, and its own until it leaves or is
+    /// preempted.
+    pub slot: usize,
+    /// Its first draw with this slot: what an executor keeps there is another's. Then the history is complete.
+    pub enters_slot: bool,
 }
 
 impl SampleSpec<'_> {
@@ -106,16 +111,19 @@ fn view<'a>(chunk: &Chunk, sequence: &'a Sequence, limits: &'a SchedLimits) -> S
         input,
         start: chunk.start,
         blocks: sequence.table.blocks(),
-        sample: chunk.samples.then(|| sample_spec(end, sequence, limits)),
+        sample: chunk.samples.then(|| sample_spec(chunk, sequence, limits)),
         is_prefill: chunk.is_prefill,
     }
 }
 
-fn sample_spec<'a>(position: usize, sequence: &'a Sequence, limits: &'a SchedLimits) -> SampleSpec<'a> {
+fn sample_spec<'a>(chunk: &Chunk, sequence: &'a Sequence, limits: &'a SchedLimits) -> SampleSpec<'a> {
+    let position = chunk.start + chunk.n_tokens;
     SampleSpec {
         request: &sequence.request,
         position,
         banned: if sequence.is_below_minimum(position) { &limits.eos } else { &[] },
-        history: if sequence.reads_history() { &sequence.tokens } else { &[] },
+        history: &sequence.tokens,
+        slot: sequence.slot.expect("a sequence that is planned runs"),
+        enters_slot: chunk.enters_slot,
     }
 }

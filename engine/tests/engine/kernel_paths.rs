@@ -40,7 +40,8 @@ impl Sequence {
     /// Tokens at `positions`, the last of which is sampled.
     fn chunk(&self, positions: Range<usize>) -> StepChunk<'_> {
         let Self { idx, request, blocks } = self;
-        let sample = SampleSpec { request, position: positions.end, banned: &[], history: &[] };
+        let sample =
+            SampleSpec { request, position: positions.end, banned: &[], history: &[], slot: 0, enters_slot: false };
         StepChunk {
             id: RequestId(u64::from(*idx)),
             input: ChunkInput::Known(&request.prompt[positions.clone()]),

@@ -12,7 +12,7 @@ use crate::{
     linear::{Linear, Output},
     plan::{self, SplitPolicy},
     pointwise::{AddRmsNorm, Embed, RmsNorm, RopeKv, Rotary, angle_table},
-    sampling::{Filters, Sample, SampleRow, SampleScratch},
+    sampling::{Sample, SampleRow, SampleScratch},
     skinny::{RowScale, Update},
 };
 
@@ -150,7 +150,7 @@ impl Batch {
             items: gpu.upload(&plan.items)?,
             readers: gpu.upload(&plan.readers)?,
             decode_scratch: DecodeScratch::new(gpu.stream(), size)?,
-            sample_scratch: SampleScratch::new(gpu.stream(), n)?,
+            sample_scratch: SampleScratch::new(gpu.kernels.device(), n)?,
         })
     }
 }
@@ -237,7 +237,6 @@ pub fn launch(gpu: &Gpu, model: &mut Model, b: &mut Batch, between: Between) -> 
         rows: b.rows.as_view(),
         scratch: &mut b.sample_scratch,
         vocab: shape.vocab,
-        filters: Filters::Off,
     })
 }
 

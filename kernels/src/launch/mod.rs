@@ -17,7 +17,7 @@ pub use self::{
         CHAINED_ROWS_MAX, Left, LinearKernel, NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles,
         skinny_gemm,
     },
-    sampling::{SAMPLE_PIECES_MAX, edit_logits, sample, sampling_floor},
+    sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
 };
 pub use crate::entry::Entry;

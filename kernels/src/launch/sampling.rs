@@ -1,4 +1,4 @@
-//! Launches over rows of logits: edits, floors of filters, the draw.
+//! Launches over rows of logits: the draw, and what it needs before.
 
 use super::{Entry, LaunchConfig, Rows, config, count, not_empty, tiles};
 use crate::error::KernelError;
@@ -6,25 +6,32 @@ use crate::error::KernelError;
 /// Pieces of one row of logits at most.
 pub const SAMPLE_PIECES_MAX: usize = 32;
 
-/// Edits of single logits, one a thread.
-pub fn edit_logits(n_edits: usize) -> Result<LaunchConfig, KernelError> {
-    not_empty("edit_logits", n_edits)?;
-    Ok(config(Entry::EditLogits, [count(n_edits.div_ceil(128)), 1, 1], 128))
+/// Sequences that enter their slots, a block each.
+pub fn mark_tokens(n_entries: usize) -> Result<LaunchConfig, KernelError> {
+    not_empty("mark_tokens", n_entries)?;
+    Ok(config(Entry::MarkTokens, [count(n_entries), 1, 1], 1024))
 }
 
-/// Floors of filtered rows of logits: a cluster of 8 blocks a row where the chip has clusters and the row fits their
-/// registers, else one block a row.
-pub fn sampling_floor(rows: Rows, capability: (i32, i32)) -> Result<LaunchConfig, KernelError> {
+/// Floors of rows of logits that need a selection: a cluster of 8 blocks a row. `None` where the chip has no clusters or a
+/// row does not fit their registers: then the draw itself selects.
+pub fn sampling_floor(rows: Rows, capability: (i32, i32)) -> Result<Option<LaunchConfig>, KernelError> {
     const CLUSTER: usize = 8;
     not_empty("sampling_floor", rows.width)?;
     tiles("sampling_floor", rows.n_rows)?;
-    let has_clusters = capability >= (9, 0);
-    let (entry, n_blocks) = match rows.width.div_ceil(CLUSTER * 1024) {
-        0..=16 if has_clusters => (Entry::SamplingFloorSm90E16, CLUSTER),
-        17..=32 if has_clusters => (Entry::SamplingFloorSm90E32, CLUSTER),
-        _ => (Entry::SamplingFloor, 1),
+    let entry = match rows.width.div_ceil(CLUSTER * 1024) {
+        _ if capability < (9, 0) => return Ok(None),
+        0..=16 => Entry::SamplingFloorSm90E16,
+        17..=32 => Entry::SamplingFloorSm90E32,
+        _ => return Ok(None),
     };
-    Ok(config(entry, [count(rows.n_rows * n_blocks), 1, 1], 1024))
+    Ok(Some(config(entry, [count(rows.n_rows * CLUSTER), 1, 1], 1024)))
+}
+
+/// The draw of rows with options: a block a row.
+pub fn sample_options(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    not_empty("sample_options", rows.width)?;
+    tiles("sample_options", rows.n_rows)?;
+    Ok(config(Entry::SampleOptions, [count(rows.n_rows), 1, 1], 1024))
 }
 
 /// The draw over rows of logits: pieces of 4096 logits, but no more than two rounds of blocks for the chip.
@@ -45,12 +52,12 @@ mod tests {
 
     #[test]
     fn a_row_of_logits_takes_a_cluster_where_it_fits_one() {
-        let entry = |width, capability| sampling_floor(rows(2, width), capability).unwrap();
-        assert_eq!(entry(128_256, (9, 0)).entry, Entry::SamplingFloorSm90E16);
-        assert_eq!(entry(128_256, (9, 0)).grid, [16, 1, 1]);
-        assert_eq!(entry(151_936, (10, 0)).entry, Entry::SamplingFloorSm90E32);
-        assert_eq!(entry(300_000, (9, 0)).entry, Entry::SamplingFloor);
-        assert_eq!(entry(128_256, (8, 9)).grid, [2, 1, 1]);
+        let config = |width, capability| sampling_floor(rows(2, width), capability).unwrap();
+        let entry = |width, capability| config(width, capability).map(|config| config.entry);
+        assert_eq!(entry(128_256, (9, 0)), Some(Entry::SamplingFloorSm90E16));
+        assert_eq!(config(128_256, (9, 0)).unwrap().grid, [16, 1, 1]);
+        assert_eq!(entry(151_936, (10, 0)), Some(Entry::SamplingFloorSm90E32));
+        assert_eq!([entry(300_000, (9, 0)), entry(128_256, (8, 9))], [None, None]);
     }
 
     #[test]

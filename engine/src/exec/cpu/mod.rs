@@ -2,7 +2,7 @@
 
 mod decoder;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 pub use decoder::Decoder;
 
@@ -41,12 +41,13 @@ struct Unmasked {
     position: usize,
     banned: Vec<TokenId>,
     history: Vec<TokenId>,
+    slot: usize,
     sampled: Sampled,
 }
 
 impl Unmasked {
     fn new(entry: usize, spec: &SampleSpec<'_>, logits: &[f32]) -> Self {
-        let SampleSpec { request, position, banned, history } = *spec;
+        let SampleSpec { request, position, banned, history, slot, .. } = *spec;
         Self {
             entry,
             logits: logits.to_vec(),
@@ -54,13 +55,15 @@ impl Unmasked {
             position,
             banned: banned.to_vec(),
             history: history.to_vec(),
+            slot,
             sampled: Sampled::NotANumber,
         }
     }
 
     fn choose(&self, mask: &[u32]) -> Sampled {
-        let Self { logits, request, position, banned, history, .. } = self;
-        choose(logits, &SampleSpec { request, position: *position, banned, history }, Some(mask))
+        let Self { logits, request, position, banned, history, slot, .. } = self;
+        let spec = SampleSpec { request, position: *position, banned, history, slot: *slot, enters_slot: false };
+        choose(logits, &spec, Some(mask))
     }
 }
 
@@ -93,6 +96,16 @@ impl CpuExecutor {
         self.logits(&BatchInputs::new(step)).chunks(self.vocab_size).map(<[f32]>::to_vec).collect()
     }
 
+    /// The tokens that penalties read: also the one that the step before has just sampled.
+    fn history<'a>(&self, chunk: &StepChunk<'a>) -> Cow<'a, [TokenId]> {
+        match (chunk.input, chunk.sample) {
+            (ChunkInput::Fed { entry }, Some(spec)) if spec.request.sampling.has_penalties() => {
+                Cow::Owned([spec.history, &[self.last_tokens[entry]]].concat())
+            }
+            (_, spec) => Cow::Borrowed(spec.map_or(&[], |spec| spec.history)),
+        }
+    }
+
     /// A row without a token has ended its sequence, or waits for its mask: what is fed for it goes nowhere.
     fn note_last_tokens(&mut self) {
         let newest = self.outputs.back().expect("a step was launched");
@@ -118,7 +131,10 @@ impl Executor for CpuExecutor {
             inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
         }
         let logits = self.logits(&inputs);
-        let specs: Vec<SampleSpec<'_>> = step.chunks.iter().filter_map(|chunk| chunk.sample).collect();
+        let histories: Vec<Cow<'_, [TokenId]>> = step.chunks.iter().map(|chunk| self.history(chunk)).collect();
+        let specs = step.chunks.iter().zip(&histories);
+        let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));
+        let specs: Vec<SampleSpec<'_>> = specs.collect();
         let mut sampled = vec![Sampled::NotANumber; specs.len()];
         self.ops.pool().for_each(&mut sampled, |row, sampled| {
             if !specs[row].is_constrained() {

@@ -13,7 +13,7 @@ use stoker_kernels::{
 
 use super::{
     layout::{Sampled, StepLayout, StepShape, bucket, prompt_bucket},
-    sampling::sample_row,
+    sampling::Draws,
 };
 use crate::{
     kv::BLOCK_TOKENS,
@@ -30,6 +30,8 @@ pub(super) struct BatchLimits {
     /// Tokens of a step.
     pub(super) max_rows: usize,
     pub(super) max_model_len: usize,
+    /// Logits of a row.
+    pub(super) vocab: usize,
 }
 
 impl BatchLimits {
@@ -63,6 +65,7 @@ pub(super) struct Batch<'a> {
     sampled_rows: Vec<u32>,
     /// How they are drawn.
     specs: Vec<SampleSpec<'a>>,
+    draws: Draws,
     decodes: DecodePlan,
     tiles: Vec<PrefillTile>,
     /// Those of the last layer, where only drawn rows attend.
@@ -82,10 +85,11 @@ impl<'a> Batch<'a> {
         let decodes = plan_decode(&contexts.collect::<Vec<_>>(), limits.heads, limits.policy);
         let prefills = prefill_chunks(&chunks, n_decode);
         let (sampled_rows, specs) = sampled(step, n_decode, &limits);
+        let draws = Draws::new(&specs, limits.vocab);
         let drawn = drawn_chunks(&prefills, &chunks[n_decode..]);
         let [tiles, drawn_tiles] =
             [&prefills, &drawn].map(|chunks| plan_prefill(chunks, limits.heads, limits.prefill_split));
-        Self { chunks, n_decode, sampled_rows, specs, decodes, tiles, drawn_tiles, limits }
+        Self { chunks, n_decode, sampled_rows, specs, draws, decodes, tiles, drawn_tiles, limits }
     }
 
     /// Draws after every row, not only where the step asks: for comparing logits.
@@ -93,6 +97,7 @@ impl<'a> Batch<'a> {
         self.sampled_rows = (0..self.n_rows() as u32).collect();
         self.drawn_tiles.clone_from(&self.tiles);
         self.specs.clear();
+        self.draws = Draws::new(&[], self.limits.vocab);
     }
 
     fn n_rows(&self) -> usize {
@@ -104,17 +109,23 @@ impl<'a> Batch<'a> {
         &self.specs
     }
 
+    /// The same as the device takes it.
+    pub(super) fn draws(&self) -> &Draws {
+        &self.draws
+    }
+
     /// A batch of decodes that are all drawn is padded to its bucket, and so is the end of one prompt: then the shape is a
     /// function of the bucket alone.
     pub(super) fn shape(&self) -> StepShape {
         let (n_rows, n_sampled) = (self.n_rows(), self.sampled_rows.len());
         let blocks_per_row = self.limits.blocks_per_row();
-        if self.n_decode == n_rows && n_sampled == n_rows {
-            return decode_shape(bucket(n_rows, self.limits.max_num_seqs), &self.limits);
-        }
+        let is_decode = self.n_decode == n_rows && n_sampled == n_rows;
+        let decodes = is_decode.then(|| decode_shape(bucket(n_rows, self.limits.max_num_seqs), &self.limits));
         let is_end_of_prompt = self.chunks.len() == 1 && self.n_decode == 0 && n_sampled == 1;
-        if let Some(n) = prompt_bucket(n_rows, self.limits.max_rows).filter(|_| is_end_of_prompt) {
-            return prompt_shape(n, &self.limits);
+        let bucket = prompt_bucket(n_rows, self.limits.max_rows).filter(|_| is_end_of_prompt);
+        let recorded = decodes.or_else(|| Some(prompt_shape(bucket?, &self.limits)));
+        if let Some(shape) = recorded.filter(|shape| self.fits(shape)) {
+            return shape;
         }
         StepShape {
             n_rows,
@@ -127,6 +138,13 @@ impl<'a> Batch<'a> {
             sampled: Sampled::Listed,
             blocks_per_row,
         }
+    }
+
+    /// Whether a recorded step has room for all planned pieces of attention. One that has not is computed as it is.
+    fn fits(&self, shape: &StepShape) -> bool {
+        self.decodes.items.len() <= shape.n_items
+            && self.tiles.len() <= shape.n_tiles
+            && self.drawn_tiles.len() <= shape.n_drawn_tiles
     }
 
     /// What of the block table holds something.
@@ -154,7 +172,7 @@ impl<'a> Batch<'a> {
         fill(filling.field(layout.readers), self.decodes.readers.iter().copied(), DecodeReader::NONE);
         fill(filling.field(layout.tiles), self.tiles.iter().copied(), PrefillTile::NONE);
         fill(filling.field(layout.drawn_tiles), self.drawn_tiles.iter().copied(), PrefillTile::NONE);
-        fill(filling.field(layout.rows), self.specs.iter().map(sample_row), SampleRow::GREEDY);
+        fill(filling.field(layout.rows), self.draws.rows.iter().copied(), SampleRow::GREEDY);
         let table = filling.field(layout.table).chunks_exact_mut(self.limits.blocks_per_row());
         for (row, chunk) in table.zip(&self.chunks) {
             fill_table_row(row, chunk);
@@ -246,14 +264,13 @@ fn fill_table_row(row: &mut [i32], chunk: &StepChunk<'_>) {
     }
 }
 
-/// `values`, then padding to the end.
+/// `values`, then padding to the end. All of them have room: the layout was made for a shape that counts them.
 fn fill<T: Copy>(target: &mut [T], values: impl Iterator<Item = T>, padding: T) {
-    let mut n = 0;
-    for (target, value) in target.iter_mut().zip(values) {
-        *target = value;
-        n += 1;
+    let mut room = target.iter_mut();
+    for value in values {
+        *room.next().expect("the layout has room for every planned piece") = value;
     }
-    target[n..].fill(padding);
+    room.for_each(|target| *target = padding);
 }
 
 #[cfg(test)]
@@ -273,6 +290,7 @@ mod tests {
         max_num_seqs: 8,
         max_rows: 64,
         max_model_len: 64,
+        vocab: 100,
     };
 
     fn request() -> Arc<Request> {
@@ -287,7 +305,7 @@ mod tests {
 
     /// A prompt's end, a decode and a prompt's beginning; the first two are drawn.
     fn mixed(request: &Arc<Request>) -> Step<'_> {
-        let sample = Some(SampleSpec { request, position: 1, banned: &[], history: &[] });
+        let sample = Some(SampleSpec { request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
         Step {
             chunks: vec![
                 chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
@@ -337,7 +355,8 @@ mod tests {
     #[test]
     fn the_shape_of_a_decode_step_depends_on_its_bucket_only() {
         let request = request();
-        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let sample =
+            Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
         let step = |start| Step { chunks: vec![chunk(ChunkInput::Known(&[1]), start, sample); 3] };
         let shape = |start| Batch::new(&step(start), LIMITS).shape();
         assert_eq!(shape(2), shape(40));
@@ -347,13 +366,33 @@ mod tests {
     #[test]
     fn the_shape_of_a_prompts_end_depends_on_its_bucket_only() {
         let request = request();
-        let sample = Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[] });
+        let sample =
+            Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
         let step = |tokens, start| Step { chunks: vec![chunk(ChunkInput::Known(tokens), start, sample)] };
         let shape = |tokens, start| Batch::new(&step(tokens, start), LIMITS).shape();
         assert_eq!(shape(&[1; 17], 0), shape(&[1; 32], 15));
         assert_eq!(shape(&[1; 17], 0), prompt_shape(32, &LIMITS));
         let undrawn = Step { chunks: vec![chunk(ChunkInput::Known(&[1; 17]), 0, None)] };
         assert_eq!(Batch::new(&undrawn, LIMITS).shape().n_rows, 17);
+    }
+
+    #[test]
+    fn a_batch_of_more_pieces_than_its_graph_has_room_for_is_computed_as_it_is() {
+        let request = request();
+        let spec =
+            SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false };
+        let step = Step { chunks: vec![chunk(ChunkInput::Known(&[1]), 2, Some(spec)); 3] };
+        let mut batch = Batch::new(&step, LIMITS);
+        let recorded = batch.shape();
+        batch.decodes.items.resize(recorded.n_items + 1, DecodeItem::NONE);
+        let shape = batch.shape();
+        assert_eq!((shape.n_items, shape.n_rows, shape.sampled), (recorded.n_items + 1, 3, Sampled::Listed));
+    }
+
+    #[test]
+    #[should_panic(expected = "the layout has room for every planned piece")]
+    fn nothing_planned_is_left_out_in_silence() {
+        fill(&mut [0; 2], [1, 2, 3].into_iter(), -1);
     }
 
     #[test]

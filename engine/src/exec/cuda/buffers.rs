@@ -5,7 +5,7 @@ use stoker_kernels::{
     attention::{DecodeScratch, PrefillScratch},
     bf16,
     launch::{CHAINED_ROWS_MAX, Left, NORM_TILE, norm_tiles},
-    sampling::SampleScratch,
+    sampling::{Marks, SampleScratch},
 };
 
 use super::{memory::Capacity, shape::ModelShape};
@@ -22,7 +22,11 @@ pub(super) struct Buffers {
     /// The drawn rows of `attended` in the last layer, where they are not all.
     pub(super) gathered: CudaSlice<bf16>,
     pub(super) logits: CudaSlice<f32>,
+    /// Tokens of up to `max_sampled` rows, then log-probabilities of as many.
     pub(super) sampled: CudaSlice<u32>,
+    pub(super) max_sampled: usize,
+    /// What draws know of running sequences.
+    pub(super) marks: Marks,
     pub(super) decode_scratch: DecodeScratch,
     pub(super) prefill_scratch: PrefillScratch,
     pub(super) sample_scratch: SampleScratch,
@@ -65,10 +69,12 @@ impl Buffers {
             activated: rows(shape.inner)?,
             gathered: device.zeros(n * shape.attended_width())?,
             logits: device.zeros(n * shape.vocab)?,
-            sampled: device.zeros(n)?,
+            sampled: device.zeros(capacity.result_words())?,
+            max_sampled: n,
+            marks: Marks::new(device, n, shape.vocab)?,
             decode_scratch: DecodeScratch::new(device.stream(), capacity.decode_scratch(shape.heads))?,
             prefill_scratch: PrefillScratch::new(device.stream(), capacity.max_pieces, shape.heads)?,
-            sample_scratch: SampleScratch::new(device.stream(), n)?,
+            sample_scratch: SampleScratch::new(device, n)?,
         })
     }
 }

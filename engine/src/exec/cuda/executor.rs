@@ -4,29 +4,24 @@
 use std::collections::{HashMap, VecDeque};
 
 use stoker_kernels::{
-    KernelError,
-    graph::Graph,
-    mark::Mark,
-    packed::Packed,
-    readback::Readback,
-    sampling::{Filters, LogitEdit, NO_TOKEN},
-    span::Span,
+    KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
 };
 
 use super::{
     batch::{Batch, BatchLimits, decode_shape, prompt_shape},
     forward::{Forward, Part, StepInputs},
     layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, is_timed, prefill_sizes, prompt_buckets},
+    masks::MaskInputs,
     memory::Capacity,
-    sampling::{NO_PENALTIES, bans, edits, penalties, sample_row},
+    sampling::Draws,
+    slots::Newcomers,
 };
 use crate::{
     constraint::Masks,
     exec::{ExecError, Executor},
     kv::{BlockId, blocks_for},
     request::{RequestId, TokenId},
-    sample::raw_logprobs,
-    sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, RawLogprobs, Sampled, Step, StepChunk, StepOutput},
+    sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, Step, StepChunk, StepOutput},
 };
 
 /// The steps in flight, and the one before them.
@@ -37,6 +32,8 @@ const N_SPANS: usize = MAX_STEPS_IN_FLIGHT + 1;
 pub struct CudaExecutor {
     forward: Forward,
     inputs: Packed,
+    newcomers: Newcomers,
+    masks: MaskInputs,
     /// Steps recorded at start.
     graphs: HashMap<StepShape, Recorded>,
     /// Where steps that may draw first tokens are about to end, by the number of the step.
@@ -62,10 +59,7 @@ struct InFlight {
     number: usize,
     predecessor: Predecessor,
     shape: StepShape,
-    n_entries: usize,
-    /// Entries that wait for a mask.
-    constrained: Vec<usize>,
-    logits: Vec<WantedLogits>,
+    draws: Draws,
 }
 
 /// A recorded step.
@@ -91,14 +85,6 @@ enum Probe {
     EveryRow,
 }
 
-/// A row of logits before any change, for log-probabilities.
-#[derive(Debug)]
-struct WantedLogits {
-    entry: usize,
-    k: usize,
-    logits: Vec<f32>,
-}
-
 impl CudaExecutor {
     /// An executor that serves steps within these bounds.
     pub(super) fn new(
@@ -108,9 +94,11 @@ impl CudaExecutor {
         device: String,
     ) -> Result<Self, KernelError> {
         let gpu = forward.device();
-        let readback = || Readback::new(gpu, capacity.max_sampled);
+        let readback = || Readback::new(gpu, capacity.result_words());
         Ok(Self {
             inputs: Packed::new(gpu, capacity.input_words)?,
+            newcomers: Newcomers::new(gpu, capacity.max_history)?,
+            masks: MaskInputs::new(gpu, capacity.max_sampled, limits.vocab)?,
             readbacks: [readback()?, readback()?],
             spans: [Span::new(gpu)?, Span::new(gpu)?, Span::new(gpu)?],
             near_ends: [Mark::new(gpu)?, Mark::new(gpu)?],
@@ -224,81 +212,55 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// What the draw inside the step leaves out: filters, and changes of single logits.
-    fn finish_draw(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
-        let specs = batch.specs();
-        let changes: Vec<LogitEdit> =
-            specs.iter().enumerate().flat_map(|(entry, spec)| edits(entry as u32, spec)).collect();
-        let is_filtered = specs.iter().any(|spec| sample_row(spec).is_filtered());
-        if changes.is_empty() && !is_filtered {
-            return Ok(());
-        }
-        if !changes.is_empty() {
-            let penalties: Vec<_> = specs.iter().map(penalties).collect();
-            self.forward.edit_logits(&changes, &penalties)?;
-        }
-        let layout = StepLayout::new(shape);
-        let step = StepInputs { shape, layout: &layout, packed: &self.inputs, policy: self.limits.policy };
-        self.forward.draw(step, if is_filtered { Filters::On } else { Filters::Off })
-    }
-
-    /// Rows whose log-probabilities are wanted come to the host before they are changed; this waits for the step.
-    fn wanted_logits(&self, batch: &Batch<'_>) -> Result<Vec<WantedLogits>, KernelError> {
-        let wanted = batch.specs().iter().enumerate();
-        let wanted = wanted.filter_map(|(entry, spec)| Some((entry, usize::from(spec.request.logprobs?))));
-        wanted.map(|(entry, k)| Ok(WantedLogits { entry, k, logits: self.forward.logits(entry)? })).collect()
-    }
-
     fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
         let number = self.n_launched;
         self.compute(batch, shape)?;
-        let logits = self.wanted_logits(batch)?;
-        self.finish_draw(batch, shape)?;
-        let constrained = batch.specs().iter().enumerate().filter(|(_, spec)| spec.is_constrained());
-        let constrained: Vec<usize> = constrained.map(|(entry, _)| entry).collect();
-        let n_entries = batch.specs().len();
-        if constrained.is_empty() {
-            self.request_tokens(number, n_entries)?;
+        let draws = batch.draws().clone();
+        let forward = &mut self.forward;
+        self.newcomers.bring(batch.specs(), |packed, layout| forward.enter_slots(packed, layout))?;
+        if draws.has_free_options {
+            let layout = StepLayout::new(shape);
+            let step = StepInputs { shape, layout: &layout, packed: &self.inputs, policy: self.limits.policy };
+            forward.draw_options(step, Turn::Free, draws.selection)?;
+        }
+        if draws.n_masked == 0 {
+            self.request_results(number, &draws)?;
         }
         let predecessor = if self.in_flight.is_empty() { Predecessor::Over } else { Predecessor::UnderWay };
         self.n_launched += 1;
-        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, n_entries, constrained, logits });
+        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, draws });
         Ok(())
     }
 
-    /// Behind the last launch of a step.
-    fn request_tokens(&mut self, number: usize, n_entries: usize) -> Result<(), KernelError> {
+    /// Behind the last launch of a step. Also of one without draws: it is over when it has run, not before.
+    fn request_results(&mut self, number: usize, draws: &Draws) -> Result<(), KernelError> {
         self.spans[number % N_SPANS].end(self.forward.device())?;
-        if n_entries > 0 {
-            self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&self.forward.sampled(n_entries))?;
-        }
-        Ok(())
+        let words = self.forward.results(draws.n_result_words(self.max_sampled));
+        self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&words)
     }
 
-    /// Draws the newest step again, without the tokens that masks forbid.
+    /// Draws those rows of the newest step that waited for their masks.
     fn draw_masked(&mut self, masks: Masks<'_>) -> Result<(), KernelError> {
-        let newest = self.in_flight.back().expect("a step was launched");
-        let (number, shape, n_entries) = (newest.number, newest.shape, newest.n_entries);
-        let vocab_size = self.forward.vocab_size() as TokenId;
-        let rows = newest.constrained.iter().zip(masks.iter());
-        let forbidden: Vec<LogitEdit> = rows.flat_map(|(row, mask)| bans(*row as u32, mask, vocab_size)).collect();
-        if !forbidden.is_empty() {
-            self.forward.edit_logits(&forbidden, &vec![NO_PENALTIES; n_entries])?;
-        }
-        let layout = StepLayout::new(&shape);
-        let step = StepInputs { shape: &shape, layout: &layout, packed: &self.inputs, policy: self.limits.policy };
-        self.forward.draw(step, Filters::On)?;
-        self.request_tokens(number, n_entries)
+        let Self { forward, inputs, masks: mask_inputs, limits, in_flight, .. } = self;
+        let newest = in_flight.back().expect("a step was launched");
+        let (number, draws) = (newest.number, newest.draws.clone());
+        assert_eq!(masks.iter().len(), draws.n_masked, "one mask for each constrained entry");
+        let masks = mask_inputs.bring(masks)?;
+        let layout = StepLayout::new(&newest.shape);
+        let step = StepInputs { shape: &newest.shape, layout: &layout, packed: inputs, policy: limits.policy };
+        forward.draw_options(step, Turn::Masked(masks), draws.selection)?;
+        self.request_results(number, &draws)
     }
 
-    /// Waits for a step's tokens; then the device's clock knows when it began.
-    fn tokens_of(&mut self, step: &InFlight) -> Result<Vec<TokenId>, KernelError> {
-        let tokens = self.readbacks[step.number % MAX_STEPS_IN_FLIGHT].wait()?.to_vec();
+    /// Waits for a step's results; then the device's clock knows when it began.
+    fn output_of(&mut self, step: &InFlight) -> Result<StepOutput, KernelError> {
+        let words = self.readbacks[step.number % MAX_STEPS_IN_FLIGHT].wait()?;
+        let sampled = step.draws.outcomes(words, self.max_sampled);
         if step.predecessor == Predecessor::UnderWay {
             let span = |number: usize| &self.spans[number % N_SPANS];
             self.idle_seconds = Some(span(step.number).seconds_after(span(step.number - 1))?);
         }
-        Ok(tokens)
+        Ok(StepOutput { sampled })
     }
 
     fn failed(&self, shape: &StepShape, error: &KernelError) -> ExecError {
@@ -338,27 +300,10 @@ impl Executor for CudaExecutor {
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
         let step = self.in_flight.pop_front().expect("finish is called once for each launch");
         self.idle_seconds = None;
-        if step.n_entries == 0 {
-            return Ok(StepOutput::default());
-        }
-        let tokens = self.tokens_of(&step).map_err(|error| self.failed(&step.shape, &error))?;
-        let mut wanted = step.logits.into_iter().peekable();
-        let entry = |(entry, token): (usize, TokenId)| {
-            let wanted = wanted.next_if(|wanted| wanted.entry == entry);
-            sampled(token, wanted)
-        };
-        Ok(StepOutput { sampled: tokens.into_iter().enumerate().map(entry).collect() })
+        self.output_of(&step).map_err(|error| self.failed(&step.shape, &error))
     }
 
     fn idle_seconds(&self) -> Option<f64> {
         self.idle_seconds
     }
-}
-
-fn sampled(token: TokenId, wanted: Option<WantedLogits>) -> Sampled {
-    if token == NO_TOKEN {
-        return Sampled::NotANumber;
-    }
-    let logprobs: Option<RawLogprobs> = wanted.map(|wanted| raw_logprobs(&wanted.logits, token, wanted.k));
-    Sampled::Token { token, logprobs }
 }

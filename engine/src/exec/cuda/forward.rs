@@ -21,7 +21,7 @@ use stoker_kernels::{
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
     pointwise::{Embed, FeedTokens, QkNorm, RopeKv, Rotary},
-    sampling::{EditLogits, Filters, LogitEdit, Penalties, Sample},
+    sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
 };
 
 use super::{
@@ -30,6 +30,7 @@ use super::{
     memory::{Capacity, kv_layout},
     product::{Norm, Product},
     shape::ModelShape,
+    slots::EntryLayout,
     weights::{Layer, Weights},
 };
 use crate::model::RopeTable;
@@ -104,11 +105,6 @@ impl Forward {
         self.kernels.device()
     }
 
-    /// Logits of a row.
-    pub(super) fn vocab_size(&self) -> usize {
-        self.shape.vocab
-    }
-
     /// The logits of drawn row `row`, copied to the host after everything launched so far has run.
     pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, KernelError> {
         let vocab = self.shape.vocab;
@@ -119,8 +115,8 @@ impl Forward {
         Ok(row)
     }
 
-    /// The tokens that the last step drew, on the device.
-    pub(super) fn sampled(&self, n: usize) -> stoker_kernels::CudaView<'_, u32> {
+    /// What the last step drew, on the device: tokens, then log-probabilities behind all tokens that there may be.
+    pub(super) fn results(&self, n: usize) -> stoker_kernels::CudaView<'_, u32> {
         self.buffers.sampled.slice(..n)
     }
 
@@ -162,7 +158,7 @@ impl Forward {
             Part::Rest => {
                 (n_most..self.shape.n_layers).try_for_each(|idx| self.layer(step, idx))?;
                 self.head(step)?;
-                self.draw(step, Filters::Off)
+                self.draw(step)
             }
         }
     }
@@ -336,22 +332,18 @@ impl Forward {
         product.normed(logits, &mut b.stream, norm, weights.lm_head.as_ref().unwrap_or(&weights.embed))
     }
 
-    /// Changes single logits of the drawn rows; one of `penalties` a row.
-    pub(super) fn edit_logits(&mut self, edits: &[LogitEdit], penalties: &[Penalties]) -> Result<(), KernelError> {
-        let device = self.device();
-        let (edits, n_rows) = (device.holding(edits)?, penalties.len());
-        let penalties = device.holding(penalties)?;
-        let Self { kernels, buffers: b, shape, .. } = self;
-        kernels.edit_logits(EditLogits {
-            logits: b.logits.slice_mut(..n_rows * shape.vocab),
-            edits: edits.as_view(),
-            penalties: penalties.as_view(),
-            vocab: shape.vocab,
+    /// Takes newcomers into their slots.
+    pub(super) fn enter_slots(&mut self, packed: &Packed, layout: EntryLayout) -> Result<(), KernelError> {
+        self.kernels.mark_tokens(MarkTokens {
+            marks: &mut self.buffers.marks,
+            entries: packed.view(layout.entries),
+            histories: packed.view(layout.histories),
+            edits: packed.view(layout.edits),
         })
     }
 
-    /// Draws a token for each row of logits, as they are now.
-    pub(super) fn draw(&mut self, step: StepInputs<'_>, filters: Filters) -> Result<(), KernelError> {
+    /// Draws a token for each row without options.
+    fn draw(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
         let m = step.shape.n_sampled;
         if m == 0 {
             return Ok(());
@@ -363,7 +355,27 @@ impl Forward {
             rows: step.packed.view(step.layout.rows),
             scratch: &mut b.sample_scratch,
             vocab: shape.vocab,
-            filters,
+        })
+    }
+
+    /// Draws a token for each row with options whose turn it is.
+    pub(super) fn draw_options(
+        &mut self,
+        step: StepInputs<'_>,
+        turn: Turn<'_>,
+        selection: Selection,
+    ) -> Result<(), KernelError> {
+        let (m, b) = (step.shape.n_sampled, &mut self.buffers);
+        let (mut tokens, logprobs) = b.sampled.split_at_mut(b.max_sampled);
+        self.kernels.sample_options(SampleOptions {
+            tokens: tokens.slice_mut(..m),
+            logprobs,
+            logits: b.logits.slice(..m * self.shape.vocab),
+            rows: step.packed.view(step.layout.rows),
+            marks: &mut b.marks,
+            turn,
+            selection,
+            scratch: &mut b.sample_scratch,
         })
     }
 }

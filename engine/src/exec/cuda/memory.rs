@@ -6,10 +6,10 @@ use stoker_kernels::{
     blas,
     launch::{CHAINED_ROWS_MAX, Heads, norm_tiles},
     plan::{SplitPolicy, prefill_pieces_max},
-    sampling::{SampleRow, SampleScratch},
+    sampling::{COUNT_MAX, LOGPROB_WORDS, Marks, SampleRow, SampleScratch},
 };
 
-use super::{batch::BatchLimits, layout::StepLayout, shape::ModelShape};
+use super::{batch::BatchLimits, layout::StepLayout, masks, shape::ModelShape, slots};
 use crate::{
     exec::cuda::{batch::decode_shape, layout::StepShape},
     kv::{KvDtype, KvLayout},
@@ -18,6 +18,9 @@ use crate::{
 
 /// Recorded graphs, the driver's own buffers for them and for launches: measured once, taken generously.
 const GRAPHS_BYTES: u64 = 512 << 20;
+
+/// Tiles of attention, and rows, that one launch takes.
+const TILES_MAX: usize = 65_535;
 
 /// The largest step.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,8 @@ pub(super) struct Capacity {
     pub(super) max_pieces: usize,
     /// 8-byte words of packed inputs.
     pub(super) input_words: usize,
+    /// Tokens of sequences that enter their slots in one copy.
+    pub(super) max_history: usize,
 }
 
 impl Capacity {
@@ -59,7 +64,29 @@ impl Capacity {
             policy: limits.policy,
             max_pieces,
             input_words,
+            // As many prompts as one step computes, or one sequence that was preempted at its full length.
+            max_history: sched.max_batched_tokens.max(sched.max_model_len),
         }
+    }
+
+    /// Refuses sizes of which a launch would refuse some step, or a draw could not count a token. Now, before anything is
+    /// uploaded.
+    pub(super) fn check(&self, sched: &SchedLimits) -> Result<(), String> {
+        let n_tiles = self.max_rows + self.max_pieces;
+        if n_tiles > TILES_MAX {
+            let most = TILES_MAX.saturating_sub(self.max_pieces);
+            return Err(format!(
+                "{} tokens a step are more than the GPU's kernels take: set max_batched_tokens to at most {most}",
+                self.max_rows
+            ));
+        }
+        if sched.max_model_len > COUNT_MAX {
+            return Err(format!(
+                "a context of {} tokens is more than draws count: set max_model_len to at most {COUNT_MAX}",
+                sched.max_model_len
+            ));
+        }
+        Ok(())
     }
 
     /// Device bytes of everything that a step writes or reads besides weights and cache.
@@ -68,11 +95,20 @@ impl Capacity {
         let sampled = self.max_sampled * (2 * shape.attended_width() + 4 * shape.vocab + size_of::<SampleRow>());
         let scratch = self.decode_scratch(shape.heads).bytes()
             + PrefillScratch::bytes(self.max_pieces, shape.heads)
-            + SampleScratch::bytes(self.max_sampled);
+            + SampleScratch::bytes(self.max_sampled)
+            + Marks::bytes(self.max_sampled, shape.vocab)
+            + 4 * self.result_words();
+        let inputs =
+            self.input_words + slots::input_words(self.max_history) + masks::input_words(self.max_sampled, shape.vocab);
         let angles = 4 * max_model_len * shape.heads.dim;
         let squares = 4 * CHAINED_ROWS_MAX * norm_tiles(shape.hidden);
-        let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * self.input_words;
+        let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * inputs;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+    }
+
+    /// Words that a step's results take: tokens, then log-probabilities.
+    pub(super) fn result_words(&self) -> usize {
+        self.max_sampled * (1 + LOGPROB_WORDS)
     }
 
     /// What decode attention's scratch is made for.

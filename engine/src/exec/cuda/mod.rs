@@ -6,7 +6,8 @@
 //! short host vectors.
 //!
 //! ```text
-//! StepPlan -> Batch (rows, decodes first) -> one packed upload -> forward (graph or eager) -> draw -> read back
+//! StepPlan -> Batch (rows, decodes first) -> one packed upload -> forward and plain draws (graph or eager)
+//!          -> draws with options, if any; constrained ones once their masks are there -> read back
 //! ```
 
 mod batch;
@@ -14,11 +15,13 @@ mod buffers;
 mod executor;
 mod forward;
 mod layout;
+mod masks;
 mod memory;
 mod open;
 mod product;
 mod sampling;
 mod shape;
+mod slots;
 mod weights;
 
 pub use executor::CudaExecutor;

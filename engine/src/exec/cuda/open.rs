@@ -44,6 +44,9 @@ pub enum CudaError {
     /// The model's files.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// Sizes that some step of theirs could not be launched with.
+    #[error("{0}")]
+    TooLarge(String),
     /// The first steps.
     #[error("warm up: {0}")]
     WarmUp(ExecError),
@@ -57,7 +60,7 @@ impl CudaError {
 
     /// The GPU cannot keep a promise that the settings make: computing elsewhere is not what was asked.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::Kernel(KernelError::NotInvariant { .. }))
+        matches!(self, Self::TooLarge(_) | Self::Kernel(KernelError::NotInvariant { .. }))
     }
 }
 
@@ -119,6 +122,7 @@ impl CudaModel {
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
+        capacity.check(&sched).map_err(CudaError::TooLarge)?;
         let needs = MemoryNeeds {
             weights_bytes: 2 * spec.n_params(),
             workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
@@ -198,6 +202,7 @@ fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits, limi
         max_num_seqs: sched.max_num_seqs,
         max_rows: sched.max_batched_tokens,
         max_model_len: sched.max_model_len,
+        vocab: shape.vocab,
     }
 }
 

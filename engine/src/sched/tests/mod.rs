@@ -182,14 +182,14 @@ fn a_sequence_that_surely_ends_with_a_token_in_flight_is_not_planned_again() {
 }
 
 #[test]
-fn a_sequence_with_penalties_waits_until_its_tokens_are_known() {
+fn a_sequence_with_penalties_is_planned_on_tokens_that_are_not_known_and_enters_its_slot_once() {
     let mut machine = Machine::new(8, limits(), 2);
     let sampling = SamplingParams { repetition_penalty: 1.1, ..SamplingParams::default() };
     machine.state.submit(RequestId(1), Arc::new(Request { sampling, ..Request::clone(&request(5, 9)) }));
-    assert_eq!(shape(&machine.launch()), [(1, 0, 5)]);
-    assert_eq!(shape(&machine.launch()), []);
-    machine.take_in();
-    assert_eq!(shape(&machine.launch()), [(1, 5, 1)]);
+    let first = machine.launch();
+    assert_eq!((shape(&first), first.chunks[0].enters_slot), (vec![(1, 0, 5)], true));
+    let second = machine.launch();
+    assert_eq!((shape(&second), second.chunks[0].enters_slot), (vec![(1, 5, 1)], false));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use stoker_kernels::{
     launch::{BLOCK_SIZE, GemmShape, Heads, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     pointwise::{AddRmsNorm, Embed, RopeKv, Rotary, SiluMul, angle_table},
-    sampling::{Filters, Sample, SampleRow, SampleScratch},
+    sampling::{LOGPROB_WORDS, Marks, Sample, SampleOptions, SampleRow, SampleScratch, Selection, Turn},
 };
 
 use crate::{
@@ -247,16 +247,23 @@ fn flops(shape: GemmShape) -> Work {
 /// The tail of a step over logits of the whole vocabulary.
 pub(crate) fn sampling(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     let drawn = SampleRow { temperature: 0.8, seed: 7, ..SampleRow::GREEDY };
-    let filtered = SampleRow { top_k: 50, top_p: 0.9, ..drawn };
-    for n_rows in [1, 32, 256] {
-        for (kind, row, filters) in [
-            ("greedy", SampleRow::GREEDY, Filters::Off),
-            ("draw", drawn, Filters::Off),
-            ("filtered", filtered, Filters::On),
-        ] {
+    let nucleus = SampleRow { top_p: 0.9, ..drawn };
+    let qwen = SampleRow { top_k: 20, top_p: 0.8, slot: 0, repetition: 1.05, ..drawn };
+    let logprobs = SampleRow { logprobs: 0, n_top: 20, ..SampleRow::GREEDY };
+    let kinds = [
+        ("greedy", SampleRow::GREEDY),
+        ("draw", drawn),
+        ("filtered", SampleRow { top_k: 50, top_p: 0.9, ..drawn }),
+        ("nucleus", nucleus),
+        ("min_p", SampleRow { ln_min_p: 0.05f32.ln(), ..drawn }),
+        ("qwen", qwen),
+        ("logprobs20", logprobs),
+    ];
+    for n_rows in [1, 32, 64, 256] {
+        for (kind, row) in kinds {
             let name = format!("kernel_sample_{kind}_{n_rows}");
             if report.wants(&name) {
-                let us = sample(gpu, &vec![row; n_rows], filters)?;
+                let us = sample(gpu, row, n_rows)?;
                 report.add(&name, "stoker", Work::Bytes((4 * n_rows * VOCAB) as f64), us);
             }
         }
@@ -264,22 +271,41 @@ pub(crate) fn sampling(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn sample(gpu: &mut Gpu, rows: &[SampleRow], filters: Filters) -> Result<Vec<f64>> {
-    let size = rows.len() * VOCAB;
+/// Both launches of a step in which all rows are drawn alike.
+fn sample(gpu: &mut Gpu, how: SampleRow, n_rows: usize) -> Result<Vec<f64>> {
+    let own = |at: usize, place: i32| if place < 0 { -1 } else { at as i32 };
+    let row = |at| SampleRow { slot: own(at, how.slot), logprobs: own(at, how.logprobs), ..how }.with_options();
+    let rows: Vec<SampleRow> = (0..n_rows).map(row).collect();
+    let size = n_rows * VOCAB;
     let turns = turns(4 * size);
     let piece: Vec<f32> = (0..1 << 20).map(|_| 3.0 * gpu.noise.normal()).collect();
     let logits: Vec<f32> = piece.iter().copied().cycle().take(turns * size).collect();
-    let (logits, rows_gpu, mut tokens) =
-        (gpu.upload(&logits)?, gpu.upload(rows)?, gpu.upload(&vec![0u32; rows.len()])?);
-    let mut scratch = SampleScratch::new(gpu.stream(), rows.len())?;
+    let (logits, rows_gpu, mut tokens) = (gpu.upload(&logits)?, gpu.upload(&rows)?, gpu.upload(&vec![0u32; n_rows])?);
+    let mut logprobs = gpu.upload(&vec![0u32; n_rows * LOGPROB_WORDS])?;
+    let device = gpu.kernels.device().clone();
+    let (mut scratch, mut marks) = (SampleScratch::new(&device, n_rows)?, Marks::new(&device, n_rows, VOCAB)?);
+    let selection = if how.needs_selection(VOCAB) { Selection::Needed } else { Selection::NotNeeded };
     clock::time(gpu, 10, |i| {
+        let logits = || logits.slice(i % turns * size..(i % turns + 1) * size);
         gpu.kernels.sample(Sample {
             tokens: tokens.as_view_mut(),
-            logits: logits.slice(i % turns * size..(i % turns + 1) * size),
+            logits: logits(),
             rows: rows_gpu.as_view(),
             scratch: &mut scratch,
             vocab: VOCAB,
-            filters,
+        })?;
+        if rows[0].options == 0 {
+            return Ok(());
+        }
+        gpu.kernels.sample_options(SampleOptions {
+            tokens: tokens.as_view_mut(),
+            logprobs: logprobs.as_view_mut(),
+            logits: logits(),
+            rows: rows_gpu.as_view(),
+            marks: &mut marks,
+            turn: Turn::Free,
+            selection,
+            scratch: &mut scratch,
         })
     })
 }

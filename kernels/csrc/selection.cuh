@@ -1,15 +1,16 @@
-// The smallest tempered logit that min-p, top-k and top-p all keep, by selection instead of sorting.
+// The smallest tempered logit that top-k and top-p both keep, by selection instead of sorting, by one block.
 //
-//   floor = max(m + ln min_p,  k-th largest,  last of the smallest set of the top k whose mass reaches top_p of theirs)
+//   floor = max(k-th largest,  last of the smallest set of the top k whose mass reaches top_p of theirs)
 //
 // m is the row's maximum, mass of t is exp(t - m). Equal logits are kept or dropped together.
 // Floats become integers of the same order; the wanted one is found by its digits (11, 11 and 10 bits), highest first:
 // a histogram of what lies in each bin of a digit, a scan from the top until the target is reached, then the next digit
 // among those that share the digits found. Counting finds the k-th largest; adding up mass finds top-p's. Mass is added
 // as integers of 2^-40: any order gives the same sum, so the floor has no run-to-run noise (D9).
-// One block a row: 1 pass over 4 B * vocab for min-p, 4 for top-k, 5 for top-p, 8 for both, from L2 after the first.
-// Measured on an H200: 0.7 ms for one row of 128256, 1.4 ms for 256: shared 64-bit atomics are retry loops and one block
-// reads a row slowly. sampling_floor_sm90.cu does better where blocks can share memory; this one runs everywhere.
+// 4 passes over the row for top-k, 5 for top-p, 8 for both, from L2 after the first: 0.7 ms for one row of 128256, 1.4 ms for
+// 256 (H200): shared 64-bit atomics are retry loops and one block reads a row slowly. sampling_floor_sm90.cu does better where
+// blocks can share memory, sample_options.cu where k is small; this runs everywhere and takes any row.
+#pragma once
 #include "sampling.cuh"
 
 namespace stoker {
@@ -22,7 +23,6 @@ struct Select {
   unsigned long long warp_sums[kWarp];
   uint32_t bin;               // where the target was reached
   unsigned long long before;  // what lies above that bin
-  float maximum;
 };
 
 __device__ __forceinline__ unsigned long long mass(float t, float maximum) {
@@ -42,22 +42,6 @@ __device__ __forceinline__ unsigned long long block_scan(Select& s, unsigned lon
   return x;
 }
 
-__device__ __forceinline__ float row_maximum(Select& s, const float* logits, const SampleRow& row, int vocab) {
-  float highest = -INFINITY;
-  for (int i = threadIdx.x; i < vocab; i += kThreads) highest = fmaxf(highest, logits[i]);
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, distance));
-  auto* by_warp = reinterpret_cast<float*>(s.warp_sums);
-  if (threadIdx.x % kWarp == 0) by_warp[threadIdx.x / kWarp] = highest;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < kThreads / kWarp; ++w) highest = fmaxf(highest, by_warp[w]);
-    s.maximum = tempered(highest, row);
-  }
-  __syncthreads();
-  return s.maximum;
-}
-
 // Finds the bin, from the top, in which the running sum reaches `target`.
 __device__ __forceinline__ void find_bin(Select& s, unsigned long long target) {
   const int high = kBins - 1 - 2 * threadIdx.x;
@@ -73,8 +57,8 @@ __device__ __forceinline__ void find_bin(Select& s, unsigned long long target) {
 // The largest key such that the weights of keys at or above it reach `target`; `target` becomes what of it the keys
 // above do not cover. The total weight must reach the target.
 template <typename Weight>
-__device__ __forceinline__ uint32_t select(Select& s, const float* logits, const SampleRow& row, int vocab,
-                                           unsigned long long& target, Weight weight) {
+__device__ __forceinline__ uint32_t select(Select& s, const RowView& view, unsigned long long& target,
+                                           Weight weight) {
   uint32_t found = 0;
 #pragma unroll 1
   for (int digit = 0; digit < 3; ++digit) {
@@ -82,8 +66,8 @@ __device__ __forceinline__ uint32_t select(Select& s, const float* logits, const
     const uint32_t known = digit == 0 ? 0u : ~0u << (shift + n_bits);
     for (int b = threadIdx.x; b < kBins; b += kThreads) s.bins[b] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < vocab; i += kThreads) {
-      const float t = tempered(logits[i], row);
+    for (int i = threadIdx.x; i < view.vocab; i += kThreads) {
+      const float t = tempered(edited(view, i), view.row);
       const uint32_t key = ordered(t);
       if ((key & known) != found) continue;
       const unsigned long long w = weight(t);
@@ -98,11 +82,11 @@ __device__ __forceinline__ uint32_t select(Select& s, const float* logits, const
 }
 
 // Mass of the keys above `key`, and of `n_equal` of those equal to it.
-__device__ __forceinline__ unsigned long long mass_of_top(Select& s, const float* logits, const SampleRow& row, int vocab,
-                                                          float maximum, uint32_t key, unsigned long long n_equal) {
+__device__ __forceinline__ unsigned long long mass_of_top(Select& s, const RowView& view, float maximum, uint32_t key,
+                                                          unsigned long long n_equal) {
   unsigned long long sum = 0;
-  for (int i = threadIdx.x; i < vocab; i += kThreads) {
-    const float t = tempered(logits[i], row);
+  for (int i = threadIdx.x; i < view.vocab; i += kThreads) {
+    const float t = tempered(edited(view, i), view.row);
     if (ordered(t) > key) sum += mass(t, maximum);
   }
   if (threadIdx.x == 0) sum += n_equal * mass(unordered(key), maximum);
@@ -112,38 +96,21 @@ __device__ __forceinline__ unsigned long long mass_of_top(Select& s, const float
   return total;
 }
 
-__device__ __forceinline__ float rank_floor(Select& s, const float* logits, const SampleRow& row, int vocab, float maximum) {
+__device__ __forceinline__ float rank_floor(Select& s, const RowView& view, float maximum) {
+  const SampleRow& row = view.row;
   uint32_t key = 0;
   unsigned long long n_equal = 0;
-  if (row.top_k > 0 && row.top_k < vocab) {
+  if (row.top_k > 0 && row.top_k < static_cast<uint32_t>(view.vocab)) {
     n_equal = row.top_k;
-    key = select(s, logits, row, vocab, n_equal, [](float) { return 1ull; });
+    key = select(s, view, n_equal, [](float) { return 1ull; });
   }
   if (row.top_p < 1.f) {
-    const unsigned long long total = mass_of_top(s, logits, row, vocab, maximum, key, n_equal);
+    const unsigned long long total = mass_of_top(s, view, maximum, key, n_equal);
     auto target = static_cast<unsigned long long>(ceil(static_cast<double>(row.top_p) * static_cast<double>(total)));
     target = min(max(target, 1ull), total);
-    key = max(key, select(s, logits, row, vocab, target, [maximum](float t) { return mass(t, maximum); }));
+    key = max(key, select(s, view, target, [maximum](float t) { return mass(t, maximum); }));
   }
   return key == 0 ? -INFINITY : unordered(key);
 }
 
 }  // namespace stoker
-
-extern "C" __global__ void __launch_bounds__(1024)
-    sampling_floor(float* floors, const float* logits, const stoker::SampleRow* rows, int vocab) {
-  __shared__ stoker::Select select;
-  stoker::wait_for_earlier_kernels();
-  stoker::let_next_kernel_start();
-  const stoker::SampleRow row = rows[blockIdx.x];
-  const bool ranks = row.top_k > 0 || row.top_p < 1.f;
-  float floor = -INFINITY;
-  if (row.temperature > 0.f && (ranks || row.ln_min_p > -INFINITY)) {
-    const float* own = logits + static_cast<size_t>(blockIdx.x) * vocab;
-    const float maximum = stoker::row_maximum(select, own, row, vocab);
-    // A row of NaN or without a finite maximum has nothing to select from.
-    if (ranks && isfinite(maximum)) floor = stoker::rank_floor(select, own, row, vocab, maximum);
-    floor = fmaxf(floor, maximum + row.ln_min_p);
-  }
-  if (threadIdx.x == 0) floors[blockIdx.x] = floor;
-}
