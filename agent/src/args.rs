@@ -3,10 +3,13 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
-use stoker_crds::contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig};
+use stoker_crds::{
+    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig},
+    intent::POD_UID_VARIABLE,
+};
 use stoker_engine::DeviceChoice;
 
-use crate::config::StartedBy;
+use crate::{config::StartedBy, intent::Authority};
 
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
@@ -40,9 +43,23 @@ pub struct Args {
     #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
     pub host: IpAddr,
 
-    /// Port to listen on; 0 picks a free one, which the log names.
+    /// Port for requests; 0 picks a free one, which the log names.
     #[arg(long, default_value_t = AGENT_PORT)]
     pub port: u16,
+
+    /// Port for the operator: GET /v1/load, PUT /v1/intent; 0 picks a free one, which the log names. Default: the one
+    /// after --port, or 0 if that is 0.
+    #[arg(long)]
+    pub admin_port: Option<u16>,
+
+    /// File with the public keys of the operators whose orders are taken, one a line; read again for every order.
+    /// Default: none is taken.
+    #[arg(long, value_name = "FILE", requires = "config")]
+    pub operator_keys: Option<PathBuf>,
+
+    /// UID of the pod that this process runs in: orders for another are refused.
+    #[arg(long, env = POD_UID_VARIABLE, value_name = "UID", hide_env_values = true)]
+    pub pod_uid: Option<String>,
 
     /// What to log: error, warn, info, debug, or a filter such as `stoker_agent=debug,info`.
     #[arg(long, env = "STOKER_LOG", default_value = "info", value_name = "FILTER")]
@@ -136,6 +153,17 @@ pub(crate) struct Flags {
 }
 
 impl Args {
+    /// Where the operator asks.
+    pub fn admin_port(&self) -> u16 {
+        let next = if self.port == 0 { 0 } else { self.port.checked_add(1).unwrap_or_default() };
+        self.admin_port.unwrap_or(next)
+    }
+
+    /// Whose orders are taken.
+    pub(crate) fn authority(&self) -> Authority {
+        Authority { pod_uid: self.pod_uid.clone(), keys: self.operator_keys.clone() }
+    }
+
     /// Who wrote the settings: with a configuration file the operator, else a person.
     pub fn started_by(&self) -> StartedBy {
         if self.config.is_some() { StartedBy::Operator } else { StartedBy::Person }
@@ -188,6 +216,14 @@ mod tests {
         assert_eq!(config.model.source, "builtin://ember");
         assert_eq!(config.drain, DrainSettings { deadline_seconds: 30, withdraw_seconds: 0 });
         assert_eq!(config.engine, EngineSettings::default());
+    }
+
+    #[test]
+    fn the_operator_asks_on_the_next_port_unless_told_otherwise() {
+        let admin_port = |args: &[&str]| Args::parse_from([&["stoker-agent"], args].concat()).admin_port();
+        assert_eq!(admin_port(&[]), stoker_crds::contract::ADMIN_PORT);
+        assert_eq!(admin_port(&["--port", "0"]), 0);
+        assert_eq!(admin_port(&["--port", "9000", "--admin-port", "7"]), 7);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::{
     args::Args,
     builtin,
     health::Patience,
+    intent::Authority,
 };
 
 const BUILTIN_SCHEME: &str = "builtin://";
@@ -40,6 +41,8 @@ pub struct Settings {
     pub started_by: StartedBy,
     /// How long standing still is normal.
     pub patience: Patience,
+    /// Whose orders it takes.
+    pub authority: Authority,
 }
 
 /// Who started the process: what a model that cannot be served means for it, and what settings are called.
@@ -102,7 +105,10 @@ impl Settings {
     /// The settings the command line asks for.
     pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
         match &args.config {
-            Some(path) => Self::validate(read(path)?, StartedBy::Operator),
+            Some(path) => {
+                let settings = Self::validate(read(path)?, StartedBy::Operator)?;
+                Ok(Self { authority: args.authority(), ..settings })
+            }
             None => {
                 let mut config = args.agent_config();
                 if config.model.served_names.is_empty() {
@@ -136,6 +142,7 @@ impl Settings {
             drain,
             started_by,
             patience: Patience::default(),
+            authority: Authority::default(),
         })
     }
 

@@ -1,7 +1,8 @@
 //! The node agent: one process that serves one replica over an OpenAI-compatible HTTP API.
 //!
 //! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it over
-//! `connections`, `lifecycle` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes API.
+//! `connections`, `lifecycle`, `intent` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes
+//! API.
 
 pub mod admit;
 pub mod answer;
@@ -13,6 +14,7 @@ pub mod connections;
 pub mod grammars;
 pub mod health;
 pub mod http;
+pub mod intent;
 pub mod lifecycle;
 pub mod metrics;
 pub mod replica;

@@ -53,7 +53,7 @@ pub enum Service {
 /// Why a replica leaves service.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Purpose {
-    /// Asked over HTTP: it stays up and can be taken back.
+    /// Ordered by the operator: it stays up and can be taken back.
     Drain,
     /// Told to end by a signal: it exits once empty.
     Exit,

@@ -1,9 +1,9 @@
 //! `stoker-agent`: arguments to settings, listen, load, serve, drain, exit code. Knows no request and no model.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{net::IpAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
-use axum::serve::ListenerExt;
+use axum::{Router, serve::ListenerExt};
 use clap::Parser;
 use stoker_agent::{
     args::{Args, Command},
@@ -15,12 +15,16 @@ use stoker_agent::{
     wording::in_words_of,
 };
 use stoker_engine::exec::cuda::survey;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 /// Once empty, connections get this long to close before the process ends without them.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// Long texts being tokenized at once; more wait.
 const MAX_BLOCKING_THREADS: usize = 8;
+
+/// Of the admin port: one operator asks, every two seconds, and keeps its connection for ten.
+const ADMIN_LIMITS: Limits =
+    Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256 };
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -74,18 +78,19 @@ fn http_threads() -> usize {
 }
 
 async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
-    let listener = TcpListener::bind((args.host, args.port))
-        .await
-        .with_context(|| format!("listen on {}:{}", args.host, args.port))?;
-    let address = listener.local_addr()?;
-    tracing::info!(%address, source = settings.source, revision = settings.revision, "listening");
+    let listener = listen(args.host, args.port).await?;
+    let admin_listener = listen(args.host, args.admin_port()).await?;
+    let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
+    tracing::info!(%address, %admin, source = settings.source, revision = settings.revision, "listening");
 
     let replica = Replica::new(settings);
     let exit = replica.exit_code();
     let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
-    let mut server = tokio::spawn(serve_http(listener, replica.clone()));
+    let public = http::router(replica.clone());
+    let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));
+    tokio::spawn(serve_http(admin_listener, http::admin_router(replica.clone()), ADMIN_LIMITS, exit.clone()));
     let loading = load(replica, address);
 
     let code = tokio::select! {
@@ -102,8 +107,11 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-async fn serve_http(listener: TcpListener, replica: Arc<Replica>) {
-    let mut exit = replica.exit_code();
+async fn listen(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    TcpListener::bind((host, port)).await.with_context(|| format!("listen on {host}:{port}"))
+}
+
+async fn serve_http(listener: TcpListener, router: Router, limits: Limits, mut exit: watch::Receiver<Option<u8>>) {
     // Without this the kernel holds a token back for up to 40 ms to fill a packet.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
@@ -114,7 +122,7 @@ async fn serve_http(listener: TcpListener, replica: Arc<Replica>) {
         // The sender lives in the replica, which outlives this server.
         let _ = exit.wait_for(Option::is_some).await;
     };
-    connections::serve(listener, http::router(replica), Limits::default(), ended).await;
+    connections::serve(listener, router, limits, ended).await;
 }
 
 /// Loads in the background. Returns only if the process must end because of it.

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_crds::{
+    contract::{AgentPhase, LoadReport},
+    intent::Want,
+};
 use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
 use tokio::sync::watch;
 
@@ -17,7 +20,8 @@ use crate::{
     config::Settings,
     grammars::Grammars,
     health::{Progress, Unhealthy, check},
-    lifecycle::{Action, Event, State, next},
+    intent::{Receiver, RefusalLog, Refused, Taken, authentic, take},
+    lifecycle::{Action, Departure, Event, Purpose, State, next},
     metrics::Metrics,
 };
 
@@ -53,6 +57,11 @@ struct Life {
     load_moved: Instant,
     /// What the log last said about health, so that a hang is reported once and not every tick.
     reported: Result<(), Unhealthy>,
+    /// The order taken last.
+    taken: Option<Taken>,
+    /// Of the report before.
+    up_ms: u64,
+    refusals: RefusalLog,
 }
 
 /// One request that is being answered. Dropping it closes it.
@@ -76,6 +85,9 @@ impl Replica {
                 load_progress: 0.0,
                 load_moved: now,
                 reported: Ok(()),
+                taken: None,
+                up_ms: 0,
+                refusals: RefusalLog::default(),
             }),
             served: OnceLock::new(),
             metrics,
@@ -149,6 +161,39 @@ impl Replica {
         phase
     }
 
+    /// Takes an order of the operator and carries out what follows from it; the reading after it, or why it is refused. The
+    /// same order again changes nothing.
+    pub fn obey(&self, body: &[u8], signature: Option<&str>) -> Result<LoadReport, Refused> {
+        let authority = &self.settings.authority;
+        let order = authentic(body, signature, &authority.public_keys())?;
+        let actions = {
+            let mut life = self.life();
+            let receiver = Receiver {
+                pod_uid: authority.pod_uid.as_deref(),
+                start_id: &self.start_id,
+                up_ms: self.up_ms(),
+                taken: life.taken,
+            };
+            let taken = take(&order, receiver)?;
+            if life.taken == Some(taken) {
+                Vec::new()
+            } else {
+                tracing::info!(number = taken.number, want = ?taken.want, before = ?life.taken, "order taken");
+                life.taken = Some(taken);
+                life.advance(event_of(taken.want)).1
+            }
+        };
+        actions.into_iter().for_each(|action| self.act(action));
+        Ok(self.load_report())
+    }
+
+    /// Writes down that an order was refused: who looks for an intruder finds it in the log.
+    pub fn note_refused(&self, refused: &Refused) {
+        if let Some(not_told) = self.life().refusals.note(Instant::now()) {
+            tracing::warn!(code = refused.code(), reason = %refused, not_told, "order refused");
+        }
+    }
+
     /// Time passed: moves a drain on, publishes latencies, notices a dead engine.
     pub fn tick(&self) {
         let open = self.life().open;
@@ -192,11 +237,14 @@ impl Replica {
 
     /// One reading for `/v1/load`.
     pub fn load_report(&self) -> LoadReport {
-        let life = self.life();
+        let mut life = self.life();
+        life.up_ms = self.up_ms().max(life.up_ms + 1);
         let load = self.engine_load().unwrap_or_default();
         LoadReport {
             time_ms: unix_time().as_millis() as u64,
             start_id: self.start_id.clone(),
+            up_ms: life.up_ms,
+            intent: life.taken.map(|taken| taken.number),
             revision: self.settings.revision.clone(),
             phase: life.state.phase(),
             error: life.state.error().map(str::to_owned),
@@ -253,6 +301,10 @@ impl Replica {
         }
     }
 
+    fn up_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn life(&self) -> MutexGuard<'_, Life> {
         // Every critical section leaves a valid state, so a panic elsewhere does not spoil it.
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
@@ -261,6 +313,14 @@ impl Replica {
 
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What an order means for the life of the replica.
+fn event_of(want: Want) -> Event {
+    match want {
+        Want::Serve => Event::Return,
+        Want::Drain(window) => Event::Leave(Departure::new(Purpose::Drain, Instant::now(), window)),
+    }
 }
 
 impl Life {

@@ -560,8 +560,8 @@ async fn a_client_that_goes_away_frees_its_blocks() {
 async fn a_drain_admits_until_withdrawn_then_finishes_what_runs_and_can_be_undone() {
     let agent = Agent::slow(EngineLimits::default());
     let stream = agent.open_stream().await;
-    let (status, answer) = agent.post("/v1/drain", json!({"withdrawSeconds": 60})).await;
-    assert_eq!((status.as_u16(), &answer["phase"]), (202, &json!("withdrawing")));
+    agent.leave(60, 60);
+    assert_eq!(agent.replica.load_report().phase, AgentPhase::Withdrawing);
     assert_eq!(agent.get("/readyz").await.0, 503);
     let other = agent.open_stream().await;
 
@@ -573,8 +573,7 @@ async fn a_drain_admits_until_withdrawn_then_finishes_what_runs_and_can_be_undon
     drop((stream, other));
     agent.wait_until("it is empty", |report| report.phase == AgentPhase::Empty).await;
 
-    let response = agent.send("DELETE", "/v1/drain", "").await;
-    assert_eq!(response.status(), 200);
+    agent.replica.apply(Event::Return);
     assert_eq!(agent.get("/readyz").await.0, 200);
     agent.open_stream().await;
 }
@@ -603,8 +602,8 @@ async fn while_loading_it_is_alive_unready_and_says_when_to_retry() {
 
     agent.replica.apply(Event::LoadFailed("config.json: no such file".into()));
     assert_eq!(agent.get("/healthz").await.0, 200, "a restart would hide the reason");
-    let (_, load) = agent.get("/v1/load").await;
-    assert_eq!((&load["phase"], &load["error"]), (&json!("failed"), &json!("config.json: no such file")));
+    let load = agent.replica.load_report();
+    assert_eq!((load.phase, load.error.as_deref()), (AgentPhase::Failed, Some("config.json: no such file")));
 }
 
 #[tokio::test]

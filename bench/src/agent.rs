@@ -83,7 +83,19 @@ impl Agent {
         })?;
         let begun = Instant::now();
         let child = Command::new(program)
-            .args(["--host", "127.0.0.1", "--port", &port, "--log", "error", "--served-name", NAME, "--model"])
+            .args([
+                "--host",
+                "127.0.0.1",
+                "--port",
+                &port,
+                "--admin-port",
+                "0",
+                "--log",
+                "error",
+                "--served-name",
+                NAME,
+                "--model",
+            ])
             .arg(model)
             .args(flags)
             .stdout(Stdio::null())

@@ -1,15 +1,19 @@
 //! What the operator writes and the agent answers: plain serde, no Kubernetes, no clock.
 //!
-//! `AgentConfig` travels as one JSON file in the revision's ConfigMap. `LoadReport` is the body of `GET /v1/load`,
-//! `DrainRequest` the body of `POST /v1/drain`. Unknown fields of `AgentConfig` are refused, so an operator that is
+//! `AgentConfig` travels as one JSON file in the revision's ConfigMap. `LoadReport` is the body of `GET /v1/load`; what
+//! a replica is told to do is in [`crate::intent`]. Unknown fields of `AgentConfig` are refused, so an operator that is
 //! newer than its agents is visible at start, never guessed. Nothing here does I/O.
 
 use serde::{Deserialize, Serialize};
 
-/// The port every agent serves HTTP on, and the name of that port in pods and Services.
+/// The port every agent answers requests on.
 pub const AGENT_PORT: u16 = 8000;
 /// Name of [`AGENT_PORT`] in container and Service ports.
 pub const AGENT_PORT_NAME: &str = "http";
+/// The port every agent reports its load on and takes orders on. No Service has it.
+pub const ADMIN_PORT: u16 = AGENT_PORT + 1;
+/// Name of [`ADMIN_PORT`] in containers.
+pub const ADMIN_PORT_NAME: &str = "admin";
 /// Where the revision's ConfigMap is mounted in an agent pod.
 pub const CONFIG_DIR: &str = "/etc/stoker";
 /// File name of [`AgentConfig`] (JSON) inside [`CONFIG_DIR`].
@@ -85,7 +89,7 @@ pub struct EngineSettings {
 }
 
 /// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DrainSettings {
     /// Seconds in-flight requests may take to finish before they are ended with an error.
@@ -126,6 +130,10 @@ pub struct LoadReport {
     pub time_ms: u64,
     /// Random per process start: counters restart when it changes.
     pub start_id: String,
+    /// Milliseconds since the process started, by a clock that never jumps; higher in every report than in the one before.
+    pub up_ms: u64,
+    /// Number of the last order that the agent took; `None` before the first.
+    pub intent: Option<u64>,
     /// Revision the agent runs (empty when started by hand).
     pub revision: String,
     /// Where the agent is in its life.
@@ -168,6 +176,8 @@ impl LoadReport {
         Self {
             time_ms: 0,
             start_id: String::new(),
+            up_ms: 0,
+            intent: None,
             revision: String::new(),
             phase: AgentPhase::Ready,
             error: None,
@@ -187,14 +197,4 @@ impl LoadReport {
             stalled_seconds: 0.0,
         }
     }
-}
-
-/// Body of `POST /v1/drain`; `DELETE /v1/drain` takes the agent back into service.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct DrainRequest {
-    /// Overrides [`DrainSettings::deadline_seconds`].
-    pub deadline_seconds: Option<u32>,
-    /// Overrides [`DrainSettings::withdraw_seconds`].
-    pub withdraw_seconds: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! The operator's conversation with an agent: read its load, tell it to drain, take it back. Plain HTTP/1.
+//! The operator's conversation with an agent, on the agent's admin port: read its load, give it an order. Plain HTTP/1.
 //!
 //! Every question is bounded in time and every answer in size. Decides nothing.
 
@@ -10,9 +10,14 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use stoker_crds::contract::{AGENT_PORT, DrainRequest, DrainSettings, LoadReport};
+use stoker_crds::{
+    contract::{ADMIN_PORT, LoadReport},
+    intent::{INTENT_PATH, SIGNATURE_HEADER},
+};
 use thiserror::Error;
 use tokio::time::timeout;
+
+use crate::keys::Signed;
 
 /// How long an agent may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -66,42 +71,33 @@ impl Default for AgentClient {
 impl AgentClient {
     /// Reads the load of the agent at `ip`.
     pub async fn load(&self, ip: &str) -> Result<LoadReport, AgentError> {
-        let body = self.ask(Method::GET, ip, "/v1/load", Bytes::new()).await?;
+        self.ask(request(Method::GET, ip, "/v1/load").body(Full::default())).await
+    }
+
+    /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.
+    pub async fn order(&self, ip: &str, order: Signed) -> Result<LoadReport, AgentError> {
+        let request = request(Method::PUT, ip, INTENT_PATH).header(SIGNATURE_HEADER, order.signature);
+        self.ask(request.body(Full::from(order.body))).await
+    }
+
+    async fn ask(&self, request: hyper::http::Result<Request<Full<Bytes>>>) -> Result<LoadReport, AgentError> {
+        let request = request.map_err(|error| AgentError::Connection(error.to_string()))?;
+        let body = timeout(ANSWER_TIMEOUT, self.exchange(request)).await.unwrap_or(Err(AgentError::Timeout))?;
         Ok(serde_json::from_slice(&body)?)
     }
 
-    /// Tells the agent at `ip` to drain. Telling it again changes nothing.
-    pub async fn drain(&self, ip: &str, settings: &DrainSettings) -> Result<(), AgentError> {
-        let request = DrainRequest {
-            deadline_seconds: Some(settings.deadline_seconds),
-            withdraw_seconds: Some(settings.withdraw_seconds),
-        };
-        let body = serde_json::to_vec(&request).expect("a drain request is JSON");
-        self.ask(Method::POST, ip, "/v1/drain", body.into()).await.map(drop)
-    }
-
-    /// Takes the draining agent at `ip` back into service.
-    pub async fn undrain(&self, ip: &str) -> Result<(), AgentError> {
-        self.ask(Method::DELETE, ip, "/v1/drain", Bytes::new()).await.map(drop)
-    }
-
-    async fn ask(&self, method: Method, ip: &str, path: &str, body: Bytes) -> Result<Bytes, AgentError> {
-        timeout(ANSWER_TIMEOUT, self.exchange(method, ip, path, body)).await.unwrap_or(Err(AgentError::Timeout))
-    }
-
-    async fn exchange(&self, method: Method, ip: &str, path: &str, body: Bytes) -> Result<Bytes, AgentError> {
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("http://{}:{AGENT_PORT}{path}", host(ip)))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| AgentError::Connection(error.to_string()))?;
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, AgentError> {
         let answer = self.http.request(request).await.map_err(|error| AgentError::Connection(root(&error)))?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
         let body = body.map_err(|error| AgentError::Connection(error.to_string()))?.to_bytes();
         if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
     }
+}
+
+fn request(method: Method, ip: &str, path: &str) -> hyper::http::request::Builder {
+    let uri = format!("http://{}:{ADMIN_PORT}{path}", host(ip));
+    Request::builder().method(method).uri(uri).header(CONTENT_TYPE, "application/json")
 }
 
 /// An address as it stands in a URL.

@@ -1,8 +1,9 @@
-//! Carries out a plan: the only writer of children and of `spec.replicas` when the number changes hands, and the only one
-//! that tells agents to drain. No policy here.
+//! Carries out a plan: the only writer of children, of what replicas should do, and of `spec.replicas` when the number
+//! changes hands. No policy here, and no agent is asked: the probe tells them what is written.
 //!
 //! Order: configuration and Service before pods; taking back and deleting before creating, so that room and names are
-//! free. Deletes are bound to the UID that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
+//! free. Deletes and intents are bound to the
+//! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
 //! the status; what may pass is an error, and the round is tried again.
 
 use std::sync::Arc;
@@ -17,15 +18,16 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
-use stoker_crds::{InferenceDeployment, contract::DrainSettings};
-use tracing::{info, warn};
+use serde_json::json;
+use stoker_crds::{InferenceDeployment, contract::DrainSettings, intent::Want};
+use tracing::info;
 
 use crate::{
-    agent_client::AgentClient,
     desired::{Desired, labels},
     error::ReconcileError,
+    intent::Intent,
     metrics::Metrics,
+    observe::Observed,
     plan::{Handover, Plan},
     rollout::{Deletion, PodRef, RolloutPlan, Why},
 };
@@ -62,8 +64,6 @@ pub struct Refusal {
 pub struct Apply {
     /// The API server.
     pub client: Client,
-    /// The agents.
-    pub agents: AgentClient,
     /// Counts writes.
     pub metrics: Arc<Metrics>,
     /// Namespace of the deployment.
@@ -73,19 +73,39 @@ pub struct Apply {
 }
 
 impl Apply {
-    /// Carries out `plan`. `now` is when drains begin.
-    pub async fn run(&self, plan: &Plan, desired: &Desired, now: Timestamp) -> Result<Applied, ReconcileError> {
-        let Plan { apply_service, apply_config_map, pods, revision: _, prune_config_maps, handover, taken: _ } = plan;
-        let RolloutPlan { create, drain, remind, undrain, delete, strategy: _, look_again: _ } = pods;
+    /// Carries out `plan`, which was made from `observed`. `now` is when intents begin.
+    pub async fn run(
+        &self,
+        plan: &Plan,
+        desired: &Desired,
+        observed: &Observed,
+        now: Timestamp,
+    ) -> Result<Applied, ReconcileError> {
+        let Plan {
+            apply_service,
+            apply_config_map,
+            apply_keys,
+            pods,
+            revision: _,
+            prune_config_maps,
+            handover,
+            taken: _,
+        } = plan;
+        let RolloutPlan { create, drain, undrain, reassert, delete, strategy: _, look_again: _ } = pods;
         let mut applied = Applied::default();
         if *apply_config_map {
             self.apply_child(&desired.config_map, &mut applied).await?;
+        }
+        if *apply_keys {
+            self.apply_child(&desired.keys, &mut applied).await?;
         }
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
         }
         for pod in undrain {
-            self.undrain(pod, &mut applied).await?;
+            if self.intend(pod, Want::Serve, now).await? {
+                applied.undrained.push(pod.name.clone());
+            }
         }
         for deletion in delete {
             self.delete(deletion, &mut applied).await?;
@@ -94,10 +114,14 @@ impl Apply {
             self.create(desired.pod(*ordinal), &mut applied).await?;
         }
         for pod in drain {
-            self.drain(pod, now, &mut applied).await?;
+            if self.intend(pod, Want::Drain(self.drain), now).await? {
+                applied.draining.push(pod.name.clone());
+            }
         }
-        for pod in remind {
-            self.tell_to_drain(pod).await;
+        for pod in reassert {
+            let written = observed.pods.iter().find(|observed| observed.uid == pod.uid).and_then(|pod| pod.intent);
+            let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since));
+            self.intend(pod, want, since).await?;
         }
         for name in prune_config_maps {
             self.prune(name).await?;
@@ -133,51 +157,31 @@ impl Apply {
         Ok(())
     }
 
-    /// Writes down when the drain began, then tells the agent.
-    async fn drain(&self, pod: &PodRef, now: Timestamp, applied: &mut Applied) -> Result<(), ReconcileError> {
-        if self.annotate_drain(pod, Some(now)).await? {
-            self.tell_to_drain(pod).await;
-            applied.draining.push(pod.name.clone());
-        }
-        Ok(())
-    }
-
-    /// An agent that cannot be told is told again in a later round.
-    async fn tell_to_drain(&self, pod: &PodRef) {
-        let Some(ip) = pod.ip.as_deref() else { return };
-        match self.agents.drain(ip, &self.drain).await {
-            Ok(()) => info!(pod = pod.name, "agent told to drain"),
-            Err(error) => warn!(pod = pod.name, %error, "agent was not told to drain, will be told again"),
-        }
-    }
-
-    /// Takes the agent back, then forgets that it drained. One that cannot be reached stays draining.
-    async fn undrain(&self, pod: &PodRef, applied: &mut Applied) -> Result<(), ReconcileError> {
-        let Some(ip) = pod.ip.as_deref() else { return Ok(()) };
-        if let Err(error) = self.agents.undrain(ip).await {
-            warn!(pod = pod.name, %error, "draining agent was not taken back");
-            return Ok(());
-        }
-        if self.annotate_drain(pod, None).await? {
-            applied.undrained.push(pod.name.clone());
-        }
-        Ok(())
-    }
-
-    /// Sets or removes the drain's beginning; false when the pod is gone.
-    async fn annotate_drain(&self, pod: &PodRef, since: Option<Timestamp>) -> Result<bool, ReconcileError> {
-        let since = since.map_or(Value::Null, |since| Value::String(since.to_string()));
-        let patch = json!({"metadata": {"uid": pod.uid, "annotations": {labels::DRAIN_STARTED: since}}});
+    /// Writes down what the replica should do, under the version that was looked at; false when the pod is gone. Somebody
+    /// who changed the pod meanwhile makes it an error: the round is tried again on what there is then.
+    async fn intend(&self, pod: &PodRef, want: Want, since: Timestamp) -> Result<bool, ReconcileError> {
+        let intent = Intent { number: pod.next_number, want, since };
+        let metadata = json!({
+            "uid": pod.uid, "resourceVersion": pod.resource_version, "annotations": {labels::INTENT: intent.to_text()},
+        });
         self.metrics.wrote("Pod", "patch");
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let result = self.api::<Pod>().patch_metadata(&pod.name, &params, &Patch::Merge(&patch)).await;
-        found(result.map(drop), || format!("Pod {}", pod.name))
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        match self.api::<Pod>().patch_metadata(&pod.name, &params, &patch).await {
+            Ok(_) => {
+                info!(pod = pod.name, number = intent.number, ?want, "intent written");
+                Ok(true)
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
+            Err(source) => Err(ReconcileError::Apply { what: format!("Pod {}", pod.name), source }),
+        }
     }
 
     async fn delete(&self, deletion: &Deletion, applied: &mut Applied) -> Result<(), ReconcileError> {
         let Deletion { pod, why } = deletion;
-        let uid = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(uid), ..DeleteParams::default() };
+        let seen =
+            Preconditions { uid: Some(pod.uid.clone()), resource_version: Some(pod.resource_version.clone()) };
+        let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
         self.metrics.wrote("Pod", "delete");
         let result = self.api::<Pod>().delete(&pod.name, &params).await;
         if found(result.map(drop), || format!("Pod {}", pod.name))? {
@@ -228,7 +232,7 @@ fn outcome<K>(
     }
 }
 
-/// False when the object is gone, or another one has its name.
+/// False when the object is gone, is another one, or changed since: its change asks for the next round.
 fn found(result: kube::Result<()>, what: impl Fn() -> String) -> Result<bool, ReconcileError> {
     match result {
         Ok(()) => Ok(true),

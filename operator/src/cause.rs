@@ -51,7 +51,7 @@ impl Cause {
 pub fn root_cause(plan: &Plan, refusals: &[Refusal], pods: &[ObservedPod]) -> Option<Cause> {
     let taken = plan.taken.iter().map(taken);
     let refused = refusals.iter().map(refused);
-    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_started.is_none());
+    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
     let (current, old): (Vec<_>, Vec<_>) = staying.partition(|pod| pod.revision == plan.revision);
     let worst_of = |pods: &[&ObservedPod]| worst(pods.iter().filter_map(|pod| pod_cause(pod)));
     worst(taken.chain(refused)).or_else(|| worst_of(&current)).or_else(|| worst_of(&old))

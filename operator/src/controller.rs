@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::bail;
 use futures::{StreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -29,7 +30,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use stoker_crds::{InferenceDeployment, InferenceDeploymentStatus};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinSet};
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use crate::{
@@ -39,6 +40,7 @@ use crate::{
     error::ReconcileError,
     events::{events_of, old_crd},
     intake,
+    keys::{KeyStore, Keyring, renew},
     lease::Leadership,
     lint,
     metrics::Metrics,
@@ -50,6 +52,7 @@ use crate::{
     scaling::{Autoscaler, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
+    vitals::Vitals,
 };
 
 /// Deployments reconciled at the same time.
@@ -83,6 +86,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Decisions on numbers of replicas.
     pub ledger: Ledger,
+    /// Signs of life.
+    pub vitals: Vitals,
 }
 
 /// What all rounds share.
@@ -90,23 +95,25 @@ struct Context {
     client: Client,
     caches: Caches,
     memory: Memory,
-    agents: AgentClient,
+    keyring: Keyring,
     defaults: Defaults,
     metrics: Arc<Metrics>,
     leadership: Leadership,
+    vitals: Vitals,
     recorder: Recorder,
     /// Failures in a row by deployment.
     failures: Mutex<HashMap<ObjectRef<InferenceDeployment>, u32>>,
 }
 
-/// Runs until `stop` resolves; rounds under way are finished.
+/// Runs until `stop` resolves; rounds under way are finished. An error: a part that must go on has ended.
 pub async fn run(
     client: Client,
     options: Options,
     shared: Shared,
+    signing: (KeyStore, Keyring),
     stop: impl Future<Output = ()> + Send + Sync + 'static,
-) {
-    let Shared { leadership, metrics, ledger } = shared;
+) -> anyhow::Result<()> {
+    let Shared { leadership, metrics, ledger, vitals } = shared;
     let scope = options.namespace.as_deref();
     let (pods, pod_events) = cached::<Pod>(&client, scope);
     let (services, service_events) = cached::<Service>(&client, scope);
@@ -116,23 +123,31 @@ pub async fn run(
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
-    let (memory, agents) = (Memory { readings: Readings::default(), ledger }, AgentClient::default());
+    let memory = Memory { readings: Readings::default(), ledger };
+    let (key_store, keyring) = signing;
     let probe = Probe {
         pods: pods.clone(),
-        agents: agents.clone(),
+        agents: AgentClient::default(),
+        keyring: keyring.clone(),
+        leadership: leadership.clone(),
         readings: memory.readings.clone(),
         changed: changed.clone(),
         metrics: metrics.clone(),
+        vitals: vitals.clone(),
     };
     let autoscaler = Autoscaler {
         deployments: deployments.clone(),
         pods: pods.clone(),
         readings: memory.readings.clone(),
         ledger: memory.ledger.clone(),
-        changed,
+        changed: changed.clone(),
         metrics: metrics.clone(),
+        vitals: vitals.clone(),
     };
-    let (probing, deciding) = (tokio::spawn(probe.run()), tokio::spawn(autoscaler.run()));
+    let mut parts = JoinSet::new();
+    parts.spawn(probe.run());
+    parts.spawn(autoscaler.run());
+    parts.spawn(renew(key_store, keyring.clone(), deployments.clone(), changed));
 
     let reporter =
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
@@ -143,11 +158,12 @@ pub async fn run(
         failures: Mutex::default(),
         client,
         memory,
-        agents,
+        keyring,
         metrics,
         leadership,
+        vitals,
     });
-    Controller::for_stream(deployment_events, deployments)
+    let rounds = Controller::for_stream(deployment_events, deployments)
         .with_config(Config::default().concurrency(CONCURRENT_ROUNDS))
         .trigger_backoff(NoPause)
         .owns_stream(pod_events)
@@ -156,10 +172,12 @@ pub async fn run(
         .reconcile_on(futures::stream::unfold(changes, |mut changes| async { Some((changes.recv().await?, changes)) }))
         .graceful_shutdown_on(stop)
         .run(reconcile, error_policy, context)
-        .for_each(|outcome| async move { log_outcome(outcome) })
-        .await;
-    probing.abort();
-    deciding.abort();
+        .for_each(|outcome| async move { log_outcome(outcome) });
+    tokio::select! {
+        () = rounds => Ok(()),
+        // They run for as long as rounds ask for them: one that ends has panicked.
+        ended = parts.join_next() => bail!("a part of the operator ended: {ended:?}"),
+    }
 }
 
 /// A cache of what the operator made, and the events that fill it.
@@ -194,6 +212,7 @@ fn strip<K: Resource>(object: &mut K) {
 async fn reconcile(deployment: Arc<InferenceDeployment>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let span = info_span!("round", namespace = deployment.namespace(), name = deployment.name_any());
     let started = Instant::now();
+    let _under_way = context.vitals.round();
     let outcome = round(deployment.clone(), &context).instrument(span).await;
     context.metrics.reconcile_seconds.observe(started.elapsed().as_secs_f64());
     if outcome.is_ok() {
@@ -236,7 +255,7 @@ struct Decision {
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
         let deployment = validate(&observed.deployment, &self.defaults)?;
-        let desired = desired(&deployment);
+        let desired = desired(&deployment, &self.keyring.public());
         let plan = plan::plan(&deployment, &desired, observed, now);
         Ok(Decision { deployment, desired, plan })
     }
@@ -269,7 +288,7 @@ impl Context {
             }
         };
         self.lint(&decision, observed, now)?;
-        let applied = self.apply(&decision, now).await?;
+        let applied = self.apply(&decision, observed, now).await?;
         let outlook = decision.outlook(observed, &applied, now);
         self.report(observed, &applied, &outlook.status).await?;
         if !applied.refusals.is_empty() || !decision.plan.taken.is_empty() {
@@ -288,19 +307,18 @@ impl Context {
         Err(ReconcileError::Lint(violations))
     }
 
-    async fn apply(&self, decision: &Decision, now: Timestamp) -> Result<Applied, ReconcileError> {
+    async fn apply(&self, decision: &Decision, observed: &Observed, now: Timestamp) -> Result<Applied, ReconcileError> {
         if decision.plan.is_empty() {
             return Ok(Applied::default());
         }
         info!(plan = %decision.plan.to_string().trim_end().replace('\n', "; "), "applying");
         let apply = Apply {
             client: self.client.clone(),
-            agents: self.agents.clone(),
             metrics: self.metrics.clone(),
             namespace: decision.deployment.identity.namespace.clone(),
             drain: decision.deployment.replica.drain,
         };
-        apply.run(&decision.plan, &decision.desired, now).await
+        apply.run(&decision.plan, &decision.desired, observed, now).await
     }
 
     /// Writes the status if it moved, and tells what happened.
@@ -343,11 +361,12 @@ impl Context {
     ) -> kube::Result<()> {
         let api =
             Api::<InferenceDeployment>::namespaced(self.client.clone(), &deployment.namespace().unwrap_or_default());
-        // The UID keeps the status of a deleted namesake from landing here.
+        // The UID keeps the status of a deleted namesake from landing here, the version that of an operator which was
+        // stopped for a while.
         let patch = json!({
             "apiVersion": InferenceDeployment::api_version(&()),
             "kind": InferenceDeployment::kind(&()),
-            "metadata": {"uid": deployment.uid()},
+            "metadata": {"uid": deployment.uid(), "resourceVersion": deployment.resource_version()},
             "status": status,
         });
         self.metrics.wrote("InferenceDeployment", "apply_status");

@@ -59,9 +59,14 @@ impl Leadership {
 
     /// True while no other operator can have been elected.
     pub fn holds(&self) -> bool {
+        self.holds_for(Duration::ZERO)
+    }
+
+    /// True when no other operator can be elected for so long from now.
+    pub fn holds_for(&self, time: Duration) -> bool {
         match *self.until.read().unwrap_or_else(PoisonError::into_inner) {
             Until::Never => false,
-            Until::Moment(moment) => Instant::now() < moment,
+            Until::Moment(moment) => Instant::now() + time < moment,
             Until::Always => true,
         }
     }
@@ -248,6 +253,13 @@ mod tests {
         assert_eq!(next_step(Some(&held_by("me")), "me", soon), Step::Renew);
         assert_eq!(next_step(Some(&held_by("you")), "me", soon), Step::Wait);
         assert_eq!(next_step(Some(&held_by("you")), "me", Duration::from_secs(16)), Step::TakeOver);
+    }
+
+    #[test]
+    fn a_leader_has_time_for_a_write_whenever_its_renewals_go_well() {
+        // Renewed every so often, and a renewal may take its whole time: what is left of the Lease then.
+        let least_left = LEASE_DURATION - RENEW_EVERY - REQUEST_TIMEOUT;
+        assert!(least_left > crate::fence::WRITE_TIMEOUT, "{least_left:?}");
     }
 
     #[test]

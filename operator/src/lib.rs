@@ -1,8 +1,8 @@
 //! The operator of `InferenceDeployment`: observe → validate → plan → apply → status.
 //!
 //! `controller::reconcile` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
-//! `lint` and `status` are functions over values: no client, no clock, no randomness. `observe` and `probe` only read,
-//! `apply` and `events` are the only ones that write. The operator never links the engine.
+//! `lint` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe` reads
+//! agents and tells them what is written on their pods, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
 pub mod agent_client;
 pub mod apply;
@@ -11,7 +11,10 @@ pub mod controller;
 pub mod desired;
 pub mod error;
 pub mod events;
+pub mod fence;
 pub mod intake;
+pub mod intent;
+pub mod keys;
 pub mod lease;
 pub mod lint;
 pub mod metrics;
@@ -27,3 +30,4 @@ pub mod server;
 pub mod status;
 pub mod telemetry;
 pub mod validate;
+pub mod vitals;

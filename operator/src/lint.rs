@@ -77,14 +77,24 @@ pub fn check(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp)
 
 fn cuts_streams(deletion: &Deletion, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Option<Violation> {
     let pod = find(pods, &deletion.pod)?;
-    let since = pod.drain_started;
-    let unread = matches!(pod.load, Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_));
-    let phase = pod.load.report().map(|report| report.phase);
-    let harmless = !pod.may_hold_streams()
-        || (since.is_some() && matches!(phase, Some(AgentPhase::Empty | AgentPhase::Loading | AgentPhase::Failed)))
-        || since.is_some_and(|since| now >= rollout::deadline(&wanted.drain, since))
-        || (unread && since.is_some_and(|since| now >= since + rollout::UNREACHABLE_PATIENCE));
+    let harmless = !pod.may_hold_streams() || pod.drain_since().is_some_and(|since| drained(pod, since, wanted, now));
     (!harmless).then(|| Violation::CutsStreams { pod: pod.name.clone(), why: deletion.why })
+}
+
+/// True when a pod that drains since then holds no streams, or had its time, or can only be drained by the kubelet.
+fn drained(pod: &ObservedPod, since: Timestamp, wanted: &Wanted, now: Timestamp) -> bool {
+    let told_since = match &pod.load {
+        Load::Fresh(report) if rollout::knows_its_intent(pod, report) && report.phase == AgentPhase::Empty => {
+            return true;
+        }
+        Load::Fresh(report) if matches!(report.phase, AgentPhase::Loading | AgentPhase::Failed) => return true,
+        Load::Fresh(report) if rollout::knows_its_intent(pod, report) => None,
+        Load::Fresh(report) => Some(rollout::told_since(report, since, now)),
+        Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_) => Some(since),
+        Load::Unread => None,
+    };
+    now >= rollout::deadline(&wanted.drain, since)
+        || told_since.is_some_and(|since| now >= since + rollout::UNREACHABLE_PATIENCE)
 }
 
 fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
@@ -98,7 +108,7 @@ fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<
 
 fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
     let gone = going(plan);
-    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_started.is_none());
+    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
     let kept = staying.filter(|pod| !gone.contains(pod.uid.as_str())).count() + plan.pods.undrain.len();
     let (after, allowed) = (kept + plan.pods.create.len(), wanted.replicas + 1);
     (!plan.pods.create.is_empty() && after > allowed).then_some(Violation::TooManyPods { after, allowed })
@@ -140,7 +150,7 @@ fn going(plan: &Plan) -> BTreeSet<&str> {
 
 fn named(plan: &Plan) -> impl Iterator<Item = &PodRef> {
     let deleted = plan.pods.delete.iter().map(|deletion| &deletion.pod);
-    plan.pods.drain.iter().chain(&plan.pods.remind).chain(&plan.pods.undrain).chain(deleted)
+    plan.pods.drain.iter().chain(&plan.pods.undrain).chain(&plan.pods.reassert).chain(deleted)
 }
 
 fn find<'a>(pods: &'a [ObservedPod], pod: &PodRef) -> Option<&'a ObservedPod> {

@@ -1,28 +1,36 @@
 //! The operator's process: arguments, logs, client, Lease, HTTP, controller; stops them in order.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use hyper::header::{HeaderValue, USER_AGENT};
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use stoker_operator::{
     controller,
+    fence::Fence,
+    keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
     scaling::Ledger,
     server,
     telemetry::{self, LogFormat},
     validate::Defaults,
+    vitals::Vitals,
 };
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
-use tracing::{error, info};
+use tracing::{error, info, warn};
+
+/// Between two tries to read the keys.
+const KEYS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Turns InferenceDeployments into agent pods.
 #[derive(Debug, Parser)]
@@ -43,12 +51,15 @@ struct Args {
     /// Lead without a Lease: only if no second operator can run.
     #[arg(long)]
     no_leader_election: bool,
-    /// Namespace of the Lease.
+    /// Namespace of the Lease and of the keys.
     #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
     lease_namespace: String,
     /// Name of the Lease.
     #[arg(long, default_value = "stoker-operator")]
     lease_name: String,
+    /// Name of the Secret with the key that orders to agents are signed with, beside the Lease. Made if it is missing.
+    #[arg(long, default_value = "stoker-operator-keys")]
+    keys_secret: String,
     /// Name of this process in Lease and Events. Default: made from host name and process id.
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
@@ -61,18 +72,21 @@ struct Args {
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     telemetry::start(args.log_format);
-    let client = client(args.kubeconfig.as_deref()).await?;
+    let identity = args.identity.clone().unwrap_or_else(default_identity);
+    let config = config(args.kubeconfig.as_deref(), &identity).await?;
     let metrics = Arc::new(Metrics::new().context("register metrics")?);
     let stop = stop_on_signal()?;
-    let identity = args.identity.clone().unwrap_or_else(default_identity);
 
+    let for_lease = Client::try_from(config.clone()).context("make a client")?;
     let mut elector = (!args.no_leader_election).then(|| {
         let (namespace, name) = (args.lease_namespace.clone(), args.lease_name.clone());
-        Elector::new(client.clone(), LeaseOptions { namespace, name, identity: identity.clone() })
+        Elector::new(for_lease, LeaseOptions { namespace, name, identity: identity.clone() })
     });
     let leadership = elector.as_ref().map_or_else(Leadership::always, Elector::leadership);
+    let client = ClientBuilder::try_from(config).context("make a client")?;
+    let client = client.with_layer(&Fence(leadership.clone())).build();
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
-    let shared = controller::Shared { leadership, metrics, ledger: Ledger::default() };
+    let shared = controller::Shared { leadership, metrics, ledger: Ledger::default(), vitals: Vitals::default() };
     let server = tokio::spawn(server::serve(listener, shared.clone()));
     info!(listen = %args.listen, version = env!("CARGO_PKG_VERSION"), "operator started");
 
@@ -81,49 +95,76 @@ async fn main() -> anyhow::Result<()> {
         defaults: Defaults { agent_image: args.agent_image },
         identity,
     };
-    let rounds = |stop| controller::run(client, options, shared, stopped(stop));
+    let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);
+    let rounds = async |stop: watch::Receiver<bool>| {
+        let keyring = tokio::select! {
+            keyring = open(&store) => keyring?,
+            () = stopped(stop.clone()) => return Ok(()),
+        };
+        controller::run(client, options, shared, (store, keyring), stopped(stop)).await
+    };
     let outcome = match &mut elector {
         Some(elector) => lead(elector, stop, rounds).await,
-        None => {
-            rounds(stop).await;
-            Ok(())
-        }
+        None => rounds(stop).await,
     };
     server.abort();
     outcome
 }
 
 /// Waits to lead, runs rounds while leading, and lets go in the end. Losing the Lease is an error: start anew.
-async fn lead<Rounds: Future<Output = ()>>(
+async fn lead(
     elector: &mut Elector,
     stop: watch::Receiver<bool>,
-    rounds: impl FnOnce(watch::Receiver<bool>) -> Rounds,
+    rounds: impl AsyncFnOnce(watch::Receiver<bool>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     tokio::select! {
         () = elector.acquire() => {}
         () = stopped(stop.clone()) => return Ok(()),
     }
-    tokio::select! {
-        () = rounds(stop) => {}
+    let outcome = tokio::select! {
+        outcome = rounds(stop) => outcome,
         () = elector.keep() => {
             error!("another operator holds the lease");
             bail!("lost the lease");
         }
-    }
+    };
     info!("stopped, releasing the lease");
     elector.release().await;
-    Ok(())
+    outcome
 }
 
-async fn client(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
+/// Reads the keys; waits for an API server that is away, and gives up where waiting does not help.
+async fn open(store: &KeyStore) -> anyhow::Result<Keyring> {
+    loop {
+        match store.read().await {
+            Ok(keys) => return Ok(Keyring::new(keys)),
+            Err(KeysError::Api { source: kube::Error::Api(answer), secret }) if answer.code == 403 => {
+                bail!(
+                    "read or make the Secret {secret}: {}: give the operator's account the chart's rights",
+                    answer.message
+                )
+            }
+            Err(error @ KeysError::Api { .. }) => {
+                warn!(%error, "no keys yet");
+                tokio::time::sleep(KEYS_PAUSE).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// How the API server is reached. Its audit log names this process.
+async fn config(kubeconfig: Option<&std::path::Path>, identity: &str) -> anyhow::Result<Config> {
+    let mut config = match kubeconfig {
         None => Config::infer().await.context("find the API server")?,
         Some(path) => {
             let file = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.context("read the kubeconfig")?
         }
     };
-    Client::try_from(config).context("make a client")
+    let agent = format!("stoker-operator/{} ({identity})", env!("CARGO_PKG_VERSION"));
+    config.headers.push((USER_AGENT, HeaderValue::try_from(agent).context("--identity")?));
+    Ok(config)
 }
 
 /// Turns true on SIGTERM or SIGINT.

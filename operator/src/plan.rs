@@ -26,6 +26,8 @@ pub struct Plan {
     pub apply_service: bool,
     /// Write the revision's ConfigMap: it is missing.
     pub apply_config_map: bool,
+    /// Write the ConfigMap with the operator's public keys: it is missing or was changed.
+    pub apply_keys: bool,
     /// What to do with pods.
     pub pods: RolloutPlan,
     /// Revision of created pods.
@@ -70,7 +72,8 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
     let wanted = wanted(deployment, desired, observed);
     Plan {
         apply_service: !matches!(&observed.service, Child::Own(service) if holds(&desired.service, service.as_ref())),
-        apply_config_map: own_config_map(desired, observed).is_none(),
+        apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
+        apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         pods: plan_rollout(&wanted, &observed.pods, now),
         revision: desired.revision.clone(),
         prune_config_maps: prunable(desired, observed),
@@ -105,9 +108,9 @@ fn handover(deployment: &ValidatedDeployment, observed: &InferenceDeployment) ->
 }
 
 fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
-    let wanted_map = desired.config_map.name_any();
+    let wanted_maps = [&desired.config_map, &desired.keys].map(ResourceExt::name_any);
     let maps = observed.config_maps.iter().filter_map(|map| match map {
-        Child::Foreign { name, leaving } if *name == wanted_map => {
+        Child::Foreign { name, leaving } if wanted_maps.contains(name) => {
             Some(Taken { kind: "ConfigMap", name: name.clone(), leaving: *leaving })
         }
         _ => None,
@@ -119,8 +122,8 @@ fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
     service.into_iter().chain(maps).collect()
 }
 
-fn own_config_map<'a>(desired: &Desired, observed: &'a Observed) -> Option<&'a ConfigMap> {
-    own_config_maps(observed).find(|map| map.name_any() == desired.config_map.name_any())
+fn own_config_map<'a>(wanted: &ConfigMap, observed: &'a Observed) -> Option<&'a ConfigMap> {
+    own_config_maps(observed).find(|map| map.metadata.name == wanted.metadata.name)
 }
 
 fn own_config_maps(observed: &Observed) -> impl Iterator<Item = &ConfigMap> {
@@ -160,15 +163,26 @@ fn contains(found: &Value, wanted: &Value) -> bool {
 impl Plan {
     /// True when the round writes nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { apply_service, apply_config_map, pods, revision: _, prune_config_maps, handover, taken: _ } = self;
-        !apply_service && !apply_config_map && pods.is_empty() && prune_config_maps.is_empty() && handover.is_none()
+        let Self {
+            apply_service,
+            apply_config_map,
+            apply_keys,
+            pods,
+            revision: _,
+            prune_config_maps,
+            handover,
+            taken: _,
+        } = self;
+        let applies = *apply_service || *apply_config_map || *apply_keys;
+        !applies && pods.is_empty() && prune_config_maps.is_empty() && handover.is_none()
     }
 }
 
 /// One line for each thing the round will do.
 impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { apply_service, apply_config_map, pods, revision, prune_config_maps, handover, taken } = self;
+        let Self { apply_service, apply_config_map, apply_keys, pods, revision, prune_config_maps, handover, taken } =
+            self;
         for taken in taken {
             let how = if taken.leaving { "being deleted" } else { "somebody else's" };
             writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
@@ -178,6 +192,9 @@ impl Display for Plan {
         }
         if *apply_config_map {
             writeln!(f, "apply ConfigMap of {revision}")?;
+        }
+        if *apply_keys {
+            writeln!(f, "apply ConfigMap of public keys")?;
         }
         write_pods(f, pods, revision)?;
         prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;
@@ -190,12 +207,12 @@ impl Display for Plan {
 }
 
 fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revision: &str) -> fmt::Result {
-    let RolloutPlan { create, drain, remind, undrain, delete, strategy, look_again } = plan;
+    let RolloutPlan { create, drain, undrain, reassert, delete, strategy, look_again } = plan;
     undrain.iter().try_for_each(|pod| writeln!(f, "undrain {}", pod.name))?;
     delete.iter().try_for_each(|delete| writeln!(f, "delete {}: {}", delete.pod.name, delete.why.as_str()))?;
     create.iter().try_for_each(|ordinal| writeln!(f, "create {revision}-{ordinal}"))?;
     drain.iter().try_for_each(|pod| writeln!(f, "drain {}", pod.name))?;
-    remind.iter().try_for_each(|pod| writeln!(f, "remind {}", pod.name))?;
+    reassert.iter().try_for_each(|pod| writeln!(f, "reassert {}", pod.name))?;
     match strategy {
         Strategy::Settled => {}
         Strategy::Surge => writeln!(f, "rolling: surge")?,

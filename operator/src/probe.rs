@@ -1,4 +1,8 @@
-//! Reads every agent's `/v1/load` and keeps the last reading of each pod. Never blocks a reconciliation.
+//! Reads every agent's `/v1/load`, keeps the last reading of each pod, and tells an agent what is written on its pod until
+//! it says that it knows. Never blocks a reconciliation.
+//!
+//! Orders are a matter of levels: what the pod says and what the agent echoes differ, so it is told, at the pace of readings,
+//! whoever wrote it and whatever was lost before. Only the leader tells; one that was late is refused by its number.
 //!
 //! A reading says in its type how far it can be trusted. Reconciliations are asked for only when a reading changes what
 //! a plan or a status would say, so that quiet agents cause no work.
@@ -23,12 +27,17 @@ use stoker_crds::{
     contract::{AgentPhase, LoadReport},
 };
 use tokio::sync::mpsc;
+use tracing::{info, warn};
 
 use self::preemptions::Preemptions;
 use crate::{
     agent_client::{AgentClient, AgentError},
     desired::labels,
+    intent::Intent,
+    keys::Keyring,
+    lease::Leadership,
     metrics::Metrics,
+    vitals::Vitals,
 };
 
 /// How often a settled agent is read.
@@ -126,6 +135,8 @@ struct Reading {
     heard: Option<Heard>,
     preemptions: Preemptions,
     asked: Option<Instant>,
+    /// Why the agent took no order when it was last given one.
+    refusal: Option<String>,
     /// What a reconciliation was last asked for; readings age between answers, too.
     told: Signature,
 }
@@ -189,6 +200,15 @@ impl Readings {
         told != std::mem::replace(&mut reading.told, told.clone())
     }
 
+    /// Keeps what came of an order; true when that is news.
+    fn note_order(&self, pod_uid: &str, refusal: Option<String>) -> bool {
+        let mut by_pod = self.by_pod.write().unwrap_or_else(PoisonError::into_inner);
+        let reading = by_pod.entry(pod_uid.to_owned()).or_default();
+        let news = reading.refusal != refusal || refusal.is_none();
+        reading.refusal = refusal;
+        news
+    }
+
     fn last_asked(&self, pod_uid: &str) -> Option<Instant> {
         self.by_pod.read().unwrap_or_else(PoisonError::into_inner).get(pod_uid)?.asked
     }
@@ -204,6 +224,7 @@ struct Signature {
     kind: &'static str,
     phase: Option<AgentPhase>,
     error: Option<String>,
+    intent: Option<u64>,
     kv_twentieths: u64,
     preempts: bool,
 }
@@ -212,7 +233,14 @@ fn signature(load: &Load) -> Signature {
     let kind = load.kind();
     let Some(report) = load.report() else { return Signature { kind, ..Signature::default() } };
     let kv_twentieths = u64::from(report.referenced_blocks) * 20 / u64::from(report.total_blocks.max(1));
-    Signature { kind, phase: Some(report.phase), error: report.error.clone(), kv_twentieths, preempts: false }
+    Signature {
+        kind,
+        phase: Some(report.phase),
+        error: report.error.clone(),
+        intent: report.intent,
+        kv_twentieths,
+        preempts: false,
+    }
 }
 
 /// Reads agents for as long as it runs.
@@ -222,12 +250,18 @@ pub struct Probe {
     pub pods: Store<Pod>,
     /// How to ask.
     pub agents: AgentClient,
+    /// What orders are signed with.
+    pub keyring: Keyring,
+    /// Whether we may give orders.
+    pub leadership: Leadership,
     /// Where readings go.
     pub readings: Readings,
     /// Whose deployment to look at again. Bounded: the probe waits when it is full, nobody else.
     pub changed: mpsc::Sender<ObjectRef<InferenceDeployment>>,
     /// Counts readings.
     pub metrics: Arc<Metrics>,
+    /// Where it shows that it goes on.
+    pub vitals: Vitals,
 }
 
 impl Probe {
@@ -237,6 +271,7 @@ impl Probe {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.changed.is_closed() {
             ticks.tick().await;
+            self.vitals.beat("probe");
             self.round().await;
         }
     }
@@ -258,7 +293,10 @@ impl Probe {
     }
 
     async fn read(&self, target: Target) {
-        let answer = self.agents.load(&target.ip).await;
+        let answer = match self.agents.load(&target.ip).await {
+            Ok(report) => Ok(self.tell(&target, report).await),
+            failed => failed,
+        };
         self.readings.hear(&target.uid, Heard::new(&answer, Timestamp::now()));
         let load = judge(answer, &target.revision);
         self.metrics.probe_reads.with_label_values(&[load.kind()]).inc();
@@ -269,12 +307,40 @@ impl Probe {
     }
 }
 
+impl Probe {
+    /// Tells the agent what is written on its pod if it does not know; its reading after that.
+    async fn tell(&self, target: &Target, report: LoadReport) -> LoadReport {
+        let Some(intent) = target.intent.filter(|intent| !intent.is_known_to(&report)) else { return report };
+        if !self.leadership.holds() {
+            return report;
+        }
+        let order = self.keyring.sign(&intent.order(&target.uid, &report));
+        let told = self.agents.order(&target.ip, order).await;
+        let refusal = told.as_ref().err().map(ToString::to_string);
+        let (pod, number, news) = (&target.pod, intent.number, self.readings.note_order(&target.uid, refusal));
+        match told {
+            Ok(after) => {
+                info!(pod, number, want = ?intent.want, "agent took the order");
+                after
+            }
+            Err(error) => {
+                if news {
+                    warn!(pod, number, %error, "agent took no order, will be told again");
+                }
+                report
+            }
+        }
+    }
+}
+
 /// An agent to read.
 struct Target {
+    pod: String,
     uid: String,
     ip: String,
     revision: String,
     deployment: ObjectRef<InferenceDeployment>,
+    intent: Option<Intent>,
     /// Draining or starting: its phase is about to change.
     moving: bool,
 }
@@ -284,12 +350,15 @@ impl Target {
         let status = pod.status.as_ref()?;
         let container = status.container_statuses.iter().flatten().next()?;
         container.state.as_ref()?.running.as_ref()?;
-        let draining = pod.annotations().contains_key(labels::DRAIN_STARTED);
+        let intent = Intent::of(pod);
+        let draining = intent.is_some_and(|intent| intent.drain_since().is_some());
         Some(Self {
+            pod: pod.name_any(),
             uid: pod.uid()?,
             ip: status.pod_ip.clone()?,
             revision: pod.labels().get(labels::REVISION)?.clone(),
             deployment: ObjectRef::new(pod.labels().get(labels::INSTANCE)?).within(&pod.namespace()?),
+            intent,
             moving: draining || !container.ready,
         })
     }
@@ -332,7 +401,7 @@ pub(crate) mod tests {
 
     pub(crate) fn report() -> LoadReport {
         serde_json::from_value(serde_json::json!({
-            "timeMs": 1, "startId": "a", "revision": "0a", "phase": "ready", "error": null, "loadProgress": 1.0,
+            "timeMs": 1, "startId": "a", "upMs": 1, "intent": null, "revision": "0a", "phase": "ready", "error": null, "loadProgress": 1.0,
             "running": 2, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 100, "referencedBlocks": 10,
             "cachedBlocks": 20, "freeBlocks": 70, "preemptions": 0, "finished": 0, "ttftP95Seconds": null,
             "itlP95Seconds": null, "prefillTokensPerSecond": null, "stalledSeconds": 0.0

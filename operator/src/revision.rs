@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::validate::ReplicaInputs;
 
 /// Raised when a new rendering of pods must reach replicas that run already.
-const TEMPLATE_EPOCH: u32 = 1;
+const TEMPLATE_EPOCH: u32 = 2;
 
 /// Hexadecimal digits of a revision.
 const REVISION_DIGITS: usize = 8;

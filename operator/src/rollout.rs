@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::DrainSettings;
 
 use self::fleet::Fleet;
-pub(crate) use self::leave::deadline;
+pub(crate) use self::leave::{deadline, knows_its_intent, told_since};
 use crate::observe::{Needs, ObservedPod};
 
 /// Seconds that a surplus pod may be unschedulable before a pod is given up for it.
@@ -23,8 +23,6 @@ pub const SURGE_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
 /// Seconds that a draining agent may be unreachable before it is left to the kubelet, whose SIGTERM drains it too.
 pub const UNREACHABLE_PATIENCE: SignedDuration = SignedDuration::from_secs(15);
-/// Seconds after which an agent that was told to drain must say that it does: two readings.
-pub const HEARD_AFTER: SignedDuration = SignedDuration::from_secs(4);
 /// Seconds beyond the deadline in which the agent ends its last streams itself.
 pub const DEADLINE_SLACK: SignedDuration = SignedDuration::from_secs(2);
 
@@ -50,10 +48,11 @@ pub struct RolloutPlan {
     pub create: Vec<u32>,
     /// Pods to begin draining.
     pub drain: Vec<PodRef>,
-    /// Draining pods whose agent did not hear it, or forgot it in a restart.
-    pub remind: Vec<PodRef>,
     /// Draining pods to take back into service.
     pub undrain: Vec<PodRef>,
+    /// Pods whose agent took an order that is not written on them: what they should do is said again, under a number
+    /// above the agent's.
+    pub reassert: Vec<PodRef>,
     /// Pods to delete.
     pub delete: Vec<Deletion>,
     /// How an older revision is being replaced.
@@ -81,14 +80,21 @@ pub struct PodRef {
     pub name: String,
     /// Its UID.
     pub uid: String,
-    /// Its address, if it has one.
-    pub ip: Option<String>,
+    /// The version that was looked at.
+    pub resource_version: String,
+    /// The number of its next intent.
+    pub next_number: u64,
 }
 
 impl PodRef {
     /// Names an observed pod.
     pub fn to(pod: &ObservedPod) -> Self {
-        Self { name: pod.name.clone(), uid: pod.uid.clone(), ip: pod.ip.clone() }
+        Self {
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            resource_version: pod.resource_version.clone(),
+            next_number: pod.next_number(),
+        }
     }
 }
 
@@ -114,6 +120,8 @@ pub enum Why {
     DeadlinePassed,
     /// Its agent cannot be reached; the kubelet's SIGTERM drains it.
     Unreachable,
+    /// Its agent answers and does not take the order; the kubelet's SIGTERM drains it.
+    OrderRefused,
 }
 
 impl Why {
@@ -125,6 +133,7 @@ impl Why {
             Self::Drained => "drained",
             Self::DeadlinePassed => "drain deadline passed",
             Self::Unreachable => "agent unreachable",
+            Self::OrderRefused => "agent refuses the order",
         }
     }
 }
@@ -140,7 +149,16 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Ro
     plan.strategy = strategy(wanted, &fleet, now, &mut plan);
     create_missing(wanted, &fleet, &mut plan);
     leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
+    reassert(pods, &mut plan);
     plan
+}
+
+/// An agent ahead of its pod is caught up with, unless the pod's intent changes or ends anyway.
+fn reassert(pods: &[ObservedPod], plan: &mut RolloutPlan) {
+    let ahead = pods.iter().filter(|pod| pod.is_live() && pod.agent_is_ahead());
+    let deleted = plan.delete.iter().map(|deletion| &deletion.pod);
+    let named: BTreeSet<&String> = plan.drain.iter().chain(&plan.undrain).chain(deleted).map(|pod| &pod.uid).collect();
+    plan.reassert = ahead.filter(|pod| !named.contains(&pod.uid)).map(PodRef::to).collect();
 }
 
 /// Demand that returned is met by replicas that are still there before new ones are made.
@@ -193,9 +211,14 @@ impl RolloutPlan {
         ahead
     }
 
+    /// True when replicas come, go or come back.
+    pub fn moves_replicas(&self) -> bool {
+        let Self { create, drain, undrain, reassert: _, delete, strategy: _, look_again: _ } = self;
+        !(create.is_empty() && drain.is_empty() && undrain.is_empty() && delete.is_empty())
+    }
+
     /// True when pods stay as they are.
     pub fn is_empty(&self) -> bool {
-        let Self { create, drain, remind, undrain, delete, strategy: _, look_again: _ } = self;
-        create.is_empty() && drain.is_empty() && remind.is_empty() && undrain.is_empty() && delete.is_empty()
+        !self.moves_replicas() && self.reassert.is_empty()
     }
 }

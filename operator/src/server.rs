@@ -1,5 +1,7 @@
 //! The operator's own HTTP: `/metrics`, `/healthz`, `/readyz`, and the full records of scaling decisions. Reads only.
 
+use std::time::Instant;
+
 use axum::{
     Router,
     extract::{Path, Query, State},
@@ -17,11 +19,19 @@ use crate::controller::Shared;
 pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
     let routes = Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { "ok" }))
+        .route("/healthz", get(healthz))
         .route("/readyz", get(|| async { "ok" }))
         .route(&format!("{RECORDS_PATH}/{{namespace}}/{{name}}"), get(records))
         .with_state(shared);
     axum::serve(listener, routes).await
+}
+
+/// Progress, not existence: 503 names what stands still, and the kubelet restarts the operator.
+async fn healthz(State(shared): State<Shared>) -> (StatusCode, String) {
+    match shared.vitals.complaint(Instant::now()) {
+        None => (StatusCode::OK, "ok".to_owned()),
+        Some(complaint) => (StatusCode::SERVICE_UNAVAILABLE, complaint),
+    }
 }
 
 async fn metrics(State(shared): State<Shared>) -> Result<String, (StatusCode, String)> {

@@ -147,8 +147,8 @@ impl Counts {
             existing: count(&ObservedPod::is_live),
             serving: count(&ObservedPod::serves),
             updated: count(&|pod| pod.serves() && current(pod)),
-            old: count(&|pod| pod.is_live() && pod.drain_started.is_none() && !current(pod)),
-            leaving: count(&|pod| pod.stage == Stage::Leaving || (pod.is_live() && pod.drain_started.is_some())),
+            old: count(&|pod| pod.is_live() && pod.drain_since().is_none() && !current(pod)),
+            leaving: count(&|pod| pod.stage == Stage::Leaving || (pod.is_live() && pod.drain_since().is_some())),
         }
     }
 }
@@ -199,7 +199,7 @@ fn progressing(counts: &Counts, plan: &Plan) -> Verdict {
         Verdict::new(true, rolling_reason(plan), of_wanted)
     } else if counts.updated < counts.wanted {
         Verdict::new(true, conditions::REASON_STARTING, of_wanted)
-    } else if counts.leaving > 0 || !plan.pods.is_empty() {
+    } else if counts.leaving > 0 || plan.pods.moves_replicas() {
         Verdict::new(true, conditions::REASON_DRAINING, "replicas that are not wanted leave")
     } else {
         Verdict::new(false, conditions::REASON_SETTLED, "nothing is on its way")

@@ -7,13 +7,17 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use stoker_crds::contract::{AgentPhase, DrainSettings, LoadReport};
+use stoker_crds::{
+    contract::{AgentPhase, DrainSettings, LoadReport},
+    intent::Want,
+};
 use stoker_operator::{
+    intent::Intent,
     lint,
     observe::{Needs, ObservedPod, Stage, Trouble},
     plan::Plan,
     probe::Load,
-    rollout::{RolloutPlan, Wanted, plan_rollout},
+    rollout::{PodRef, RolloutPlan, Wanted, plan_rollout},
 };
 
 /// Something that happens between two rounds.
@@ -38,7 +42,10 @@ enum PodChange {
     Gone,
     GotWork(u32),
     RanEmpty,
-    ForgotTheDrain,
+    Obeyed,
+    Restarted,
+    /// Its agent says that it took an order which is not on the pod.
+    LostItsAnnotation,
     Silent,
 }
 
@@ -93,31 +100,33 @@ impl World {
     }
 
     fn carry_out(&mut self, plan: &RolloutPlan) {
-        let now = self.now;
-        let named = |pods: &[stoker_operator::rollout::PodRef]| -> BTreeSet<String> {
-            pods.iter().map(|pod| pod.uid.clone()).collect()
-        };
-        let (drain, remind, undrain) = (named(&plan.drain), named(&plan.remind), named(&plan.undrain));
-        let delete: BTreeSet<String> = plan.delete.iter().map(|deletion| deletion.pod.uid.clone()).collect();
-        for pod in &mut self.pods {
-            if drain.contains(&pod.uid) {
-                pod.drain_started = Some(now);
-            }
-            if drain.contains(&pod.uid) || remind.contains(&pod.uid) {
-                set_phase(pod, AgentPhase::Draining);
-            }
-            if undrain.contains(&pod.uid) {
-                pod.drain_started = None;
-                set_phase(pod, AgentPhase::Ready);
-            }
-            if delete.contains(&pod.uid) {
-                pod.stage = Stage::Leaving;
-            }
+        for pod in &plan.drain {
+            self.intend(pod, Want::Drain(self.wanted.drain));
+        }
+        for pod in &plan.undrain {
+            self.intend(pod, Want::Serve);
+        }
+        for pod in &plan.reassert {
+            let want = self.pods.iter().find(|observed| observed.uid == pod.uid).unwrap().want();
+            self.intend(pod, want);
+        }
+        for deletion in &plan.delete {
+            self.pods.iter_mut().find(|pod| pod.uid == deletion.pod.uid).unwrap().stage = Stage::Leaving;
         }
         for ordinal in &plan.create {
             self.made += 1;
             self.pods.push(new_pod(&self.wanted.revision, *ordinal, self.made));
         }
+    }
+
+    /// Writes what a replica should do, under a number that only rises.
+    fn intend(&mut self, pod: &PodRef, want: Want) {
+        let now = self.now;
+        let pod = self.pods.iter_mut().find(|observed| observed.uid == pod.uid).unwrap();
+        let number = pod.next_number();
+        assert!(pod.intent.is_none_or(|before| before.number < number));
+        let since = pod.drain_since().filter(|_| want != Want::Serve).unwrap_or(now);
+        pod.intent = Some(Intent { number, want, since });
     }
 
     /// Every pod gets one step further on its way.
@@ -133,8 +142,10 @@ impl World {
                 Stage::Starting | Stage::Faltering { .. } | Stage::Serving => Stage::Serving,
                 Stage::Unscheduled { .. } | Stage::Preparing | Stage::Blocked(_) => Stage::Starting,
             };
-            let phase = if pod.drain_started.is_some() { AgentPhase::Empty } else { AgentPhase::Ready };
-            pod.load = Load::Fresh(report(phase, 0));
+            obey(pod);
+            if pod.drain_since().is_some() {
+                set_phase(pod, AgentPhase::Empty);
+            }
         }
         self.pods.retain(|pod| pod.uid != "gone");
     }
@@ -146,9 +157,9 @@ fn new_pod(revision: &str, ordinal: u32, made: u32) -> ObservedPod {
         uid: format!("uid-{made}"),
         revision: revision.into(),
         ordinal,
-        ip: None,
+        resource_version: String::new(),
         stage: Stage::Preparing,
-        drain_started: None,
+        intent: None,
         load: Load::Unread,
         needs: Needs::default(),
     }
@@ -170,17 +181,37 @@ fn change(pod: &mut ObservedPod, what: PodChange, now: Timestamp) {
         PodChange::DeletedByOthers => pod.stage = Stage::Leaving,
         PodChange::Gone if pod.stage == Stage::Leaving => pod.uid = "gone".into(),
         PodChange::Gone => {}
-        PodChange::GotWork(running) => pod.load = Load::Fresh(report(AgentPhase::Ready, running)),
-        PodChange::RanEmpty if pod.drain_started.is_some() => set_phase(pod, AgentPhase::Empty),
+        PodChange::GotWork(running) => {
+            let intent = pod.load.report().and_then(|report| report.intent);
+            pod.load = Load::Fresh(LoadReport { intent, ..report(AgentPhase::Ready, running) });
+        }
+        PodChange::RanEmpty if pod.drain_since().is_some() => {
+            obey(pod);
+            set_phase(pod, AgentPhase::Empty);
+        }
         PodChange::RanEmpty => {}
-        PodChange::ForgotTheDrain => set_phase(pod, AgentPhase::Ready),
+        PodChange::Obeyed => obey(pod),
+        PodChange::Restarted => pod.load = Load::Fresh(report(AgentPhase::Ready, 0)),
+        PodChange::LostItsAnnotation => {
+            obey(pod);
+            pod.intent = None;
+        }
         PodChange::Silent => pod.load = Load::Missing("connection refused".into()),
     }
 }
 
-fn set_phase(pod: &mut ObservedPod, phase: AgentPhase) {
+/// Its agent does what is written.
+fn obey(pod: &mut ObservedPod) {
+    let phase = if pod.drain_since().is_some() { AgentPhase::Draining } else { AgentPhase::Ready };
     let running = pod.load.report().map_or(0, |report| report.running);
-    pod.load = Load::Fresh(report(phase, if phase == AgentPhase::Empty { 0 } else { running }));
+    let intent = pod.intent.map(|intent| intent.number);
+    pod.load = Load::Fresh(LoadReport { intent, ..report(phase, running) });
+}
+
+fn set_phase(pod: &mut ObservedPod, phase: AgentPhase) {
+    let before = pod.load.report().cloned().unwrap_or_else(|| report(phase, 0));
+    let running = if phase == AgentPhase::Empty { 0 } else { before.running };
+    pod.load = Load::Fresh(LoadReport { intent: before.intent, ..report(phase, running) });
 }
 
 fn report(phase: AgentPhase, running: u32) -> LoadReport {
@@ -199,7 +230,9 @@ fn pod_change() -> impl Strategy<Value = PodChange> {
         DeletedByOthers,
         Gone,
         RanEmpty,
-        ForgotTheDrain,
+        Obeyed,
+        Restarted,
+        LostItsAnnotation,
         Silent,
     ];
     prop_oneof![6 => Just(Served), 6 => prop::sample::select(plain), 2 => (0..50u32).prop_map(GotWork)]

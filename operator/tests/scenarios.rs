@@ -11,10 +11,12 @@ use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment,
     contract::{AgentPhase, LoadReport},
+    intent::Want,
 };
 use stoker_operator::{
     apply::Applied,
     desired::{Desired, desired},
+    intent::Intent,
     lint,
     observe::{Child, Needs, Observed, ObservedPod, Stage, Trouble},
     plan::{self, Plan},
@@ -23,6 +25,8 @@ use stoker_operator::{
     validate::{Defaults, ValidatedDeployment, validate},
 };
 
+/// Number of the intent of pods that drain.
+const DRAIN: u64 = 1;
 /// How a scenario writes the revision that its spec renders to.
 const CURRENT: &str = "current";
 
@@ -60,14 +64,22 @@ struct Pod {
     cpu: Option<String>,
 }
 
+fn long_ago() -> u64 {
+    3600
+}
+
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Reading {
     phase: Option<AgentPhase>,
     #[serde(default)]
     running: u32,
     #[serde(default)]
     referenced: u32,
+    /// Number of the order that its agent took last. Default: that of the drain, or none.
+    intent: Option<u64>,
+    #[serde(default = "long_ago")]
+    up_seconds: u64,
     error: Option<String>,
     missing: Option<String>,
 }
@@ -99,7 +111,7 @@ fn complaint(question: &Path) -> Option<String> {
 fn answer(scenario: &Scenario) -> String {
     let deployment = deployment(&scenario.spec);
     let valid = validate(&deployment, &Defaults { agent_image: "agent:1".into() }).unwrap();
-    let desired = desired(&valid);
+    let desired = desired(&valid, "");
     let observed = observed(scenario, deployment, &desired);
     let plan = plan::plan(&valid, &desired, &observed, scenario.now);
     let wanted = plan::wanted(&valid, &desired, &observed);
@@ -137,7 +149,8 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
     let (service, config_maps) = match scenario.children {
         Children::Absent => (Child::Absent, Vec::new()),
         Children::Present => {
-            (Child::Own(Arc::new(desired.service.clone())), vec![Child::Own(Arc::new(desired.config_map.clone()))])
+            let maps = [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone())));
+            (Child::Own(Arc::new(desired.service.clone())), maps.into())
         }
         Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
     };
@@ -163,10 +176,10 @@ fn observed_pod(pod: &Pod, desired: &Desired) -> ObservedPod {
         uid: format!("uid-{}", pod.name),
         revision: revision.to_owned(),
         ordinal: ordinal.parse().unwrap(),
-        ip: Some("127.77.0.1".into()),
+        resource_version: "1".into(),
         stage: stage(pod),
-        drain_started: pod.drain_started,
-        load: pod.load.as_ref().map_or(Load::Unread, load),
+        intent: pod.drain_started.map(|since| Intent { number: DRAIN, want: Want::Drain(Default::default()), since }),
+        load: pod.load.as_ref().map_or(Load::Unread, |reading| load(reading, pod.drain_started.map(|_| DRAIN))),
         needs: Needs { requests: cpu.collect(), ..Needs::default() },
     }
 }
@@ -187,12 +200,14 @@ fn stage(pod: &Pod) -> Stage {
     }
 }
 
-fn load(reading: &Reading) -> Load {
+fn load(reading: &Reading, told: Option<u64>) -> Load {
     if let Some(why) = &reading.missing {
         return Load::Missing(why.clone());
     }
     Load::Fresh(LoadReport {
         phase: reading.phase.unwrap_or(AgentPhase::Ready),
+        intent: reading.intent.or(told).filter(|number| *number > 0),
+        up_ms: reading.up_seconds * 1000,
         error: reading.error.clone(),
         running: reading.running,
         referenced_blocks: reading.referenced,

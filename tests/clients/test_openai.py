@@ -1,6 +1,6 @@
 """The official OpenAI client against a running agent that serves ember.
 
-STOKER_BASE_URL names the agent, e.g. http://127.0.0.1:8000. Every test is one thing an application does with the
+STOKER_BASE_URL names the agent, e.g. http://127.0.0.1:8000, STOKER_ADMIN_URL its admin port. Every test is one thing an application does with the
 client; none looks at anything the client does not show.
 """
 
@@ -14,6 +14,7 @@ import openai
 import pydantic
 
 BASE_URL = os.environ["STOKER_BASE_URL"]
+ADMIN_URL = os.environ["STOKER_ADMIN_URL"]
 MODEL = "ember"
 
 
@@ -26,7 +27,7 @@ def user(content: str) -> list[dict]:
 
 
 def load() -> dict:
-    with urllib.request.urlopen(f"{BASE_URL}/v1/load", timeout=10) as response:
+    with urllib.request.urlopen(f"{ADMIN_URL}/v1/load", timeout=10) as response:
         return json.load(response)
 
 

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct AgentProcess {
     child: Child,
     base: String,
+    admin: String,
     log: Arc<Mutex<String>>,
     _keeper: Keeper,
 }
@@ -40,8 +41,8 @@ impl AgentProcess {
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
         let log = Arc::new(Mutex::new(String::new()));
-        let address = listening(&mut child, &log)?;
-        Ok(Self { child, base: format!("http://{address}"), log, _keeper: keeper })
+        let [base, admin] = listening(&mut child, &log)?.map(|address| format!("http://{address}"));
+        Ok(Self { child, base, admin, log, _keeper: keeper })
     }
 
     /// Starts the agent with `args` and waits until it serves.
@@ -56,6 +57,11 @@ impl AgentProcess {
         &self.base
     }
 
+    /// The URL of a path on its admin port.
+    pub fn admin_url(&self, path: &str) -> String {
+        format!("{}{path}", self.admin)
+    }
+
     /// The URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
@@ -63,7 +69,7 @@ impl AgentProcess {
 
     /// Its load, now.
     pub async fn load(&self) -> Result<LoadReport> {
-        Ok(reqwest::get(self.url("/v1/load")).await?.json().await?)
+        Ok(reqwest::get(self.admin_url("/v1/load")).await?.json().await?)
     }
 
     /// Polls its load until `holds`.
@@ -125,29 +131,30 @@ pub fn binary() -> Result<PathBuf> {
     })
 }
 
-/// Reads the log on a thread, for as long as the agent writes it; returns the address it names.
-fn listening(child: &mut Child, log: &Arc<Mutex<String>>) -> Result<String> {
+/// Reads the log on a thread, for as long as the agent writes it; returns the public and the admin address it names.
+fn listening(child: &mut Child, log: &Arc<Mutex<String>>) -> Result<[String; 2]> {
     let lines = BufReader::new(child.stderr.take().context("stderr is a pipe")?).lines();
-    let (found, address) = mpsc::channel();
+    let (found, addresses) = mpsc::channel();
     let kept = Arc::clone(log);
     thread::spawn(move || {
         for line in lines.map_while(Result::ok) {
-            if let Some(address) = address_in(&line) {
-                // Only the first is waited for.
-                let _ = found.send(address);
+            if let Some(addresses) = addresses_in(&line) {
+                // Only the first are waited for.
+                let _ = found.send(addresses);
             }
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push_str(&line);
             kept.push('\n');
         }
     });
-    match address.recv_timeout(PATIENCE) {
-        Ok(address) => Ok(address),
+    match addresses.recv_timeout(PATIENCE) {
+        Ok(addresses) => Ok(addresses),
         Err(_) => bail!("the agent does not listen:\n{}", log.lock().unwrap_or_else(PoisonError::into_inner)),
     }
 }
 
-fn address_in(line: &str) -> Option<String> {
+fn addresses_in(line: &str) -> Option<[String; 2]> {
     let line: Value = serde_json::from_str(line).ok()?;
-    (line["message"] == "listening").then(|| line["address"].as_str().map(str::to_owned))?
+    let address = |name: &str| line[name].as_str().map(str::to_owned);
+    if line["message"] == "listening" { Some([address("address")?, address("admin")?]) } else { None }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::{
     api::{
         core::v1::{ConfigMap, Namespace, Pod, Service},
-        rbac::v1::{ClusterRole, ClusterRoleBinding},
+        rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -27,6 +27,7 @@ use stoker_cluster::{
     Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
 };
 use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
+use stoker_operator::intent::Intent;
 use stoker_scaling::DecisionRecord;
 use tokio::runtime::Runtime;
 
@@ -115,15 +116,17 @@ impl Rig {
         Ok(found.items)
     }
 
-    /// ConfigMaps of a deployment.
+    /// ConfigMaps with the configurations of a deployment's revisions.
     pub fn config_maps(&self, name: &str) -> Result<Vec<ConfigMap>> {
-        Ok(self.runtime.block_on(self.api::<ConfigMap>().list(&of(name)))?.items)
+        let revisions = ListParams::default().labels(&format!("app.kubernetes.io/instance={name},stoker.dev/revision"));
+        Ok(self.runtime.block_on(self.api::<ConfigMap>().list(&revisions))?.items)
     }
 
     /// Everything in the namespace that carries the deployment's name.
     pub fn children(&self, name: &str) -> Result<usize> {
         let services = self.runtime.block_on(self.api::<Service>().list(&of(name)))?.items.len();
-        Ok(self.pods(name)?.len() + self.config_maps(name)?.len() + services)
+        let config_maps = self.runtime.block_on(self.api::<ConfigMap>().list(&of(name)))?.items.len();
+        Ok(self.pods(name)?.len() + config_maps + services)
     }
 
     /// The deployment's Service.
@@ -204,6 +207,12 @@ pub fn serves(pod: &Pod) -> bool {
         && conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// What the operator wants of the replica in the pod: its number and whether it drains.
+pub fn intent_of(pod: &Pod) -> Option<(u64, bool)> {
+    let intent = Intent::of(pod)?;
+    Some((intent.number, intent.drain_since().is_some()))
+}
+
 /// A pod's revision.
 pub fn revision_of(pod: &Pod) -> String {
     pod.labels().get("stoker.dev/revision").cloned().unwrap_or_default()
@@ -245,13 +254,18 @@ impl Operator {
             .args(["--agent-image", AGENT_IMAGE, "--lease-namespace", OPERATOR_NAMESPACE])
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
             // As a container that restarts in its pod: it finds its own Lease.
-            .args(["--identity", &format!("operator-{}", self.port)])
+            .args(["--identity", &self.identity()])
             .stderr(log)
             .stdout(Stdio::null())
             .spawn()
             .context("start the operator")?;
         self.child = Some(child);
         Ok(())
+    }
+
+    /// Its name in Lease and audit log.
+    pub fn identity(&self) -> String {
+        format!("operator-{}", self.port)
     }
 
     /// True while the process lives.
@@ -378,10 +392,18 @@ async fn prepare(client: &Client) -> Result<()> {
 /// Gives the operator the rights that the chart gives it, and no other.
 async fn grant(client: &Client) -> Result<()> {
     let subject = json!({"kind": "ServiceAccount", "name": "stoker-operator", "namespace": OPERATOR_NAMESPACE});
-    let lease =
-        json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]});
-    let rules = chart_rules()?.into_iter().chain([lease]).collect::<Vec<_>>();
-    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": "stoker-operator"}, "rules": rules}))?;
+    let own = json!([
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
+    ]);
+    let metadata = json!({"name": "stoker-operator"});
+    let role: ClusterRole = serde_json::from_value(json!({"metadata": metadata, "rules": chart_rules()?}))?;
+    let own: Role = serde_json::from_value(json!({"metadata": metadata, "rules": own}))?;
+    let own_binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "stoker-operator"},
+        "subjects": [subject],
+    }))?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
         "metadata": {"name": "stoker-operator"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "stoker-operator"},
@@ -389,6 +411,10 @@ async fn grant(client: &Client) -> Result<()> {
     }))?;
     Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
     Api::<ClusterRoleBinding>::all(client.clone()).create(&PostParams::default(), &binding).await?;
+    let (roles, bindings) =
+        (Api::namespaced(client.clone(), OPERATOR_NAMESPACE), Api::namespaced(client.clone(), OPERATOR_NAMESPACE));
+    roles.create(&PostParams::default(), &own).await?;
+    bindings.create(&PostParams::default(), &own_binding).await?;
     Ok(())
 }
 

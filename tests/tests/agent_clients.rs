@@ -27,7 +27,7 @@ async fn the_official_openai_client_works_unchanged() -> Result<()> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/test_openai.py");
     let mut tests = Command::new(python);
     // Bytecode beside the script would be litter in the checkout.
-    tests.arg("-B").arg(script).env("STOKER_BASE_URL", agent.base());
+    tests.arg("-B").arg(script).env("STOKER_BASE_URL", agent.base()).env("STOKER_ADMIN_URL", agent.admin_url(""));
     let output = tokio::task::spawn_blocking(move || tests.output()).await??;
     ensure!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), agent.log());
     Ok(())

@@ -11,9 +11,12 @@ use std::{
 use anyhow::Result;
 use futures::{StreamExt, future::join_all};
 use reqwest::{Client, Response, StatusCode};
-use serde_json::{Value, json};
+use ring::signature::{Ed25519KeyPair, KeyPair};
 use stoker_cluster::Keeper;
-use stoker_crds::contract::AgentPhase;
+use stoker_crds::{
+    contract::{AgentPhase, DrainSettings},
+    intent::{INTENT_PATH, KEY_BYTES, Order, SIGNATURE_HEADER, Want, hex, signed_bytes},
+};
 use stoker_tests::{
     agent::{self, AgentProcess},
     cluster::wait_for,
@@ -59,8 +62,11 @@ fn chat(content: &str, max_tokens: u32) -> Value {
 #[tokio::test]
 async fn every_endpoint_answers() -> Result<()> {
     let agent = AgentProcess::ready(&[]).await?;
-    for path in ["/healthz", "/readyz", "/v1/load", "/v1/models", "/v1/models/ember", "/metrics"] {
+    for path in ["/healthz", "/readyz", "/v1/models", "/v1/models/ember", "/metrics"] {
         assert_eq!(get(&agent, path).await?.0, 200, "{path}");
+    }
+    for path in ["/v1/load", "/v1/intent", "/v1/drain"] {
+        assert_eq!(get(&agent, path).await?.0, 404, "{path} is not for clients");
     }
     let (status, answer) = post(&agent, "/v1/chat/completions", &chat("What is 12 + 30?", 20)).await?;
     assert_eq!(status, 200, "{answer}");
@@ -191,20 +197,133 @@ async fn a_second_signal_exits_at_once() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn a_drained_agent_is_empty_and_comes_back() -> Result<()> {
-    let agent = AgentProcess::ready(&[]).await?;
-    let (status, _) = post(&agent, "/v1/drain", &json!({"withdrawSeconds": 0})).await?;
-    assert_eq!(status, 202);
-    agent.wait_until("empty", |load| load.phase == AgentPhase::Empty).await?;
-    assert_eq!(get(&agent, "/readyz").await?.0, 503);
-    assert_eq!(get(&agent, "/healthz").await?.0, 200);
-    assert_eq!(post(&agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 503);
+/// A pod's agent: it knows the public keys in a file that the test may change.
+struct Pod {
+    agent: AgentProcess,
+    keys: std::path::PathBuf,
+    _dir: tempfile::TempDir,
+}
 
-    let back = Client::new().delete(agent.url("/v1/drain")).send().await?;
-    assert_eq!(back.status(), 200);
-    assert_eq!(get(&agent, "/readyz").await?.0, 200);
-    assert_eq!(post(&agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 200);
+impl Pod {
+    async fn ready() -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let [config, keys] = ["agent.json", "operator.pub"].map(|name| dir.path().join(name));
+        let json = json!({"revision": "r7", "model": {"source": "builtin://ember", "servedNames": ["ember"]}});
+        std::fs::write(&config, json.to_string())?;
+        std::fs::write(&keys, public_key(1))?;
+        let [config, keys_text] = [&config, &keys].map(|path| path.to_str().unwrap().to_owned());
+        let args = ["--config", &config, "--operator-keys", &keys_text, "--pod-uid", "uid-1"];
+        Ok(Self { agent: AgentProcess::ready(&args).await?, keys, _dir: dir })
+    }
+
+    /// An order for this pod and process, as the operator would make it now.
+    async fn order(&self, number: u64, want: Want) -> Result<Order> {
+        let load = self.agent.load().await?;
+        Ok(Order { pod_uid: "uid-1".into(), start_id: load.start_id, number, want, expires_up_ms: load.up_ms + 30_000 })
+    }
+
+    /// Status and error code of an order.
+    async fn give(&self, body: Vec<u8>, signature: Option<String>) -> Result<(u16, String)> {
+        let mut request = Client::new().put(self.agent.admin_url(INTENT_PATH)).body(body);
+        if let Some(signature) = signature {
+            request = request.header(SIGNATURE_HEADER, signature);
+        }
+        let answer = request.send().await?;
+        let status = answer.status().as_u16();
+        let answer: Value = answer.json().await?;
+        Ok((status, answer["error"]["code"].as_str().unwrap_or_default().to_owned()))
+    }
+
+    async fn give_signed(&self, order: &Order, seed: u8) -> Result<(u16, String)> {
+        let body = serde_json::to_vec(order)?;
+        let signature = hex(key(seed).sign(&signed_bytes(&body)).as_ref());
+        self.give(body, Some(signature)).await
+    }
+}
+
+fn key(seed: u8) -> Ed25519KeyPair {
+    Ed25519KeyPair::from_seed_unchecked(&[seed; KEY_BYTES]).unwrap()
+}
+
+fn public_key(seed: u8) -> String {
+    hex(key(seed).public_key().as_ref())
+}
+
+const DRAIN: Want = Want::Drain(DrainSettings { deadline_seconds: 60, withdraw_seconds: 0 });
+
+#[tokio::test]
+async fn an_agent_drains_and_comes_back_at_the_operators_word() -> Result<()> {
+    let pod = Pod::ready().await?;
+    assert_eq!(pod.give_signed(&pod.order(1, DRAIN).await?, 1).await?.0, 200);
+    let load = pod.agent.wait_until("empty", |load| load.phase == AgentPhase::Empty).await?;
+    assert_eq!(load.intent, Some(1));
+    assert_eq!(get(&pod.agent, "/readyz").await?.0, 503);
+    assert_eq!(get(&pod.agent, "/healthz").await?.0, 200);
+    assert_eq!(post(&pod.agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 503);
+
+    assert_eq!(pod.give_signed(&pod.order(2, Want::Serve).await?, 1).await?.0, 200);
+    assert_eq!(get(&pod.agent, "/readyz").await?.0, 200);
+    assert_eq!(post(&pod.agent, "/v1/chat/completions", &chat("Hello!", 4)).await?.0, 200);
+    Ok(())
+}
+
+#[tokio::test]
+async fn nobody_else_moves_a_replica_and_the_log_says_who_tried_what() -> Result<()> {
+    let pod = Pod::ready().await?;
+    let stream = open_stream(&pod.agent, &long_stream()).await?;
+    let order = pod.order(7, DRAIN).await?;
+    let body = serde_json::to_vec(&order)?;
+    let signature = |seed: u8| Some(hex(key(seed).sign(&signed_bytes(&body)).as_ref()));
+    let refused = |status: u16, code: &str| (status, code.to_owned());
+
+    assert_eq!(pod.give(body.clone(), None).await?, refused(401, "signature_missing"));
+    assert_eq!(pod.give(body.clone(), Some("00".into())).await?, refused(400, "signature_malformed"));
+    assert_eq!(pod.give(body.clone(), signature(2)).await?, refused(403, "signature_wrong"));
+    let changed = String::from_utf8(body.clone())?.replace("60", "0").into_bytes();
+    assert_eq!(pod.give(changed, signature(1)).await?, refused(403, "signature_wrong"));
+    assert_eq!(pod.give(vec![b' '; 10_000], signature(1)).await?, refused(413, "order_too_large"));
+    let other_pod = Order { pod_uid: "uid-2".into(), ..order.clone() };
+    assert_eq!(pod.give_signed(&other_pod, 1).await?, refused(403, "other_pod"));
+    let other_process = Order { start_id: "before".into(), ..order.clone() };
+    assert_eq!(pod.give_signed(&other_process, 1).await?, refused(409, "other_process"));
+    let expired = Order { expires_up_ms: 0, ..order.clone() };
+    assert_eq!(pod.give_signed(&expired, 1).await?, refused(403, "order_expired"));
+    let public = Client::new().put(pod.agent.url(INTENT_PATH)).body(body.clone()).send().await?;
+    assert_eq!(public.status(), 404, "the public port takes no orders");
+
+    // The operator says that it serves; whoever kept the drain of before sends it again.
+    assert_eq!(pod.give_signed(&pod.order(8, Want::Serve).await?, 1).await?.0, 200);
+    assert_eq!(pod.give_signed(&order, 1).await?, refused(409, "lower_number"));
+    assert_eq!(pod.give_signed(&Order { number: 8, ..order }, 1).await?, refused(409, "number_reused"));
+
+    let load = pod.agent.load().await?;
+    assert_eq!((load.phase, load.running, load.intent), (AgentPhase::Ready, 1, Some(8)));
+    assert!(rest_of(stream).await?.contains("\"finish_reason\":\"length\""));
+    let log = pod.agent.log();
+    assert!(log.contains("order refused") && log.contains("signature_missing"), "{log}");
+    assert!(log.contains("order taken") && log.contains("\"number\":8"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_that_is_added_while_the_agent_runs_is_believed() -> Result<()> {
+    let pod = Pod::ready().await?;
+    let order = pod.order(1, DRAIN).await?;
+    assert_eq!(pod.give_signed(&order, 2).await?.1, "signature_wrong");
+    std::fs::write(&pod.keys, format!("{} # now\n{} # next\n", public_key(1), public_key(2)))?;
+    assert_eq!(pod.give_signed(&order, 2).await?.0, 200);
+    std::fs::write(&pod.keys, public_key(2))?;
+    assert_eq!(pod.give_signed(&pod.order(2, Want::Serve).await?, 1).await?.1, "signature_wrong");
+    assert_eq!(pod.agent.load().await?.intent, Some(1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_started_by_hand_takes_no_orders() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let answer = Client::new().put(agent.admin_url(INTENT_PATH)).body("{}").send().await?;
+    assert_eq!(answer.status(), 403);
+    assert_eq!(answer.json::<Value>().await?["error"]["code"], "no_operator_keys");
     Ok(())
 }
 

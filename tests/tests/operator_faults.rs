@@ -12,7 +12,7 @@ use stoker_operator::{
     revision::revision,
     validate::{Defaults, validate},
 };
-use stoker_tests::operator::{AGENT_IMAGE, Rig, is_ready, revision_of, serves};
+use stoker_tests::operator::{AGENT_IMAGE, Rig, intent_of, is_ready, revision_of, serves};
 
 const KILLS: usize = 54;
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
@@ -132,7 +132,7 @@ fn ends_as_asked(rig: &Rig, name: &str, spec: &Value) -> Result<()> {
     let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
     for pod in rig.pods(name)? {
         ensure!(revision_of(&pod) == undisturbed, "{}: not of revision {undisturbed}", pod.name_any());
-        ensure!(!pod.annotations().contains_key("stoker.dev/drain-started"), "{}: still draining", pod.name_any());
+        ensure!(intent_of(&pod).is_none_or(|(_, drains)| !drains), "{}: still draining", pod.name_any());
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{Rig, condition, is_ready, revision_of, serves};
+use stoker_tests::operator::{Rig, condition, get, intent_of, is_ready, revision_of, serves};
 
 /// Long enough for two busy cores.
 const SOON: Duration = Duration::from_secs(40);
@@ -165,7 +165,7 @@ fn a_busy_replica_is_drained_before_it_is_deleted() {
     sleep(Duration::from_secs(1));
     rig.scale("drained", 0).unwrap();
     rig.wait("it drains", SOON, |rig| {
-        Ok(rig.pods("drained")?.iter().all(|pod| pod.annotations().contains_key("stoker.dev/drain-started")))
+        Ok(rig.pods("drained")?.iter().all(|pod| intent_of(pod).is_some_and(|(_, drains)| drains)))
     })
     .unwrap();
     sleep(Duration::from_secs(3));
@@ -194,6 +194,76 @@ fn demand_that_returns_takes_the_draining_replica_back() {
         assert_eq!(end_of(stream), "done");
     }
     delete(&rig, "back");
+}
+
+/// The number of the last order that the agent in the pod took.
+fn echoed(pod: &Pod) -> Option<u64> {
+    let ip = pod.status.as_ref().unwrap().pod_ip.clone().unwrap();
+    let load: Value = serde_json::from_str(&get(&format!("http://{ip}:8001/v1/load")).unwrap()).unwrap();
+    load["intent"].as_u64()
+}
+
+fn post(url: &str) {
+    assert!(Command::new("curl").args(["-sS", "--max-time", "5", "-X", "POST", url]).status().unwrap().success());
+}
+
+#[test]
+fn an_order_that_was_not_heard_is_given_again_and_a_lost_one_is_replaced() {
+    let rig = rig();
+    rig.apply("ordered", spec(2, json!({}))).unwrap();
+    rig.wait_ready("ordered", SOON).unwrap();
+    let pods = rig.pods("ordered").unwrap();
+    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod), 30)).collect();
+    for pod in &pods {
+        post(&format!("http://{}/lie/deaf", address(pod)));
+    }
+    rig.scale("ordered", 1).unwrap();
+    rig.wait("one is to drain", SOON, |rig| {
+        Ok(rig.pods("ordered")?.iter().filter_map(intent_of).any(|intent| intent == (1, true)))
+    })
+    .unwrap();
+    rig.scale("ordered", 2).unwrap();
+    rig.wait("it is to serve again", SOON, |rig| {
+        Ok(rig.pods("ordered")?.iter().filter_map(intent_of).any(|intent| intent == (2, false)))
+    })
+    .unwrap();
+    for pod in &pods {
+        post(&format!("http://{}/lie/none", address(pod)));
+    }
+    rig.wait("the order arrives", SOON, |rig| Ok(rig.pods("ordered")?.iter().any(|pod| echoed(pod) == Some(2))))
+        .unwrap();
+    rig.wait("both serve", SOON, |rig| Ok(serving(&rig.pods("ordered")?) == 2)).unwrap();
+    assert_eq!(names(&rig.pods("ordered").unwrap()), names(&pods), "a new pod was made");
+
+    // Somebody takes the annotation away: the operator counts on from what the agent says.
+    let victim = rig.pods("ordered").unwrap().into_iter().find(|pod| intent_of(pod).is_some()).unwrap();
+    let strip = json!({"metadata": {"annotations": {"stoker.dev/intent": null}}});
+    let patch = kube::api::Patch::Merge(strip);
+    rig.block_on(rig.api::<Pod>().patch(&victim.name_any(), &Default::default(), &patch)).unwrap();
+    rig.wait("it is written again", SOON, |rig| {
+        let pods = rig.pods("ordered")?;
+        let pod = pods.iter().find(|pod| pod.uid() == victim.uid());
+        Ok(pod.is_some_and(|pod| intent_of(pod) == Some((3, false)) && echoed(pod) == Some(3)))
+    })
+    .unwrap();
+    for stream in streams {
+        assert_eq!(end_of(stream), "done");
+    }
+    delete(&rig, "ordered");
+}
+
+#[test]
+fn a_replica_that_takes_no_orders_is_drained_by_the_kubelet() {
+    let rig = rig();
+    rig.apply("deaf", spec(1, json!({}))).unwrap();
+    rig.wait_ready("deaf", SOON).unwrap();
+    let pod = rig.pods("deaf").unwrap().remove(0);
+    let stream = hold(&address(&pod), 25);
+    post(&format!("http://{}/lie/deaf", address(&pod)));
+    rig.scale("deaf", 0).unwrap();
+    rig.wait("it is deleted", SOON * 2, |rig| Ok(rig.pods("deaf")?.is_empty())).unwrap();
+    assert_eq!(end_of(stream), "done");
+    delete(&rig, "deaf");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use serde_json::json;
+use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_tests::operator::{Operator, Rig};
 
@@ -24,9 +24,19 @@ fn leads(operator: &Operator) -> bool {
     operator.metrics().is_ok_and(|text| text.lines().any(|line| line == "stoker_operator_leader 1"))
 }
 
+/// What this operator was allowed to change so far, from the API server's own log.
+fn writes_of(rig: &Rig, operator: &Operator) -> Vec<String> {
+    let log = std::fs::read_to_string(rig.cluster.control_plane.audit_log()).unwrap();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ours = lines.filter(|entry| entry["userAgent"].as_str().is_some_and(|agent| agent.contains(&operator.identity())));
+    let writes = ours.filter(|entry| !["get", "list", "watch"].contains(&entry["verb"].as_str().unwrap_or_default()));
+    let accepted = writes.filter(|entry| entry["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300));
+    accepted.map(|entry| format!("{} {}", entry["verb"], entry["requestURI"])).collect()
+}
+
 #[test]
 fn one_operator_leads_and_another_takes_over() {
-    let mut rig = Rig::start(Audit::Off).unwrap();
+    let mut rig = Rig::start(Audit::Metadata).unwrap();
     rig.wait("the first leads", SOON, |rig| Ok(leads(&rig.operator))).unwrap();
     let first = holder(&rig);
     let mut second = Operator::start(&rig.cluster.control_plane).unwrap();
@@ -41,12 +51,20 @@ fn one_operator_leads_and_another_takes_over() {
     rig.scale("chat", 2).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
 
-    // Frozen until its Lease ran out, the second is no leader when it goes on, and ends.
+    // Frozen in the middle of a roll until its Lease ran out, the second is no leader when it goes on: it writes nothing
+    // more and ends.
     rig.operator.restart().unwrap();
+    let change = json!({"model": {"source": "builtin://ember"}, "replicas": 2, "engine": {"maxNumSeqs": 2}});
+    rig.apply("chat", change).unwrap();
+    rig.wait("the roll has begun", SOON, |rig| Ok(rig.pods("chat")?.len() > 2)).unwrap();
     second.freeze().unwrap();
     rig.wait("the first leads again", TAKE_OVER_WITHIN, |rig| Ok(leads(&rig.operator))).unwrap();
+    let frozen = writes_of(&rig, &second);
+    assert!(!frozen.is_empty());
     second.thaw().unwrap();
     assert_eq!(second.wait_for_end(SOON).unwrap(), Some(1));
+    rig.wait_ready("chat", SOON).unwrap();
+    assert_eq!(writes_of(&rig, &second), frozen, "written after its lease ran out");
 
     // Asked to stop, it lets go of the Lease at once.
     rig.operator.terminate().unwrap();

@@ -16,6 +16,7 @@ mod messages;
 mod models;
 mod neutral;
 mod params;
+mod probes;
 mod prompt;
 mod prompt_work;
 mod stream;
@@ -35,13 +36,14 @@ use axum::{
     routing::{get, post},
 };
 
+pub use self::admin::admin_router;
 use crate::{http::error::ApiError, replica::Replica};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced: they end up in logs.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
-/// All endpoints of one replica.
+/// The endpoints of the public port: requests, and what load balancers and scrapers read. See [`admin_router`] for the other.
 pub fn router(replica: Arc<Replica>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -51,12 +53,10 @@ pub fn router(replica: Arc<Replica>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))
-        .route("/health", get(admin::readyz))
-        .route("/healthz", get(admin::healthz))
-        .route("/readyz", get(admin::readyz))
-        .route("/metrics", get(admin::metrics))
-        .route("/v1/load", get(admin::load))
-        .route("/v1/drain", post(admin::drain).delete(admin::undrain))
+        .route("/health", get(probes::readyz))
+        .route("/healthz", get(probes::healthz))
+        .route("/readyz", get(probes::readyz))
+        .route("/metrics", get(probes::metrics))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(replica.clone(), observe))

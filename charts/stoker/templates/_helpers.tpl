@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
-# One ConfigMap per revision, deleted when no pod uses it.
+# One ConfigMap per revision, deleted when no pod uses it, and one with the operator's public keys.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]

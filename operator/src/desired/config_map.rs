@@ -1,13 +1,16 @@
 //! The ConfigMap with the agent's configuration: immutable, one per revision, so that a pod restarts with what it was
-//! started with. Pure.
+//! started with; and the one with the operator's public keys, which changes under pods that run. Pure.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use stoker_crds::contract::{AgentConfig, CONFIG_FILE, ModelConfig};
+use stoker_crds::{
+    contract::{AgentConfig, CONFIG_FILE, ModelConfig},
+    intent::KEYS_FILE,
+};
 
-use super::{config_map_name, labels, owner};
-use crate::validate::{ReplicaInputs, ValidatedDeployment};
+use super::{config_map_name, keys_name, labels, owner};
+use crate::validate::{Identity, ReplicaInputs, ValidatedDeployment};
 
 pub(super) fn config_map(deployment: &ValidatedDeployment, revision: &str) -> ConfigMap {
     let identity = &deployment.identity;
@@ -23,6 +26,21 @@ pub(super) fn config_map(deployment: &ValidatedDeployment, revision: &str) -> Co
         },
         data: Some(BTreeMap::from([(CONFIG_FILE.to_owned(), json)])),
         immutable: Some(true),
+        ..ConfigMap::default()
+    }
+}
+
+/// The public keys of the operator, for every replica of the deployment.
+pub(super) fn keys(identity: &Identity, public_keys: &str) -> ConfigMap {
+    ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(keys_name(&identity.name)),
+            namespace: Some(identity.namespace.clone()),
+            labels: Some(labels::child(&identity.name)),
+            owner_references: Some(vec![owner(identity)]),
+            ..ObjectMeta::default()
+        },
+        data: Some(BTreeMap::from([(KEYS_FILE.to_owned(), public_keys.to_owned())])),
         ..ConfigMap::default()
     }
 }

@@ -10,8 +10,8 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const INSTANCE: &str = "app.kubernetes.io/instance";
 /// Which revision a pod or ConfigMap belongs to.
 pub const REVISION: &str = "stoker.dev/revision";
-/// When draining a pod began (RFC 3339): bookkeeping of the operator, so that a successor keeps the deadline.
-pub const DRAIN_STARTED: &str = "stoker.dev/drain-started";
+/// What a replica should do, see [`crate::intent`]: kept on its pod, so that a successor goes on with the same number.
+pub const INTENT: &str = "stoker.dev/intent";
 
 const NAME: &str = "app.kubernetes.io/name";
 const COMPONENT: &str = "app.kubernetes.io/component";

@@ -1,4 +1,5 @@
-//! What should exist for one deployment: a Service, the revision's ConfigMap, and pods of that revision. Pure.
+//! What should exist for one deployment: a Service, the revision's ConfigMap, the operator's public keys, and pods of that
+//! revision. Pure.
 
 mod config_map;
 pub mod labels;
@@ -27,18 +28,21 @@ pub struct Desired {
     pub service: Service,
     /// The agent's configuration, immutable, one per revision.
     pub config_map: ConfigMap,
+    /// The operator's public keys.
+    pub keys: ConfigMap,
     /// A replica's pod, still without name and ordinal.
     template: Pod,
     /// Name of the deployment, the first part of every pod name.
     name: String,
 }
 
-/// Renders what `deployment` asks for.
-pub fn desired(deployment: &ValidatedDeployment) -> Desired {
+/// Renders what `deployment` asks for. Its agents take the orders of who has the private halves of `public_keys`.
+pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
     let revision = revision(&deployment.replica);
     Desired {
         service: service::service(&deployment.identity),
         config_map: config_map::config_map(deployment, &revision),
+        keys: config_map::keys(&deployment.identity, public_keys),
         template: pod::template(deployment, &revision),
         name: deployment.identity.name.clone(),
         revision,
@@ -62,6 +66,11 @@ impl Desired {
 /// Name of the ConfigMap of a revision.
 pub fn config_map_name(deployment: &str, revision: &str) -> String {
     format!("{deployment}-{revision}")
+}
+
+/// Name of the ConfigMap with the operator's public keys. No revision is called like that.
+pub fn keys_name(deployment: &str) -> String {
+    format!("{deployment}-operator-keys")
 }
 
 /// Base URL of the deployment's Service for OpenAI clients inside the cluster.

@@ -5,15 +5,18 @@
 
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, ConfigMapVolumeSource, Container, ContainerPort, HTTPGetAction, LocalObjectReference,
-        PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
-        SeccompProfile, SecurityContext, Toleration, Volume, VolumeMount,
+        Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction,
+        LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
+        Probe, ResourceRequirements, SeccompProfile, SecurityContext, Toleration, Volume, VolumeMount,
     },
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
-use stoker_crds::contract::{AGENT_PORT, AGENT_PORT_NAME, CONFIG_DIR, CONFIG_FILE, DrainSettings};
+use stoker_crds::{
+    contract::{ADMIN_PORT, ADMIN_PORT_NAME, AGENT_PORT, AGENT_PORT_NAME, CONFIG_DIR, CONFIG_FILE, DrainSettings},
+    intent::{KEYS_DIR, KEYS_FILE, POD_UID_VARIABLE},
+};
 
-use super::{config_map_name, labels, owner};
+use super::{config_map_name, keys_name, labels, owner};
 use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
 
 /// Seconds a pod may take to exit after its streams ended.
@@ -43,15 +46,15 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             owner_references: Some(vec![owner(identity)]),
             ..ObjectMeta::default()
         },
-        spec: Some(pod_spec(inputs, &config_map_name(&identity.name, revision))),
+        spec: Some(pod_spec(inputs, [config_map_name(&identity.name, revision), keys_name(&identity.name)])),
         status: None,
     }
 }
 
-fn pod_spec(inputs: &ReplicaInputs, config_map: &str) -> PodSpec {
+fn pod_spec(inputs: &ReplicaInputs, config_maps: [String; 2]) -> PodSpec {
     PodSpec {
         containers: vec![container(inputs)],
-        volumes: Some(volumes(inputs, config_map)),
+        volumes: Some(volumes(inputs, config_maps)),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(|name| secret_ref(name)).collect()),
@@ -70,12 +73,9 @@ fn container(inputs: &ReplicaInputs) -> Container {
         name: "agent".to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
-        args: Some(vec!["--config".to_owned(), format!("{CONFIG_DIR}/{CONFIG_FILE}")]),
-        ports: Some(vec![ContainerPort {
-            name: Some(AGENT_PORT_NAME.to_owned()),
-            container_port: AGENT_PORT.into(),
-            ..ContainerPort::default()
-        }]),
+        args: Some(args()),
+        env: Some(vec![pod_uid()]),
+        ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
         resources: resource_requirements(inputs),
         volume_mounts: Some(volume_mounts(inputs)),
         startup_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: START_SECONDS })),
@@ -85,6 +85,26 @@ fn container(inputs: &ReplicaInputs) -> Container {
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }
+}
+
+fn args() -> Vec<String> {
+    let config = format!("{CONFIG_DIR}/{CONFIG_FILE}");
+    let keys = format!("{KEYS_DIR}/{KEYS_FILE}");
+    vec!["--config".to_owned(), config, "--operator-keys".to_owned(), keys]
+}
+
+/// An agent refuses orders for another pod.
+fn pod_uid() -> EnvVar {
+    let field = ObjectFieldSelector { api_version: None, field_path: "metadata.uid".to_owned() };
+    EnvVar {
+        name: POD_UID_VARIABLE.to_owned(),
+        value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
+        value: None,
+    }
+}
+
+fn port(name: &str, number: u16) -> ContainerPort {
+    ContainerPort { name: Some(name.to_owned()), container_port: number.into(), ..ContainerPort::default() }
 }
 
 /// How often a probe asks: seconds between questions, seconds to answer, failures in a row that count.
@@ -113,10 +133,10 @@ fn resource_requirements(inputs: &ReplicaInputs) -> Option<ResourceRequirements>
     Some(ResourceRequirements { requests: Some(quantities.clone()), limits: Some(quantities), claims: None })
 }
 
-fn volumes(inputs: &ReplicaInputs, config_map: &str) -> Vec<Volume> {
-    let config = Volume {
-        name: "config".to_owned(),
-        config_map: Some(ConfigMapVolumeSource { name: config_map.to_owned(), ..ConfigMapVolumeSource::default() }),
+fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
+    let of_config_map = |volume: &str, name: String| Volume {
+        name: volume.to_owned(),
+        config_map: Some(ConfigMapVolumeSource { name, ..ConfigMapVolumeSource::default() }),
         ..Volume::default()
     };
     let model = inputs.model_claim.as_ref().map(|claim| Volume {
@@ -127,12 +147,12 @@ fn volumes(inputs: &ReplicaInputs, config_map: &str) -> Vec<Volume> {
         }),
         ..Volume::default()
     });
-    [config].into_iter().chain(model).collect()
+    [of_config_map("config", config), of_config_map("keys", keys)].into_iter().chain(model).collect()
 }
 
 fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
     let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
-    [read_only_mount("config", CONFIG_DIR)].into_iter().chain(model).collect()
+    [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)].into_iter().chain(model).collect()
 }
 
 fn read_only_mount(volume: &str, path: &str) -> VolumeMount {

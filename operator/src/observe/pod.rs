@@ -10,8 +10,9 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::ResourceExt;
+use stoker_crds::intent::Want;
 
-use crate::{desired::labels, probe::Load};
+use crate::{desired::labels, intent::Intent, probe::Load};
 
 /// One pod of a deployment.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,12 +25,12 @@ pub struct ObservedPod {
     pub revision: String,
     /// Its number within the revision.
     pub ordinal: u32,
-    /// Its address, once it has one.
-    pub ip: Option<String>,
+    /// Its version: what a change of its intent is bound to.
+    pub resource_version: String,
     /// How far it is.
     pub stage: Stage,
-    /// When draining it began.
-    pub drain_started: Option<Timestamp>,
+    /// What its replica should do, as it was written down last.
+    pub intent: Option<Intent>,
     /// What its agent said last.
     pub load: Load,
     /// What it asks of a node.
@@ -98,9 +99,33 @@ impl ObservedPod {
         !matches!(self.stage, Stage::Finished(_) | Stage::Leaving)
     }
 
+    /// Since when its replica should drain, if it should.
+    pub fn drain_since(&self) -> Option<Timestamp> {
+        self.intent.as_ref().and_then(Intent::drain_since)
+    }
+
+    /// What its replica should do.
+    pub fn want(&self) -> Want {
+        self.intent.map_or(Want::Serve, |intent| intent.want)
+    }
+
+    /// The number of the next intent: above what was written and above what its agent says it took.
+    pub fn next_number(&self) -> u64 {
+        let echoed = self.load.report().and_then(|report| report.intent);
+        let written = self.intent.map(|intent| intent.number);
+        written.max(echoed).unwrap_or_default() + 1
+    }
+
+    /// True when its agent took an order that is not written on the pod: somebody took the annotation away, or the
+    /// cluster was restored from a copy.
+    pub fn agent_is_ahead(&self) -> bool {
+        let echoed = self.load.report().and_then(|report| report.intent);
+        echoed > self.intent.map(|intent| intent.number)
+    }
+
     /// True when requests reach it and it is meant to stay.
     pub fn serves(&self) -> bool {
-        self.stage == Stage::Serving && self.drain_started.is_none()
+        self.stage == Stage::Serving && self.drain_since().is_none()
     }
 
     /// True when its agent may be computing answers.
@@ -120,9 +145,9 @@ pub fn observe_pod(pod: &Pod, load: Load) -> ObservedPod {
         uid: pod.uid().unwrap_or_default(),
         revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
         ordinal: ordinal(&pod.name_any()),
-        ip: pod.status.as_ref().and_then(|status| status.pod_ip.clone()).filter(|ip| !ip.is_empty()),
+        resource_version: pod.resource_version().unwrap_or_default(),
         stage: stage(pod),
-        drain_started: pod.annotations().get(labels::DRAIN_STARTED).and_then(|text| text.parse().ok()),
+        intent: Intent::of(pod),
         load,
         needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
     }

@@ -26,7 +26,7 @@ pub(super) struct Fleet<'a> {
 impl<'a> Fleet<'a> {
     pub(super) fn sort(wanted: &'a Wanted, pods: &'a [ObservedPod]) -> Self {
         let live = || pods.iter().filter(|pod| pod.is_live());
-        let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_started.is_some());
+        let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_since().is_some());
         let (current, old) = staying.into_iter().partition(|pod| pod.revision == wanted.revision);
         let leaving = pods.iter().any(|pod| pod.stage == Stage::Leaving);
         let names = pods.iter().map(|pod| pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));

@@ -3,11 +3,10 @@
 use std::cmp::Reverse;
 
 use jiff::{SignedDuration, Timestamp};
-use stoker_crds::contract::{AgentPhase, DrainSettings};
+use stoker_crds::contract::{AgentPhase, DrainSettings, LoadReport};
 
 use super::{
-    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, HEARD_AFTER, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE,
-    Wanted, Why,
+    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
     fleet::{Fleet, frees_enough},
 };
 use crate::{
@@ -21,46 +20,50 @@ pub(super) fn bury_finished(pods: &[ObservedPod], plan: &mut RolloutPlan) {
     plan.delete.extend(finished.map(|pod| Deletion { pod: PodRef::to(pod), why: Why::Finished }));
 }
 
-/// Each draining pod is deleted, reminded, or waited for.
+/// Each draining pod is deleted or waited for. Telling its agent is the probe's.
 pub(super) fn settle_draining(wanted: &Wanted, draining: &[&ObservedPod], now: Timestamp, plan: &mut RolloutPlan) {
     for pod in draining {
-        match next_of_draining(&wanted.drain, pod, now, plan) {
-            Next::Delete(why) => plan.delete.push(Deletion { pod: PodRef::to(pod), why }),
-            Next::Remind => plan.remind.push(PodRef::to(pod)),
-            Next::Wait => {}
+        if let Some(why) = why_gone(&wanted.drain, pod, now, plan) {
+            plan.delete.push(Deletion { pod: PodRef::to(pod), why });
         }
     }
 }
 
-/// What happens to a draining pod.
-enum Next {
-    Delete(Why),
-    Remind,
-    Wait,
-}
-
-fn next_of_draining(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, plan: &mut RolloutPlan) -> Next {
-    let since = pod.drain_started.unwrap_or(now);
+/// Why a draining pod may go now.
+fn why_gone(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, plan: &mut RolloutPlan) -> Option<Why> {
+    let since = pod.drain_since().unwrap_or(now);
     if !matches!(pod.stage, Stage::Serving | Stage::Faltering { .. } | Stage::Starting) {
-        return Next::Delete(Why::HoldsNoStreams);
+        return Some(Why::HoldsNoStreams);
     }
     if !plan.wait_until(deadline(drain, since), now) {
-        return Next::Delete(Why::DeadlinePassed);
+        return Some(Why::DeadlinePassed);
     }
     match &pod.load {
         Load::Fresh(report) => match report.phase {
-            AgentPhase::Empty => Next::Delete(Why::Drained),
-            AgentPhase::Loading | AgentPhase::Failed => Next::Delete(Why::HoldsNoStreams),
-            // What was read before the agent was told says nothing about whether it heard.
-            AgentPhase::Ready if plan.wait_until(since + HEARD_AFTER, now) => Next::Wait,
-            AgentPhase::Ready => Next::Remind,
-            AgentPhase::Withdrawing | AgentPhase::Draining => Next::Wait,
+            AgentPhase::Loading | AgentPhase::Failed => Some(Why::HoldsNoStreams),
+            _ if !knows_its_intent(pod, report) => {
+                let patience = told_since(report, since, now) + UNREACHABLE_PATIENCE;
+                (!plan.wait_until(patience, now)).then_some(Why::OrderRefused)
+            }
+            // An agent that emptied itself for another reason may have come back since.
+            AgentPhase::Empty => Some(Why::Drained),
+            AgentPhase::Ready | AgentPhase::Withdrawing | AgentPhase::Draining => None,
         },
-        Load::Unread => Next::Wait,
+        Load::Unread => None,
         Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_) => {
-            if plan.wait_until(since + UNREACHABLE_PATIENCE, now) { Next::Wait } else { Next::Delete(Why::Unreachable) }
+            (!plan.wait_until(since + UNREACHABLE_PATIENCE, now)).then_some(Why::Unreachable)
         }
     }
+}
+
+pub(crate) fn knows_its_intent(pod: &ObservedPod, report: &LoadReport) -> bool {
+    pod.intent.is_some_and(|intent| intent.is_known_to(report))
+}
+
+/// Since when the process that gave `report` could have been told: a container that started again begins anew.
+pub(crate) fn told_since(report: &LoadReport, since: Timestamp, now: Timestamp) -> Timestamp {
+    let up = SignedDuration::from_millis(i64::try_from(report.up_ms).unwrap_or(i64::MAX));
+    now.checked_sub(up).map_or(since, |started| started.max(since))
 }
 
 /// When a drain that began at `since` has taken long enough.

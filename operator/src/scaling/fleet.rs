@@ -12,6 +12,7 @@ use stoker_scaling::Standing;
 
 use crate::{
     desired::labels,
+    intent::Intent,
     observe::{Stage, stage},
     probe::Heard,
 };
@@ -37,7 +38,7 @@ impl PodView {
             uid: pod.uid().unwrap_or_default(),
             revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
             stage: stage(pod),
-            draining: pod.annotations().contains_key(labels::DRAIN_STARTED),
+            draining: Intent::of(pod).is_some_and(|intent| intent.drain_since().is_some()),
             heard,
         }
     }

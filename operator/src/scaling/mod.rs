@@ -37,7 +37,7 @@ pub use self::{
     ledger::{Latest, Ledger, Shown},
     report::{metrics_healthy, scaling_status, scaling_verdict},
 };
-use crate::{metrics::Metrics, probe::Readings, validate::replicas_wanted};
+use crate::{metrics::Metrics, probe::Readings, validate::replicas_wanted, vitals::Vitals};
 
 /// How often is decided: as often as agents are read.
 pub const DECIDE_EVERY: Duration = Duration::from_secs(2);
@@ -58,6 +58,8 @@ pub struct Autoscaler {
     pub changed: mpsc::Sender<ObjectRef<InferenceDeployment>>,
     /// Counts decisions.
     pub metrics: Arc<Metrics>,
+    /// Where it shows that it goes on.
+    pub vitals: Vitals,
 }
 
 /// What is kept from tick to tick.
@@ -75,6 +77,7 @@ impl Autoscaler {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.changed.is_closed() {
             ticks.tick().await;
+            self.vitals.beat("autoscaler");
             let started = Instant::now();
             self.tick(&mut kept, Timestamp::now());
             self.metrics.scaling.tick_seconds.observe(started.elapsed().as_secs_f64());

@@ -234,7 +234,7 @@ mod tests {
     fn pod(ordinal: usize, referenced: u32, world: &World) -> PodView {
         let now = world.now();
         let report: LoadReport = serde_json::from_value(json!({
-            "timeMs": now.as_millisecond(), "startId": world.start_id, "revision": "0a", "phase": "ready", "error": null,
+            "timeMs": now.as_millisecond(), "startId": world.start_id, "upMs": 1, "intent": null, "revision": "0a", "phase": "ready", "error": null,
             "loadProgress": 1.0, "running": referenced / 10, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 1000,
             "referencedBlocks": referenced, "cachedBlocks": 0, "freeBlocks": 1000 - referenced, "preemptions": 0,
             "finished": 0, "ttftP95Seconds": null, "itlP95Seconds": null, "prefillTokensPerSecond": null,

@@ -94,6 +94,8 @@ fn load_report(member: &Member, now_ms: u64) -> LoadReport {
     let total_blocks = replica.total_blocks();
     LoadReport {
         time_ms: now_ms,
+        up_ms: now_ms,
+        intent: None,
         start_id: member.id.to_string(),
         revision: "sim".to_owned(),
         phase: AgentPhase::Ready,

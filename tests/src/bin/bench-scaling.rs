@@ -73,7 +73,7 @@ fn main() -> Result<()> {
 fn answer(readings: &Readings, uids: &[String], now: Timestamp) -> Result<()> {
     let at_ms = u64::try_from(now.as_millisecond())?;
     let template: LoadReport = serde_json::from_value(json!({
-        "timeMs": at_ms, "startId": "a", "revision": "0a", "phase": "ready", "error": null, "loadProgress": 1.0,
+        "timeMs": at_ms, "startId": "a", "upMs": at_ms, "intent": null, "revision": "0a", "phase": "ready", "error": null, "loadProgress": 1.0,
         "running": 20, "waiting": 1, "waitingPrefillTokens": 400, "totalBlocks": 50_000, "referencedBlocks": 0,
         "cachedBlocks": 0, "freeBlocks": 50_000, "preemptions": 0, "finished": at_ms / 250, "ttftP95Seconds": 0.2,
         "itlP95Seconds": 0.02, "prefillTokensPerSecond": 30_000.0, "stalledSeconds": 0.0

@@ -1,10 +1,11 @@
 //! `stand-in-agent`: an agent without an engine, for tests of the operator. It takes the same configuration, gives the
-//! same answers to `/healthz`, `/readyz`, `/v1/load` and `/v1/drain`, and streams ticks instead of tokens.
+//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load` and `/v1/intent` on its admin port, and
+//! streams ticks instead of tokens. Whose orders it takes is the real agent's code.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
 //! `GET /stream/SECONDS` holds a stream open; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
-//! `negative`, `future`, `revision`; any other kind tells the truth again.
+//! `negative`, `future`, `revision`; any other kind tells the truth again. `deaf` takes no orders from then on.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,13 +22,17 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{self, State},
-    http::{StatusCode, header::RETRY_AFTER},
+    http::{HeaderMap, StatusCode, header::RETRY_AFTER},
     response::{Html, IntoResponse, Response},
-    routing::{get, post},
+    routing::{get, post, put},
 };
 use clap::Parser;
 use futures::stream;
-use stoker_crds::contract::{AGENT_PORT, AgentConfig, AgentPhase, DrainRequest, DrainSettings, LoadReport};
+use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
+use stoker_crds::{
+    contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
+    intent::{INTENT_PATH, POD_UID_VARIABLE, SIGNATURE_HEADER, Want},
+};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -45,6 +50,11 @@ struct Args {
     /// Configuration written by the operator.
     #[arg(long)]
     config: PathBuf,
+    /// Public keys of the operators whose orders are taken.
+    #[arg(long)]
+    operator_keys: Option<PathBuf>,
+    #[arg(long, env = POD_UID_VARIABLE)]
+    pod_uid: Option<String>,
     #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
     host: String,
 }
@@ -77,6 +87,8 @@ struct Agent {
     error: Option<String>,
     started: Instant,
     start_id: String,
+    authority: Authority,
+    taken: Mutex<Option<Taken>>,
     drain: Mutex<Option<Drain>>,
     running: AtomicU32,
     finished: AtomicU32,
@@ -119,15 +131,19 @@ async fn run(args: &Args) -> Result<ExitCode> {
         error,
         started: Instant::now(),
         start_id: std::process::id().to_string(),
+        authority: Authority { pod_uid: args.pod_uid.clone(), keys: args.operator_keys.clone() },
+        taken: Mutex::default(),
         drain: Mutex::default(),
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
         lie: Mutex::default(),
     });
     let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
+    let admin = TcpListener::bind((args.host.as_str(), ADMIN_PORT)).await.context("listen")?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         served = async { axum::serve(listener, routes(agent.clone())).await } => served?,
+        served = async { axum::serve(admin, admin_routes(agent.clone())).await } => served?,
         () = async { terminate.recv().await; agent.drained().await } => {}
     }
     Ok(ExitCode::SUCCESS)
@@ -137,11 +153,13 @@ fn routes(agent: Shared) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
-        .route("/v1/load", get(load))
-        .route("/v1/drain", post(drain).delete(undrain))
         .route("/stream/{seconds}", get(open_stream))
         .route("/lie/{kind}", post(lie))
         .with_state(agent)
+}
+
+fn admin_routes(agent: Shared) -> Router {
+    Router::new().route("/v1/load", get(load)).route(INTENT_PATH, put(intent)).with_state(agent)
 }
 
 impl Agent {
@@ -212,6 +230,8 @@ async fn report(agent: &Agent) -> LoadReport {
     LoadReport {
         time_ms: u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX),
         start_id: agent.start_id.clone(),
+        up_ms: up_ms(agent),
+        intent: agent.taken.lock().await.map(|taken| taken.number),
         revision: agent.config.revision.clone(),
         phase: agent.phase().await,
         error: agent.error.clone(),
@@ -223,19 +243,35 @@ async fn report(agent: &Agent) -> LoadReport {
     }
 }
 
-async fn drain(State(agent): State<Shared>, body: Bytes) -> StatusCode {
-    let Ok(request) = serde_json::from_slice::<DrainRequest>(&body) else { return StatusCode::BAD_REQUEST };
-    let settings = DrainSettings {
-        deadline_seconds: request.deadline_seconds.unwrap_or(agent.config.drain.deadline_seconds),
-        withdraw_seconds: request.withdraw_seconds.unwrap_or(agent.config.drain.withdraw_seconds),
-    };
-    agent.drain.lock().await.get_or_insert(Drain { since: Instant::now(), settings });
-    StatusCode::OK
+fn up_ms(agent: &Agent) -> u64 {
+    u64::try_from(agent.started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-async fn undrain(State(agent): State<Shared>) -> StatusCode {
-    agent.drain.lock().await.take();
-    StatusCode::OK
+async fn intent(State(agent): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    if agent.lie.lock().await.as_str() == "deaf" {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    let signature = headers.get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok());
+    let mut before = agent.taken.lock().await;
+    let receiver = Receiver {
+        pod_uid: agent.authority.pod_uid.as_deref(),
+        start_id: &agent.start_id,
+        up_ms: up_ms(&agent),
+        taken: *before,
+    };
+    let order = authentic(&body, signature, &agent.authority.public_keys());
+    match order.and_then(|order| take(&order, receiver)) {
+        Err(refused) => return (StatusCode::FORBIDDEN, refused.to_string()).into_response(),
+        Ok(taken) => *before = Some(taken),
+    }
+    match before.as_ref().map(|taken| taken.want) {
+        Some(Want::Drain(settings)) => {
+            agent.drain.lock().await.get_or_insert(Drain { since: Instant::now(), settings });
+        }
+        Some(Want::Serve) | None => *agent.drain.lock().await = None,
+    }
+    drop(before);
+    Json(report(&agent).await).into_response()
 }
 
 /// Ticks for the asked time, then `done`; `cut` when the drain deadline ends it.

@@ -82,14 +82,16 @@ impl OperatorProcess {
     }
 }
 
-/// Namespace, ClusterRole with the chart's rules, and the right to its own lease.
+/// Namespace, ClusterRole with the chart's rules, and the right to its own lease and keys.
 fn rights(helpers: &str) -> Result<String, ClusterError> {
     let rules = rules(helpers)
         .ok_or_else(|| ClusterError::Chart("templates/_helpers.tpl defines no stoker.rules".to_owned()))?;
     let rules: Value =
         serde_norway::from_str(rules).map_err(|error| ClusterError::Chart(format!("stoker.rules: {error}")))?;
-    let lease =
-        json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]);
+    let own = json!([
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create"]},
+    ]);
     let rbac = "rbac.authorization.k8s.io";
     let version = format!("{rbac}/v1");
     let subjects = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}]);
@@ -98,7 +100,7 @@ fn rights(helpers: &str) -> Result<String, ClusterError> {
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         {"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": NAME}, "rules": rules},
         {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": {"name": NAME}, "roleRef": reference("ClusterRole"), "subjects": subjects},
-        {"apiVersion": version, "kind": "Role", "metadata": {"name": NAME, "namespace": NAMESPACE}, "rules": lease},
+        {"apiVersion": version, "kind": "Role", "metadata": {"name": NAME, "namespace": NAMESPACE}, "rules": own},
         {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": NAME, "namespace": NAMESPACE}, "roleRef": reference("Role"), "subjects": subjects},
     ]);
     Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
@@ -151,7 +153,9 @@ mod tests {
             .filter_map(|rule| rule["resources"][0].as_str())
             .collect();
         assert!(granted.contains(&"inferencedeployments") && granted.contains(&"pods"), "{granted:?}");
-        assert!(!granted.contains(&"leases"), "the lease is granted in one namespace only");
+        for own in ["leases", "secrets"] {
+            assert!(!granted.contains(&own), "{own} are granted in one namespace only");
+        }
     }
 
     #[test]
