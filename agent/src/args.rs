@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_operator_asks_on_the_next_port_unless_told_otherwise() {
-        let admin_port = |args: &[&str]| Args::parse_from([&["stoker-agent"], args].concat()).admin_port();
+        let admin_port = |args: &[&str]| Args::parse_from([&["stoker-agent"][..], args].concat()).admin_port();
         assert_eq!(admin_port(&[]), stoker_crds::contract::ADMIN_PORT);
         assert_eq!(admin_port(&["--port", "0"]), 0);
         assert_eq!(admin_port(&["--port", "9000", "--admin-port", "7"]), 7);

@@ -78,6 +78,9 @@ pub struct InferenceDeploymentSpec {
     /// Lets the number of replicas follow the load. Default: it does not, `replicas` stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingSpec>,
+    /// How an older revision is replaced. Default: the new replica serves before the old one goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutSpec>,
     /// How a replica leaves when it is replaced or no longer wanted. Default: 3 s withdrawn, then up to 600 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainSpec>,
@@ -230,6 +233,24 @@ pub struct EngineSpec {
     /// H200. On CPUs it is always so. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_invariant: Option<bool>,
+}
+
+/// How an older revision is replaced: one replica at a time, a new one first.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutSpec {
+    /// Replicas that may be missing during a change, 0 or 1. With 0 no old replica goes before a new one serves: where the
+    /// cluster has no room for one more, the change waits and says so. With 1 an old replica goes first when a new one found
+    /// no room for `surgeSeconds`; a deployment of one replica then does not serve for as long as the new one takes to load.
+    /// Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub max_unavailable: Option<u32>,
+    /// Seconds that a new replica waits for room before an old one goes for it, 0 to 3600: as long as a cluster autoscaler
+    /// takes for a node. Says nothing with `maxUnavailable` 0. Default: 120.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 3600))]
+    pub surge_seconds: Option<u32>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

@@ -179,8 +179,7 @@ impl Apply {
 
     async fn delete(&self, deletion: &Deletion, applied: &mut Applied) -> Result<(), ReconcileError> {
         let Deletion { pod, why } = deletion;
-        let seen =
-            Preconditions { uid: Some(pod.uid.clone()), resource_version: Some(pod.resource_version.clone()) };
+        let seen = Preconditions { uid: Some(pod.uid.clone()), resource_version: Some(pod.resource_version.clone()) };
         let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
         self.metrics.wrote("Pod", "delete");
         let result = self.api::<Pod>().delete(&pod.name, &params).await;

@@ -35,7 +35,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use crate::{
     agent_client::AgentClient,
-    apply::{Applied, Apply, FIELD_MANAGER},
+    apply::{Applied, Apply, FIELD_MANAGER, Refusal},
     desired::{Desired, config_map_name, desired, labels},
     error::ReconcileError,
     events::{events_of, old_crd},
@@ -287,7 +287,12 @@ impl Context {
                 return Ok(Action::requeue(SAFETY_NET));
             }
         };
-        self.lint(&decision, observed, now)?;
+        if let Err(refused) = self.lint(&decision, observed, now) {
+            let refusal = Refusal { what: "this operator's own plan".to_owned(), message: refused.to_string() };
+            let applied = Applied { refusals: vec![refusal], ..Applied::default() };
+            self.report(observed, &applied, &decision.outlook(observed, &applied, now).status).await?;
+            return Err(refused);
+        }
         let applied = self.apply(&decision, observed, now).await?;
         let outlook = decision.outlook(observed, &applied, now);
         self.report(observed, &applied, &outlook.status).await?;

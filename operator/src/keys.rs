@@ -163,10 +163,7 @@ pub async fn renew(
     }
 }
 
-async fn tell_all(
-    deployments: &Store<InferenceDeployment>,
-    changed: &mpsc::Sender<ObjectRef<InferenceDeployment>>,
-) {
+async fn tell_all(deployments: &Store<InferenceDeployment>, changed: &mpsc::Sender<ObjectRef<InferenceDeployment>>) {
     for deployment in deployments.state() {
         // A closed channel means that the operator stops.
         let _ = changed.send(ObjectRef::from_obj(&*deployment)).await;

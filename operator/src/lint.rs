@@ -101,7 +101,7 @@ fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<
     let serving: Vec<&ObservedPod> = pods.iter().filter(|pod| pod.serves()).collect();
     let gone = going(plan);
     let after = serving.iter().filter(|pod| !gone.contains(pod.uid.as_str())).count();
-    let dip = usize::from(plan.pods.strategy == Strategy::ReplaceInPlace);
+    let dip = usize::from(plan.pods.strategy == Strategy::ReplaceInPlace).min(wanted.replacing.max_unavailable);
     let needed = serving.len().min(wanted.replicas.saturating_sub(dip));
     (after < needed).then_some(Violation::ServesTooFew { before: serving.len(), after, needed })
 }

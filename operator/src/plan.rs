@@ -88,6 +88,7 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         replicas: deployment.replicas as usize,
         revision: desired.revision.clone(),
         drain: deployment.replica.drain,
+        replacing: deployment.replacing,
         needs: Needs {
             requests: deployment.replica.resources.clone(),
             node_selector: deployment.replica.node_selector.clone(),

@@ -37,6 +37,7 @@ use crate::{
     keys::Keyring,
     lease::Leadership,
     metrics::Metrics,
+    observe::agent,
     vitals::Vitals,
 };
 
@@ -348,7 +349,7 @@ struct Target {
 impl Target {
     fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
-        let container = status.container_statuses.iter().flatten().next()?;
+        let container = agent(status)?;
         container.state.as_ref()?.running.as_ref()?;
         let intent = Intent::of(pod);
         let draining = intent.is_some_and(|intent| intent.drain_since().is_some());

@@ -1,9 +1,9 @@
 //! Which pods to create, drain, take back and delete so that the wanted replicas of the wanted revision serve. Pure.
 //!
 //! Rules: missing capacity is created at once; an older revision is replaced one pod at a time, the new one first when
-//! it fits (surge), the old one first when it does not (replace in place); nobody who may hold streams is deleted
+//! it fits (surge), the old one first when it does not and may (replace in place); nobody who may hold streams is deleted
 //! before it is drained; serving replicas never become fewer than wanted, except by the one that replacing in place
-//! costs. Never looks at a clock: `now` is an argument.
+//! costs, where the deployment allows it. Never looks at a clock: `now` is an argument.
 
 mod fleet;
 mod leave;
@@ -17,8 +17,6 @@ use self::fleet::Fleet;
 pub(crate) use self::leave::{deadline, knows_its_intent, told_since};
 use crate::observe::{Needs, ObservedPod};
 
-/// Seconds that a surplus pod may be unschedulable before a pod is given up for it.
-pub const SURGE_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
 /// Seconds that a draining agent may be unreachable before it is left to the kubelet, whose SIGTERM drains it too.
@@ -35,10 +33,28 @@ pub struct Wanted {
     pub revision: String,
     /// How replicas leave.
     pub drain: DrainSettings,
+    /// How an older revision is replaced.
+    pub replacing: Replacing,
     /// What a pod of the revision asks of a node.
     pub needs: Needs,
     /// Names of pods that exist and are not ours.
     pub foreign_pods: BTreeSet<String>,
+}
+
+/// What replacing an older revision may cost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Replacing {
+    /// Replicas that may be missing.
+    pub max_unavailable: usize,
+    /// How long a surplus pod waits for room before one is given up for it.
+    pub surge_patience: SignedDuration,
+}
+
+impl Default for Replacing {
+    /// Never fewer than served; time for a cluster autoscaler to add a node.
+    fn default() -> Self {
+        Self { max_unavailable: 0, surge_patience: SignedDuration::from_secs(120) }
+    }
 }
 
 /// What to do with pods now, and when to look again if nothing happens.
@@ -141,7 +157,7 @@ impl Why {
 /// Decides what to do with `pods` now.
 pub fn plan_rollout(wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> RolloutPlan {
     let mut plan = RolloutPlan::default();
-    let mut fleet = Fleet::sort(wanted, pods);
+    let mut fleet = Fleet::sort(wanted, pods, now);
     leave::bury_finished(pods, &mut plan);
     take_back(wanted, &mut fleet, &mut plan);
     leave::settle_draining(wanted, &fleet.draining, now, &mut plan);
@@ -171,17 +187,24 @@ fn take_back(wanted: &Wanted, fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
     }
 }
 
-/// Surge, unless the surplus pod has been waiting for a node that an old pod would free.
+/// Surge, unless the surplus pod has been waiting for a node that an old pod would free, and one may be missing.
 fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) -> Strategy {
     if fleet.old.is_empty() {
         return Strategy::Settled;
+    }
+    if wanted.replacing.max_unavailable == 0 {
+        return Strategy::Surge;
     }
     // Pods on their way out will free their place by themselves.
     let Some(since) = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves) else { return Strategy::Surge };
     if !fleet.old.iter().any(|pod| fleet::frees_enough(&pod.needs, &wanted.needs)) {
         return Strategy::Surge;
     }
-    if plan.wait_until(since + SURGE_PATIENCE, now) { Strategy::Surge } else { Strategy::ReplaceInPlace }
+    if plan.wait_until(since + wanted.replacing.surge_patience, now) {
+        Strategy::Surge
+    } else {
+        Strategy::ReplaceInPlace
+    }
 }
 
 /// Creates what is missing, and one surplus pod to roll an older revision.

@@ -25,6 +25,9 @@ use crate::{
 
 /// Percentage points that KV use moves before it is written again.
 const KV_STEP_PERCENT: i32 = 5;
+/// What helps a change that waits for room.
+const WAITS_FOR_ROOM: &str =
+    "The older replicas go on serving: make room for one more, or allow rollout.maxUnavailable: 1.";
 /// Least time between two writes of KV use and preemptions.
 const KV_PAUSE: SignedDuration = SignedDuration::from_secs(30);
 
@@ -57,7 +60,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let Round { deployment, desired, observed, plan, applied } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
-    let cause = root_cause(plan, &applied.refusals, &observed.pods).map(|cause| in_hand(cause, plan));
+    let cause = root_cause(plan, &applied.refusals, &observed.pods).map(|cause| in_hand(cause, round));
     let scaling = scaling(round, previous.scaling.as_ref(), now);
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
@@ -221,9 +224,18 @@ fn degraded(cause: Option<&Cause>) -> Verdict {
 }
 
 /// For lack of room a replica is being given up already: nobody else has to do anything.
-fn in_hand(cause: Cause, plan: &Plan) -> Cause {
-    let replacing = plan.pods.strategy == Strategy::ReplaceInPlace && cause.severity == Severity::NoRoom;
-    if replacing { Cause { severity: Severity::Passing, ..cause } } else { cause }
+fn in_hand(cause: Cause, round: &Round<'_>) -> Cause {
+    let may_replace = round.deployment.replacing.max_unavailable > 0;
+    match round.plan.pods.strategy {
+        _ if cause.severity != Severity::NoRoom => cause,
+        Strategy::ReplaceInPlace => Cause { severity: Severity::Passing, ..cause },
+        Strategy::Surge if !may_replace => {
+            let Trouble { reason, message } = cause.trouble;
+            let message = format!("{message} {WAITS_FOR_ROOM}");
+            Cause { trouble: Trouble { reason, message }, ..cause }
+        }
+        Strategy::Surge | Strategy::Settled => cause,
+    }
 }
 
 /// Makes conditions that remember when their status last changed.

@@ -5,16 +5,19 @@
 
 use std::collections::BTreeMap;
 
+use jiff::SignedDuration;
 use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::api::resource::Quantity};
 use kube::ResourceExt;
 use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
-    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec, ResourcesSpec},
+    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec, ResourcesSpec, RolloutSpec},
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
+
+use crate::rollout::Replacing;
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -35,6 +38,8 @@ pub struct ValidatedDeployment {
     pub identity: Identity,
     /// Replicas to work towards.
     pub replicas: u32,
+    /// How an older revision is replaced. No part of the revision: changing it rolls nothing.
+    pub replacing: Replacing,
     /// How the number follows the load.
     pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
@@ -143,7 +148,8 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
     let scaling = scaling(deployment)?;
-    Ok(ValidatedDeployment { identity, replicas: replicas_wanted(deployment), scaling, replica, _checked: Checked })
+    let (replicas, replacing) = (replicas_wanted(deployment), replacing(deployment.spec.rollout.as_ref()));
+    Ok(ValidatedDeployment { identity, replicas, replacing, scaling, replica, _checked: Checked })
 }
 
 /// Replicas to work towards. With native scaling that is the decision in the status: it was written down before anything
@@ -259,6 +265,15 @@ fn drain_settings(spec: Option<&DrainSpec>) -> DrainSettings {
     DrainSettings {
         deadline_seconds: spec.deadline_seconds.unwrap_or(default.deadline_seconds),
         withdraw_seconds: spec.withdraw_seconds.unwrap_or(default.withdraw_seconds),
+    }
+}
+
+fn replacing(spec: Option<&RolloutSpec>) -> Replacing {
+    let (spec, default) = (spec.cloned().unwrap_or_default(), Replacing::default());
+    let patience = |seconds: u32| SignedDuration::from_secs(seconds.into());
+    Replacing {
+        max_unavailable: spec.max_unavailable.map_or(default.max_unavailable, |count| count as usize),
+        surge_patience: spec.surge_seconds.map_or(default.surge_patience, patience),
     }
 }
 

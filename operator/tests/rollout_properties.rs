@@ -17,7 +17,7 @@ use stoker_operator::{
     observe::{Needs, ObservedPod, Stage, Trouble},
     plan::Plan,
     probe::Load,
-    rollout::{PodRef, RolloutPlan, Wanted, plan_rollout},
+    rollout::{PodRef, Replacing, RolloutPlan, Wanted, plan_rollout},
 };
 
 /// Something that happens between two rounds.
@@ -67,6 +67,7 @@ impl World {
             replicas: 2,
             revision: REVISIONS[0].into(),
             drain,
+            replacing: Replacing::default(),
             needs: Needs::default(),
             foreign_pods: BTreeSet::new(),
         };
@@ -78,6 +79,7 @@ impl World {
             Happening::TimePasses { seconds } => self.now += SignedDuration::from_secs(*seconds),
             Happening::SpecChanges { replicas, revision } => {
                 self.wanted.replicas = *replicas;
+                self.wanted.replacing.max_unavailable = replicas % 2;
                 self.wanted.revision = REVISIONS[*revision].into();
             }
             Happening::Pod { which, what } if !self.pods.is_empty() => {
@@ -159,6 +161,7 @@ fn new_pod(revision: &str, ordinal: u32, made: u32) -> ObservedPod {
         ordinal,
         resource_version: String::new(),
         stage: Stage::Preparing,
+        gone_by: None,
         intent: None,
         load: Load::Unread,
         needs: Needs::default(),

@@ -178,6 +178,7 @@ fn observed_pod(pod: &Pod, desired: &Desired) -> ObservedPod {
         ordinal: ordinal.parse().unwrap(),
         resource_version: "1".into(),
         stage: stage(pod),
+        gone_by: None,
         intent: pod.drain_started.map(|since| Intent { number: DRAIN, want: Want::Drain(Default::default()), since }),
         load: pod.load.as_ref().map_or(Load::Unread, |reading| load(reading, pod.drain_started.map(|_| DRAIN))),
         needs: Needs { requests: cpu.collect(), ..Needs::default() },

@@ -12,6 +12,7 @@ use anyhow::Result;
 use futures::{StreamExt, future::join_all};
 use reqwest::{Client, Response, StatusCode};
 use ring::signature::{Ed25519KeyPair, KeyPair};
+use serde_json::{Value, json};
 use stoker_cluster::Keeper;
 use stoker_crds::{
     contract::{AgentPhase, DrainSettings},

@@ -144,5 +144,9 @@ fn no_container_of_the_chart_can_gain_rights() {
     {
         assert!(text.contains(line), "{line} is missing");
     }
-    assert!(!text.contains("secrets"), "the operator reads no Secret");
+    let manifest =
+        |kind: &str| text.split("\n---\n").find(|manifest| manifest.contains(&format!("kind: {kind}\n"))).unwrap();
+    assert!(!manifest("ClusterRole").contains("secrets"), "the operator reads no Secret of others");
+    let own = "resources: [secrets]\n    resourceNames: [stoker-operator-keys]\n    verbs: [get]\n";
+    assert!(manifest("Role").contains(own), "of its own namespace it reads one: {text}");
 }

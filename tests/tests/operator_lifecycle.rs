@@ -443,7 +443,8 @@ fn a_namesake_created_at_once_starts_anew() {
 fn a_change_without_room_for_a_surplus_pod_replaces_in_place() {
     let rig = rig();
     // The node has 64 CPUs: one such pod fits, two do not.
-    let large = |change: &str| json!({"resources": {"cpu": 40}, "pod": {"annotations": {"change": change}}});
+    let rollout = json!({"maxUnavailable": 1, "surgeSeconds": 5});
+    let large = |change: &str| json!({"resources": {"cpu": 40}, "pod": {"annotations": {"change": change}}, "rollout": rollout});
     rig.apply("large", spec(1, large("a"))).unwrap();
     rig.wait_ready("large", SOON).unwrap();
     let before = rig.get("large").unwrap().status.unwrap().revision;

@@ -28,7 +28,8 @@ fn leads(operator: &Operator) -> bool {
 fn writes_of(rig: &Rig, operator: &Operator) -> Vec<String> {
     let log = std::fs::read_to_string(rig.cluster.control_plane.audit_log()).unwrap();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let ours = lines.filter(|entry| entry["userAgent"].as_str().is_some_and(|agent| agent.contains(&operator.identity())));
+    let ours =
+        lines.filter(|entry| entry["userAgent"].as_str().is_some_and(|agent| agent.contains(&operator.identity())));
     let writes = ours.filter(|entry| !["get", "list", "watch"].contains(&entry["verb"].as_str().unwrap_or_default()));
     let accepted = writes.filter(|entry| entry["responseStatus"]["code"].as_u64().is_some_and(|code| code < 300));
     accepted.map(|entry| format!("{} {}", entry["verb"], entry["requestURI"])).collect()

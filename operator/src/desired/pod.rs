@@ -19,6 +19,8 @@ use stoker_crds::{
 use super::{config_map_name, keys_name, labels, owner};
 use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
 
+/// Name of the agent's container.
+pub const AGENT_CONTAINER: &str = "agent";
 /// Seconds a pod may take to exit after its streams ended.
 const EXIT_SECONDS: i64 = 10;
 /// Seconds after which a pod on an unreachable node is given up and replaced.
@@ -70,7 +72,7 @@ fn pod_spec(inputs: &ReplicaInputs, config_maps: [String; 2]) -> PodSpec {
 
 fn container(inputs: &ReplicaInputs) -> Container {
     Container {
-        name: "agent".to_owned(),
+        name: AGENT_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
         args: Some(args()),

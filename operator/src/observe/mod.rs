@@ -16,8 +16,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use stoker_crds::InferenceDeployment;
 
-pub(crate) use self::pod::stage;
 pub use self::pod::{Needs, ObservedPod, Stage, Trouble, observe_pod};
+pub(crate) use self::pod::{agent, stage};
 use crate::{
     desired::labels,
     probe::Readings,

@@ -6,13 +6,17 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec},
+    api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec, PodStatus},
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::ResourceExt;
 use stoker_crds::intent::Want;
 
-use crate::{desired::labels, intent::Intent, probe::Load};
+use crate::{
+    desired::{AGENT_CONTAINER, labels},
+    intent::Intent,
+    probe::Load,
+};
 
 /// One pod of a deployment.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +33,8 @@ pub struct ObservedPod {
     pub resource_version: String,
     /// How far it is.
     pub stage: Stage,
+    /// Being deleted, by when it should be gone.
+    pub gone_by: Option<Timestamp>,
     /// What its replica should do, as it was written down last.
     pub intent: Option<Intent>,
     /// What its agent said last.
@@ -147,6 +153,7 @@ pub fn observe_pod(pod: &Pod, load: Load) -> ObservedPod {
         ordinal: ordinal(&pod.name_any()),
         resource_version: pod.resource_version().unwrap_or_default(),
         stage: stage(pod),
+        gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         intent: Intent::of(pod),
         load,
         needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
@@ -176,8 +183,13 @@ pub(crate) fn stage(pod: &Pod) -> Stage {
     if let Some(scheduled) = condition("PodScheduled").filter(|scheduled| scheduled.status == "False") {
         return Stage::Unscheduled { since: since(scheduled), trouble: trouble_of(scheduled) };
     }
-    let Some(container) = status.container_statuses.iter().flatten().next() else { return Stage::Preparing };
+    let Some(container) = agent(&status) else { return Stage::Preparing };
     container_stage(container, condition("Ready"))
+}
+
+/// The container with the agent; others were put beside it.
+pub(crate) fn agent(status: &PodStatus) -> Option<&ContainerStatus> {
+    status.container_statuses.iter().flatten().find(|container| container.name == AGENT_CONTAINER)
 }
 
 fn container_stage(container: &ContainerStatus, ready: Option<&PodCondition>) -> Stage {
@@ -287,6 +299,15 @@ mod tests {
         assert!(matches!(faltering, Stage::Faltering { .. }), "{faltering:?}");
         // The startup probe succeeded, the first readiness probe is still to come.
         assert_eq!(stage_of(container(since("10:00:00"), json!({"started": true}))), Stage::Starting);
+    }
+
+    #[test]
+    fn a_container_beside_the_agent_says_nothing_about_the_replica() {
+        let mut status = container(json!({"running": {"startedAt": "2026-11-21T09:59:00Z"}}), json!({"started": true}));
+        let beside = json!({"name": "beside", "image": "", "imageID": "", "ready": false, "restartCount": 9,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}}});
+        status["containerStatuses"].as_array_mut().unwrap().insert(0, beside);
+        assert!(matches!(stage_of(status), Stage::Faltering { .. }));
     }
 
     #[test]

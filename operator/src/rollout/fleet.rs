@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::Wanted;
 use crate::{
     observe::{Needs, ObservedPod, Stage},
     quantity::amount,
 };
+
+/// Beyond its grace period, how long a pod may take to go.
+const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
 /// Live pods by what the rollout may do with them.
 pub(super) struct Fleet<'a> {
@@ -18,17 +21,17 @@ pub(super) struct Fleet<'a> {
     pub(super) old: Vec<&'a ObservedPod>,
     /// Draining, of any revision.
     pub(super) draining: Vec<&'a ObservedPod>,
-    /// True when no pod is draining or being deleted.
+    /// True when no pod is draining or on its way out.
     pub(super) nobody_leaves: bool,
     names: BTreeSet<&'a str>,
 }
 
 impl<'a> Fleet<'a> {
-    pub(super) fn sort(wanted: &'a Wanted, pods: &'a [ObservedPod]) -> Self {
+    pub(super) fn sort(wanted: &'a Wanted, pods: &'a [ObservedPod], now: Timestamp) -> Self {
         let live = || pods.iter().filter(|pod| pod.is_live());
         let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_since().is_some());
         let (current, old) = staying.into_iter().partition(|pod| pod.revision == wanted.revision);
-        let leaving = pods.iter().any(|pod| pod.stage == Stage::Leaving);
+        let leaving = pods.iter().any(|pod| pod.stage == Stage::Leaving && !is_stuck(pod, now));
         let names = pods.iter().map(|pod| pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
         Self { current, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
     }
@@ -52,6 +55,11 @@ impl<'a> Fleet<'a> {
         let suffix = |ordinal: u32| format!("-{}-{ordinal}", wanted.revision);
         (0..).filter(move |&ordinal| !self.names.iter().any(|name| name.ends_with(&suffix(ordinal))))
     }
+}
+
+/// True when it should have been gone for a while: its node is lost, and nobody knows when its room is free.
+fn is_stuck(pod: &ObservedPod, now: Timestamp) -> bool {
+    pod.gone_by.is_some_and(|gone_by| now >= gone_by + STUCK_AFTER)
 }
 
 /// The scheduler's words for nodes that match but are full.

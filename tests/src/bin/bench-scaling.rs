@@ -19,6 +19,7 @@ use stoker_operator::{
     metrics::Metrics,
     probe::{Heard, Readings},
     scaling::{Autoscaler, DECIDE_EVERY, Kept, Ledger},
+    vitals::Vitals,
 };
 use tokio::sync::mpsc;
 
@@ -51,6 +52,7 @@ fn main() -> Result<()> {
         ledger: Ledger::default(),
         changed,
         metrics: Arc::new(Metrics::new()?),
+        vitals: Vitals::default(),
     };
     let (mut kept, mut samples_ms) = (Kept::default(), Vec::new());
     for tick in 1..=WARM_TICKS + MEASURED_TICKS {
