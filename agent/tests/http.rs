@@ -773,3 +773,237 @@ async fn what_other_servers_answer_is_answered_here() {
     assert_eq!(Agent::loading(&EngineLimits::default()).get("/health").await.0, 503, "others listen once they serve");
     assert_eq!(agent.get("/version").await.1, json!({"version": env!("CARGO_PKG_VERSION")}));
 }
+
+/// The events of a stream whose frames have names, each of which must be its data's type.
+fn named_events(stream: &str) -> Vec<Value> {
+    let event = |frame: &str| {
+        let (name, data) = frame.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{frame}");
+        data
+    };
+    stream.split_terminator("\n\n").map(event).collect()
+}
+
+fn types(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["type"].as_str().unwrap()).collect()
+}
+
+async fn stream_of(agent: &Agent, path: &str, body: &Value) -> Vec<Value> {
+    let response = agent.send("POST", path, &body.to_string()).await;
+    assert_eq!(response.status(), 200);
+    named_events(&Stream { body: response.into_body() }.rest().await)
+}
+
+const CALLING: &str = r#"Let me see.<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>"#;
+const TOOLS_TEMPLATE: &str = "{% for t in tools or [] %}<tool_call>{{ t|tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
+     {% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments|tojson }}){% endfor %}{% endfor %}>";
+
+#[tokio::test]
+async fn a_message_of_anthropics_api_is_answered_in_its_form() {
+    let agent = Agent::new();
+    let asked = json!({"model": "sim", "max_tokens": 100, "system": "Be brief.", "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}]});
+    let (status, answer) = agent.post("/v1/messages", asked.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["content"], json!([{"type": "text", "text": "All is well."}]));
+    assert_eq!((&answer["type"], &answer["role"]), (&json!("message"), &json!("assistant")));
+    assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("end_turn"), &json!(null)));
+    let n_prompt = "[system]Be brief.[user]hi[assistant]".len();
+    assert_eq!(answer["usage"]["input_tokens"], n_prompt);
+    assert!(answer["id"].as_str().unwrap().starts_with("msg_"), "{answer}");
+    let mut counted = asked.clone();
+    counted.as_object_mut().unwrap().remove("max_tokens");
+    assert_eq!(agent.post("/v1/messages/count_tokens", counted).await.1, json!({"input_tokens": n_prompt}));
+
+    let mut stopped = asked.clone();
+    stopped["stop_sequences"] = json!(["is"]);
+    let (_, answer) = agent.post("/v1/messages", stopped).await;
+    assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("stop_sequence"), &json!("is")));
+
+    let mut streamed = asked;
+    streamed["stream"] = json!(true);
+    let events = stream_of(&agent, "/v1/messages", &streamed).await;
+    let order = types(&events);
+    assert_eq!(order[..3], ["message_start", "ping", "content_block_start"]);
+    assert!(order[3..order.len() - 3].iter().all(|name| *name == "content_block_delta"), "{order:?}");
+    assert_eq!(order[order.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(text, "All is well.");
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "end_turn");
+    assert_eq!(events[events.len() - 2]["usage"]["output_tokens"], 13);
+}
+
+#[tokio::test]
+async fn a_tool_of_anthropics_api_is_called_and_answered() {
+    let script = SimScript { completion: CALLING.into(), ..SimScript::default() };
+    let agent = Agent::with_template(script, TOOLS_TEMPLATE);
+    let asked = json!({"max_tokens": 100, "tools": [{"name": "f", "input_schema": {"z": 1, "a": 2}}], "messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "text", "text": "so"},
+                                          {"type": "tool_use", "id": "t1", "name": "f", "input": {"z": 1, "a": 2}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "4"},
+                                     {"type": "text", "text": "and?"}]}]});
+    let (status, answer) = agent.post("/v1/messages", asked.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["stop_reason"], "tool_use");
+    let call = &answer["content"][1];
+    assert_eq!((&call["type"], &call["name"], &call["input"]), (&json!("tool_use"), &json!("f"), &json!({"x": 1})));
+    let prompt = "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"z\": 1, \"a\": 2}}}\
+                  [user]hi[assistant]so(f {\"z\": 1, \"a\": 2})[tool]4[user]and?>";
+    assert_eq!(answer["usage"]["input_tokens"], prompt.len(), "schemas and arguments keep the order of their members");
+
+    let mut streamed = asked;
+    streamed["stream"] = json!(true);
+    let events = stream_of(&agent, "/v1/messages", &streamed).await;
+    let starts: Vec<&Value> = events.iter().filter(|event| event["type"] == "content_block_start").collect();
+    assert_eq!((&starts[0]["content_block"]["type"], &starts[1]["index"]), (&json!("text"), &json!(1)));
+    assert_eq!(starts[1]["content_block"]["input"], json!({}));
+    let input: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(input, r#"{"x": 1}"#);
+}
+
+#[tokio::test]
+async fn refusals_of_anthropics_api_have_its_form_and_name_its_fields() {
+    let agent = Agent::new();
+    let asked = |extra: Value| {
+        let mut body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let image = json!([{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]);
+    let result = json!([{"role": "user", "content": [{"type": "tool_result", "content": "4"}]}]);
+    for (extra, param) in [
+        (json!({"max_tokens": null}), "max_tokens"),
+        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": image}), "messages[0].content[0]"),
+        (json!({"messages": result}), "messages[0].content[0].tool_use_id"),
+        (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}]}]}),
+            "messages[0].content[0].mood",
+        ),
+        (json!({"stop_sequences": [""]}), "stop_sequences"),
+        (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0]"),
+        (json!({"tools": [{"name": "f"}]}), "tools[0].input_schema"),
+        (json!({"tool_choice": {"type": "tool"}}), "tool_choice"),
+        (json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens"),
+        (json!({"container": "x"}), "container"),
+    ] {
+        let (status, answer) = agent.post("/v1/messages", asked(extra)).await;
+        let error = &answer["error"];
+        assert_eq!((status.as_u16(), &error["param"]), (400, &json!(param)), "{answer}");
+        assert_eq!((&answer["type"], &error["type"]), (&json!("error"), &json!("invalid_request_error")));
+    }
+    let (status, answer) = agent.post("/v1/messages", asked(json!({"model": "claude"}))).await;
+    assert_eq!((status.as_u16(), &answer["error"]["type"]), (404, &json!("not_found_error")));
+    let request = Request::post("/v1/messages").header("anthropic-version", "1999-01-01");
+    let request = request.body(Body::from(asked(json!({})).to_string())).unwrap();
+    let (status, answer) = json_of(agent.router.clone().oneshot(request).await.unwrap()).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("anthropic-version")));
+}
+
+#[tokio::test]
+async fn a_response_is_kept_followed_and_forgotten() {
+    let agent = Agent::new();
+    let (status, first) = agent.post("/v1/responses", json!({"input": "hi", "instructions": "Be brief."})).await;
+    assert_eq!(status, 200, "{first}");
+    assert_eq!((&first["object"], &first["status"]), (&json!("response"), &json!("completed")));
+    let item = &first["output"][0];
+    assert_eq!((&item["type"], &item["content"][0]["text"]), (&json!("message"), &json!("All is well.")));
+    assert_eq!(first["usage"]["input_tokens"], "[system]Be brief.[user]hi[assistant]".len());
+    let id = first["id"].as_str().unwrap();
+    assert_eq!(agent.get(&format!("/v1/responses/{id}")).await.1, first);
+
+    let (_, second) = agent.post("/v1/responses", json!({"input": "and?", "previous_response_id": id})).await;
+    let prompt = "[user]hi[assistant]All is well.[user]and?[assistant]";
+    assert_eq!(second["usage"]["input_tokens"], prompt.len(), "instructions are not handed on: {second}");
+    assert_eq!(second["previous_response_id"], id);
+
+    let deleted = json_of(agent.send("DELETE", &format!("/v1/responses/{id}"), "").await).await;
+    assert_eq!(deleted, (StatusCode::OK, json!({"id": id, "object": "response", "deleted": true})));
+    assert_eq!(agent.get(&format!("/v1/responses/{id}")).await.0, 404);
+    let lost = json!({"input": "x", "previous_response_id": id});
+    let (status, answer) = agent.post("/v1/responses", lost).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (404, &json!("previous_response_id")));
+    let (_, unkept) = agent.post("/v1/responses", json!({"input": "x", "store": false})).await;
+    assert_eq!(agent.get(&format!("/v1/responses/{}", unkept["id"].as_str().unwrap())).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_streamed_response_adds_up_and_ends_with_the_whole() {
+    let script = SimScript { completion: CALLING.into(), ..SimScript::default() };
+    let agent = Agent::with_template(script, TOOLS_TEMPLATE);
+    let tools = json!([{"type": "function", "name": "f", "parameters": {"type": "object"}}]);
+    let events = stream_of(&agent, "/v1/responses", &json!({"input": "hi", "tools": tools, "stream": true})).await;
+    let mut order = types(&events);
+    order.dedup();
+    assert_eq!(
+        order,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+    );
+    let numbers: Vec<u64> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+    let whole = &events.last().unwrap()["response"];
+    let text: String = events
+        .iter()
+        .filter(|event| event["type"] == "response.output_text.delta")
+        .map(|event| event["delta"].as_str().unwrap())
+        .collect();
+    assert_eq!((&whole["output"][0]["content"][0]["text"], text.as_str()), (&json!("Let me see."), "Let me see."));
+    let call = &whole["output"][1];
+    assert_eq!((&call["type"], &call["arguments"]), (&json!("function_call"), &json!(r#"{"x": 1}"#)));
+
+    let asked = json!({"tools": tools, "previous_response_id": whole["id"], "input": [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]});
+    let (status, next) = agent.post("/v1/responses", asked).await;
+    let prompt = "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\"}}}\
+                  [user]hi[assistant]Let me see.(f {\"x\": 1})[tool]4>";
+    assert_eq!((status.as_u16(), &next["usage"]["input_tokens"]), (200, &json!(prompt.len())), "{next}");
+    let (_, cut) = agent.post("/v1/responses", json!({"input": "x", "max_output_tokens": 3})).await;
+    assert_eq!(
+        (&cut["status"], &cut["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+}
+
+#[tokio::test]
+async fn refusals_of_the_responses_api_name_its_fields() {
+    let agent = Agent::new();
+    for (asked, param) in [
+        (json!({}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0]"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+            "input[0].content[0]",
+        ),
+        (json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}), "input[0].call_id"),
+        (json!({"input": "x", "background": true}), "background"),
+        (json!({"input": "x", "truncation": "auto"}), "truncation"),
+        (json!({"input": "x", "max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"input": "x", "tools": [{"type": "web_search"}]}), "tools[0]"),
+        (json!({"input": "x".repeat(3000)}), "input"),
+        (json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n"}}}), "text.format.schema"),
+        (json!({"input": "x", "reasoning": {"summary": "detailed"}}), "reasoning.summary"),
+        (json!({"input": "x", "mood": 1}), "mood"),
+    ] {
+        let (status, answer) = agent.post("/v1/responses", asked).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+    }
+}

@@ -236,5 +236,37 @@ class Errors(unittest.TestCase):
         self.assertEqual(client().models.retrieve(MODEL).id, MODEL)
 
 
+class Responses(unittest.TestCase):
+    def ask(self, content, **options):
+        return client().responses.create(model=MODEL, input=content, **{"temperature": 0, **options})
+
+    def test_a_question_is_answered_and_followed(self):
+        first = self.ask("What is 12 + 30?")
+        self.assertEqual((first.output_text, first.status), ("42", "completed"))
+        second = self.ask("Hello!", previous_response_id=first.id)
+        self.assertGreater(second.usage.input_tokens, first.usage.input_tokens)
+        self.assertEqual(client().responses.retrieve(first.id).output_text, "42")
+        client().responses.delete(first.id)
+        with self.assertRaises(openai.NotFoundError):
+            client().responses.retrieve(first.id)
+
+    def test_a_stream_adds_up_to_the_whole_answer(self):
+        whole = self.ask("Hello!").output_text
+        with client().responses.stream(model=MODEL, input="Hello!", temperature=0) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            final = stream.get_final_response()
+        self.assertEqual((text, final.output_text), (whole, whole))
+
+    def test_a_function_is_called_and_its_output_answered(self):
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        tool = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": parameters}
+        first = self.ask("What is the weather in Oslo?", tools=[tool])
+        call = next(item for item in first.output if item.type == "function_call")
+        self.assertEqual((call.name, json.loads(call.arguments)), ("get_weather", {"city": "Oslo"}))
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 7}'}
+        second = self.ask([output], tools=[tool], previous_response_id=first.id)
+        self.assertIn("7", second.output_text)
+
+
 if __name__ == "__main__":
     unittest.main()

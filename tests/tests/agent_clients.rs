@@ -11,20 +11,30 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use stoker_cluster::cache_dir;
 use stoker_tests::{agent::AgentProcess, skip::skip};
+use tokio::sync::Mutex;
 
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
 
 #[tokio::test]
 async fn the_official_openai_client_works_unchanged() -> Result<()> {
-    let python = match python_with_clients() {
+    run_script("the_official_openai_client_works_unchanged", "clients/test_openai.py").await
+}
+
+#[tokio::test]
+async fn the_official_anthropic_client_works_unchanged() -> Result<()> {
+    run_script("the_official_anthropic_client_works_unchanged", "clients/test_anthropic.py").await
+}
+
+async fn run_script(test: &str, script: &str) -> Result<()> {
+    let python = match python_with_clients().await {
         Ok(python) => python,
         Err(error) => {
-            skip("the_official_openai_client_works_unchanged", &format!("{error:#}"));
+            skip(test, &format!("{error:#}"));
             return Ok(());
         }
     };
     let agent = AgentProcess::ready(&[]).await?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/test_openai.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let mut tests = Command::new(python);
     // Bytecode beside the script would be litter in the checkout.
     tests.arg("-B").arg(script).env("STOKER_BASE_URL", agent.base()).env("STOKER_ADMIN_URL", agent.admin_url(""));
@@ -33,8 +43,15 @@ async fn the_official_openai_client_works_unchanged() -> Result<()> {
     Ok(())
 }
 
+/// One at a time makes the environment.
+async fn python_with_clients() -> Result<PathBuf> {
+    static MAKING: Mutex<()> = Mutex::const_new(());
+    let _making = MAKING.lock().await;
+    tokio::task::spawn_blocking(make_python).await?
+}
+
 /// Python of the virtual environment, which is made if it is not there. An error is a reason to skip.
-fn python_with_clients() -> Result<PathBuf> {
+fn make_python() -> Result<PathBuf> {
     let mut versions = DefaultHasher::new();
     REQUIREMENTS.hash(&mut versions);
     let home = cache_dir().join(format!("python-clients-{:016x}", versions.finish()));

@@ -14,6 +14,7 @@ use crate::{
     http::{
         body::streamed,
         chat_answer::{AnswerForm, ChatCompletion, ChatShape},
+        choices::Choices,
         error::ApiError,
         extract::Admitted,
         fields::Fields,
@@ -21,18 +22,44 @@ use crate::{
         neutral::take_neutral_of_chat,
         params::{Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
         prompt::{Prompt, PromptTokens, of_messages},
-        stream::Frames,
+        stream::{AnswerHead, Frames},
         structure,
         usage::UsageSum,
     },
-    replica::{Replica, Served},
+    replica::{OpenRequest, Replica, Served},
 };
+
+/// A chat request that generates.
+pub(crate) struct Begun {
+    pub(crate) choices: Choices,
+    pub(crate) head: AnswerHead,
+    pub(crate) form: AnswerForm,
+    pub(crate) generation: Generation,
+    /// Tokens of the prompt.
+    pub(crate) prompt_tokens: u32,
+}
 
 /// Answers one chat completion.
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
-    Admitted { open, mut fields }: Admitted,
+    Admitted { open, fields }: Admitted,
 ) -> Result<Response, ApiError> {
+    let Begun { choices, head, form, generation, .. } = begin(&replica, open, fields).await?;
+    let usage = UsageSum::new(generation.n);
+    match generation.delivery {
+        Delivery::Stream { include_usage } => {
+            let shape = ChatShape::new(&head, &form, choices.n_choices());
+            streamed(choices, Frames::new(head, shape, include_usage), usage).await
+        }
+        Delivery::Whole => {
+            let (completions, usage) = choices.collect(usage).await?;
+            Ok(Json(ChatCompletion::new(head, &form, completions, usage)).into_response())
+        }
+    }
+}
+
+/// Reads a chat request and hands it to the engine. Requests of other APIs are translated into this form.
+pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields: Fields) -> Result<Begun, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
@@ -47,7 +74,7 @@ pub(crate) async fn create(
     let (tokens, reading) = prompt_of(prompt, &served, generation.truncate).await?;
     generation.stop.shown_specials = shown_specials(&served, &reading);
     generation.sampling.constraint =
-        constraint(&replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
+        constraint(replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
     let form = AnswerForm {
         logprobs: logprobs.is_some(),
         reading: Arc::new(reading),
@@ -55,20 +82,11 @@ pub(crate) async fn create(
         are_parallel: wanted.are_parallel,
         meters: replica.metrics().answers(),
     };
+    let prompt_tokens = tokens.len() as u32;
     let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
-    let choices = generate::start(&replica, &served, &request, open).map_err(of_messages)?;
-    let head = generate::answer_head(&replica, "chatcmpl", &request.generation);
-    let usage = UsageSum::new(request.generation.n);
-    match request.generation.delivery {
-        Delivery::Stream { include_usage } => {
-            let shape = ChatShape::new(&head, &form, choices.n_choices());
-            streamed(choices, Frames::new(head, shape, include_usage), usage).await
-        }
-        Delivery::Whole => {
-            let (completions, usage) = choices.collect(usage).await?;
-            Ok(Json(ChatCompletion::new(head, &form, completions, usage)).into_response())
-        }
-    }
+    let choices = generate::start(replica, &served, &request, open).map_err(of_messages)?;
+    let head = generate::answer_head(replica, "chatcmpl", &request.generation);
+    Ok(Begun { choices, head, form, generation: request.generation, prompt_tokens })
 }
 
 /// The prompt, and how what follows it is read.

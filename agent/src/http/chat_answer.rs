@@ -156,7 +156,7 @@ impl CallBody {
 }
 
 /// Ids of one choice's calls: made of the answer's id, the choice and the call's number, unique without randomness.
-struct CallIds {
+pub(crate) struct CallIds {
     answer: String,
     choice: u32,
     /// Mistral's templates take ids of nine letters and digits only.
@@ -164,12 +164,12 @@ struct CallIds {
 }
 
 impl CallIds {
-    fn new(head: &AnswerHead, form: &AnswerForm, choice: u32) -> Self {
+    pub(crate) fn new(head: &AnswerHead, form: &AnswerForm, choice: u32) -> Self {
         let answer = head.id.trim_start_matches("chatcmpl-").to_owned();
         Self { answer, choice, is_short: form.reading.calls == Some(CallFormat::Mistral) }
     }
 
-    fn id(&self, number: u32, of_model: Option<String>) -> String {
+    pub(crate) fn id(&self, number: u32, of_model: Option<String>) -> String {
         let Self { answer, choice, is_short } = self;
         match of_model {
             Some(id) => id,
@@ -180,7 +180,7 @@ impl CallIds {
 }
 
 /// Reads one choice's text: pieces, and what its end is called.
-struct Reader {
+pub(crate) struct Reader {
     parser: Option<AnswerParser>,
     shows_reasoning: bool,
     are_parallel: bool,
@@ -193,7 +193,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(form: &AnswerForm) -> Self {
+    pub(crate) fn new(form: &AnswerForm) -> Self {
         let reads = form.reading.calls.is_some() || form.reading.reasoning.is_some();
         Self {
             parser: reads.then(|| AnswerParser::new(&form.reading)),
@@ -207,7 +207,7 @@ impl Reader {
         }
     }
 
-    fn push(&mut self, text: String) -> Vec<Piece> {
+    pub(crate) fn push(&mut self, text: String) -> Vec<Piece> {
         let pieces = match &mut self.parser {
             Some(parser) => parser.push(&text),
             None => vec![Piece::Text(text)],
@@ -215,7 +215,7 @@ impl Reader {
         self.noted(pieces)
     }
 
-    fn finish(&mut self) -> Vec<Piece> {
+    pub(crate) fn finish(&mut self) -> Vec<Piece> {
         let pieces = self.parser.as_mut().map(AnswerParser::finish).unwrap_or_default();
         let pieces = self.noted(pieces);
         let n_cut_off = u32::from(self.arguments.is_some());
@@ -259,7 +259,7 @@ impl Reader {
     }
 
     /// An answer ends in calls only if all of them are complete and their arguments are JSON.
-    fn finish_reason(&self, reason: &'static str) -> &'static str {
+    pub(crate) fn finish_reason(&self, reason: &'static str) -> &'static str {
         let are_complete = self.n_calls > 0 && self.arguments.is_none() && !self.is_broken;
         if are_complete && reason == "stop" { "tool_calls" } else { reason }
     }

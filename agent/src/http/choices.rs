@@ -33,6 +33,8 @@ pub(crate) struct Completion {
     pub(crate) logprobs: Vec<PositionLogprobs>,
     /// Why it ended, by its wire name.
     pub(crate) finish_reason: &'static str,
+    /// The stop string that was found.
+    pub(crate) stop: Option<String>,
 }
 
 impl Choices {
@@ -70,7 +72,8 @@ impl Choices {
                     completion.text.push_str(&text);
                     completion.logprobs.extend(logprobs);
                 }
-                RequestEvent::Finished { reason, usage: counts, .. } => {
+                RequestEvent::Finished { reason, stop_match, usage: counts } => {
+                    completion.stop = stop_match;
                     completion.finish_reason = finish_name(&reason)?;
                     usage.add(index, counts);
                     unfinished -= 1;

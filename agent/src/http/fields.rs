@@ -124,6 +124,11 @@ impl Fields {
         std::str::from_utf8(&self.body[place.clone()]).expect("the body is UTF-8 and values end at its characters")
     }
 
+    /// Whether a field was sent and not taken yet; `null` is none.
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.left.get(field).is_some_and(|place| self.raw(place) != "null")
+    }
+
     /// Takes a field; absent and `null` are the same.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, FieldError> {
         self.known.push(field);

@@ -1,6 +1,7 @@
 //! The HTTP surface: which path leads to which handler, and what every request passes through. Decides nothing itself.
 
 mod admin;
+mod anthropic;
 mod body;
 mod chat;
 mod chat_answer;
@@ -11,14 +12,17 @@ mod extract;
 mod fields;
 mod generate;
 mod json_object;
+mod json_text;
 mod logprobs;
 mod messages;
 mod models;
 mod neutral;
 mod params;
+mod parts;
 mod probes;
 mod prompt;
 mod prompt_work;
+mod responses;
 mod stream;
 mod structure;
 mod tokenize;
@@ -48,6 +52,10 @@ pub fn router(replica: Arc<Replica>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/tokenize", post(tokenize::tokenize))

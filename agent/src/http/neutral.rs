@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::http::{error::ApiError, fields::Fields};
 
 /// A field and what is said about it.
-struct Neutral {
+pub(crate) struct Neutral {
     field: &'static str,
     /// Values that change nothing.
     values: Vec<Value>,
@@ -16,12 +16,17 @@ struct Neutral {
 
 /// Takes those of every endpoint that generates.
 pub(crate) fn take_neutral(fields: &mut Fields) -> Result<(), ApiError> {
-    table().into_iter().try_for_each(|neutral| take(fields, neutral))
+    take_all(fields, table())
 }
 
 /// Takes those of chat only.
 pub(crate) fn take_neutral_of_chat(fields: &mut Fields) -> Result<(), ApiError> {
-    table_of_chat().into_iter().try_for_each(|neutral| take(fields, neutral))
+    take_all(fields, table_of_chat())
+}
+
+/// Takes all of a table.
+pub(crate) fn take_all(fields: &mut Fields, table: Vec<Neutral>) -> Result<(), ApiError> {
+    table.into_iter().try_for_each(|neutral| take(fields, neutral))
 }
 
 fn take(fields: &mut Fields, Neutral { field, values, why }: Neutral) -> Result<(), ApiError> {
@@ -40,7 +45,8 @@ fn is_same(neutral: &Value, sent: &Value) -> bool {
     neutral == sent || matches!((neutral.as_f64(), sent.as_f64()), (Some(neutral), Some(sent)) if neutral == sent)
 }
 
-fn neutral<const N: usize>(field: &'static str, values: [Value; N], why: &'static str) -> Neutral {
+/// An entry of a table.
+pub(crate) fn neutral<const N: usize>(field: &'static str, values: [Value; N], why: &'static str) -> Neutral {
     Neutral { field, values: values.into(), why }
 }
 
@@ -86,7 +92,7 @@ fn table_of_chat() -> Vec<Neutral> {
 mod tests {
     use super::*;
 
-    fn take_all(json: &str) -> Result<(), ApiError> {
+    fn take_both(json: &str) -> Result<(), ApiError> {
         let mut fields = Fields::parse(json.to_owned().into())?;
         take_neutral(&mut fields)?;
         take_neutral_of_chat(&mut fields)?;
@@ -97,12 +103,12 @@ mod tests {
     fn every_field_is_taken_at_its_neutral_values_and_refused_at_others() {
         for Neutral { field, values, .. } in table().into_iter().chain(table_of_chat()) {
             for value in values.iter().chain([&Value::Null]) {
-                assert_eq!(take_all(&json!({field: value}).to_string()), Ok(()), "{field} = {value}");
+                assert_eq!(take_both(&json!({field: value}).to_string()), Ok(()), "{field} = {value}");
             }
-            let refused = take_all(&json!({field: "something else"}).to_string()).unwrap_err();
+            let refused = take_both(&json!({field: "something else"}).to_string()).unwrap_err();
             assert_eq!(refused.param.as_deref(), Some(field));
             assert!(refused.message.starts_with(&format!("`{field}` is not supported (")), "{}", refused.message);
         }
-        assert_eq!(take_all(r#"{"length_penalty": 1.0}"#), Ok(()));
+        assert_eq!(take_both(r#"{"length_penalty": 1.0}"#), Ok(()));
     }
 }

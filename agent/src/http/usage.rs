@@ -17,6 +17,23 @@ struct PromptTokensDetails {
     cached_tokens: u32,
 }
 
+impl UsageBody {
+    /// Tokens of the prompts.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Of those, the ones whose KV was there already.
+    pub(crate) fn cached_tokens(&self) -> u32 {
+        self.prompt_tokens_details.cached_tokens
+    }
+
+    /// Generated tokens.
+    pub(crate) fn completion_tokens(&self) -> u32 {
+        self.completion_tokens
+    }
+}
+
 impl From<Usage> for UsageBody {
     fn from(usage: Usage) -> Self {
         Self {

@@ -1,0 +1,146 @@
+//! `/v1/responses`: OpenAI's Responses API. A request is translated into the chat request that asks for the same and answered
+//! as that one is; the forms of request and answer are this module's, and the responses that are kept.
+
+mod answer;
+mod request;
+mod store;
+
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    http::{
+        body::{End, streamed},
+        chat::{self, Begun},
+        error::ApiError,
+        extract::Admitted,
+        fields::Fields,
+        params::{Delivery, Generation},
+        parts::Parts,
+        responses::{
+            answer::{Events, Growing},
+            request::Translated,
+            store::{Store, Stored},
+        },
+        stream::AnswerHead,
+        usage::UsageSum,
+    },
+    replica::Replica,
+};
+
+/// Responses that are kept, and their bytes.
+const MAX_STORED: usize = 4096;
+const MAX_STORED_BYTES: usize = 64 << 20;
+
+/// One for the process, as there is one replica in it.
+static STORE: LazyLock<Arc<Mutex<Store>>> =
+    LazyLock::new(|| Arc::new(Mutex::new(Store::new(MAX_STORED, MAX_STORED_BYTES))));
+
+/// Answers a request.
+pub(crate) async fn create(
+    State(replica): State<Arc<Replica>>,
+    Admitted { open, mut fields }: Admitted,
+) -> Result<Response, ApiError> {
+    let previous = fields.take::<String>("previous_response_id")?;
+    let before = match &previous {
+        Some(id) => stored(id, "previous_response_id")?.messages,
+        None => Vec::new(),
+    };
+    let Translated { chat, messages, echoed, store } = request::translate(&mut fields, before)?;
+    fields.finish()?;
+    let chat = Fields::parse(chat.into()).expect("what is written here is an object with each name once");
+    let Begun { choices, head, form, generation, .. } =
+        chat::begin(&replica, open, chat).await.map_err(in_its_words)?;
+    let id = head.id.replacen("chatcmpl-", "resp_", 1);
+    let growing = Growing {
+        frame: frame(&id, &head, &generation, previous, echoed),
+        id,
+        parts: Parts::new(&head, &form),
+        items: Vec::new(),
+        is_open: false,
+        keep: store.then(|| (Arc::clone(&STORE), messages)),
+    };
+    let usage = UsageSum::new(1);
+    match generation.delivery {
+        Delivery::Stream { .. } => streamed(choices, Events::new(growing), usage).await,
+        Delivery::Whole => {
+            let (completions, usage) = choices.collect(usage).await?;
+            let completion = completions.into_iter().next().expect("one prompt and one completion of it");
+            let end = End { reason: completion.finish_reason, stop: completion.stop };
+            let mut growing = growing;
+            growing.push(completion.text, &mut |_| {});
+            growing.finish(&mut |_| {});
+            Ok(Json(growing.ended(&end, usage)).into_response())
+        }
+    }
+}
+
+/// A response that was kept.
+pub(crate) async fn get(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(stored(&id, "response_id")?.response))
+}
+
+/// Forgets a response.
+pub(crate) async fn delete(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    if !store().delete(&id) {
+        return Err(not_kept(&id, "response_id"));
+    }
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+}
+
+fn store() -> MutexGuard<'static, Store> {
+    STORE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn stored(id: &str, param: &str) -> Result<Stored, ApiError> {
+    store().get(id).cloned().ok_or_else(|| not_kept(id, param))
+}
+
+fn not_kept(id: &str, param: &str) -> ApiError {
+    let message = format!(
+        "no response `{id}` is kept here: this replica keeps its own newest {MAX_STORED} that were asked for with `store: true`"
+    );
+    ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::NOT_FOUND, "response_not_found", message) }
+}
+
+/// All of a response that is known when it begins.
+fn frame(
+    id: &str,
+    head: &AnswerHead,
+    generation: &Generation,
+    previous: Option<String>,
+    echoed: Vec<(&'static str, Value)>,
+) -> Value {
+    let mut frame = json!({
+        "id": id, "object": "response", "created_at": head.created, "model": head.model, "error": null,
+        "incomplete_details": null, "previous_response_id": previous, "background": false, "truncation": "disabled",
+        "max_output_tokens": null, "parallel_tool_calls": true, "service_tier": "default", "user": null,
+        "temperature": generation.sampling.temperature, "top_p": generation.sampling.top_p, "top_logprobs": 0,
+        "max_tool_calls": null});
+    for (field, value) in echoed {
+        if field != "stream" {
+            frame[field] = value;
+        }
+    }
+    frame["model"] = head.model.as_str().into();
+    frame
+}
+
+/// Fields of a chat request by the names that this API has for them.
+fn in_its_words(error: ApiError) -> ApiError {
+    let param = error.param.as_deref().map(|param| match param {
+        "max_completion_tokens" => "max_output_tokens",
+        "messages" | "prompt" => "input",
+        "response_format" => "text.format",
+        "reasoning_effort" => "reasoning.effort",
+        other => other,
+    });
+    ApiError { param: param.map(str::to_owned), ..error }
+}
