@@ -10,8 +10,9 @@ use std::{
 
 /// Numbers that lengths, counts and offsets go wrong by.
 const ABSURD: [u64; 6] = [0, 1, 1 << 31, 1 << 40, u64::MAX >> 1, u64::MAX];
-/// What one allocation of a reader may have: a few times the file, whose numbers become larger when they are parsed.
-const MAX_TIMES_FILE: usize = 32;
+/// What one allocation of a reader may have for each byte of the file: a value, which a number of one byte becomes when it is
+/// parsed. 32 bytes, or 72 where a crate of the build has serde_json keep the order of fields, as llguidance does.
+const MAX_TIMES_FILE: usize = size_of::<serde_json::Value>();
 /// Cases between two lines of a long run.
 const CASES_A_LINE: u64 = 100_000;
 
