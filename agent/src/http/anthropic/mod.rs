@@ -111,7 +111,7 @@ async fn count(
 
 fn translated(fields: &mut Fields) -> Result<Fields, ApiError> {
     let chat = request::chat_request(fields)?;
-    Ok(Fields::parse(chat.into()).expect("what is written here is an object with each name once"))
+    Ok(Fields::parse(chat.into())?)
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {

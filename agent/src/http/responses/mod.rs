@@ -55,7 +55,7 @@ pub(crate) async fn create(
     };
     let Translated { chat, messages, echoed, store } = request::translate(&mut fields, before)?;
     fields.finish()?;
-    let chat = Fields::parse(chat.into()).expect("what is written here is an object with each name once");
+    let chat = Fields::parse(chat.into())?;
     let Begun { choices, head, form, generation, .. } =
         chat::begin(&replica, open, chat).await.map_err(in_its_words)?;
     let id = head.id.replacen("chatcmpl-", "resp_", 1);
