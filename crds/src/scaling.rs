@@ -123,7 +123,7 @@ pub struct Behavior {
     #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 86_400)))]
     pub down_stabilization_seconds: Option<u32>,
     /// Replicas kept beyond what load needs, 0 to 100: what meets a jump of load, or the loss of a replica, until others have
-    /// started. Load that needs half a replica keeps half as many. Default: 2.
+    /// started. Little load keeps fewer: half of them where two replicas would do. Default: 2.
     #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 100)))]
     pub spare_replicas: u32,
     /// How much one decision may add. Default: 4 replicas or 400 %.

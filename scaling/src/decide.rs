@@ -19,6 +19,9 @@ use crate::{
 /// absence costs while it comes back.
 const HOLD_STARTS: f64 = 5.0;
 
+/// A higher number is remembered for at least this many stays of a request.
+const STAYS_REMEMBERED: f64 = 2.0;
+
 /// Bounds of the learned stabilisation time before regret.
 const HOLD_SECONDS_MIN: f64 = 120.0;
 const HOLD_SECONDS_MAX: f64 = 900.0;
@@ -279,12 +282,26 @@ fn within_limits(spec: &ScalingSpec, choice: Choice) -> (u32, Bound) {
 }
 
 /// How long a higher number is remembered: the given time, or as a replica is slow to come back and as going down was
-/// regretted before.
+/// regretted before. Requests that began together grow together, so that a time in which they do not come and go shows a part
+/// of their lives; whoever goes down by it comes back when they have grown.
 fn hold_ms(round: &Round<'_>, regret: Regret) -> u64 {
     let patience = regret.patience(round.now_ms);
     let learned = patience * (HOLD_STARTS * round.signals.start_seconds).clamp(HOLD_SECONDS_MIN, HOLD_SECONDS_MAX);
     let seconds = round.spec.behavior.down_stabilization_seconds.map_or(learned, f64::from);
-    (seconds * 1000.0) as u64
+    let whole_lives = (STAYS_REMEMBERED * stay_seconds(round)).min(HOLD_SECONDS_MAX);
+    (seconds.max(whole_lives) * 1000.0) as u64
+}
+
+/// Seconds that requests stay, by Little's law. While none ends, at least as long as the stable window.
+fn stay_seconds(round: &Round<'_>) -> f64 {
+    let flow = &round.signals.stable;
+    if flow.running < 1.0 {
+        0.0
+    } else if flow.through_rate > 0.0 {
+        flow.running / flow.through_rate
+    } else {
+        f64::from(round.spec.behavior.stable_window_seconds)
+    }
 }
 
 fn has_quorum(signals: &Signals, share: f64) -> bool {

@@ -30,6 +30,8 @@ const DRAIN_SECONDS: f64 = 60.0;
 const DEVIATIONS_OF_CHANCE: f64 = 2.0;
 /// One plus the squared coefficient of variation of blocks per request; 0.6 for log-normal sizes as they are observed.
 const SIZE_SPREAD: f64 = 1.6;
+/// Load of so many replicas keeps half of the spare ones.
+const HALF_SPARE_REPLICAS: f64 = 2.0;
 /// Preemptions in the panic window below which no burst is seen: one unlucky sequence is not a trend.
 const BURST_PREEMPTIONS_MIN: u64 = 3;
 
@@ -192,10 +194,11 @@ impl ArrivalTerm {
     }
 
     /// Replicas more for what nobody foresees: load that jumps, or a replica that is lost, until another has started.
-    /// A number and not a share: what a jump brings does not grow with what was there before. A load that needs less
-    /// than one replica gets as much less, so that a trickle does not keep three.
+    /// A number and not a share: what a jump brings does not grow with what was there before. But what it makes late does,
+    /// while a spare replica always costs the same, so the smaller the load the less of it is kept.
     pub fn spare_replicas(self) -> f64 {
-        self.spare * self.mean_replicas().min(1.0)
+        let mean = self.mean_replicas();
+        self.spare * mean / (mean + HALF_SPARE_REPLICAS)
     }
 
     /// What the term wants.
@@ -228,12 +231,12 @@ fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
     }
 }
 
-/// Arrivals beyond [`DEVIATIONS_OF_A_JUMP`] of what the stable window predicts.
+/// Arrivals beyond [`DEVIATIONS_OF_A_JUMP`] of what the stable window predicts, for arrivals as bursty as these are.
 pub(crate) fn is_jump(signals: &Signals) -> bool {
     let arrivals = &signals.arrivals;
     let expected = arrivals.stable_rate * arrivals.panic_seconds;
     let arrived = arrivals.panic_rate * arrivals.panic_seconds;
-    arrived > expected + DEVIATIONS_OF_A_JUMP * expected.max(1.0).sqrt()
+    arrived > expected + DEVIATIONS_OF_A_JUMP * (signals.dispersion * expected.max(1.0)).sqrt()
 }
 
 /// Preemptions per minute and serving replica: the burst of the panic window if there is one, else the rate of the
@@ -271,6 +274,7 @@ mod tests {
             start_seconds: 30.0,
             held_requests: 0,
             idle_seconds: 0.0,
+            dispersion: 1.0,
         }
     }
 
@@ -311,7 +315,7 @@ mod tests {
         check(Some(term.mean_replicas()), mean);
         let chance = 2.0 * (mean * 1.6 / 25.0).sqrt();
         check(Some(term.chance_replicas()), chance);
-        check(wanted(&signals, &spec(), Cause::Arrivals), mean + chance + 2.0);
+        check(wanted(&signals, &spec(), Cause::Arrivals), mean + chance + 2.0 * mean / (mean + 2.0));
     }
 
     #[test]
@@ -469,5 +473,15 @@ mod tests {
         // 16 expected, give or take 4.
         assert_eq!([jumps(2.0, 4.0), jumps(2.0, 4.01)], [false, true]);
         assert_eq!([jumps(0.0, 0.5), jumps(0.0, 0.51)], [false, true]);
+    }
+
+    #[test]
+    fn what_is_a_jump_for_steady_arrivals_is_none_for_bursty_ones() {
+        let jumps = |dispersion| {
+            let arrivals = Arrivals { panic_rate: 5.0, stable_rate: 2.0, panic_seconds: 8.0, growth_per_second: 0.0 };
+            is_jump(&Signals { arrivals, dispersion, ..signals() })
+        };
+        // 24 more than 16 expected: six deviations of Poisson, three of arrivals four times as rough.
+        assert_eq!([1.0, 4.0].map(jumps), [true, false]);
     }
 }

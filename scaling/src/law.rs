@@ -28,6 +28,9 @@ const PRIOR_VARIATION: f64 = 0.1;
 const PRIOR_VARIANCE_MAX: f64 = 0.01;
 /// `alone` is at least this share of the mean residence, whatever the regression says.
 const ALONE_SHARE_MIN: f64 = 0.05;
+/// A window counts as if this much had passed since the one before, at most. Otherwise the first one ever, whose
+/// predecessor is as old as the clock, would outweigh the next quarter of an hour.
+const LEARNED_AT_ONCE_SECONDS: f64 = 10.0;
 /// Fewer requests per window than this say nothing about their mean.
 const REQUESTS_MIN: f64 = 10.0;
 
@@ -53,7 +56,7 @@ impl ServiceLaw {
             return;
         }
         let (kv, residence) = (flow.referenced / capacity, flow.running / flow.through_rate);
-        let age = now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0;
+        let age = (now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0).min(LEARNED_AT_ONCE_SECONDS);
         let keep = (-age / MEMORY_SECONDS).exp();
         let add = |sum: &mut f64, value: f64| *sum = *sum * keep + value * (1.0 - keep);
         add(&mut self.weight, 1.0);
@@ -127,6 +130,7 @@ mod tests {
             start_seconds: 30.0,
             held_requests: 0,
             idle_seconds: 0.0,
+            dispersion: 1.0,
         }
     }
 
@@ -159,6 +163,18 @@ mod tests {
         assert!(line.alone > 0.0 && line.slope >= 0.0, "{line:?}");
         let falling = learned((0..200).map(|tick| if tick % 2 == 0 { (0.2, 9.0) } else { (0.9, 1.0) }));
         assert!(falling.slope >= 0.0, "{falling:?}");
+    }
+
+    #[test]
+    fn the_first_window_does_not_outweigh_the_next_minutes() {
+        // Whatever the clock says: a Unix time is no age.
+        const BEGUN_MS: u64 = 1_763_700_000_000;
+        let mut law = ServiceLaw::default();
+        law.learn(&signals(0.9, 90.0), BEGUN_MS);
+        (1..=150).for_each(|tick| law.learn(&signals(0.3, 6.0), BEGUN_MS + tick * 2000));
+        // The first counts for ten seconds out of three hundred and ten.
+        let line = law.line().unwrap();
+        assert!(line.residence_seconds(0.3) < 6.0 + 2.0 * 84.0 * 10.0 / 310.0, "{line:?}");
     }
 
     #[test]

@@ -13,6 +13,11 @@ use crate::{
 
 /// Replicas named in a record as not fresh; more are only counted.
 const NAMED_NOT_FRESH: usize = 4;
+/// Arrivals are counted in stretches of this many ticks, as long as a panic window, over so many seconds.
+const DISPERSION_TICKS: usize = 3;
+const DISPERSION_SECONDS: f64 = 600.0;
+/// Stretches that Poisson arrivals are taken to have shown already.
+const DISPERSION_DOUBT: f64 = 10.0;
 
 /// The inputs of one decision.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -34,9 +39,9 @@ pub struct Signals {
     pub preemptions_stable: u64,
     /// Preemptions within the panic window.
     pub preemptions_panic: u64,
-    /// 95th percentile of the time to first token, milliseconds.
+    /// 95th percentile of the time to first token, milliseconds, of the replica where it is largest.
     pub ttft_p95_ms: Option<f64>,
-    /// 95th percentile of the inter-token latency, milliseconds.
+    /// 95th percentile of the inter-token latency, milliseconds, of the replica where it is largest.
     pub itl_p95_ms: Option<f64>,
     /// Learned 90th percentile of the start time.
     pub start_seconds: f64,
@@ -44,6 +49,8 @@ pub struct Signals {
     pub held_requests: u32,
     /// Seconds since a request was last seen.
     pub idle_seconds: f64,
+    /// Variance of the counts of arrivals over their mean: 1 for Poisson arrivals, 16 where gaps vary by four times their mean.
+    pub dispersion: f64,
 }
 
 /// How many replicas there are, and how many of the serving ones could be believed.
@@ -127,6 +134,7 @@ impl Signals {
             start_seconds,
             held_requests: window.held_requests(),
             idle_seconds: window.busy_ms().map_or(0.0, |busy_ms| seconds_between(busy_ms, now_ms)),
+            dispersion: past.dispersion(),
         }
     }
 }
@@ -216,12 +224,31 @@ impl<'a> Past<'a> {
         }
     }
 
+    /// How much more counts of arrivals vary than those of a Poisson process. Neighbouring counts are compared, so that
+    /// growth hardly shows and a step only once; the largest difference is left out for that one.
+    fn dispersion(&self) -> f64 {
+        let ticks = self.between(DISPERSION_SECONDS, 0.0);
+        let count = |ticks: &[Totals]| ticks.iter().map(|totals| totals.arrivals).sum::<i64>().max(0) as f64;
+        let counts: Vec<f64> = ticks.chunks_exact(DISPERSION_TICKS).map(count).collect();
+        let mean = counts.iter().sum::<f64>() / counts.len().max(1) as f64;
+        if mean <= 0.0 {
+            return 1.0;
+        }
+        let differences = counts.windows(2).map(|pair| (pair[1] - pair[0]).powi(2) / 2.0 / mean);
+        let (n, sum, most) = differences.fold((0.0_f64, 0.0_f64, 0.0_f64), |(n, sum, most), difference| {
+            (n + 1.0, sum + difference, most.max(difference))
+        });
+        let n = (n - 1.0).max(0.0);
+        ((sum - most + DISPERSION_DOUBT) / (n + DISPERSION_DOUBT)).max(1.0)
+    }
+
     /// Relative growth per second from the half window before to the last one, if the counts differ by more than two
-    /// standard deviations of their difference (arrivals are close to Poisson, so a count's variance is the count).
+    /// standard deviations of their difference.
     fn growth(&self, half: f64) -> f64 {
         let ((late, late_seconds), (early, early_seconds)) = (self.rate(half, 0.0), self.rate(2.0 * half, half));
         let is_covered = late_seconds >= 0.8 * half && early_seconds >= 0.8 * half;
-        let deviation = (late / late_seconds.max(1.0) + early / early_seconds.max(1.0)).sqrt();
+        let variance = self.dispersion() * (late / late_seconds.max(1.0) + early / early_seconds.max(1.0));
+        let deviation = variance.sqrt();
         // Without a late arrival there is no rate that could grow, and a division by it would not survive a record.
         if !is_covered || early <= 0.0 || late <= 0.0 || (late - early).abs() < 2.0 * deviation {
             return 0.0;

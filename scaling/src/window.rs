@@ -185,8 +185,9 @@ impl LoadWindow {
             arrivals: serving().map(|replica| replica.arrivals).sum(),
             finished: serving().map(|replica| replica.finished).sum(),
             preemptions: serving().map(|replica| replica.preemptions).sum(),
-            ttft_p95_seconds: mean(fresh.iter().filter_map(|load| load.ttft_p95_seconds)),
-            itl_p95_seconds: mean(fresh.iter().filter_map(|load| load.itl_p95_seconds)),
+            // The largest bounds what it is of all requests together; a mean would hide the one replica that is late.
+            ttft_p95_seconds: fresh.iter().filter_map(|load| load.ttft_p95_seconds).reduce(f64::max),
+            itl_p95_seconds: fresh.iter().filter_map(|load| load.itl_p95_seconds).reduce(f64::max),
         }
     }
 }

@@ -24,6 +24,7 @@ fn calm() -> Signals {
         start_seconds: 30.0,
         held_requests: 0,
         idle_seconds: 0.0,
+        dispersion: 1.0,
     }
 }
 
@@ -103,6 +104,19 @@ fn one_replica_that_cannot_be_seen_stops_going_down() {
 }
 
 #[test]
+fn what_was_needed_is_remembered_while_those_that_needed_it_may_still_grow() {
+    let mut impatient = spec();
+    impatient.behavior.down_stabilization_seconds = Some(1);
+    let state = check(&impatient, &with_kv(3.0), 3, (3, Bound::Nothing));
+    let mut lower = with_kv(0.5);
+    check_from(&impatient, &lower, &state, NOW_MS + 30_000, (2, Bound::DownStep));
+    // Thirty run and one ends a second: each stays for half a minute, and a higher number counts for twice that.
+    (lower.stable.running, lower.stable.through_rate) = (30.0, 1.0);
+    check_from(&impatient, &lower, &state, NOW_MS + 59_999, (3, Bound::Stabilisation));
+    check_from(&impatient, &lower, &state, NOW_MS + 60_000, (2, Bound::DownStep));
+}
+
+#[test]
 fn a_broken_replica_is_made_up_for_and_stops_nobody_from_going_down() {
     let mut signals = with_kv(4.0);
     signals.coverage.broken = 1;
@@ -149,7 +163,7 @@ fn a_jump_is_four_standard_deviations_beyond_the_last_minute() {
 }
 
 #[test]
-fn spare_replicas_are_a_number_and_less_in_proportion_below_one_replica() {
+fn spare_replicas_are_a_number_and_fewer_the_smaller_the_load_is() {
     let term = |rate| ArrivalTerm {
         rate,
         waiting_rate: 0.0,
@@ -159,9 +173,9 @@ fn spare_replicas_are_a_number_and_less_in_proportion_below_one_replica() {
         carried: 100.0,
         spare: 2.0,
     };
-    assert_eq!([0.0, 0.5, 1.0, 3.0, 30.0].map(|rate| term(rate).spare_replicas()), [0.0, 1.0, 2.0, 2.0, 2.0]);
+    assert_eq!([0.0, 0.5, 2.0, 6.0, 38.0].map(|rate| term(rate).spare_replicas()), [0.0, 0.4, 1.0, 1.5, 1.9]);
     assert_eq!([0.5, 3.0].map(|rate| term(rate).mean_replicas()), [0.5, 3.0]);
-    assert_eq!(term(10.0).replicas(), 10.0 + 2.0 * 1.6_f64.sqrt() + 2.0);
+    assert_eq!(term(6.0).replicas(), 6.0 + 2.0 * (6.0 * 1.6 / 10.0_f64).sqrt() + 1.5);
 }
 
 #[test]

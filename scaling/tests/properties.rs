@@ -101,6 +101,7 @@ fn signals() -> impl Strategy<Value = Signals> {
             start_seconds: 30.0,
             held_requests: 0,
             idle_seconds: 0.0,
+            dispersion: 1.0,
         }
     })
 }

@@ -178,7 +178,7 @@ fn explain_shows_keeps_and_repeats_what_the_operator_decided() {
         "{last}"
     );
     let changes = explain(&["--changes"]);
-    assert!(changes.contains("5 -> 6 replicas") && changes.contains(ALL_DECIDED), "{changes}");
+    assert!(changes.contains("4 -> 5 replicas") && changes.contains(ALL_DECIDED), "{changes}");
     // 900 s of virtual time after its beginning the load steps up.
     let at = explain(&["--at", "1970-01-01T00:30:00Z"]);
     assert!(at.starts_with("1970-01-01T00:30:00Z\n") || at.starts_with("1970-01-01T00:29:5"), "{at}");
