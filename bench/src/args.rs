@@ -78,6 +78,38 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
+    /// Measure which kernel is the fastest for every GEMM of published models on the first GPU, in the company of a recorded step, and
+    /// write the chip's table: what is committed in kernels/tables.
+    Autotune {
+        /// The table, written after each model.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Only models whose name contains one of these.
+        #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+        only: Vec<String>,
+        /// Where descriptions of models are kept.
+        #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
+        cache: PathBuf,
+    },
+    /// Print what a step does: every operation with its shape, its kernel and its time, predicted by the chip's rates and, on a GPU,
+    /// measured with random weights.
+    Program {
+        /// A named shape.
+        #[arg(long, default_value = "llama-3.1-8b")]
+        model: String,
+        /// Sequences that decode, by comma.
+        #[arg(long, value_delimiter = ',', default_value = "1,32,64,256", value_name = "N,...")]
+        rows: Vec<usize>,
+        /// Tokens of each sequence.
+        #[arg(long, default_value_t = 1024)]
+        context: usize,
+        /// A chip that is not here, by its name in kernels/tables: nothing is measured.
+        #[arg(long, value_name = "NAME")]
+        chip: Option<String>,
+        /// Where descriptions of models are kept.
+        #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
+        cache: PathBuf,
+    },
     /// Make a model's directory in the cache, or find it there, and print its path.
     Checkpoint {
         /// A named shape, or ember.

@@ -85,9 +85,16 @@ fn named(model: &str) -> Result<&'static Shape> {
 
 /// The directory of a shape without weights: what an engine needs that makes them itself.
 pub fn without_weights(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
-    let dir = cache.join("bench/models").join(format!("{model}-{}-weightless", dtype.name()));
+    let config = named(model)?.config(dtype.torch_name());
+    described(cache, &format!("{model}-{}-weightless", dtype.name()), &config)
+}
+
+/// The directory of a model that is a description only.
+pub fn described(cache: &Path, name: &str, config: &Value) -> Result<PathBuf> {
+    let dir = cache.join("bench/models").join(name);
     fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
-    write_description(&dir, named(model)?, dtype)?;
+    write_json(&dir.join("config.json"), config)?;
+    write_json(&dir.join("tokenizer.json"), &byte_tokenizer())?;
     Ok(dir)
 }
 

@@ -2,6 +2,7 @@
 //! peers alternately (`session`), noted as figures in the one form of docs/benchmarks. Judges nothing.
 
 pub mod agent;
+pub mod autotune;
 pub mod case;
 pub mod checkpoint;
 pub mod gguf;
@@ -10,6 +11,7 @@ pub mod model;
 pub mod peer_log;
 pub mod peers;
 pub mod probe;
+pub mod program;
 pub mod prompts;
 pub mod reading;
 pub mod sampled;

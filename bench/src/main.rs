@@ -11,13 +11,15 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use stoker_bench::{
+    autotune,
     case::Case,
-    checkpoint,
+    checkpoint::{self, Dtype},
     in_process::{Setup, Weights, limits_for},
     model::Model,
     peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
     probe::Probe,
+    program,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
@@ -36,6 +38,18 @@ fn main() -> Result<()> {
         Command::Run(run) => measure(&run),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
+        Command::Autotune { out, only, cache } => {
+            let is_wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
+            let models: Vec<_> = autotune::MODELS.into_iter().filter(|model| is_wanted(model.name)).collect();
+            autotune::autotune(&models, &cache, &out, &mut |line| eprintln!("{line}"))
+        }
+        Command::Program { model, rows, context, chip, cache } => {
+            let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16)?;
+            match chip {
+                Some(chip) => program::list(&directory, &chip, &rows),
+                None => program::measure(&directory, &rows, context),
+            }
+        }
         Command::Checkpoint { model, dtype, without_weights, cache } => {
             let make = if without_weights { checkpoint::without_weights } else { checkpoint::ensure };
             println!("{}", make(&cache, &model, dtype)?.display());

@@ -1,35 +1,39 @@
-//! Matrix products through cuBLASLt, for the shapes where it is the fastest there is (m of 64 and more). Owns the handle,
-//! the workspace and, per shape, the descriptors and the algorithm: the library's own lookup costs 10 us a call.
+//! Matrix products through cuBLASLt, for the shapes where it is the fastest there is. Owns the handle, the workspace and, per
+//! shape, the descriptors and the algorithm: the library's own lookup costs 10 us a call. Chooses nothing: an algorithm is named by
+//! its place in the library's list of guesses, which is the same at every start with one version of the library.
 //!
 //! The library loads an algorithm's code with its first product, and that waits for all work on the device: 0.2 to 0.4 s behind
-//! two steps of a prefill. So algorithms are chosen and run once at start for a list of row counts, and any other count takes the
+//! two steps of a prefill. So algorithms are asked for and run once at start for a list of row counts, and any other count takes the
 //! algorithm of the next larger one.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    ffi::c_void,
-    sync::Mutex,
-};
+use std::{collections::HashMap, ffi::c_void, sync::Mutex};
 
 use cudarc::{
     cublaslt::{result, result::CublasError, sys},
-    driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut},
+    driver::{CudaSlice, DevicePtr, DevicePtrMut},
 };
-use half::bf16;
 
 use crate::{
-    Device, KernelError, check_len,
-    launch::{GemmShape, OutputType, refused},
+    Device, KernelError,
+    launch::{Epilogue, GemmShape, refused},
     linear::{self, Linear, Output},
-    timing::Contest,
 };
 
 /// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// The library's name for a transposed operand; the bindings have the enum only in another module.
 const CUBLAS_OP_T: i32 = 1;
-/// Algorithms that `tune` times.
-const CANDIDATES: usize = 6;
+/// Guesses of the library for one shape that may be chosen.
+pub const GUESSES: usize = 6;
+
+/// An algorithm of the library: the guess `rank` of its list for a product of `rows` rows.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Algorithm {
+    /// Rows of x that the library is asked about: at least those that are multiplied.
+    pub rows: usize,
+    /// Place in the list; 0 is its best guess.
+    pub rank: usize,
+}
 
 /// cuBLASLt on one device.
 #[derive(Debug)]
@@ -37,30 +41,7 @@ pub struct Blas {
     handle: sys::cublasLtHandle_t,
     device: Device,
     workspace: CudaSlice<u8>,
-    plans: Mutex<HashMap<Key, Plan>>,
-    chosen: Mutex<Chosen>,
-}
-
-/// Algorithms that were chosen at start.
-#[derive(Debug, Default)]
-struct Chosen {
-    /// By columns, depth and output, then by rows.
-    by_rows: HashMap<(usize, usize, OutputType), BTreeMap<usize, sys::cublasLtMatmulAlgo_t>>,
-    /// Those whose code is loaded.
-    loaded: HashSet<sys::cublasLtMatmulAlgo_t>,
-}
-
-impl Chosen {
-    fn keep(&mut self, (shape, output): Key, algorithm: sys::cublasLtMatmulAlgo_t) {
-        self.by_rows.entry((shape.n, shape.k, output)).or_default().insert(shape.m, algorithm);
-        self.loaded.insert(algorithm);
-    }
-
-    /// That of the next larger row count.
-    fn for_rows(&self, (shape, output): Key) -> Option<sys::cublasLtMatmulAlgo_t> {
-        let by_rows = self.by_rows.get(&(shape.n, shape.k, output))?;
-        by_rows.range(shape.m..).next().map(|(_, algorithm)| *algorithm)
-    }
+    plans: Mutex<HashMap<(Key, Algorithm), Plan>>,
 }
 
 // SAFETY: the library allows a handle to be used from any thread; the plans are behind a mutex.
@@ -68,7 +49,7 @@ unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-type Key = (GemmShape, OutputType);
+type Key = (GemmShape, Epilogue);
 
 /// Descriptors and algorithm of one shape, freed with the `Blas`.
 #[derive(Clone, Copy, Debug)]
@@ -104,77 +85,23 @@ impl Blas {
         let handle = result::create_handle().map_err(|source| failed("create a handle", String::new(), source))?;
         let workspace = device.stream().alloc_zeros(WORKSPACE_BYTES);
         let workspace = workspace.map_err(KernelError::driver("allocate the workspace of cuBLASLt"))?;
-        Ok(Self { handle, device: device.clone(), workspace, plans: Mutex::default(), chosen: Mutex::default() })
+        Ok(Self { handle, device: device.clone(), workspace, plans: Mutex::default() })
     }
 
-    /// Multiplies. The first product of a shape asks the library for its algorithm, unless `tune` has chosen one.
-    pub fn gemm(&self, mut op: Linear<'_>) -> Result<(), KernelError> {
+    /// The library's version, which its guesses depend on: 130103 for 13.1.3.
+    pub fn version() -> Result<usize, KernelError> {
+        find_library()?;
+        // SAFETY: the library was just found; the call takes nothing and touches no device.
+        Ok(unsafe { sys::cublasLtGetVersion() })
+    }
+
+    /// Multiplies. The first product of a shape by an algorithm asks the library for it.
+    pub fn gemm(&self, mut op: Linear<'_>, algorithm: Algorithm) -> Result<(), KernelError> {
         linear::check("gemm", &op)?;
-        let key = (op.shape, op.y.output_type());
-        let plan = self.plan(key)?;
+        let key = (op.shape, op.y.epilogue());
+        let plan = self.plan(key, algorithm)?;
         let operands = self.operands(&mut op);
         self.multiply(&plan, operands).map_err(|source| failed("gemm", describe(key), source))
-    }
-
-    /// Times the library's candidates for the shape of `op` and keeps the fastest; returns its microseconds. `others` are
-    /// further weights of the same shape, taken in turn: a matrix that stays in the L2 cache says little about one that
-    /// does not. For start-up, not while capturing. The heuristic alone leaves 4 to 6 % (engines measured it on several
-    /// chips).
-    pub fn tune(&self, mut op: Linear<'_>, others: &[CudaView<'_, bf16>]) -> Result<f64, KernelError> {
-        linear::check("gemm", &op)?;
-        let key = (op.shape, op.y.output_type());
-        let plan = self.plan(key)?;
-        let first = self.operands(&mut op);
-        let stream = self.device.stream();
-        let other = |w: &CudaView<'_, bf16>| Operands { w: w.device_ptr(stream).0, ..first };
-        others.iter().try_for_each(|w| check_len("gemm", "w", w.len(), op.w.len()))?;
-        let operands: Vec<Operands> = std::iter::once(first).chain(others.iter().map(other)).collect();
-        let mut algorithms = self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))?;
-        // A candidate that needs more than this call offers is refused by the library: not a candidate then.
-        algorithms.retain(|&algorithm| self.multiply(&Plan { algorithm, ..plan }, first).is_ok());
-        if algorithms.is_empty() {
-            self.keep(key, plan);
-            return Ok(f64::INFINITY);
-        }
-        let contest = Contest { n_ways: algorithms.len(), n_launches: operands.len() };
-        let winner = contest.run(&self.device, |way, idx| {
-            let multiplied = self.multiply(&Plan { algorithm: algorithms[way], ..plan }, operands[idx]);
-            multiplied.map_err(|source| failed("gemm", describe(key), source))
-        })?;
-        self.keep(key, Plan { algorithm: algorithms[winner.way], ..plan });
-        Ok(winner.us)
-    }
-
-    /// Takes the library's first guess for the shape of `op`, and multiplies once if its code is not loaded yet. For start-up,
-    /// where timing gains nothing: from some hundred rows on the first guess is the best.
-    pub fn prepare(&self, mut op: Linear<'_>) -> Result<(), KernelError> {
-        linear::check("gemm", &op)?;
-        let key = (op.shape, op.y.output_type());
-        let plan = self.make_plan(key, None)?;
-        let is_loaded = self.chosen.lock().expect("no holder of this lock panics").loaded.contains(&plan.algorithm);
-        if !is_loaded {
-            let operands = self.operands(&mut op);
-            self.multiply(&plan, operands).map_err(|source| failed("gemm", describe(key), source))?;
-        }
-        self.keep(key, plan);
-        Ok(())
-    }
-
-    /// Whether `tune` or `prepare` was here already.
-    pub fn has_chosen(&self, op: &Linear<'_>) -> bool {
-        let GemmShape { m, n, k } = op.shape;
-        let chosen = self.chosen.lock().expect("no holder of this lock panics");
-        chosen.by_rows.get(&(n, k, op.y.output_type())).is_some_and(|by_rows| by_rows.contains_key(&m))
-    }
-
-    fn keep(&self, key: Key, plan: Plan) {
-        self.chosen.lock().expect("no holder of this lock panics").keep(key, plan.algorithm);
-        let replaced = self.plans.lock().expect("no holder of this lock panics").insert(key, plan);
-        // A plan that was tuned again kept its descriptors.
-        if let Some(replaced) = replaced.filter(|replaced| replaced.product != plan.product) {
-            // SAFETY: made by `describe_product`, in no table any more.
-            let _ = unsafe { free(&replaced) };
-        }
     }
 
     fn operands(&self, op: &mut Linear<'_>) -> Operands {
@@ -183,41 +110,47 @@ impl Blas {
             Output::Bf16(y) => (y.device_ptr_mut(stream).0, 0.0),
             Output::Sum(y) => (y.device_ptr_mut(stream).0, 1.0),
             Output::F32(y) => (y.device_ptr_mut(stream).0, 0.0),
-            Output::Activated(_) => unreachable!("a plan of such a product was refused"),
+            Output::Gated(_) => unreachable!("a plan of such a product was refused"),
         };
         Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y, keep }
     }
 
-    fn plan(&self, key: Key) -> Result<Plan, KernelError> {
-        let mut plans = self.plans.lock().expect("no holder of this lock panics");
-        if let Some(plan) = plans.get(&key) {
+    fn plan(&self, key: Key, algorithm: Algorithm) -> Result<Plan, KernelError> {
+        if let Some(plan) = self.plans.lock().expect("no holder of this lock panics").get(&(key, algorithm)) {
             return Ok(*plan);
         }
-        let chosen = self.chosen.lock().expect("no holder of this lock panics").for_rows(key);
-        let plan = self.make_plan(key, chosen)?;
-        plans.insert(key, plan);
+        let plan = self.make_plan(key, algorithm)?;
+        self.plans.lock().expect("no holder of this lock panics").insert((key, algorithm), plan);
         Ok(plan)
     }
 
-    /// With the algorithm `chosen` if the library takes it for this shape, else with its own first guess.
-    fn make_plan(&self, key: Key, chosen: Option<sys::cublasLtMatmulAlgo_t>) -> Result<Plan, KernelError> {
-        let (shape, output) = key;
+    /// By the guess for as many rows as were asked about if the library takes it for these too, else by its first guess for these.
+    fn make_plan(&self, key: Key, algorithm: Algorithm) -> Result<Plan, KernelError> {
+        let (shape, epilogue) = key;
         if shape.m == 0 || shape.n == 0 || shape.k == 0 {
             return Err(refused("gemm", "nothing to do: a dimension is 0".to_owned()));
         }
-        if matches!(output, OutputType::Activated | OutputType::Updated) {
+        if matches!(epilogue, Epilogue::Gated | Epilogue::Update) {
             return Err(refused("gemm", "cuBLASLt neither activates nor norms".to_owned()));
         }
-        let mut plan = describe_product(shape, output).map_err(|source| failed("gemm", describe(key), source))?;
-        if let Some(chosen) = chosen.filter(|chosen| self.takes(&plan, chosen)) {
-            plan.algorithm = chosen;
+        let asked = GemmShape { m: algorithm.rows, ..shape };
+        let guess = if asked == shape {
+            None
+        } else {
+            let plan = self.plan((asked, epilogue), algorithm)?;
+            Some(plan.algorithm)
+        };
+        let mut plan = describe_product(shape, epilogue).map_err(|source| failed("gemm", describe(key), source))?;
+        if let Some(guess) = guess.filter(|guess| self.takes(&plan, guess)) {
+            plan.algorithm = guess;
             return Ok(plan);
         }
-        let found = self.candidates(&plan).map_err(|source| failed("gemm", describe(key), source))?;
-        let Some(first) = found.into_iter().next() else {
+        let rank = if asked == shape { algorithm.rank } else { 0 };
+        let found = self.guesses(&plan).map_err(|source| failed("gemm", describe(key), source))?;
+        let Some(found) = found.get(rank).or(found.first()) else {
             return Err(refused("gemm", format!("cuBLASLt has no algorithm for {}", describe(key))));
         };
-        plan.algorithm = first;
+        plan.algorithm = *found;
         Ok(plan)
     }
 
@@ -241,20 +174,20 @@ impl Blas {
         outcome.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES
     }
 
-    /// The library's candidates, best guess first.
-    fn candidates(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
+    /// The library's guesses, its best one first.
+    fn guesses(&self, plan: &Plan) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CublasError> {
         let preference = result::create_matmul_pref()?;
         let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let bytes = WORKSPACE_BYTES;
         // SAFETY: a C struct of integers, filled by the call below.
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; GUESSES] = unsafe { std::mem::zeroed() };
         let mut n_found = 0;
         // SAFETY: the attribute is a size_t; all descriptors of the plan are alive.
         let outcome = unsafe {
             result::set_matmul_pref_attribute(preference, attribute, (&raw const bytes).cast(), size_of_val(&bytes))
         }
         .and_then(|()| {
-            // SAFETY: as above; `found` has room for CANDIDATES results.
+            // SAFETY: as above; `found` has room for GUESSES results.
             unsafe {
                 sys::cublasLtMatmulAlgoGetHeuristic(
                     self.handle,
@@ -264,7 +197,7 @@ impl Blas {
                     plan.y,
                     plan.y,
                     preference,
-                    CANDIDATES as i32,
+                    GUESSES as i32,
                     found.as_mut_ptr(),
                     &raw mut n_found,
                 )
@@ -321,11 +254,11 @@ impl Drop for Blas {
 
 /// The library is column-major: what it sees as y (n x m) = w^T (k x n, transposed) * x (k x m) is our row-major
 /// y = x * w^T without moving anything.
-fn describe_product(shape: GemmShape, output: OutputType) -> Result<Plan, CublasError> {
+fn describe_product(shape: GemmShape, epilogue: Epilogue) -> Result<Plan, CublasError> {
     use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_32F};
-    let y_type = match output {
-        OutputType::Bf16 | OutputType::Activated | OutputType::Updated => CUDA_R_16BF,
-        OutputType::F32 => CUDA_R_32F,
+    let y_type = match epilogue {
+        Epilogue::Bf16 | Epilogue::Sum | Epilogue::Gated | Epilogue::Update => CUDA_R_16BF,
+        Epilogue::F32 => CUDA_R_32F,
     };
     let [m, n, k] = [shape.m, shape.n, shape.k].map(|size| size as u64);
     let product = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, CUDA_R_32F)?;
@@ -357,8 +290,8 @@ unsafe fn free(plan: &Plan) -> Result<(), CublasError> {
     }
 }
 
-fn describe((shape, output): Key) -> String {
-    format!("m {} n {} k {} to {output:?}", shape.m, shape.n, shape.k)
+fn describe((shape, epilogue): Key) -> String {
+    format!("m {} n {} k {} to {epilogue:?}", shape.m, shape.n, shape.k)
 }
 
 fn failed(op: &'static str, shape: String, source: CublasError) -> KernelError {

@@ -7,14 +7,13 @@
 
 pub mod attention;
 pub mod blas;
-pub mod chained;
 pub mod checks;
+pub mod choose;
 pub mod device;
 pub mod draw;
 mod entry;
 pub mod error;
 pub mod format;
-pub mod gated;
 pub mod gemm;
 pub mod graph;
 pub mod launch;
@@ -31,11 +30,12 @@ pub mod skinny;
 pub mod span;
 pub mod survey;
 mod sys;
+pub mod table;
 mod tensor_map;
-mod timing;
+mod tiled;
+pub mod timing;
 #[cfg(test)]
 mod toolchain;
-mod tuned;
 pub mod upload;
 
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
@@ -52,13 +52,12 @@ pub use crate::{
 pub struct Kernels {
     functions: sys::Functions,
     device: Device,
-    tuned: tuned::Tuned,
 }
 
 impl Kernels {
     /// Loads the kernels that this program was built with.
     pub fn load(device: &Device) -> Result<Self, KernelError> {
-        Ok(Self { functions: sys::Functions::load(device)?, device: device.clone(), tuned: tuned::Tuned::default() })
+        Ok(Self { functions: sys::Functions::load(device)?, device: device.clone() })
     }
 
     /// The device they were loaded on.

@@ -1,47 +1,16 @@
 //! The products of a step of few rows by our own kernels, with the norms and additions of the residual stream inside: what adds
 //! to it leaves what the next norm needs, and what reads the norm scales its result. The formulas are in `csrc/skinny.cuh`.
-//! Chooses nothing: `launch` does.
+//! Chooses nothing.
 
-use cudarc::driver::{CudaView, CudaViewMut};
 use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
-    linear::{self, Linear, Output},
+    linear::{self, Linear, Output, RowScale, Update},
 };
 
 const OP: &str = "skinny_gemm";
-
-/// `residual += x * w^T`, rounded once, and what the product of the next norm needs.
-#[derive(Debug)]
-pub struct Update<'a> {
-    /// m x n.
-    pub residual: CudaViewMut<'a, bf16>,
-    /// m x n, written: the new residual times the norm's weight.
-    pub weighted: CudaViewMut<'a, bf16>,
-    /// m x [`norm_tiles`] of n, of which the beginning is written: sums of squares of the new residual.
-    pub squares: CudaViewMut<'a, f32>,
-    /// n values: the norm's weight.
-    pub norm: CudaView<'a, bf16>,
-    /// m x k.
-    pub x: CudaView<'a, bf16>,
-    /// n x k.
-    pub w: CudaView<'a, bf16>,
-    /// Sizes.
-    pub shape: GemmShape,
-}
-
-/// The norm's factor of each row, as an [`Update`] left it.
-#[derive(Debug)]
-pub struct RowScale<'a> {
-    /// Sums of each row, of `tile` values each.
-    pub squares: CudaView<'a, f32>,
-    /// As the update said.
-    pub tile: usize,
-    /// Added to the mean square.
-    pub eps: f32,
-}
 
 impl Kernels {
     /// Multiplies up to [`launch::SKINNY_ROWS_MAX`] rows by a kernel that the chip must have.
@@ -49,7 +18,7 @@ impl Kernels {
         let form = match &op.y {
             Output::Bf16(_) => SkinnyForm::Bf16,
             Output::F32(_) => SkinnyForm::F32,
-            Output::Sum(_) | Output::Activated(_) => {
+            Output::Sum(_) | Output::Gated(_) => {
                 return Err(launch::refused(OP, "alone it neither adds to y nor activates it".to_owned()));
             }
         };
@@ -66,7 +35,7 @@ impl Kernels {
         let form = match &op.y {
             Output::Bf16(_) => SkinnyForm::ScaledBf16,
             Output::F32(_) => SkinnyForm::ScaledF32,
-            Output::Activated(_) => SkinnyForm::Gated,
+            Output::Gated(_) => SkinnyForm::Gated,
             Output::Sum(_) => return Err(launch::refused(OP, "what is scaled is not added to y".to_owned())),
         };
         check_len(OP, "values of a sum of squares", scale.tile, NORM_TILE)?;
@@ -101,7 +70,7 @@ impl Kernels {
         linear::check(OP, &op)?;
         let launch = self.functions.launch(OP, config);
         let launch = match op.y {
-            Output::Bf16(mut y) | Output::Sum(mut y) | Output::Activated(mut y) => launch.write(&mut y),
+            Output::Bf16(mut y) | Output::Sum(mut y) | Output::Gated(mut y) => launch.write(&mut y),
             Output::F32(mut y) => launch.write(&mut y),
         };
         // What only updates use.

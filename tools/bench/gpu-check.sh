@@ -88,11 +88,11 @@ engine() {
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
 }
 
-memcheck() { sanitize memcheck '' pointwise linear gated chained invariance attention sampling step packed; }
+memcheck() { sanitize memcheck '' pointwise linear gated residual invariance attention sampling packed program; }
 
 # The race checker follows shared memory only and is some hundred times slower: the small vocabulary stands for sampling, and
 # the thousand products of `invariance` are left to the memory checker.
-racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated chained attention-decode attention-prefill sampling-small; }
+racecheck() { sanitize racecheck '--racecheck-report all' pointwise linear gated residual attention-decode attention-prefill sampling-small; }
 
 sanitize() {
   local tool=$1 options=$2
@@ -100,13 +100,21 @@ sanitize() {
   find_sanitizer || { echo "skipped: $tool: no compute-sanitizer, and its wheel cannot be fetched"; return 0; }
   local group
   for group in "$@"; do
-    # shellcheck disable=SC2086 # options are words
-    run "$tool-$group" "$SANITIZER" --tool "$tool" $options --error-exitcode 9 "$BINARIES/kernel-check" --only "$group" &
+    # shellcheck disable=SC2046,SC2086 # options are words
+    run "$tool-$group" "$SANITIZER" --tool "$tool" $options --error-exitcode 9 $(checking "$group") &
   done
   wait
   for group in "$@"; do
     report "$tool-$group" 'ERROR SUMMARY|RACECHECK SUMMARY|=========     (at|Error|Invalid)|WRONG'
   done
+}
+
+# The program and its words that run a group: of kernels by themselves, or the program of a step.
+checking() {
+  case $1 in
+    program) echo "$BINARIES/engine-tests" cuda::a_recorded_step ;;
+    *) echo "$BINARIES/kernel-check" --only "$1" ;;
+  esac
 }
 
 find_sanitizer() {

@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, Request, RequestEvent, RequestId,
     SamplingParams, StopParams, TokenId, choose,
-    exec::{Executor, cuda::CudaModel},
+    exec::{
+        Executor,
+        cuda::{CudaModel, Decodes},
+    },
     kv::{BLOCK_TOKENS, BlockId},
     sched::{ChunkInput, RawLogprobs, SampleSpec, Sampled, Step, StepChunk},
 };
@@ -142,6 +145,19 @@ fn a_replayed_end_of_a_prompt_gives_what_its_launches_one_by_one_give() {
     let worst = differences.iter().copied().fold(0.0, f64::max);
     println!("worst {worst:.2e} of the largest logit; noise floor {noise_floor:.2e}");
     assert!(worst < 2.0 * noise_floor, "{differences:?}");
+}
+
+/// One row, rows that share a tile, all that have norms inside their GEMMs, and one more.
+#[test]
+fn a_recorded_step_gives_the_bits_of_its_operations_one_by_one() {
+    if !has_gpu("a_recorded_step_gives_the_bits_of_its_operations_one_by_one") {
+        return;
+    }
+    let mut gpu = CudaModel::open(&config(DeviceChoice::Cuda(0)), 0, &|_| {}).unwrap();
+    for n in [1, 8, 32, 40] {
+        let n_differ = gpu.executor.replays_that_differ(Decodes { n, context: 272 }, 20).unwrap();
+        assert_eq!(n_differ, 0, "{n} sequences");
+    }
 }
 
 /// Differences of each golden row from `wanted`, relative to the largest logit that the golden has of it.

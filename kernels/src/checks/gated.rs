@@ -10,7 +10,7 @@ use super::{
 use crate::{
     KernelError, bf16, gemm,
     gemm::{Depth, GemmPlan},
-    launch::{GemmShape, OutputType},
+    launch::{Epilogue, GemmShape},
     linear::{Linear, Output},
     pointwise::SiluMul,
     reference,
@@ -29,7 +29,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for (m, n, k) in SHAPES {
         let case = Case::new(gpu, GemmShape { m, n, k })?;
-        for plan in gemm::all_plans(case.shape, OutputType::Activated, Depth::MaySplit, properties.n_multiprocessors) {
+        for plan in gemm::all_plans(case.shape, Epilogue::Gated, Depth::MaySplit, properties.n_multiprocessors) {
             outcomes.extend(case.check(gpu, plan)?);
         }
     }
@@ -60,11 +60,10 @@ impl Case {
     fn check(&self, gpu: &Gpu, plan: GemmPlan) -> Result<Vec<Outcome>, KernelError> {
         const OP: &str = "gemm_sm90 gated";
         let GemmShape { m, n, k } = self.shape;
-        let found =
-            multiply(gpu, &self.operands, self.shape, OutputType::Activated, By::Plan(plan))?.unwrap_or_default();
+        let found = multiply(gpu, &self.operands, self.shape, Epilogue::Gated, By::Plan(plan))?.unwrap_or_default();
         let case = format!("m {m} n {n} k {k}, {:?} of {} rows", plan.config.entry, plan.rows);
         let mut outcomes = Vec::new();
-        if !plan.splits_depth() {
+        if !plan.tile.splits_depth() {
             let n_different = f64::from(u8::from(bits(&found) != bits(&self.apart)));
             let case = format!("{case}: the bits of two kernels");
             outcomes.push(Outcome { op: OP, case, error: n_different, limit: 0.0 });
@@ -78,7 +77,8 @@ fn apart(gpu: &Gpu, operands: &Operands, shape: GemmShape) -> Result<Vec<f32>, K
     let GemmShape { m, n, .. } = shape;
     let (mut gate_up, mut out) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<bf16>(m * n / 2)?);
     let (x, w) = (operands.x.as_view(), operands.w.as_view());
-    gpu.kernels.gemm(Linear { y: Output::Bf16(gate_up.view()), x, w, shape })?;
+    let plan = GemmPlan::new(shape, Epilogue::Bf16, gpu.kernels.properties().n_multiprocessors)?;
+    gpu.kernels.gemm_by_plan(Linear { y: Output::Bf16(gate_up.view()), x, w, shape }, &plan)?;
     gpu.kernels.silu_mul(SiluMul { out: out.view(), gate_up: gate_up.view().as_view(), width: n / 2 })?;
     Ok(gpu.written(&out)?.map(|found| widened(&found)).unwrap_or_default())
 }

@@ -6,9 +6,11 @@ use half::bf16;
 
 use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, relative_error};
 use crate::{
-    KernelError, gemm,
+    KernelError,
+    blas::Algorithm,
+    gemm,
     gemm::{Depth, GemmPlan},
-    launch::{GemmShape, OutputType, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{Epilogue, GemmShape, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     reference,
 };
@@ -34,7 +36,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     for kernel in skinny_kernels(gpu) {
         for (n, k) in SIZES {
             for m in [1, 2, 7, SKINNY_ROWS_MAX] {
-                for output in [OutputType::Bf16, OutputType::F32] {
+                for output in [Epilogue::Bf16, Epilogue::F32] {
                     outcomes.push(product(gpu, GemmShape { m, n, k }, output, By::Skinny(kernel))?);
                 }
             }
@@ -42,7 +44,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         }
     }
     for (m, n, k) in [(64, 128, 256), (100, 264, 512), (17, 512, 1032)] {
-        for output in [OutputType::Bf16, OutputType::F32] {
+        for output in [Epilogue::Bf16, Epilogue::F32] {
             outcomes.push(product(gpu, GemmShape { m, n, k }, output, By::Blas)?);
         }
     }
@@ -57,11 +59,16 @@ fn sum(gpu: &mut Gpu, shape: GemmShape) -> Result<Outcome, KernelError> {
     let (x, w, before) = (gpu.noise.normals(m * k), gpu.noise.normals(n * k), gpu.noise.normals(m * n));
     let (x_gpu, w_gpu, mut y) = (gpu.upload_bf16(&x)?, gpu.upload_bf16(&w)?, gpu.upload_bf16(&before)?);
     let op = Linear { y: Output::Sum(y.as_view_mut()), x: x_gpu.as_view(), w: w_gpu.as_view(), shape };
-    gpu.blas.gemm(op)?;
+    gpu.blas.gemm(op, first_guess(shape))?;
     let product = reference::linear(&x, &w, shape);
     let wanted: Vec<f32> = before.iter().zip(&product).map(|(y, product)| y + product).collect();
     let error = relative_error(&widened(&gpu.download(&y)?), &wanted);
     Ok(Outcome { op: "gemm", case: format!("m {m} n {n} k {k} added to y"), error, limit: TWO_ROUNDINGS })
+}
+
+/// cuBLASLt's for the shape.
+fn first_guess(shape: GemmShape) -> Algorithm {
+    Algorithm { rows: shape.m, rank: 0 }
 }
 
 /// Those that this chip has.
@@ -74,7 +81,7 @@ pub(super) fn skinny_kernels(gpu: &Gpu) -> Vec<SkinnyKernel> {
 fn every_variant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let Some(n_multiprocessors) = multiprocessors_of_hopper(gpu) else { return Ok(Vec::new()) };
     let mut outcomes = Vec::new();
-    for output in [OutputType::Bf16, OutputType::F32] {
+    for output in [Epilogue::Bf16, Epilogue::F32] {
         for (m, n, k) in [(1, 17, 8), (9, 33, 1032), (100, 264, 512), (300, 130, 2048)] {
             let shape = GemmShape { m, n, k };
             let plan = GemmPlan::new(shape, output, n_multiprocessors)?;
@@ -94,7 +101,7 @@ fn every_variant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 pub(super) fn run_invariance(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let Some(n_multiprocessors) = multiprocessors_of_hopper(gpu) else { return Ok(Vec::new()) };
     let mut outcomes = Vec::new();
-    for output in [OutputType::Bf16, OutputType::F32] {
+    for output in [Epilogue::Bf16, Epilogue::F32] {
         for (n, k) in INVARIANT_SIZES {
             outcomes.push(same_bits(gpu, (n, k), output, n_multiprocessors)?);
         }
@@ -107,7 +114,7 @@ fn multiprocessors_of_hopper(gpu: &Gpu) -> Option<u32> {
     (properties.capability == (9, 0)).then_some(properties.n_multiprocessors)
 }
 
-fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Result<Outcome, KernelError> {
+fn product(gpu: &mut Gpu, shape: GemmShape, output: Epilogue, by: By) -> Result<Outcome, KernelError> {
     let (x, w) = (gpu.noise.normals(shape.m * shape.k), gpu.noise.normals(shape.n * shape.k));
     let found = multiply(gpu, &Operands::new(gpu, &x, &w)?, shape, output, by)?;
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &reference::linear(&x, &w, shape)));
@@ -119,8 +126,8 @@ fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Resul
     let case = format!("m {} n {} k {} to {output:?}, {how}", shape.m, shape.n, shape.k);
     // f32 sums lose 2^-24 of their size a term; random signs make that grow with the root. Four times as margin.
     let limit = match output {
-        OutputType::Bf16 | OutputType::Activated | OutputType::Updated => TWO_ROUNDINGS,
-        OutputType::F32 => 4.0 * 2f64.powi(-24) * (shape.k as f64).sqrt(),
+        Epilogue::Bf16 | Epilogue::Sum | Epilogue::Gated | Epilogue::Update => TWO_ROUNDINGS,
+        Epilogue::F32 => 4.0 * 2f64.powi(-24) * (shape.k as f64).sqrt(),
     };
     Ok(Outcome { op, case, error, limit })
 }
@@ -129,8 +136,8 @@ fn product(gpu: &mut Gpu, shape: GemmShape, output: OutputType, by: By) -> Resul
 fn independence(gpu: &mut Gpu, n: usize, k: usize, kernel: SkinnyKernel) -> Result<Outcome, KernelError> {
     let (x, w) = (gpu.noise.normals(SKINNY_ROWS_MAX * k), gpu.noise.normals(n * k));
     let (operands, by) = (Operands::new(gpu, &x, &w)?, By::Skinny(kernel));
-    let together = multiply(gpu, &operands, GemmShape { m: SKINNY_ROWS_MAX, n, k }, OutputType::F32, by)?;
-    let alone = multiply(gpu, &operands, GemmShape { m: 1, n, k }, OutputType::F32, by)?;
+    let together = multiply(gpu, &operands, GemmShape { m: SKINNY_ROWS_MAX, n, k }, Epilogue::F32, by)?;
+    let alone = multiply(gpu, &operands, GemmShape { m: 1, n, k }, Epilogue::F32, by)?;
     let equal = matches!((together, alone), (Some(together), Some(alone)) if together[..n] == alone[..]);
     let error = if equal { 0.0 } else { f64::INFINITY };
     Ok(Outcome { op: "skinny_gemm", case: format!("n {n} k {k}, {kernel:?}: a row alone"), error, limit: 0.0 })
@@ -141,7 +148,7 @@ fn independence(gpu: &mut Gpu, n: usize, k: usize, kernel: SkinnyKernel) -> Resu
 fn same_bits(
     gpu: &mut Gpu,
     (n, k): (usize, usize),
-    output: OutputType,
+    output: Epilogue,
     n_multiprocessors: u32,
 ) -> Result<Outcome, KernelError> {
     let most = ROW_COUNTS[ROW_COUNTS.len() - 1];
@@ -182,7 +189,7 @@ pub(super) fn multiply(
     gpu: &Gpu,
     operands: &Operands,
     shape: GemmShape,
-    output: OutputType,
+    output: Epilogue,
     by: By,
 ) -> Result<Option<Vec<f32>>, KernelError> {
     let size = shape.m * shape.n;
@@ -190,26 +197,26 @@ pub(super) fn multiply(
         let op = Linear { y, x: operands.x.slice(..shape.m * shape.k), w: operands.w.as_view(), shape };
         match by {
             By::Skinny(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
-            By::Blas => gpu.blas.gemm(op),
+            By::Blas => gpu.blas.gemm(op, first_guess(shape)),
             By::Plan(plan) => gpu.kernels.gemm_by_plan(op, &plan),
         }
     };
     match output {
-        OutputType::Bf16 => {
+        Epilogue::Bf16 => {
             let mut y = gpu.poisoned(size)?;
             run(Output::Bf16(y.view()))?;
             Ok(gpu.written(&y)?.map(|found| widened(&found)))
         }
-        OutputType::F32 => {
+        Epilogue::F32 => {
             let mut y = gpu.poisoned(size)?;
             run(Output::F32(y.view()))?;
             gpu.written(&y)
         }
-        OutputType::Activated => {
+        Epilogue::Gated => {
             let mut y = gpu.poisoned(size / 2)?;
-            run(Output::Activated(y.view()))?;
+            run(Output::Gated(y.view()))?;
             Ok(gpu.written(&y)?.map(|found| widened(&found)))
         }
-        OutputType::Updated => unreachable!("an update has more than one output: `chained` compares them"),
+        Epilogue::Sum | Epilogue::Update => unreachable!("compared where the residual is"),
     }
 }

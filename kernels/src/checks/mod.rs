@@ -2,15 +2,14 @@
 //! outcomes, `cargo test` asserts them. Measures no time.
 
 mod attention;
-mod chained;
 mod fixture;
 mod gated;
 mod linear;
 mod packed;
 mod pointwise;
+mod residual;
 mod sampling;
 mod skinny;
-pub mod step;
 mod unpack;
 
 pub use self::fixture::Gpu;
@@ -44,21 +43,20 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 15] = [
+const GROUPS: [(&str, Group); 14] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
     ("linear-few", skinny::run),
     ("invariance", linear::run_invariance),
     ("gated", gated::run),
-    ("chained", chained::run),
+    ("residual", residual::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
     ("attention-other-decode", attention::other_decodes),
     ("attention-other-prefill", attention::other_prefills),
     ("sampling-small", sampling::run_small),
     ("sampling-large", sampling::run_large),
-    ("step", step::run),
     ("unpack", unpack::run),
 ];
 

@@ -7,9 +7,8 @@ use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, linear::skinny_kernel
 use crate::{
     CudaSlice, KernelError,
     launch::{GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
-    linear::{Linear, Output},
+    linear::{Linear, Output, RowScale, Update},
     reference,
-    skinny::{RowScale, Update},
 };
 
 const OP: &str = "skinny_gemm";
@@ -98,7 +97,7 @@ fn gated(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Outcom
     let (operands, squares_gpu) = (Operands::new(gpu, &values)?, gpu.upload(&squares)?);
     let mut out = gpu.poisoned(m * n / 2)?;
     let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
-    gpu.kernels.skinny_scaled_by(operands.linear(Output::Activated(out.view()), shape), scale, kernel)?;
+    gpu.kernels.skinny_scaled_by(operands.linear(Output::Gated(out.view()), shape), scale, kernel)?;
     let sums = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
     let wanted = reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>());
     let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));

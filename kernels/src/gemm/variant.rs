@@ -1,7 +1,7 @@
 //! The compilations of the product for any number of rows, one for each size of a tile and each way to share out work between the
 //! blocks of a cluster. Chooses none.
 
-use crate::launch::{Entry, OutputType};
+use crate::launch::{Entry, Epilogue};
 
 /// Weight rows that a warpgroup multiplies at a time.
 pub(super) const GROUP_ROWS: usize = 64;
@@ -46,7 +46,7 @@ pub(super) struct Variant {
     pub(super) panels: usize,
     pub(super) cluster: Cluster,
     /// By what they write; not every variant has all.
-    pub(super) entries: &'static [(OutputType, Entry)],
+    pub(super) entries: &'static [(Epilogue, Entry)],
 }
 
 macro_rules! variant {
@@ -56,29 +56,35 @@ macro_rules! variant {
             columns: $columns,
             panels: $panels,
             cluster: Cluster::$cluster,
-            entries: &[$((OutputType::$output, Entry::$entry)),*],
+            entries: &[$((Epilogue::$output, Entry::$entry)),*],
         }
     };
 }
 
 #[rustfmt::skip]
 pub(super) const VARIANTS: [Variant; 13] = [
-    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Activated: Gemm1x8Activated, Updated: Gemm1x8Updated),
-    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Activated: Gemm2x8Activated),
-    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Activated: Gemm1x32Activated, Updated: Gemm1x32Updated),
-    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Activated: Gemm2x32Activated),
-    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Activated: Gemm1x64Activated, Updated: Gemm1x64Updated),
-    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Activated: Gemm2x64Activated),
-    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Activated: Gemm1x128Activated, Updated: Gemm1x128Updated),
-    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Activated: Gemm2x128Activated),
-    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Activated: Gemm2x256Activated),
-    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Activated: Gemm1x32SplitActivated, Updated: Gemm1x32SplitUpdated),
-    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Activated: Gemm1x64SplitActivated, Updated: Gemm1x64SplitUpdated),
-    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Activated: Gemm1x128SplitActivated, Updated: Gemm1x128SplitUpdated),
-    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Activated: Gemm2x128SplitActivated),
+    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated),
+    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Gated: Gemm2x8Activated),
+    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated),
+    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated),
+    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated),
+    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated),
+    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated),
+    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated),
+    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated),
+    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated),
+    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated),
+    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated),
+    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated),
 ];
 
 impl Variant {
+    /// As in the kernels' symbols; `s` for a split depth.
+    pub(super) fn name(self) -> String {
+        let split = if self.cluster == Cluster::SplitsDepth { "s" } else { "" };
+        format!("{}x{}{split}", self.warpgroups, self.columns)
+    }
+
     /// Most weight rows of a tile.
     pub(super) fn rows_max(self) -> usize {
         self.warpgroups * GROUP_ROWS
@@ -89,7 +95,7 @@ impl Variant {
         (self.rows_max() - GROUP_ROWS + 8..=self.rows_max()).step_by(8)
     }
 
-    pub(super) fn entry(self, output: OutputType) -> Option<Entry> {
+    pub(super) fn entry(self, output: Epilogue) -> Option<Entry> {
         self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
     }
 

@@ -13,10 +13,7 @@ pub use self::{
         GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul, rms_norm,
         rope_kv, silu_mul, softcap,
     },
-    product::{
-        CHAINED_ROWS_MAX, Left, LinearKernel, NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, norm_tiles,
-        skinny_gemm,
-    },
+    product::{NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm},
     sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
 };
@@ -75,17 +72,19 @@ pub struct GemmShape {
     pub k: usize,
 }
 
-/// How y is stored.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum OutputType {
-    /// Activations.
+/// What a GEMM does with its sums.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Epilogue {
+    /// Stores activations.
     Bf16,
-    /// Logits: bf16 would make ties of distinct tokens.
+    /// Stores logits: bf16 would make ties of distinct tokens.
     F32,
-    /// Activations of gate and up: half as many as rows of w, of which [`GATE_UP_GROUP`] are gate and as many up in turn.
-    Activated,
-    /// Added to the residual stream, and what the norm behind it needs: see [`crate::skinny::Update`].
-    Updated,
+    /// Adds to the residual stream, before it is rounded.
+    Sum,
+    /// Stores activations of gate and up: half as many as rows of w, of which [`GATE_UP_GROUP`] are gate and as many up in turn.
+    Gated,
+    /// Adds to the residual stream, and leaves what the norm behind it needs: see [`crate::skinny::Update`].
+    Update,
 }
 
 impl Heads {

@@ -4,7 +4,7 @@ use stoker_kernels::{
     CudaSlice, Device, KernelError,
     attention::{DecodeScratch, PrefillScratch},
     bf16,
-    launch::{CHAINED_ROWS_MAX, Left, NORM_TILE, norm_tiles},
+    launch::{UPDATE_ROWS_MAX, norm_tiles},
     sampling::{Marks, SampleScratch},
 };
 
@@ -35,8 +35,6 @@ pub(super) struct Buffers {
 /// The residual stream, and what lies beside it between two products.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// How the last launch left it.
-    pub(super) left: Left,
     pub(super) residual: CudaSlice<bf16>,
     /// What a half of a layer gives, where the norm behind it adds it to the residual.
     pub(super) update: CudaSlice<bf16>,
@@ -44,8 +42,6 @@ pub(super) struct Stream {
     pub(super) normed: CudaSlice<bf16>,
     /// Sums of squares of the residual, where the product behind it scales its result.
     pub(super) squares: CudaSlice<f32>,
-    /// Values that each of them is of.
-    pub(super) squares_tile: usize,
 }
 
 impl Buffers {
@@ -56,12 +52,10 @@ impl Buffers {
         Ok(Self {
             tokens: device.zeros(capacity.max_rows)?,
             stream: Stream {
-                left: Left::Residual,
                 residual: rows(shape.hidden)?,
                 update: rows(shape.hidden)?,
                 normed: rows(shape.hidden)?,
-                squares: device.zeros(CHAINED_ROWS_MAX * norm_tiles(shape.hidden))?,
-                squares_tile: NORM_TILE,
+                squares: device.zeros(UPDATE_ROWS_MAX * norm_tiles(shape.hidden))?,
             },
             qkv: rows(shape.heads.qkv_width())?,
             attended: rows(shape.attended_width())?,

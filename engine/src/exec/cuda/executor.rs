@@ -1,16 +1,20 @@
 //! The executor: one upload, one graph or one eager forward pass, one copy of tokens back. Two steps may be in flight; a
 //! step's tokens reach the next one on the device.
 
+mod autotune;
+mod measure;
+
 use std::collections::{HashMap, VecDeque};
 
 use stoker_kernels::{
     KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
 };
 
+pub use self::measure::{Decodes, MeasuredProgram};
 use super::{
     batch::{Batch, BatchLimits, decode_shape, prompt_shape},
     forward::{Forward, Part, StepInputs},
-    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, is_timed, prefill_sizes, prompt_buckets},
+    layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prompt_buckets},
     masks::MaskInputs,
     memory::Capacity,
     sampling::Draws,
@@ -113,25 +117,17 @@ impl CudaExecutor {
         })
     }
 
-    /// Real steps over the first KV block, so that the first request finds kernels loaded and algorithms chosen. What
+    /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded. What
     /// they leave in the block is overwritten by whoever takes it.
     pub fn warm_up(&mut self) -> Result<(), ExecError> {
         let limits = self.limits;
         let decodes = buckets(limits.max_num_seqs).map(|n| decode_shape(n, &limits));
         let prompts = prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits));
-        let shapes: Vec<StepShape> = decodes.chain(prompts).collect();
-        for shape in shapes.iter().filter(|shape| is_timed(shape.n_rows, limits.max_num_seqs)) {
-            let tuned = self.forward.tune(shape.n_rows, shape.n_sampled);
-            tuned.map_err(|error| self.failed(shape, &error))?;
-        }
-        for shape in shapes {
+        for shape in decodes.chain(prompts) {
             self.record(shape).map_err(|error| self.failed(&shape, &error))?;
         }
-        let recorded_rows = prompt_buckets(limits.max_rows).last().unwrap_or(0).max(limits.max_num_seqs);
-        for n in prefill_sizes(recorded_rows, limits.max_rows) {
-            let prepared = self.forward.tune(n, self.max_sampled);
-            prepared.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))?;
-        }
+        let prepared = self.forward.prepare();
+        prepared.map_err(|error| self.failed(&decode_shape(limits.max_rows, &limits), &error))?;
         self.probe(&[0; 8], 0, Probe::NoRow)?;
         self.probe(&[0], 0, Probe::EveryRow)?;
         self.forward.device().synchronize().map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))
@@ -191,12 +187,10 @@ impl CudaExecutor {
         }
     }
 
-    /// Records the steps of one shape. Their products have chosen their algorithms already; launched once before, so that all
-    /// code is loaded. Nobody is served yet: all rows are padding.
+    /// Records the steps of one shape. Launched once before, so that all code is loaded. Nobody is served yet.
     fn record(&mut self, shape: StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(&shape);
-        let nobody = Batch::new(&Step::default(), self.limits);
-        self.inputs.upload(layout.whole, nobody.used_table(&layout), |filling| nobody.fill(&layout, filling))?;
+        self.upload_padding(&layout)?;
         let Self { forward, inputs, limits, .. } = self;
         let step = StepInputs { shape: &shape, layout: &layout, packed: inputs, policy: limits.policy };
         let device = forward.device().clone();
@@ -210,6 +204,12 @@ impl CudaExecutor {
         };
         self.graphs.insert(shape, recorded);
         Ok(())
+    }
+
+    /// Inputs of nobody: all rows are padding.
+    fn upload_padding(&mut self, layout: &StepLayout) -> Result<(), KernelError> {
+        let nobody = Batch::new(&Step::default(), self.limits);
+        self.inputs.upload(layout.whole, nobody.used_table(layout), |filling| nobody.fill(layout, filling))
     }
 
     fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {

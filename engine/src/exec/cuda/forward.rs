@@ -1,48 +1,42 @@
-//! The forward pass of a decoder on the GPU, launch by launch. The same function runs a step eagerly and is recorded into
-//! a graph.
-//!
-//! ```text
-//! residual = embed(tokens)
-//! for each layer:  qkv = norm(residual) Wqkv;  bias, head norms, rope;  write K and V;  a = attention(q);  residual += a Wo
-//!                  g = norm(residual) Wgate_up;  residual += (silu(gate) * up) Wdown
-//! logits = norm(residual) Whead;  sampled = draw(logits)
-//!
-//! In the last layer only the drawn rows go on behind K and V: nobody reads the others.
-//! ```
-//!
-//! Norms and additions are inside the products or launches of their own: `product.rs` knows.
+//! Runs the program of a step on the GPU, operation by operation: with the model's weights, its cache and the buffers that a step
+//! writes. The same function runs a step eagerly and is recorded into a graph. Which operations there are, and by which kernels,
+//! is the program's: `program.rs`.
 
 use stoker_kernels::{
-    CudaSlice, Device, KernelError, Kernels,
+    CudaSlice, CudaView, Device, KernelError, Kernels,
     attention::{PagedDecode, PagedKv, PagedPrefill},
     bf16,
-    launch::{AttentionSpec, GemmShape, Left, NormWeight},
-    linear::{Linear, Output, Products},
+    blas::Blas,
+    choose::{Chip, GemmDesc, GemmKernel, Prologue},
+    launch::{AttentionSpec, Epilogue, GemmShape, NormWeight, norm_tiles},
+    linear::{Linear, Output, RowScale, Update},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
-    pointwise::{Embed, FeedTokens, QkNorm, RopeKv, Rotary},
+    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
+    table::{ChipTable, Entry},
 };
 
 use super::{
-    buffers::Buffers,
-    layout::{Sampled, StepLayout, StepShape},
+    buffers::{Buffers, Stream},
+    layout::{StepLayout, StepShape},
     memory::{Capacity, kv_layout},
-    product::{Norm, Product},
+    program::{Adds, Gemm, Matrix, Norm, Op, Programs, RowLimits},
     shape::ModelShape,
     slots::EntryLayout,
-    weights::{Layer, Weights},
+    weights::Weights,
 };
 use crate::model::RopeTable;
-
-/// Products are timed over the weights of this many layers in turn: more than the L2 cache holds.
-const TUNED_LAYERS: usize = 3;
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]
 pub(super) struct Forward {
     kernels: Kernels,
-    products: Products,
+    /// None where all products are our own.
+    blas: Option<Blas>,
+    chip: Chip,
+    rows: RowLimits,
+    programs: Programs,
     shape: ModelShape,
     weights: Weights,
     /// Positions x head width: cosines, then sines.
@@ -75,7 +69,8 @@ pub(super) enum Part {
 #[derive(Debug)]
 pub(super) struct ForwardParts {
     pub(super) kernels: Kernels,
-    pub(super) products: Products,
+    pub(super) blas: Option<Blas>,
+    pub(super) chip: Chip,
     pub(super) shape: ModelShape,
     pub(super) weights: Weights,
     pub(super) rope: RopeTable,
@@ -83,15 +78,19 @@ pub(super) struct ForwardParts {
 }
 
 impl Forward {
-    /// Allocates cache and buffers.
+    /// Resolves the programs, allocates cache and buffers.
     pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
-        let ForwardParts { kernels, products, shape, weights, rope, n_blocks } = parts;
+        let ForwardParts { kernels, blas, chip, shape, weights, rope, n_blocks } = parts;
+        let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
         let device = kernels.device().clone();
         let layer_values = kv_layout(&shape, n_blocks).layer_values();
         let layer_cache = |_| Ok((device.zeros(layer_values)?, device.zeros(layer_values)?));
         Ok(Self {
             kernels,
-            products,
+            blas,
+            programs: Programs::new(&shape, &chip, rows),
+            chip,
+            rows,
             weights,
             angles: device.holding(&angles(&rope))?,
             cache: (0..shape.n_layers).map(layer_cache).collect::<Result<_, KernelError>>()?,
@@ -116,29 +115,21 @@ impl Forward {
     }
 
     /// What the last step drew, on the device: tokens, then log-probabilities behind all tokens that there may be.
-    pub(super) fn results(&self, n: usize) -> stoker_kernels::CudaView<'_, u32> {
+    pub(super) fn results(&self, n: usize) -> CudaView<'_, u32> {
         self.buffers.sampled.slice(..n)
     }
 
-    /// Chooses the algorithms of all products of `m` rows, of which `m_head` are drawn. Overwrites the buffers.
-    pub(super) fn tune(&mut self, m: usize, m_head: usize) -> Result<(), KernelError> {
-        let Self { kernels, products, weights, buffers: b, shape, .. } = self;
-        let (product, layers) =
-            (Product { kernels, products, m }, &weights.layers[..TUNED_LAYERS.min(weights.layers.len())]);
-        let of_layers = |part: fn(&Layer) -> &CudaSlice<bf16>| layers.iter().map(part).collect::<Vec<_>>();
-        product.tune(&mut b.qkv, &b.stream.normed, &of_layers(|layer| &layer.qkv), shape.hidden)?;
-        let norm = &weights.norm;
-        product.tune_update(&mut b.stream, &b.attended, &of_layers(|layer| &layer.o), norm)?;
-        let gated = (&mut b.activated, &mut b.gate_up);
-        product.tune_gated(gated, &b.stream.normed, &of_layers(|layer| &layer.gate_up), shape.hidden)?;
-        product.tune_update(&mut b.stream, &b.activated, &of_layers(|layer| &layer.down), norm)?;
-        let head = Linear {
-            y: Output::F32(b.logits.slice_mut(..m_head * shape.vocab)),
-            x: b.stream.normed.slice(..m_head * shape.hidden),
-            w: weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view(),
-            shape: GemmShape { m: m_head, n: shape.vocab, k: shape.hidden },
-        };
-        products.tune(kernels, head, &[])
+    /// Loads the code of all products of cuBLASLt in steps that are launched one by one: the library does with the first product,
+    /// and waits for the device then. Overwrites the buffers.
+    pub(super) fn prepare(&mut self) -> Result<(), KernelError> {
+        for n_rows in self.rows.unrecorded() {
+            let body = self.programs.body(n_rows);
+            let theirs = |op: &&Gemm| matches!(op.kernel, GemmKernel::CublasLt(_)) && op.layer == Some(0);
+            for gemm in body.ops.iter().filter_map(Op::gemm).filter(theirs) {
+                self.gemm(gemm, gemm.desc.shape.m)?;
+            }
+        }
+        Ok(())
     }
 
     /// Launches a whole step.
@@ -149,32 +140,71 @@ impl Forward {
 
     /// Launches a part of it.
     pub(super) fn launch_part(&mut self, step: StepInputs<'_>, part: Part) -> Result<(), KernelError> {
-        let n_most = self.shape.n_layers - self.shape.n_layers_near_the_end(step.shape.n_rows);
+        let body = self.programs.body(step.shape.n_rows);
+        let (most, rest) = body.ops.split_at(body.near_end);
         match part {
-            Part::Most => {
-                self.embed(step)?;
-                (0..n_most).try_for_each(|idx| self.layer(step, idx))
-            }
+            Part::Most => self.run(step, most, step.shape.n_rows),
             Part::Rest => {
-                (n_most..self.shape.n_layers).try_for_each(|idx| self.layer(step, idx))?;
-                self.head(step)?;
-                self.draw(step)
+                self.run(step, rest, step.shape.n_rows)?;
+                self.launch_tail(step)
             }
         }
     }
 
-    fn layer(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        self.project(step, idx)?;
-        if self.rows_behind_attention(step, idx) == 0 {
-            return Ok(());
-        }
-        self.attend(step, idx)?;
-        self.update(step, idx)?;
-        self.feed_forward(step, idx)
+    /// Launches what is behind the last layer's K and V.
+    pub(super) fn launch_tail(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
+        let tail = self.programs.tail(step.shape.n_sampled, step.shape.sampled);
+        self.run(step, &tail, step.shape.n_sampled)
     }
 
-    fn rows_behind_attention(&self, step: StepInputs<'_>, layer: usize) -> usize {
-        if self.is_last(layer) { step.shape.n_sampled } else { step.shape.n_rows }
+    /// What steps do.
+    pub(super) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// The model's sizes.
+    pub(super) fn model(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// What was measured on this chip.
+    pub(super) fn table(&self) -> &ChipTable {
+        self.chip.table()
+    }
+
+    /// What may be the fastest way.
+    pub(super) fn candidates(&self, desc: GemmDesc) -> Vec<Entry> {
+        self.chip.candidates(desc)
+    }
+
+    /// Chooses by rule from now on.
+    pub(super) fn forget_measured(&mut self) {
+        self.chip.forget_measured();
+        self.programs = Programs::new(&self.shape, &self.chip, self.rows);
+    }
+
+    /// Chooses this for the GEMM from now on.
+    pub(super) fn set_measured(&mut self, desc: GemmDesc, entry: Entry) {
+        self.chip.set_measured(desc, entry);
+        self.programs.resolve(&self.shape, &self.chip, desc.shape.m);
+    }
+
+    /// Launches operations of `m` rows.
+    pub(super) fn run(&mut self, step: StepInputs<'_>, ops: &[Op], m: usize) -> Result<(), KernelError> {
+        ops.iter().try_for_each(|op| self.run_op(step, op, m))
+    }
+
+    fn run_op(&mut self, step: StepInputs<'_>, op: &Op, m: usize) -> Result<(), KernelError> {
+        match *op {
+            Op::Embed => self.embed(step),
+            Op::Norm { norm, adds } => self.norm(norm, adds, m),
+            Op::Gemm(ref gemm) => self.gemm(gemm, m),
+            Op::Activate => self.activate(m),
+            Op::RopeKv { layer } => self.rope_kv(step, layer),
+            Op::Attention { layer } => self.attend(step, layer),
+            Op::KeepDrawn => self.keep_drawn_rows(step),
+            Op::Draw => self.draw(step),
+        }
     }
 
     fn is_last(&self, layer: usize) -> bool {
@@ -189,7 +219,6 @@ impl Forward {
             sources: step.packed.view(step.layout.sources),
             sampled: b.sampled.as_view(),
         })?;
-        b.stream.left = Left::Residual;
         kernels.embed(Embed {
             out: b.stream.residual.slice_mut(..n * shape.hidden),
             table: weights.embed.as_view(),
@@ -199,15 +228,84 @@ impl Forward {
         })
     }
 
-    /// Queries, and K and V into the cache.
-    fn project(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
+    /// The norm as a launch of its own.
+    fn norm(&mut self, norm: Norm, adds: Adds, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let (weight, eps, size) = (norm_weight(weights, norm).as_view(), shape.eps, m * shape.hidden);
+        let (out, residual) = (b.stream.normed.slice_mut(..size), &mut b.stream.residual);
+        match adds {
+            Adds::Nothing => kernels.rms_norm(RmsNorm { out, x: residual.slice(..size), weight, eps }),
+            Adds::Update => {
+                let (residual, x) = (residual.slice_mut(..size), b.stream.update.slice(..size));
+                kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
+            }
+        }
+    }
+
+    /// Multiplies `m` rows.
+    fn gemm(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
+        match gemm.matrix {
+            Matrix::Qkv | Matrix::GateUp | Matrix::Head => self.gemm_of_norm(gemm, m),
+            Matrix::O | Matrix::Down => self.gemm_into_residual(gemm, m),
+        }
+    }
+
+    /// `y = norm(residual) * w^T`: of the norm, or of the weighted residual that is scaled behind it.
+    fn gemm_of_norm(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, blas, weights, buffers: b, shape: model, .. } = self;
+        let shape = GemmShape { m, ..gemm.desc.shape };
+        let (size, tile, eps) = (m * shape.n, gemm.squares_tile, model.eps);
+        let y = match (gemm.desc.epilogue, gemm.matrix) {
+            (Epilogue::F32, _) => Output::F32(b.logits.slice_mut(..size)),
+            (Epilogue::Gated, _) => Output::Gated(b.activated.slice_mut(..size / 2)),
+            (Epilogue::Bf16, Matrix::GateUp) => Output::Bf16(b.gate_up.slice_mut(..size)),
+            (Epilogue::Bf16, _) => Output::Bf16(b.qkv.slice_mut(..size)),
+            (Epilogue::Sum | Epilogue::Update, _) => unreachable!("only what reads no norm adds to the residual"),
+        };
+        let Stream { normed, squares, .. } = &b.stream;
+        let op = Linear { y, x: normed.slice(..m * shape.k), w: matrix(weights, gemm), shape };
+        let scale = match gemm.desc.prologue {
+            Prologue::Plain => None,
+            Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
+        };
+        kernels.linear(blas.as_ref(), op, scale, gemm.kernel)
+    }
+
+    /// `residual += x * w^T`, or what the norm behind it adds.
+    fn gemm_into_residual(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let shape = GemmShape { m, ..gemm.desc.shape };
+        let x = match gemm.matrix {
+            Matrix::O if gemm.reads_kept => &b.gathered,
+            Matrix::O => &b.attended,
+            _ => &b.activated,
+        };
+        let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, gemm), m * shape.n);
+        let Stream { residual, update, normed, squares } = &mut b.stream;
+        let y = match gemm.desc.epilogue {
+            Epilogue::Bf16 => Output::Bf16(update.slice_mut(..size)),
+            Epilogue::Sum => Output::Sum(residual.slice_mut(..size)),
+            Epilogue::Update => {
+                let (residual, weighted) = (residual.slice_mut(..size), normed.slice_mut(..size));
+                let squares = squares.slice_mut(..m * norm_tiles(shape.n));
+                let norm = norm_weight(weights, gemm.norm).as_view();
+                return kernels.update(Update { residual, weighted, squares, norm, x, w, shape }, gemm.kernel);
+            }
+            Epilogue::F32 | Epilogue::Gated => unreachable!("what is added to the residual is as wide"),
+        };
+        kernels.linear(blas.as_ref(), Linear { y, x, w, shape }, None, gemm.kernel)
+    }
+
+    fn activate(&mut self, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, buffers: b, shape, .. } = self;
+        let (out, gate_up) = (b.activated.slice_mut(..m * shape.inner), b.gate_up.slice(..2 * m * shape.inner));
+        kernels.silu_mul(SiluMul { out, gate_up, width: shape.inner })
+    }
+
+    fn rope_kv(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let (n, shape) = (step.shape.n_rows, self.shape);
-        let Self { kernels, products, weights, angles, cache, buffers: b, .. } = self;
+        let Self { kernels, weights, angles, cache, buffers: b, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
-        let product = Product { kernels, products, m: n };
-        let norm = Norm { weight: &layer.attention_norm, eps: shape.eps };
-        let qkv = Output::Bf16(b.qkv.slice_mut(..n * shape.heads.qkv_width()));
-        product.normed(qkv, &mut b.stream, norm, &layer.qkv)?;
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
             k_cache: k_cache.as_view_mut(),
@@ -231,15 +329,11 @@ impl Forward {
         if !self.is_last(idx) {
             return self.attend_prefills(step, step.layout.tiles, idx);
         }
-        self.attend_prefills(step, step.layout.drawn_tiles, idx)?;
-        self.keep_drawn_rows(step)
+        self.attend_prefills(step, step.layout.drawn_tiles, idx)
     }
 
-    /// Drawn rows of the residual and of what attention gave come to the front, where they are not all.
+    /// Drawn rows of the residual and of what attention gave come to the front.
     fn keep_drawn_rows(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
-        if step.shape.sampled == Sampled::Every {
-            return Ok(());
-        }
         let (n, m, shape) = (step.shape.n_rows, step.shape.n_sampled, self.shape);
         let Self { kernels, buffers: b, .. } = self;
         let gather = |out: &mut CudaSlice<bf16>, table: &CudaSlice<bf16>, width: usize| {
@@ -256,16 +350,6 @@ impl Forward {
         // Both hold nothing yet that outlives a step, and both have room for the largest.
         std::mem::swap(&mut b.stream.residual, &mut b.stream.normed);
         Ok(())
-    }
-
-    /// What attention gave is added to the residual.
-    fn update(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        let n = self.rows_behind_attention(step, idx);
-        let is_gathered = self.is_last(idx) && step.shape.sampled == Sampled::Listed;
-        let Self { kernels, products, weights, buffers: b, .. } = self;
-        let (layer, product) = (&weights.layers[idx], Product { kernels, products, m: n });
-        let attended = if is_gathered { &b.gathered } else { &b.attended };
-        product.update(&mut b.stream, attended, &layer.o, &layer.mlp_norm)
     }
 
     fn attend_decodes(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
@@ -307,29 +391,6 @@ impl Forward {
             scratch: &mut b.prefill_scratch,
             spec: AttentionSpec::plain(shape.heads, shape.attention_scale),
         })
-    }
-
-    fn feed_forward(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        let (n, shape) = (self.rows_behind_attention(step, idx), self.shape);
-        let Self { kernels, products, weights, buffers: b, .. } = self;
-        let layer = &weights.layers[idx];
-        let product = Product { kernels, products, m: n };
-        let norm = Norm { weight: &layer.mlp_norm, eps: shape.eps };
-        product.gated((&mut b.activated, &mut b.gate_up), &mut b.stream, norm, &layer.gate_up)?;
-        let next = weights.layers.get(idx + 1).map_or(&weights.norm, |next| &next.attention_norm);
-        product.update(&mut b.stream, &b.activated, &layer.down, next)
-    }
-
-    fn head(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
-        let (m, shape) = (step.shape.n_sampled, self.shape);
-        let Self { kernels, products, weights, buffers: b, .. } = self;
-        if m == 0 {
-            return Ok(());
-        }
-        let product = Product { kernels, products, m };
-        let norm = Norm { weight: &weights.norm, eps: shape.eps };
-        let logits = Output::F32(b.logits.slice_mut(..m * shape.vocab));
-        product.normed(logits, &mut b.stream, norm, weights.lm_head.as_ref().unwrap_or(&weights.embed))
     }
 
     /// Takes newcomers into their slots.
@@ -386,6 +447,26 @@ fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<
         v_cache: cache.1.as_view(),
         block_table: step.packed.view(step.layout.table),
         blocks_per_row: step.shape.blocks_per_row,
+    }
+}
+
+fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> CudaView<'a, bf16> {
+    let layer = || &weights.layers[gemm.layer.expect("only the head is of no layer")];
+    let matrix = match gemm.matrix {
+        Matrix::Qkv => &layer().qkv,
+        Matrix::O => &layer().o,
+        Matrix::GateUp => &layer().gate_up,
+        Matrix::Down => &layer().down,
+        Matrix::Head => weights.lm_head.as_ref().unwrap_or(&weights.embed),
+    };
+    matrix.as_view()
+}
+
+fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {
+    match norm {
+        Norm::Attention { layer } => &weights.layers[layer].attention_norm,
+        Norm::FeedForward { layer } => &weights.layers[layer].mlp_norm,
+        Norm::Final => &weights.norm,
     }
 }
 

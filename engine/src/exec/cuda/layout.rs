@@ -6,7 +6,7 @@ use stoker_kernels::{
     sampling::SampleRow,
 };
 
-/// Decode batches are padded, so that few graphs serve all and products are tuned for few sizes: up to a batch size to
+/// Decode batches are padded, so that few graphs serve all and kernels are chosen for few sizes: up to a batch size to
 /// multiples of a step. Products compute 16 rows at once at the least, so padding costs little.
 const BUCKET_STEPS: [(usize, usize); 3] = [(64, 8), (256, 16), (usize::MAX, 64)];
 
@@ -116,12 +116,6 @@ pub(super) fn prompt_buckets(largest: usize) -> impl Iterator<Item = usize> {
     PROMPT_BUCKETS.into_iter().filter(move |n| *n <= largest)
 }
 
-/// Whether products of `n` rows are timed at start; the other buckets take what was found for the next larger one. A start
-/// that timed all of them took 3.05 s instead of 2.40. One to eight rows lie in the same tiles and take as long.
-pub(super) fn is_timed(n: usize, largest: usize) -> bool {
-    n >= 8 && (n.is_power_of_two() || n.is_multiple_of(64)) || n == largest
-}
-
 /// Row counts of steps with prompts in them that products are prepared for, above `decodes` and up to `largest`: four to an
 /// octave, so that the algorithm of the next larger one is a good one for all between.
 pub(super) fn prefill_sizes(decodes: usize, largest: usize) -> impl Iterator<Item = usize> {
@@ -155,18 +149,6 @@ mod tests {
         let found = [(1, 8192), (16, 8192), (100, 8192), (257, 8192), (97, 100), (96, 100)]
             .map(|(n, largest)| prompt_bucket(n, largest));
         assert_eq!(found, [Some(16), Some(16), Some(128), None, None, Some(96)]);
-    }
-
-    #[test]
-    fn every_bucket_is_timed_or_has_a_larger_one_that_is() {
-        for largest in [1, 6, 64, 100, 256, 1000] {
-            let all: Vec<usize> = buckets(largest).collect();
-            assert!(
-                all.iter().all(|n| all.iter().any(|larger| larger >= n && is_timed(*larger, largest))),
-                "{largest}"
-            );
-        }
-        assert_eq!(buckets(256).filter(|n| is_timed(*n, 256)).count(), 7);
     }
 
     #[test]

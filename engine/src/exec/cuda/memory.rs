@@ -4,7 +4,7 @@
 use stoker_kernels::{
     attention::{PrefillScratch, ScratchSize},
     blas,
-    launch::{CHAINED_ROWS_MAX, Heads, norm_tiles},
+    launch::{Heads, UPDATE_ROWS_MAX, norm_tiles},
     plan::{SplitPolicy, prefill_pieces_max},
     sampling::{COUNT_MAX, LOGPROB_WORDS, Marks, SampleRow, SampleScratch},
 };
@@ -101,7 +101,7 @@ impl Capacity {
         let inputs =
             self.input_words + slots::input_words(self.max_history) + masks::input_words(self.max_sampled, shape.vocab);
         let angles = 4 * max_model_len * shape.heads.dim;
-        let squares = 4 * CHAINED_ROWS_MAX * norm_tiles(shape.hidden);
+        let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(shape.hidden);
         let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * inputs;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
     }

@@ -15,16 +15,21 @@ mod buffers;
 mod executor;
 mod forward;
 mod layout;
+mod listing;
 mod masks;
 mod memory;
 mod open;
-mod product;
+mod program;
 mod sampling;
 mod shape;
 mod slots;
 mod weights;
 
-pub use executor::CudaExecutor;
+pub use executor::{CudaExecutor, Decodes, MeasuredProgram};
+pub use listing::{Ceilings, Line, list_program};
 pub(crate) use open::Gpu;
 pub use open::{CudaError, CudaModel};
-pub use stoker_kernels::survey::{Finding, survey};
+pub use stoker_kernels::{
+    survey::{Finding, survey},
+    table::ChipTable,
+};

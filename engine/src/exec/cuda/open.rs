@@ -6,8 +6,8 @@ use std::time::Instant;
 use stoker_kernels::{
     Device, KernelError, Kernels,
     blas::Blas,
+    choose::{Chip, Numerics},
     launch::PrefillKernel,
-    linear::Products,
     plan::{PrefillSplit, SplitPolicy},
 };
 
@@ -68,7 +68,8 @@ impl CudaError {
 #[derive(Debug)]
 pub(crate) struct Gpu {
     kernels: Kernels,
-    products: Products,
+    blas: Option<Blas>,
+    chip: Chip,
     spec: ModelSpec,
     shape: ModelShape,
     name: String,
@@ -82,13 +83,15 @@ impl Gpu {
         let spec = read.spec()?;
         let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
         let kernels = Kernels::load(&device)?;
-        let products = match limits.batch_invariant {
-            true => Products::batch_invariant(&kernels)?,
-            false => Products::Fastest(Box::new(Blas::new(&device)?)),
+        let (numerics, blas) = match limits.batch_invariant {
+            true => (Numerics::BatchInvariant, None),
+            false => (Numerics::Fastest, Some(Blas::new(&device)?)),
         };
+        let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
+        let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
         let name = format!("cuda:{ordinal}, {}", device.name()?);
-        Ok(Self { kernels, products, spec, shape, name })
+        Ok(Self { kernels, blas, chip, spec, shape, name })
     }
 }
 
@@ -118,7 +121,7 @@ impl CudaModel {
         let sched =
             SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
         let ReadModel { config, assets, weights } = read;
-        let Gpu { kernels, products, spec, shape, name } = gpu;
+        let Gpu { kernels, blas, chip, spec, shape, name } = gpu;
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
@@ -136,7 +139,8 @@ impl CudaModel {
         let rope = RopeTable::new(&spec.rope_sets[0], shape.heads.dim, sched.max_model_len);
         let parts = ForwardParts {
             kernels,
-            products,
+            blas,
+            chip,
             shape,
             weights: loaded.weights,
             rope,

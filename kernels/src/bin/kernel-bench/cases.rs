@@ -1,14 +1,14 @@
-//! What is timed: the operations of a Llama-3.1-8B step at decode and prefill sizes, and the two ceilings. Buffers hold
+//! What is timed: the operations of a Llama-3.1-8B step at decode and prefill sizes, each by itself, and the two ceilings. Whole steps
+//! are timed by `stoker-bench program`. Buffers hold
 //! random data and are rotated so that nothing is found in the L2 cache that would not be there while serving.
 
 use anyhow::Result;
 use stoker_kernels::{
     KernelError,
-    checks::{
-        Gpu,
-        step::{self, Batch, Between, Model, StepShape},
-    },
-    launch::{BLOCK_SIZE, GemmShape, Heads, SKINNY_ROWS_MAX, SkinnyKernel},
+    blas::Algorithm,
+    checks::Gpu,
+    gemm::GemmPlan,
+    launch::{BLOCK_SIZE, Epilogue, GemmShape, Heads, SKINNY_ROWS_MAX, SkinnyKernel},
     linear::{Linear, Output},
     pointwise::{AddRmsNorm, Embed, RopeKv, Rotary, SiluMul, angle_table},
     sampling::{LOGPROB_WORDS, Marks, Sample, SampleOptions, SampleRow, SampleScratch, Selection, Turn},
@@ -36,11 +36,9 @@ pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
     })?;
     let (shape, size) = (GemmShape { m: 8192, n: 8192, k: 8192 }, 8192 * 8192);
     let mut product = |gpu: &Gpu| -> Result<Vec<f64>> {
-        let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
-        gpu.blas.tune(Linear { y: Output::Bf16(y), x, w, shape }, &[])?;
         clock::time(gpu, 4, |_| {
             let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
-            gpu.blas.gemm(Linear { y: Output::Bf16(y), x, w, shape })
+            gpu.blas.gemm(Linear { y: Output::Bf16(y), x, w, shape }, first_guess(shape))
         })
     };
     let products = product(gpu)?;
@@ -199,11 +197,12 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
         }
     }
     if gpu.kernels.properties().capability == (9, 0) {
-        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.gemm(op)))?;
+        let epilogue = if is_head { Epilogue::F32 } else { Epilogue::Bf16 };
+        let plan = GemmPlan::new(shape, epilogue, gpu.kernels.properties().n_multiprocessors)?;
+        let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.kernels.gemm_by_plan(op, &plan)))?;
         report.add(&format!("{name}_invariant"), "stoker", work, us);
     }
-    linear(0, &|op| gpu.blas.tune(op, &[]).map(|_| ()))?;
-    let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op)))?;
+    let us = clock::time(gpu, n_launches, |i| linear(i % turns, &|op| gpu.blas.gemm(op, first_guess(shape))))?;
     report.add(name, "cublaslt", work, us);
     Ok(())
 }
@@ -228,16 +227,23 @@ fn gated_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShap
     };
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
     if gpu.kernels.properties().capability == (9, 0) {
-        let us = clock::time(gpu, 4, |_| multiply(Output::Activated(out.as_view_mut()), &|op| gpu.kernels.gemm(op)))?;
+        let plan = GemmPlan::new(shape, Epilogue::Gated, gpu.kernels.properties().n_multiprocessors)?;
+        let us = clock::time(gpu, 4, |_| {
+            multiply(Output::Gated(out.as_view_mut()), &|op| gpu.kernels.gemm_by_plan(op, &plan))
+        })?;
         report.add(name, "stoker", work, us);
     }
-    multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.tune(op, &[]).map(drop))?;
     let us = clock::time(gpu, 4, |_| {
-        multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.gemm(op))?;
+        multiply(Output::Bf16(gate_up.as_view_mut()), &|op| gpu.blas.gemm(op, first_guess(shape)))?;
         gpu.kernels.silu_mul(SiluMul { out: out.as_view_mut(), gate_up: gate_up.as_view(), width: n / 2 })
     })?;
     report.add(name, "cublaslt", work, us);
     Ok(())
+}
+
+/// cuBLASLt's for the shape.
+fn first_guess(shape: GemmShape) -> Algorithm {
+    Algorithm { rows: shape.m, rank: 0 }
 }
 
 fn flops(shape: GemmShape) -> Work {
@@ -313,20 +319,4 @@ fn sample(gpu: &mut Gpu, how: SampleRow, n_rows: usize) -> Result<Vec<f64>> {
 /// Copies needed so that a rotation of `bytes` each does not fit the cache.
 pub(crate) fn turns(bytes: usize) -> usize {
     ROTATED_BYTES.div_ceil(bytes).clamp(1, 32)
-}
-
-/// Decode steps of batches of several sizes at a context of 1024 tokens.
-pub(crate) fn steps(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    let shape = StepShape { heads: HEADS, intermediate: INTERMEDIATE, vocab: VOCAB, n_layers: 32, context: 1024 };
-    let name = |n: usize| format!("decode_step_{n}x{}", shape.context);
-    let wanted: Vec<usize> = [1, 8, 16, 32, 64, 128, 256].into_iter().filter(|&n| report.wants(&name(n))).collect();
-    let Some(&largest) = wanted.last() else { return Ok(()) };
-    let mut model = Model::new(gpu, shape, largest)?;
-    for n in wanted {
-        let mut batch = Batch::new(gpu, shape, n)?;
-        step::tune(gpu, &model, &mut batch)?;
-        let us = clock::time(gpu, 1, |_| step::launch(gpu, &mut model, &mut batch, Between::Nothing))?;
-        report.add(&name(n), "stoker", Work::Bytes(shape.bytes(n) as f64), us);
-    }
-    Ok(())
 }

@@ -4,11 +4,9 @@
 
 mod attention;
 mod cases;
-mod chained;
 mod clock;
-mod cuts;
 mod figures;
-mod starts;
+mod residual;
 
 use std::path::PathBuf;
 
@@ -33,12 +31,6 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
-    /// Instead, every cut of the product for any number of rows; `--out` is then a table of them.
-    #[arg(long)]
-    cuts: bool,
-    /// Instead, what so many starts choose by timing.
-    #[arg(long)]
-    starts: Option<usize>,
 }
 
 fn main() -> Result<()> {
@@ -51,23 +43,16 @@ fn main() -> Result<()> {
         }
         Err(error) => return Err(error.into()),
     };
-    if let Some(n_starts) = arguments.starts {
-        return starts::run(&device, n_starts);
-    }
     let mut gpu = Gpu::new(&device)?;
     println!("{}, kernels for {:?}", device.name()?, gpu.kernels.properties());
-    if arguments.cuts {
-        return cuts::run(&mut gpu, &arguments.only, arguments.out.as_deref());
-    }
     let mut report = Report::new(cases::ceilings(&mut gpu)?, arguments.only);
     cases::pointwise(&mut gpu, &mut report)?;
     cases::linear(&mut gpu, &mut report)?;
     cases::gated(&mut gpu, &mut report)?;
-    chained::run(&mut gpu, &mut report)?;
+    residual::run(&mut gpu, &mut report)?;
     attention::decode(&mut gpu, &mut report)?;
     attention::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;
-    cases::steps(&mut gpu, &mut report)?;
     let Some(out) = arguments.out else { return Ok(()) };
     let name = RunName { run: arguments.run, commit: arguments.commit, machine: format!("1x {}", device.name()?) };
     report.append(&out, &name)

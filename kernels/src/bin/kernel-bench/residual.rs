@@ -1,13 +1,13 @@
-//! The products of a layer whose rows hand on the residual stream weighted, by the cut that an executor would choose; the same
-//! products alone stand beside them in `cases::linear`.
+//! GEMMs with the norm or the addition of the residual stream inside, by the tile that costs least by count; the same GEMMs alone
+//! stand beside them in `cases::linear`.
 
 use anyhow::Result;
 use stoker_kernels::{
     CudaSlice, KernelError, bf16,
     checks::Gpu,
-    launch::{GemmShape, Left, OutputType, norm_tiles},
-    linear::{Linear, Output},
-    skinny::{RowScale, Update},
+    gemm::{self, Depth, GemmPlan},
+    launch::{Epilogue, GemmShape, norm_tiles},
+    linear::{Linear, Output, RowScale, Update},
 };
 
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
             update(gpu, report, &format!("kernel_update_{layer}_m{m}"), GemmShape { m, n: HIDDEN, k })?;
         }
         for (layer, n, output) in
-            [("qkv", HEADS.qkv_width(), OutputType::Bf16), ("gate_up", 2 * INTERMEDIATE, OutputType::Activated)]
+            [("qkv", HEADS.qkv_width(), Epilogue::Bf16), ("gate_up", 2 * INTERMEDIATE, Epilogue::Gated)]
         {
             let name = format!("kernel_scaled_{layer}_m{m}");
             scaled(gpu, report, &name, (GemmShape { m, n, k: HIDDEN }, output))?;
@@ -37,10 +37,7 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
 }
 
 fn update(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> Result<()> {
-    let is_chained = Left::of_update(shape, gpu.kernels.properties()) == Left::Weighted;
-    if !is_chained || !report.wants(name) {
-        return Ok(());
-    }
+    let Some(plan) = plan(gpu, shape, Epilogue::Update).filter(|_| report.wants(name)) else { return Ok(()) };
     let GemmShape { m, n, k } = shape;
     let weights = weights(gpu, n * k)?;
     let (x, norm, mut squares) = (gpu.random(m * k)?, gpu.random(n)?, gpu.upload(&vec![0f32; m * norm_tiles(n)])?);
@@ -56,36 +53,38 @@ fn update(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> R
             shape,
         })
     };
-    let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
-    op(0, &|op| gpu.kernels.tune_update(op, &others))?;
-    let us = clock::time(gpu, 20, |i| op(i % weights.len(), &|op| gpu.kernels.update(op).map(drop)))?;
+    let us = clock::time(gpu, 20, |i| op(i % weights.len(), &|op| gpu.kernels.gemm_update_by(op, &plan)))?;
     report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
     Ok(())
 }
 
-fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (GemmShape, OutputType)) -> Result<()> {
-    if !gpu.kernels.scales(shape, output) || !report.wants(name) {
-        return Ok(());
-    }
+fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (GemmShape, Epilogue)) -> Result<()> {
+    let Some(plan) = plan(gpu, shape, output).filter(|_| report.wants(name)) else { return Ok(()) };
     let GemmShape { m, n, k } = shape;
     let weights = weights(gpu, n * k)?;
     let (x, squares) = (gpu.random(m * k)?, gpu.upload(&vec![1f32; m * k / TILE])?);
-    let is_activated = output == OutputType::Activated;
+    let is_activated = output == Epilogue::Gated;
     let mut y = gpu.random(if is_activated { m * n / 2 } else { m * n })?;
     let mut op = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
         let y = y.as_view_mut();
-        let y = if is_activated { Output::Activated(y) } else { Output::Bf16(y) };
+        let y = if is_activated { Output::Gated(y) } else { Output::Bf16(y) };
         run(Linear { y, x: x.as_view(), w: weights[turn].as_view(), shape })
     };
-    let others: Vec<_> = weights[1..].iter().map(|w| w.as_view()).collect();
-    op(0, &|op| gpu.kernels.tune_linear(&gpu.blas, op, &others))?;
     let us = clock::time(gpu, 20, |i| {
         op(i % weights.len(), &|op| {
-            gpu.kernels.scaled(op, RowScale { squares: squares.as_view(), tile: TILE, eps: EPS })
+            gpu.kernels.gemm_scaled_by(op, RowScale { squares: squares.as_view(), tile: TILE, eps: EPS }, &plan)
         })
     })?;
     report.add(name, "stoker", Work::Bytes((2 * n * k) as f64), us);
     Ok(())
+}
+
+/// Of the tile that costs least by count, where the chip has the kernel.
+fn plan(gpu: &Gpu, shape: GemmShape, epilogue: Epilogue) -> Option<GemmPlan> {
+    let properties = gpu.kernels.properties();
+    let tiles = gemm::candidates(shape, epilogue, Depth::MaySplit, properties.n_multiprocessors);
+    let tile = tiles.into_iter().find(|tile| tile.scales()).filter(|_| properties.capability == (9, 0))?;
+    Some(tile.plan(shape, epilogue, properties.n_multiprocessors))
 }
 
 /// More than the L2 cache holds.

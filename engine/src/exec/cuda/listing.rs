@@ -1,0 +1,127 @@
+//! The program of a step for a person: its operations, each with its shape, its kernel and what it must take at the least. Pure.
+
+use std::fmt;
+
+use stoker_kernels::{
+    choose::{Chip, Numerics, Prologue},
+    launch::{Epilogue, GemmShape},
+};
+
+use super::{
+    layout::Sampled,
+    program::{Adds, Gemm, Op, Programs, RowLimits},
+    shape::ModelShape,
+};
+use crate::model::ModelSpec;
+
+/// Operations that differ in their layer only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// What is done.
+    pub op: String,
+    /// Sizes of a GEMM, rows of anything else.
+    pub shape: String,
+    /// What does it.
+    pub kernel: String,
+    /// How often it stands in the step.
+    pub n: usize,
+    /// Microseconds of one by the bytes and operations that it takes, if these are known before contexts are.
+    pub predicted_us: Option<f64>,
+    /// Microseconds of one, where it was measured.
+    pub measured_us: Option<f64>,
+}
+
+/// What the chip does at its best.
+#[derive(Clone, Copy, Debug)]
+pub struct Ceilings {
+    /// A copy, bytes read and written.
+    pub gb_s: f64,
+    /// A large product.
+    pub tflop_s: f64,
+}
+
+/// The program that a chip with a built-in table takes for a step that decodes `n` sequences; none without such a table.
+pub fn list_program(spec: &ModelSpec, chip: &str, n: usize, ceilings: Ceilings) -> Result<Vec<Line>, String> {
+    let shape = ModelShape::of(spec)?;
+    let chip = Chip::of_table(chip, Numerics::Fastest).ok_or_else(|| {
+        format!("no table of GEMMs was measured on {chip}: there are those of {}", Chip::with_tables())
+    })?;
+    let programs = Programs::new(&shape, &chip, RowLimits { max_sampled: n, max_rows: n });
+    Ok(groups(&programs, n).iter().map(|ops| line(&shape, ops, n, ceilings)).collect())
+}
+
+/// The operations of a step that decodes `n` sequences, those together that differ in their layer only.
+pub(super) fn groups(programs: &Programs, n: usize) -> Vec<Vec<Op>> {
+    let (body, tail) = (programs.body(n), programs.tail(n, Sampled::Every));
+    let mut groups: Vec<Vec<Op>> = Vec::new();
+    for op in body.ops.iter().chain(tail.iter()) {
+        match groups.iter_mut().find(|group| is_alike(&group[0], op)) {
+            Some(group) => group.push(*op),
+            None => groups.push(vec![*op]),
+        }
+    }
+    groups
+}
+
+fn is_alike(a: &Op, b: &Op) -> bool {
+    match (a, b) {
+        (Op::Gemm(a), Op::Gemm(b)) => (a.matrix, a.desc, a.kernel) == (b.matrix, b.desc, b.kernel),
+        (Op::Norm { adds: a, .. }, Op::Norm { adds: b, .. }) => a == b,
+        _ => std::mem::discriminant(a) == std::mem::discriminant(b),
+    }
+}
+
+pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings) -> Line {
+    let us = |bytes: usize| Some(bytes as f64 / ceilings.gb_s / 1e3);
+    let rows = format!("{m} rows");
+    let (op, sizes, kernel, predicted_us) = match &ops[0] {
+        Op::Embed => ("embed".into(), rows, "embed".into(), us(4 * m * shape.hidden)),
+        Op::Norm { adds: Adds::Nothing, .. } => ("norm".into(), rows, "rms_norm".into(), us(4 * m * shape.hidden)),
+        Op::Norm { adds: Adds::Update, .. } => {
+            ("add, norm".into(), rows, "add_rms_norm".into(), us(8 * m * shape.hidden))
+        }
+        Op::Gemm(gemm) => {
+            let GemmShape { m, n, k } = gemm.desc.shape;
+            (named(gemm), format!("{m} x {n} x {k}"), gemm.kernel.to_string(), Some(gemm_us(gemm, ceilings)))
+        }
+        Op::Activate => ("activate".into(), rows, "silu_mul".into(), us(6 * m * shape.inner)),
+        Op::RopeKv { .. } => ("rope, KV".into(), rows, "rope_kv".into(), us(4 * m * shape.heads.qkv_width())),
+        Op::Attention { .. } => ("attention".into(), rows, "paged_decode".into(), None),
+        Op::KeepDrawn => ("keep drawn".into(), rows, "embed".into(), us(8 * m * shape.hidden)),
+        Op::Draw => ("draw".into(), rows, "sample".into(), us(4 * m * shape.vocab)),
+    };
+    Line { op, shape: sizes, kernel, n: ops.len(), predicted_us, measured_us: None }
+}
+
+fn named(gemm: &Gemm) -> String {
+    let scaled = if gemm.desc.prologue == Prologue::NormScaled { "norm, " } else { "" };
+    let epilogue = match gemm.desc.epilogue {
+        Epilogue::Bf16 | Epilogue::F32 => "",
+        Epilogue::Sum => ", add",
+        Epilogue::Gated => ", activate",
+        Epilogue::Update => ", add, weigh",
+    };
+    format!("{scaled}{:?}{epilogue}", gemm.matrix)
+}
+
+/// By whichever takes longer: reading and writing, or multiplying.
+fn gemm_us(gemm: &Gemm, ceilings: Ceilings) -> f64 {
+    let GemmShape { m, n, k } = gemm.desc.shape;
+    let written = match gemm.desc.epilogue {
+        Epilogue::Bf16 => 2 * m * n,
+        Epilogue::Gated => m * n,
+        Epilogue::F32 | Epilogue::Sum => 4 * m * n,
+        Epilogue::Update => 6 * m * n,
+    };
+    let bytes = (2 * (n * k + m * k) + written) as f64;
+    (bytes / ceilings.gb_s / 1e3).max(2.0 * (m * n * k) as f64 / ceilings.tflop_s / 1e6)
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.1}"));
+        let Self { op, shape, kernel, n, .. } = self;
+        let (predicted, measured) = (us(self.predicted_us), us(self.measured_us));
+        write!(f, "{op:22} {shape:22} {kernel:20} {n:>4} {predicted:>9} {measured:>9}")
+    }
+}

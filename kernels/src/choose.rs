@@ -1,0 +1,344 @@
+//! Which kernel multiplies: the one decision for every GEMM of a step, a pure function of the GEMM, the chip and its table. The same
+//! at every start. Asks no device, launches nothing.
+
+use std::fmt;
+
+use crate::{
+    blas::{self, Algorithm},
+    device::Properties,
+    error::KernelError,
+    gemm::{self, Depth, Tile},
+    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel},
+    table::{ChipTable, Entry, Header},
+};
+
+/// A GEMM of a linear layer, y = x * w^T.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GemmDesc {
+    /// Sizes.
+    pub shape: GemmShape,
+    /// How w is stored.
+    pub weights: WeightFormat,
+    /// What rows of x are.
+    pub prologue: Prologue,
+    /// What is done with the sums.
+    pub epilogue: Epilogue,
+}
+
+/// How the weights of a GEMM are stored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum WeightFormat {
+    /// As bf16.
+    Bf16,
+}
+
+/// What the rows of x are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Prologue {
+    /// To be multiplied as they are.
+    Plain,
+    /// The weighted residual that an [`Epilogue::Update`] left: sums are scaled by the norm's factor of their row.
+    NormScaled,
+}
+
+/// What the bits of a row may depend on.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Numerics {
+    /// On how many rows are multiplied together.
+    #[default]
+    Fastest,
+    /// On the row alone: one chain over the depth at every shape.
+    BatchInvariant,
+}
+
+/// A kernel that multiplies, with all that is chosen of it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum GemmKernel {
+    /// Ours for few rows.
+    Skinny(SkinnyKernel),
+    /// Ours for any number of rows.
+    Tiled(Tile),
+    /// cuBLASLt's.
+    CublasLt(Algorithm),
+}
+
+/// What a choice depends on besides the GEMM.
+#[derive(Clone, Debug)]
+pub struct Chip {
+    properties: Properties,
+    numerics: Numerics,
+    table: ChipTable,
+    /// The version of the library whose guesses can be named.
+    cublaslt: Option<usize>,
+}
+
+/// Row counts that are treated alike.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Rows {
+    One,
+    /// Our own kernels multiply throughout, with norms and additions inside: launches count. Beyond, cuBLASLt gains more by splitting
+    /// the depth than they cost: with 64 rows a step took 6.47 ms instead of 6.08.
+    Few,
+    Some,
+    /// Bound by arithmetic: there is time to read and write the residual in the product.
+    Many,
+}
+
+const FEW_ROWS_MAX: usize = 32;
+const MANY_ROWS_MIN: usize = 512;
+
+impl Rows {
+    fn of(m: usize) -> Self {
+        match m {
+            0..=1 => Self::One,
+            2..=FEW_ROWS_MAX => Self::Few,
+            _ if m < MANY_ROWS_MIN => Self::Some,
+            _ => Self::Many,
+        }
+    }
+}
+
+impl Chip {
+    /// A chip with the table that was measured on it, if there is one; `cublaslt` is the version of the library that is there.
+    pub fn new(
+        name: &str,
+        properties: Properties,
+        numerics: Numerics,
+        cublaslt: Option<usize>,
+    ) -> Result<Self, KernelError> {
+        let (major, minor) = properties.capability;
+        if numerics == Numerics::BatchInvariant && (major, minor) != (9, 0) {
+            return Err(KernelError::NotInvariant { major, minor });
+        }
+        let unmeasured = || {
+            let Properties { n_multiprocessors, capability, .. } = properties;
+            ChipTable::new(Header {
+                chip: name.to_owned(),
+                capability,
+                n_multiprocessors,
+                cublaslt: cublaslt.unwrap_or(0),
+            })
+        };
+        let table = ChipTable::built_in(name, properties).unwrap_or_else(unmeasured);
+        Ok(Self { properties, numerics, table, cublaslt })
+    }
+
+    /// A chip that is not here, of which there is a table.
+    pub fn of_table(name: &str, numerics: Numerics) -> Option<Self> {
+        let table = ChipTable::all_built_in().find(|table| table.header().chip == name)?;
+        let &Header { capability, n_multiprocessors, cublaslt, .. } = table.header();
+        let properties = Properties { capability, n_multiprocessors, l2_bytes: 0, shared_bytes_max: 0 };
+        Some(Self { properties, numerics, table, cublaslt: Some(cublaslt) })
+    }
+
+    /// The names of chips that there is a table of.
+    pub fn with_tables() -> String {
+        ChipTable::all_built_in().map(|table| table.header().chip.clone()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What was measured on it.
+    pub fn table(&self) -> &ChipTable {
+        &self.table
+    }
+
+    /// Chooses by rule from now on.
+    pub fn forget_measured(&mut self) {
+        let cublaslt = self.cublaslt.unwrap_or(0);
+        self.table = ChipTable::new(Header { cublaslt, ..self.table.header().clone() });
+    }
+
+    /// Chooses this for the GEMM from now on.
+    pub fn set_measured(&mut self, desc: GemmDesc, entry: Entry) {
+        self.table.set(self.numerics, desc, entry);
+    }
+
+    /// Who multiplies. None: no kernel of this chip does that in one launch, or the parts of it in launches of their own are faster.
+    ///
+    /// What was measured at the shape for the next larger row count decides, else a rule:
+    /// - one row is the skinny kernel's, logits of up to 8 too if their weights are small;
+    /// - on Hopper 2 to 32 rows are ours by the tile that costs least by count, but for logits; beyond, whoever multiplies the
+    ///   nearest shape of the table, cuBLASLt's best guess where there is none; gate and up are ours at any number of rows;
+    /// - all else is cuBLASLt's best guess, which from 512 rows on adds to the residual.
+    pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        match desc.weights {
+            WeightFormat::Bf16 => {}
+        }
+        let found = match self.numerics {
+            Numerics::BatchInvariant => self.batch_invariant(desc),
+            Numerics::Fastest => match desc.prologue {
+                Prologue::NormScaled => self.norm_scaled(desc),
+                Prologue::Plain => self.plain(desc),
+            },
+        };
+        found.filter(|kernel| kernel.fits(desc))
+    }
+
+    /// What may be the fastest way, in the order in which equals are preferred: for measuring.
+    pub fn candidates(&self, desc: GemmDesc) -> Vec<Entry> {
+        let depth = match self.numerics {
+            Numerics::Fastest => Depth::MaySplit,
+            Numerics::BatchInvariant => Depth::Whole,
+        };
+        let rows = Rows::of(desc.shape.m);
+        // Weights of logits are a gigabyte: any tile reads them as fast.
+        let is_ours = self.is_hopper() && rows != Rows::One && desc.epilogue != Epilogue::F32;
+        let tiles = gemm::candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors);
+        let tiles = tiles.into_iter().filter(|tile| is_ours && GemmKernel::Tiled(*tile).fits(desc)).map(Entry::Tile);
+        let is_theirs = self.numerics == Numerics::Fastest
+            && match desc.epilogue {
+                Epilogue::Bf16 => matches!(rows, Rows::Some | Rows::Many),
+                Epilogue::F32 | Epilogue::Sum => rows != Rows::One,
+                Epilogue::Gated | Epilogue::Update => false,
+            };
+        let guesses = (0..blas::GUESSES).filter(|_| is_theirs).map(Entry::CublasLt);
+        let is_apart_possible = self.numerics == Numerics::Fastest && matches!(rows, Rows::Some | Rows::Many);
+        let apart = (desc.epilogue == Epilogue::Gated && is_apart_possible).then_some(Entry::Apart);
+        tiles.chain(guesses).chain(apart).collect()
+    }
+
+    fn batch_invariant(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        let is_one_launch = matches!(desc.epilogue, Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated);
+        if desc.prologue != Prologue::Plain || !is_one_launch {
+            return None;
+        }
+        match self.measured(desc) {
+            Some(Entry::Tile(tile)) if !tile.splits_depth() => Some(GemmKernel::Tiled(tile)),
+            _ => self.cheapest(desc, Depth::Whole),
+        }
+    }
+
+    fn norm_scaled(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        match (desc.epilogue, Rows::of(desc.shape.m)) {
+            (Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated, Rows::One) => Some(self.one_row(desc.shape)),
+            (Epilogue::Bf16 | Epilogue::Gated, Rows::Few) => self.ours(desc),
+            // Logits of some rows are cuBLASLt's.
+            (Epilogue::F32, _) | (Epilogue::Bf16 | Epilogue::Gated, Rows::Some | Rows::Many) => None,
+            (Epilogue::Sum | Epilogue::Update, _) => None,
+        }
+    }
+
+    fn plain(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        let GemmShape { m, n, k } = desc.shape;
+        match (desc.epilogue, Rows::of(m)) {
+            (Epilogue::Bf16 | Epilogue::F32, _) if !k.is_multiple_of(8) => Some(self.guess(desc, 0)),
+            (Epilogue::Bf16 | Epilogue::F32 | Epilogue::Update, Rows::One) => Some(self.one_row(desc.shape)),
+            (Epilogue::Gated, Rows::One) => None,
+            (Epilogue::Bf16, Rows::Few) if self.is_hopper() => self.ours(desc),
+            (Epilogue::Bf16 | Epilogue::F32, Rows::Few)
+                if m <= SKINNY_ROWS_MAX && self.has_ring() && is_small(n, k) =>
+            {
+                Some(GemmKernel::Skinny(SkinnyKernel::for_device(self.properties)))
+            }
+            (Epilogue::Bf16 | Epilogue::F32, _) => Some(self.best(desc)),
+            (Epilogue::Update, Rows::Few) => self.ours(desc),
+            (Epilogue::Update, Rows::Some | Rows::Many) => None,
+            (Epilogue::Sum, Rows::Many) => Some(self.guess(desc, 0)),
+            (Epilogue::Sum, _) => None,
+            (Epilogue::Gated, _) => match self.measured(desc).or(self.nearest(desc)) {
+                Some(Entry::Apart) => None,
+                _ => self.ours(desc),
+            },
+        }
+    }
+
+    fn one_row(&self, shape: GemmShape) -> GemmKernel {
+        GemmKernel::Skinny(SkinnyKernel::for_one_row(shape.n, self.properties))
+    }
+
+    /// Our tiles where the chip has them: the measured one, else the cheapest by count.
+    fn ours(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        match self.measured(desc) {
+            _ if !self.is_hopper() => None,
+            Some(Entry::Tile(tile)) => Some(GemmKernel::Tiled(tile)),
+            _ => self.cheapest(desc, Depth::MaySplit),
+        }
+    }
+
+    /// Ours or cuBLASLt's.
+    fn best(&self, desc: GemmDesc) -> GemmKernel {
+        match self.measured(desc) {
+            Some(Entry::Tile(tile)) => return GemmKernel::Tiled(tile),
+            Some(Entry::CublasLt(rank)) => return self.guess(desc, rank),
+            Some(Entry::Apart) | None => {}
+        }
+        let ours = match self.nearest(desc) {
+            Some(Entry::Tile(_)) => self.cheapest(desc, Depth::MaySplit),
+            _ => None,
+        };
+        ours.unwrap_or(self.guess(desc, 0))
+    }
+
+    fn cheapest(&self, desc: GemmDesc, depth: Depth) -> Option<GemmKernel> {
+        let tiles = gemm::candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors);
+        tiles.into_iter().map(GemmKernel::Tiled).find(|kernel| kernel.fits(desc))
+    }
+
+    /// Guesses behind the first are those of the version that was measured.
+    fn guess(&self, desc: GemmDesc, rank: usize) -> GemmKernel {
+        let rank = if self.table.is_of_cublaslt(self.cublaslt) { rank } else { 0 };
+        GemmKernel::CublasLt(Algorithm { rows: desc.shape.m, rank })
+    }
+
+    fn measured(&self, desc: GemmDesc) -> Option<Entry> {
+        self.table.get(self.numerics, desc).filter(|entry| match entry {
+            Entry::Tile(tile) => self.is_hopper() && GemmKernel::Tiled(*tile).fits(desc),
+            Entry::CublasLt(_) | Entry::Apart => true,
+        })
+    }
+
+    fn nearest(&self, desc: GemmDesc) -> Option<Entry> {
+        self.table.nearest(self.numerics, desc)
+    }
+
+    fn is_hopper(&self) -> bool {
+        self.properties.capability == (9, 0)
+    }
+
+    fn has_ring(&self) -> bool {
+        matches!(SkinnyKernel::for_device(self.properties), SkinnyKernel::Ring { .. })
+    }
+}
+
+/// Whether weights are read so fast that start-up counts.
+fn is_small(n: usize, k: usize) -> bool {
+    const SMALL_BYTES: usize = 64 << 20;
+    2 * n * k <= SMALL_BYTES
+}
+
+impl GemmKernel {
+    /// Whether it can.
+    fn fits(self, desc: GemmDesc) -> bool {
+        let GemmShape { m, n, k } = desc.shape;
+        let needs_scale = desc.prologue == Prologue::NormScaled || desc.epilogue == Epilogue::Update;
+        match self {
+            Self::Skinny(_) => m <= SKINNY_ROWS_MAX && k.is_multiple_of(8),
+            Self::Tiled(tile) => {
+                let is_whole = k.is_multiple_of(8) && (desc.epilogue != Epilogue::Update || n.is_multiple_of(8));
+                is_whole && tile.fits(desc.shape, desc.epilogue) && (!needs_scale || tile.scales())
+            }
+            Self::CublasLt(_) => desc.prologue == Prologue::Plain,
+        }
+    }
+
+    /// Values that each sum of squares is of that it leaves as an update.
+    pub fn squares_tile(self) -> usize {
+        match self {
+            Self::Tiled(tile) => tile.rows(),
+            Self::Skinny(_) | Self::CublasLt(_) => NORM_TILE,
+        }
+    }
+}
+
+impl fmt::Display for GemmKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Skinny(SkinnyKernel::Registers) => write!(f, "skinny"),
+            Self::Skinny(SkinnyKernel::Ring { .. }) => write!(f, "skinny ring"),
+            Self::Tiled(tile) => write!(f, "{tile}"),
+            Self::CublasLt(Algorithm { rows, rank }) => write!(f, "cublaslt {rank} of {rows}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

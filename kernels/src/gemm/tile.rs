@@ -1,0 +1,194 @@
+//! Tiles of the product for any number of rows: which of its compilations, and how many weight rows a block takes. What a tile
+//! costs, and the launch that it makes of a shape. Pure.
+
+use std::{fmt, str::FromStr};
+
+use super::{
+    BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
+    variant::{Cluster, VARIANTS, Variant},
+};
+use crate::launch::{Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count};
+
+/// A tile, written as warpgroups x rows of x / weight rows: `2x64/112`; `1x64s/48` if two blocks sum half of the depth each.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Tile {
+    pub(super) variant: Variant,
+    pub(super) rows: usize,
+}
+
+/// A tile at the sizes of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiling {
+    pub(super) tile: Tile,
+    pub(super) shape: GemmShape,
+}
+
+impl Tile {
+    /// All that the kernel has for a product.
+    pub(super) fn all(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+        let of = |variant: Variant| variant.rows().map(move |rows| Self { variant, rows });
+        let tiles = VARIANTS.into_iter().flat_map(of);
+        tiles.filter(move |tile| (depth == Depth::MaySplit || !tile.splits_depth()) && tile.fits(shape, epilogue))
+    }
+
+    /// Whether the kernel has it for this product.
+    pub fn fits(self, shape: GemmShape, epilogue: Epilogue) -> bool {
+        Tiling { tile: self, shape }.is_possible(epilogue)
+    }
+
+    /// Whether an element is the sum of two chains: another order of the same sum, other bits.
+    pub fn splits_depth(self) -> bool {
+        self.variant.cluster == Cluster::SplitsDepth
+    }
+
+    /// Weight rows of a block.
+    pub fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// Whether rows of x may have factors: the largest tiles have no place for them.
+    pub fn scales(self) -> bool {
+        self.variant.columns < 256
+    }
+
+    /// The launch for a product that the tile fits.
+    pub fn plan(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        Tiling { tile: self, shape }.plan(epilogue, n_multiprocessors as usize)
+    }
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.variant.name(), self.rows)
+    }
+}
+
+impl FromStr for Tile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("no tile of the kernel is written {text:?}");
+        let (name, rows) = text.split_once('/').ok_or_else(unknown)?;
+        let rows = rows.parse().map_err(|_| unknown())?;
+        let variant = VARIANTS.into_iter().find(|variant| variant.name() == name).ok_or_else(unknown)?;
+        variant.rows().any(|own| own == rows).then_some(Self { variant, rows }).ok_or_else(unknown)
+    }
+}
+
+impl Tiling {
+    /// Large tiles of bf16 leave by the copy engine, which wants whole tiles and rows of y that are multiples of 16 bytes. A tile
+    /// has as many rows of gate as of up, and of an update so many that their squares are added up in pairs.
+    pub(super) fn is_possible(self, epilogue: Epilogue) -> bool {
+        let leaves_by_copy = self.tile.variant.columns == 256 && epilogue != Epilogue::F32;
+        let has_whole = match epilogue {
+            Epilogue::Bf16 | Epilogue::F32 => true,
+            Epilogue::Sum => false,
+            Epilogue::Gated => self.tile.rows.is_multiple_of(2 * GATE_UP_GROUP),
+            Epilogue::Update => matches!(self.tile.rows, NORM_TILE | 32 | 64),
+        };
+        let is_whole = has_whole && self.tile.variant.entry(epilogue).is_some();
+        is_whole
+            && (!leaves_by_copy || (self.tile.rows == self.tile.variant.rows_max() && self.shape.n.is_multiple_of(8)))
+    }
+
+    fn n_m_tiles(self) -> usize {
+        self.shape.m.div_ceil(self.tile.variant.columns)
+    }
+
+    fn n_n_tiles(self) -> usize {
+        self.shape.n.div_ceil(self.tile.rows * self.tile.variant.cluster.n_tiles())
+    }
+
+    /// Depth is counted in 128 values in every variant: what lies behind the end is a product with zeros, and all variants
+    /// add as many of them.
+    pub(super) fn n_steps(self) -> usize {
+        (self.shape.k.div_ceil(128) * 2 / self.tile.variant.panels).div_ceil(self.tile.variant.cluster.n_parts())
+    }
+
+    /// Rows of x of a tile. Tiles are alike and no taller than they must be: to bring rows that are not there takes as long as any. Those
+    /// that leave by the copy engine lie where its boxes do.
+    fn x_rows(self) -> usize {
+        let Variant { columns, cluster, .. } = self.tile.variant;
+        let n_m_tiles = self.n_m_tiles();
+        if columns == 256 && n_m_tiles > 1 {
+            return columns;
+        }
+        self.shape.m.div_ceil(n_m_tiles).next_multiple_of(8 * cluster.n_tiles())
+    }
+
+    /// Cycles until the last block is through: those of a tile's slowest resource and a share of the others', which overlap
+    /// it imperfectly, times the tiles that a block takes.
+    pub(super) fn cycles(self, n_multiprocessors: usize) -> f64 {
+        // Bytes a cycle out of the L2 cache and out of memory; cycles of a tile's beginning and end, and of an exchange. Fitted to what
+        // some 2600 tilings take on an H200: only their ratios count.
+        const L2: f64 = 5500.0;
+        const MEMORY: f64 = 2900.0;
+        const ENDS: f64 = 400.0;
+        const EXCHANGE: f64 = 80.0;
+        const OVERLAP: f64 = 0.43;
+        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
+        let places = n_multiprocessors / cluster.n_blocks();
+        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
+        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        // For 16 values of k, of which a row has 32 bytes.
+        let bytes = |rows: f64| 32.0 * rows;
+        let (w_rows, x_rows) = (self.tile.rows as f64, self.x_rows() as f64);
+        let products = (warpgroups * (columns / 2).max(16)) as f64;
+        let l2 = bytes(w_rows + x_rows / cluster.n_tiles() as f64) * n_active / L2;
+        // A box takes as long as six rows more would.
+        let memory = bytes(w_rows + 6.0) * n_active / self.n_m_tiles() as f64 / MEMORY;
+        let costs = [products, l2, memory];
+        let slowest = costs.into_iter().fold(0.0, f64::max);
+        let step = OVERLAP * slowest + (1.0 - OVERLAP) * costs.iter().sum::<f64>();
+        let n_parts = cluster.n_parts();
+        let ends = ENDS + (n_parts - 1) as f64 * EXCHANGE + (4 * columns / n_parts) as f64;
+        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+    }
+
+    pub(super) fn plan(self, epilogue: Epilogue, n_multiprocessors: usize) -> GemmPlan {
+        let Variant { warpgroups, columns, panels, cluster, .. } = self.tile.variant;
+        let staging_bytes = self.tile.variant.staging_bytes();
+        // The unused rows of a tile are read from what lies behind it.
+        let unused_bytes = (self.tile.variant.rows_max() - self.tile.rows) * PANEL_ROW_BYTES;
+        let stage_bytes = panels * (self.tile.rows + columns) * PANEL_ROW_BYTES;
+        let room = SHARED_BYTES - FIXED_BYTES - staging_bytes - unused_bytes;
+        let n_stages = (room / stage_bytes).min(STAGES_MAX);
+        let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster.n_blocks());
+        GemmPlan {
+            config: LaunchConfig {
+                entry: self.tile.variant.entry(epilogue).expect("no tile without an entry for its output is possible"),
+                grid: [count(n_clusters * cluster.n_blocks()), 1, 1],
+                threads: count(warpgroups * 128 + 32),
+                shared_bytes: count(FIXED_BYTES + staging_bytes + unused_bytes + n_stages * stage_bytes),
+            },
+            tile: self.tile,
+            rows: self.tile.rows,
+            boxes: GemmBoxes {
+                w: [PANEL_ROW_BYTES / 2, self.tile.rows],
+                x: [PANEL_ROW_BYTES / 2, self.x_rows() / cluster.n_tiles()],
+                y: if epilogue == Epilogue::Gated { [32, 256] } else { [64, 128] },
+            },
+            n_steps: self.n_steps(),
+            n_stages,
+            x_rows: self.x_rows(),
+            n_m_tiles: self.n_m_tiles(),
+            n_n_tiles: self.n_n_tiles(),
+            band: BAND,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tile_is_what_is_written() {
+        for text in ["1x8/48", "2x64/112", "1x64s/48", "2x256/128"] {
+            assert_eq!(text.parse::<Tile>().unwrap().to_string(), text);
+        }
+        let refusals = ["", "1x64", "1x64/7", "9x64/48", "1x64s/x", "2x64/56"].map(str::parse::<Tile>);
+        assert!(refusals.iter().all(Result::is_err), "{refusals:?}");
+        assert_eq!("1x64/7".parse::<Tile>().unwrap_err(), "no tile of the kernel is written \"1x64/7\"");
+    }
+}
