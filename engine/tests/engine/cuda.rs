@@ -25,7 +25,7 @@ const N_PROMPTS: usize = 500;
 const ANSWER_TOKENS: u32 = 48;
 
 /// A GPU to test on; else the reason why not is recorded.
-fn has_gpu(test: &str) -> bool {
+pub(crate) fn has_gpu(test: &str) -> bool {
     match Device::open(0) {
         Ok(_) if stoker_kernels::built_with_kernels() => true,
         Ok(_) => skipped(test, "built without GPU kernels"),

@@ -81,12 +81,15 @@ impl Family {
 }
 
 /// A safetensors file with the golden's tensors.
-fn weights(golden: &Value, stored: Stored) -> Vec<u8> {
+pub(crate) fn weights(golden: &Value, stored: Stored) -> Vec<u8> {
     let (mut header, mut data, mut digest) = (serde_json::Map::new(), Vec::new(), Sha256::new());
     for tensor in golden["tensors"].as_array().unwrap() {
         let (name, shape) = (tensor[0].as_str().unwrap(), tensor[1].as_array().unwrap());
         let n_values = shape.iter().map(|size| size.as_u64().unwrap()).product();
+        // A power of two, or nothing: exact in bf16.
+        let factor = tensor.get(3).map_or(1.0, |factor| factor.as_f64().unwrap() as f32);
         let values = values_of(name, n_values, tensor[2].as_f64().unwrap() as f32);
+        let values = values.map(|value| bf16::from_f32(value.to_f32() * factor));
         let start = data.len();
         for value in values {
             digest.update(value.to_le_bytes());

@@ -7,7 +7,7 @@ mod batch_invariance;
 mod common;
 mod constraint;
 mod cuda;
-mod cuda_gguf;
+mod cuda_families;
 mod cuda_invariance;
 mod families;
 mod gguf;
@@ -19,5 +19,4 @@ mod sim;
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
 mod skip;
-mod specs;
 mod tokenizers;

@@ -8,11 +8,14 @@ use stoker_kernels::{
     bf16,
     blas::Blas,
     choose::{Chip, GemmDesc, GemmKernel, Prologue},
-    launch::{AttentionSpec, Epilogue, GemmShape, NormWeight, norm_tiles},
+    launch::{Epilogue, GemmShape, NormWeight, norm_tiles},
     linear::{Linear, Output, RowScale, Update},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
-    pointwise::{AddRmsNorm, Embed, FeedTokens, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul},
+    pointwise::{
+        AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul,
+        Softcap,
+    },
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
 };
@@ -21,12 +24,12 @@ use super::{
     buffers::{Buffers, Stream},
     layout::{StepLayout, StepShape},
     memory::{Capacity, kv_layout},
-    program::{Adds, Gemm, Matrix, Norm, Op, Programs, RowLimits},
-    shape::ModelShape,
+    program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
+    shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
     weights::Weights,
 };
-use crate::model::RopeTable;
+use crate::model::{Activation, RopeTable};
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]
@@ -39,11 +42,19 @@ pub(super) struct Forward {
     programs: Programs,
     shape: ModelShape,
     weights: Weights,
-    /// Positions x head width: cosines, then sines.
-    angles: CudaSlice<f32>,
+    /// Of each set that layers turn by.
+    angles: Vec<Angles>,
     /// Per layer: keys, values.
     cache: Vec<(CudaSlice<bf16>, CudaSlice<bf16>)>,
     buffers: Buffers,
+}
+
+/// What heads turn by.
+#[derive(Debug)]
+struct Angles {
+    /// Positions x 2 pairs: cosines, then sines.
+    table: CudaSlice<f32>,
+    n_pairs: usize,
 }
 
 /// A step's inputs on the device.
@@ -73,14 +84,14 @@ pub(super) struct ForwardParts {
     pub(super) chip: Chip,
     pub(super) shape: ModelShape,
     pub(super) weights: Weights,
-    pub(super) rope: RopeTable,
+    pub(super) rope_sets: Vec<RopeTable>,
     pub(super) n_blocks: usize,
 }
 
 impl Forward {
     /// Resolves the programs, allocates cache and buffers.
     pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
-        let ForwardParts { kernels, blas, chip, shape, weights, rope, n_blocks } = parts;
+        let ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks } = parts;
         let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
         let device = kernels.device().clone();
         let layer_values = kv_layout(&shape, n_blocks).layer_values();
@@ -92,8 +103,8 @@ impl Forward {
             chip,
             rows,
             weights,
-            angles: device.holding(&angles(&rope))?,
-            cache: (0..shape.n_layers).map(layer_cache).collect::<Result<_, KernelError>>()?,
+            angles: rope_sets.iter().map(|rope| Angles::new(&device, rope)).collect::<Result<_, _>>()?,
+            cache: (0..shape.n_layers()).map(layer_cache).collect::<Result<_, KernelError>>()?,
             buffers: Buffers::new(&device, &shape, capacity)?,
             shape,
         })
@@ -197,18 +208,21 @@ impl Forward {
     fn run_op(&mut self, step: StepInputs<'_>, op: &Op, m: usize) -> Result<(), KernelError> {
         match *op {
             Op::Embed => self.embed(step),
-            Op::Norm { norm, adds } => self.norm(norm, adds, m),
+            Op::Norm(between) => self.norm(between, m),
             Op::Gemm(ref gemm) => self.gemm(gemm, m),
+            Op::AddBias { matrix, layer } => self.add_bias(matrix, layer, m),
             Op::Activate => self.activate(m),
+            Op::NormQk { layer } => self.norm_qk(layer, m),
             Op::RopeKv { layer } => self.rope_kv(step, layer),
             Op::Attention { layer } => self.attend(step, layer),
             Op::KeepDrawn => self.keep_drawn_rows(step),
+            Op::Softcap => self.softcap(m),
             Op::Draw => self.draw(step),
         }
     }
 
     fn is_last(&self, layer: usize) -> bool {
-        layer + 1 == self.shape.n_layers
+        layer + 1 == self.shape.n_layers()
     }
 
     fn embed(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
@@ -224,20 +238,36 @@ impl Forward {
             table: weights.embed.as_view(),
             tokens: b.tokens.slice(..n),
             width: shape.hidden,
-            scale: None,
+            scale: shape.embedding_scale,
         })
     }
 
-    /// The norm as a launch of its own.
-    fn norm(&mut self, norm: Norm, adds: Adds, m: usize) -> Result<(), KernelError> {
+    /// What is between two GEMMs as a launch of its own.
+    fn norm(&mut self, Between { adds, next }: Between, m: usize) -> Result<(), KernelError> {
         let Self { kernels, weights, buffers: b, shape, .. } = self;
-        let (weight, eps, size) = (norm_weight(weights, norm).as_view(), shape.eps, m * shape.hidden);
-        let (out, residual) = (b.stream.normed.slice_mut(..size), &mut b.stream.residual);
-        match adds {
-            Adds::Nothing => kernels.rms_norm(RmsNorm { out, x: residual.slice(..size), weight, eps }),
-            Adds::Update => {
-                let (residual, x) = (residual.slice_mut(..size), b.stream.update.slice(..size));
-                kernels.add_rms_norm(AddRmsNorm { out, residual, x, weight, eps })
+        let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
+        let Stream { residual, update, normed, .. } = &mut b.stream;
+        let (residual, out) = (residual.slice_mut(..size), normed.slice_mut(..size));
+        let next = next.map(|norm| norm_weight(weights, norm).as_view());
+        match (adds, next, shape.norm_weight) {
+            (Adds::Nothing, Some(weight), NormWeight::Factor) => {
+                kernels.rms_norm(RmsNorm { out, x: residual.as_view(), weight, eps })
+            }
+            (Adds::Update, Some(weight), NormWeight::Factor) => {
+                kernels.add_rms_norm(AddRmsNorm { out, residual, x: update.slice(..size), weight, eps })
+            }
+            (adds, next, weight) => {
+                let after = match adds {
+                    Adds::NormedUpdate(norm) => Some(norm_weight(weights, norm).as_view()),
+                    Adds::Nothing | Adds::Update => None,
+                };
+                let norm = next.map(|next| (out, next));
+                if adds == Adds::Nothing {
+                    let x = residual.as_view();
+                    return kernels.norm_chain(NormChain { x, after, residual: None, norm, width, weight, eps });
+                }
+                let x = update.slice(..size);
+                kernels.norm_chain(NormChain { x, after, residual: Some(residual), norm, width, weight, eps })
             }
         }
     }
@@ -262,8 +292,9 @@ impl Forward {
             (Epilogue::Bf16, _) => Output::Bf16(b.qkv.slice_mut(..size)),
             (Epilogue::Sum | Epilogue::Update, _) => unreachable!("only what reads no norm adds to the residual"),
         };
-        let Stream { normed, squares, .. } = &b.stream;
-        let op = Linear { y, x: normed.slice(..m * shape.k), w: matrix(weights, gemm), shape };
+        let Stream { residual, normed, squares, .. } = &b.stream;
+        let x = if gemm.reads == Reads::Residual { residual } else { normed };
+        let op = Linear { y, x: x.slice(..m * shape.k), w: matrix(weights, gemm), shape };
         let scale = match gemm.desc.prologue {
             Prologue::Plain => None,
             Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
@@ -275,10 +306,11 @@ impl Forward {
     fn gemm_into_residual(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
         let Self { kernels, blas, weights, buffers: b, .. } = self;
         let shape = GemmShape { m, ..gemm.desc.shape };
-        let x = match gemm.matrix {
-            Matrix::O if gemm.reads_kept => &b.gathered,
-            Matrix::O => &b.attended,
-            _ => &b.activated,
+        let x = match gemm.reads {
+            Reads::Attended => &b.attended,
+            Reads::KeptAttended => &b.gathered,
+            Reads::Activated => &b.activated,
+            Reads::Residual | Reads::Normed => unreachable!("what is of the residual is not added to it"),
         };
         let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, gemm), m * shape.n);
         let Stream { residual, update, normed, squares } = &mut b.stream;
@@ -288,7 +320,8 @@ impl Forward {
             Epilogue::Update => {
                 let (residual, weighted) = (residual.slice_mut(..size), normed.slice_mut(..size));
                 let squares = squares.slice_mut(..m * norm_tiles(shape.n));
-                let norm = norm_weight(weights, gemm.norm).as_view();
+                let norm = gemm.next.expect("an update is for a norm");
+                let norm = norm_weight(weights, norm).as_view();
                 return kernels.update(Update { residual, weighted, squares, norm, x, w, shape }, gemm.kernel);
             }
             Epilogue::F32 | Epilogue::Gated => unreachable!("what is added to the residual is as wide"),
@@ -296,28 +329,64 @@ impl Forward {
         kernels.linear(blas.as_ref(), Linear { y, x, w, shape }, None, gemm.kernel)
     }
 
+    fn add_bias(&mut self, matrix: Matrix, layer: usize, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, .. } = self;
+        let layer = &weights.layers[layer];
+        let (x, bias) = match matrix {
+            Matrix::O => (&mut b.stream.update, &layer.o_bias),
+            Matrix::GateUp => (&mut b.gate_up, &layer.gate_up_bias),
+            Matrix::Down => (&mut b.stream.update, &layer.down_bias),
+            Matrix::Qkv | Matrix::Head => unreachable!("these biases are added elsewhere, or are not"),
+        };
+        let bias = bias.as_ref().expect("the program adds biases that are there");
+        kernels.add_bias(AddBias { x: x.slice_mut(..m * bias.len()), bias: bias.as_view() })
+    }
+
     fn activate(&mut self, m: usize) -> Result<(), KernelError> {
         let Self { kernels, buffers: b, shape, .. } = self;
-        let (out, gate_up) = (b.activated.slice_mut(..m * shape.inner), b.gate_up.slice(..2 * m * shape.inner));
-        kernels.silu_mul(SiluMul { out, gate_up, width: shape.inner })
+        let width = shape.inner;
+        let (out, gate_up) = (b.activated.slice_mut(..m * width), b.gate_up.slice(..2 * m * width));
+        match shape.block.activation {
+            Activation::Silu => kernels.silu_mul(SiluMul { out, gate_up, width }),
+            Activation::GeluTanh => kernels.gelu_mul(GeluMul { out, gate_up, width }),
+        }
+    }
+
+    /// Queries, then keys: parts of the fused rows.
+    fn norm_qk(&mut self, layer: usize, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let (q, k) = weights.layers[layer].qk_norm.as_ref().expect("the program norms what has weights");
+        let (stride, eps) = (shape.heads.qkv_width(), shape.eps);
+        for (first, weight) in [(0, q), (shape.attended_width(), k)] {
+            let rows = b.qkv.slice_mut(..m * stride);
+            kernels.norm_part(NormPart { rows, stride, first, weight: weight.as_view(), eps })?;
+        }
+        Ok(())
+    }
+
+    fn softcap(&mut self, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, buffers: b, shape, .. } = self;
+        let cap = shape.logit_softcap.expect("the program bounds where there is a bound");
+        kernels.softcap(Softcap { logits: b.logits.slice_mut(..m * shape.vocab), cap })
     }
 
     fn rope_kv(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
-        let (n, shape) = (step.shape.n_rows, self.shape);
-        let Self { kernels, weights, angles, cache, buffers: b, .. } = self;
+        let n = step.shape.n_rows;
+        let Self { kernels, weights, angles, cache, buffers: b, shape, .. } = self;
         let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
+        let norm = layer.qk_norm.as_ref().filter(|_| shape.block.qk_norm == NormsOfHeads::EveryHead);
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
             k_cache: k_cache.as_view_mut(),
             v_cache: v_cache.as_view_mut(),
             bias: layer.qkv_bias.as_ref().map(CudaSlice::as_view),
-            norm: layer.qk_norm.as_ref().map(|(q, k)| QkNorm {
+            norm: norm.map(|(q, k)| QkNorm {
                 q_weight: q.as_view(),
                 k_weight: k.as_view(),
-                weight: NormWeight::Factor,
+                weight: shape.norm_weight,
                 eps: shape.eps,
             }),
-            rotary: Some(Rotary { angles: angles.as_view(), n_pairs: shape.heads.dim / 2 }),
+            rotary: shape.layers[idx].rope_set.map(|set| angles[set].rotary()),
             positions: step.packed.view(step.layout.positions),
             slots: step.packed.view(step.layout.slots),
             heads: shape.heads,
@@ -334,8 +403,8 @@ impl Forward {
 
     /// Drawn rows of the residual and of what attention gave come to the front.
     fn keep_drawn_rows(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
-        let (n, m, shape) = (step.shape.n_rows, step.shape.n_sampled, self.shape);
-        let Self { kernels, buffers: b, .. } = self;
+        let (n, m) = (step.shape.n_rows, step.shape.n_sampled);
+        let Self { kernels, buffers: b, shape, .. } = self;
         let gather = |out: &mut CudaSlice<bf16>, table: &CudaSlice<bf16>, width: usize| {
             kernels.embed(Embed {
                 out: out.slice_mut(..m * width),
@@ -356,8 +425,8 @@ impl Forward {
         if step.layout.items.is_empty() {
             return Ok(());
         }
-        let (n, shape) = (step.shape.n_decode, self.shape);
-        let Self { kernels, cache, buffers: b, .. } = self;
+        let n = step.shape.n_decode;
+        let Self { kernels, cache, buffers: b, shape, .. } = self;
         kernels.paged_decode(PagedDecode {
             out: b.attended.slice_mut(..n * shape.attended_width()),
             q: b.qkv.slice(..n * shape.heads.qkv_width()),
@@ -367,7 +436,7 @@ impl Forward {
             readers: step.packed.view(step.layout.readers),
             scratch: &mut b.decode_scratch,
             policy: step.policy,
-            spec: AttentionSpec::plain(shape.heads, shape.attention_scale),
+            spec: shape.attention(idx),
         })
     }
 
@@ -380,8 +449,8 @@ impl Forward {
         if tiles.is_empty() {
             return Ok(());
         }
-        let (n, shape) = (step.shape.n_rows, self.shape);
-        let Self { kernels, cache, buffers: b, .. } = self;
+        let n = step.shape.n_rows;
+        let Self { kernels, cache, buffers: b, shape, .. } = self;
         kernels.paged_prefill(PagedPrefill {
             out: b.attended.slice_mut(..n * shape.attended_width()),
             q: b.qkv.slice(..n * shape.heads.qkv_width()),
@@ -389,7 +458,7 @@ impl Forward {
             kv: paged_kv(&cache[idx], step),
             tiles: step.packed.view(tiles),
             scratch: &mut b.prefill_scratch,
-            spec: AttentionSpec::plain(shape.heads, shape.attention_scale),
+            spec: shape.attention(idx),
         })
     }
 
@@ -463,15 +532,25 @@ fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> CudaView<'a, bf16> {
 }
 
 fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {
-    match norm {
-        Norm::Attention { layer } => &weights.layers[layer].attention_norm,
-        Norm::FeedForward { layer } => &weights.layers[layer].mlp_norm,
-        Norm::Final => &weights.norm,
-    }
+    let layers = &weights.layers;
+    let weight = match norm {
+        Norm::BeforeAttention { layer } => &layers[layer].before_attention,
+        Norm::AfterAttention { layer } => &layers[layer].after_attention,
+        Norm::BeforeFeedForward { layer } => &layers[layer].before_feed_forward,
+        Norm::AfterFeedForward { layer } => &layers[layer].after_feed_forward,
+        Norm::Final => return &weights.norm,
+    };
+    weight.as_ref().expect("the program norms where there is a norm")
 }
 
-/// Per position: the cosines, then the sines.
-fn angles(rope: &RopeTable) -> Vec<f32> {
-    let rows = rope.cos.chunks_exact(rope.n_pairs).zip(rope.sin.chunks_exact(rope.n_pairs));
-    rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect()
+impl Angles {
+    fn new(device: &Device, rope: &RopeTable) -> Result<Self, KernelError> {
+        let rows = rope.cos.chunks_exact(rope.n_pairs).zip(rope.sin.chunks_exact(rope.n_pairs));
+        let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect();
+        Ok(Self { table: device.holding(&table)?, n_pairs: rope.n_pairs })
+    }
+
+    fn rotary(&self) -> Rotary<'_> {
+        Rotary { angles: self.table.as_view(), n_pairs: self.n_pairs }
+    }
 }

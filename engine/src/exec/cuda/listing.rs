@@ -9,7 +9,7 @@ use stoker_kernels::{
 
 use super::{
     layout::Sampled,
-    program::{Adds, Gemm, Op, Programs, RowLimits},
+    program::{Adds, Between, Gemm, Op, Programs, RowLimits},
     shape::ModelShape,
 };
 use crate::model::ModelSpec;
@@ -66,7 +66,8 @@ pub(super) fn groups(programs: &Programs, n: usize) -> Vec<Vec<Op>> {
 fn is_alike(a: &Op, b: &Op) -> bool {
     match (a, b) {
         (Op::Gemm(a), Op::Gemm(b)) => (a.matrix, a.desc, a.kernel) == (b.matrix, b.desc, b.kernel),
-        (Op::Norm { adds: a, .. }, Op::Norm { adds: b, .. }) => a == b,
+        (Op::Norm(a), Op::Norm(b)) => between_named(*a) == between_named(*b),
+        (Op::AddBias { matrix: a, .. }, Op::AddBias { matrix: b, .. }) => a == b,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
@@ -76,21 +77,35 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
     let rows = format!("{m} rows");
     let (op, sizes, kernel, predicted_us) = match &ops[0] {
         Op::Embed => ("embed".into(), rows, "embed".into(), us(4 * m * shape.hidden)),
-        Op::Norm { adds: Adds::Nothing, .. } => ("norm".into(), rows, "rms_norm".into(), us(4 * m * shape.hidden)),
-        Op::Norm { adds: Adds::Update, .. } => {
-            ("add, norm".into(), rows, "add_rms_norm".into(), us(8 * m * shape.hidden))
+        Op::Norm(between) => {
+            let (name, n_values) = between_named(*between);
+            (name.into(), rows, "rms_norm".into(), us(2 * n_values * m * shape.hidden))
         }
         Op::Gemm(gemm) => {
             let GemmShape { m, n, k } = gemm.desc.shape;
             (named(gemm), format!("{m} x {n} x {k}"), gemm.kernel.to_string(), Some(gemm_us(gemm, ceilings)))
         }
-        Op::Activate => ("activate".into(), rows, "silu_mul".into(), us(6 * m * shape.inner)),
+        Op::AddBias { matrix, .. } => (format!("{matrix:?}'s bias"), rows, "add_bias".into(), None),
+        Op::Activate => ("activate".into(), rows, "act_mul".into(), us(6 * m * shape.inner)),
+        Op::NormQk { .. } => ("norm Q, K".into(), rows, "norm_part".into(), us(4 * m * shape.heads.qkv_width())),
         Op::RopeKv { .. } => ("rope, KV".into(), rows, "rope_kv".into(), us(4 * m * shape.heads.qkv_width())),
         Op::Attention { .. } => ("attention".into(), rows, "paged_decode".into(), None),
         Op::KeepDrawn => ("keep drawn".into(), rows, "embed".into(), us(8 * m * shape.hidden)),
+        Op::Softcap => ("bound logits".into(), rows, "softcap".into(), us(8 * m * shape.vocab)),
         Op::Draw => ("draw".into(), rows, "sample".into(), us(4 * m * shape.vocab)),
     };
     Line { op, shape: sizes, kernel, n: ops.len(), predicted_us, measured_us: None }
+}
+
+/// What it does, and how many values of each column of the residual stream it reads and writes.
+fn between_named(Between { adds, next }: Between) -> (&'static str, usize) {
+    match (adds, next) {
+        (Adds::Nothing, _) => ("norm", 2),
+        (Adds::Update, Some(_)) => ("add, norm", 4),
+        (Adds::Update, None) => ("add", 3),
+        (Adds::NormedUpdate(_), Some(_)) => ("norm, add, norm", 4),
+        (Adds::NormedUpdate(_), None) => ("norm, add", 3),
+    }
 }
 
 fn named(gemm: &Gemm) -> String {

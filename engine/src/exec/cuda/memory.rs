@@ -100,7 +100,7 @@ impl Capacity {
             + 4 * self.result_words();
         let inputs =
             self.input_words + slots::input_words(self.max_history) + masks::input_words(self.max_sampled, shape.vocab);
-        let angles = 4 * max_model_len * shape.heads.dim;
+        let angles = 4 * shape.n_rope_sets() * max_model_len * shape.heads.dim;
         let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(shape.hidden);
         let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * inputs;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
@@ -120,7 +120,7 @@ impl Capacity {
 /// The cache in bf16.
 pub(super) fn kv_layout(shape: &ModelShape, n_blocks: usize) -> KvLayout {
     KvLayout {
-        n_layers: shape.n_layers,
+        n_layers: shape.n_layers(),
         n_kv_heads: shape.heads.n_kv,
         head_dim: shape.heads.dim,
         n_blocks,

@@ -136,14 +136,15 @@ impl CudaModel {
         let began = Instant::now();
         let loaded = load(&kernels, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
-        let rope = RopeTable::new(&spec.rope_sets[0], shape.heads.dim, sched.max_model_len);
+        let rope = |settings| RopeTable::new(settings, shape.heads.dim, sched.max_model_len);
+        let rope_sets = spec.rope_sets.iter().map(rope).collect();
         let parts = ForwardParts {
             kernels,
             blas,
             chip,
             shape,
             weights: loaded.weights,
-            rope,
+            rope_sets,
             n_blocks: memory.kv_blocks as usize,
         };
         let began = Instant::now();

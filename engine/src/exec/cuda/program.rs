@@ -3,37 +3,47 @@
 //! pure function of the model, the chip and the buckets.
 //!
 //! ```text
-//! body, all rows:     embed; for each layer: qkv = norm(residual) Wqkv; rope and KV; attention; residual += attended Wo;
-//!                     activated = act(norm(residual) Wgate_up); residual += activated Wdown.   The last layer ends behind its KV.
+//! body, all rows:     embed; for each layer: qkv = before(residual) Wqkv; rope and KV; attention; residual += after(attended Wo);
+//!                     activated = act(before(residual) Wgate_up); residual += after(activated Wdown).
+//!                     The last layer ends behind its KV.
 //! tail, drawn rows:   the rest of the last layer; logits = norm(residual) Whead; draw
 //! ```
+//!
+//! Norms that a family has not are not there: `before` or `after` is then what it is of.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use stoker_kernels::{
     choose::{Chip, GemmDesc, GemmKernel, Prologue, WeightFormat},
-    launch::{Epilogue, GemmShape},
+    launch::{Epilogue, GemmShape, NormWeight},
 };
 
 use super::{
     layout::{Sampled, buckets, prefill_sizes, prompt_buckets},
-    shape::ModelShape,
+    shape::{Biases, ModelShape, QkNorm},
 };
+use crate::model::Activation;
 
-/// One launch, or two where attention has both decodes and prompts.
+/// One launch; two where attention has both decodes and prompts, and where both queries and keys are normed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
     /// The residual of each row's token.
     Embed,
-    /// A norm that is not inside of a GEMM.
-    Norm {
-        norm: Norm,
-        adds: Adds,
-    },
+    /// What is between two GEMMs of the residual stream and not inside of them.
+    Norm(Between),
     /// y = x * w^T.
     Gemm(Gemm),
+    /// The bias of what a GEMM gave.
+    AddBias {
+        matrix: Matrix,
+        layer: usize,
+    },
     /// The activation of gate and up that is not inside of a GEMM.
     Activate,
+    /// Norms of all queries of a row, and of all its keys.
+    NormQk {
+        layer: usize,
+    },
     /// Biases, norms of heads, rotation; K and V into the cache.
     RopeKv {
         layer: usize,
@@ -43,6 +53,8 @@ pub(super) enum Op {
     },
     /// Drawn rows of the residual and of what attention gave come to the front.
     KeepDrawn,
+    /// Bounds logits.
+    Softcap,
     /// A token for each row of logits.
     Draw,
 }
@@ -50,17 +62,28 @@ pub(super) enum Op {
 /// A norm of the residual stream, by its weights.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Norm {
-    Attention { layer: usize },
-    FeedForward { layer: usize },
+    BeforeAttention { layer: usize },
+    AfterAttention { layer: usize },
+    BeforeFeedForward { layer: usize },
+    AfterFeedForward { layer: usize },
     Final,
 }
 
-/// What a norm does before it norms.
+/// What is done with the residual stream between two GEMMs, in this order; each part is there or not.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Between {
+    /// What the GEMM in front gave is added to the residual.
+    pub(super) adds: Adds,
+    /// The norm of the residual.
+    pub(super) next: Option<Norm>,
+}
+
+/// What is added to the residual.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Adds {
     Nothing,
-    /// What the GEMM in front of it gave is added to the residual.
     Update,
+    NormedUpdate(Norm),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -80,12 +103,24 @@ pub(super) struct Gemm {
     /// At the bucket's rows.
     pub(super) desc: GemmDesc,
     pub(super) kernel: GemmKernel,
-    /// The norm that scales, or that an update leaves the weighted residual for.
-    pub(super) norm: Norm,
+    pub(super) reads: Reads,
+    /// The norm that an update leaves the weighted residual for.
+    pub(super) next: Option<Norm>,
     /// Values that each sum of squares is of that scales it.
     pub(super) squares_tile: usize,
-    /// Its x is what was kept of drawn rows.
-    pub(super) reads_kept: bool,
+}
+
+/// The x of a GEMM.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Reads {
+    /// Of a family without norms in front.
+    Residual,
+    /// The norm of the residual, or the weighted residual.
+    Normed,
+    Attended,
+    /// What was kept of it for drawn rows.
+    KeptAttended,
+    Activated,
 }
 
 /// The programs of all steps.
@@ -111,8 +146,8 @@ pub(super) struct Body {
 enum Left {
     /// The residual, with its result added.
     Residual,
-    /// Its result: the norm adds it.
-    Update,
+    /// Its result, to be added; through this norm, if the family has one there.
+    Update { after: Option<Norm> },
     /// The residual with its result added, weighted, and sums of so many squares each.
     Weighted { squares_tile: usize },
 }
@@ -212,7 +247,7 @@ impl<'a> Builder<'a> {
     }
 
     fn body(mut self) -> Body {
-        let n_layers = self.shape.n_layers;
+        let n_layers = self.shape.n_layers();
         self.ops.push(Op::Embed);
         let mut begins = Vec::with_capacity(n_layers);
         for layer in 0..n_layers {
@@ -220,7 +255,7 @@ impl<'a> Builder<'a> {
             self.project(layer);
             if layer + 1 < n_layers {
                 self.ops.push(Op::Attention { layer });
-                self.behind_attention(layer, false);
+                self.behind_attention(layer, Reads::Attended);
             }
         }
         let n_near_end = self.shape.n_layers_near_the_end(self.m);
@@ -230,75 +265,129 @@ impl<'a> Builder<'a> {
     }
 
     fn tail(mut self, sampled: Sampled) -> Vec<Op> {
-        let layer = self.shape.n_layers - 1;
+        let layer = self.shape.n_layers() - 1;
         self.ops.push(Op::Attention { layer });
-        if sampled == Sampled::Listed {
-            self.ops.push(Op::KeepDrawn);
+        match sampled {
+            Sampled::Every => self.behind_attention(layer, Reads::Attended),
+            Sampled::Listed => {
+                self.ops.push(Op::KeepDrawn);
+                self.behind_attention(layer, Reads::KeptAttended);
+            }
         }
-        self.behind_attention(layer, sampled == Sampled::Listed);
-        let is_multiplied = self.normed(Norm::Final, (Matrix::Head, None), Epilogue::F32);
-        assert!(is_multiplied, "logits are multiplied at every shape");
+        self.of_residual(Some(Norm::Final), (Matrix::Head, None), Epilogue::F32);
+        self.ops.extend(self.shape.logit_softcap.map(|_| Op::Softcap));
         self.ops.push(Op::Draw);
         self.ops
     }
 
     fn project(&mut self, layer: usize) {
-        let is_multiplied = self.normed(Norm::Attention { layer }, (Matrix::Qkv, Some(layer)), Epilogue::Bf16);
-        assert!(is_multiplied, "activations are multiplied at every shape");
+        self.of_residual(self.before(Norm::BeforeAttention { layer }), (Matrix::Qkv, Some(layer)), Epilogue::Bf16);
+        if self.shape.block.qk_norm == QkNorm::WholeRow {
+            self.ops.push(Op::NormQk { layer });
+        }
         self.ops.push(Op::RopeKv { layer });
     }
 
-    fn behind_attention(&mut self, layer: usize, reads_kept: bool) {
-        let norm = Norm::FeedForward { layer };
-        self.update((Matrix::O, Some(layer)), norm, reads_kept);
-        let gate_up = (Matrix::GateUp, Some(layer));
-        if !self.normed(norm, gate_up, Epilogue::Gated) {
-            let is_multiplied = self.normed(norm, gate_up, Epilogue::Bf16);
-            assert!(is_multiplied, "activations are multiplied at every shape");
-            self.ops.push(Op::Activate);
-        }
-        let next = if layer + 1 == self.shape.n_layers { Norm::Final } else { Norm::Attention { layer: layer + 1 } };
-        self.update((Matrix::Down, Some(layer)), next, false);
+    fn behind_attention(&mut self, layer: usize, reads: Reads) {
+        let before = self.before(Norm::BeforeFeedForward { layer });
+        self.add_to_residual((Matrix::O, layer), reads, Norm::AfterAttention { layer }, before);
+        self.gate_up(layer, before);
+        let next = match layer + 1 == self.shape.n_layers() {
+            true => Some(Norm::Final),
+            false => self.before(Norm::BeforeAttention { layer: layer + 1 }),
+        };
+        self.add_to_residual((Matrix::Down, layer), Reads::Activated, Norm::AfterFeedForward { layer }, next);
     }
 
-    /// `y = norm(residual) * w^T`, the norm inside where the GEMM can. False, and nothing written, if no kernel has the epilogue.
-    fn normed(&mut self, norm: Norm, of: (Matrix, Option<usize>), epilogue: Epilogue) -> bool {
-        if let Left::Weighted { squares_tile } = self.left
-            && let Some(gemm) = self.gemm(of, (Prologue::NormScaled, epilogue), norm)
+    /// `activated = act(norm(residual) * w^T + bias)`: in one launch where a kernel can.
+    fn gate_up(&mut self, layer: usize, norm: Option<Norm>) {
+        let (of, block) = ((Matrix::GateUp, Some(layer)), self.shape.block);
+        let may_gate = block.activation == Activation::Silu && !block.biases.gate_up;
+        if may_gate && self.has_epilogue(of, Epilogue::Gated) {
+            return self.of_residual(norm, of, Epilogue::Gated);
+        }
+        self.of_residual(norm, of, Epilogue::Bf16);
+        if block.biases.gate_up {
+            self.ops.push(Op::AddBias { matrix: Matrix::GateUp, layer });
+        }
+        self.ops.push(Op::Activate);
+    }
+
+    /// The norm, if the family has norms in front.
+    fn before(&self, norm: Norm) -> Option<Norm> {
+        self.shape.block.norms.before.then_some(norm)
+    }
+
+    fn has_epilogue(&self, of: (Matrix, Option<usize>), epilogue: Epilogue) -> bool {
+        let mut prologues = [Prologue::Plain].into_iter().chain(self.scaling().map(|_| Prologue::NormScaled));
+        prologues.any(|prologue| self.gemm(of, (prologue, epilogue), Reads::Normed).is_some())
+    }
+
+    /// The tile of the squares, if what was left is to be scaled.
+    fn scaling(&self) -> Option<usize> {
+        if let Left::Weighted { squares_tile } = self.left { Some(squares_tile) } else { None }
+    }
+
+    /// `y = norm(residual) * w^T`, the norm inside where the GEMM can.
+    fn of_residual(&mut self, norm: Option<Norm>, of: (Matrix, Option<usize>), epilogue: Epilogue) {
+        if let Some(squares_tile) = self.scaling()
+            && let Some(gemm) = self.gemm(of, (Prologue::NormScaled, epilogue), Reads::Normed)
         {
             self.ops.push(Op::Gemm(Gemm { squares_tile, ..gemm }));
-            return true;
+            return;
         }
-        let Some(gemm) = self.gemm(of, (Prologue::Plain, epilogue), norm) else { return false };
-        let adds = if self.left == Left::Update { Adds::Update } else { Adds::Nothing };
-        self.left = Left::Residual;
-        self.ops.extend([Op::Norm { norm, adds }, Op::Gemm(gemm)]);
-        true
+        let reads = if norm.is_some() { Reads::Normed } else { Reads::Residual };
+        let gemm = self.gemm(of, (Prologue::Plain, epilogue), reads).expect("it was seen, or all chips multiply so");
+        self.settle(norm);
+        self.ops.push(Op::Gemm(gemm));
     }
 
-    /// `residual += x * w^T`, with as much of the norm behind it inside as the GEMM can.
-    fn update(&mut self, of: (Matrix, Option<usize>), next: Norm, reads_kept: bool) {
-        let by = |epilogue| self.gemm(of, (Prologue::Plain, epilogue), next);
-        let gemm = [Epilogue::Update, Epilogue::Sum, Epilogue::Bf16].into_iter().find_map(by);
-        let gemm = Gemm { reads_kept, ..gemm.expect("activations are multiplied at every shape") };
+    /// Adds what is to be added, and norms.
+    fn settle(&mut self, next: Option<Norm>) {
+        let adds = match self.left {
+            Left::Update { after: Some(norm) } => Adds::NormedUpdate(norm),
+            Left::Update { after: None } => Adds::Update,
+            Left::Residual | Left::Weighted { .. } => Adds::Nothing,
+        };
+        self.left = Left::Residual;
+        if adds != Adds::Nothing || next.is_some() {
+            self.ops.push(Op::Norm(Between { adds, next }));
+        }
+    }
+
+    /// `residual += after(x * w^T + bias)`, with as much of it, and of the norm behind it, inside as the GEMM can.
+    fn add_to_residual(&mut self, (matrix, layer): (Matrix, usize), reads: Reads, after: Norm, next: Option<Norm>) {
+        let after = self.shape.block.norms.after.then_some(after);
+        let Biases { o, down, .. } = self.shape.block.biases;
+        let has_bias = if matrix == Matrix::O { o } else { down };
+        let may_add = after.is_none() && !has_bias;
+        // Who weighs the residual knows weights that are the factors themselves.
+        let may_weigh = may_add && next.is_some() && self.shape.norm_weight == NormWeight::Factor;
+        let epilogues = [(may_weigh, Epilogue::Update), (may_add, Epilogue::Sum), (true, Epilogue::Bf16)];
+        let by = |(_, epilogue)| self.gemm((matrix, Some(layer)), (Prologue::Plain, epilogue), reads);
+        let gemm = epilogues.into_iter().filter(|(may, _)| *may).find_map(by);
+        let gemm = gemm.expect("activations are multiplied at every shape");
         self.left = match gemm.desc.epilogue {
             Epilogue::Update => Left::Weighted { squares_tile: gemm.kernel.squares_tile() },
             Epilogue::Sum => Left::Residual,
-            Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated => Left::Update,
+            Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated => Left::Update { after },
         };
-        self.ops.push(Op::Gemm(gemm));
+        self.ops.push(Op::Gemm(Gemm { next, ..gemm }));
+        if has_bias {
+            self.ops.push(Op::AddBias { matrix, layer });
+        }
     }
 
     fn gemm(
         &self,
         (matrix, layer): (Matrix, Option<usize>),
         (prologue, epilogue): (Prologue, Epilogue),
-        norm: Norm,
+        reads: Reads,
     ) -> Option<Gemm> {
         let (n, k) = self.sizes(matrix);
         let desc = GemmDesc { shape: GemmShape { m: self.m, n, k }, weights: WeightFormat::Bf16, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;
-        Some(Gemm { matrix, layer, desc, kernel, norm, squares_tile: 0, reads_kept: false })
+        Some(Gemm { matrix, layer, desc, kernel, reads, next: None, squares_tile: 0 })
     }
 
     /// Rows of the weights, and their width.
@@ -311,5 +400,119 @@ impl<'a> Builder<'a> {
             Matrix::Down => (shape.hidden, shape.inner),
             Matrix::Head => (shape.vocab, shape.hidden),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use stoker_kernels::choose::Numerics;
+
+    use super::*;
+    use crate::model::{CheckpointFormat, ModelConfig, ModelSpec};
+
+    fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+        let mut config = json!({"architectures": [architecture], "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": 128256, "max_position_embeddings": 8192});
+        for (name, value) in changes.as_object().unwrap() {
+            config[name] = value.clone();
+        }
+        let config = ModelConfig::from_json(&config, "config.json").unwrap();
+        let shape = ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()).unwrap();
+        let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+        Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+    }
+
+    /// A word an operation.
+    fn brief(ops: &[Op]) -> String {
+        let words = ops.iter().map(|op| match op {
+            Op::Embed => "embed".to_owned(),
+            Op::Norm(Between { adds, next }) => {
+                let adds = match adds {
+                    Adds::Nothing => "",
+                    Adds::Update => "add+",
+                    Adds::NormedUpdate(_) => "norm+add+",
+                };
+                format!("{adds}{}", if next.is_some() { "norm" } else { "." })
+            }
+            Op::Gemm(Gemm { matrix, desc, reads, .. }) => {
+                let scaled = if desc.prologue == Prologue::NormScaled { "scaled-" } else { "" };
+                let of = if *reads == Reads::Residual { "-of-residual" } else { "" };
+                format!("{scaled}{matrix:?}{of}:{:?}", desc.epilogue)
+            }
+            Op::AddBias { matrix, .. } => format!("bias-{matrix:?}"),
+            Op::Activate => "act".to_owned(),
+            Op::NormQk { .. } => "norm-qk".to_owned(),
+            Op::RopeKv { .. } => "rope".to_owned(),
+            Op::Attention { .. } => "attend".to_owned(),
+            Op::KeepDrawn => "keep".to_owned(),
+            Op::Softcap => "softcap".to_owned(),
+            Op::Draw => "draw".to_owned(),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    fn check(programs: &Programs, n: usize, body: &str, tail: &str) {
+        assert_eq!(brief(&programs.body(n).ops), body, "body of {n} rows");
+        assert_eq!(brief(&programs.tail(n, Sampled::Every)), tail, "tail of {n} rows");
+    }
+
+    #[test]
+    fn norms_and_additions_go_inside_of_gemms_where_rows_are_few() {
+        let llama = programs("LlamaForCausalLM", json!({}), Numerics::Fastest);
+        check(
+            &llama,
+            8,
+            "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+            "attend O:Update scaled-GateUp:Gated Down:Update norm Head:F32 draw",
+        );
+        check(
+            &llama,
+            64,
+            "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope",
+            "attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Head:F32 draw",
+        );
+        let body = brief(&llama.body(4096).ops);
+        assert!(body.starts_with("embed norm Qkv:Bf16 rope attend O:Sum norm GateUp:Gated Down:Sum norm"), "{body}");
+        let listed = brief(&llama.tail(1, Sampled::Listed));
+        assert_eq!(listed, "attend keep O:Update scaled-GateUp:Gated Down:Update scaled-Head:F32 draw");
+    }
+
+    #[test]
+    fn what_a_gemm_gives_is_normed_and_then_added_where_a_family_does_so() {
+        let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+        check(
+            &programs("Gemma2ForCausalLM", gemma, Numerics::Fastest),
+            8,
+            "embed norm Qkv:Bf16 rope attend O:Bf16 norm+add+norm GateUp:Bf16 act Down:Bf16 norm+add+norm Qkv:Bf16 rope",
+            "attend O:Bf16 norm+add+norm GateUp:Bf16 act Down:Bf16 norm+add+norm Head:F32 softcap draw",
+        );
+        check(
+            &programs("Olmo2ForCausalLM", json!({}), Numerics::Fastest),
+            8,
+            "embed Qkv-of-residual:Bf16 norm-qk rope attend O:Bf16 norm+add+. GateUp-of-residual:Gated Down:Bf16 \
+             norm+add+. Qkv-of-residual:Bf16 norm-qk rope",
+            "attend O:Bf16 norm+add+. GateUp-of-residual:Gated Down:Bf16 norm+add+norm Head:F32 draw",
+        );
+    }
+
+    #[test]
+    fn biases_are_added_to_what_a_gemm_gave_before_it_is_added_or_activated() {
+        check(
+            &programs("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}), Numerics::Fastest),
+            8,
+            "embed norm Qkv:Bf16 rope attend O:Bf16 bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 bias-Down \
+             add+norm Qkv:Bf16 rope",
+            "attend O:Bf16 bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 bias-Down add+norm Head:F32 draw",
+        );
+    }
+
+    #[test]
+    fn a_batch_invariant_step_is_the_same_program_at_every_row_count() {
+        let llama = programs("LlamaForCausalLM", json!({}), Numerics::BatchInvariant);
+        let [one, ten, many] = [1, 10, 4096].map(|n| brief(&llama.body(n).ops));
+        assert_eq!((&one, &one), (&ten, &many));
+        assert!(!one.contains("Update") && !one.contains("Sum"), "{one}");
     }
 }

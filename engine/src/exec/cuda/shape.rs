@@ -1,10 +1,14 @@
-//! What the GPU executor needs to know of a model: its sizes, what its family has, and whether the kernels cover it. Pure.
+//! What the GPU executor needs to know of a model: its sizes, what its layers do, and whether the kernels take it. Pure.
 
-use stoker_kernels::launch::{GROUP_MAX, Heads};
+use stoker_kernels::{
+    KernelError,
+    launch::{self, AttentionSpec, Heads, NormWeight, RotaryForm, Rows},
+    plan::SplitPolicy,
+};
 
 use crate::model::{
-    Activation, ModelSpec, NormWeight,
-    spec::{AttentionLayer, LayerSpec},
+    Activation, ModelSpec, NormWeight as Stored,
+    spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec},
 };
 
 /// Weights that a step still reads when it is about to end: 0.6 to 0.8 ms on an H200, as long as two threads take to wake up one
@@ -15,58 +19,117 @@ const NEAR_THE_END_BYTES: usize = 5 << 29;
 /// where only drawn rows go on.
 const READING_ROWS_MAX: usize = 256;
 
-/// A decoder that the kernels cover: norms before attention and feed-forward, gated SiLU, rotation of whole heads.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A decoder that the kernels take.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct ModelShape {
     pub(super) hidden: usize,
     pub(super) inner: usize,
     pub(super) vocab: usize,
-    pub(super) n_layers: usize,
     pub(super) heads: Heads,
+    /// Of all norms.
     pub(super) eps: f32,
-    /// What scores are multiplied by.
-    pub(super) attention_scale: f32,
-    pub(super) extras: Extras,
+    /// How the weights of all norms are stored.
+    pub(super) norm_weight: NormWeight,
+    /// Factor on the rows of the embedding table.
+    pub(super) embedding_scale: Option<f32>,
+    /// Logits go through `cap * tanh(logit / cap)`.
+    pub(super) logit_softcap: Option<f32>,
+    /// What every layer does.
+    pub(super) block: Block,
+    /// What layers differ in.
+    pub(super) layers: Vec<LayerShape>,
 }
 
-/// What some families have and others have not.
+/// What every layer of a model does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Extras {
-    /// The embedding table is the output matrix.
-    pub(super) tied_head: bool,
-    /// Queries, keys and values have biases.
-    pub(super) qkv_bias: bool,
-    /// Every head of queries and keys is normed.
-    pub(super) qk_norm: bool,
+pub(super) struct Block {
+    pub(super) norms: Norms,
+    pub(super) qk_norm: QkNorm,
+    pub(super) biases: Biases,
+    pub(super) activation: Activation,
+    /// What scores are multiplied by.
+    pub(super) attention_scale: f32,
+    /// Scores go through `cap * tanh(score / cap)`.
+    pub(super) attention_softcap: Option<f32>,
+}
+
+/// Where norms stand: in front of each half of a layer, and behind it, before what it gives is added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Norms {
+    pub(super) before: bool,
+    pub(super) after: bool,
+}
+
+/// What of queries and keys is normed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum QkNorm {
+    None,
+    EveryHead,
+    /// All heads of a row together.
+    WholeRow,
+}
+
+/// Which GEMMs have a bias. That of queries, keys and values is added where they are turned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Biases {
+    pub(super) o: bool,
+    pub(super) gate_up: bool,
+    pub(super) down: bool,
+}
+
+/// What a layer has for itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct LayerShape {
+    /// Tokens that a query sees; `None`: all up to itself.
+    pub(super) window: Option<usize>,
+    /// The angles that heads turn by, an index into the model's sets; `None`: they do not.
+    pub(super) rope_set: Option<usize>,
 }
 
 impl ModelShape {
-    /// The sizes, or what of the model the kernels do not cover.
+    /// The shape, or what of the model the kernels do not take.
     pub(super) fn of(spec: &ModelSpec) -> Result<Self, String> {
-        let mut odd_layers = spec.layers.iter().enumerate().filter_map(|(idx, layer)| odd_layer(idx, layer));
-        let Some(LayerSpec { attention, feed_forward }) = spec.layers.first() else {
-            return Err("it has no layers".into());
-        };
-        let heads = attention.attention.heads;
-        let shape = Self {
+        let shape = Self::described(spec).and_then(|shape| {
+            shape.check_launches(spec)?;
+            Ok(shape)
+        });
+        shape.map_err(|problem| format!("{}: {problem}", spec.architecture))
+    }
+
+    fn described(spec: &ModelSpec) -> Result<Self, String> {
+        let first = spec.layers.first().ok_or("it has no layers")?;
+        let block = Block::of(first)?;
+        for (idx, layer) in spec.layers.iter().enumerate() {
+            if Block::of(layer)? != block {
+                return Err(format!("layer {idx} is not built as layer 0 is: windows and angles alone may differ"));
+            }
+        }
+        let heads = first.attention.attention.heads;
+        Ok(Self {
             hidden: spec.hidden_size,
-            inner: feed_forward.gate.weight.rows.len(),
+            inner: first.feed_forward.gate.weight.rows.len(),
             vocab: spec.vocab_size,
-            n_layers: spec.layers.len(),
             heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
             eps: spec.norm.eps,
-            attention_scale: attention.attention.scale,
-            extras: Extras {
-                tied_head: spec.head.weight.is_none(),
-                qkv_bias: attention.q.bias.is_some(),
-                qk_norm: attention.qk_norm.is_some(),
+            norm_weight: match spec.norm.stored {
+                Stored::Factor => NormWeight::Factor,
+                Stored::OnePlusFactor => NormWeight::OnePlusFactor,
             },
-        };
-        let problem = odd_layers.next().or_else(|| odd_ends(spec)).or_else(|| shape.odd_sizes(spec));
-        match problem {
-            Some(problem) => Err(format!("{}: {problem}", spec.architecture)),
-            None => Ok(shape),
-        }
+            embedding_scale: spec.embedding.scale,
+            logit_softcap: spec.head.softcap,
+            block,
+            layers: spec.layers.iter().map(LayerShape::of).collect(),
+        })
+    }
+
+    /// Layers.
+    pub(super) fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Sets of rotary angles that layers name.
+    pub(super) fn n_rope_sets(&self) -> usize {
+        self.layers.iter().filter_map(|layer| layer.rope_set).max().map_or(0, |last| last + 1)
     }
 
     /// Width of attention's output.
@@ -74,56 +137,82 @@ impl ModelShape {
         self.heads.n_q * self.heads.dim
     }
 
+    /// How a layer attends.
+    pub(super) fn attention(&self, layer: usize) -> AttentionSpec {
+        AttentionSpec {
+            heads: self.heads,
+            scale: self.block.attention_scale,
+            window: self.layers[layer].window,
+            softcap: self.block.attention_softcap,
+        }
+    }
+
     /// The last layers of a step of `n_rows`, from where it is about to end.
     pub(super) fn n_layers_near_the_end(&self, n_rows: usize) -> usize {
         if n_rows > READING_ROWS_MAX {
-            return self.n_layers.min(1);
+            return self.n_layers().min(1);
         }
         let layer = self.hidden * (self.heads.qkv_width() + self.attended_width() + 3 * self.inner);
         let (layer_bytes, head_bytes) = (2 * layer, 2 * self.hidden * self.vocab);
-        (NEAR_THE_END_BYTES.saturating_sub(head_bytes) / layer_bytes).min(self.n_layers)
+        (NEAR_THE_END_BYTES.saturating_sub(head_bytes) / layer_bytes).min(self.n_layers())
     }
 
-    fn odd_sizes(&self, spec: &ModelSpec) -> Option<String> {
-        let Self { hidden, inner, heads, .. } = *self;
-        if !matches!(heads.dim, 64 | 128) {
-            return Some(format!("its head_dim is {}, the kernels have 64 and 128", heads.dim));
+    /// What a launch would refuse is refused now, by the same functions.
+    fn check_launches(&self, spec: &ModelSpec) -> Result<(), String> {
+        let row = |width: usize| Rows { n_rows: 1, width };
+        let said = |error: KernelError| error.to_string();
+        launch::any_norm(row(self.hidden)).map_err(said)?;
+        launch::silu_mul(row(self.inner)).map_err(said)?;
+        for (idx, layer) in self.layers.iter().enumerate() {
+            let one_piece = SplitPolicy::Balanced { n_slots: 1 };
+            launch::paged_decode(1, self.attention(idx), one_piece).map_err(said)?;
+            let n_pairs = layer.rope_set.map_or(0, |set| spec.rope_sets[set].width / 2);
+            let form = RotaryForm { heads: self.heads, n_pairs, norm_weight: self.norm_weight };
+            launch::rope_kv(1, form).map_err(said)?;
         }
-        if heads.group() > GROUP_MAX {
-            return Some(format!("{} query heads share a KV head, the kernels allow {GROUP_MAX}", heads.group()));
+        if self.block.qk_norm == QkNorm::WholeRow {
+            launch::any_norm(row(self.attended_width())).map_err(said)?;
         }
-        if spec.rope_sets[0].width != heads.dim {
-            return Some("it turns a part of each head only".into());
-        }
-        let sizes = [("hidden_size", hidden), ("intermediate_size", inner)];
-        let (name, width) = sizes.into_iter().find(|(_, width)| !width.is_multiple_of(8))?;
-        Some(format!("its {name} is {width}, the kernels need multiples of 8"))
+        Ok(())
     }
 }
 
-fn odd_ends(spec: &ModelSpec) -> Option<String> {
-    let is_plain = spec.embedding.scale.is_none() && spec.head.softcap.is_none();
-    (!is_plain).then(|| "it scales embeddings or caps logits, which the kernels do not".into())
+impl Block {
+    fn of(LayerSpec { attention: layer, feed_forward: feed }: &LayerSpec) -> Result<Self, String> {
+        let AttentionLayer { before, q, qk_norm, attention, o, after, .. } = layer;
+        let FeedForwardLayer { before: before_feed, gate, activation, down, after: after_feed, .. } = feed;
+        let qk_norm = QkNorm::of(qk_norm.as_ref(), attention.heads.head_dim);
+        if (before.is_some(), after.is_some()) != (before_feed.is_some(), after_feed.is_some()) {
+            return Err("attention and feed-forward have norms at different places".into());
+        }
+        if qk_norm == QkNorm::WholeRow && q.bias.is_some() {
+            return Err("its queries have both biases and a norm over the whole row".into());
+        }
+        Ok(Self {
+            norms: Norms { before: before.is_some(), after: after.is_some() },
+            qk_norm,
+            biases: Biases { o: o.bias.is_some(), gate_up: gate.bias.is_some(), down: down.bias.is_some() },
+            activation: *activation,
+            attention_scale: attention.scale,
+            attention_softcap: attention.softcap,
+        })
+    }
 }
 
-fn odd_layer(idx: usize, LayerSpec { attention: layer, feed_forward }: &LayerSpec) -> Option<String> {
-    let AttentionLayer { before, qk_norm, rope_set, attention, o, after, .. } = layer;
-    let norms_before = before.is_some() && feed_forward.before.is_some();
-    if !norms_before || after.is_some() || feed_forward.after.is_some() {
-        return Some("its norms do not stand before attention and feed-forward alone".into());
+impl QkNorm {
+    fn of(norms: Option<&QkNormSpec>, head_dim: usize) -> Self {
+        match norms {
+            None => Self::None,
+            Some(norms) if norms.q.weight.rows.len() == head_dim => Self::EveryHead,
+            Some(_) => Self::WholeRow,
+        }
     }
-    let over_rows = qk_norm.as_ref().is_some_and(|norms| norms.q.weight.rows.len() != attention.heads.head_dim);
-    if over_rows || before.as_ref().is_some_and(|norm| norm.stored != NormWeight::Factor) {
-        return Some("its norms are of a kind that the kernels have not".into());
+}
+
+impl LayerShape {
+    fn of(layer: &LayerSpec) -> Self {
+        Self { window: layer.attention.attention.window, rope_set: layer.attention.rope_set }
     }
-    if [o, &feed_forward.gate, &feed_forward.down].into_iter().any(|linear| linear.bias.is_some()) {
-        return Some("its output projections have biases, which the kernels do not add".into());
-    }
-    if feed_forward.activation != Activation::Silu {
-        return Some("its activation is not covered".into());
-    }
-    let is_plain = attention.window.is_none() && attention.softcap.is_none() && *rope_set == Some(0);
-    (!is_plain).then(|| format!("layer {idx} has a window, a soft-cap or rotary angles of its own"))
 }
 
 #[cfg(test)]
@@ -135,7 +224,7 @@ mod tests {
 
     fn shape(architecture: &str, changes: Value) -> Result<ModelShape, String> {
         let mut config = json!({"architectures": [architecture], "hidden_size": 256, "intermediate_size": 512,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+            "num_hidden_layers": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
             "vocab_size": 100, "max_position_embeddings": 128});
         for (name, value) in changes.as_object().unwrap() {
             config[name] = value.clone();
@@ -145,20 +234,40 @@ mod tests {
     }
 
     #[test]
-    fn llama_mistral_and_qwen_are_covered() {
-        assert_eq!(shape("LlamaForCausalLM", json!({})).unwrap().heads, Heads { n_q: 4, n_kv: 2, dim: 64 });
-        assert!(shape("MistralForCausalLM", json!({"sliding_window": null})).is_ok());
-        assert!(shape("Qwen2ForCausalLM", json!({"use_sliding_window": false})).unwrap().extras.qkv_bias);
-        assert!(shape("Qwen3ForCausalLM", json!({"use_sliding_window": false})).unwrap().extras.qk_norm);
+    fn llama_mistral_and_qwen_have_norms_in_front() {
+        let llama = shape("LlamaForCausalLM", json!({"head_dim": 80})).unwrap();
+        assert_eq!(llama.heads, Heads { n_q: 4, n_kv: 2, dim: 80 });
+        assert_eq!(llama.block.norms, Norms { before: true, after: false });
+        let mistral = shape("MistralForCausalLM", json!({"sliding_window": 32})).unwrap();
+        assert_eq!(mistral.attention(11).window, Some(32));
+        let qwen3 = shape("Qwen3ForCausalLM", json!({"use_sliding_window": false})).unwrap();
+        assert_eq!(qwen3.block.qk_norm, QkNorm::EveryHead);
+        let biases = shape("LlamaForCausalLM", json!({"mlp_bias": true})).unwrap().block.biases;
+        assert_eq!(biases, Biases { o: false, gate_up: true, down: true });
     }
 
     #[test]
-    fn what_is_not_covered_is_named_with_its_architecture() {
-        let refusal = |architecture, changes| shape(architecture, changes).unwrap_err();
-        assert!(refusal("LlamaForCausalLM", json!({"head_dim": 96})).contains("LlamaForCausalLM: its head_dim is 96"));
-        assert!(refusal("LlamaForCausalLM", json!({"mlp_bias": true})).contains("biases"));
-        assert!(refusal("MistralForCausalLM", json!({"sliding_window": 32})).contains("layer 0 has a window"));
-        assert!(refusal("Olmo2ForCausalLM", json!({})).contains("norms"));
-        assert!(refusal("Gemma2ForCausalLM", json!({"sliding_window": 32})).contains("norms"));
+    fn gemma_olmo_and_smollm_are_told_apart_by_what_their_layers_do() {
+        let gemma = shape("Gemma2ForCausalLM", json!({"head_dim": 256, "sliding_window": 32})).unwrap();
+        assert_eq!(gemma.block.norms, Norms { before: true, after: true });
+        assert_eq!((gemma.norm_weight, gemma.embedding_scale), (NormWeight::OnePlusFactor, Some(16.0)));
+        assert_eq!([0, 1].map(|layer| gemma.attention(layer).window), [Some(32), None]);
+        assert_eq!((gemma.block.attention_softcap, gemma.logit_softcap), (Some(50.0), Some(30.0)));
+        let gemma3 = shape("Gemma3ForCausalLM", json!({"head_dim": 256, "sliding_window": 32})).unwrap();
+        assert_eq!([4, 5].map(|layer| gemma3.layers[layer].rope_set), [Some(1), Some(0)]);
+        let olmo = shape("Olmo2ForCausalLM", json!({})).unwrap();
+        assert_eq!((olmo.block.norms, olmo.block.qk_norm), (Norms { before: false, after: true }, QkNorm::WholeRow));
+        let smollm = shape("SmolLM3ForCausalLM", json!({})).unwrap();
+        assert_eq!([2, 3].map(|layer| smollm.layers[layer].rope_set), [Some(0), None]);
+    }
+
+    #[test]
+    fn what_no_launch_takes_is_refused_with_the_architecture_and_what_is_taken() {
+        let refusal = |changes| shape("LlamaForCausalLM", changes).unwrap_err();
+        let narrow = refusal(json!({"head_dim": 72}));
+        assert!(narrow.starts_with("LlamaForCausalLM: ") && narrow.contains("no multiple of 16 up to 256"), "{narrow}");
+        let many = refusal(json!({"num_attention_heads": 34, "num_key_value_heads": 2}));
+        assert!(many.contains("groups of 1 to 16"), "{many}");
+        assert!(refusal(json!({"intermediate_size": 500})).contains("500 is not a multiple of 8"));
     }
 }

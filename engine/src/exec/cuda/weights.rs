@@ -22,16 +22,22 @@ const RANDOM_SCALE: f32 = 0.02;
 /// One decoder layer.
 #[derive(Debug)]
 pub(super) struct Layer<T = CudaSlice<bf16>> {
-    pub(super) attention_norm: T,
+    pub(super) before_attention: Option<T>,
     pub(super) qkv: T,
     pub(super) qkv_bias: Option<T>,
-    /// Weights for heads of queries, and of keys.
+    /// Weights for queries, and for keys.
     pub(super) qk_norm: Option<(T, T)>,
     pub(super) o: T,
-    pub(super) mlp_norm: T,
+    pub(super) o_bias: Option<T>,
+    pub(super) after_attention: Option<T>,
+    pub(super) before_feed_forward: Option<T>,
     /// [`GATE_UP_GROUP`] rows of each in turn.
     pub(super) gate_up: T,
+    /// The same of biases.
+    pub(super) gate_up_bias: Option<T>,
     pub(super) down: T,
+    pub(super) down_bias: Option<T>,
+    pub(super) after_feed_forward: Option<T>,
 }
 
 /// All weights.
@@ -80,23 +86,40 @@ fn assemble_layer<'a, T, E>(
     spec: &'a LayerSpec,
     buffer: &mut impl FnMut(Slot<'a>) -> Result<T, E>,
 ) -> Result<Layer<T>, E> {
-    let AttentionLayer { before, q, k, v, qk_norm, o, .. } = &spec.attention;
-    let FeedForwardLayer { before: before_feed_forward, gate, up, down, .. } = &spec.feed_forward;
-    let biases: Vec<&WeightSpec> = [q, k, v].into_iter().filter_map(|linear| linear.bias.as_ref()).collect();
-    let gate_up = Slot { order: Order::InTurn(GATE_UP_GROUP), parts: vec![&gate.weight, &up.weight] };
+    let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &spec.attention;
+    let FeedForwardLayer { before: before_feed, gate, up, down, after: after_feed, .. } = &spec.feed_forward;
     Ok(Layer {
-        attention_norm: buffer(norm(before))?,
+        before_attention: maybe(norm(before), buffer)?,
         qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)))?,
-        qkv_bias: (!biases.is_empty()).then(|| buffer(behind(biases))).transpose()?,
+        qkv_bias: maybe(biases([q, k, v]).map(behind), buffer)?,
         qk_norm: match qk_norm {
             Some(norms) => Some((buffer(one(&norms.q.weight))?, buffer(one(&norms.k.weight))?)),
             None => None,
         },
         o: buffer(one(&o.weight))?,
-        mlp_norm: buffer(norm(before_feed_forward))?,
-        gate_up: buffer(gate_up)?,
+        o_bias: maybe(biases([o]).map(behind), buffer)?,
+        after_attention: maybe(norm(after), buffer)?,
+        before_feed_forward: maybe(norm(before_feed), buffer)?,
+        gate_up: buffer(in_turn([&gate.weight, &up.weight]))?,
+        gate_up_bias: maybe(biases([gate, up]).map(in_turn), buffer)?,
         down: buffer(one(&down.weight))?,
+        down_bias: maybe(biases([down]).map(behind), buffer)?,
+        after_feed_forward: maybe(norm(after_feed), buffer)?,
     })
+}
+
+/// A buffer for what a model may not have.
+fn maybe<'a, T, E>(slot: Option<Slot<'a>>, buffer: &mut impl FnMut(Slot<'a>) -> Result<T, E>) -> Result<Option<T>, E> {
+    slot.map(buffer).transpose()
+}
+
+/// Of projections that all have one, or none.
+fn biases<const N: usize>(linears: [&LinearSpec; N]) -> Option<Vec<&WeightSpec>> {
+    linears.into_iter().map(|linear| linear.bias.as_ref()).collect()
+}
+
+fn in_turn<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
+    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into() }
 }
 
 fn behind<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
@@ -107,8 +130,8 @@ fn one(weight: &WeightSpec) -> Slot<'_> {
     behind([weight])
 }
 
-fn norm(norm: &Option<NormSpec>) -> Slot<'_> {
-    one(&norm.as_ref().expect("a model without this norm is not covered").weight)
+fn norm(norm: &Option<NormSpec>) -> Option<Slot<'_>> {
+    norm.as_ref().map(|norm| one(&norm.weight))
 }
 
 /// Copies the weights of a model to the GPU as they lie in their files, and unpacks them there; `progress` hears the share
