@@ -20,12 +20,12 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use stoker_crds::{InferenceDeployment, contract::DrainSettings, intent::Want};
+use stoker_replica::Intent;
 use tracing::info;
 
 use crate::{
     desired::{Desired, labels},
     error::ReconcileError,
-    intent::Intent,
     metrics::Metrics,
     observe::Observed,
     plan::{Handover, Plan},
@@ -119,7 +119,8 @@ impl Apply {
             }
         }
         for pod in reassert {
-            let written = observed.pods.iter().find(|observed| observed.uid == pod.uid).and_then(|pod| pod.intent);
+            let written =
+                observed.replicas.iter().find(|replica| replica.pod.uid == pod.uid).and_then(|replica| replica.intent);
             let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since));
             self.intend(pod, want, since).await?;
         }

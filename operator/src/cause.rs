@@ -5,12 +5,9 @@
 use std::cmp::Reverse;
 
 use stoker_crds::{conditions, contract::AgentPhase};
+use stoker_replica::{Replica, Stage, Trouble};
 
-use crate::{
-    apply::Refusal,
-    observe::{ObservedPod, Stage, Trouble},
-    plan::Plan,
-};
+use crate::{apply::Refusal, plan::Plan};
 
 /// What keeps a deployment from serving.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +45,12 @@ impl Cause {
 }
 
 /// The worst of what was met while applying and of what blocks pods of the wanted revision.
-pub fn root_cause(plan: &Plan, refusals: &[Refusal], pods: &[ObservedPod]) -> Option<Cause> {
+pub fn root_cause(plan: &Plan, refusals: &[Refusal], pods: &[Replica]) -> Option<Cause> {
     let taken = plan.taken.iter().map(taken);
     let refused = refusals.iter().map(refused);
     let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
-    let (current, old): (Vec<_>, Vec<_>) = staying.partition(|pod| pod.revision == plan.revision);
-    let worst_of = |pods: &[&ObservedPod]| worst(pods.iter().filter_map(|pod| pod_cause(pod)));
+    let (current, old): (Vec<_>, Vec<_>) = staying.partition(|pod| pod.pod.revision == plan.revision);
+    let worst_of = |pods: &[&Replica]| worst(pods.iter().filter_map(|pod| pod_cause(pod)));
     worst(taken.chain(refused)).or_else(|| worst_of(&current)).or_else(|| worst_of(&old))
 }
 
@@ -78,8 +75,8 @@ fn refused(refusal: &Refusal) -> Cause {
     Cause { trouble: Trouble::new(conditions::REASON_REFUSED, message), severity: Severity::Refused }
 }
 
-fn pod_cause(pod: &ObservedPod) -> Option<Cause> {
-    let (trouble, severity) = match &pod.stage {
+fn pod_cause(pod: &Replica) -> Option<Cause> {
+    let (trouble, severity) = match &pod.pod.stage {
         Stage::Serving | Stage::Finished(_) | Stage::Leaving => return None,
         Stage::Unscheduled { trouble, .. } => (trouble.clone(), Severity::NoRoom),
         Stage::Blocked(trouble) => (trouble.clone(), blocked_severity(trouble)),
@@ -89,12 +86,12 @@ fn pod_cause(pod: &ObservedPod) -> Option<Cause> {
             (Trouble::new(conditions::REASON_NOT_READY, &trouble.message), Severity::Faltering)
         }
     };
-    let message = format!("pod {}: {}", pod.name, trouble.message);
+    let message = format!("pod {}: {}", pod.pod.name, trouble.message);
     Some(Cause { trouble: Trouble::new(trouble.reason, message), severity })
 }
 
-fn starting(pod: &ObservedPod) -> (Trouble, Severity) {
-    let report = pod.load.report();
+fn starting(pod: &Replica) -> (Trouble, Severity) {
+    let report = pod.reading.report();
     match report.map(|report| (report.phase, report.error.as_deref())) {
         Some((AgentPhase::Failed, error)) => {
             let message = error.unwrap_or("the agent gives no reason");

@@ -44,12 +44,13 @@ use crate::{
     lease::Leadership,
     lint,
     metrics::Metrics,
-    observe::{Caches, Memory, Observed, observe_cached, observe_live},
+    observe::{Caches, Observed, observe_cached, observe_live},
     pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
-    probe::{Probe, Readings},
+    probe::Probe,
+    readings::Readings,
     revision::revision,
-    scaling::{Autoscaler, Ledger},
+    scaling::{Autoscaler, Latest, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
     vitals::Vitals,
@@ -94,7 +95,8 @@ pub struct Shared {
 struct Context {
     client: Client,
     caches: Caches,
-    memory: Memory,
+    readings: Readings,
+    ledger: Ledger,
     keyring: Keyring,
     defaults: Defaults,
     metrics: Arc<Metrics>,
@@ -123,14 +125,14 @@ pub async fn run(
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
-    let memory = Memory { readings: Readings::default(), ledger };
+    let readings = Readings::default();
     let (key_store, keyring) = signing;
     let probe = Probe {
         pods: pods.clone(),
         agents: AgentClient::default(),
         keyring: keyring.clone(),
         leadership: leadership.clone(),
-        readings: memory.readings.clone(),
+        readings: readings.clone(),
         changed: changed.clone(),
         metrics: metrics.clone(),
         vitals: vitals.clone(),
@@ -138,8 +140,8 @@ pub async fn run(
     let autoscaler = Autoscaler {
         deployments: deployments.clone(),
         pods: pods.clone(),
-        readings: memory.readings.clone(),
-        ledger: memory.ledger.clone(),
+        readings: readings.clone(),
+        ledger: ledger.clone(),
         changed: changed.clone(),
         metrics: metrics.clone(),
         vitals: vitals.clone(),
@@ -157,7 +159,8 @@ pub async fn run(
         defaults: options.defaults,
         failures: Mutex::default(),
         client,
-        memory,
+        readings,
+        ledger,
         keyring,
         metrics,
         leadership,
@@ -231,14 +234,14 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
     if !context.leadership.holds() {
         return Err(ReconcileError::NotLeading);
     }
-    let cached = observe_cached(deployment.clone(), &context.caches, &context.memory);
+    let cached = observe_cached(deployment.clone(), &context.caches, &context.readings);
     if let Some(settled) = context.settled(&cached, Timestamp::now()) {
         return Ok(settled);
     }
     let revision_map = validate(&deployment, &context.defaults)
         .map(|valid| config_map_name(&valid.identity.name, &revision(&valid.replica)))
         .ok();
-    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.memory).await;
+    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.readings).await;
     match live.map_err(ReconcileError::Observe)? {
         Some(live) => context.carry_out(&live, Timestamp::now()).await,
         None => Ok(Action::await_change()),
@@ -250,6 +253,8 @@ struct Decision {
     deployment: ValidatedDeployment,
     desired: Desired,
     plan: Plan,
+    /// On the number of replicas.
+    scaling: Option<Latest>,
 }
 
 impl Context {
@@ -257,7 +262,8 @@ impl Context {
         let deployment = validate(&observed.deployment, &self.defaults)?;
         let desired = desired(&deployment, &self.keyring.public());
         let plan = plan::plan(&deployment, &desired, observed, now);
-        Ok(Decision { deployment, desired, plan })
+        let scaling = self.ledger.latest(&observed.deployment);
+        Ok(Decision { deployment, desired, plan, scaling })
     }
 
     /// When to look again, if nothing is to be written; `None` if something is.
@@ -304,7 +310,7 @@ impl Context {
 
     fn lint(&self, decision: &Decision, observed: &Observed, now: Timestamp) -> Result<(), ReconcileError> {
         let wanted = plan::wanted(&decision.deployment, &decision.desired, observed);
-        let violations = lint::check(&decision.plan, &wanted, &observed.pods, now);
+        let violations = lint::check(&decision.plan, &wanted, &observed.replicas, now);
         if violations.is_empty() {
             return Ok(());
         }
@@ -386,8 +392,8 @@ impl Context {
 
 impl Decision {
     fn outlook(&self, observed: &Observed, applied: &Applied, now: Timestamp) -> Outlook {
-        let Self { deployment, desired, plan } = self;
-        status_of(&Round { deployment, desired, observed, plan, applied }, now)
+        let Self { deployment, desired, plan, scaling } = self;
+        status_of(&Round { deployment, desired, observed, plan, applied, decision: scaling.as_ref() }, now)
     }
 
     /// The earliest moment at which time alone changes plan or status.

@@ -1,8 +1,8 @@
 //! The operator of `InferenceDeployment`: observe → validate → plan → apply → status.
 //!
 //! `controller::reconcile` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
-//! `lint` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe` reads
-//! agents and tells them what is written on their pods, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
+//! `lint`, `pace` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe`
+//! reads agents and tells them what is written on their pods, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
 pub mod agent_client;
 pub mod apply;
@@ -13,16 +13,17 @@ pub mod error;
 pub mod events;
 pub mod fence;
 pub mod intake;
-pub mod intent;
 pub mod keys;
 pub mod lease;
 pub mod lint;
 pub mod metrics;
 pub mod observe;
+pub mod pace;
 pub mod pause;
 pub mod plan;
 pub mod probe;
 pub mod quantity;
+pub mod readings;
 pub mod revision;
 pub mod rollout;
 pub mod scaling;
@@ -30,4 +31,5 @@ pub mod server;
 pub mod status;
 pub mod telemetry;
 pub mod validate;
+pub mod verdict;
 pub mod vitals;

@@ -6,12 +6,11 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use stoker_crds::contract::AgentPhase;
+use stoker_replica::{Replica, Sight, Stage};
 use thiserror::Error;
 
 use crate::{
-    observe::{ObservedPod, Stage},
     plan::Plan,
-    probe::Load,
     rollout::{self, Deletion, PodRef, Strategy, Wanted, Why},
 };
 
@@ -65,7 +64,7 @@ pub enum Violation {
 }
 
 /// What `plan` would break, carried out on `pods`.
-pub fn check(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Vec<Violation> {
+pub fn check(plan: &Plan, wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Vec<Violation> {
     let mut violations = Vec::new();
     violations.extend(plan.pods.delete.iter().filter_map(|deletion| cuts_streams(deletion, wanted, pods, now)));
     violations.extend(serves_too_few(plan, wanted, pods));
@@ -75,51 +74,47 @@ pub fn check(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp)
     violations
 }
 
-fn cuts_streams(deletion: &Deletion, wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Option<Violation> {
+fn cuts_streams(deletion: &Deletion, wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Option<Violation> {
     let pod = find(pods, &deletion.pod)?;
     let harmless = !pod.may_hold_streams() || pod.drain_since().is_some_and(|since| drained(pod, since, wanted, now));
-    (!harmless).then(|| Violation::CutsStreams { pod: pod.name.clone(), why: deletion.why })
+    (!harmless).then(|| Violation::CutsStreams { pod: pod.pod.name.clone(), why: deletion.why })
 }
 
 /// True when a pod that drains since then holds no streams, or had its time, or can only be drained by the kubelet.
-fn drained(pod: &ObservedPod, since: Timestamp, wanted: &Wanted, now: Timestamp) -> bool {
-    let told_since = match &pod.load {
-        Load::Fresh(report) if rollout::knows_its_intent(pod, report) && report.phase == AgentPhase::Empty => {
-            return true;
+fn drained(pod: &Replica, since: Timestamp, wanted: &Wanted, now: Timestamp) -> bool {
+    let told_since = match pod.reading.sight() {
+        Sight::Fresh(report) if matches!(report.phase, AgentPhase::Loading | AgentPhase::Failed) => return true,
+        Sight::Fresh(report) if pod.knows_its_intent() && report.phase == AgentPhase::Empty => return true,
+        Sight::Fresh(_) if pod.knows_its_intent() => None,
+        Sight::Fresh(report) => Some(rollout::told_since(report, since, now)),
+        unseen @ (Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing) => {
+            Some(rollout::unseen_since(unseen, since, now))
         }
-        Load::Fresh(report) if matches!(report.phase, AgentPhase::Loading | AgentPhase::Failed) => return true,
-        Load::Fresh(report) if rollout::knows_its_intent(pod, report) => None,
-        Load::Fresh(report) => Some(rollout::told_since(report, since, now)),
-        Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_) => Some(since),
-        Load::Unread => None,
+        Sight::Unread => None,
     };
     now >= rollout::deadline(&wanted.drain, since)
         || told_since.is_some_and(|since| now >= since + rollout::UNREACHABLE_PATIENCE)
 }
 
-fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
-    let serving: Vec<&ObservedPod> = pods.iter().filter(|pod| pod.serves()).collect();
+fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[Replica]) -> Option<Violation> {
+    let serving: Vec<&Replica> = pods.iter().filter(|pod| pod.serves()).collect();
     let gone = going(plan);
-    let after = serving.iter().filter(|pod| !gone.contains(pod.uid.as_str())).count();
+    let after = serving.iter().filter(|pod| !gone.contains(pod.pod.uid.as_str())).count();
     let dip = usize::from(plan.pods.strategy == Strategy::ReplaceInPlace).min(wanted.replacing.max_unavailable);
     let needed = serving.len().min(wanted.replicas.saturating_sub(dip));
     (after < needed).then_some(Violation::ServesTooFew { before: serving.len(), after, needed })
 }
 
-fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[ObservedPod]) -> Option<Violation> {
+fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[Replica]) -> Option<Violation> {
     let gone = going(plan);
     let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
-    let kept = staying.filter(|pod| !gone.contains(pod.uid.as_str())).count() + plan.pods.undrain.len();
+    let kept = staying.filter(|pod| !gone.contains(pod.pod.uid.as_str())).count() + plan.pods.undrain.len();
     let (after, allowed) = (kept + plan.pods.create.len(), wanted.replicas + 1);
     (!plan.pods.create.is_empty() && after > allowed).then_some(Violation::TooManyPods { after, allowed })
 }
 
-fn names_in_use<'a>(
-    plan: &'a Plan,
-    wanted: &'a Wanted,
-    pods: &'a [ObservedPod],
-) -> impl Iterator<Item = Violation> + 'a {
-    let names = pods.iter().map(|pod| &pod.name).chain(&wanted.foreign_pods);
+fn names_in_use<'a>(plan: &'a Plan, wanted: &'a Wanted, pods: &'a [Replica]) -> impl Iterator<Item = Violation> + 'a {
+    let names = pods.iter().map(|pod| &pod.pod.name).chain(&wanted.foreign_pods);
     let names: Vec<&String> = names.collect();
     plan.pods.create.iter().filter_map(move |ordinal| {
         let end = format!("-{}-{ordinal}", plan.revision);
@@ -128,14 +123,14 @@ fn names_in_use<'a>(
     })
 }
 
-fn named_wrongly(plan: &Plan, pods: &[ObservedPod]) -> Vec<Violation> {
+fn named_wrongly(plan: &Plan, pods: &[Replica]) -> Vec<Violation> {
     let mut seen = BTreeSet::new();
     let mut violations = Vec::new();
     for pod in named(plan) {
         if !seen.insert(&pod.uid) {
             violations.push(Violation::NamedTwice { pod: pod.name.clone() });
         }
-        if find(pods, pod).is_none_or(|pod| pod.stage == Stage::Leaving) {
+        if find(pods, pod).is_none_or(|pod| pod.pod.stage == Stage::Leaving) {
             violations.push(Violation::NotThere { pod: pod.name.clone() });
         }
     }
@@ -153,6 +148,6 @@ fn named(plan: &Plan) -> impl Iterator<Item = &PodRef> {
     plan.pods.drain.iter().chain(&plan.pods.undrain).chain(&plan.pods.reassert).chain(deleted)
 }
 
-fn find<'a>(pods: &'a [ObservedPod], pod: &PodRef) -> Option<&'a ObservedPod> {
-    pods.iter().find(|observed| observed.uid == pod.uid)
+fn find<'a>(pods: &'a [Replica], pod: &PodRef) -> Option<&'a Replica> {
+    pods.iter().find(|observed| observed.pod.uid == pod.uid)
 }

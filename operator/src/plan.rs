@@ -6,15 +6,16 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::api::resource::Quantity};
 use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
 use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
+use stoker_replica::Needs;
 
 use crate::{
     desired::{Desired, config_map_name, labels},
-    observe::{Child, Needs, Observed},
+    observe::{Child, Observed},
     rollout::{RolloutPlan, Strategy, Wanted, plan_rollout},
     validate::ValidatedDeployment,
 };
@@ -74,7 +75,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         apply_service: !matches!(&observed.service, Child::Own(service) if holds(&desired.service, service.as_ref())),
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
-        pods: plan_rollout(&wanted, &observed.pods, now),
+        pods: plan_rollout(&wanted, &observed.replicas, now),
         revision: desired.revision.clone(),
         prune_config_maps: prunable(desired, observed),
         handover: handover(deployment, &observed.deployment),
@@ -90,7 +91,12 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         drain: deployment.replica.drain,
         replacing: deployment.replacing,
         needs: Needs {
-            requests: deployment.replica.resources.clone(),
+            requests: deployment
+                .replica
+                .resources
+                .iter()
+                .map(|(name, Quantity(amount))| (name.clone(), amount.clone()))
+                .collect(),
             node_selector: deployment.replica.node_selector.clone(),
         },
         foreign_pods: observed.foreign_pods.clone(),
@@ -137,7 +143,8 @@ fn own_config_maps(observed: &Observed) -> impl Iterator<Item = &ConfigMap> {
 /// ConfigMaps of revisions that are not wanted and that no pod may still read.
 fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
     let name = observed.deployment.name_any();
-    let used: BTreeSet<String> = observed.pods.iter().map(|pod| config_map_name(&name, &pod.revision)).collect();
+    let used: BTreeSet<String> =
+        observed.replicas.iter().map(|replica| config_map_name(&name, &replica.pod.revision)).collect();
     let unused = own_config_maps(observed).filter(|map| map.labels().contains_key(labels::REVISION));
     let names = unused.map(|map| map.name_any());
     names.filter(|name| *name != desired.config_map.name_any() && !used.contains(name)).collect()

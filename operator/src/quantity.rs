@@ -1,7 +1,5 @@
 //! Kubernetes quantities as numbers, to compare what pods ask for. Pure.
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-
 /// Suffixes and their factors; the longer ones first, so that `Mi` is not taken for `i` after `M`.
 const SUFFIXES: [(&str, f64); 16] = [
     ("Ki", 1024.0),
@@ -23,8 +21,8 @@ const SUFFIXES: [(&str, f64); 16] = [
 ];
 
 /// The amount a quantity stands for; `None` when it is not one.
-pub fn amount(quantity: &Quantity) -> Option<f64> {
-    let text = quantity.0.trim();
+pub fn amount(quantity: &str) -> Option<f64> {
+    let text = quantity.trim();
     // `1e3` and `1E3` are exponents, `1E` is a suffix: a number that parses as it stands is one.
     if let Ok(number) = text.parse::<f64>() {
         return Some(number).filter(|number| number.is_finite());
@@ -39,7 +37,7 @@ mod tests {
 
     #[test]
     fn quantities_are_read_as_kubernetes_reads_them() {
-        let read = |text: &str| amount(&Quantity(text.to_owned()));
+        let read = amount;
         assert_eq!(read("4"), Some(4.0));
         assert_eq!(read("500m"), Some(0.5));
         assert_eq!(read("1.5Gi"), Some(1.5 * 1_073_741_824.0));

@@ -12,10 +12,10 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::DrainSettings;
+use stoker_replica::{Needs, Replica};
 
 use self::fleet::Fleet;
-pub(crate) use self::leave::{deadline, knows_its_intent, told_since};
-use crate::observe::{Needs, ObservedPod};
+pub(crate) use self::leave::{deadline, told_since, unseen_since};
 
 /// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
@@ -103,13 +103,14 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    /// Names an observed pod.
-    pub fn to(pod: &ObservedPod) -> Self {
+    /// Names the pod of a replica.
+    pub fn to(replica: &Replica) -> Self {
+        let pod = &replica.pod;
         Self {
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             resource_version: pod.resource_version.clone(),
-            next_number: pod.next_number(),
+            next_number: replica.next_number(),
         }
     }
 }
@@ -155,7 +156,7 @@ impl Why {
 }
 
 /// Decides what to do with `pods` now.
-pub fn plan_rollout(wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> RolloutPlan {
+pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> RolloutPlan {
     let mut plan = RolloutPlan::default();
     let mut fleet = Fleet::sort(wanted, pods, now);
     leave::bury_finished(pods, &mut plan);
@@ -170,11 +171,11 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[ObservedPod], now: Timestamp) -> Ro
 }
 
 /// An agent ahead of its pod is caught up with, unless the pod's intent changes or ends anyway.
-fn reassert(pods: &[ObservedPod], plan: &mut RolloutPlan) {
+fn reassert(pods: &[Replica], plan: &mut RolloutPlan) {
     let ahead = pods.iter().filter(|pod| pod.is_live() && pod.agent_is_ahead());
     let deleted = plan.delete.iter().map(|deletion| &deletion.pod);
     let named: BTreeSet<&String> = plan.drain.iter().chain(&plan.undrain).chain(deleted).map(|pod| &pod.uid).collect();
-    plan.reassert = ahead.filter(|pod| !named.contains(&pod.uid)).map(PodRef::to).collect();
+    plan.reassert = ahead.filter(|pod| !named.contains(&pod.pod.uid)).map(PodRef::to).collect();
 }
 
 /// Demand that returned is met by replicas that are still there before new ones are made.
@@ -197,7 +198,7 @@ fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut Rollo
     }
     // Pods on their way out will free their place by themselves.
     let Some(since) = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves) else { return Strategy::Surge };
-    if !fleet.old.iter().any(|pod| fleet::frees_enough(&pod.needs, &wanted.needs)) {
+    if !fleet.old.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, &wanted.needs)) {
         return Strategy::Surge;
     }
     if plan.wait_until(since + wanted.replacing.surge_patience, now) {

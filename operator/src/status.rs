@@ -11,16 +11,18 @@ use stoker_crds::{
     scaling_status::ScalingStatus,
     status::{CapacityStatus, InferenceDeploymentStatus, StartupPhase, StartupStatus},
 };
+use stoker_replica::{Replica, Stage, Trouble};
 
 use crate::{
     apply::Applied,
     cause::{Cause, Severity, root_cause},
     desired::{Desired, labels, url},
-    observe::{Observed, ObservedPod, Stage, Trouble},
+    observe::Observed,
     plan::Plan,
     rollout::Strategy,
-    scaling::{metrics_healthy, scaling_status, scaling_verdict},
+    scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
     validate::{SpecError, ValidatedDeployment},
+    verdict::{Verdict, whole_seconds},
 };
 
 /// Percentage points that KV use moves before it is written again.
@@ -44,6 +46,8 @@ pub struct Round<'a> {
     pub plan: &'a Plan,
     /// What was carried out.
     pub applied: &'a Applied,
+    /// The last decision on the number of replicas, if it scales and one was made.
+    pub decision: Option<&'a Latest>,
 }
 
 /// A status, and when time alone changes it.
@@ -57,10 +61,10 @@ pub struct Outlook {
 
 /// The status after a round.
 pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
-    let Round { deployment, desired, observed, plan, applied } = round;
+    let Round { deployment, desired, observed, plan, applied, decision: _ } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
-    let cause = root_cause(plan, &applied.refusals, &observed.pods).map(|cause| in_hand(cause, round));
+    let cause = root_cause(plan, &applied.refusals, &observed.replicas).map(|cause| in_hand(cause, round));
     let scaling = scaling(round, previous.scaling.as_ref(), now);
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
@@ -84,7 +88,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         url: url(&deployment.identity),
         capacity,
         scaling,
-        startup: startup(&observed.pods, &desired.revision),
+        startup: startup(&observed.replicas, &desired.revision),
     };
     Outlook { status, look_again }
 }
@@ -92,13 +96,13 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
 /// The section about scaling, if the object asks for any.
 fn scaling(round: &Round<'_>, before: Option<&ScalingStatus>, now: Timestamp) -> Option<ScalingStatus> {
     let spec = round.deployment.scaling.as_ref()?;
-    Some(scaling_status(spec, round.deployment.replicas, before, round.observed.scaling.as_ref(), now))
+    Some(scaling_status(spec, round.deployment.replicas, before, round.decision, now))
 }
 
 /// Until something is decided, what was said of readings stands.
 fn scaling_conditions(round: &Round<'_>, status: Option<&ScalingStatus>, dated: &Dated<'_>) -> Vec<Condition> {
     let Some((spec, status)) = round.deployment.scaling.as_ref().zip(status) else { return Vec::new() };
-    let readings = match &round.observed.scaling {
+    let readings = match round.decision {
         _ if spec.mode == ScalingMode::External => None,
         Some(latest) => Some(dated.condition(METRICS_HEALTHY, metrics_healthy(&latest.shown))),
         None => dated.previous.iter().find(|condition| condition.type_ == METRICS_HEALTHY).cloned(),
@@ -142,32 +146,17 @@ struct Counts {
 
 impl Counts {
     fn of(round: &Round<'_>) -> Self {
-        let pods = &round.observed.pods;
-        let count = |fits: &dyn Fn(&ObservedPod) -> bool| pods.iter().filter(|pod| fits(pod)).count();
-        let current = |pod: &ObservedPod| pod.revision == round.desired.revision;
+        let pods = &round.observed.replicas;
+        let count = |fits: &dyn Fn(&Replica) -> bool| pods.iter().filter(|pod| fits(pod)).count();
+        let current = |pod: &Replica| pod.pod.revision == round.desired.revision;
         Self {
             wanted: round.deployment.replicas as usize,
-            existing: count(&ObservedPod::is_live),
-            serving: count(&ObservedPod::serves),
+            existing: count(&Replica::is_live),
+            serving: count(&Replica::serves),
             updated: count(&|pod| pod.serves() && current(pod)),
             old: count(&|pod| pod.is_live() && pod.drain_since().is_none() && !current(pod)),
-            leaving: count(&|pod| pod.stage == Stage::Leaving || (pod.is_live() && pod.drain_since().is_some())),
+            leaving: count(&|pod| pod.pod.stage == Stage::Leaving || (pod.is_live() && pod.drain_since().is_some())),
         }
-    }
-}
-
-/// Status, reason and message of a condition.
-pub struct Verdict {
-    /// True or False.
-    pub value: bool,
-    /// Reason and message.
-    pub trouble: Trouble,
-}
-
-impl Verdict {
-    /// A verdict of this reason.
-    pub fn new(value: bool, reason: &str, message: impl Into<String>) -> Self {
-        Self { value, trouble: Trouble::new(reason, message) }
     }
 }
 
@@ -272,29 +261,25 @@ fn bounded(message: &str) -> String {
     message.chars().take(1000).collect()
 }
 
-/// Times in objects have no fractions; what is written must equal what is read back.
-pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).expect("the seconds of a timestamp are one")
-}
-
 /// KV cache of the serving replicas; kept as it is while it hardly moves or some replica cannot be read.
 fn capacity(
     observed: &Observed,
     previous: Option<&CapacityStatus>,
     now: Timestamp,
 ) -> (Option<CapacityStatus>, Option<Timestamp>) {
-    let serving: Vec<_> = observed.pods.iter().filter(|pod| pod.serves()).collect();
+    let serving: Vec<_> = observed.replicas.iter().filter(|pod| pod.serves()).collect();
     if serving.is_empty() {
         return (None, None);
     }
-    let reports: Option<Vec<_>> = serving.iter().map(|pod| pod.load.report()).collect();
+    let reports: Option<Vec<_>> = serving.iter().map(|pod| pod.reading.report()).collect();
     let Some(reports) = reports else { return (previous.cloned(), None) };
     let total: u64 = reports.iter().map(|report| u64::from(report.total_blocks)).sum();
     let referenced: u64 = reports.iter().map(|report| u64::from(report.referenced_blocks)).sum();
+    let preemptions: u64 = serving.iter().map(|pod| pod.reading.preemptions_last_minute()).sum();
     let measured = CapacityStatus {
         kv_tokens: i64::try_from(total * u64::from(KV_BLOCK_TOKENS)).unwrap_or(i64::MAX),
         kv_used_percent: i32::try_from(referenced * 100 / total.max(1)).unwrap_or(100),
-        preemptions_per_minute: i32::try_from(observed.preemptions).unwrap_or(i32::MAX),
+        preemptions_per_minute: i32::try_from(preemptions).unwrap_or(i32::MAX),
         observed_at: Time(whole_seconds(now)),
     };
     keep_or_replace(previous, measured, now)
@@ -321,17 +306,18 @@ fn keep_or_replace(
 }
 
 /// The starting replica of the wanted revision that is furthest behind.
-fn startup(pods: &[ObservedPod], revision: &str) -> Option<StartupStatus> {
-    let phases = pods.iter().filter(|pod| pod.revision == revision).filter_map(|pod| Some((startup_phase(pod)?, pod)));
+fn startup(pods: &[Replica], revision: &str) -> Option<StartupStatus> {
+    let phases =
+        pods.iter().filter(|pod| pod.pod.revision == revision).filter_map(|pod| Some((startup_phase(pod)?, pod)));
     let (phase, pod) = phases.min_by_key(|(phase, _)| *phase)?;
-    Some(StartupStatus { pod: pod.name.clone(), phase })
+    Some(StartupStatus { pod: pod.pod.name.clone(), phase })
 }
 
-fn startup_phase(pod: &ObservedPod) -> Option<StartupPhase> {
-    match &pod.stage {
+fn startup_phase(pod: &Replica) -> Option<StartupPhase> {
+    match &pod.pod.stage {
         Stage::Unscheduled { .. } => Some(StartupPhase::Scheduling),
         Stage::Preparing | Stage::Blocked(_) => Some(StartupPhase::Preparing),
-        Stage::Starting => Some(match pod.load.report().map(|report| report.phase) {
+        Stage::Starting => Some(match pod.reading.report().map(|report| report.phase) {
             Some(AgentPhase::Ready) => StartupPhase::BecomingReady,
             _ => StartupPhase::Loading,
         }),

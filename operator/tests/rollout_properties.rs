@@ -12,13 +12,11 @@ use stoker_crds::{
     intent::Want,
 };
 use stoker_operator::{
-    intent::Intent,
     lint,
-    observe::{Needs, ObservedPod, Stage, Trouble},
     plan::Plan,
-    probe::Load,
     rollout::{PodRef, Replacing, RolloutPlan, Wanted, plan_rollout},
 };
+use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
 /// Something that happens between two rounds.
 #[derive(Clone, Debug)]
@@ -52,7 +50,7 @@ enum PodChange {
 struct World {
     now: Timestamp,
     wanted: Wanted,
-    pods: Vec<ObservedPod>,
+    pods: Vec<Replica>,
     made: u32,
 }
 
@@ -88,7 +86,7 @@ impl World {
             }
             Happening::Pod { .. } => {}
         }
-        self.pods.retain(|pod| pod.uid != "gone");
+        self.pods.retain(|pod| pod.pod.uid != "gone");
     }
 
     /// Plans, lints and carries out.
@@ -109,11 +107,11 @@ impl World {
             self.intend(pod, Want::Serve);
         }
         for pod in &plan.reassert {
-            let want = self.pods.iter().find(|observed| observed.uid == pod.uid).unwrap().want();
+            let want = self.pods.iter().find(|observed| observed.pod.uid == pod.uid).unwrap().want();
             self.intend(pod, want);
         }
         for deletion in &plan.delete {
-            self.pods.iter_mut().find(|pod| pod.uid == deletion.pod.uid).unwrap().stage = Stage::Leaving;
+            self.pods.iter_mut().find(|pod| pod.pod.uid == deletion.pod.uid).unwrap().pod.stage = Stage::Leaving;
         }
         for ordinal in &plan.create {
             self.made += 1;
@@ -124,7 +122,7 @@ impl World {
     /// Writes what a replica should do, under a number that only rises.
     fn intend(&mut self, pod: &PodRef, want: Want) {
         let now = self.now;
-        let pod = self.pods.iter_mut().find(|observed| observed.uid == pod.uid).unwrap();
+        let pod = self.pods.iter_mut().find(|observed| observed.pod.uid == pod.uid).unwrap();
         let number = pod.next_number();
         assert!(pod.intent.is_none_or(|before| before.number < number));
         let since = pod.drain_since().filter(|_| want != Want::Serve).unwrap_or(now);
@@ -135,9 +133,9 @@ impl World {
     fn calm(&mut self) {
         self.now += SignedDuration::from_secs(5);
         for pod in &mut self.pods {
-            pod.stage = match &pod.stage {
+            pod.pod.stage = match &pod.pod.stage {
                 Stage::Leaving => {
-                    pod.uid = "gone".into();
+                    pod.pod.uid = "gone".into();
                     Stage::Leaving
                 }
                 Stage::Finished(trouble) => Stage::Finished(trouble.clone()),
@@ -149,12 +147,12 @@ impl World {
                 set_phase(pod, AgentPhase::Empty);
             }
         }
-        self.pods.retain(|pod| pod.uid != "gone");
+        self.pods.retain(|pod| pod.pod.uid != "gone");
     }
 }
 
-fn new_pod(revision: &str, ordinal: u32, made: u32) -> ObservedPod {
-    ObservedPod {
+fn new_pod(revision: &str, ordinal: u32, made: u32) -> Replica {
+    let pod = ObservedPod {
         name: format!("chat-{revision}-{ordinal}"),
         uid: format!("uid-{made}"),
         revision: revision.into(),
@@ -162,31 +160,30 @@ fn new_pod(revision: &str, ordinal: u32, made: u32) -> ObservedPod {
         resource_version: String::new(),
         stage: Stage::Preparing,
         gone_by: None,
-        intent: None,
-        load: Load::Unread,
         needs: Needs::default(),
-    }
+    };
+    Replica { pod, reading: Reading::default(), intent: None }
 }
 
-fn change(pod: &mut ObservedPod, what: PodChange, now: Timestamp) {
-    if pod.stage == Stage::Leaving && !matches!(what, PodChange::Gone) {
+fn change(pod: &mut Replica, what: PodChange, now: Timestamp) {
+    if pod.pod.stage == Stage::Leaving && !matches!(what, PodChange::Gone) {
         return;
     }
     let trouble = |reason: &str| Trouble::new(reason, "1 Insufficient cpu");
     match what {
-        PodChange::NoRoom => pod.stage = Stage::Unscheduled { trouble: trouble("Unschedulable"), since: now },
-        PodChange::Prepared => pod.stage = Stage::Preparing,
-        PodChange::Started => pod.stage = Stage::Starting,
-        PodChange::Served => pod.stage = Stage::Serving,
-        PodChange::Faltered => pod.stage = Stage::Faltering { trouble: trouble("NotReady"), since: now },
-        PodChange::Crashed => pod.stage = Stage::Blocked(trouble("CrashLoopBackOff")),
-        PodChange::Evicted => pod.stage = Stage::Finished(trouble("Evicted")),
-        PodChange::DeletedByOthers => pod.stage = Stage::Leaving,
-        PodChange::Gone if pod.stage == Stage::Leaving => pod.uid = "gone".into(),
+        PodChange::NoRoom => pod.pod.stage = Stage::Unscheduled { trouble: trouble("Unschedulable"), since: now },
+        PodChange::Prepared => pod.pod.stage = Stage::Preparing,
+        PodChange::Started => pod.pod.stage = Stage::Starting,
+        PodChange::Served => pod.pod.stage = Stage::Serving,
+        PodChange::Faltered => pod.pod.stage = Stage::Faltering { trouble: trouble("NotReady"), since: now },
+        PodChange::Crashed => pod.pod.stage = Stage::Blocked(trouble("CrashLoopBackOff")),
+        PodChange::Evicted => pod.pod.stage = Stage::Finished(trouble("Evicted")),
+        PodChange::DeletedByOthers => pod.pod.stage = Stage::Leaving,
+        PodChange::Gone if pod.pod.stage == Stage::Leaving => pod.pod.uid = "gone".into(),
         PodChange::Gone => {}
         PodChange::GotWork(running) => {
-            let intent = pod.load.report().and_then(|report| report.intent);
-            pod.load = Load::Fresh(LoadReport { intent, ..report(AgentPhase::Ready, running) });
+            let intent = pod.reading.report().and_then(|report| report.intent);
+            pod.reading = Reading::of(&LoadReport { intent, ..report(AgentPhase::Ready, running) });
         }
         PodChange::RanEmpty if pod.drain_since().is_some() => {
             obey(pod);
@@ -194,27 +191,27 @@ fn change(pod: &mut ObservedPod, what: PodChange, now: Timestamp) {
         }
         PodChange::RanEmpty => {}
         PodChange::Obeyed => obey(pod),
-        PodChange::Restarted => pod.load = Load::Fresh(report(AgentPhase::Ready, 0)),
+        PodChange::Restarted => pod.reading = Reading::of(&report(AgentPhase::Ready, 0)),
         PodChange::LostItsAnnotation => {
             obey(pod);
             pod.intent = None;
         }
-        PodChange::Silent => pod.load = Load::Missing("connection refused".into()),
+        PodChange::Silent => pod.reading = Reading::missing(),
     }
 }
 
 /// Its agent does what is written.
-fn obey(pod: &mut ObservedPod) {
+fn obey(pod: &mut Replica) {
     let phase = if pod.drain_since().is_some() { AgentPhase::Draining } else { AgentPhase::Ready };
-    let running = pod.load.report().map_or(0, |report| report.running);
+    let running = pod.reading.report().map_or(0, |report| report.running);
     let intent = pod.intent.map(|intent| intent.number);
-    pod.load = Load::Fresh(LoadReport { intent, ..report(phase, running) });
+    pod.reading = Reading::of(&LoadReport { intent, ..report(phase, running) });
 }
 
-fn set_phase(pod: &mut ObservedPod, phase: AgentPhase) {
-    let before = pod.load.report().cloned().unwrap_or_else(|| report(phase, 0));
+fn set_phase(pod: &mut Replica, phase: AgentPhase) {
+    let before = pod.reading.report().cloned().unwrap_or_else(|| report(phase, 0));
     let running = if phase == AgentPhase::Empty { 0 } else { before.running };
-    pod.load = Load::Fresh(LoadReport { intent: before.intent, ..report(phase, running) });
+    pod.reading = Reading::of(&LoadReport { intent: before.intent, ..report(phase, running) });
 }
 
 fn report(phase: AgentPhase, running: u32) -> LoadReport {
@@ -264,7 +261,7 @@ proptest! {
             world.calm();
             world.round();
         }
-        let serving = world.pods.iter().filter(|pod| pod.serves() && pod.revision == world.wanted.revision).count();
+        let serving = world.pods.iter().filter(|pod| pod.serves() && pod.pod.revision == world.wanted.revision).count();
         prop_assert_eq!(serving, world.wanted.replicas, "{:#?}", world.pods);
         prop_assert_eq!(world.pods.len(), world.wanted.replicas, "{:#?}", world.pods);
     }

@@ -16,14 +16,13 @@ use stoker_crds::{
 use stoker_operator::{
     apply::Applied,
     desired::{Desired, desired},
-    intent::Intent,
     lint,
-    observe::{Child, Needs, Observed, ObservedPod, Stage, Trouble},
+    observe::{Child, Observed},
     plan::{self, Plan},
-    probe::Load,
     status::{Round, status_of},
     validate::{Defaults, ValidatedDeployment, validate},
 };
+use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
 /// Number of the intent of pods that drain.
 const DRAIN: u64 = 1;
@@ -59,7 +58,7 @@ struct Pod {
     message: Option<String>,
     since: Option<Timestamp>,
     drain_started: Option<Timestamp>,
-    load: Option<Reading>,
+    load: Option<Said>,
     #[serde(default)]
     cpu: Option<String>,
 }
@@ -70,7 +69,7 @@ fn long_ago() -> u64 {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Reading {
+struct Said {
     phase: Option<AgentPhase>,
     #[serde(default)]
     running: u32,
@@ -115,7 +114,7 @@ fn answer(scenario: &Scenario) -> String {
     let observed = observed(scenario, deployment, &desired);
     let plan = plan::plan(&valid, &desired, &observed, scenario.now);
     let wanted = plan::wanted(&valid, &desired, &observed);
-    let violations = lint::check(&plan, &wanted, &observed.pods, scenario.now);
+    let violations = lint::check(&plan, &wanted, &observed.replicas, scenario.now);
     assert!(violations.is_empty(), "{violations:?}");
     let conditions = conditions(&valid, &desired, &observed, &plan, scenario.now);
     format!("{plan}---\n{conditions}").replace(&desired.revision, CURRENT)
@@ -129,7 +128,8 @@ fn conditions(
     now: Timestamp,
 ) -> String {
     let applied = Applied::default();
-    let status = status_of(&Round { deployment, desired, observed, plan, applied: &applied }, now).status;
+    let status =
+        status_of(&Round { deployment, desired, observed, plan, applied: &applied, decision: None }, now).status;
     let lines = status.conditions.iter().map(|condition| {
         let (type_, value, reason) = (&condition.type_, &condition.status, &condition.reason);
         format!("{type_}={value} {reason}: {}\n", condition.message)
@@ -154,24 +154,17 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         }
         Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
     };
-    let pods = scenario.pods.iter().map(|pod| observed_pod(pod, desired)).collect();
-    Observed {
-        deployment: Arc::new(deployment),
-        pods,
-        preemptions: 0,
-        foreign_pods: BTreeSet::new(),
-        service,
-        scaling: None,
-        config_maps,
-    }
+    let replicas = scenario.pods.iter().map(|pod| replica(pod, desired)).collect();
+    Observed { deployment: Arc::new(deployment), replicas, foreign_pods: BTreeSet::new(), service, config_maps }
 }
 
 /// A pod named `current-0` or `REVISION-0`.
-fn observed_pod(pod: &Pod, desired: &Desired) -> ObservedPod {
+fn replica(pod: &Pod, desired: &Desired) -> Replica {
     let (revision, ordinal) = pod.name.split_once('-').unwrap();
     let revision = if revision == CURRENT { &desired.revision } else { revision };
-    let cpu = pod.cpu.iter().map(|cpu| ("cpu".to_owned(), serde_json::from_value(json!(cpu)).unwrap()));
-    ObservedPod {
+    let intent = pod.drain_started.map(|since| Intent { number: DRAIN, want: Want::Drain(Default::default()), since });
+    let reading = pod.load.as_ref().map(|said| load(said, pod.drain_started.map(|_| DRAIN)));
+    let pod = ObservedPod {
         name: format!("chat-{revision}-{ordinal}"),
         uid: format!("uid-{}", pod.name),
         revision: revision.to_owned(),
@@ -179,10 +172,12 @@ fn observed_pod(pod: &Pod, desired: &Desired) -> ObservedPod {
         resource_version: "1".into(),
         stage: stage(pod),
         gone_by: None,
-        intent: pod.drain_started.map(|since| Intent { number: DRAIN, want: Want::Drain(Default::default()), since }),
-        load: pod.load.as_ref().map_or(Load::Unread, |reading| load(reading, pod.drain_started.map(|_| DRAIN))),
-        needs: Needs { requests: cpu.collect(), ..Needs::default() },
-    }
+        needs: Needs {
+            requests: pod.cpu.iter().map(|cpu| ("cpu".to_owned(), cpu.clone())).collect(),
+            ..Needs::default()
+        },
+    };
+    Replica { pod, reading: reading.unwrap_or_default(), intent }
 }
 
 fn stage(pod: &Pod) -> Stage {
@@ -201,11 +196,11 @@ fn stage(pod: &Pod) -> Stage {
     }
 }
 
-fn load(reading: &Reading, told: Option<u64>) -> Load {
-    if let Some(why) = &reading.missing {
-        return Load::Missing(why.clone());
+fn load(reading: &Said, told: Option<u64>) -> Reading {
+    if reading.missing.is_some() {
+        return Reading::missing();
     }
-    Load::Fresh(LoadReport {
+    Reading::of(&LoadReport {
         phase: reading.phase.unwrap_or(AgentPhase::Ready),
         intent: reading.intent.or(told).filter(|number| *number > 0),
         up_ms: reading.up_seconds * 1000,

@@ -4,10 +4,11 @@
 
 use std::fmt::Write as _;
 
+use stoker_replica::NotFresh;
+
 use crate::{
     decide::Bound,
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
-    reading::NotFresh,
     record::DecisionRecord,
     signals::Coverage,
 };

@@ -9,7 +9,6 @@ mod demand;
 mod explain;
 mod hold;
 mod law;
-mod reading;
 mod record;
 mod regret;
 mod signals;
@@ -21,9 +20,6 @@ pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
 pub use explain::explain;
 pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
-pub use reading::{
-    Absurdity, Answer, CLOCK_AHEAD_MS_MAX, CLOCK_BEHIND_MS_MAX, Expected, FRESH_FOR_MS, Load, NotFresh, Reading,
-};
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay};
 pub use regret::Regret;
 pub use signals::{Arrivals, Coverage, Flow, Signals};
@@ -31,4 +27,5 @@ pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use stoker_crds::scaling::{
     Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,
 };
+pub use stoker_replica::{Absurdity, Answer, Expected, FRESH_FOR_MS, NotFresh, Reading};
 pub use window::{LoadWindow, Standing, TICKS_KEPT};

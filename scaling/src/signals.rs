@@ -4,9 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 use stoker_crds::scaling::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec};
+use stoker_replica::NotFresh;
 
 use crate::{
-    reading::NotFresh,
     startup::ASSUMED_START_SECONDS,
     window::{LoadWindow, Standing, Totals},
 };

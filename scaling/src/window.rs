@@ -1,12 +1,12 @@
-//! The bounded memory of one deployment's load: the last believed reading of each replica and one line of totals per
-//! tick.
+//! The bounded memory of one deployment's load: the judged reading of each replica and one line of totals per tick.
 //!
 //! Owns who exists, what they last said, and the totals of the last minutes. Its size is bounded by the number of
-//! replicas plus [`TICKS_KEPT`]. Never decides, never reads a clock.
+//! replicas plus [`TICKS_KEPT`]. Never decides, never judges an answer itself, never reads a clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::reading::{Absurdity, Answer, Expected, FRESH_FOR_MS, Load, NotFresh, Reading};
+use stoker_crds::contract::LoadReport;
+use stoker_replica::{Absurdity, Answer, Counted, Expected, Judge, NotFresh, Reading};
 
 /// Lines of totals kept: twice the longest stable window at a tick of two seconds.
 pub const TICKS_KEPT: usize = 640;
@@ -56,12 +56,9 @@ impl Totals {
 #[derive(Clone, Debug)]
 struct Replica {
     standing: Standing,
-    believed: Option<(u64, Load)>,
-    doubt: Option<Absurdity>,
-    /// Counted from answers since the last tick.
-    arrivals: i64,
-    finished: u64,
-    preemptions: u64,
+    judge: Judge,
+    /// What had been counted at the last tick; `None` until it is first seen.
+    counted: Option<Counted>,
 }
 
 /// See the module.
@@ -79,14 +76,8 @@ impl LoadWindow {
     pub fn set_fleet<'a>(&mut self, fleet: impl IntoIterator<Item = (&'a str, Standing)>) {
         let mut before = std::mem::take(&mut self.replicas);
         for (id, standing) in fleet {
-            let replica = before.remove(id).unwrap_or(Replica {
-                standing,
-                believed: None,
-                doubt: None,
-                arrivals: 0,
-                finished: 0,
-                preemptions: 0,
-            });
+            let new = Replica { standing, judge: Judge::default(), counted: None };
+            let replica = before.remove(id).unwrap_or(new);
             self.replicas.insert(id.to_owned(), Replica { standing, ..replica });
         }
     }
@@ -103,18 +94,24 @@ impl LoadWindow {
 
     /// Takes one answer of a replica; answers of replicas that do not exist any more are ignored.
     pub fn take(&mut self, id: &str, answer: Answer<'_>, expected: Expected<'_>) {
-        let Some(replica) = self.replicas.get_mut(id) else { return };
-        match answer {
-            Answer::Silence => {}
-            Answer::NotAReport => replica.doubt = Some(Absurdity::NotAReport),
-            Answer::Down => replica.doubt = Some(Absurdity::Down),
-            Answer::Report(report) => {
-                let before = replica.believed.as_ref().map(|(_, load)| load);
-                match Load::believe(report, before, expected) {
-                    Err(absurdity) => replica.doubt = Some(absurdity),
-                    Ok(load) => replica.believe(load, expected.now_ms),
-                }
-            }
+        if let Some(replica) = self.replicas.get_mut(id) {
+            replica.judge.hear(answer, expected);
+            replica.counted.get_or_insert(replica.judge.counted());
+        }
+    }
+
+    /// Takes over the reading of a replica that somebody else judges, by the clock of the ticks.
+    pub fn see(&mut self, id: &str, reading: &Reading) {
+        if let Some(replica) = self.replicas.get_mut(id) {
+            replica.judge = reading.judge().clone();
+            replica.counted.get_or_insert(replica.judge.counted());
+        }
+    }
+
+    /// The reading of a replica is not about now, until the next one.
+    pub fn doubt(&mut self, id: &str, why: Absurdity) {
+        if let Some(replica) = self.replicas.get_mut(id) {
+            replica.judge.doubt(why);
         }
     }
 
@@ -122,7 +119,7 @@ impl LoadWindow {
     pub fn tick(&mut self, now_ms: u64) {
         let totals = self.totals(now_ms);
         for replica in self.replicas.values_mut() {
-            (replica.arrivals, replica.finished, replica.preemptions) = (0, 0, 0);
+            replica.counted = replica.counted.map(|_| replica.judge.counted());
         }
         if totals.in_flight() > 0.0 || totals.arrivals > 0 || self.held_requests > 0 || self.busy_ms.is_none() {
             self.busy_ms = Some(now_ms);
@@ -134,9 +131,9 @@ impl LoadWindow {
         self.ticks.make_contiguous();
     }
 
-    /// How the reading of a replica counts at `now_ms`.
-    pub fn reading(&self, id: &str, now_ms: u64) -> Reading<'_> {
-        self.replicas.get(id).map_or(Reading::Missing, |replica| replica.reading(now_ms))
+    /// The load of a replica at `now_ms`, or why it does not count.
+    pub fn load(&self, id: &str, now_ms: u64) -> Result<&LoadReport, NotFresh> {
+        self.replicas.get(id).map_or(Err(NotFresh::Missing), |replica| replica.load(now_ms))
     }
 
     pub(crate) fn count(&self, standing: Standing) -> u32 {
@@ -146,7 +143,7 @@ impl LoadWindow {
 
     pub(crate) fn not_fresh(&self, now_ms: u64) -> impl Iterator<Item = (&str, NotFresh)> {
         let serving = self.replicas.iter().filter(|(_, replica)| replica.standing == Standing::Serving);
-        serving.filter_map(move |(id, replica)| Some((id.as_str(), replica.reading(now_ms).not_fresh()?)))
+        serving.filter_map(move |(id, replica)| Some((id.as_str(), replica.load(now_ms).err()?)))
     }
 
     pub(crate) fn ticks(&self) -> &[Totals] {
@@ -168,11 +165,11 @@ impl LoadWindow {
 
     fn totals(&self, now_ms: u64) -> Totals {
         let serving = || self.replicas.values().filter(|replica| replica.standing == Standing::Serving);
-        let fresh: Vec<&Load> = serving().filter_map(|replica| replica.fresh(now_ms)).collect();
+        let fresh: Vec<&LoadReport> = serving().filter_map(|replica| replica.load(now_ms).ok()).collect();
         let n_serving = self.count(Standing::Serving);
         let n_fresh = u32::try_from(fresh.len()).expect("fewer than 2^32 replicas");
         let scale = f64::from(n_serving) / f64::from(n_fresh.max(1));
-        let sum = |of: fn(&Load) -> f64| fresh.iter().map(|load| of(load)).sum::<f64>();
+        let sum = |of: fn(&LoadReport) -> f64| fresh.iter().map(|load| of(load)).sum::<f64>();
         Totals {
             at_ms: now_ms,
             serving: n_serving,
@@ -182,9 +179,9 @@ impl LoadWindow {
             running: scale * sum(|load| f64::from(load.running)),
             waiting: scale * sum(|load| f64::from(load.waiting)),
             queue_seconds: queue_seconds(&fresh),
-            arrivals: serving().map(|replica| replica.arrivals).sum(),
-            finished: serving().map(|replica| replica.finished).sum(),
-            preemptions: serving().map(|replica| replica.preemptions).sum(),
+            arrivals: serving().map(|replica| replica.news().arrivals).sum(),
+            finished: serving().map(|replica| replica.news().finished).sum(),
+            preemptions: serving().map(|replica| replica.news().preemptions).sum(),
             // The largest bounds what it is of all requests together; a mean would hide the one replica that is late.
             ttft_p95_seconds: fresh.iter().filter_map(|load| load.ttft_p95_seconds).reduce(f64::max),
             itl_p95_seconds: fresh.iter().filter_map(|load| load.itl_p95_seconds).reduce(f64::max),
@@ -193,63 +190,25 @@ impl LoadWindow {
 }
 
 impl Replica {
-    fn believe(&mut self, load: Load, now_ms: u64) {
-        let before = self.believed.take().map(|(_, load)| load);
-        let same = before.as_ref().filter(|before| before.start_id == load.start_id);
-        // A replica seen for the first time brings its past with it: only what happens from now on is counted.
-        let is_first = before.is_none();
-        let (finished, preemptions, open) = match same {
-            Some(before) => (before.finished, before.preemptions, before.open()),
-            None if is_first => (load.finished, load.preemptions, load.open()),
-            None => (0, 0, 0),
-        };
-        let ended = load.finished - finished;
-        let more = load.open() - open;
-        self.arrivals = self.arrivals.saturating_add_unsigned(ended).saturating_add(more);
-        self.finished = self.finished.saturating_add(ended);
-        self.preemptions = self.preemptions.saturating_add(load.preemptions - preemptions);
-        self.believed = Some((now_ms, load));
-        self.doubt = None;
+    fn load(&self, now_ms: u64) -> Result<&LoadReport, NotFresh> {
+        self.judge.sight(now_ms).serving()
     }
 
-    fn reading(&self, now_ms: u64) -> Reading<'_> {
-        if let Some(absurdity) = self.doubt {
-            return Reading::Absurd(absurdity);
+    /// What was counted since the last tick.
+    fn news(&self) -> Counted {
+        let Some(before) = self.counted else { return Counted::default() };
+        let now = self.judge.counted();
+        Counted {
+            arrivals: now.arrivals - before.arrivals,
+            finished: now.finished.saturating_sub(before.finished),
+            preemptions: now.preemptions.saturating_sub(before.preemptions),
         }
-        let Some((at_ms, load)) = &self.believed else { return Reading::Missing };
-        let age_ms = now_ms.saturating_sub(*at_ms);
-        if age_ms > FRESH_FOR_MS { Reading::Stale { age_ms } } else { Reading::Fresh(load) }
-    }
-
-    fn fresh(&self, now_ms: u64) -> Option<&Load> {
-        match self.reading(now_ms) {
-            Reading::Fresh(load) => Some(load),
-            Reading::Stale { .. } | Reading::Absurd(_) | Reading::Missing => None,
-        }
-    }
-}
-
-impl Reading<'_> {
-    /// Why this reading does not count, if it does not.
-    pub fn not_fresh(&self) -> Option<NotFresh> {
-        match *self {
-            Reading::Fresh(_) => None,
-            Reading::Stale { age_ms } => Some(NotFresh::Stale { age_ms }),
-            Reading::Absurd(why) => Some(NotFresh::Absurd { why }),
-            Reading::Missing => Some(NotFresh::Missing),
-        }
-    }
-}
-
-impl Load {
-    fn open(&self) -> i64 {
-        i64::from(self.running) + i64::from(self.waiting)
     }
 }
 
 /// Seconds of waiting prefill per replica; 0 while no prefill was measured, the KV term sees those requests too.
-fn queue_seconds(fresh: &[&Load]) -> f64 {
-    let rates = fresh.iter().filter_map(|load| load.prefill_tokens_per_second);
+fn queue_seconds(fresh: &[&LoadReport]) -> f64 {
+    let rates = fresh.iter().filter_map(|load| load.prefill_tokens_per_second).filter(|rate| *rate > 0.0);
     let Some(rate) = mean(rates) else { return 0.0 };
     let tokens: u64 = fresh.iter().map(|load| load.waiting_prefill_tokens).sum();
     tokens as f64 / (rate * fresh.len().max(1) as f64)
@@ -262,14 +221,30 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_replica::FRESH_FOR_MS;
+
     use super::*;
-    use crate::reading::tests::report;
 
     const NOW_MS: u64 = 100_000;
 
-    fn take(window: &mut LoadWindow, id: &str, now_ms: u64, change: impl Fn(&mut stoker_crds::contract::LoadReport)) {
-        let mut report = report();
-        report.time_ms = now_ms;
+    fn report(up_ms: u64) -> LoadReport {
+        LoadReport {
+            up_ms,
+            start_id: "a".to_owned(),
+            revision: "r1".to_owned(),
+            running: 10,
+            waiting: 2,
+            referenced_blocks: 400,
+            cached_blocks: 100,
+            free_blocks: 500,
+            preemptions: 3,
+            finished: 50,
+            ..LoadReport::idle(1000)
+        }
+    }
+
+    fn take(window: &mut LoadWindow, id: &str, now_ms: u64, change: impl Fn(&mut LoadReport)) {
+        let mut report = report(now_ms);
         change(&mut report);
         window.take(id, Answer::Report(&report), Expected { revision: "r1", now_ms });
     }
@@ -328,29 +303,33 @@ mod tests {
     }
 
     #[test]
-    fn a_lie_hides_the_truth_told_before_until_the_next_one() {
-        let mut window = window(&["a"]);
-        take(&mut window, "a", NOW_MS, |_| {});
-        take(&mut window, "a", NOW_MS + 2000, |report| report.free_blocks = 1);
-        assert_eq!(window.reading("a", NOW_MS + 2000), Reading::Absurd(Absurdity::Blocks));
-        take(&mut window, "a", NOW_MS + 4000, |_| {});
-        assert!(matches!(window.reading("a", NOW_MS + 4000), Reading::Fresh(_)));
+    fn a_reading_that_was_judged_elsewhere_counts_the_same() {
+        let (mut window, mut judge) = (window(&["a"]), Judge::default());
+        for second in 0..4 {
+            let now_ms = NOW_MS + 1000 * second;
+            let report = LoadReport { finished: 50 + second, ..report(now_ms) };
+            judge.hear(Answer::Report(&report), Expected { revision: "r1", now_ms });
+            if second % 2 == 1 {
+                window.see("a", &judge.reading(now_ms));
+                window.tick(now_ms);
+            }
+        }
+        assert_eq!((newest(&window).arrivals, newest(&window).finished, newest(&window).fresh), (2, 2, 1));
+        window.doubt("a", Absurdity::Down);
+        window.tick(NOW_MS + 4000);
+        assert_eq!(window.load("a", NOW_MS + 4000), Err(NotFresh::Absurd { why: Absurdity::Down }));
+        assert_eq!((newest(&window).arrivals, newest(&window).fresh), (0, 0));
     }
 
     #[test]
-    fn silence_ages_and_html_is_absurd() {
+    fn silence_ages_and_nobody_is_missing() {
         let mut window = window(&["a", "b"]);
         take(&mut window, "a", NOW_MS, |_| {});
-        let expected = Expected { revision: "r1", now_ms: NOW_MS };
-        window.take("a", Answer::Silence, expected);
-        window.take("b", Answer::NotAReport, expected);
-        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::NotAReport));
-        window.take("b", Answer::Down, expected);
-        assert!(matches!(window.reading("a", NOW_MS + FRESH_FOR_MS), Reading::Fresh(_)));
+        window.take("a", Answer::Silence, Expected { revision: "r1", now_ms: NOW_MS });
+        assert!(window.load("a", NOW_MS + FRESH_FOR_MS).is_ok());
         let age_ms = FRESH_FOR_MS + 1;
-        assert_eq!(window.reading("a", NOW_MS + age_ms), Reading::Stale { age_ms });
-        assert_eq!(window.reading("b", NOW_MS), Reading::Absurd(Absurdity::Down));
-        assert_eq!(window.reading("nobody", NOW_MS), Reading::Missing);
+        assert_eq!(window.load("a", NOW_MS + age_ms), Err(NotFresh::Stale { age_ms }));
+        assert_eq!([window.load("b", NOW_MS), window.load("nobody", NOW_MS)], [Err(NotFresh::Missing); 2]);
         assert_eq!(window.not_fresh(NOW_MS).count(), 1);
     }
 
@@ -361,8 +340,8 @@ mod tests {
         window.set_fleet([("a", Standing::Draining), ("c", Standing::Starting)]);
         let counts = [Standing::Serving, Standing::Draining, Standing::Starting].map(|standing| window.count(standing));
         assert_eq!(counts, [0, 1, 1]);
-        assert!(matches!(window.reading("a", NOW_MS), Reading::Fresh(_)));
-        assert_eq!(window.reading("b", NOW_MS), Reading::Missing);
+        assert!(window.load("a", NOW_MS).is_ok());
+        assert_eq!(window.load("b", NOW_MS), Err(NotFresh::Missing));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use stoker_cluster::{
     Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
 };
 use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
-use stoker_operator::intent::Intent;
+use stoker_operator::observe;
 use stoker_scaling::DecisionRecord;
 use tokio::runtime::Runtime;
 
@@ -209,7 +209,7 @@ pub fn serves(pod: &Pod) -> bool {
 
 /// What the operator wants of the replica in the pod: its number and whether it drains.
 pub fn intent_of(pod: &Pod) -> Option<(u64, bool)> {
-    let intent = Intent::of(pod)?;
+    let intent = observe::intent_of(pod)?;
     Some((intent.number, intent.drain_since().is_some()))
 }
 

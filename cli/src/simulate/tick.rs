@@ -70,7 +70,7 @@ fn idle_report(seed: usize) -> LoadReport {
 
 fn report(deployment: &mut Deployment, now_ms: u64) {
     for report in &mut deployment.reports {
-        report.time_ms = now_ms;
+        report.up_ms = now_ms;
         report.finished += u64::from(report.running) / 5;
     }
 }

@@ -15,30 +15,23 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use stoker_crds::InferenceDeployment;
+use stoker_replica::Replica;
 
-pub use self::pod::{Needs, ObservedPod, Stage, Trouble, observe_pod};
-pub(crate) use self::pod::{agent, stage};
-use crate::{
-    desired::labels,
-    probe::Readings,
-    scaling::{Latest, Ledger},
-};
+pub(crate) use self::pod::agent;
+pub use self::pod::{intent_of, observe_replica};
+use crate::{desired::labels, readings::Readings};
 
 /// Everything that exists for one deployment. Possibly stale.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The deployment itself, with the status last written.
     pub deployment: Arc<InferenceDeployment>,
-    /// Pods that it controls.
-    pub pods: Vec<ObservedPod>,
-    /// Preemptions in its serving replicas within the last minute.
-    pub preemptions: u64,
+    /// The replicas in the pods that it controls.
+    pub replicas: Vec<Replica>,
     /// Names of pods that carry its labels and that somebody else controls, such as a deleted namesake.
     pub foreign_pods: BTreeSet<String>,
     /// The Service of its name.
     pub service: Child<Service>,
-    /// The last decision on its number of replicas, if it scales and one was made.
-    pub scaling: Option<Latest>,
     /// ConfigMaps that it controls, and those of the revision's name that it does not.
     pub config_maps: Vec<Child<ConfigMap>>,
 }
@@ -59,15 +52,6 @@ pub enum Child<K> {
     },
 }
 
-/// What this process alone knows.
-#[derive(Clone, Debug, Default)]
-pub struct Memory {
-    /// What agents said.
-    pub readings: Readings,
-    /// What was decided about numbers of replicas.
-    pub ledger: Ledger,
-}
-
 /// The watch caches that all reconciliations share.
 #[derive(Clone)]
 pub struct Caches {
@@ -86,13 +70,13 @@ impl fmt::Debug for Caches {
 }
 
 /// What exists according to the caches.
-pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, memory: &Memory) -> Observed {
+pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, readings: &Readings) -> Observed {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
     let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
-    assemble(deployment, Found { pods, service, config_maps }, memory)
+    assemble(deployment, Found { pods, service, config_maps }, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -100,7 +84,7 @@ pub async fn observe_live(
     deployment: &InferenceDeployment,
     revision_map: Option<&str>,
     client: &Client,
-    memory: &Memory,
+    readings: &Readings,
 ) -> kube::Result<Option<Observed>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
@@ -117,7 +101,7 @@ pub async fn observe_live(
         config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
     }
     let found = Found { pods, service: service.map(Arc::new), config_maps };
-    Ok(Some(assemble(Arc::new(fresh), found, memory)))
+    Ok(Some(assemble(Arc::new(fresh), found, readings)))
 }
 
 /// Objects found for a deployment, whoever controls them.
@@ -127,19 +111,17 @@ struct Found {
     config_maps: Vec<Arc<ConfigMap>>,
 }
 
-fn assemble(deployment: Arc<InferenceDeployment>, found: Found, memory: &Memory) -> Observed {
+fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
     let uid = deployment.uid().unwrap_or_default();
     let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
-    let mut pods: Vec<ObservedPod> =
-        own.iter().map(|pod| observe_pod(pod, memory.readings.of(&pod.uid().unwrap_or_default()))).collect();
-    pods.sort_by(|a, b| (&a.revision, a.ordinal, &a.name).cmp(&(&b.revision, b.ordinal, &b.name)));
-    let serving = pods.iter().filter(|pod| pod.serves());
+    let reading = |pod: &Pod| readings.of(pod.metadata.uid.as_deref().unwrap_or_default());
+    let mut replicas: Vec<Replica> = own.iter().map(|pod| observe_replica(pod, reading(pod))).collect();
+    let by_place = |Replica { pod, .. }: &Replica| (pod.revision.clone(), pod.ordinal, pod.name.clone());
+    replicas.sort_by_cached_key(by_place);
     Observed {
-        preemptions: serving.map(|pod| memory.readings.preemptions(&pod.uid)).sum(),
-        pods,
+        replicas,
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).collect(),
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
-        scaling: memory.ledger.latest(&deployment),
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
         deployment,
     }

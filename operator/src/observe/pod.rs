@@ -1,152 +1,15 @@
-//! One pod as the rollout sees it: a stage, a reading, what it needs. Pure.
-//!
-//! Turns what kubelet and scheduler wrote into one [`Stage`], so that no later step looks at container statuses.
-
-use std::collections::BTreeMap;
+//! One replica from its pod and its reading: what kubelet and scheduler wrote becomes one [`Stage`]. Pure.
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec, PodStatus},
-    apimachinery::pkg::api::resource::Quantity,
-};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 use kube::ResourceExt;
-use stoker_crds::intent::Want;
+use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
-use crate::{
-    desired::{AGENT_CONTAINER, labels},
-    intent::Intent,
-    probe::Load,
-};
+use crate::desired::{AGENT_CONTAINER, labels};
 
-/// One pod of a deployment.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ObservedPod {
-    /// Its name.
-    pub name: String,
-    /// Its UID: what a delete is bound to.
-    pub uid: String,
-    /// Revision it was made for.
-    pub revision: String,
-    /// Its number within the revision.
-    pub ordinal: u32,
-    /// Its version: what a change of its intent is bound to.
-    pub resource_version: String,
-    /// How far it is.
-    pub stage: Stage,
-    /// Being deleted, by when it should be gone.
-    pub gone_by: Option<Timestamp>,
-    /// What its replica should do, as it was written down last.
-    pub intent: Option<Intent>,
-    /// What its agent said last.
-    pub load: Load,
-    /// What it asks of a node.
-    pub needs: Needs,
-}
-
-/// How far a pod is.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Stage {
-    /// The scheduler finds no node for it.
-    Unscheduled {
-        /// The scheduler's reason.
-        trouble: Trouble,
-        /// Since when.
-        since: Timestamp,
-    },
-    /// On its way to a node, or its image and volumes being prepared.
-    Preparing,
-    /// It cannot start, or starts and dies; the kubelet keeps trying.
-    Blocked(Trouble),
-    /// Its agent runs and was not ready yet.
-    Starting,
-    /// Ready: requests reach it.
-    Serving,
-    /// It was ready and is not now.
-    Faltering {
-        /// What the kubelet says.
-        trouble: Trouble,
-        /// Since when.
-        since: Timestamp,
-    },
-    /// It ended and will not start again: failed, evicted, completed.
-    Finished(Trouble),
-    /// Being deleted.
-    Leaving,
-}
-
-/// What is wrong with a pod, in the words of who noticed.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Trouble {
-    /// CamelCase word.
-    pub reason: String,
-    /// Sentence.
-    pub message: String,
-}
-
-impl Trouble {
-    /// A trouble of this reason.
-    pub fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { reason: reason.into(), message: message.into() }
-    }
-}
-
-/// What a pod asks of a node.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Needs {
-    /// Requested quantities by resource name.
-    pub requests: BTreeMap<String, Quantity>,
-    /// Labels that the node must have.
-    pub node_selector: BTreeMap<String, String>,
-}
-
-impl ObservedPod {
-    /// True when it exists for good: neither ended nor being deleted.
-    pub fn is_live(&self) -> bool {
-        !matches!(self.stage, Stage::Finished(_) | Stage::Leaving)
-    }
-
-    /// Since when its replica should drain, if it should.
-    pub fn drain_since(&self) -> Option<Timestamp> {
-        self.intent.as_ref().and_then(Intent::drain_since)
-    }
-
-    /// What its replica should do.
-    pub fn want(&self) -> Want {
-        self.intent.map_or(Want::Serve, |intent| intent.want)
-    }
-
-    /// The number of the next intent: above what was written and above what its agent says it took.
-    pub fn next_number(&self) -> u64 {
-        let echoed = self.load.report().and_then(|report| report.intent);
-        let written = self.intent.map(|intent| intent.number);
-        written.max(echoed).unwrap_or_default() + 1
-    }
-
-    /// True when its agent took an order that is not written on the pod: somebody took the annotation away, or the
-    /// cluster was restored from a copy.
-    pub fn agent_is_ahead(&self) -> bool {
-        let echoed = self.load.report().and_then(|report| report.intent);
-        echoed > self.intent.map(|intent| intent.number)
-    }
-
-    /// True when requests reach it and it is meant to stay.
-    pub fn serves(&self) -> bool {
-        self.stage == Stage::Serving && self.drain_since().is_none()
-    }
-
-    /// True when its agent may be computing answers.
-    pub fn may_hold_streams(&self) -> bool {
-        match &self.stage {
-            Stage::Serving | Stage::Faltering { .. } => true,
-            Stage::Starting => self.load.report().is_some_and(|report| report.running + report.waiting > 0),
-            _ => false,
-        }
-    }
-}
-
-/// Reads one pod.
-pub fn observe_pod(pod: &Pod, load: Load) -> ObservedPod {
-    ObservedPod {
+/// Reads one pod and joins what is known of its agent.
+pub fn observe_replica(pod: &Pod, reading: Reading) -> Replica {
+    let observed = ObservedPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
@@ -154,10 +17,14 @@ pub fn observe_pod(pod: &Pod, load: Load) -> ObservedPod {
         resource_version: pod.resource_version().unwrap_or_default(),
         stage: stage(pod),
         gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
-        intent: Intent::of(pod),
-        load,
         needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
-    }
+    };
+    Replica { pod: observed, reading, intent: intent_of(pod) }
+}
+
+/// The intent that a pod carries.
+pub fn intent_of(pod: &Pod) -> Option<Intent> {
+    Intent::parse(pod.annotations().get(labels::INTENT)?)
 }
 
 fn ordinal(name: &str) -> u32 {
@@ -166,11 +33,12 @@ fn ordinal(name: &str) -> u32 {
 
 fn needs(spec: &PodSpec) -> Needs {
     let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.clone());
-    Needs { requests: requests.flatten().collect(), node_selector: spec.node_selector.clone().unwrap_or_default() }
+    let requests = requests.flatten().map(|(name, quantity)| (name, quantity.0));
+    Needs { requests: requests.collect(), node_selector: spec.node_selector.clone().unwrap_or_default() }
 }
 
 /// How far the pod is.
-pub(crate) fn stage(pod: &Pod) -> Stage {
+fn stage(pod: &Pod) -> Stage {
     if pod.metadata.deletion_timestamp.is_some() {
         return Stage::Leaving;
     }

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 
+use stoker_replica::{Needs, Replica, Stage};
+
 use super::Wanted;
-use crate::{
-    observe::{Needs, ObservedPod, Stage},
-    quantity::amount,
-};
+use crate::quantity::amount;
 
 /// Beyond its grace period, how long a pod may take to go.
 const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(60);
@@ -16,23 +15,23 @@ const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// Live pods by what the rollout may do with them.
 pub(super) struct Fleet<'a> {
     /// Of the wanted revision, meant to stay.
-    pub(super) current: Vec<&'a ObservedPod>,
+    pub(super) current: Vec<&'a Replica>,
     /// Of older revisions, not yet draining.
-    pub(super) old: Vec<&'a ObservedPod>,
+    pub(super) old: Vec<&'a Replica>,
     /// Draining, of any revision.
-    pub(super) draining: Vec<&'a ObservedPod>,
+    pub(super) draining: Vec<&'a Replica>,
     /// True when no pod is draining or on its way out.
     pub(super) nobody_leaves: bool,
     names: BTreeSet<&'a str>,
 }
 
 impl<'a> Fleet<'a> {
-    pub(super) fn sort(wanted: &'a Wanted, pods: &'a [ObservedPod], now: Timestamp) -> Self {
+    pub(super) fn sort(wanted: &'a Wanted, pods: &'a [Replica], now: Timestamp) -> Self {
         let live = || pods.iter().filter(|pod| pod.is_live());
         let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_since().is_some());
-        let (current, old) = staying.into_iter().partition(|pod| pod.revision == wanted.revision);
-        let leaving = pods.iter().any(|pod| pod.stage == Stage::Leaving && !is_stuck(pod, now));
-        let names = pods.iter().map(|pod| pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
+        let (current, old) = staying.into_iter().partition(|pod| pod.pod.revision == wanted.revision);
+        let leaving = pods.iter().any(|pod| pod.pod.stage == Stage::Leaving && !is_stuck(pod, now));
+        let names = pods.iter().map(|pod| pod.pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
         Self { current, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
     }
 
@@ -43,7 +42,7 @@ impl<'a> Fleet<'a> {
 
     /// Since when a wanted pod waits for room on a node: for lack of resources, not for want of a matching node.
     pub(super) fn short_of_room_since(&self) -> Option<Timestamp> {
-        let waiting = self.current.iter().filter_map(|pod| match &pod.stage {
+        let waiting = self.current.iter().filter_map(|pod| match &pod.pod.stage {
             Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
             _ => None,
         });
@@ -58,8 +57,8 @@ impl<'a> Fleet<'a> {
 }
 
 /// True when it should have been gone for a while: its node is lost, and nobody knows when its room is free.
-fn is_stuck(pod: &ObservedPod, now: Timestamp) -> bool {
-    pod.gone_by.is_some_and(|gone_by| now >= gone_by + STUCK_AFTER)
+fn is_stuck(pod: &Replica, now: Timestamp) -> bool {
+    pod.pod.gone_by.is_some_and(|gone_by| now >= gone_by + STUCK_AFTER)
 }
 
 /// The scheduler's words for nodes that match but are full.
@@ -68,15 +67,15 @@ fn is_shortage(message: &str) -> bool {
 }
 
 /// True when a draining pod can still serve what is wanted.
-pub(super) fn can_return(pod: &ObservedPod, wanted: &Wanted) -> bool {
-    pod.revision == wanted.revision && matches!(pod.stage, Stage::Serving | Stage::Faltering { .. })
+pub(super) fn can_return(pod: &Replica, wanted: &Wanted) -> bool {
+    pod.pod.revision == wanted.revision && matches!(pod.pod.stage, Stage::Serving | Stage::Faltering { .. })
 }
 
 /// True when a pod that goes surely makes room for one with `needs`: the same nodes, at least as much of everything.
 pub(super) fn frees_enough(victim: &Needs, needs: &Needs) -> bool {
     victim.node_selector == needs.node_selector
         && needs.requests.iter().all(|(name, wanted)| {
-            let freed = victim.requests.get(name).and_then(amount);
+            let freed = victim.requests.get(name).and_then(|freed| amount(freed));
             freed.zip(amount(wanted)).is_some_and(|(freed, wanted)| freed >= wanted)
         })
 }

@@ -4,24 +4,21 @@ use std::cmp::Reverse;
 
 use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::{AgentPhase, DrainSettings, LoadReport};
+use stoker_replica::{Replica, Sight, Stage};
 
 use super::{
     DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
     fleet::{Fleet, frees_enough},
 };
-use crate::{
-    observe::{ObservedPod, Stage},
-    probe::Load,
-};
 
 /// Pods that ended make room for successors of any name.
-pub(super) fn bury_finished(pods: &[ObservedPod], plan: &mut RolloutPlan) {
-    let finished = pods.iter().filter(|pod| matches!(pod.stage, Stage::Finished(_)));
+pub(super) fn bury_finished(pods: &[Replica], plan: &mut RolloutPlan) {
+    let finished = pods.iter().filter(|pod| matches!(pod.pod.stage, Stage::Finished(_)));
     plan.delete.extend(finished.map(|pod| Deletion { pod: PodRef::to(pod), why: Why::Finished }));
 }
 
 /// Each draining pod is deleted or waited for. Telling its agent is the probe's.
-pub(super) fn settle_draining(wanted: &Wanted, draining: &[&ObservedPod], now: Timestamp, plan: &mut RolloutPlan) {
+pub(super) fn settle_draining(wanted: &Wanted, draining: &[&Replica], now: Timestamp, plan: &mut RolloutPlan) {
     for pod in draining {
         if let Some(why) = why_gone(&wanted.drain, pod, now, plan) {
             plan.delete.push(Deletion { pod: PodRef::to(pod), why });
@@ -30,18 +27,18 @@ pub(super) fn settle_draining(wanted: &Wanted, draining: &[&ObservedPod], now: T
 }
 
 /// Why a draining pod may go now.
-fn why_gone(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, plan: &mut RolloutPlan) -> Option<Why> {
+fn why_gone(drain: &DrainSettings, pod: &Replica, now: Timestamp, plan: &mut RolloutPlan) -> Option<Why> {
     let since = pod.drain_since().unwrap_or(now);
-    if !matches!(pod.stage, Stage::Serving | Stage::Faltering { .. } | Stage::Starting) {
+    if !matches!(pod.pod.stage, Stage::Serving | Stage::Faltering { .. } | Stage::Starting) {
         return Some(Why::HoldsNoStreams);
     }
     if !plan.wait_until(deadline(drain, since), now) {
         return Some(Why::DeadlinePassed);
     }
-    match &pod.load {
-        Load::Fresh(report) => match report.phase {
+    match pod.reading.sight() {
+        Sight::Fresh(report) => match report.phase {
             AgentPhase::Loading | AgentPhase::Failed => Some(Why::HoldsNoStreams),
-            _ if !knows_its_intent(pod, report) => {
+            _ if !pod.knows_its_intent() => {
                 let patience = told_since(report, since, now) + UNREACHABLE_PATIENCE;
                 (!plan.wait_until(patience, now)).then_some(Why::OrderRefused)
             }
@@ -49,21 +46,29 @@ fn why_gone(drain: &DrainSettings, pod: &ObservedPod, now: Timestamp, plan: &mut
             AgentPhase::Empty => Some(Why::Drained),
             AgentPhase::Ready | AgentPhase::Withdrawing | AgentPhase::Draining => None,
         },
-        Load::Unread => None,
-        Load::Stale { .. } | Load::Absurd(_) | Load::Missing(_) => {
-            (!plan.wait_until(since + UNREACHABLE_PATIENCE, now)).then_some(Why::Unreachable)
+        Sight::Unread => None,
+        unseen @ (Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing) => {
+            let patience = unseen_since(unseen, since, now) + UNREACHABLE_PATIENCE;
+            (!plan.wait_until(patience, now)).then_some(Why::Unreachable)
         }
     }
 }
 
-pub(crate) fn knows_its_intent(pod: &ObservedPod, report: &LoadReport) -> bool {
-    pod.intent.is_some_and(|intent| intent.is_known_to(report))
+/// Since when a replica that drains since then cannot be seen.
+pub(crate) fn unseen_since(sight: Sight<'_>, drain_since: Timestamp, now: Timestamp) -> Timestamp {
+    match sight {
+        Sight::Stale { age_ms } => drain_since.max(before(now, age_ms).unwrap_or(drain_since)),
+        Sight::Fresh(_) | Sight::Absurd(_) | Sight::Missing | Sight::Unread => drain_since,
+    }
+}
+
+fn before(now: Timestamp, ms: u64) -> Option<Timestamp> {
+    now.checked_sub(SignedDuration::from_millis(i64::try_from(ms).ok()?)).ok()
 }
 
 /// Since when the process that gave `report` could have been told: a container that started again begins anew.
 pub(crate) fn told_since(report: &LoadReport, since: Timestamp, now: Timestamp) -> Timestamp {
-    let up = SignedDuration::from_millis(i64::try_from(report.up_ms).unwrap_or(i64::MAX));
-    now.checked_sub(up).map_or(since, |started| started.max(since))
+    before(now, report.up_ms).map_or(since, |started| started.max(since))
 }
 
 /// When a drain that began at `since` has taken long enough.
@@ -93,9 +98,9 @@ pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timest
     sort_by_loss(&mut fleet.old);
     sort_by_loss(&mut fleet.current);
     for pod in fleet.old.iter().chain(fleet.current.iter().take(surplus_current)) {
-        let blocked = match &pod.stage {
-            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.needs, &wanted.needs)),
-            Stage::Faltering { since, .. } if pod.revision != wanted.revision => {
+        let blocked = match &pod.pod.stage {
+            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.pod.needs, &wanted.needs)),
+            Stage::Faltering { since, .. } if pod.pod.revision != wanted.revision => {
                 plan.wait_until(*since + FALTER_PATIENCE, now)
             }
             _ => false,
@@ -109,7 +114,7 @@ pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timest
     }
 }
 
-fn let_go(pod: &ObservedPod, plan: &mut RolloutPlan) {
+fn let_go(pod: &Replica, plan: &mut RolloutPlan) {
     if pod.may_hold_streams() {
         plan.drain.push(PodRef::to(pod));
     } else {
@@ -118,12 +123,12 @@ fn let_go(pod: &ObservedPod, plan: &mut RolloutPlan) {
 }
 
 /// The least missed first: not serving, fewest requests, least KV in use, the youngest.
-fn sort_by_loss(pods: &mut [&ObservedPod]) {
+fn sort_by_loss(pods: &mut [&Replica]) {
     pods.sort_by_key(|pod| {
-        let report = pod.load.report();
+        let report = pod.reading.report();
         // A serving replica that cannot be read is taken for a busy one.
         let requests = report.map_or(u32::MAX, |report| report.running.saturating_add(report.waiting));
         let referenced = report.map_or(u32::MAX, |report| report.referenced_blocks);
-        (pod.may_hold_streams(), pod.serves(), requests, referenced, Reverse(pod.ordinal))
+        (pod.may_hold_streams(), pod.serves(), requests, referenced, Reverse(pod.pod.ordinal))
     });
 }

@@ -6,43 +6,11 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use stoker_replica::{Replica, Stage};
 use stoker_scaling::Standing;
-
-use crate::{
-    desired::labels,
-    intent::Intent,
-    observe::{Stage, stage},
-    probe::Heard,
-};
 
 /// How long a pod that just became ready may be without a believable reading before that is a complaint.
 const FIRST_READING_MS: u64 = 6_000;
-
-/// One pod as scaling sees it.
-#[derive(Clone, Debug)]
-pub(super) struct PodView {
-    pub(super) name: String,
-    pub(super) uid: String,
-    pub(super) revision: String,
-    pub(super) stage: Stage,
-    pub(super) draining: bool,
-    pub(super) heard: Option<Heard>,
-}
-
-impl PodView {
-    pub(super) fn of(pod: &Pod, heard: Option<Heard>) -> Self {
-        Self {
-            name: pod.name_any(),
-            uid: pod.uid().unwrap_or_default(),
-            revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
-            stage: stage(pod),
-            draining: Intent::of(pod).is_some_and(|intent| intent.drain_since().is_some()),
-            heard,
-        }
-    }
-}
 
 /// What is remembered of the pods, by UID.
 #[derive(Clone, Debug, Default)]
@@ -65,12 +33,12 @@ impl Fleet {
     /// `patience_ms`.
     pub(super) fn standings<'a>(
         &mut self,
-        pods: &'a [PodView],
+        replicas: &'a [Replica],
         patience_ms: u64,
         now_ms: u64,
     ) -> Vec<(&'a str, Standing)> {
         let mut before = std::mem::take(&mut self.known);
-        for pod in pods {
+        for Replica { pod, .. } in replicas {
             let mut known = before.remove(&pod.uid).unwrap_or_default();
             if pod.stage == Stage::Serving {
                 known.ready_ms.get_or_insert(now_ms);
@@ -80,26 +48,26 @@ impl Fleet {
             }
             self.known.insert(pod.uid.clone(), known);
         }
-        let standing = |pod| self.standing(pod, patience_ms, now_ms);
-        pods.iter().filter_map(|pod| Some((pod.name.as_str(), standing(pod)?))).collect()
+        let standing = |replica| self.standing(replica, patience_ms, now_ms);
+        replicas.iter().filter_map(|replica| Some((replica.pod.name.as_str(), standing(replica)?))).collect()
     }
 
     /// A reading of this process in the pod was believed.
-    pub(super) fn believe(&mut self, pod: &PodView, start_id: &str) {
-        if let Some(known) = self.known.get_mut(&pod.uid) {
+    pub(super) fn believe(&mut self, replica: &Replica, start_id: &str) {
+        if let Some(known) = self.known.get_mut(&replica.pod.uid) {
             known.start_id = Some(start_id.to_owned());
         }
     }
 
     /// True when it served and its process ended since: it is not ready again, or another process is, for which this tick
     /// is the first. However short, that was lost sight.
-    pub(super) fn is_down(&mut self, pod: &PodView) -> bool {
-        let Some(known) = self.known.get_mut(&pod.uid) else { return false };
+    pub(super) fn is_down(&mut self, replica: &Replica) -> bool {
+        let Some(known) = self.known.get_mut(&replica.pod.uid) else { return false };
         let Some(believed) = &known.start_id else { return false };
-        if !matches!(pod.stage, Stage::Serving | Stage::Faltering { .. }) {
+        if !matches!(replica.pod.stage, Stage::Serving | Stage::Faltering { .. }) {
             return true;
         }
-        let report = pod.heard.as_ref().and_then(|heard| heard.answer.as_ref().ok());
+        let report = replica.reading.report();
         let Some(other) = report.map(|report| &report.start_id).filter(|start_id| *start_id != believed) else {
             return false;
         };
@@ -107,17 +75,17 @@ impl Fleet {
         true
     }
 
-    fn standing(&self, pod: &PodView, patience_ms: u64, now_ms: u64) -> Option<Standing> {
-        let known = self.known.get(&pod.uid);
+    fn standing(&self, replica: &Replica, patience_ms: u64, now_ms: u64) -> Option<Standing> {
+        let known = self.known.get(&replica.pod.uid);
         let believed = known.is_some_and(|known| known.start_id.is_some());
         let ready_ms = known.and_then(|known| known.ready_ms);
         let overdue = ready_ms.is_some_and(|ready_ms| now_ms >= ready_ms + FIRST_READING_MS);
         let ran_ms = known.and_then(|known| known.ran_ms);
         let gone = ran_ms.is_some_and(|ran_ms| now_ms >= ran_ms + patience_ms);
-        match pod.stage {
+        match replica.pod.stage {
             Stage::Finished(_) => None,
             Stage::Leaving => Some(Standing::Draining),
-            _ if pod.draining => Some(Standing::Draining),
+            _ if replica.drain_since().is_some() => Some(Standing::Draining),
             _ if gone => Some(Standing::Broken),
             _ if believed || overdue => Some(Standing::Serving),
             Stage::Faltering { .. } => Some(Standing::Serving),
@@ -130,17 +98,28 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::observe::Trouble;
+    use stoker_crds::intent::Want;
+    use stoker_replica::{Intent, Needs, ObservedPod, Reading, Trouble};
 
-    fn pod(stage: Stage) -> PodView {
-        let [name, uid] = ["chat-0a-0", "uid-0"].map(str::to_owned);
-        PodView { name, uid, revision: "0a".into(), stage, draining: false, heard: None }
+    use super::*;
+
+    fn pod(stage: Stage) -> Replica {
+        let pod = ObservedPod {
+            name: "chat-0a-0".into(),
+            uid: "uid-0".into(),
+            revision: "0a".into(),
+            ordinal: 0,
+            resource_version: String::new(),
+            stage,
+            gone_by: None,
+            needs: Needs::default(),
+        };
+        Replica { pod, reading: Reading::default(), intent: None }
     }
 
     const PATIENCE_MS: u64 = 60_000;
 
-    fn standing(fleet: &mut Fleet, pod: &PodView, now_ms: u64) -> Option<Standing> {
+    fn standing(fleet: &mut Fleet, pod: &Replica, now_ms: u64) -> Option<Standing> {
         fleet.standings(std::slice::from_ref(pod), PATIENCE_MS, now_ms).first().map(|(_, standing)| *standing)
     }
 
@@ -208,7 +187,8 @@ mod tests {
         let mut fleet = Fleet::default();
         assert_eq!(standing(&mut fleet, &pod(Stage::Preparing), 0), Some(Standing::Starting));
         assert_eq!(standing(&mut fleet, &pod(Stage::Leaving), 0), Some(Standing::Draining));
-        let draining = PodView { draining: true, ..pod(Stage::Serving) };
+        let drain = Intent { number: 1, want: Want::Drain(Default::default()), since: jiff::Timestamp::UNIX_EPOCH };
+        let draining = Replica { intent: Some(drain), ..pod(Stage::Serving) };
         assert_eq!(standing(&mut fleet, &draining, 60_000), Some(Standing::Draining));
         assert_eq!(standing(&mut fleet, &pod(Stage::Finished(Trouble::default())), 0), None);
     }

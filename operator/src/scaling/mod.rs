@@ -1,4 +1,4 @@
-//! How many replicas: reads what the probe heard, decides every two seconds, and leaves the decision in the ledger.
+//! How many replicas: looks at the readings, decides every two seconds, and leaves the decision in the ledger.
 //!
 //! [`Autoscaler`] owns the memory of each deployment that scales; rounds take its decision from the [`Ledger`], write it
 //! into the status and act on what the status says, so a decision is durable before it creates or drains anything.
@@ -26,18 +26,20 @@ use stoker_crds::{
     InferenceDeployment,
     scaling::{ScalingMode, ScalingSpec},
 };
+use stoker_replica::Replica;
 use tokio::sync::mpsc;
 
-use self::{
-    fleet::PodView,
-    scaler::{Scaler, Scene},
-    starts::Starts,
-};
 pub use self::{
     ledger::{Latest, Ledger, Shown},
     report::{metrics_healthy, scaling_status, scaling_verdict},
 };
-use crate::{metrics::Metrics, probe::Readings, validate::replicas_wanted, vitals::Vitals};
+use self::{
+    scaler::{Scaler, Scene},
+    starts::Starts,
+};
+use crate::{
+    metrics::Metrics, observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals,
+};
 
 /// How often is decided: as often as agents are read.
 pub const DECIDE_EVERY: Duration = Duration::from_secs(2);
@@ -79,12 +81,12 @@ impl Autoscaler {
             ticks.tick().await;
             self.vitals.beat("autoscaler");
             let started = Instant::now();
-            self.tick(&mut kept, Timestamp::now());
+            self.tick(&mut kept, self.readings.now());
             self.metrics.scaling.tick_seconds.observe(started.elapsed().as_secs_f64());
         }
     }
 
-    /// One decision for every deployment that scales.
+    /// One decision for every deployment that scales, at a time of the clock of readings.
     pub fn tick(&self, kept: &mut Kept, now: Timestamp) {
         let Kept { scalers, starts } = kept;
         let deployments = self.deployments.state();
@@ -101,13 +103,13 @@ impl Autoscaler {
             let Some(uid) = deployment.uid() else { continue };
             let own = pods.remove(&uid).unwrap_or_default();
             starts.learn(&deployment.spec.model.source, &own);
-            let views: Vec<PodView> =
-                own.iter().map(|pod| PodView::of(pod, self.readings.heard(&pod.uid().unwrap_or_default()))).collect();
+            let reading = |pod: &Pod| self.readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
+            let seen: Vec<Replica> = own.iter().map(|pod| observe_replica(pod, reading(pod))).collect();
             let scene = Scene {
                 spec,
-                replicas: replicas_wanted(deployment),
+                wanted: replicas_wanted(deployment),
                 status: deployment.status.as_ref(),
-                pods: &views,
+                replicas: &seen,
                 start_seconds: starts.p90_seconds(&deployment.spec.model.source),
                 now,
             };

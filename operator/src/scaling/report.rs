@@ -14,7 +14,7 @@ use stoker_crds::{
 use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState};
 
 use super::ledger::{Latest, Shown};
-use crate::status::{Verdict, whole_seconds};
+use crate::verdict::{Verdict, whole_seconds};
 
 /// Least time between two writes that do not change the number.
 const PAUSE: SignedDuration = SignedDuration::from_secs(30);

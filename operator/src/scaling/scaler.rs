@@ -1,4 +1,4 @@
-//! One deployment's memory between decisions, and one step of it. Pure: pods, readings and time are arguments.
+//! One deployment's memory between decisions, and one step of it. Pure: replicas and time are arguments.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -8,16 +8,15 @@ use stoker_crds::{
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::{DECISIONS_KEPT, DecisionStatus},
 };
-use stoker_scaling::{
-    Answer, Coverage, DecisionRecord, Expected, LoadWindow, Reading, ScaleState, ServiceLaw, decide_scale,
-};
+use stoker_replica::{Absurdity, Replica};
+use stoker_scaling::{Coverage, DecisionRecord, LoadWindow, ScaleState, ServiceLaw, decide_scale};
 
 use super::{
-    fleet::{Fleet, PodView},
+    fleet::Fleet,
     ledger::{Latest, Shown},
     report::in_short,
 };
-use crate::probe::Unheard;
+use crate::readings::millis;
 
 /// How long all readings must be fresh again before the status says so: an agent that comes and goes causes no writes.
 const HEALTHY_AFTER_MS: u64 = 30_000;
@@ -27,16 +26,17 @@ const HEALTHY_AFTER_MS: u64 = 30_000;
 pub(super) struct Scene<'a> {
     pub(super) spec: &'a ScalingSpec,
     /// Replicas worked towards.
-    pub(super) replicas: u32,
+    pub(super) wanted: u32,
     pub(super) status: Option<&'a InferenceDeploymentStatus>,
-    pub(super) pods: &'a [PodView],
+    /// Those that there are.
+    pub(super) replicas: &'a [Replica],
     pub(super) start_seconds: f64,
     pub(super) now: Timestamp,
 }
 
 impl Scene<'_> {
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.now.as_millisecond()).unwrap_or_default()
+        millis(self.now)
     }
 
     fn revision(&self) -> &str {
@@ -64,10 +64,10 @@ impl Scaler {
         let before = scene.status.and_then(|status| status.scaling.as_ref());
         let state = before.and_then(|before| serde_json::from_str::<ScaleState>(&before.state).ok());
         let mut state =
-            state.map_or_else(|| ScaleState::starting_at(scene.replicas), |state| state.resumed(scene.now_ms()));
+            state.map_or_else(|| ScaleState::starting_at(scene.wanted), |state| state.resumed(scene.now_ms()));
         if scene.spec.mode == ScalingMode::Native {
             // What was written down is what was acted on.
-            state.desired = scene.replicas;
+            state.desired = scene.wanted;
         }
         Self {
             window: LoadWindow::default(),
@@ -99,7 +99,7 @@ impl Scaler {
     fn turn(&mut self, scene: &Scene<'_>) {
         if self.mode != scene.spec.mode {
             self.mode = scene.spec.mode;
-            self.state.desired = scene.replicas;
+            self.state.desired = scene.wanted;
         }
         if self.revision != scene.revision() {
             scene.revision().clone_into(&mut self.revision);
@@ -110,18 +110,15 @@ impl Scaler {
     fn read(&mut self, scene: &Scene<'_>) {
         let now_ms = scene.now_ms();
         let patience_ms = u64::from(scene.spec.behavior.stable_window_seconds) * 1000;
-        self.window.set_fleet(self.fleet.standings(scene.pods, patience_ms, now_ms));
-        for pod in scene.pods {
-            let Some(heard) = &pod.heard else { continue };
-            let answer = match &heard.answer {
-                Ok(report) => Answer::Report(report),
-                Err(Unheard::NotAReport) => Answer::NotAReport,
-                Err(Unheard::Silence) => Answer::Silence,
-            };
-            let answer = if self.fleet.is_down(pod) { Answer::Down } else { answer };
-            self.window.take(&pod.name, answer, Expected { revision: &pod.revision, now_ms: heard.at_ms });
-            if let Reading::Fresh(load) = self.window.reading(&pod.name, now_ms) {
-                self.fleet.believe(pod, &load.start_id);
+        self.window.set_fleet(self.fleet.standings(scene.replicas, patience_ms, now_ms));
+        for replica in scene.replicas {
+            let name = &replica.pod.name;
+            self.window.see(name, &replica.reading);
+            if self.fleet.is_down(replica) {
+                self.window.doubt(name, Absurdity::Down);
+            }
+            if let Ok(load) = self.window.load(name, now_ms) {
+                self.fleet.believe(replica, &load.start_id);
             }
         }
         self.window.set_start_seconds(scene.start_seconds);
@@ -156,9 +153,10 @@ impl Scaler {
 mod tests {
     use serde_json::json;
     use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus};
+    use stoker_replica::{Answer, Needs, ObservedPod, Stage};
 
     use super::*;
-    use crate::{observe::Stage, probe::Heard, scaling::report::scaling_status};
+    use crate::{readings::Readings, scaling::report::scaling_status};
 
     const START_MS: i64 = 1_763_700_000_000;
 
@@ -168,6 +166,7 @@ mod tests {
         status: InferenceDeploymentStatus,
         silent: usize,
         start_id: &'static str,
+        readings: Readings,
         ticked: i64,
     }
 
@@ -178,7 +177,7 @@ mod tests {
             spec.behavior.panic_window_seconds = 2;
             spec.behavior.down_stabilization_seconds = Some(4);
             let status = InferenceDeploymentStatus { replicas, revision: "0a".into(), ..Default::default() };
-            Self { spec, status, silent: 0, start_id: "a", ticked: 0 }
+            Self { spec, status, silent: 0, start_id: "a", readings: Readings::default(), ticked: 0 }
         }
 
         fn now(&self) -> Timestamp {
@@ -194,8 +193,7 @@ mod tests {
             self.ticked += 1;
             let now = self.now();
             let n_pods = self.desired() as usize;
-            let mut pods: Vec<PodView> = (0..n_pods).map(|ordinal| pod(ordinal, referenced, self)).collect();
-            pods.iter_mut().take(self.silent).for_each(|pod| pod.heard = None);
+            let pods: Vec<Replica> = (0..n_pods).map(|ordinal| pod(ordinal, referenced, self)).collect();
             let latest = scaler.step(&self.scene(&pods, now));
             let line = latest.record.to_line();
             assert_eq!(DecisionRecord::parse(&line).ok().as_ref(), Some(&*latest.record), "{line}");
@@ -215,12 +213,12 @@ mod tests {
             before.as_ref().map_or(self.status.replicas, |before| before.desired).unsigned_abs()
         }
 
-        fn scene<'a>(&'a self, pods: &'a [PodView], now: Timestamp) -> Scene<'a> {
+        fn scene<'a>(&'a self, pods: &'a [Replica], now: Timestamp) -> Scene<'a> {
             Scene {
                 spec: &self.spec,
-                replicas: self.desired(),
+                wanted: self.desired(),
                 status: Some(&self.status),
-                pods,
+                replicas: pods,
                 start_seconds: 5.0,
                 now,
             }
@@ -231,25 +229,31 @@ mod tests {
         }
     }
 
-    fn pod(ordinal: usize, referenced: u32, world: &World) -> PodView {
+    fn pod(ordinal: usize, referenced: u32, world: &World) -> Replica {
         let now = world.now();
         let report: LoadReport = serde_json::from_value(json!({
-            "timeMs": now.as_millisecond(), "startId": world.start_id, "upMs": 1, "intent": null, "revision": "0a", "phase": "ready", "error": null,
+            "timeMs": now.as_millisecond(), "startId": world.start_id, "upMs": now.as_millisecond(), "intent": null, "revision": "0a", "phase": "ready", "error": null,
             "loadProgress": 1.0, "running": referenced / 10, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 1000,
             "referencedBlocks": referenced, "cachedBlocks": 0, "freeBlocks": 1000 - referenced, "preemptions": 0,
             "finished": 0, "ttftP95Seconds": null, "itlP95Seconds": null, "prefillTokensPerSecond": null,
             "stalledSeconds": 0.0
         }))
         .unwrap();
-        let at_ms = u64::try_from(now.as_millisecond()).unwrap();
-        PodView {
+        let pod = ObservedPod {
             name: format!("chat-0a-{ordinal}"),
             uid: ordinal.to_string(),
             revision: "0a".into(),
+            ordinal: 0,
+            resource_version: String::new(),
             stage: Stage::Serving,
-            draining: false,
-            heard: Some(Heard { answer: Ok(report), at_ms }),
+            gone_by: None,
+            needs: Needs::default(),
+        };
+        if ordinal >= world.silent {
+            world.readings.hear(&pod.uid, Answer::Report(&report), "0a", now);
         }
+        let reading = world.readings.at(&pod.uid, now);
+        Replica { pod, reading, intent: None }
     }
 
     #[test]

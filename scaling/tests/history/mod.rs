@@ -31,6 +31,8 @@ struct Replica {
     frozen: bool,
     lies: bool,
     believed_ms: Option<u64>,
+    /// What it said when it was believed last.
+    said: Option<LoadReport>,
 }
 
 pub(crate) struct History {
@@ -66,7 +68,7 @@ impl History {
     /// A new process: the state comes back from the object's status, the window does not.
     pub(crate) fn restart_operator(&mut self) {
         self.window = LoadWindow::default();
-        self.replicas.iter_mut().for_each(|replica| replica.believed_ms = None);
+        self.replicas.iter_mut().for_each(|replica| (replica.believed_ms, replica.said) = (None, None));
     }
 
     pub(crate) fn run(&mut self, ticks: usize) -> impl Iterator<Item = Event> + use<> {
@@ -101,6 +103,7 @@ impl History {
             frozen: false,
             lies: false,
             believed_ms: None,
+            said: None,
         });
     }
 
@@ -130,10 +133,10 @@ impl History {
             self.window.take(&replica.id, Answer::Silence, expected);
         } else if replica.lies {
             replica.believed_ms = None;
-            let lie = lie(&mut self.rng, &report);
+            let lie = lie(&mut self.rng, &report, replica.said.as_ref());
             self.window.take(&replica.id, lie.as_ref().map_or(Answer::NotAReport, Answer::Report), expected);
         } else {
-            replica.believed_ms = Some(now_ms);
+            (replica.believed_ms, replica.said) = (Some(now_ms), Some(report.clone()));
             self.window.take(&replica.id, Answer::Report(&report), expected);
         }
     }
@@ -148,7 +151,7 @@ impl History {
         replica.finished += finished;
         replica.preemptions += preemptions;
         LoadReport {
-            time_ms: self.now_ms,
+            up_ms: self.now_ms,
             start_id: replica.start_id.to_string(),
             revision: "r1".to_owned(),
             running: referenced_blocks / 20,
@@ -184,15 +187,15 @@ fn standing(replica: &Replica, now_ms: u64) -> Standing {
 }
 
 /// One of the ways an agent can be wrong; `None` is an answer that is no report at all.
-fn lie(rng: &mut Rng, report: &LoadReport) -> Option<LoadReport> {
+fn lie(rng: &mut Rng, report: &LoadReport, said: Option<&LoadReport>) -> Option<LoadReport> {
     let mut lie = report.clone();
-    match below(rng, 7) {
+    let repeated = said.filter(|said| said.start_id == report.start_id);
+    match below(rng, 6) {
         0 => return None,
         1 => lie.ttft_p95_seconds = Some(f64::NAN),
         2 => lie.stalled_seconds = -1.0,
-        3 => lie.time_ms += 60_000,
-        4 => lie.time_ms -= 60_000,
-        5 => lie.revision = "r0".to_owned(),
+        3 if repeated.is_some() => return repeated.cloned(),
+        4 => lie.revision = "r0".to_owned(),
         _ => lie.free_blocks += 1,
     }
     Some(lie)

@@ -17,10 +17,11 @@ use stoker_crds::{InferenceDeployment, contract::LoadReport};
 use stoker_figures::{self as figures, Key, Run};
 use stoker_operator::{
     metrics::Metrics,
-    probe::{Heard, Readings},
+    readings::Readings,
     scaling::{Autoscaler, DECIDE_EVERY, Kept, Ledger},
     vitals::Vitals,
 };
+use stoker_scaling::Answer;
 use tokio::sync::mpsc;
 
 /// Measures a tick over a large fleet on this machine.
@@ -83,7 +84,7 @@ fn answer(readings: &Readings, uids: &[String], now: Timestamp) -> Result<()> {
     for (idx, uid) in uids.iter().enumerate() {
         let referenced = 10_000 + u32::try_from(idx % 20_000)?;
         let report = LoadReport { referenced_blocks: referenced, free_blocks: 50_000 - referenced, ..template.clone() };
-        readings.hear(uid, Heard { answer: Ok(report), at_ms });
+        readings.hear(uid, Answer::Report(&report), "0a", now);
     }
     Ok(())
 }

@@ -5,7 +5,8 @@
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
 //! `GET /stream/SECONDS` holds a stream open; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
-//! `negative`, `future`, `revision`; any other kind tells the truth again. `deaf` takes no orders from then on.
+//! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true); any other kind
+//! tells the truth again. `deaf` takes no orders from then on.
 
 use std::{
     path::{Path, PathBuf},
@@ -44,6 +45,7 @@ const TOTAL_BLOCKS: u32 = 1000;
 const BLOCKS_PER_STREAM: u32 = 10;
 const TICK: Duration = Duration::from_millis(100);
 const CRASH_CODE: u8 = 3;
+const TEN_YEARS_MS: u64 = 10 * 365 * 86_400_000;
 
 #[derive(Debug, Parser)]
 struct Args {
@@ -93,6 +95,8 @@ struct Agent {
     running: AtomicU32,
     finished: AtomicU32,
     lie: Mutex<String>,
+    /// What is repeated by who repeats itself.
+    said: Mutex<Option<LoadReport>>,
 }
 
 #[derive(Clone, Copy)]
@@ -137,6 +141,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
         lie: Mutex::default(),
+        said: Mutex::default(),
     });
     let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
     let admin = TcpListener::bind((args.host.as_str(), ADMIN_PORT)).await.context("listen")?;
@@ -203,6 +208,7 @@ async fn readyz(State(agent): State<Shared>) -> (StatusCode, String) {
 }
 
 async fn lie(State(agent): State<Shared>, extract::Path(kind): extract::Path<String>) {
+    *agent.said.lock().await = Some(report(&agent).await);
     *agent.lie.lock().await = kind;
 }
 
@@ -217,7 +223,8 @@ async fn load(State(agent): State<Shared>) -> Response {
             text.replace("\"stalledSeconds\":0.0", "\"stalledSeconds\":NaN").into_response()
         }
         "negative" => Json(LoadReport { stalled_seconds: -1.0, ..truth }).into_response(),
-        "future" => Json(LoadReport { time_ms: truth.time_ms + 3_600_000, ..truth }).into_response(),
+        "repeated" => Json(agent.said.lock().await.clone().unwrap_or(truth)).into_response(),
+        "clock" => Json(LoadReport { time_ms: truth.time_ms + TEN_YEARS_MS, ..truth }).into_response(),
         "revision" => Json(LoadReport { revision: "ffffffff".to_owned(), ..truth }).into_response(),
         _ => Json(truth).into_response(),
     }

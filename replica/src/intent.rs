@@ -1,19 +1,14 @@
 //! What the operator wants of a replica, as it is kept on the replica's pod: a number, serve or drain, and since when.
-//! Pure.
 //!
 //! The annotation is the only memory: whoever leads next reads it there. It is raised under the pod's resource version, so
 //! two operators cannot give one number to two intents; the probe sends it until the agent echoes its number.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 use stoker_crds::{
     contract::LoadReport,
     intent::{Order, Want},
 };
-
-use crate::desired::labels;
 
 /// How long an order holds after the reading that it answers, by the agent's uptime.
 const ORDER_HOLDS_MS: u64 = 30_000;
@@ -31,10 +26,10 @@ pub struct Intent {
 }
 
 impl Intent {
-    /// The intent that a pod carries. Words that nobody understands are none: the next one is numbered after what the
+    /// The intent that an annotation says. Words that nobody understands are none: the next one is numbered after what the
     /// agent echoes.
-    pub fn of(pod: &Pod) -> Option<Self> {
-        serde_json::from_str(pod.annotations().get(labels::INTENT)?).ok()
+    pub fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
     }
 
     /// Since when the replica drains, if it should.
@@ -73,18 +68,13 @@ mod tests {
 
     use super::*;
 
-    fn pod(annotation: &str) -> Pod {
-        serde_json::from_value(serde_json::json!({"metadata": {"annotations": {labels::INTENT: annotation}}})).unwrap()
-    }
-
     #[test]
     fn an_intent_is_the_same_after_its_way_through_the_annotation() {
         let want = Want::Drain(DrainSettings { deadline_seconds: 60, withdraw_seconds: 3 });
         let intent = Intent { number: 4, want, since: "2026-11-22T10:00:00Z".parse().unwrap() };
-        assert_eq!(Intent::of(&pod(&intent.to_text())), Some(intent));
+        assert_eq!(Intent::parse(&intent.to_text()), Some(intent));
         assert_eq!(intent.drain_since(), Some(intent.since));
-        assert_eq!(Intent::of(&pod("{")), None);
-        assert_eq!(Intent::of(&Pod::default()), None);
+        assert_eq!(Intent::parse("{"), None);
     }
 
     #[test]
