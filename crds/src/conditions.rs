@@ -11,6 +11,10 @@ pub const AVAILABLE: &str = "Available";
 pub const PROGRESSING: &str = "Progressing";
 /// True when something stays wrong until somebody, or the cluster, changes it.
 pub const DEGRADED: &str = "Degraded";
+/// True, or absent: the object is on its way to what was asked for. For tools that read kstatus.
+pub const RECONCILING: &str = "Reconciling";
+/// True, or absent: what was asked for was not reached within `rollout.progressDeadlineSeconds`. For tools that read kstatus.
+pub const STALLED: &str = "Stalled";
 /// True when every serving replica has a fresh, believable reading. Only with `spec.scaling`.
 pub const METRICS_HEALTHY: &str = "MetricsHealthy";
 /// True when the operator acts on its decisions. Only with `spec.scaling`.
@@ -44,6 +48,12 @@ pub const REASON_NAME_TAKEN: &str = "NameTaken";
 pub const REASON_REFUSED: &str = "ChildRefused";
 /// The agent could not load the model; the message has path and reason.
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
+/// A pod has waited for its image, volumes or network for longer than `rollout.progressDeadlineSeconds`.
+pub const REASON_DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
+/// Pods fail soon after they are made; the next one waits. The message has the last one's reason.
+pub const REASON_PODS_FAIL: &str = "PodsFail";
+/// A pod has the name of a replica and not its labels.
+pub const REASON_STRAY_POD: &str = "StrayPod";
 /// A replica was serving and is not ready now.
 pub const REASON_NOT_READY: &str = "ReplicaNotReady";
 /// `MetricsHealthy`: all serving replicas are fresh.

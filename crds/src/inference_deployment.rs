@@ -251,6 +251,12 @@ pub struct RolloutSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
     pub surge_seconds: Option<u32>,
+    /// Seconds without success after which waiting counts as a fault, 30 to 86400: a pod whose image, volumes or network are
+    /// not ready by then makes the deployment Degraded with the cause, and a deployment that is Degraded for as long and
+    /// short of replicas is Stalled. Nothing is given up. Default: 600.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 30, max = 86_400))]
+    pub progress_deadline_seconds: Option<u32>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

@@ -19,7 +19,7 @@ pub struct InferenceDeploymentStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Ready, Available, Progressing, Degraded, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
-    /// message and the generation it is about.
+    /// message and the generation it is about. Reconciling and Stalled are there only while they are True.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -50,6 +50,10 @@ pub struct InferenceDeploymentStatus {
     /// How many replicas are wanted, and why; absent without `spec.scaling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingStatus>,
+    /// Pods with names of this deployment's replicas and without their labels: somebody took them away, so they are not
+    /// counted, and others were made. Give the labels back, or delete the pods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stray_pods: Vec<String>,
     /// The replica that is furthest behind in starting; absent when none is starting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup: Option<StartupStatus>,

@@ -27,7 +27,7 @@ use crate::{
     desired::{Desired, labels},
     error::ReconcileError,
     metrics::Metrics,
-    observe::Observed,
+    observe::{Observed, is_stray},
     plan::{Handover, Plan},
     rollout::{Deletion, PodRef, RolloutPlan, Why},
 };
@@ -46,6 +46,8 @@ pub struct Applied {
     pub undrained: Vec<String>,
     /// Names of deleted pods, and why they could go.
     pub deleted: Vec<(String, Why)>,
+    /// Names that could not be given to new pods: pods without our labels have them.
+    pub strays: Vec<String>,
     /// What the API server refused for good.
     pub refusals: Vec<Refusal>,
 }
@@ -91,7 +93,17 @@ impl Apply {
             handover,
             taken: _,
         } = plan;
-        let RolloutPlan { create, drain, undrain, reassert, delete, strategy: _, look_again: _ } = pods;
+        let RolloutPlan {
+            create,
+            drain,
+            undrain,
+            reassert,
+            delete,
+            failures: _,
+            held_until: _,
+            strategy: _,
+            look_again: _,
+        } = pods;
         let mut applied = Applied::default();
         if *apply_config_map {
             self.apply_child(&desired.config_map, &mut applied).await?;
@@ -152,10 +164,21 @@ impl Apply {
         self.metrics.wrote("Pod", "create");
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run: false };
         let result = self.api::<Pod>().create(&params, &pod).await;
+        if matches!(&result, Err(kube::Error::Api(answer)) if answer.code == 409) && self.is_stray(&pod).await? {
+            applied.strays.push(pod.name_any());
+            return Ok(());
+        }
         if outcome(result, || format!("Pod {}", pod.name_any()), applied)?.is_some() {
             applied.created.push(pod.name_any());
         }
         Ok(())
+    }
+
+    /// True when somebody took its labels from the pod that has this name: the next round gives another name. A pod that
+    /// has them was made since we looked.
+    async fn is_stray(&self, pod: &Pod) -> Result<bool, ReconcileError> {
+        let deployment = pod.labels().get(labels::INSTANCE).cloned().unwrap_or_default();
+        is_stray(&self.api::<Pod>(), &pod.name_any(), &deployment).await.map_err(ReconcileError::Observe)
     }
 
     /// Writes down what the replica should do, under the version that was looked at; false when the pod is gone. Somebody

@@ -4,10 +4,14 @@
 
 use std::cmp::Reverse;
 
+use jiff::{SignedDuration, Timestamp};
 use stoker_crds::{conditions, contract::AgentPhase};
 use stoker_replica::{Replica, Stage, Trouble};
 
-use crate::{apply::Refusal, plan::Plan};
+use crate::{
+    apply::{Applied, Refusal},
+    plan::Plan,
+};
 
 /// What keeps a deployment from serving.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,14 +48,59 @@ impl Cause {
     }
 }
 
+/// What a cause is looked for in.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// What was decided.
+    pub plan: &'a Plan,
+    /// What was carried out.
+    pub applied: &'a Applied,
+    /// What was seen.
+    pub replicas: &'a [Replica],
+    /// How long waiting is no fault.
+    pub deadline: SignedDuration,
+    /// The time.
+    pub now: Timestamp,
+}
+
 /// The worst of what was met while applying and of what blocks pods of the wanted revision.
-pub fn root_cause(plan: &Plan, refusals: &[Refusal], pods: &[Replica]) -> Option<Cause> {
+pub fn root_cause(scene: &Scene<'_>) -> Option<Cause> {
+    let Scene { plan, applied, replicas, .. } = *scene;
     let taken = plan.taken.iter().map(taken);
-    let refused = refusals.iter().map(refused);
-    let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
+    let refused = applied.refusals.iter().map(refused);
+    let staying = replicas.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
     let (current, old): (Vec<_>, Vec<_>) = staying.partition(|pod| pod.pod.revision == plan.revision);
-    let worst_of = |pods: &[&Replica]| worst(pods.iter().filter_map(|pod| pod_cause(pod)));
-    worst(taken.chain(refused)).or_else(|| worst_of(&current)).or_else(|| worst_of(&old))
+    let worst_of = |pods: &[&Replica]| worst(pods.iter().filter_map(|pod| pod_cause(pod, scene)));
+    let failing = failing(plan, replicas);
+    worst(taken.chain(refused).chain(failing)).or_else(|| worst_of(&current)).or_else(|| worst_of(&old))
+}
+
+/// When time alone turns waiting into a fault.
+pub fn overdue_at(replicas: &[Replica], deadline: SignedDuration, now: Timestamp) -> Option<Timestamp> {
+    let moments = replicas.iter().filter_map(|replica| match &replica.pod.stage {
+        Stage::Preparing { since, .. } => since.checked_add(deadline).ok(),
+        _ => None,
+    });
+    moments.filter(|moment| now < *moment).min()
+}
+
+/// Pods fail soon after they are made, until enough serve.
+fn failing(plan: &Plan, replicas: &[Replica]) -> Option<Cause> {
+    let count = plan.pods.failures;
+    if count < 2 {
+        return None;
+    }
+    let failed = replicas.iter().filter(|replica| replica.pod.revision == plan.revision);
+    let failed = failed.filter_map(|replica| match &replica.pod.stage {
+        Stage::Finished { trouble, since } => Some((since, &replica.pod.name, trouble)),
+        _ => None,
+    });
+    let (_, name, trouble) = failed.max_by_key(|(since, name, _)| (**since, *name))?;
+    let Trouble { reason, message } = trouble;
+    let message = format!(
+        "{count} pods failed soon after they were made, each lets the next one wait longer; {name}: {reason}: {message}"
+    );
+    Some(Cause { trouble: Trouble::new(conditions::REASON_PODS_FAIL, message), severity: Severity::CannotStart })
 }
 
 /// The worst; of equals the first.
@@ -75,12 +124,12 @@ fn refused(refusal: &Refusal) -> Cause {
     Cause { trouble: Trouble::new(conditions::REASON_REFUSED, message), severity: Severity::Refused }
 }
 
-fn pod_cause(pod: &Replica) -> Option<Cause> {
+fn pod_cause(pod: &Replica, scene: &Scene<'_>) -> Option<Cause> {
     let (trouble, severity) = match &pod.pod.stage {
-        Stage::Serving | Stage::Finished(_) | Stage::Leaving => return None,
+        Stage::Serving | Stage::Finished { .. } | Stage::Leaving => return None,
         Stage::Unscheduled { trouble, .. } => (trouble.clone(), Severity::NoRoom),
         Stage::Blocked(trouble) => (trouble.clone(), blocked_severity(trouble)),
-        Stage::Preparing => (Trouble::new(conditions::REASON_STARTING, "image and volumes"), Severity::Passing),
+        Stage::Preparing { trouble, since } => preparing(trouble, *since, scene),
         Stage::Starting => starting(pod),
         Stage::Faltering { trouble, .. } => {
             (Trouble::new(conditions::REASON_NOT_READY, &trouble.message), Severity::Faltering)
@@ -88,6 +137,16 @@ fn pod_cause(pod: &Replica) -> Option<Cause> {
     };
     let message = format!("pod {}: {}", pod.pod.name, trouble.message);
     Some(Cause { trouble: Trouble::new(trouble.reason, message), severity })
+}
+
+fn preparing(trouble: &Trouble, since: Timestamp, scene: &Scene<'_>) -> (Trouble, Severity) {
+    let Trouble { reason, message } = trouble;
+    if scene.now.duration_since(since) < scene.deadline {
+        return (Trouble::new(conditions::REASON_STARTING, "image and volumes"), Severity::Passing);
+    }
+    let seconds = scene.deadline.as_secs();
+    let message = format!("{reason} for more than {seconds} s: {message}; kubectl describe names what its kubelet met");
+    (Trouble::new(conditions::REASON_DEADLINE_EXCEEDED, message), Severity::CannotStart)
 }
 
 fn starting(pod: &Replica) -> (Trouble, Severity) {

@@ -64,6 +64,8 @@ const CHANGES_WAITING: usize = 1024;
 const SAFETY_NET: Duration = Duration::from_secs(3600);
 /// When to try again what the API server refused or somebody else's object blocks.
 const RETRY_BLOCKED: Duration = Duration::from_secs(10);
+/// Whether pods without our labels are gone: no event says so.
+const LOOK_FOR_STRAYS: Duration = Duration::from_secs(300);
 /// Between rounds of a deployment that fail.
 const PAUSE: Pause = Pause { first: Duration::from_millis(200), longest: Duration::from_secs(20) };
 
@@ -103,7 +105,8 @@ struct Context {
     leadership: Leadership,
     vitals: Vitals,
     recorder: Recorder,
-    /// Failures in a row by deployment.
+    deployments: Store<InferenceDeployment>,
+    /// Failures in a row by deployment, of those that there are.
     failures: Mutex<HashMap<ObjectRef<InferenceDeployment>, u32>>,
 }
 
@@ -157,6 +160,7 @@ pub async fn run(
         recorder: Recorder::new(client.clone(), reporter),
         caches: Caches { pods, services, config_maps },
         defaults: options.defaults,
+        deployments: deployments.clone(),
         failures: Mutex::default(),
         client,
         readings,
@@ -276,8 +280,9 @@ impl Context {
             }
             Ok(decision) => {
                 let outlook = decision.outlook(observed, &Applied::default(), now);
-                let settled = decision.plan.is_empty() && decision.plan.taken.is_empty();
-                (settled && before == Some(&outlook.status)).then(|| decision.next_look(&outlook, now))
+                // Whether strays are still there is not in any cache.
+                let settled = decision.plan.is_empty() && decision.plan.taken.is_empty() && observed.strays.is_empty();
+                (settled && before == Some(&outlook.status)).then(|| decision.next_look(&outlook, now, None))
             }
         }
     }
@@ -302,10 +307,11 @@ impl Context {
         let applied = self.apply(&decision, observed, now).await?;
         let outlook = decision.outlook(observed, &applied, now);
         self.report(observed, &applied, &outlook.status).await?;
-        if !applied.refusals.is_empty() || !decision.plan.taken.is_empty() {
+        if !applied.refusals.is_empty() || !decision.plan.taken.is_empty() || !applied.strays.is_empty() {
             return Ok(Action::requeue(RETRY_BLOCKED));
         }
-        Ok(decision.next_look(&outlook, now))
+        let strays = (!observed.strays.is_empty()).then_some(LOOK_FOR_STRAYS);
+        Ok(decision.next_look(&outlook, now, strays))
     }
 
     fn lint(&self, decision: &Decision, observed: &Observed, now: Timestamp) -> Result<(), ReconcileError> {
@@ -397,11 +403,12 @@ impl Decision {
     }
 
     /// The earliest moment at which time alone changes plan or status.
-    fn next_look(&self, outlook: &Outlook, now: Timestamp) -> Action {
+    fn next_look(&self, outlook: &Outlook, now: Timestamp, at_most: Option<Duration>) -> Action {
+        let safety_net = at_most.unwrap_or(SAFETY_NET);
         let moments = [self.plan.pods.look_again, outlook.look_again];
         let wait = moments.into_iter().flatten().min().map(|moment| moment.duration_since(now));
         let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
-        Action::requeue(wait.map_or(SAFETY_NET, |wait| wait.min(SAFETY_NET)))
+        Action::requeue(wait.map_or(safety_net, |wait| wait.min(safety_net)))
     }
 }
 
@@ -420,7 +427,9 @@ fn error_policy(deployment: Arc<InferenceDeployment>, error: &ReconcileError, co
     let mut failures = context.failures.lock().unwrap_or_else(PoisonError::into_inner);
     let in_a_row = failures.entry(ObjectRef::from_obj(&*deployment)).or_default();
     *in_a_row = in_a_row.saturating_add(1);
-    Action::requeue(PAUSE.after(*in_a_row))
+    let pause = PAUSE.after(*in_a_row);
+    failures.retain(|object, _| context.deployments.get(object).is_some());
+    Action::requeue(pause)
 }
 
 type Outcome =

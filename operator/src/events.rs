@@ -25,7 +25,7 @@ pub fn events_of(
     before: Option<&InferenceDeploymentStatus>,
     after: &InferenceDeploymentStatus,
 ) -> Vec<Event> {
-    let Applied { created, draining, undrained, deleted, refusals: _ } = applied;
+    let Applied { created, draining, undrained, deleted, strays: _, refusals: _ } = applied;
     let of_pods = |reason: &'static str, action: &'static str, pods: &[String]| -> Vec<Event> {
         pods.iter().take(PODS_TOLD).map(|pod| pod_event(namespace, pod, Change { reason, action, why: None })).collect()
     };

@@ -2,7 +2,7 @@
 //! is told so in its status and kept from the others: it must not blind the operator. Its replicas are left as they are.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -20,8 +20,14 @@ use tracing::warn;
 
 use crate::{apply::FIELD_MANAGER, pause::WatchPauses, status::status_of_invalid, validate::SpecError};
 
-/// UID and generation of deployments that were told.
-type Told = Arc<Mutex<HashSet<(Option<String>, Option<i64>)>>>;
+/// Generation that was told, by UID, of deployments that cannot be read and are there.
+type Told = Arc<Mutex<HashMap<String, Option<i64>>>>;
+
+/// An object that cannot be read, and whether it is there.
+enum Unreadable {
+    There(Box<InvalidObject>),
+    Gone(Box<InvalidObject>),
+}
 
 /// Watch events of deployments that can be read.
 pub fn readable(
@@ -34,8 +40,17 @@ pub fn readable(
         async move {
             match event.map(sort) {
                 Err(error) => Some(Err(error)),
-                Ok(Ok(event)) => Some(Ok(event)),
-                Ok(Err(object)) => {
+                Ok(Ok(event)) => {
+                    if let Event::Apply(deployment) | Event::Delete(deployment) = &event {
+                        forget(deployment.metadata.uid.as_deref(), &told);
+                    }
+                    Some(Ok(event))
+                }
+                Ok(Err(Unreadable::Gone(object))) => {
+                    forget(object.metadata.uid.as_deref(), &told);
+                    None
+                }
+                Ok(Err(Unreadable::There(object))) => {
                     report_once(&object, &client, &told).await;
                     None
                 }
@@ -45,22 +60,30 @@ pub fn readable(
 }
 
 /// The event, or the object that could not be read.
-fn sort(event: Event<DeserializeGuard<InferenceDeployment>>) -> Result<Event<InferenceDeployment>, Box<InvalidObject>> {
+fn sort(event: Event<DeserializeGuard<InferenceDeployment>>) -> Result<Event<InferenceDeployment>, Unreadable> {
+    let there = |object| Unreadable::There(Box::new(object));
     Ok(match event {
-        Event::Apply(guard) => Event::Apply(guard.0?),
-        Event::Delete(guard) => Event::Delete(guard.0?),
-        Event::InitApply(guard) => Event::InitApply(guard.0?),
+        Event::Apply(guard) => Event::Apply(guard.0.map_err(there)?),
+        Event::Delete(guard) => Event::Delete(guard.0.map_err(|object| Unreadable::Gone(Box::new(object)))?),
+        Event::InitApply(guard) => Event::InitApply(guard.0.map_err(there)?),
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,
     })
 }
 
+/// It can be read, or it is gone.
+fn forget(uid: Option<&str>, told: &Told) {
+    if let Some(uid) = uid {
+        told.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
 /// Our own status write comes back as an event: each generation is told once.
 async fn report_once(object: &InvalidObject, client: &Client, told: &Told) {
     let metadata = &object.metadata;
-    let key = (metadata.uid.clone(), metadata.generation);
-    let new = told.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-    if new && metadata.deletion_timestamp.is_none() {
+    let uid = metadata.uid.clone().unwrap_or_default();
+    let before = told.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, metadata.generation);
+    if before != Some(metadata.generation) && metadata.deletion_timestamp.is_none() {
         warn!(namespace = metadata.namespace, name = metadata.name, error = object.error, "deployment cannot be read");
         if let Err(error) = report(object, client).await {
             warn!(name = metadata.name, %error, "its status was not written");

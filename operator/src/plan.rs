@@ -215,10 +215,11 @@ impl Display for Plan {
 }
 
 fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revision: &str) -> fmt::Result {
-    let RolloutPlan { create, drain, undrain, reassert, delete, strategy, look_again } = plan;
+    let RolloutPlan { create, drain, undrain, reassert, delete, failures: _, held_until, strategy, look_again } = plan;
     undrain.iter().try_for_each(|pod| writeln!(f, "undrain {}", pod.name))?;
     delete.iter().try_for_each(|delete| writeln!(f, "delete {}: {}", delete.pod.name, delete.why.as_str()))?;
     create.iter().try_for_each(|ordinal| writeln!(f, "create {revision}-{ordinal}"))?;
+    held_until.iter().try_for_each(|until| writeln!(f, "create nothing before {until}: pods fail"))?;
     drain.iter().try_for_each(|pod| writeln!(f, "drain {}", pod.name))?;
     reassert.iter().try_for_each(|pod| writeln!(f, "reassert {}", pod.name))?;
     match strategy {

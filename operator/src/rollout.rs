@@ -5,6 +5,7 @@
 //! before it is drained; serving replicas never become fewer than wanted, except by the one that replacing in place
 //! costs, where the deployment allows it. Never looks at a clock: `now` is an argument.
 
+mod failures;
 mod fleet;
 mod leave;
 
@@ -14,8 +15,8 @@ use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::DrainSettings;
 use stoker_replica::{Needs, Replica};
 
-use self::fleet::Fleet;
 pub(crate) use self::leave::{deadline, told_since, unseen_since};
+use self::{failures::Failures, fleet::Fleet};
 
 /// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
@@ -71,6 +72,10 @@ pub struct RolloutPlan {
     pub reassert: Vec<PodRef>,
     /// Pods to delete.
     pub delete: Vec<Deletion>,
+    /// Pods that failed soon after they were made, while replicas are missing.
+    pub failures: usize,
+    /// Nothing is created before: pods failed one after another.
+    pub held_until: Option<Timestamp>,
     /// How an older revision is being replaced.
     pub strategy: Strategy,
     /// When time alone changes the plan.
@@ -159,12 +164,15 @@ impl Why {
 pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> RolloutPlan {
     let mut plan = RolloutPlan::default();
     let mut fleet = Fleet::sort(wanted, pods, now);
-    leave::bury_finished(pods, &mut plan);
+    let failures = Failures::of(wanted, pods);
+    leave::bury_finished(pods, &failures, &mut plan);
     take_back(wanted, &mut fleet, &mut plan);
     leave::settle_draining(wanted, &fleet.draining, now, &mut plan);
     leave::remove_useless_old(&mut fleet, &mut plan);
     plan.strategy = strategy(wanted, &fleet, now, &mut plan);
-    create_missing(wanted, &fleet, &mut plan);
+    plan.failures = failures.count();
+    plan.held_until = failures.pause_until().filter(|until| now < *until);
+    create_missing(wanted, &fleet, now, &mut plan);
     leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
     reassert(pods, &mut plan);
     plan
@@ -209,7 +217,7 @@ fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut Rollo
 }
 
 /// Creates what is missing, and one surplus pod to roll an older revision.
-fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, plan: &mut RolloutPlan) {
+fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) {
     let staying = fleet.current.len() + fleet.old.len();
     let missing = wanted.replicas.saturating_sub(staying);
     let surge = fleet.old.len().min(1).min(wanted.replicas.saturating_sub(fleet.current.len()));
@@ -222,6 +230,10 @@ fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, plan: &mut RolloutPlan) {
     } else {
         0
     };
+    if plan.held_until.is_some_and(|until| count > 0 && plan.wait_until(until, now)) {
+        return;
+    }
+    plan.held_until = None;
     plan.create = fleet.free_ordinals(wanted).take(count).collect();
 }
 
@@ -237,7 +249,17 @@ impl RolloutPlan {
 
     /// True when replicas come, go or come back.
     pub fn moves_replicas(&self) -> bool {
-        let Self { create, drain, undrain, reassert: _, delete, strategy: _, look_again: _ } = self;
+        let Self {
+            create,
+            drain,
+            undrain,
+            reassert: _,
+            delete,
+            failures: _,
+            held_until: _,
+            strategy: _,
+            look_again: _,
+        } = self;
         !(create.is_empty() && drain.is_empty() && undrain.is_empty() && delete.is_empty())
     }
 

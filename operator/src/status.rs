@@ -5,7 +5,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use stoker_crds::{
-    conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, SCALING},
+    conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED},
     contract::{AgentPhase, KV_BLOCK_TOKENS},
     scaling::ScalingMode,
     scaling_status::ScalingStatus,
@@ -15,7 +15,7 @@ use stoker_replica::{Replica, Stage, Trouble};
 
 use crate::{
     apply::Applied,
-    cause::{Cause, Severity, root_cause},
+    cause::{self, Cause, Severity, root_cause},
     desired::{Desired, labels, url},
     observe::Observed,
     plan::Plan,
@@ -64,21 +64,26 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let Round { deployment, desired, observed, plan, applied, decision: _ } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
-    let cause = root_cause(plan, &applied.refusals, &observed.replicas).map(|cause| in_hand(cause, round));
+    let strays: Vec<String> = observed.strays.iter().chain(&applied.strays).cloned().collect();
+    let deadline = deployment.progress_deadline;
+    let scene = cause::Scene { plan, applied, replicas: &observed.replicas, deadline, now };
+    let cause = root_cause(&scene).map(|cause| in_hand(cause, round));
     let scaling = scaling(round, previous.scaling.as_ref(), now);
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
         (AVAILABLE, available(&counts)),
         (PROGRESSING, progressing(&counts, plan)),
-        (DEGRADED, degraded(cause.as_ref())),
+        (DEGRADED, degraded(cause.as_ref(), &strays)),
     ];
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
-    let of_pods = verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict));
+    let of_pods: Vec<Condition> =
+        verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict)).collect();
+    let (of_tools, stalls_at) = for_tools(&of_pods, deadline, now);
     let of_scaling = scaling_conditions(round, scaling.as_ref(), &dated);
     let (capacity, look_again) = capacity(observed, previous.capacity.as_ref(), now);
     let status = InferenceDeploymentStatus {
         observed_generation: Some(deployment.identity.generation),
-        conditions: of_pods.chain(of_scaling).collect(),
+        conditions: of_pods.into_iter().chain(of_tools).chain(of_scaling).collect(),
         replicas: as_i32(counts.existing),
         ready_replicas: as_i32(counts.serving),
         updated_replicas: as_i32(counts.updated),
@@ -88,9 +93,32 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         url: url(&deployment.identity),
         capacity,
         scaling,
+        stray_pods: strays,
         startup: startup(&observed.replicas, &desired.revision),
     };
-    Outlook { status, look_again }
+    let moments = [look_again, stalls_at, cause::overdue_at(&observed.replicas, deadline, now)];
+    Outlook { status, look_again: moments.into_iter().flatten().min() }
+}
+
+/// What tools that wait for objects look at: Stalled or Reconciling while the object is not what was asked for, and
+/// nothing else. A fault has as long as progress may take before it counts as the end; also when that will be.
+fn for_tools(
+    conditions: &[Condition],
+    deadline: SignedDuration,
+    now: Timestamp,
+) -> (Option<Condition>, Option<Timestamp>) {
+    let is = |type_: &str| conditions.iter().find(|condition| condition.type_ == type_ && condition.status == "True");
+    if is(READY).is_some() && is(PROGRESSING).is_none() {
+        return (None, None);
+    }
+    let stalls_at = is(DEGRADED).and_then(|degraded| degraded.last_transition_time.0.checked_add(deadline).ok());
+    let stalls_at = stalls_at.filter(|_| is(READY).is_none());
+    let (type_, like) = match (is(DEGRADED), stalls_at) {
+        (Some(degraded), Some(moment)) if moment <= now => (STALLED, Some(degraded)),
+        _ => (RECONCILING, is(PROGRESSING).or_else(|| conditions.first())),
+    };
+    let said = like.map(|like| Condition { type_: type_.to_owned(), status: "True".to_owned(), ..like.clone() });
+    (said, stalls_at.filter(|moment| now < *moment))
 }
 
 /// The section about scaling, if the object asks for any.
@@ -125,6 +153,7 @@ pub fn status_of_invalid(
     status.conditions.push(dated.condition(READY, verdict(false)));
     status.conditions.push(dated.condition(PROGRESSING, verdict(false)));
     status.conditions.push(dated.condition(DEGRADED, verdict(true)));
+    status.conditions.push(dated.condition(STALLED, verdict(true)));
     status.observed_generation = generation;
     status
 }
@@ -205,10 +234,19 @@ fn rolling_reason(plan: &Plan) -> &'static str {
     }
 }
 
-fn degraded(cause: Option<&Cause>) -> Verdict {
-    match cause.filter(|cause| cause.is_stuck()) {
-        Some(cause) => Verdict { value: true, trouble: cause.trouble.clone() },
-        None => Verdict::new(false, conditions::REASON_AS_EXPECTED, "nothing is wrong"),
+/// A stray is nobody's lack, and somebody should still know.
+fn degraded(cause: Option<&Cause>, strays: &[String]) -> Verdict {
+    match (cause.filter(|cause| cause.is_stuck()), strays.first()) {
+        (Some(cause), _) => Verdict { value: true, trouble: cause.trouble.clone() },
+        (None, Some(stray)) => Verdict::new(
+            true,
+            conditions::REASON_STRAY_POD,
+            format!(
+                "pod {stray} has a replica's name and not its labels, so it is not counted and another one is made: give it \
+                 back its labels or delete it"
+            ),
+        ),
+        (None, None) => Verdict::new(false, conditions::REASON_AS_EXPECTED, "nothing is wrong"),
     }
 }
 
@@ -316,15 +354,50 @@ fn startup(pods: &[Replica], revision: &str) -> Option<StartupStatus> {
 fn startup_phase(pod: &Replica) -> Option<StartupPhase> {
     match &pod.pod.stage {
         Stage::Unscheduled { .. } => Some(StartupPhase::Scheduling),
-        Stage::Preparing | Stage::Blocked(_) => Some(StartupPhase::Preparing),
+        Stage::Preparing { .. } | Stage::Blocked(_) => Some(StartupPhase::Preparing),
         Stage::Starting => Some(match pod.reading.report().map(|report| report.phase) {
             Some(AgentPhase::Ready) => StartupPhase::BecomingReady,
             _ => StartupPhase::Loading,
         }),
-        Stage::Serving | Stage::Faltering { .. } | Stage::Finished(_) | Stage::Leaving => None,
+        Stage::Serving | Stage::Faltering { .. } | Stage::Finished { .. } | Stage::Leaving => None,
     }
 }
 
 fn as_i32(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: SignedDuration = SignedDuration::from_secs(600);
+
+    /// What tools see at a second, with conditions that are True since second 0, and when it turns.
+    fn seen(true_ones: &[&str], second: i64) -> (Option<String>, Option<i64>) {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let condition = |type_: &&str| Condition {
+            type_: (*type_).to_owned(),
+            status: if true_ones.contains(type_) { "True" } else { "False" }.to_owned(),
+            reason: format!("Why{type_}"),
+            message: String::new(),
+            observed_generation: Some(1),
+            last_transition_time: Time(at(0)),
+        };
+        let conditions: Vec<Condition> = [READY, AVAILABLE, PROGRESSING, DEGRADED].iter().map(condition).collect();
+        let (said, turns) = for_tools(&conditions, DEADLINE, at(second));
+        (said.map(|said| format!("{} {}", said.type_, said.reason)), turns.map(Timestamp::as_second))
+    }
+
+    #[test]
+    fn tools_see_what_is_on_its_way_what_stalls_and_nothing_of_what_is_done() {
+        let said = |words: &str| Some(words.to_owned());
+        assert_eq!(seen(&[READY], 10), (None, None));
+        assert_eq!(seen(&[READY, DEGRADED], 10_000), (None, None), "all replicas serve");
+        assert_eq!(seen(&[PROGRESSING], 10_000), (said("Reconciling WhyProgressing"), None));
+        assert_eq!(seen(&[READY, PROGRESSING], 10), (said("Reconciling WhyProgressing"), None));
+        assert_eq!(seen(&[PROGRESSING, DEGRADED], 10), (said("Reconciling WhyProgressing"), Some(600)));
+        assert_eq!(seen(&[PROGRESSING, DEGRADED], 600), (said("Stalled WhyDegraded"), None));
+        assert_eq!(seen(&[], 10), (said("Reconciling WhyReady"), None));
+    }
 }

@@ -24,6 +24,9 @@ pub const MODEL_MOUNT: &str = "/models";
 /// What NVIDIA's device plugin calls a GPU.
 const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
+/// How long waiting is no fault, where the deployment does not say.
+pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
+
 /// What the operator was started with and every deployment falls back to.
 #[derive(Clone, Debug)]
 pub struct Defaults {
@@ -40,6 +43,8 @@ pub struct ValidatedDeployment {
     pub replicas: u32,
     /// How an older revision is replaced. No part of the revision: changing it rolls nothing.
     pub replacing: Replacing,
+    /// How long waiting is no fault.
+    pub progress_deadline: SignedDuration,
     /// How the number follows the load.
     pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
@@ -148,8 +153,10 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
     let scaling = scaling(deployment)?;
-    let (replicas, replacing) = (replicas_wanted(deployment), replacing(deployment.spec.rollout.as_ref()));
-    Ok(ValidatedDeployment { identity, replicas, replacing, scaling, replica, _checked: Checked })
+    let rollout = deployment.spec.rollout.as_ref();
+    let (replicas, replacing) = (replicas_wanted(deployment), replacing(rollout));
+    let progress_deadline = progress_deadline(rollout);
+    Ok(ValidatedDeployment { identity, replicas, replacing, progress_deadline, scaling, replica, _checked: Checked })
 }
 
 /// Replicas to work towards. With native scaling that is the decision in the status: it was written down before anything
@@ -275,6 +282,11 @@ fn replacing(spec: Option<&RolloutSpec>) -> Replacing {
         max_unavailable: spec.max_unavailable.map_or(default.max_unavailable, |count| count as usize),
         surge_patience: spec.surge_seconds.map_or(default.surge_patience, patience),
     }
+}
+
+fn progress_deadline(spec: Option<&RolloutSpec>) -> SignedDuration {
+    let seconds = spec.and_then(|spec| spec.progress_deadline_seconds);
+    seconds.map_or(PROGRESS_DEADLINE, |seconds| SignedDuration::from_secs(seconds.into()))
 }
 
 fn is_zero(count: &u32) -> bool {

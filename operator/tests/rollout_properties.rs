@@ -115,7 +115,7 @@ impl World {
         }
         for ordinal in &plan.create {
             self.made += 1;
-            self.pods.push(new_pod(&self.wanted.revision, *ordinal, self.made));
+            self.pods.push(new_pod(&self.wanted.revision, *ordinal, self.made, self.now));
         }
     }
 
@@ -138,9 +138,9 @@ impl World {
                     pod.pod.uid = "gone".into();
                     Stage::Leaving
                 }
-                Stage::Finished(trouble) => Stage::Finished(trouble.clone()),
+                finished @ Stage::Finished { .. } => finished.clone(),
                 Stage::Starting | Stage::Faltering { .. } | Stage::Serving => Stage::Serving,
-                Stage::Unscheduled { .. } | Stage::Preparing | Stage::Blocked(_) => Stage::Starting,
+                Stage::Unscheduled { .. } | Stage::Preparing { .. } | Stage::Blocked(_) => Stage::Starting,
             };
             obey(pod);
             if pod.drain_since().is_some() {
@@ -151,14 +151,20 @@ impl World {
     }
 }
 
-fn new_pod(revision: &str, ordinal: u32, made: u32) -> Replica {
+fn preparing(since: Timestamp) -> Stage {
+    Stage::Preparing { trouble: Trouble::default(), since }
+}
+
+fn new_pod(revision: &str, ordinal: u32, made: u32, now: Timestamp) -> Replica {
     let pod = ObservedPod {
         name: format!("chat-{revision}-{ordinal}"),
         uid: format!("uid-{made}"),
         revision: revision.into(),
         ordinal,
         resource_version: String::new(),
-        stage: Stage::Preparing,
+        created: now,
+        stage: preparing(now),
+        lost: false,
         gone_by: None,
         needs: Needs::default(),
     };
@@ -172,12 +178,12 @@ fn change(pod: &mut Replica, what: PodChange, now: Timestamp) {
     let trouble = |reason: &str| Trouble::new(reason, "1 Insufficient cpu");
     match what {
         PodChange::NoRoom => pod.pod.stage = Stage::Unscheduled { trouble: trouble("Unschedulable"), since: now },
-        PodChange::Prepared => pod.pod.stage = Stage::Preparing,
+        PodChange::Prepared => pod.pod.stage = preparing(now),
         PodChange::Started => pod.pod.stage = Stage::Starting,
         PodChange::Served => pod.pod.stage = Stage::Serving,
         PodChange::Faltered => pod.pod.stage = Stage::Faltering { trouble: trouble("NotReady"), since: now },
         PodChange::Crashed => pod.pod.stage = Stage::Blocked(trouble("CrashLoopBackOff")),
-        PodChange::Evicted => pod.pod.stage = Stage::Finished(trouble("Evicted")),
+        PodChange::Evicted => pod.pod.stage = Stage::Finished { trouble: trouble("Evicted"), since: now },
         PodChange::DeletedByOthers => pod.pod.stage = Stage::Leaving,
         PodChange::Gone if pod.pod.stage == Stage::Leaving => pod.pod.uid = "gone".into(),
         PodChange::Gone => {}

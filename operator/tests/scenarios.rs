@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -36,6 +36,9 @@ struct Scenario {
     spec: Value,
     #[serde(default)]
     pods: Vec<Pod>,
+    /// Pods without their labels.
+    #[serde(default)]
+    strays: Vec<String>,
     #[serde(default)]
     children: Children,
 }
@@ -57,6 +60,7 @@ struct Pod {
     reason: Option<String>,
     message: Option<String>,
     since: Option<Timestamp>,
+    created: Option<Timestamp>,
     drain_started: Option<Timestamp>,
     load: Option<Said>,
     #[serde(default)]
@@ -155,7 +159,14 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
     };
     let replicas = scenario.pods.iter().map(|pod| replica(pod, desired)).collect();
-    Observed { deployment: Arc::new(deployment), replicas, foreign_pods: BTreeSet::new(), service, config_maps }
+    let strays: Vec<String> = scenario.strays.iter().map(|name| full_name(name, desired)).collect();
+    let foreign_pods = strays.iter().cloned().collect();
+    Observed { deployment: Arc::new(deployment), replicas, foreign_pods, strays, service, config_maps }
+}
+
+/// The whole name of a pod that a scenario calls `current-0` or `REVISION-0`.
+fn full_name(name: &str, desired: &Desired) -> String {
+    format!("chat-{}", name.replace(CURRENT, &desired.revision))
 }
 
 /// A pod named `current-0` or `REVISION-0`.
@@ -165,12 +176,14 @@ fn replica(pod: &Pod, desired: &Desired) -> Replica {
     let intent = pod.drain_started.map(|since| Intent { number: DRAIN, want: Want::Drain(Default::default()), since });
     let reading = pod.load.as_ref().map(|said| load(said, pod.drain_started.map(|_| DRAIN)));
     let pod = ObservedPod {
-        name: format!("chat-{revision}-{ordinal}"),
+        name: full_name(&pod.name, desired),
         uid: format!("uid-{}", pod.name),
         revision: revision.to_owned(),
         ordinal: ordinal.parse().unwrap(),
         resource_version: "1".into(),
+        created: pod.created.unwrap_or_default(),
         stage: stage(pod),
+        lost: false,
         gone_by: None,
         needs: Needs {
             requests: pod.cpu.iter().map(|cpu| ("cpu".to_owned(), cpu.clone())).collect(),
@@ -185,12 +198,12 @@ fn stage(pod: &Pod) -> Stage {
     let since = pod.since.unwrap_or_default();
     match pod.stage.as_str() {
         "unscheduled" => Stage::Unscheduled { trouble, since },
-        "preparing" => Stage::Preparing,
+        "preparing" => Stage::Preparing { trouble, since },
         "blocked" => Stage::Blocked(trouble),
         "starting" => Stage::Starting,
         "serving" => Stage::Serving,
         "faltering" => Stage::Faltering { trouble, since },
-        "finished" => Stage::Finished(trouble),
+        "finished" => Stage::Finished { trouble, since },
         "leaving" => Stage::Leaving,
         other => panic!("{}: no stage {other}", pod.name),
     }

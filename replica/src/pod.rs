@@ -17,8 +17,12 @@ pub struct ObservedPod {
     pub ordinal: u32,
     /// Its version: what a change of its intent is bound to.
     pub resource_version: String,
+    /// When it was created, by the API server's clock.
+    pub created: Timestamp,
     /// How far it is.
     pub stage: Stage,
+    /// Its node is taken for lost: whatever should happen there may never happen.
+    pub lost: bool,
     /// Being deleted, by when it should be gone.
     pub gone_by: Option<Timestamp>,
     /// What it asks of a node.
@@ -36,7 +40,12 @@ pub enum Stage {
         since: Timestamp,
     },
     /// On its way to a node, or its image and volumes being prepared.
-    Preparing,
+    Preparing {
+        /// What it waits for.
+        trouble: Trouble,
+        /// Since when.
+        since: Timestamp,
+    },
     /// It cannot start, or starts and dies; the kubelet keeps trying.
     Blocked(Trouble),
     /// Its agent runs and was not ready yet.
@@ -51,7 +60,12 @@ pub enum Stage {
         since: Timestamp,
     },
     /// It ended and will not start again: failed, evicted, completed.
-    Finished(Trouble),
+    Finished {
+        /// Why.
+        trouble: Trouble,
+        /// Since when.
+        since: Timestamp,
+    },
     /// Being deleted.
     Leaving,
 }

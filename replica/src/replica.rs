@@ -23,7 +23,7 @@ pub struct Replica {
 impl Replica {
     /// True when its pod exists for good: neither ended nor being deleted.
     pub fn is_live(&self) -> bool {
-        !matches!(self.pod.stage, Stage::Finished(_) | Stage::Leaving)
+        !matches!(self.pod.stage, Stage::Finished { .. } | Stage::Leaving)
     }
 
     /// Since when it should drain, if it should.

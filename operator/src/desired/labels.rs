@@ -21,6 +21,11 @@ pub fn managed_selector() -> String {
     format!("{MANAGED_BY}={MANAGER}")
 }
 
+/// Selects everything the operator made for one deployment, in a list.
+pub fn list_selector(deployment: &str) -> BTreeMap<String, String> {
+    owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment)])
+}
+
 /// What the Service selects and the scale subresource reports.
 pub fn selector(deployment: &str) -> BTreeMap<String, String> {
     owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])

@@ -30,6 +30,8 @@ pub struct Observed {
     pub replicas: Vec<Replica>,
     /// Names of pods that carry its labels and that somebody else controls, such as a deleted namesake.
     pub foreign_pods: BTreeSet<String>,
+    /// Pods of names that it gives, without the labels that it gives: nobody sees them but who asks for them by name.
+    pub strays: Vec<String>,
     /// The Service of its name.
     pub service: Child<Service>,
     /// ConfigMaps that it controls, and those of the revision's name that it does not.
@@ -76,7 +78,8 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
-    assemble(deployment, Found { pods, service, config_maps }, readings)
+    let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
+    assemble(deployment, Found { pods, service, config_maps, strays }, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -100,8 +103,33 @@ pub async fn observe_live(
         let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
         config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
     }
-    let found = Found { pods, service: service.map(Arc::new), config_maps };
+    let strays = strays(&fresh, client).await?;
+    let found = Found { pods, service: service.map(Arc::new), config_maps, strays };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
+}
+
+/// Of the pods that the status names as strays, those that still are.
+async fn strays(deployment: &InferenceDeployment, client: &Client) -> kube::Result<Vec<String>> {
+    let named = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
+    let pods = Api::<Pod>::namespaced(client.clone(), &deployment.namespace().unwrap_or_default());
+    let mut strays = Vec::new();
+    for name in named {
+        if is_stray(&pods, &name, &deployment.name_any()).await? {
+            strays.push(name);
+        }
+    }
+    Ok(strays)
+}
+
+/// True when there is a pod of this name and no list of the deployment's pods has it.
+pub async fn is_stray(pods: &Api<Pod>, name: &str, deployment: &str) -> kube::Result<bool> {
+    // The operator may list pods and needs no right to get one.
+    let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
+    let found = pods.list_metadata(&by_name).await?;
+    Ok(found.items.first().is_some_and(|pod| {
+        let labels = pod.labels();
+        labels::list_selector(deployment).iter().any(|(key, value)| labels.get(key) != Some(value))
+    }))
 }
 
 /// Objects found for a deployment, whoever controls them.
@@ -109,6 +137,7 @@ struct Found {
     pods: Vec<Arc<Pod>>,
     service: Option<Arc<Service>>,
     config_maps: Vec<Arc<ConfigMap>>,
+    strays: Vec<String>,
 }
 
 fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
@@ -120,7 +149,8 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
     replicas.sort_by_cached_key(by_place);
     Observed {
         replicas,
-        foreign_pods: foreign.iter().map(|pod| pod.name_any()).collect(),
+        foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
+        strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
         deployment,
@@ -151,7 +181,9 @@ async fn list<K>(client: &Client, namespace: &str, deployment: &str) -> kube::Re
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + fmt::Debug,
 {
-    let selector = format!("{},{}={deployment}", labels::managed_selector(), labels::INSTANCE);
+    let pairs: Vec<String> =
+        labels::list_selector(deployment).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let selector = pairs.join(",");
     let found = Api::<K>::namespaced(client.clone(), namespace).list(&ListParams::default().labels(&selector)).await?;
     Ok(found.items.into_iter().map(Arc::new).collect())
 }

@@ -15,7 +15,9 @@ pub fn observe_replica(pod: &Pod, reading: Reading) -> Replica {
         revision: pod.labels().get(labels::REVISION).cloned().unwrap_or_default(),
         ordinal: ordinal(&pod.name_any()),
         resource_version: pod.resource_version().unwrap_or_default(),
+        created: created(pod),
         stage: stage(pod),
+        lost: is_lost(pod),
         gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
     };
@@ -31,6 +33,17 @@ fn ordinal(name: &str) -> u32 {
     name.rsplit('-').next().and_then(|digits| digits.parse().ok()).unwrap_or(u32::MAX)
 }
 
+fn created(pod: &Pod) -> Timestamp {
+    pod.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0)
+}
+
+/// True when the pod is deleted because its node does not answer: its kubelet cannot say when it is gone.
+fn is_lost(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let target = conditions.into_iter().find(|condition| condition.type_ == "DisruptionTarget");
+    target.is_some_and(|target| target.status == "True" && target.reason.as_deref() == Some("DeletionByTaintManager"))
+}
+
 fn needs(spec: &PodSpec) -> Needs {
     let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.clone());
     let requests = requests.flatten().map(|(name, quantity)| (name, quantity.0));
@@ -44,15 +57,43 @@ fn stage(pod: &Pod) -> Stage {
     }
     let status = pod.status.clone().unwrap_or_default();
     if let Some("Failed" | "Succeeded") = status.phase.as_deref() {
-        let reason = status.reason.unwrap_or_else(|| "PodFinished".to_owned());
-        return Stage::Finished(Trouble::new(reason, status.message.unwrap_or_default()));
+        return finished(pod, &status);
     }
     let condition = |type_: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == type_);
     if let Some(scheduled) = condition("PodScheduled").filter(|scheduled| scheduled.status == "False") {
         return Stage::Unscheduled { since: since(scheduled), trouble: trouble_of(scheduled) };
     }
-    let Some(container) = agent(&status) else { return Stage::Preparing };
+    let scheduled = condition("PodScheduled").map_or_else(|| created(pod), since);
+    let Some(container) = agent(&status) else {
+        let trouble = Trouble::new("PodPending", "no kubelet has begun with it");
+        return Stage::Preparing { trouble, since: scheduled };
+    };
+    if let Some(reason) = preparing(container) {
+        let sandbox = condition("PodReadyToStartContainers").is_some_and(|sandbox| sandbox.status == "True");
+        let waits_for = if sandbox { "its image or its container" } else { "its volumes or its network" };
+        return Stage::Preparing {
+            trouble: Trouble::new(reason, format!("{waits_for} is not ready")),
+            since: scheduled,
+        };
+    }
     container_stage(container, condition("Ready"))
+}
+
+/// The kubelet's word for a container that it has not begun to start.
+fn preparing(container: &ContainerStatus) -> Option<&str> {
+    let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
+    match waiting.map(|waiting| waiting.reason.as_deref()) {
+        Some(None) => Some("ContainerCreating"),
+        Some(Some(reason @ ("ContainerCreating" | "PodInitializing"))) => Some(reason),
+        _ => None,
+    }
+}
+
+fn finished(pod: &Pod, status: &PodStatus) -> Stage {
+    let reason = status.reason.clone().unwrap_or_else(|| "PodFinished".to_owned());
+    let ended = agent(status).and_then(|container| container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
+    let since = ended.or(status.start_time.as_ref()).map_or_else(|| created(pod), |time| time.0);
+    Stage::Finished { trouble: Trouble::new(reason, status.message.clone().unwrap_or_default()), since }
 }
 
 /// The container with the agent; others were put beside it.
@@ -65,9 +106,8 @@ fn container_stage(container: &ContainerStatus, ready: Option<&PodCondition>) ->
     let ended_before = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
     if let Some(waiting) = state.waiting {
         return match waiting.reason.as_deref() {
-            None | Some("ContainerCreating" | "PodInitializing") => Stage::Preparing,
             Some("CrashLoopBackOff") => Stage::Blocked(crashed(container, ended_before)),
-            Some(reason) => Stage::Blocked(Trouble::new(reason, waiting.message.unwrap_or_default())),
+            reason => Stage::Blocked(Trouble::new(reason.unwrap_or_default(), waiting.message.unwrap_or_default())),
         };
     }
     if let Some(terminated) = &state.terminated {
@@ -180,8 +220,40 @@ mod tests {
 
     #[test]
     fn an_evicted_pod_is_finished() {
-        let stage = stage_of(json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}));
-        assert_eq!(stage, Stage::Finished(Trouble::new("Evicted", "low on memory")));
+        let stage = stage_of(json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory",
+            "startTime": "2026-11-21T10:00:00Z"}));
+        let since = "2026-11-21T10:00:00Z".parse().unwrap();
+        assert_eq!(stage, Stage::Finished { trouble: Trouble::new("Evicted", "low on memory"), since });
+    }
+
+    #[test]
+    fn a_container_that_is_being_made_says_what_it_waits_for() {
+        let creating = |sandbox: &str| {
+            let mut status = container(json!({"waiting": {"reason": "ContainerCreating"}}), json!({}));
+            let conditions = status["conditions"].as_array_mut().unwrap();
+            conditions[0]["lastTransitionTime"] = json!("2026-11-21T09:58:00Z");
+            conditions.push(json!({"type": "PodReadyToStartContainers", "status": sandbox}));
+            stage_of(status)
+        };
+        let since = "2026-11-21T09:58:00Z".parse().unwrap();
+        for (sandbox, waits_for) in [("False", "its volumes or its network"), ("True", "its image or its container")] {
+            let trouble = Trouble::new("ContainerCreating", format!("{waits_for} is not ready"));
+            assert_eq!(creating(sandbox), Stage::Preparing { trouble, since });
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_deleted_for_its_lost_node_is_lost() {
+        let lost = |reason: &str| {
+            is_lost(
+                &serde_json::from_value(json!({"metadata": {"name": "chat-0a-1"}, "status": {"conditions": [
+                {"type": "DisruptionTarget", "status": "True", "reason": reason}]}}))
+                .unwrap(),
+            )
+        };
+        assert!(lost("DeletionByTaintManager"));
+        assert!(!lost("EvictionByEvictionAPI"));
+        assert!(!is_lost(&Pod::default()));
     }
 
     #[test]

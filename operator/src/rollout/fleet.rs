@@ -30,7 +30,7 @@ impl<'a> Fleet<'a> {
         let live = || pods.iter().filter(|pod| pod.is_live());
         let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_since().is_some());
         let (current, old) = staying.into_iter().partition(|pod| pod.pod.revision == wanted.revision);
-        let leaving = pods.iter().any(|pod| pod.pod.stage == Stage::Leaving && !is_stuck(pod, now));
+        let leaving = pods.iter().any(|pod| pod.pod.stage == Stage::Leaving && !pod.pod.lost && !is_stuck(pod, now));
         let names = pods.iter().map(|pod| pod.pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
         Self { current, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
     }

@@ -8,12 +8,14 @@ use stoker_replica::{Replica, Sight, Stage};
 
 use super::{
     DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
+    failures::Failures,
     fleet::{Fleet, frees_enough},
 };
 
-/// Pods that ended make room for successors of any name.
-pub(super) fn bury_finished(pods: &[Replica], plan: &mut RolloutPlan) {
-    let finished = pods.iter().filter(|pod| matches!(pod.pod.stage, Stage::Finished(_)));
+/// Pods that ended go, except those that are remembered.
+pub(super) fn bury_finished(pods: &[Replica], failures: &Failures<'_>, plan: &mut RolloutPlan) {
+    let finished = pods.iter().filter(|pod| matches!(pod.pod.stage, Stage::Finished { .. }));
+    let finished = finished.filter(|pod| !failures.remembers(pod));
     plan.delete.extend(finished.map(|pod| Deletion { pod: PodRef::to(pod), why: Why::Finished }));
 }
 

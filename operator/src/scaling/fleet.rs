@@ -11,6 +11,8 @@ use stoker_scaling::Standing;
 
 /// How long a pod that just became ready may be without a believable reading before that is a complaint.
 const FIRST_READING_MS: u64 = 6_000;
+/// How long a pod may wait for its image, volumes or network and still be capacity on its way.
+const PREPARING_MS: u64 = 600_000;
 
 /// What is remembered of the pods, by UID.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +24,8 @@ pub(super) struct Fleet {
 struct Known {
     /// When it was first seen ready.
     ready_ms: Option<u64>,
+    /// Since when it waits for its image, volumes or network.
+    preparing_ms: Option<u64>,
     /// When its process was last seen to run after it had been ready.
     ran_ms: Option<u64>,
     /// The process whose reading was last believed.
@@ -43,6 +47,8 @@ impl Fleet {
             if pod.stage == Stage::Serving {
                 known.ready_ms.get_or_insert(now_ms);
             }
+            let preparing_ms = known.preparing_ms.unwrap_or(now_ms);
+            known.preparing_ms = matches!(pod.stage, Stage::Preparing { .. }).then_some(preparing_ms);
             if matches!(pod.stage, Stage::Serving | Stage::Faltering { .. }) {
                 known.ran_ms = Some(now_ms);
             }
@@ -82,8 +88,10 @@ impl Fleet {
         let overdue = ready_ms.is_some_and(|ready_ms| now_ms >= ready_ms + FIRST_READING_MS);
         let ran_ms = known.and_then(|known| known.ran_ms);
         let gone = ran_ms.is_some_and(|ran_ms| now_ms >= ran_ms + patience_ms);
+        let preparing_ms = known.and_then(|known| known.preparing_ms);
+        let overdue_to_start = preparing_ms.is_some_and(|since_ms| now_ms >= since_ms + PREPARING_MS);
         match replica.pod.stage {
-            Stage::Finished(_) => None,
+            Stage::Finished { .. } => None,
             Stage::Leaving => Some(Standing::Draining),
             _ if replica.drain_since().is_some() => Some(Standing::Draining),
             _ if gone => Some(Standing::Broken),
@@ -91,7 +99,10 @@ impl Fleet {
             Stage::Faltering { .. } => Some(Standing::Serving),
             // Nothing to wait for: what is missing may ask for others.
             Stage::Blocked(_) => None,
-            Stage::Serving | Stage::Unscheduled { .. } | Stage::Preparing | Stage::Starting => Some(Standing::Starting),
+            Stage::Preparing { .. } if overdue_to_start => None,
+            Stage::Serving | Stage::Unscheduled { .. } | Stage::Preparing { .. } | Stage::Starting => {
+                Some(Standing::Starting)
+            }
         }
     }
 }
@@ -110,11 +121,26 @@ mod tests {
             revision: "0a".into(),
             ordinal: 0,
             resource_version: String::new(),
+            created: jiff::Timestamp::UNIX_EPOCH,
             stage,
+            lost: false,
             gone_by: None,
             needs: Needs::default(),
         };
         Replica { pod, reading: Reading::default(), intent: None }
+    }
+
+    fn preparing() -> Stage {
+        Stage::Preparing { trouble: Trouble::default(), since: jiff::Timestamp::UNIX_EPOCH }
+    }
+
+    #[test]
+    fn who_waits_for_its_volumes_for_ever_is_no_capacity_on_its_way() {
+        let (mut fleet, waits) = (Fleet::default(), pod(preparing()));
+        let at = |fleet: &mut Fleet, now_ms| standing(fleet, &waits, now_ms);
+        assert_eq!(at(&mut fleet, 1_000), Some(Standing::Starting));
+        assert_eq!(at(&mut fleet, PREPARING_MS), Some(Standing::Starting));
+        assert_eq!(at(&mut fleet, PREPARING_MS + 1_000), None);
     }
 
     const PATIENCE_MS: u64 = 60_000;
@@ -185,11 +211,12 @@ mod tests {
     #[test]
     fn who_never_served_starts_and_who_leaves_drains() {
         let mut fleet = Fleet::default();
-        assert_eq!(standing(&mut fleet, &pod(Stage::Preparing), 0), Some(Standing::Starting));
+        assert_eq!(standing(&mut fleet, &pod(preparing()), 0), Some(Standing::Starting));
         assert_eq!(standing(&mut fleet, &pod(Stage::Leaving), 0), Some(Standing::Draining));
         let drain = Intent { number: 1, want: Want::Drain(Default::default()), since: jiff::Timestamp::UNIX_EPOCH };
+        let finished = Stage::Finished { trouble: Trouble::default(), since: jiff::Timestamp::UNIX_EPOCH };
         let draining = Replica { intent: Some(drain), ..pod(Stage::Serving) };
         assert_eq!(standing(&mut fleet, &draining, 60_000), Some(Standing::Draining));
-        assert_eq!(standing(&mut fleet, &pod(Stage::Finished(Trouble::default())), 0), None);
+        assert_eq!(standing(&mut fleet, &pod(finished), 0), None);
     }
 }

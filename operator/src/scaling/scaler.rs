@@ -245,7 +245,9 @@ mod tests {
             revision: "0a".into(),
             ordinal: 0,
             resource_version: String::new(),
+            created: Timestamp::UNIX_EPOCH,
             stage: Stage::Serving,
+            lost: false,
             gone_by: None,
             needs: Needs::default(),
         };
