@@ -49,10 +49,11 @@ pub enum Unhealthy {
     Died(String),
 }
 
-/// A model that cannot be loaded is healthy on purpose: restarting would not help and would hide the reason.
+/// A model that cannot be loaded is healthy on purpose: it is tried again anyway, and restarting would hide the reason. A try
+/// that stands still is not.
 pub fn check(engine: &Engine, progress: Progress, patience: Patience) -> Result<(), Unhealthy> {
     match engine {
-        Engine::Loading if progress.load_idle_seconds > patience.load_seconds => {
+        Engine::Loading | Engine::LoadFailed(_) if progress.load_idle_seconds > patience.load_seconds => {
             Err(Unhealthy::LoadHung { seconds: progress.load_idle_seconds })
         }
         Engine::Running if progress.stalled_seconds > patience.step_seconds => {
@@ -82,11 +83,12 @@ mod tests {
     fn a_load_that_moves_is_healthy_and_one_that_stands_still_is_not() {
         assert_eq!(after(&Engine::Loading, 0.0, 599.0), Ok(()));
         assert!(after(&Engine::Loading, 0.0, 601.0).is_err());
+        assert!(after(&Engine::LoadFailed("no file".into()), 0.0, 601.0).is_err(), "the next try stands still");
     }
 
     #[test]
     fn only_failures_that_a_restart_may_mend_are_unhealthy() {
-        assert_eq!(after(&Engine::LoadFailed("no file".into()), 0.0, 1e6), Ok(()));
+        assert_eq!(after(&Engine::LoadFailed("no file".into()), 0.0, 301.0), Ok(()), "the longest pause");
         assert!(after(&Engine::Died("step panicked".into()), 0.0, 0.0).is_err());
     }
 }

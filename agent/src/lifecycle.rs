@@ -31,7 +31,7 @@ pub enum Engine {
     Loading,
     /// Loaded and warm.
     Running,
-    /// The model never loaded. A restart would fail the same way.
+    /// The model is not loaded, and will be tried again. A restart would fail the same way.
     LoadFailed(String),
     /// The engine stopped by itself after it ran. A restart may help.
     Died(String),

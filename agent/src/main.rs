@@ -131,7 +131,7 @@ async fn load(replica: Arc<Replica>, address: std::net::SocketAddr) -> anyhow::E
     let thread = std::thread::Builder::new().name("load".to_owned());
     let spawned = thread.spawn(move || {
         // No receiver means that the process is ending for another reason.
-        let _ = report.send(startup::load(&replica, address));
+        let _ = report.send(startup::load_until_served(&replica, address));
     });
     if let Err(error) = spawned {
         return error.into();

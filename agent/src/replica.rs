@@ -145,6 +145,11 @@ impl Replica {
         self.apply(Event::Loaded);
     }
 
+    /// Loading begins, for the first time or again.
+    pub fn begin_to_load(&self) {
+        self.note_load_progress(0.0);
+    }
+
     /// Notes how far loading is, 0 to 1.
     pub fn note_load_progress(&self, progress: f32) {
         let mut life = self.life();

@@ -4,6 +4,8 @@ use std::{
     io::{self, IsTerminal, Write},
     net::SocketAddr,
     sync::Arc,
+    thread::sleep,
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow};
@@ -17,29 +19,59 @@ use crate::{
     wording::in_words_of,
 };
 
-/// Loads the model and puts it in service, or notes why not. Blocks until then. An error means: end the process.
-pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
+/// Between the first failure to load and the next try; twice as long after each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+/// The longest pause. Shorter than a load may stand still: who waits to try again is not taken for hung.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// Said after the reason of a failure: the same words at every try, so that a status which has them is not written again.
+pub const TRIED_AGAIN: &str = "tried again with pauses of up to 5 minutes";
+
+/// What came of one try to load.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Loaded {
+    /// The model is in service.
+    Serving,
+    /// It cannot be loaded now; the replica says why.
+    Failed,
+}
+
+/// Loads the model and puts it in service, with a pause after each failure: volumes fail over, files are still being
+/// copied. Blocks until then. An error means: end the process.
+pub fn load_until_served(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<()> {
+    let mut pause = FIRST_PAUSE;
+    while load(replica, address)? == Loaded::Failed {
+        tracing::info!(seconds = pause.as_secs(), "loading is tried again after a pause");
+        sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+    Ok(())
+}
+
+/// Tries to load the model once, and puts it in service or notes why not. An error means: end the process.
+pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<Loaded> {
+    replica.begin_to_load();
     match start_engine(replica) {
         Ok(served) => {
             // A reader that went away must not keep the model from being served.
             let _ = writeln!(io::stdout(), "{}", summary(replica.settings(), served.engine.model(), address));
             replica.serve(served);
-            Ok(())
+            Ok(Loaded::Serving)
         }
         Err(error) => fail(replica, error),
     }
 }
 
 /// A replica that the operator started stays up and reports why; one started by hand exits with the reason.
-fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<()> {
+fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<Loaded> {
     let error = error.context(format!("load {}", replica.settings().source));
     match replica.settings().started_by {
         StartedBy::Person => Err(error),
         StartedBy::Operator => {
             let reason = format!("{error:#}");
             tracing::error!(reason, "the model cannot be loaded; staying up to report it");
-            replica.apply(Event::LoadFailed(reason));
-            Ok(())
+            replica.apply(Event::LoadFailed(format!("{reason} ({TRIED_AGAIN})")));
+            Ok(Loaded::Failed)
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use stoker_agent::{
     config::{Settings, StartedBy},
     replica::Replica,
-    startup,
+    startup::{self, Loaded, TRIED_AGAIN},
 };
 use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig};
 
@@ -20,16 +20,38 @@ fn replica(source: &str, engine: EngineSettings, started_by: StartedBy) -> Arc<R
 /// What `/v1/load` says of a replica that the operator started with these settings.
 fn reported(source: &str, engine: EngineSettings) -> String {
     let replica = replica(source, engine, StartedBy::Operator);
-    startup::load(&replica, ([127, 0, 0, 1], 8000).into()).unwrap();
+    assert_eq!(load(&replica).unwrap(), Loaded::Failed);
     let report = replica.load_report();
     assert_eq!(report.phase, AgentPhase::Failed);
-    report.error.unwrap()
+    let error = report.error.unwrap();
+    error.strip_suffix(&format!(" ({TRIED_AGAIN})")).unwrap().to_owned()
 }
 
 /// What a person reads that started an agent with these settings.
 fn printed(source: &str, engine: EngineSettings) -> String {
     let replica = replica(source, engine, StartedBy::Person);
-    format!("{:#}", startup::load(&replica, ([127, 0, 0, 1], 8000).into()).unwrap_err())
+    format!("{:#}", load(&replica).unwrap_err())
+}
+
+fn load(replica: &Arc<Replica>) -> anyhow::Result<Loaded> {
+    startup::load(replica, ([127, 0, 0, 1], 8000).into())
+}
+
+#[test]
+fn a_model_that_comes_later_is_loaded_at_the_next_try() {
+    let folder = std::env::temp_dir().join(format!("stoker-late-model-{}", std::process::id()));
+    let source = folder.to_str().unwrap();
+    let replica =
+        replica(source, EngineSettings { threads: Some(1), ..EngineSettings::default() }, StartedBy::Operator);
+    assert_eq!(load(&replica).unwrap(), Loaded::Failed);
+    assert_eq!(load(&replica).unwrap(), Loaded::Failed);
+    let ember = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/ember");
+    std::os::unix::fs::symlink(ember, &folder).unwrap();
+    let loaded = load(&replica);
+    std::fs::remove_file(&folder).unwrap();
+    assert_eq!(loaded.unwrap(), Loaded::Serving);
+    let report = replica.load_report();
+    assert_eq!((report.phase, report.error), (AgentPhase::Ready, None));
 }
 
 #[test]

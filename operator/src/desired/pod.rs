@@ -25,8 +25,8 @@ pub const AGENT_CONTAINER: &str = "agent";
 const EXIT_SECONDS: i64 = 10;
 /// Seconds after which a pod on an unreachable node is given up and replaced.
 const NODE_LOSS_SECONDS: i64 = 30;
-/// Seconds a model may take to load before the container is restarted.
-const START_SECONDS: i32 = 7200;
+/// Seconds until the agent has to listen. From then on liveness sees whether loading moves, however long it takes.
+const LISTEN_SECONDS: i32 = 120;
 /// An unprivileged user that no distribution hands out.
 const AGENT_UID: i64 = 65532;
 
@@ -80,7 +80,7 @@ fn container(inputs: &ReplicaInputs) -> Container {
         ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
         resources: resource_requirements(inputs),
         volume_mounts: Some(volume_mounts(inputs)),
-        startup_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: START_SECONDS })),
+        startup_probe: Some(probe("/healthz", Pace { period: 1, timeout: 2, failures: LISTEN_SECONDS })),
         readiness_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: 2 })),
         liveness_probe: Some(probe("/healthz", Pace { period: 10, timeout: 5, failures: 3 })),
         security_context: Some(container_security()),

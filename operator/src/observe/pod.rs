@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(stage_of(container(since("09:59:00"), json!({"started": false}))), Stage::Starting);
         let faltering = stage_of(container(since("09:59:00"), json!({"started": true})));
         assert!(matches!(faltering, Stage::Faltering { .. }), "{faltering:?}");
-        // The startup probe succeeded, the first readiness probe is still to come.
+        // The process listens and loads; it was never ready.
         assert_eq!(stage_of(container(since("10:00:00"), json!({"started": true}))), Stage::Starting);
     }
 
