@@ -1,7 +1,8 @@
 //! The CustomResourceDefinition as it is installed: the derived one, tidied for the API server.
 //!
-//! Optional fields are absent rather than `null` (the API server prunes a `null` that a schema does not allow), and
-//! integer formats are those that Kubernetes knows.
+//! Optional fields are absent rather than `null` (the API server prunes a `null` that a schema does not allow), integer
+//! formats are those that Kubernetes knows, and there are no defaults: the API server would store them in every object, and
+//! a better one would never reach those that exist. Descriptions name the defaults that the code has.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -40,11 +41,11 @@ fn tidy(value: &mut Value) {
     }
 }
 
-/// Removes `nullable`, `null` defaults and Rust's integer formats; whole bounds are integers, descriptions one line.
+/// Removes `nullable`, defaults and Rust's integer formats; whole bounds are integers, descriptions one line.
 fn tidy_keywords(map: &mut Map<String, Value>) {
     map.retain(|key, value| match key.as_str() {
         "nullable" => *value != Value::Bool(true),
-        "default" => !value.is_null(),
+        "default" => false,
         "format" => !matches!(value.as_str(), Some("uint64" | "uint16" | "uint8" | "uint")),
         _ => true,
     });
@@ -65,12 +66,26 @@ fn tidy_keywords(map: &mut Map<String, Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scaling::{Behavior, ScalingMode, ScalingSpec};
 
     #[test]
     fn the_chart_carries_the_generated_definition() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/stoker/crds/inferencedeployments.yaml");
         let committed = std::fs::read_to_string(path).expect("the chart has the CRD");
         assert!(committed == yaml(), "the CRD in the chart is old: run `make generate`");
+    }
+
+    #[test]
+    fn no_default_is_stored_and_those_that_rules_repeat_are_the_codes() {
+        assert!(!yaml().contains("default:"));
+        let Behavior { panic_window_seconds: panic, stable_window_seconds: stable, .. } = Behavior::default();
+        let rule = format!(
+            "(has(self.panicWindowSeconds) ? self.panicWindowSeconds : {panic}) <= \
+             (has(self.stableWindowSeconds) ? self.stableWindowSeconds : {stable})"
+        );
+        let text = serde_json::to_string(&crd()).expect("a CRD is JSON");
+        assert!(text.contains(&rule), "{rule}");
+        assert_eq!((ScalingSpec::between(1, 1).min, ScalingMode::default()), (1, ScalingMode::Native));
     }
 
     #[test]

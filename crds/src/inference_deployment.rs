@@ -52,7 +52,7 @@ use crate::{scaling::ScalingSpec, status::InferenceDeploymentStatus};
     // A number that was set through the scale subresource belongs to nobody who applies manifests, so an apply cannot take
     // it out. It may stay while the number is handed to the operator, which removes it.
     validation = Rule::new(
-        "!has(self.spec.replicas) || !has(self.spec.scaling) || self.spec.scaling.mode != 'native' \
+        "!has(self.spec.replicas) || !has(self.spec.scaling) || (has(self.spec.scaling.mode) && self.spec.scaling.mode != 'native') \
          || oldSelf.optMap(old, has(old.spec.scaling) && has(old.spec.replicas) && old.spec.replicas == self.spec.replicas).orValue(false)"
     ).optional_old_self(true).message(
         "spec.replicas and spec.scaling exclude each other: remove replicas to let the operator decide the number, or set scaling.mode to external or advisory to keep it"

@@ -13,7 +13,7 @@ use thiserror::Error;
     feature = "resource",
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "self.min <= self.max", "message": "scaling.min is above scaling.max: raise max or lower min"}
+        {"rule": "!has(self.min) || self.min <= self.max", "message": "scaling.min is above scaling.max: raise max or lower min"}
     ]))
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -63,10 +63,10 @@ pub enum ScalingMode {
     feature = "resource",
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "self.kv > 0.0 && self.kv <= 1.0", "message": "scaling.targets.kv: use a share above 0 and at most 1, such as 0.8"},
-        {"rule": "self.slowdown > 1.0", "message": "scaling.targets.slowdown: use a number above 1, such as 2"},
-        {"rule": "self.queueSeconds > 0.0", "message": "scaling.targets.queueSeconds: use seconds above 0, such as 1"},
-        {"rule": "self.preemptionsPerMinute > 0.0", "message": "scaling.targets.preemptionsPerMinute: use a number above 0, such as 6"},
+        {"rule": "!has(self.kv) || self.kv > 0.0 && self.kv <= 1.0", "message": "scaling.targets.kv: use a share above 0 and at most 1, such as 0.8"},
+        {"rule": "!has(self.slowdown) || self.slowdown > 1.0", "message": "scaling.targets.slowdown: use a number above 1, such as 2"},
+        {"rule": "!has(self.queueSeconds) || self.queueSeconds > 0.0", "message": "scaling.targets.queueSeconds: use seconds above 0, such as 1"},
+        {"rule": "!has(self.preemptionsPerMinute) || self.preemptionsPerMinute > 0.0", "message": "scaling.targets.preemptionsPerMinute: use a number above 0, such as 6"},
         {"rule": "!has(self.ttftMs) || self.ttftMs > 0.0", "message": "scaling.targets.ttftMs: use milliseconds above 0, or leave it out"},
         {"rule": "!has(self.itlMs) || self.itlMs > 0.0", "message": "scaling.targets.itlMs: use milliseconds above 0, or leave it out"}
     ]))
@@ -102,8 +102,8 @@ impl Default for Targets {
     feature = "resource",
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "self.panicWindowSeconds <= self.stableWindowSeconds", "message": "scaling.behavior.panicWindowSeconds is above stableWindowSeconds: lower the one or raise the other"},
-        {"rule": "self.downPressure > 0.0 && self.downPressure <= 0.95", "message": "scaling.behavior.downPressure: use a share above 0 and at most 0.95, such as 0.85"}
+        {"rule": "(has(self.panicWindowSeconds) ? self.panicWindowSeconds : 6) <= (has(self.stableWindowSeconds) ? self.stableWindowSeconds : 60)", "message": "scaling.behavior.panicWindowSeconds is above stableWindowSeconds: lower the one or raise the other"},
+        {"rule": "!has(self.downPressure) || self.downPressure > 0.0 && self.downPressure <= 0.95", "message": "scaling.behavior.downPressure: use a share above 0 and at most 0.95, such as 0.85"}
     ]))
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -176,8 +176,8 @@ impl StepLimit {
     feature = "resource",
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "self.up > 0.0 && self.up <= 1.0", "message": "scaling.behavior.quorum.up: use a share above 0 and at most 1, such as 0.5"},
-        {"rule": "self.down > 0.0 && self.down <= 1.0", "message": "scaling.behavior.quorum.down: use a share above 0 and at most 1, such as 1"}
+        {"rule": "!has(self.up) || self.up > 0.0 && self.up <= 1.0", "message": "scaling.behavior.quorum.up: use a share above 0 and at most 1, such as 0.5"},
+        {"rule": "!has(self.down) || self.down > 0.0 && self.down <= 1.0", "message": "scaling.behavior.quorum.down: use a share above 0 and at most 1, such as 1"}
     ]))
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

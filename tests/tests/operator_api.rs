@@ -232,6 +232,22 @@ fn impossible_scaling_names_field_and_fix() {
 }
 
 #[test]
+fn what_a_user_leaves_out_is_not_stored() {
+    let spec = ember_with(json!({"scaling": {"max": 4, "targets": {"kv": 0.7}}}));
+    let object = json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "brief"}, "spec": spec});
+    kubectl(&["create", "-f", "-"], Some(object)).unwrap();
+    let stored = kubectl(&["get", "infd", "brief", "-o", "jsonpath={.spec.scaling}"], None).unwrap();
+    let stored: Value = serde_json::from_str(&stored).unwrap();
+    assert_eq!(stored, json!({"max": 4, "targets": {"kv": 0.7}}));
+    // One window alone is held against the other's default.
+    refused(
+        ember_with(json!({"scaling": {"max": 4, "behavior": {"stableWindowSeconds": 4}}})),
+        &["panicWindowSeconds"],
+    );
+    accepted(ember_with(json!({"scaling": {"max": 4, "behavior": {"stableWindowSeconds": 30}}})));
+}
+
+#[test]
 fn labels_and_annotations_of_the_operator_are_refused() {
     refused(
         ember_with(json!({"pod": {"labels": {"app.kubernetes.io/instance": "x"}}})),
