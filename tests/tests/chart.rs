@@ -14,8 +14,10 @@ use stoker_tests::skip::skip;
 
 const IMAGES: [&str; 2] =
     ["image.repository=registry.example/stoker-operator", "agent.image.repository=registry.example/stoker-agent"];
+/// Who may reach the operator's port.
+const PEER: &str = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring";
 /// The shapes that change which objects there are.
-const SHAPES: [&[&str]; 4] = [
+const SHAPES: [&[&str]; 6] = [
     &[],
     &["watchNamespace=default"],
     &[
@@ -25,6 +27,8 @@ const SHAPES: [&[&str]; 4] = [
         "log.format=json",
         "podLabels.team=ml",
     ],
+    &["networkPolicy.enabled=true"],
+    &["networkPolicy.enabled=true", PEER],
     &["imagePullSecrets[0].name=pull", "nodeSelector.disk=ssd", "tolerations[0].operator=Exists"],
 ];
 
@@ -132,6 +136,28 @@ fn prometheus_is_asked_for_never_assumed() {
     assert!(!manifests(&[]).contains("ServiceMonitor"));
     let text = manifests(&["metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prom"]);
     assert!(text.contains("kind: ServiceMonitor") && text.contains("release: prom"), "{text}");
+}
+
+#[test]
+fn two_operators_are_evicted_one_by_one_and_a_single_one_holds_up_no_node_drain() {
+    if cannot_run("two_operators_are_evicted_one_by_one_and_a_single_one_holds_up_no_node_drain") {
+        return;
+    }
+    let budget = |values: &[&str]| manifests(values).contains("kind: PodDisruptionBudget");
+    let off = "podDisruptionBudget.enabled=false";
+    assert_eq!([budget(&[]), budget(&["replicas=2"]), budget(&["replicas=2", off])], [false, true, false]);
+}
+
+#[test]
+fn a_network_policy_is_asked_for_and_without_peers_lets_in_nobody() {
+    if cannot_run("a_network_policy_is_asked_for_and_without_peers_lets_in_nobody") {
+        return;
+    }
+    assert!(!manifests(&[]).contains("NetworkPolicy"));
+    assert!(manifests(&["networkPolicy.enabled=true"]).contains("\n  ingress: []\n"));
+    let text = manifests(&["networkPolicy.enabled=true", PEER]);
+    let peers = "    - from:\n        - namespaceSelector:\n            matchLabels:\n              team: monitoring\n      ports:";
+    assert!(text.contains(peers), "{text}");
 }
 
 #[test]
