@@ -137,7 +137,7 @@ pub fn decide_scale(spec: &ScalingSpec, window: &LoadWindow, state: &ScaleState,
 /// Decides from signals: what [`decide_scale`] does once the window is reduced, and what a replay repeats.
 pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms: u64) -> (ScaleDecision, ScaleState) {
     let mut next = state.clone();
-    next.law.learn(signals, now_ms);
+    next.law.learn(signals, f64::from(spec.behavior.stable_window_seconds), now_ms);
     let mood = mood(spec, signals, &mut next, now_ms);
     let demand = Demand::of(signals, &next.law, spec, mood);
     let choice = choose(&Round { spec, signals, demand: &demand, now_ms }, &mut next);

@@ -281,7 +281,7 @@ mod tests {
     /// What those signals teach: ten seconds of stay at 40 % KV, so `alone` is 10 / 3.4 with the prior slope of six.
     fn law() -> ServiceLaw {
         let mut law = ServiceLaw::default();
-        law.learn(&signals(), 10_000_000);
+        law.learn(&signals(), 60.0, 10_000_000);
         law
     }
 

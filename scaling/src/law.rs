@@ -31,10 +31,20 @@ const ALONE_SHARE_MIN: f64 = 0.05;
 /// A window counts as if this much had passed since the one before, at most. Otherwise the first one ever, whose
 /// predecessor is as old as the clock, would outweigh the next quarter of an hour.
 const LEARNED_AT_ONCE_SECONDS: f64 = 10.0;
+/// What was seen before weighs at most as much as a memory full of windows like the present one, times this. Otherwise a mix
+/// of short stays, whose windows weigh much, would be believed for hours after it went.
+const PAST_MAX: f64 = 3.0;
+/// One plus the squared coefficient of variation of how long requests stay: a number in flight strays by that much more.
+const STAY_SPREAD: f64 = 1.6;
+/// A number in flight is read this often; in between nobody knows it.
+const READ_SECONDS: f64 = 2.0;
+/// Chance that moved usage weighs this many times what usage itself did against believing a slope.
+const DOUBT_OF_CHANCE: f64 = 2.0;
 /// Fewer requests per window than this say nothing about their mean.
 const REQUESTS_MIN: f64 = 10.0;
 
-/// See the module: sums of a weighted least-squares line of residence over usage.
+/// See the module: sums of a weighted least-squares line of residence over usage. A window errs by a share of what it shows,
+/// so it counts by the inverse of its square: otherwise `alone` would be what the longest stays happen to leave over.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceLaw {
@@ -43,12 +53,14 @@ pub struct ServiceLaw {
     residence: f64,
     kv_kv: f64,
     kv_residence: f64,
+    /// Variance of usage that is chance of who was in flight when it was read.
+    chance: f64,
     learned_ms: u64,
 }
 
 impl ServiceLaw {
-    /// Takes in what the stable window shows.
-    pub fn learn(&mut self, signals: &Signals, now_ms: u64) {
+    /// Takes in what the stable window of so many seconds shows.
+    pub fn learn(&mut self, signals: &Signals, stable_seconds: f64, now_ms: u64) {
         let flow = &signals.stable;
         let capacity = flow.serving * signals.blocks_per_replica;
         let is_telling = flow.through_rate * 60.0 >= REQUESTS_MIN && capacity > 0.0 && flow.running > 0.0;
@@ -57,17 +69,20 @@ impl ServiceLaw {
         }
         let (kv, residence) = (flow.referenced / capacity, flow.running / flow.through_rate);
         let age = (now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0).min(LEARNED_AT_ONCE_SECONDS);
-        let keep = (-age / MEMORY_SECONDS).exp();
-        let add = |sum: &mut f64, value: f64| *sum = *sum * keep + value * (1.0 - keep);
+        let (left, worth) = ((-age / MEMORY_SECONDS).exp(), 1.0 / (residence * residence));
+        let keep = if self.weight > 0.0 { left.min(PAST_MAX * worth / self.weight) } else { 0.0 };
+        let add = |sum: &mut f64, value: f64| *sum = *sum * keep + value * worth * (1.0 - left);
         add(&mut self.weight, 1.0);
         add(&mut self.kv, kv);
         add(&mut self.residence, residence);
         add(&mut self.kv_kv, kv * kv);
         add(&mut self.kv_residence, kv * residence);
+        add(&mut self.chance, kv * kv * chance(signals, stable_seconds));
         self.learned_ms = now_ms;
     }
 
-    /// The line; `None` before anything was seen.
+    /// The line; `None` before anything was seen. Chance moves usage and residence alike and so looks like a slope, however
+    /// often it is looked at.
     pub fn line(&self) -> Option<Line> {
         if self.weight <= 0.0 {
             return None;
@@ -76,13 +91,21 @@ impl ServiceLaw {
         let variance = (self.kv_kv / self.weight - mean_kv * mean_kv).max(0.0);
         let covariance = self.kv_residence / self.weight - mean_kv * mean;
         let prior = PRIOR_SLOPE * mean / (1.0 + PRIOR_SLOPE * mean_kv);
-        let doubt = (PRIOR_VARIATION * mean_kv * mean_kv).min(PRIOR_VARIANCE_MAX);
+        let chance = DOUBT_OF_CHANCE * self.chance / self.weight;
+        let doubt = (PRIOR_VARIATION * mean_kv * mean_kv).min(PRIOR_VARIANCE_MAX) + chance;
         let slope = if variance + doubt > 0.0 { (covariance + doubt * prior) / (variance + doubt) } else { prior };
         let alone_min = ALONE_SHARE_MIN * mean;
         let slope_max = if mean_kv > 0.0 { (mean - alone_min) / mean_kv } else { f64::MAX };
         let slope = slope.clamp(0.0, slope_max);
         Some(Line { alone: mean - slope * mean_kv, slope })
     }
+}
+
+/// Squared coefficient of variation of the mean number in flight of a window: of as many as went through, or as were seen.
+fn chance(signals: &Signals, stable_seconds: f64) -> f64 {
+    let flow = &signals.stable;
+    let seconds = signals.coverage.window_seconds.min(stable_seconds).max(READ_SECONDS);
+    STAY_SPREAD / (seconds * flow.through_rate.min(flow.running / READ_SECONDS))
 }
 
 /// Residence over usage.
@@ -137,7 +160,7 @@ mod tests {
     fn learned(points: impl IntoIterator<Item = (f64, f64)>) -> Line {
         let mut law = ServiceLaw::default();
         for (tick, (kv, residence)) in points.into_iter().enumerate() {
-            law.learn(&signals(kv, residence), 1_000_000 + tick as u64 * 2000);
+            law.learn(&signals(kv, residence), 60.0, 1_000_000 + tick as u64 * 2000);
         }
         law.line().expect("something was learned")
     }
@@ -169,12 +192,69 @@ mod tests {
     fn the_first_window_does_not_outweigh_the_next_minutes() {
         // Whatever the clock says: a Unix time is no age.
         const BEGUN_MS: u64 = 1_763_700_000_000;
+        for first in [90.0, 0.6] {
+            let mut law = ServiceLaw::default();
+            law.learn(&signals(0.3, first), 60.0, BEGUN_MS);
+            (1..=450).for_each(|tick| law.learn(&signals(0.3, 6.0), 60.0, BEGUN_MS + tick * 2000));
+            let found = law.line().unwrap().residence_seconds(0.3);
+            assert!((found / 6.0 - 1.0).abs() < 0.5, "{found} after {first}");
+        }
+    }
+
+    /// A replica of 128 blocks on a busy machine, with windows of eight seconds: sequences running, blocks referenced,
+    /// requests a second that went through.
+    type Window = (f64, f64, f64);
+    /// One client that asks for 40 tokens again and again, as recorded.
+    const CALM: [Window; 4] = [(0.5, 1.5, 2.25), (0.67, 1.7, 2.38), (0.5, 1.2, 2.33), (0.4, 1.0, 2.38)];
+    /// Beside it 24 that ask for 200 tokens, as recorded: the stay grows faster than usage, since they began together.
+    const CROWD: [Window; 5] =
+        [(5.2, 10.6, 3.15), (12.25, 30.5, 2.94), (18.25, 60.5, 2.38), (23.5, 92.0, 1.9), (21.5, 112.0, 1.4)];
+
+    fn learn_windows(law: &mut ServiceLaw, windows: impl IntoIterator<Item = Window>, from_ms: u64) -> u64 {
+        let mut at_ms = from_ms;
+        for (running, referenced, through_rate) in windows {
+            at_ms += 2000;
+            let mut seen = signals(0.0, 1.0);
+            seen.blocks_per_replica = 128.0;
+            seen.stable = Flow { serving: 1.0, referenced, running, waiting: 0.0, through_rate };
+            law.learn(&seen, 8.0, at_ms);
+        }
+        at_ms
+    }
+
+    #[test]
+    fn a_crowd_of_long_requests_leaves_what_short_ones_take_alone() {
         let mut law = ServiceLaw::default();
-        law.learn(&signals(0.9, 90.0), BEGUN_MS);
-        (1..=150).for_each(|tick| law.learn(&signals(0.3, 6.0), BEGUN_MS + tick * 2000));
-        // The first counts for ten seconds out of three hundred and ten.
+        let at_ms = learn_windows(&mut law, CALM.into_iter().chain(CROWD), 1_000_000);
         let line = law.line().unwrap();
-        assert!(line.residence_seconds(0.3) < 6.0 + 2.0 * 84.0 * 10.0 / 310.0, "{line:?}");
+        assert!((0.05..0.3).contains(&line.alone), "{line:?}");
+        // A minute after they went the client is again what is known best.
+        learn_windows(&mut law, CALM.into_iter().cycle().take(30), at_ms);
+        let line = law.line().unwrap();
+        assert!((0.1..0.3).contains(&line.alone), "{line:?}");
+        assert!(line.kv_at_slowdown(20.0) > 0.5, "{line:?}");
+    }
+
+    #[test]
+    fn chance_of_who_was_in_flight_is_no_slope() {
+        // One client of a third of a second, seen four times a window: now once, now three times, each with as many blocks.
+        let seen = |times: f64| (times / 4.0, 2.5 * times / 4.0, 2.3);
+        let mut law = ServiceLaw::default();
+        learn_windows(&mut law, [1.0, 3.0, 2.0, 1.0].into_iter().cycle().take(200).map(seen), 1_000_000);
+        let line = law.line().unwrap();
+        assert!(line.alone > 0.6 * 0.7 / 4.0 / 2.3, "{line:?}");
+        assert!(line.kv_at_slowdown(20.0) > 0.2, "{line:?}");
+    }
+
+    #[test]
+    fn a_mix_that_stays_longer_is_believed_within_twice_the_memory() {
+        let mut law = ServiceLaw::default();
+        let at = |tick: u64| 1_000_000 + tick * 2000;
+        (0..1800).for_each(|tick| law.learn(&signals(0.3, 0.1), 60.0, at(tick)));
+        let ticks = MEMORY_SECONDS as u64;
+        (1800..1800 + ticks).for_each(|tick| law.learn(&signals(0.3, 50.0), 60.0, at(tick)));
+        let found = law.line().unwrap().residence_seconds(0.3);
+        assert!(found > 25.0, "{found}");
     }
 
     #[test]
@@ -182,10 +262,10 @@ mod tests {
         let mut law = ServiceLaw::default();
         let mut few = signals(0.5, 8.0);
         few.stable.through_rate = 0.1;
-        law.learn(&few, 1_000_000);
+        law.learn(&few, 60.0, 1_000_000);
         let mut unseen = signals(0.5, 8.0);
         unseen.coverage.fresh = 0;
-        law.learn(&unseen, 1_000_000);
+        law.learn(&unseen, 60.0, 1_000_000);
         assert_eq!(law, ServiceLaw::default());
         assert_eq!(law.line(), None);
     }

@@ -327,7 +327,7 @@ mod tests {
         let mut scaler = world.scaler();
         world.tick(&mut scaler, 700);
         scaler.state.law = serde_json::from_value(json!({
-            "weight": 1.0, "kv": 0.5, "residence": 4.0, "kvKv": 0.25, "kvResidence": 2.0, "learnedMs": START_MS
+            "weight": 1.0, "kv": 0.5, "residence": 4.0, "kvKv": 0.25, "kvResidence": 2.0, "chance": 0.0, "learnedMs": START_MS
         }))
         .unwrap();
         let desired = scaler.state.desired;
