@@ -1,0 +1,14 @@
+//! The HTTP surface over a simulated engine: scripted text, scripted timing, scripted failures. The real engine behind a
+//! real socket is tested in the `tests` crate.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod agent;
+mod answers;
+mod anthropic;
+mod chat;
+mod completions;
+mod life;
+mod named_events;
+mod refusals;
+mod responses;

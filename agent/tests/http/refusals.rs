@@ -1,0 +1,197 @@
+//! What is refused, in which words, and what it costs.
+
+use axum::body::Body;
+use axum::http::Request;
+use axum::http::StatusCode;
+use serde_json::Value;
+use serde_json::json;
+use stoker_engine::EngineLimits;
+use stoker_engine::exec::sim::SimScript;
+use tower::ServiceExt;
+
+use crate::agent::*;
+
+/// A body that says how long it is and must not be asked for.
+struct Unread(u64);
+
+impl hyper::body::Body for Unread {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
+        panic!("the body is asked for")
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.0)
+    }
+}
+
+async fn answer_to_unread(agent: &Agent, bytes: u64) -> (StatusCode, Value) {
+    let request = Request::post("/v1/completions").header("expect", "100-continue").body(Body::new(Unread(bytes)));
+    json_of(agent.router.clone().oneshot(request.unwrap()).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn every_refusal_names_its_parameter_in_openais_words_and_the_next_request_works() {
+    let agent = Agent::new();
+    let said = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let message = |message: Value| json!({"messages": [message]});
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    for (fields, status, param, code) in [
+        (json!({"guided_xml": {}}), 400, "guided_xml", "unknown_parameter"),
+        (json!({"temprature": 1}), 400, "temprature", "unknown_parameter"),
+        (json!({"stream_options": {"x": 1}}), 400, "stream_options.x", "unknown_parameter"),
+        (json!({"model": "gpt-4"}), 404, "model", "model_not_found"),
+        (json!({"temperature": "hot"}), 400, "temperature", "invalid_type"),
+        (json!({"temperature": 2.5}), 400, "temperature", "decimal_above_max_value"),
+        (json!({"presence_penalty": -3}), 400, "presence_penalty", "decimal_below_min_value"),
+        (json!({"n": 0}), 400, "n", "integer_below_min_value"),
+        (json!({"max_tokens": -1}), 400, "max_tokens", "integer_below_min_value"),
+        (json!({"max_tokens": 1e30}), 400, "max_tokens", "integer_above_max_value"),
+        (json!({"max_tokens": "10"}), 400, "max_tokens", "invalid_type"),
+        (json!({"max_tokens": 3000}), 400, "max_tokens", "invalid_value"),
+        (json!({"logit_bias": {"999": 1}}), 400, "logit_bias.999", "invalid_value"),
+        (json!({"top_logprobs": 2}), 400, "top_logprobs", "invalid_value"),
+        (json!({"response_format": {"type": "xml"}}), 400, "response_format.type", "unsupported_parameter"),
+        (json!({"guided_json": {"type": "objec"}}), 400, "guided_json", "invalid_value"),
+        (json!({"guided_choice": (0..10_000).collect::<Vec<_>>()}), 400, "guided_choice[0]", "invalid_type"),
+        (
+            json!({"structured_outputs": {"choice": (0..10_000).map(|n| n.to_string()).collect::<Vec<_>>()}}),
+            400,
+            "structured_outputs.choice",
+            "invalid_value",
+        ),
+        (json!({"guided_regex": "(unclosed"}), 400, "guided_regex", "invalid_value"),
+        (json!({"guided_grammar": "start: missing"}), 400, "guided_grammar", "invalid_value"),
+        (json!({"tools": [function]}), 400, "tools", "unsupported_parameter"),
+        (json!({"tools": [{"type": "retrieval"}]}), 400, "tools[0]", "invalid_value"),
+        (json!({"tool_choice": "required"}), 400, "tool_choice", "invalid_value"),
+        (json!({"tool_choice": function}), 400, "tool_choice", "invalid_value"),
+        (json!({"tool_choice": 1}), 400, "tool_choice", "invalid_type"),
+        (json!({"messages": null}), 400, "messages", "missing_required_parameter"),
+        (json!({"messages": []}), 400, "messages", "empty_array"),
+        (json!({"messages": "hi"}), 400, "messages", "invalid_type"),
+        (said(json!([])), 400, "messages[0].content", "empty_array"),
+        (said(json!("x".repeat(3000))), 400, "messages", "context_length_exceeded"),
+        (message(json!({"content": "x"})), 400, "messages[0].role", "missing_required_parameter"),
+        (message(json!({"role": "robot"})), 400, "messages[0].role", "invalid_value"),
+        (
+            message(json!({"role": "tool", "content": "x"})),
+            400,
+            "messages[0].tool_call_id",
+            "missing_required_parameter",
+        ),
+    ] {
+        let (got, answer) = agent.post("/v1/chat/completions", chat(fields)).await;
+        let error = &answer["error"];
+        assert_eq!((got.as_u16(), &error["param"], &error["code"]), (status, &json!(param), &json!(code)), "{answer}");
+        assert!(error["message"].is_string() && error["type"] == "invalid_request_error");
+    }
+    for (field, value) in
+        [("prompt_logprobs", json!(1)), ("best_of", json!(2)), ("suffix", json!("x")), ("logprobs", json!(21))]
+    {
+        let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", field: value})).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+    }
+    assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_told_from_one_that_is_not_json() {
+    let agent = Agent::new();
+    for (encoding, expected) in [("gzip", 415), ("identity", 200)] {
+        let request = Request::post("/v1/chat/completions").header("content-encoding", encoding);
+        let request = request.body(Body::from(chat(json!({})).to_string())).unwrap();
+        let (status, answer) = json_of(agent.router.clone().oneshot(request).await.unwrap()).await;
+        assert_eq!(status, expected, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_with_429_and_a_time_to_retry() {
+    let agent = Agent::slow(EngineLimits { max_num_seqs: Some(1), max_waiting: 1, ..EngineLimits::default() });
+    let _running = agent.open_stream().await;
+    let body = json!({"prompt": "x", "stream": true, "max_tokens": 1000}).to_string();
+    let waiting = agent.send_aside("/v1/completions", &body);
+    agent.wait_until("one waits", |report| report.waiting == 1).await;
+    let refused = agent.send("POST", "/v1/completions", &body).await;
+    assert_eq!(refused.status(), 429);
+    assert!(refused.headers()["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
+    waiting.abort();
+    agent.wait_until("a place is free", |report| report.waiting == 0).await;
+    let next = agent.send_aside("/v1/completions", &body);
+    agent.wait_until("it is taken", |report| report.waiting == 1).await;
+    next.abort();
+}
+
+#[tokio::test]
+async fn errors_outside_the_endpoints_have_the_same_body() {
+    let agent = Agent::new();
+    for (method, path, status) in [
+        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/nope", 404),
+        ("GET", "/v1/models/a/b", 404),
+        ("GET", "/v1/models/%ff", 404),
+    ] {
+        let (got, answer) = json_of(agent.send(method, path, "").await).await;
+        assert_eq!(got, status, "{method} {path}");
+        assert!(answer["error"]["message"].is_string(), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_not_invited_to_send_what_is_refused() {
+    let (status, answer) = answer_to_unread(&Agent::new(), 100 << 20).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (413, &json!("body_too_large")));
+    let loading = Agent::loading(&EngineLimits::default());
+    assert_eq!(answer_to_unread(&loading, 100).await.0, 503, "refused by its head");
+}
+
+#[tokio::test]
+async fn what_could_run_at_once_takes_no_place_of_those_that_wait() {
+    let agent = Agent::with(
+        SimScript::default(),
+        EngineLimits { max_num_seqs: Some(3), max_waiting: 2, ..EngineLimits::default() },
+    );
+    let texts = |n: usize| json!({"prompt": vec!["x"; n], "max_tokens": 1});
+    let (status, answer) = agent.post("/v1/completions", texts(5)).await;
+    assert_eq!(status, 200, "{answer}");
+    for (body, param) in [(texts(6), "prompt"), (json!({"prompt": "x", "n": 6}), "n")] {
+        let (status, answer) = agent.post("/v1/completions", body).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains("the 5 that may run and wait"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_far_beyond_the_context_is_refused_by_its_beginning() {
+    let agent = Agent::new();
+    let text = "x".repeat(7 << 20);
+    let message = json!({"messages": [{"role": "user", "content": text}]});
+    for (path, body, param) in [
+        ("/v1/completions", json!({"prompt": text}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["short", text]}), "prompt"),
+        ("/v1/chat/completions", message.clone(), "messages"),
+        ("/tokenize", message, "messages"),
+    ] {
+        let (status, answer) = agent.post(path, body).await;
+        let error = &answer["error"];
+        assert_eq!((status.as_u16(), &error["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+        assert_eq!(error["param"], param, "{path}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("maximum context length is 2048 tokens"), "{message}");
+        assert!(message.contains("contains at least 14746 input tokens"), "one slice was read: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_sent_twice_is_refused() {
+    for body in [r#"{"prompt": "a", "prompt": "b"}"#, r#"{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}"#] {
+        let (status, answer) = json_of(Agent::new().send("POST", "/v1/completions", body).await).await;
+        assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("duplicate_parameter")), "{answer}");
+    }
+}
