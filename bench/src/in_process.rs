@@ -257,7 +257,7 @@ impl InProcess {
     fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32, asked: Asked) -> Result<RequestStream> {
         let Asked { sampling, logprobs } = asked;
         let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
-        Ok(self.engine.submit(Request { prompt, sampling, stop, logprobs })?)
+        Ok(self.engine.submit(Request { prompt, sampling, stop, logprobs, ..Request::default() })?)
     }
 }
 

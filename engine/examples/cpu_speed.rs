@@ -57,7 +57,8 @@ impl Sequence {
     fn new(idx: u32) -> Self {
         let prompt = (0..MAX_LEN as u32).map(|i| (i * 31 + idx * 7) % 250).collect();
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let request = Arc::new(Request { prompt, sampling, stop: StopParams::default(), logprobs: None });
+        let request =
+            Arc::new(Request { prompt, sampling, stop: StopParams::default(), logprobs: None, ..Request::default() });
         let n_blocks = (MAX_LEN / BLOCK_TOKENS) as u32;
         Self { request, blocks: (idx * n_blocks..(idx + 1) * n_blocks).map(BlockId).collect() }
     }

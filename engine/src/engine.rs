@@ -106,6 +106,7 @@ impl Engine {
     pub fn start_with(executor: Box<dyn Executor>, parts: EngineParts) -> EngineHandle {
         let EngineParts { model, tokenizer, sched, max_waiting } = parts;
         let n_blocks = model.memory.kv_blocks as usize;
+        let abilities = executor.abilities();
         let matchers = Matchers::new(model.vocab_size as usize);
         let tokenizer = Arc::new(tokenizer);
         let meters = Arc::new(Meters::new(n_blocks, Instant::now()));
@@ -136,6 +137,7 @@ impl Engine {
             meters,
             tokenizer,
             model,
+            abilities,
             next_id: AtomicU64::new(0),
             thread: Mutex::new(Some(thread)),
         })

@@ -26,6 +26,7 @@ use crate::{
     request::{FinishReason, Request, RequestId},
     sched::{
         Chunk, MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule,
+        scores_wanted,
     },
 };
 
@@ -73,6 +74,8 @@ pub(crate) struct StepInFlight {
     reading: StepReading,
     /// Its draws that wait for masks.
     awaited: Vec<Awaited>,
+    /// Whose prompts it tells log-probabilities of.
+    scored: Vec<RequestId>,
 }
 
 /// Whether the loop goes on.
@@ -173,6 +176,7 @@ impl EngineLoop {
         let plan = schedule(&mut self.state, &self.limits);
         let planned_at = Instant::now();
         let computes = !plan.chunks.is_empty();
+        let scored = self.ask_for_scores(&plan);
         if computes {
             self.executor.launch(&plan.step(&self.state, &self.limits))?;
         }
@@ -184,8 +188,17 @@ impl EngineLoop {
         };
         let reading = StepReading::new(&plan, planned_at, times);
         let awaited = self.awaited(&plan);
-        self.in_flight.push_back(StepInFlight { plan, reading, awaited });
+        self.in_flight.push_back(StepInFlight { plan, reading, awaited, scored });
         Ok(computes)
+    }
+
+    /// Tells the executor which log-probabilities of prompts the step that is launched next gives.
+    fn ask_for_scores(&mut self, plan: &StepPlan) -> Vec<RequestId> {
+        let (scored, wanted): (Vec<_>, Vec<_>) = scores_wanted(&mut self.state, plan).into_iter().unzip();
+        if !wanted.is_empty() {
+            self.executor.score(wanted);
+        }
+        scored
     }
 
     /// The draws of a plan that wait for masks. The state is as it was planned on.
@@ -196,7 +209,7 @@ impl EngineLoop {
     }
 
     fn take_in(&mut self, step: StepInFlight) -> Result<(), ExecError> {
-        let StepInFlight { plan, mut reading, .. } = step;
+        let StepInFlight { plan, mut reading, scored, .. } = step;
         let waiting_since = Instant::now();
         let output = if plan.chunks.is_empty() {
             StepOutput::default()
@@ -207,7 +220,10 @@ impl EngineLoop {
             output
         };
         let now = Instant::now();
-        let effects = resolve(&mut self.state, plan, output, &self.limits);
+        let mut effects = resolve(&mut self.state, plan, output, &self.limits);
+        if !scored.is_empty() {
+            effects.scores = scored.into_iter().zip(self.executor.take_scores()).collect();
+        }
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
         reading.times.resolve_seconds = now.elapsed().as_secs_f64();
         effects.ended.iter().for_each(|ended| self.matchers.close(ended.id));

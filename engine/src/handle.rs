@@ -16,6 +16,7 @@ use tokio::sync::mpsc::Receiver;
 use crate::{
     engine_loop::Command,
     events::{StreamMessage, event_channel},
+    exec::Abilities,
     info::ModelInfo,
     metrics::{EngineLoad, Meters, Samples},
     output::{OUTPUT_QUEUE_MESSAGES, OutputMessage},
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) meters: Arc<Meters>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) model: ModelInfo,
+    pub(crate) abilities: Abilities,
     pub(crate) next_id: AtomicU64,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -143,11 +145,14 @@ impl EngineHandle {
         if prompt_tokens >= max_model_len {
             return Err(RejectReason::PromptTooLong { prompt_tokens, max_model_len });
         }
-        let mut named = request.prompt.iter().chain(request.sampling.logit_bias.keys());
+        let Request { prompt, sampling, logprob_tokens, .. } = &request;
+        let mut named = prompt.iter().chain(sampling.logit_bias.keys()).chain(logprob_tokens);
         if let Some(&token) = named.find(|token| **token >= vocab_size) {
             return Err(RejectReason::BadToken { token, vocab_size });
         }
-        if let Some(asked) = request.logprobs.filter(|asked| *asked > LOGPROBS_MAX) {
+        self.shared.abilities.check(&request)?;
+        let asked = request.logprobs.max(request.prompt_logprobs);
+        if let Some(asked) = asked.filter(|asked| *asked > LOGPROBS_MAX) {
             return Err(RejectReason::TooManyLogprobs { asked: asked.into(), limit: LOGPROBS_MAX.into() });
         }
         if request.sampling.logit_bias.len() > LOGIT_BIASES_MAX {
@@ -226,7 +231,7 @@ impl RequestStream {
     /// The last defence of "exactly one terminal": a ledger that was lost with its thread can send none.
     fn note(&mut self, event: Option<RequestEvent>) -> Option<RequestEvent> {
         let was_finished = self.is_finished;
-        self.is_finished |= !matches!(event, Some(RequestEvent::Delta { .. }));
+        self.is_finished |= matches!(event, None | Some(RequestEvent::Finished { .. }));
         let lost = || RequestEvent::Finished {
             reason: FinishReason::Error(NO_OUTPUT.into()),
             stop_match: None,
@@ -261,8 +266,13 @@ mod tests {
         shared.output = output;
         let engine = EngineHandle::new(shared);
         let stop = StopParams { max_tokens: 1, ..StopParams::default() };
-        let request =
-            || Request { prompt: vec![1], sampling: SamplingParams::default(), stop: stop.clone(), logprobs: None };
+        let request = || Request {
+            prompt: vec![1],
+            sampling: SamplingParams::default(),
+            stop: stop.clone(),
+            logprobs: None,
+            ..Request::default()
+        };
         let _first = engine.submit(request()).expect("there is room for one message");
         let refused = engine.submit(request()).unwrap_err();
         assert_eq!(refused, RejectReason::OutputBehind { messages: OUTPUT_QUEUE_MESSAGES as u32 });

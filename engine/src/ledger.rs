@@ -5,8 +5,9 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use crate::{
     events::{Delta, EventSender, TooFarBehind},
+    exec::Score,
     metrics::{Meters, RequestSample},
-    request::{FinishReason, Request, RequestEvent, RequestId, Usage},
+    request::{FinishReason, PromptPosition, Request, RequestEvent, RequestId, Usage},
     sched::{SampledToken, Started, StepEffects},
     text::{TextAssembler, Tokenizer, spell_logprobs},
 };
@@ -29,6 +30,8 @@ struct OpenRequest {
     first_token: Option<Instant>,
     last_token: Instant,
     preemptions: u32,
+    /// Of the prompt's tokens, as far as they are known; told before the first token.
+    prompt: Option<Vec<PromptPosition>>,
 }
 
 /// How a request ends.
@@ -54,6 +57,7 @@ impl Ledger {
             first_token: None,
             last_token: now,
             preemptions: 0,
+            prompt: request.prompt_logprobs.map(|_| Vec::new()),
         };
         let previous = self.open.insert(id, entry);
         assert!(previous.is_none(), "{id:?} is opened once");
@@ -74,6 +78,9 @@ impl Ledger {
         }
         for id in effects.preempted {
             self.open.entry(id).and_modify(|entry| entry.preemptions += 1);
+        }
+        for (id, scores) in effects.scores {
+            self.scored(id, scores);
         }
         let stopped = effects.tokens.into_iter().filter_map(|token| self.token(token, now)).collect();
         for ended in effects.ended {
@@ -100,6 +107,14 @@ impl Ledger {
         }
     }
 
+    fn scored(&mut self, id: RequestId, scores: Vec<Score>) {
+        let Some(prompt) = self.open.get_mut(&id).and_then(|entry| entry.prompt.as_mut()) else { return };
+        prompt.extend(scores.into_iter().map(|Score { token, rank, logprobs }| PromptPosition {
+            rank,
+            logprobs: spell_logprobs(token, logprobs, &self.tokenizer),
+        }));
+    }
+
     /// Tokens of a request that has already ended by a stop string are dropped: it is no longer open.
     fn token(&mut self, sampled: SampledToken, now: Instant) -> Option<RequestId> {
         let SampledToken { id, token, logprobs } = sampled;
@@ -108,6 +123,7 @@ impl Ledger {
         self.meters.token(entry.first_token.is_none(), (now - entry.last_token).as_secs_f64(), now);
         entry.first_token.get_or_insert(now);
         entry.last_token = now;
+        entry.prompt.take().into_iter().for_each(|prompt| entry.events.prompt(prompt));
         let scan = entry.text.push(token, &self.tokenizer);
         let logprobs = logprobs.map(|raw| spell_logprobs(token, raw, &self.tokenizer)).into_iter().collect();
         let sent = entry.events.send(Delta { text: scan.text, tokens: vec![token], logprobs });
@@ -173,7 +189,13 @@ mod tests {
         fn open(&mut self, id: u64, stop: &[&str]) -> Receiver<StreamMessage> {
             let (events, received) = event_channel();
             let stop = StopParams { stop: stop.iter().map(|s| s.to_string()).collect(), ..StopParams::default() };
-            let request = Request { prompt: vec![1, 2], sampling: SamplingParams::default(), stop, logprobs: None };
+            let request = Request {
+                prompt: vec![1, 2],
+                sampling: SamplingParams::default(),
+                stop,
+                logprobs: None,
+                ..Request::default()
+            };
             self.ledger.meters.opened(self.now);
             self.ledger.open(RequestId(id), &request, events, self.now);
             received
@@ -233,7 +255,13 @@ mod tests {
         let mut fixture = Fixture::new();
         let (events, mut received) = event_channel();
         let stop = StopParams { shown_specials: [256].into(), ..StopParams::default() };
-        let request = Request { prompt: vec![1], sampling: SamplingParams::default(), stop, logprobs: None };
+        let request = Request {
+            prompt: vec![1],
+            sampling: SamplingParams::default(),
+            stop,
+            logprobs: None,
+            ..Request::default()
+        };
         let mut hidden = fixture.open(2, &[]);
         fixture.ledger.open(RequestId(1), &request, events, fixture.now);
         for id in [1, 2] {

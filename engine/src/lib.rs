@@ -28,6 +28,7 @@ pub mod sample;
 pub mod sched;
 mod sequence;
 pub mod text;
+pub mod token_filter;
 mod wakefulness;
 
 pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes};

@@ -17,7 +17,7 @@ pub const LOGPROBS_MAX: u8 = 20;
 pub const LOGIT_BIASES_MAX: usize = 1024;
 
 /// One prompt and how to continue it. `n > 1` is `n` requests that share the prompt; the caller sends them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     /// Prompt tokens; never empty, shorter than the model's context.
     pub prompt: Vec<TokenId>,
@@ -27,6 +27,14 @@ pub struct Request {
     pub stop: StopParams,
     /// Log-probabilities wanted: `None` for none, `Some(k)` for the chosen token and the `k` likeliest.
     pub logprobs: Option<u8>,
+    /// Tokens whose log-probabilities are given instead of the likeliest ones'.
+    pub logprob_tokens: Vec<TokenId>,
+    /// Log-probabilities of the prompt's own tokens: `Some(k)` for each of them and the `k` likeliest in its place.
+    pub prompt_logprobs: Option<u8>,
+    /// The smaller, the sooner it runs and the later it is preempted; of equals, who came first.
+    pub priority: i32,
+    /// Its KV is found by requests with the same salt only.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// How the next token is chosen. Ranges are checked at the edge (`validate`).
@@ -132,6 +140,15 @@ pub struct PositionLogprobs {
     pub top: Vec<TokenLogprob>,
 }
 
+/// Log-probability of one of a prompt's own tokens. The first one has none: nothing is before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptPosition {
+    /// Tokens in its place that are likelier, and one.
+    pub rank: u32,
+    /// Its own and those of the likeliest in its place.
+    pub logprobs: PositionLogprobs,
+}
+
 /// Token counts of one request, by OpenAI's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
@@ -143,9 +160,11 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// What a request's stream carries: any number of `Delta`, then exactly one `Finished`, then nothing.
+/// What a request's stream carries: `Prompt` if it was asked for, any number of `Delta`, then exactly one `Finished`, then nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
+    /// Log-probabilities of the prompt's tokens, from its second one.
+    Prompt(Vec<PromptPosition>),
     /// New text. `text` is whole UTF-8; it may be empty while a character or a stop string is undecided.
     Delta {
         /// Text that became certain.
@@ -217,6 +236,14 @@ pub enum RejectReason {
         asked: u32,
         /// The bound.
         limit: u32,
+    },
+    /// The device gives no log-probabilities of prompts, or of tokens that are named.
+    #[error("the device that serves this model does not compute {asked}: leave `{field}` out")]
+    NotOnThisDevice {
+        /// What was asked for.
+        asked: &'static str,
+        /// The field that asked.
+        field: &'static str,
     },
     /// The engine has ended.
     #[error("the engine has stopped: {0}")]

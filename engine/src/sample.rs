@@ -34,7 +34,8 @@ pub fn choose(logits: &[f32], spec: &SampleSpec<'_>, mask: Option<&[u32]>) -> Sa
     }
     let changed = changed(logits, spec, mask);
     let token = if params.temperature == 0.0 { greedy(&changed) } else { draw(&changed, params, spec.position) };
-    let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize));
+    let named = &spec.request.logprob_tokens;
+    let logprobs = spec.request.logprobs.map(|k| raw_logprobs(logits, token, k as usize, named));
     Sampled::Token { token, logprobs }
 }
 
@@ -199,13 +200,24 @@ fn rank<T>(values: &mut [T], n: usize, order: impl Fn(&T, &T) -> Ordering) {
     values[..n].sort_unstable_by(order);
 }
 
-/// Log-probabilities of the model's own distribution.
-pub(crate) fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize) -> RawLogprobs {
+/// Log-probabilities of the model's own distribution: of the tokens that are named, or else of the `k` likeliest.
+pub(crate) fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize, named: &[TokenId]) -> RawLogprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
     let logprob = |logit: f32| (f64::from(logit - max) - total.ln()) as f32;
-    let top = likeliest(logits, k).into_iter().map(|(token, logit)| (token, logprob(logit))).collect();
+    let wanted = if named.is_empty() { likeliest(logits, k) } else { at(logits, named) };
+    let top = wanted.into_iter().map(|(token, logit)| (token, logprob(logit))).collect();
     RawLogprobs { chosen: logprob(logits[chosen as usize]), top }
+}
+
+/// Tokens that are likelier, and one.
+pub(crate) fn rank_of(logits: &[f32], token: TokenId) -> u32 {
+    let own = logits[token as usize];
+    1 + logits.iter().filter(|logit| **logit > own).count() as u32
+}
+
+fn at(logits: &[f32], tokens: &[TokenId]) -> Vec<Candidate> {
+    tokens.iter().map(|token| (*token, logits[*token as usize])).collect()
 }
 
 fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
@@ -228,7 +240,13 @@ mod tests {
     const LOGITS: [f32; 4] = [1.0, 3.0, 2.0, 0.0];
 
     fn request(sampling: SamplingParams) -> Arc<Request> {
-        Arc::new(Request { prompt: vec![0], sampling, stop: StopParams::default(), logprobs: None })
+        Arc::new(Request {
+            prompt: vec![0],
+            sampling,
+            stop: StopParams::default(),
+            logprobs: None,
+            ..Request::default()
+        })
     }
 
     fn spec(request: &Arc<Request>) -> SampleSpec<'_> {

@@ -34,6 +34,10 @@ pub struct Sequence {
     pub computed: usize,
     /// Where the KV lies.
     pub table: BlockTable,
+    /// What the name of its first block is made from.
+    pub root: BlockHash,
+    /// Tokens of the prompt whose log-probabilities were given or are being computed, the first one included.
+    pub n_scored: usize,
     /// Names of the blocks that the known tokens fill, as far as they were needed.
     pub names: Vec<BlockHash>,
     /// Blocks of the table, from the first, whose content the pool knows by name.
@@ -54,17 +58,19 @@ impl Sequence {
         Self {
             id,
             tokens: request.prompt.clone(),
-            request,
             in_flight: 0,
             sampled_entry: 0,
             computed: 0,
             table: BlockTable::default(),
+            root: request.cache_salt.as_deref().map_or(BlockHash::ROOT, BlockHash::root_of),
+            n_scored: 1,
             names: Vec::new(),
             n_named: 0,
             slot: None,
             has_sampled_in_slot: false,
             leaving: None,
             started: false,
+            request,
         }
     }
 
@@ -97,6 +103,11 @@ impl Sequence {
     /// Whether it has all the tokens it may have, those in flight included.
     pub fn is_full(&self, max_model_len: usize) -> bool {
         self.n_generated() >= self.request.stop.max_tokens as usize || self.len() >= max_model_len
+    }
+
+    /// Whether all of its prompt must be computed for it, as tokens that are found are not scored.
+    pub fn awaits_scores(&self) -> bool {
+        self.request.prompt_logprobs.is_some() && self.n_scored < self.prompt_len()
     }
 
     /// Whether a token at this position is one of the first `min_tokens`: no end token may be sampled there.

@@ -142,7 +142,8 @@ impl ReasoningFormat {
         }
     }
 
-    pub(super) fn marks(self) -> Option<ThinkMarks> {
+    /// The two marks around thoughts, of a format that has such.
+    pub(crate) fn marks(self) -> Option<ThinkMarks> {
         match self {
             Self::Harmony => None,
             _ => self.visible_marks().try_into().ok(),

@@ -4,7 +4,7 @@
 use super::marks::{Found, find, starts};
 
 /// The marks around thoughts.
-pub(super) type ThinkMarks = [&'static str; 2];
+pub(crate) type ThinkMarks = [&'static str; 2];
 
 /// Text that is known to be one or the other.
 pub(super) enum Segment {

@@ -8,10 +8,10 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use stoker_engine::{FinishReason, PositionLogprobs, RequestEvent};
+use stoker_engine::{FinishReason, RequestEvent};
 
 use crate::http::{
-    choices::Choices,
+    choices::{Choices, Fresh},
     error::ApiError,
     stream::{KEEP_ALIVE, finish_name},
     usage::{UsageBody, UsageSum},
@@ -25,8 +25,11 @@ pub(crate) trait Answer {
     /// The frames before any token.
     fn opening(&mut self, n_choices: u32) -> Bytes;
 
-    /// New text of one choice; nothing while no text is certain and no logprobs are due.
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Bytes;
+    /// The counts, told before each of the next two.
+    fn counted(&mut self, _so_far: UsageBody) {}
+
+    /// New text of one choice; nothing while no text is certain and nothing else is due.
+    fn delta(&mut self, index: u32, fresh: Fresh) -> Bytes;
 
     /// The end of one choice.
     fn finish(&mut self, index: u32, end: End) -> Bytes;
@@ -119,7 +122,13 @@ impl<A: Answer> Streaming<A> {
 
     fn encode(&mut self, index: u32, event: RequestEvent) -> Bytes {
         let (reason, stop, usage) = match event {
-            RequestEvent::Delta { text, logprobs, .. } => return self.answer.delta(index, text, logprobs),
+            // Not asked for of a stream.
+            RequestEvent::Prompt(_) => return Bytes::new(),
+            RequestEvent::Delta { text, tokens, logprobs } => {
+                self.usage.note(index, &tokens);
+                self.answer.counted(self.usage.so_far());
+                return self.answer.delta(index, Fresh { text, tokens, logprobs });
+            }
             RequestEvent::Finished { reason, stop_match, usage } => (reason, stop_match, usage),
         };
         let reason = match finish_name(&reason) {

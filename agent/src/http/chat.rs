@@ -22,6 +22,7 @@ use crate::{
         neutral::take_neutral_of_chat,
         params::{Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
         prompt::{Prompt, PromptTokens, of_messages},
+        reasoning_tokens::ThoughtMarks,
         stream::{AnswerHead, Frames},
         structure,
         usage::UsageSum,
@@ -35,6 +36,8 @@ pub(crate) struct Begun {
     pub(crate) head: AnswerHead,
     pub(crate) form: AnswerForm,
     pub(crate) generation: Generation,
+    /// What it has used, nothing yet but the prompt.
+    pub(crate) usage: UsageSum,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: u32,
 }
@@ -44,12 +47,12 @@ pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
     Admitted { open, fields }: Admitted,
 ) -> Result<Response, ApiError> {
-    let Begun { choices, head, form, generation, .. } = begin(&replica, open, fields).await?;
-    let usage = UsageSum::new(generation.n);
+    let Begun { choices, head, form, generation, usage, .. } = begin(&replica, open, fields).await?;
     match generation.delivery {
-        Delivery::Stream { include_usage } => {
+        Delivery::Stream { usage: chunks } => {
             let shape = ChatShape::new(&head, &form, choices.n_choices());
-            streamed(choices, Frames::new(head, shape, include_usage), usage).await
+            let frames = Frames::new(head, shape, chunks, usage.so_far()).telling_tokens(generation.shown.with_ids);
+            streamed(choices, frames, usage).await
         }
         Delivery::Whole => {
             let (completions, usage) = choices.collect(usage).await?;
@@ -65,28 +68,38 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields:
     let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
     let logprobs = logprobs_wanted(&mut fields)?;
     let structure = structure::take(&mut fields)?;
+    let echoes = fields.take("echo")?.unwrap_or(false);
     let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let prompt = Prompt::take(&mut fields)?;
     take_neutral_of_chat(&mut fields)?;
     fields.finish()?;
 
     let wanted = prompt.tools.wanted.clone();
+    let echo = prompt.words_of_assistant().filter(|_| echoes).map(str::to_owned);
     let (tokens, reading) = prompt_of(prompt, &served, generation.truncate).await?;
     generation.stop.shown_specials = shown_specials(&served, &reading);
     generation.sampling.constraint =
         constraint(replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
+    generate::filter(&served, &mut generation)?;
+    let thoughts = ThoughtMarks::new(&reading, served.engine.tokenizer());
     let form = AnswerForm {
-        logprobs: logprobs.is_some(),
+        logprobs: logprobs.map(|_| generation.token_names()),
+        shown: generation.shown,
+        prompt_logprobs: generation.prompt_logprobs.is_some(),
+        echo,
         reading: Arc::new(reading),
         shows_reasoning,
         are_parallel: wanted.are_parallel,
         meters: replica.metrics().answers(),
     };
-    let prompt_tokens = tokens.len() as u32;
-    let request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
-    let choices = generate::start(replica, &served, &request, open).map_err(of_messages)?;
-    let head = generate::answer_head(replica, "chatcmpl", &request.generation);
-    Ok(Begun { choices, head, form, generation: request.generation, prompt_tokens })
+    let mut request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
+    let choices = generate::start(replica, &served, &mut request, open).map_err(of_messages)?;
+    let TokenizedRequest { mut prompts, generation, .. } = request;
+    let mut head = generate::answer_head(replica, "chatcmpl", &generation);
+    let prompt_tokens = prompts[0].len() as u32;
+    head.prompt_token_ids = generation.shown.with_ids.then(|| prompts.remove(0));
+    let usage = UsageSum::new(generation.n, prompt_tokens).with_thoughts(thoughts, generation.n);
+    Ok(Begun { choices, head, form, generation, usage, prompt_tokens })
 }
 
 /// The prompt, and how what follows it is read.

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use serde::{Serialize, de::IgnoredAny};
-use stoker_engine::PositionLogprobs;
+use stoker_engine::TokenId;
 
 use crate::{
     answer::{AnswerParser, CallFormat, Piece, Reading},
     http::{
-        choices::Completion,
-        logprobs::ChatLogprobs,
+        choices::{Completion, Fresh},
+        logprobs::{ChatLogprobs, Names, PromptLogprobs, prompt_logprobs},
+        params::TokensShown,
         stream::{AnswerHead, Shape},
         usage::UsageBody,
     },
@@ -20,8 +21,14 @@ use crate::{
 /// What a request asked of the form of its answer.
 #[derive(Clone, Debug)]
 pub(crate) struct AnswerForm {
-    /// Log-probabilities are part of it.
-    pub(crate) logprobs: bool,
+    /// Log-probabilities are part of it, with these names of tokens.
+    pub(crate) logprobs: Option<Names>,
+    /// How its tokens are shown.
+    pub(crate) shown: TokensShown,
+    /// Those of the prompt are part of it.
+    pub(crate) prompt_logprobs: bool,
+    /// What stands before its text.
+    pub(crate) echo: Option<String>,
     /// How its text is read.
     pub(crate) reading: Arc<Reading>,
     /// Reasoning is part of it.
@@ -41,6 +48,8 @@ pub(crate) struct ChatCompletion {
     model: String,
     choices: Vec<ChatChoice>,
     usage: UsageBody,
+    prompt_logprobs: Option<PromptLogprobs>,
+    prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Serialize)]
@@ -49,6 +58,7 @@ struct ChatChoice {
     message: AssistantMessage,
     logprobs: Option<ChatLogprobs>,
     finish_reason: &'static str,
+    token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Serialize)]
@@ -93,10 +103,12 @@ struct FunctionBody {
 
 impl ChatCompletion {
     pub(crate) fn new(head: AnswerHead, form: &AnswerForm, completions: Vec<Completion>, usage: UsageBody) -> Self {
+        let prompt = completions.first().map(|completion| prompt_logprobs(&completion.prompt_logprobs));
         let choices = completions.into_iter().zip(0..);
         let choices = choices.map(|(completion, index)| ChatChoice::new(&head, form, index, completion)).collect();
-        let AnswerHead { id, created, model } = head;
-        Self { id, object: "chat.completion", created, model, choices, usage }
+        let AnswerHead { id, created, model, prompt_token_ids } = head;
+        let prompt_logprobs = prompt.filter(|_| form.prompt_logprobs);
+        Self { id, object: "chat.completion", created, model, choices, usage, prompt_logprobs, prompt_token_ids }
     }
 }
 
@@ -107,16 +119,18 @@ impl ChatChoice {
         pieces.extend(reader.finish());
         Self {
             index,
-            message: AssistantMessage::new(&CallIds::new(head, form, index), pieces),
-            logprobs: form.logprobs.then(|| ChatLogprobs::new(completion.logprobs)),
+            message: AssistantMessage::new(&CallIds::new(head, form, index), form.echo.as_deref(), pieces),
+            logprobs: form.logprobs.map(|names| ChatLogprobs::new(completion.logprobs, names)),
             finish_reason: reader.finish_reason(completion.finish_reason),
+            token_ids: form.shown.with_ids.then_some(completion.tokens),
         }
     }
 }
 
 impl AssistantMessage {
-    fn new(ids: &CallIds, pieces: Vec<Piece>) -> Self {
-        let (mut text, mut thoughts, mut tool_calls) = (String::new(), String::new(), Vec::<CallBody>::new());
+    fn new(ids: &CallIds, echo: Option<&str>, pieces: Vec<Piece>) -> Self {
+        let mut text = echo.unwrap_or_default().to_owned();
+        let (mut thoughts, mut tool_calls) = (String::new(), Vec::<CallBody>::new());
         for piece in pieces {
             match piece {
                 Piece::Text(more) => text.push_str(&more),
@@ -267,7 +281,9 @@ impl Reader {
 
 /// Chunks of one chat answer.
 pub(crate) struct ChatShape {
-    logprobs: bool,
+    logprobs: Option<Names>,
+    with_ids: bool,
+    echo: Option<String>,
     choices: Vec<ChoiceInProgress>,
 }
 
@@ -286,6 +302,8 @@ pub(crate) struct ChunkChoice {
     delta: Delta,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Default, Serialize)]
@@ -308,7 +326,12 @@ impl ChatShape {
             reader: Reader::new(form),
             n_begun: 0,
         };
-        Self { logprobs: form.logprobs, choices: (0..n_choices).map(choice).collect() }
+        Self {
+            logprobs: form.logprobs,
+            with_ids: form.shown.with_ids,
+            echo: form.echo.clone(),
+            choices: (0..n_choices).map(choice).collect(),
+        }
     }
 }
 
@@ -322,7 +345,7 @@ impl ChoiceInProgress {
     }
 
     fn chunk(&self, delta: Delta) -> ChunkChoice {
-        ChunkChoice { index: self.index, delta, logprobs: None, finish_reason: None }
+        ChunkChoice { index: self.index, delta, logprobs: None, finish_reason: None, token_ids: None }
     }
 
     /// Nothing for the end of a call: on the wire a call ends where the next one begins.
@@ -350,20 +373,22 @@ impl Shape for ChatShape {
     const OBJECT: &'static str = "chat.completion.chunk";
 
     fn opening(&mut self, index: u32) -> Option<ChunkChoice> {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+        let content = Some(self.echo.clone().unwrap_or_default());
+        let delta = Delta { role: Some("assistant"), content, ..Delta::default() };
         Some(self.choices[index as usize].chunk(delta))
     }
 
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Vec<ChunkChoice> {
+    fn delta(&mut self, index: u32, Fresh { text, tokens, logprobs }: Fresh) -> Vec<ChunkChoice> {
         let choice = &mut self.choices[index as usize];
         let pieces = choice.reader.push(text);
         let mut chunks = choice.chunks(pieces);
-        if self.logprobs {
-            // Tokens whose text is held back still report theirs, in a chunk without text.
-            if chunks.is_empty() {
-                chunks = vec![choice.chunk(Delta { content: Some(String::new()), ..Delta::default() })];
-            }
-            chunks[0].logprobs = Some(ChatLogprobs::new(logprobs));
+        // Tokens whose text is held back still report what was asked of them, in a chunk without text.
+        if chunks.is_empty() && (self.logprobs.is_some() || self.with_ids) {
+            chunks = vec![choice.chunk(Delta { content: Some(String::new()), ..Delta::default() })];
+        }
+        if let Some(first) = chunks.first_mut() {
+            first.logprobs = self.logprobs.map(|names| ChatLogprobs::new(logprobs, names));
+            first.token_ids = self.with_ids.then_some(tokens);
         }
         chunks
     }

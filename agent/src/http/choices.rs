@@ -5,7 +5,9 @@ use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use stoker_engine::{EngineHandle, PositionLogprobs, RejectReason, Request, RequestEvent, RequestStream};
+use stoker_engine::{
+    EngineHandle, PositionLogprobs, PromptPosition, RejectReason, Request, RequestEvent, RequestStream, TokenId,
+};
 
 use crate::{
     http::{
@@ -24,13 +26,28 @@ pub(crate) struct Choices {
     _open: OpenRequest,
 }
 
+/// New text of one sequence, and what came with it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Fresh {
+    /// Empty while no text is certain.
+    pub(crate) text: String,
+    /// The tokens behind it.
+    pub(crate) tokens: Vec<TokenId>,
+    /// One entry a token, when asked for.
+    pub(crate) logprobs: Vec<PositionLogprobs>,
+}
+
 /// One ended sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Completion {
     /// Its whole text.
     pub(crate) text: String,
+    /// Its tokens, the end token included.
+    pub(crate) tokens: Vec<TokenId>,
     /// One entry a token, when asked for.
     pub(crate) logprobs: Vec<PositionLogprobs>,
+    /// One entry a token of the prompt from its second one, when asked for.
+    pub(crate) prompt_logprobs: Vec<PromptPosition>,
     /// Why it ended, by its wire name.
     pub(crate) finish_reason: &'static str,
     /// The stop string that was found.
@@ -68,8 +85,11 @@ impl Choices {
         while let Some((index, event)) = self.next().await {
             let completion = &mut completions[index as usize];
             match event {
-                RequestEvent::Delta { text, logprobs, .. } => {
+                RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
+                RequestEvent::Delta { text, tokens, logprobs } => {
+                    usage.note(index, &tokens);
                     completion.text.push_str(&text);
+                    completion.tokens.extend(tokens);
                     completion.logprobs.extend(logprobs);
                 }
                 RequestEvent::Finished { reason, stop_match, usage: counts } => {

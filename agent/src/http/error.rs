@@ -143,6 +143,7 @@ impl From<RejectReason> for ApiError {
             RejectReason::PromptTooLong { .. } => Self { code: CONTEXT_LENGTH, ..Self::invalid("prompt", message) },
             RejectReason::TooManyBiases { .. } => Self::invalid("logit_bias", message),
             RejectReason::TooManyLogprobs { .. } => Self::invalid("logprobs", message),
+            RejectReason::NotOnThisDevice { field, .. } => Self::unsupported(field, message),
             RejectReason::OutputBehind { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry(1)
             }

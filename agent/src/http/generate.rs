@@ -14,7 +14,7 @@ use crate::{
         choices::Choices,
         error::ApiError,
         fields::Fields,
-        params::{Defaults, Generation, Truncation},
+        params::{Defaults, Generation, Kept, Truncation},
         prompt_work,
         stream::AnswerHead,
     },
@@ -38,27 +38,40 @@ pub(crate) struct TokenizedRequest {
 pub(crate) fn start(
     replica: &Replica,
     served: &Served,
-    request: &TokenizedRequest,
+    request: &mut TokenizedRequest,
     open: OpenRequest,
 ) -> Result<Choices, ApiError> {
     admit_prompts(replica, request.prompts.len(), &request.generation)?;
-    let mut sequences = Vec::new();
+    if request.logprobs.is_none() && !request.generation.logprob_tokens.is_empty() {
+        let message = "`logprob_token_ids` says whose log-probabilities are wanted: ask for `logprobs` too";
+        return Err(ApiError::invalid("logprob_token_ids", message));
+    }
     let max_model_len = served.engine.model().max_model_len;
+    for prompt in &mut request.prompts {
+        keep(prompt, request.generation.truncate, max_model_len);
+    }
+    let mut sequences = Vec::new();
     for prompt in &request.prompts {
-        let prompt = kept(prompt, request.generation.truncate, max_model_len);
         sequences.extend(completions_of(prompt, request, max_model_len)?);
     }
     Ok(Choices::submit(&served.engine, sequences, open)?)
 }
 
-/// The end of a prompt, if the client wants no more of it.
-fn kept(prompt: &[TokenId], truncate: Option<Truncation>, max_model_len: u32) -> &[TokenId] {
-    let n_kept = match truncate {
-        None => prompt.len(),
-        Some(Truncation::ToContext) => max_model_len as usize - 1,
-        Some(Truncation::To(n)) => n as usize,
-    };
-    &prompt[prompt.len().saturating_sub(n_kept)..]
+/// Leaves one end of a prompt, if the client wants no more of it.
+fn keep(prompt: &mut Vec<TokenId>, truncate: Option<Truncation>, max_model_len: u32) {
+    let Some(Truncation { tokens, keeps }) = truncate else { return };
+    let n_kept = (tokens.unwrap_or(max_model_len - 1) as usize).min(prompt.len());
+    match keeps {
+        Kept::Beginning => prompt.truncate(n_kept),
+        Kept::End => drop(prompt.drain(..prompt.len() - n_kept)),
+    }
+}
+
+/// Makes what a client allows and bans one by one a part of the constraint.
+pub(crate) fn filter(served: &Served, generation: &mut Generation) -> Result<(), ApiError> {
+    let constraint = generation.sampling.constraint.take();
+    generation.sampling.constraint = generation.filter.around(constraint, served.engine.tokenizer())?;
+    Ok(())
 }
 
 /// Whether there is room for so many prompts, which need not be tokenized yet.
@@ -82,6 +95,10 @@ fn completions_of<'a>(
         sampling: generation.sampling_of(choice),
         stop: StopParams { max_tokens, ..generation.stop.clone() },
         logprobs: *logprobs,
+        logprob_tokens: generation.logprob_tokens.clone(),
+        prompt_logprobs: generation.prompt_logprobs,
+        priority: generation.priority,
+        cache_salt: generation.cache_salt.clone(),
     }))
 }
 
@@ -106,6 +123,7 @@ pub(crate) fn answer_head(replica: &Replica, prefix: &str, generation: &Generati
         id: format!("{prefix}-{}", generation.request_id.clone().unwrap_or_else(own)),
         created,
         model: replica.settings().served_names[0].clone(),
+        prompt_token_ids: None,
     }
 }
 

@@ -10,6 +10,7 @@ mod completions;
 mod error;
 mod extract;
 mod fields;
+mod filter;
 mod generate;
 mod json_object;
 mod json_text;
@@ -17,11 +18,13 @@ mod logprobs;
 mod messages;
 mod models;
 mod neutral;
+mod openapi;
 mod params;
 mod parts;
 mod probes;
 mod prompt;
 mod prompt_work;
+mod reasoning_tokens;
 mod responses;
 mod stream;
 mod structure;
@@ -41,7 +44,10 @@ use axum::{
 };
 
 pub use self::admin::admin_router;
-use crate::{http::error::ApiError, replica::Replica};
+use crate::{
+    http::{error::ApiError, extract::Admitted},
+    replica::Replica,
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced: they end up in logs.
@@ -58,9 +64,11 @@ pub fn router(replica: Arc<Replica>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/invocations", post(invocations))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))
+        .route("/openapi.json", get(openapi::document))
         .route("/health", get(probes::readyz))
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
@@ -69,6 +77,14 @@ pub fn router(replica: Arc<Replica>) -> Router {
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(replica.clone(), observe))
         .with_state(replica)
+}
+
+/// Chat or text completion, told by what is asked: the one path that some platforms know.
+async fn invocations(state: State<Arc<Replica>>, admitted: Admitted) -> Result<Response, ApiError> {
+    match admitted.fields.has("messages") {
+        true => chat::create(state, admitted).await,
+        false => completions::create(state, admitted).await,
+    }
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {

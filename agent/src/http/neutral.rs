@@ -52,7 +52,6 @@ pub(crate) fn neutral<const N: usize>(field: &'static str, values: [Value; N], w
 
 fn table() -> Vec<Neutral> {
     const NO_BEAMS: &str = "tokens are sampled, never searched for by beams";
-    const NO_MASK: &str = "tokens cannot be allowed or banned one by one";
     const NO_CODE: &str = "no code of a client runs here";
     vec![
         neutral("modalities", [json!(["text"])], "answers are text"),
@@ -60,11 +59,6 @@ fn table() -> Vec<Neutral> {
         neutral("use_beam_search", [json!(false)], NO_BEAMS),
         neutral("length_penalty", [json!(1)], NO_BEAMS),
         neutral("early_stopping", [json!(false)], NO_BEAMS),
-        neutral("allowed_token_ids", [json!([])], NO_MASK),
-        neutral("bad_words", [json!([])], NO_MASK),
-        neutral("prompt_logprobs", [], "the log-probabilities of a prompt are not computed"),
-        neutral("return_tokens_as_token_ids", [json!(false)], "tokens are named by their text"),
-        neutral("priority", [json!(0)], "requests are served in the order they come"),
         neutral("logits_processors", [json!([])], NO_CODE),
         neutral("vllm_xargs", [json!({})], NO_CODE),
         neutral("mm_processor_kwargs", [json!({})], "only text is read"),
@@ -84,7 +78,6 @@ fn table_of_chat() -> Vec<Neutral> {
         neutral("prediction", [], "no answer is given in advance"),
         neutral("web_search_options", [], "nothing is searched for"),
         neutral("verbosity", [json!("medium")], "the model decides how much it says"),
-        neutral("echo", [json!(false)], "the prompt is never part of the answer"),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! Generation parameters shared by chat and text completions: names, ranges and defaults, checked once into `Generation`.
 //! Pure: defaults and the random seed are arguments. Ranges are vLLM's where OpenAI's API does not define the field.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Deserialize;
 use stoker_engine::{SamplingParams, StopParams, TokenId};
@@ -11,6 +11,8 @@ use crate::{
     http::{
         error::ApiError,
         fields::{FieldError, Fields},
+        filter::Filter,
+        logprobs::Names,
         neutral::take_neutral,
     },
 };
@@ -19,6 +21,10 @@ use crate::{
 const MAX_STOP_STRINGS: usize = 16;
 /// Stop tokens one request may have.
 const MAX_STOP_TOKENS: usize = 128;
+/// Tokens whose log-probabilities one request may ask for by id.
+const MAX_LOGPROB_TOKENS: usize = 128;
+/// Longest salt.
+const MAX_SALT_BYTES: usize = 1024;
 /// Longest name of a request.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 /// Completions of one prompt.
@@ -41,17 +47,47 @@ pub(crate) struct Generation {
     pub(crate) delivery: Delivery,
     /// What the client wants the answer to be called.
     pub(crate) request_id: Option<String>,
-    /// Tokens of each prompt that are kept, the last ones.
+    /// Tokens of each prompt that are kept.
     pub(crate) truncate: Option<Truncation>,
+    /// How tokens are shown.
+    pub(crate) shown: TokensShown,
+    /// Log-probabilities of the prompt's tokens, each with so many rivals.
+    pub(crate) prompt_logprobs: Option<u8>,
+    /// Tokens whose log-probabilities are wanted instead of the likeliest ones'.
+    pub(crate) logprob_tokens: Vec<TokenId>,
+    /// Tokens and words that are allowed or banned one by one.
+    pub(crate) filter: Filter,
+    /// The smaller, the sooner.
+    pub(crate) priority: i32,
+    /// Who may find the prompt's keys and values: those who know it.
+    pub(crate) cache_salt: Option<Arc<str>>,
 }
 
-/// How much of a prompt is kept.
+/// How much of a prompt is kept, and which end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Truncation {
-    /// What leaves room for one token of completion.
-    ToContext,
-    /// So many tokens.
-    To(u32),
+pub(crate) struct Truncation {
+    /// Tokens; `None` for what leaves room for one token of completion.
+    pub(crate) tokens: Option<u32>,
+    /// Which end is kept.
+    pub(crate) keeps: Kept,
+}
+
+/// One end of a prompt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kept {
+    /// Cut on the right side.
+    Beginning,
+    /// Cut on the left side.
+    End,
+}
+
+/// How an answer shows tokens beside text.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct TokensShown {
+    /// The ids of prompt and completion are part of the answer.
+    pub(crate) with_ids: bool,
+    /// Log-probabilities name tokens by id, not by text.
+    pub(crate) named_by_id: bool,
 }
 
 /// How the answer travels.
@@ -61,9 +97,20 @@ pub(crate) enum Delivery {
     Whole,
     /// Server-sent events.
     Stream {
-        /// A last chunk carries the token counts.
-        include_usage: bool,
+        /// Which chunks carry token counts.
+        usage: UsageIn,
     },
+}
+
+/// Chunks of a stream that carry token counts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum UsageIn {
+    /// None of them.
+    No,
+    /// One more behind the last.
+    Last,
+    /// Each of them, and one more.
+    Every,
 }
 
 /// What the model and the process bring to a request that does not say.
@@ -81,17 +128,32 @@ impl Generation {
     /// Takes every generation parameter out of `fields`.
     pub(crate) fn take(fields: &mut Fields, defaults: &Defaults) -> Result<Self, ApiError> {
         refuse_unsupported(fields)?;
-        let max_tokens = max_tokens(fields)?;
+        let (max_tokens, vocab_size) = (max_tokens(fields)?, defaults.vocab_size);
+        let delivery = delivery(fields)?;
         let stop = stop_params(fields, max_tokens, defaults.vocab_size)?;
         Ok(Self {
             sampling: sampling(fields, defaults)?,
             stop,
             max_tokens,
             n: fields.number("n", 1..=MAX_N)?.unwrap_or(1),
-            delivery: delivery(fields)?,
+            prompt_logprobs: prompt_logprobs(fields, delivery)?,
+            delivery,
             request_id: request_id(fields)?,
             truncate: truncation(fields)?,
+            shown: TokensShown {
+                with_ids: fields.take("return_token_ids")?.unwrap_or(false),
+                named_by_id: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
+            },
+            logprob_tokens: tokens(fields, "logprob_token_ids", vocab_size, Some(MAX_LOGPROB_TOKENS))?,
+            filter: Filter::take(fields, vocab_size)?,
+            priority: priority(fields)?,
+            cache_salt: cache_salt(fields)?,
         })
+    }
+
+    /// What log-probabilities call tokens.
+    pub(crate) fn token_names(&self) -> Names {
+        if self.shown.named_by_id { Names::Id } else { Names::Text }
     }
 
     /// Parameters of the `choice`-th completion: the same but for randomness, which must differ.
@@ -141,18 +203,20 @@ fn seed(fields: &mut Fields) -> Result<Option<u64>, FieldError> {
 
 fn logit_bias(fields: &mut Fields, vocab_size: u32) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     let sent: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
-    sent.into_iter().map(|(token, bias)| bias_of(&token, bias, vocab_size)).collect()
-}
-
-fn bias_of(token: &str, bias: f32, vocab_size: u32) -> Result<(TokenId, f32), ApiError> {
-    let param = format!("logit_bias.{token}");
-    let id = token.parse().ok().filter(|id: &TokenId| *id < vocab_size).ok_or_else(|| {
-        ApiError::invalid(&param, format!("`{param}`: keys are token ids from 0 to {}", vocab_size - 1))
-    })?;
-    if !(-100.0..=100.0).contains(&bias) {
-        return Err(ApiError::invalid(&param, format!("`{param}` must be between -100 and 100, got {bias}")));
+    let (mut biases, mut unknown) = (BTreeMap::new(), Vec::new());
+    for (key, bias) in sent {
+        let param = format!("logit_bias.{key}");
+        if !(-100.0..=100.0).contains(&bias) {
+            return Err(ApiError::invalid(&param, format!("`{param}` must be between -100 and 100, got {bias}")));
+        }
+        match key.parse().ok().filter(|id: &TokenId| *id < vocab_size) {
+            Some(id) => drop(biases.insert(id, bias)),
+            None => unknown.push(param),
+        }
     }
-    Ok((id, bias))
+    let Some(first) = unknown.first() else { return Ok(biases) };
+    let message = format!("`{}`: keys are token ids below the vocabulary of {vocab_size}", unknown.join("`, `"));
+    Err(ApiError::invalid(first, message))
 }
 
 fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
@@ -179,18 +243,49 @@ fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
 
 fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, FieldError> {
     let sent = fields.checked::<i64>("truncate_prompt_tokens", "-1, or 1 or more", |k| *k == -1 || *k > 0)?;
-    Ok(sent.map(|k| u32::try_from(k).map_or(Truncation::ToContext, Truncation::To)))
+    let sides = |side: &String| ["left", "right"].contains(&side.as_str());
+    let side = fields.checked("truncation_side", "`left` or `right`", sides)?;
+    let keeps = if side.as_deref() == Some("right") { Kept::Beginning } else { Kept::End };
+    Ok(sent.map(|k| Truncation { tokens: u32::try_from(k).ok(), keeps }))
 }
 
-fn stop_tokens(fields: &mut Fields, vocab_size: u32) -> Result<Vec<TokenId>, ApiError> {
-    let sent: Vec<i64> = fields.take("stop_token_ids")?.unwrap_or_default();
-    if sent.len() > MAX_STOP_TOKENS {
-        let message = format!("`stop_token_ids` has {} tokens, at most {MAX_STOP_TOKENS} are supported", sent.len());
-        return Err(ApiError::invalid("stop_token_ids", message));
+/// Of a whole answer only: they are known before its first token and would hold up a stream.
+fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u8>, ApiError> {
+    let asked = fields.number("prompt_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    if asked.is_some() && delivery != Delivery::Whole {
+        let message = "`prompt_logprobs` is not part of a stream: remove it, or set `stream` to false";
+        return Err(ApiError::unsupported("prompt_logprobs", message));
+    }
+    Ok(asked)
+}
+
+fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
+    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
+    let sent = fields.checked::<i64>("priority", "a 32-bit integer", |sent| range.contains(sent))?;
+    Ok(sent.map_or(0, |sent| sent as i32))
+}
+
+fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
+    let is_salt = |salt: &String| (1..=MAX_SALT_BYTES).contains(&salt.len());
+    let sent = fields.checked("cache_salt", "a text of 1 to 1024 bytes", is_salt)?;
+    Ok(sent.map(Arc::from))
+}
+
+/// A list of tokens of the vocabulary, checked one by one.
+pub(crate) fn tokens(
+    fields: &mut Fields,
+    field: &'static str,
+    vocab_size: u32,
+    limit: Option<usize>,
+) -> Result<Vec<TokenId>, ApiError> {
+    let sent: Vec<i64> = fields.take(field)?.unwrap_or_default();
+    if let Some(limit) = limit.filter(|limit| sent.len() > *limit) {
+        let message = format!("`{field}` has {} tokens, at most {limit} are supported", sent.len());
+        return Err(ApiError::invalid(field, message));
     }
     let token = |(idx, id): (usize, i64)| {
         TokenId::try_from(id).ok().filter(|id| *id < vocab_size).ok_or_else(|| {
-            let param = format!("stop_token_ids[{idx}]");
+            let param = format!("{field}[{idx}]");
             ApiError::invalid(&param, format!("`{param}` must be between 0 and {}, got {id}", vocab_size - 1))
         })
     };
@@ -208,7 +303,7 @@ fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>, vocab_size: u
         min_tokens,
         ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
         stop: stop_strings(fields)?,
-        stop_token_ids: stop_tokens(fields, vocab_size)?,
+        stop_token_ids: tokens(fields, "stop_token_ids", vocab_size, Some(MAX_STOP_TOKENS))?,
         include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
         ..StopParams::default()
     })
@@ -242,6 +337,7 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
 struct StreamOptions {
     include_usage: Option<bool>,
     include_obfuscation: Option<bool>,
+    continuous_usage_stats: Option<bool>,
 }
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
@@ -252,15 +348,21 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
         return Err(ApiError::unsupported(field, message));
     }
     match (stream, options) {
-        (true, options) => {
-            let include_usage = options.and_then(|options| options.include_usage).unwrap_or(false);
-            Ok(Delivery::Stream { include_usage })
-        }
+        (true, options) => Ok(Delivery::Stream { usage: usage_in(&options.unwrap_or_default()) }),
         (false, None) => Ok(Delivery::Whole),
         (false, Some(_)) => Err(ApiError::invalid(
             "stream_options",
             "`stream_options` needs `stream: true`: set it or remove this field",
         )),
+    }
+}
+
+/// Counts in every chunk are only for those who want counts, as in vLLM.
+fn usage_in(options: &StreamOptions) -> UsageIn {
+    match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
+        (false, _) => UsageIn::No,
+        (true, false) => UsageIn::Last,
+        (true, true) => UsageIn::Every,
     }
 }
 
@@ -352,6 +454,15 @@ mod tests {
             ("request_id", "\"a b\""),
             ("truncate_prompt_tokens", "0"),
             ("truncate_prompt_tokens", "-2"),
+            ("truncation_side", "\"middle\""),
+            ("prompt_logprobs", "-1"),
+            ("prompt_logprobs", "21"),
+            ("priority", "2147483648"),
+            ("priority", "0.5"),
+            ("cache_salt", "\"\""),
+            ("bad_words", "[\"\"]"),
+            ("bad_words", "\"a\""),
+            ("return_token_ids", "1"),
             ("guided_json", "{}"),
         ] {
             let error = take(&format!("{{\"{field}\": {bad}}}")).unwrap_err();
@@ -371,7 +482,7 @@ mod tests {
                 "stream_options": {"include_usage": true, "include_obfuscation": false}, "stop": "x", "seed": -1, "logprobs": null}"#,
         )
         .unwrap();
-        assert_eq!(generation.delivery, Delivery::Stream { include_usage: true });
+        assert_eq!(generation.delivery, Delivery::Stream { usage: UsageIn::Last });
         assert_eq!((generation.sampling.top_k, generation.sampling.seed), (0, u64::MAX));
         assert_eq!(generation.stop.stop, ["x"]);
     }
@@ -391,8 +502,10 @@ mod tests {
     fn a_prompt_is_cut_to_so_many_tokens_or_to_the_context() {
         let truncate = |sent: &str| take(&format!(r#"{{"truncate_prompt_tokens": {sent}}}"#)).unwrap().truncate;
         assert_eq!(truncate("null"), None);
-        assert_eq!(truncate("-1"), Some(Truncation::ToContext));
-        assert_eq!(truncate("7"), Some(Truncation::To(7)));
+        assert_eq!(truncate("-1"), Some(Truncation { tokens: None, keeps: Kept::End }));
+        assert_eq!(truncate("7"), Some(Truncation { tokens: Some(7), keeps: Kept::End }));
+        let right = Some(Truncation { tokens: Some(7), keeps: Kept::Beginning });
+        assert_eq!(truncate(r#"7, "truncation_side": "right""#), right);
     }
 
     #[test]

@@ -68,6 +68,11 @@ impl Prompt {
         })
     }
 
+    /// What the assistant has said last, if the last words are its own.
+    pub(crate) fn words_of_assistant(&self) -> Option<&str> {
+        self.messages.last().filter(|last| last.role == "assistant").map(|last| last.content.as_str())
+    }
+
     /// Whether the model is shown tools it may call.
     pub(crate) fn has_tools(&self) -> bool {
         !self.tools.shown.is_empty()
@@ -126,7 +131,13 @@ impl Prompt {
 
     /// What the template is told beside the messages: what the client said itself, then what its effort means.
     fn variables(&self, template: &ChatTemplate) -> Result<BTreeMap<String, Value>, ApiError> {
-        if let Some(unread) = self.variables.keys().find(|name| !template.reads(name)) {
+        // A model that does not think is not told not to.
+        let never_thinks = template.reasoning_format().is_none();
+        let is_neutral = |name: &str, value: &Value| {
+            never_thinks && ["enable_thinking", "thinking"].contains(&name) && *value == Value::from(false)
+        };
+        let mut unread = self.variables.iter().filter(|(name, _)| !template.reads(name));
+        if let Some((unread, _)) = unread.find(|(name, value)| !is_neutral(name, value)) {
             let path = format!("chat_template_kwargs.{unread}");
             let message = format!("`{path}`: this model's chat template reads no variable of this name: remove it");
             return Err(ApiError::unsupported(path, message));

@@ -6,11 +6,13 @@
 
 use bytes::Bytes;
 use serde::Serialize;
-use stoker_engine::{FinishReason, PositionLogprobs};
+use stoker_engine::{FinishReason, TokenId};
 
 use crate::http::{
     body::{Answer, End},
+    choices::Fresh,
     error::ApiError,
+    params::UsageIn,
     usage::UsageBody,
 };
 
@@ -31,7 +33,7 @@ pub(crate) trait Shape {
     fn opening(&mut self, index: u32) -> Option<Self::Choice>;
 
     /// New text of a choice, and what it became.
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Vec<Self::Choice>;
+    fn delta(&mut self, index: u32, fresh: Fresh) -> Vec<Self::Choice>;
 
     /// The end of a choice: what was held back, then the reason.
     fn finish(&mut self, index: u32, reason: &'static str) -> Vec<Self::Choice>;
@@ -46,6 +48,8 @@ pub(crate) struct AnswerHead {
     pub(crate) created: u64,
     /// Name of the model, as the client knows it.
     pub(crate) model: String,
+    /// Tokens of the prompt, where they are part of the whole answer and not of its choices.
+    pub(crate) prompt_token_ids: Option<Vec<TokenId>>,
 }
 
 #[derive(Serialize)]
@@ -55,6 +59,8 @@ struct Chunk<'a, C> {
     created: u64,
     model: &'a str,
     choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<TokenId>>,
     /// OpenAI sends `null` in every chunk but the last when usage was asked for, and no field at all otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
@@ -65,24 +71,36 @@ struct Chunk<'a, C> {
 pub(crate) struct Frames<S> {
     head: AnswerHead,
     shape: S,
-    include_usage: bool,
+    usage: UsageIn,
+    /// The counts now.
+    so_far: UsageBody,
+    /// Texts are not all: tokens without text are chunks too.
+    tells_tokens: bool,
 }
 
 impl<S: Shape> Frames<S> {
-    /// An encoder; `include_usage` adds the usage chunk.
-    pub(crate) fn new(head: AnswerHead, shape: S, include_usage: bool) -> Self {
-        Self { head, shape, include_usage }
+    /// An encoder. Before any token, the counts are `at_first`.
+    pub(crate) fn new(head: AnswerHead, shape: S, usage: UsageIn, at_first: UsageBody) -> Self {
+        Self { head, shape, usage, so_far: at_first, tells_tokens: false }
+    }
+
+    /// One that also tells of tokens without text.
+    pub(crate) fn telling_tokens(self, tells_tokens: bool) -> Self {
+        Self { tells_tokens, ..self }
     }
 
     /// One frame an entry: clients expect at most one choice in a chunk.
-    fn frames(&self, choices: Vec<S::Choice>) -> Bytes {
-        choices.into_iter().map(|choice| self.frame(&[choice], None)).collect::<String>().into()
+    fn frames(&mut self, choices: Vec<S::Choice>) -> Bytes {
+        let usage = (self.usage == UsageIn::Every).then_some(self.so_far);
+        choices.into_iter().map(|choice| self.frame(&[choice], usage)).collect::<String>().into()
     }
 
-    fn frame(&self, choices: &[S::Choice], usage: Option<UsageBody>) -> String {
-        let AnswerHead { id, created, model } = &self.head;
-        let usage = self.include_usage.then_some(usage);
-        let chunk = Chunk { id, object: S::OBJECT, created: *created, model, choices, usage };
+    /// The prompt's tokens are in the first one only.
+    fn frame(&mut self, choices: &[S::Choice], usage: Option<UsageBody>) -> String {
+        let AnswerHead { id, created, model, prompt_token_ids } = &mut self.head;
+        let prompt_token_ids = prompt_token_ids.take();
+        let usage = (self.usage != UsageIn::No).then_some(usage);
+        let chunk = Chunk { id, object: S::OBJECT, created: *created, model, choices, prompt_token_ids, usage };
         data_frame(&chunk)
     }
 }
@@ -93,11 +111,15 @@ impl<S: Shape> Answer for Frames<S> {
         self.frames(choices)
     }
 
-    fn delta(&mut self, index: u32, text: String, logprobs: Vec<PositionLogprobs>) -> Bytes {
-        if text.is_empty() && logprobs.is_empty() {
+    fn counted(&mut self, so_far: UsageBody) {
+        self.so_far = so_far;
+    }
+
+    fn delta(&mut self, index: u32, fresh: Fresh) -> Bytes {
+        if fresh.text.is_empty() && fresh.logprobs.is_empty() && !self.tells_tokens {
             return Bytes::new();
         }
-        let choices = self.shape.delta(index, text, logprobs);
+        let choices = self.shape.delta(index, fresh);
         self.frames(choices)
     }
 
@@ -107,7 +129,7 @@ impl<S: Shape> Answer for Frames<S> {
     }
 
     fn closing(&mut self, usage: UsageBody) -> Bytes {
-        let mut frames = if self.include_usage { self.frame(&[], Some(usage)) } else { String::new() };
+        let mut frames = if self.usage == UsageIn::No { String::new() } else { self.frame(&[], Some(usage)) };
         frames.push_str(DONE);
         frames.into()
     }
@@ -154,8 +176,8 @@ mod tests {
             Some(format!("open {index}"))
         }
 
-        fn delta(&mut self, index: u32, text: String, _: Vec<PositionLogprobs>) -> Vec<String> {
-            vec![format!("{index} {text}")]
+        fn delta(&mut self, index: u32, fresh: Fresh) -> Vec<String> {
+            vec![format!("{index} {}", fresh.text)]
         }
 
         fn finish(&mut self, index: u32, reason: &'static str) -> Vec<String> {
@@ -163,8 +185,13 @@ mod tests {
         }
     }
 
-    fn frames(include_usage: bool) -> Frames<Plain> {
-        Frames::new(AnswerHead { id: "a".into(), created: 7, model: "m".into() }, Plain, include_usage)
+    fn frames(usage: UsageIn) -> Frames<Plain> {
+        let head = AnswerHead { id: "a".into(), created: 7, model: "m".into(), prompt_token_ids: None };
+        Frames::new(head, Plain, usage, stoker_engine::Usage::default().into())
+    }
+
+    fn fresh(text: &str) -> Fresh {
+        Fresh { text: text.into(), ..Fresh::default() }
     }
 
     fn stop() -> End {
@@ -179,25 +206,42 @@ mod tests {
 
     #[test]
     fn every_choice_is_opened_and_ended_by_its_own_chunk() {
-        let mut frames = frames(false);
+        let mut frames = frames(UsageIn::No);
         assert_eq!(text(frames.opening(2)), format!("{HEAD}[\"open 0\"]}}\n\n{HEAD}[\"open 1\"]}}\n\n"));
-        assert_eq!(text(frames.delta(1, "x".into(), vec![])), format!("{HEAD}[\"1 x\"]}}\n\n"));
+        assert_eq!(text(frames.delta(1, fresh("x"))), format!("{HEAD}[\"1 x\"]}}\n\n"));
         assert_eq!(text(frames.finish(1, stop())), format!("{HEAD}[\"1 stop\"]}}\n\n"));
         assert_eq!(text(frames.closing(stoker_engine::Usage::default().into())), DONE);
     }
 
     #[test]
     fn undecided_text_makes_no_chunk() {
-        assert!(frames(false).delta(0, String::new(), vec![]).is_empty());
+        assert!(frames(UsageIn::No).delta(0, fresh("")).is_empty());
+        assert!(!frames(UsageIn::No).telling_tokens(true).delta(0, fresh("")).is_empty(), "unless its tokens are told");
     }
 
     #[test]
     fn usage_is_null_until_the_last_chunk_and_absent_when_not_asked_for() {
-        let mut frames = frames(true);
+        let mut frames = frames(UsageIn::Last);
         assert!(text(frames.finish(0, stop())).ends_with(",\"usage\":null}\n\n"));
         let closing = text(frames.closing(stoker_engine::Usage::default().into()));
         assert!(closing.starts_with(&format!("{HEAD}[],\"usage\":{{\"prompt_tokens\":0")), "{closing}");
         assert!(closing.ends_with(DONE));
+    }
+
+    #[test]
+    fn who_wants_counts_all_along_finds_them_in_every_chunk() {
+        let mut frames = frames(UsageIn::Every);
+        frames.counted(stoker_engine::Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 0 }.into());
+        assert!(text(frames.delta(0, fresh("x"))).contains(r#""usage":{"prompt_tokens":3,"completion_tokens":1,"#));
+        assert!(text(frames.finish(0, stop())).contains(r#""usage":{"prompt_tokens":3"#));
+    }
+
+    #[test]
+    fn the_prompts_tokens_are_in_the_first_chunk_only() {
+        let mut frames = frames(UsageIn::No);
+        frames.head.prompt_token_ids = Some(vec![5, 6]);
+        assert!(text(frames.opening(1)).contains(r#""prompt_token_ids":[5,6]"#));
+        assert!(!text(frames.delta(0, fresh("x"))).contains("prompt_token_ids"));
     }
 
     #[test]

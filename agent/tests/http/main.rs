@@ -12,3 +12,4 @@ mod life;
 mod named_events;
 mod refusals;
 mod responses;
+mod tokens;

@@ -2,9 +2,11 @@
 
 mod cpu;
 pub mod cuda;
+mod score;
 pub mod sim;
 
 pub use cpu::{CpuExecutor, Decoder, kv_layout, workspace_bytes};
+pub use score::{Abilities, Score, ScoreSpec};
 
 use crate::{
     constraint::Masks,
@@ -28,6 +30,22 @@ pub trait Executor: Send {
     /// [`MAX_STEPS_IN_FLIGHT`]: crate::sched::MAX_STEPS_IN_FLIGHT
     fn max_steps_in_flight(&self) -> usize {
         1
+    }
+
+    /// What it gives beside tokens.
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
+    /// Asks the step that is launched next also for log-probabilities of tokens of prompts; called only if it is able to
+    /// give them, and for a step that wants some.
+    fn score(&mut self, wanted: Vec<ScoreSpec>) {
+        unreachable!("{wanted:?} was refused")
+    }
+
+    /// Those of the step finished last, one list for each that was wanted.
+    fn take_scores(&mut self) -> Vec<Vec<Score>> {
+        Vec::new()
     }
 
     /// Begins to compute every chunk of the step and to sample where it says so. The step's borrows end with the call.

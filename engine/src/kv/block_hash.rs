@@ -16,6 +16,14 @@ impl BlockHash {
     /// What the first block of a sequence follows.
     pub const ROOT: Self = Self(0);
 
+    /// What the first block of a sequence follows whose blocks only those with the same salt may find.
+    pub fn root_of(salt: &str) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(b"salt");
+        hash.update(salt);
+        Self::first_half(hash)
+    }
+
     /// The name of the block of these tokens after `self`. Tokens and parent are hashed as little-endian numbers.
     pub fn then(self, tokens: &[TokenId]) -> Self {
         assert_eq!(tokens.len(), BLOCK_TOKENS, "only full blocks have names");
@@ -26,6 +34,10 @@ impl BlockHash {
             bytes.copy_from_slice(&token.to_le_bytes());
         }
         hash.update(bytes);
+        Self::first_half(hash)
+    }
+
+    fn first_half(hash: Sha256) -> Self {
         let digest: [u8; 32] = hash.finalize().into();
         let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
         Self(u128::from_le_bytes(*first))
@@ -47,6 +59,15 @@ mod tests {
             other[idx] += 1 << 24;
             assert_ne!(BlockHash::ROOT.then(&other), name, "token {idx}");
         }
+    }
+
+    #[test]
+    fn every_salt_has_names_of_its_own() {
+        let block: Vec<TokenId> = (0..16).collect();
+        let [a, again, b] = ["a", "a", "b"].map(|salt| BlockHash::root_of(salt).then(&block));
+        assert_eq!(a, again);
+        assert!(a != b && a != BlockHash::ROOT.then(&block));
+        assert_ne!(BlockHash::root_of(""), BlockHash::ROOT);
     }
 
     #[test]

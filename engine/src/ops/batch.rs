@@ -83,7 +83,7 @@ mod tests {
 
     fn request() -> Arc<Request> {
         let (sampling, stop) = (SamplingParams::default(), StopParams::default());
-        Arc::new(Request { prompt: vec![1], sampling, stop, logprobs: None })
+        Arc::new(Request { prompt: vec![1], sampling, stop, logprobs: None, ..Request::default() })
     }
 
     fn chunk<'a>(start: usize, input: ChunkInput<'a>, blocks: &'a [BlockId]) -> StepChunk<'a> {

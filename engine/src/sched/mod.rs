@@ -8,6 +8,7 @@ mod invariants;
 mod plan;
 mod prefix;
 mod resolve;
+mod scores;
 mod slots;
 mod state;
 mod step;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use plan::{Chunk, Started, StepPlan, schedule};
 pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};
+pub use scores::scores_wanted;
 pub use slots::Slots;
 pub use state::{SchedLimits, SchedState};
 pub use step::{ChunkInput, SampleSpec, Step, StepChunk};

@@ -164,7 +164,8 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
         if sequence.in_flight > 0 {
             return;
         }
-        let found = if limits.prefix_caching { prefix::find(sequence, pool, limits) } else { Vec::new() };
+        let may_share = limits.prefix_caching && !sequence.awaits_scores();
+        let found = if may_share { prefix::find(sequence, pool, limits) } else { Vec::new() };
         if !fits(sequence, &found, running.len(), pool) {
             return;
         }

@@ -9,7 +9,7 @@
 
 use super::SchedLimits;
 use crate::{
-    kv::{BLOCK_TOKENS, BlockHash, BlockId, BlockPool},
+    kv::{BLOCK_TOKENS, BlockId, BlockPool},
     sequence::Sequence,
 };
 
@@ -52,8 +52,8 @@ pub(super) fn forget_blocks(sequence: &Sequence, pool: &mut BlockPool) {
 }
 
 fn extend_names(sequence: &mut Sequence) {
-    let Sequence { tokens, names, .. } = sequence;
-    let mut parent = names.last().copied().unwrap_or(BlockHash::ROOT);
+    let Sequence { tokens, names, root, .. } = sequence;
+    let mut parent = names.last().copied().unwrap_or(*root);
     for block in tokens.chunks_exact(BLOCK_TOKENS).skip(names.len()) {
         parent = parent.then(block);
         names.push(parent);

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use super::{SchedLimits, SchedState, Started, StepPlan, prefix};
 use crate::{
+    exec::Score,
     kv::BlockPool,
     request::{FinishReason, RequestId, TokenId},
     sequence::Sequence,
@@ -74,6 +75,8 @@ pub struct StepEffects {
     pub preempted: Vec<RequestId>,
     /// New tokens, at most one a sequence.
     pub tokens: Vec<SampledToken>,
+    /// Log-probabilities of prompts, in the order of their tokens.
+    pub scores: Vec<(RequestId, Vec<Score>)>,
     /// Sequences that ended; their blocks are free again.
     pub ended: Vec<Ended>,
 }

@@ -36,7 +36,7 @@ pub(crate) fn start(directory: &Path, limits: EngineLimits) -> EngineHandle {
 pub(crate) fn greedy(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
-    Request { prompt, sampling, stop, logprobs: None }
+    Request { prompt, sampling, stop, logprobs: None, ..Request::default() }
 }
 
 /// All tokens and the text of a stream that must end by length.
@@ -44,6 +44,7 @@ pub(crate) fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String) {
     let (mut all, mut whole) = (Vec::new(), String::new());
     while let Some(event) = stream.blocking_next() {
         match event {
+            RequestEvent::Prompt(_) => {}
             RequestEvent::Delta { text, tokens, .. } => {
                 all.extend(tokens);
                 whole.push_str(&text);

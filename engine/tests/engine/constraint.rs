@@ -75,13 +75,14 @@ fn asked(n: u32, constraint: Option<Cycle>) -> Request {
     let constraint = constraint.map(|cycle| Constraint(Arc::new(cycle)));
     let temperature = (n % 3) as f32 * 0.6;
     let sampling = SamplingParams { temperature, seed: n.into(), constraint, ..SamplingParams::default() };
-    Request { prompt, sampling, stop, logprobs: None }
+    Request { prompt, sampling, stop, logprobs: None, ..Request::default() }
 }
 
 fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason) {
     let mut all = Vec::new();
     loop {
         match stream.blocking_next().expect("a terminal comes") {
+            RequestEvent::Prompt(_) => {}
             RequestEvent::Delta { tokens, .. } => all.extend(tokens),
             RequestEvent::Finished { reason, .. } => return (all, reason),
         }

@@ -100,7 +100,8 @@ fn logits_on_the_gpu_are_the_cpus_within_the_noise_of_bf16() {
 /// Log-probabilities behind `tokens`, of which those from `start` on are one step; the others are in the first KV blocks.
 fn drawn_behind(gpu: &mut CudaModel, tokens: &[TokenId], start: usize) -> RawLogprobs {
     let (sampling, stop) = (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, StopParams::default());
-    let request = Arc::new(Request { prompt: tokens.to_vec(), sampling, stop, logprobs: Some(5) });
+    let request =
+        Arc::new(Request { prompt: tokens.to_vec(), sampling, stop, logprobs: Some(5), ..Request::default() });
     let blocks: Vec<BlockId> = (0..tokens.len().div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
     let spec = SampleSpec {
         request: &request,
@@ -254,7 +255,7 @@ fn score(engine: &EngineHandle, answers: &[Vec<TokenId>], expected: &[String]) -
 
 fn answer(prompt: Vec<TokenId>, sampling: SamplingParams) -> Request {
     let stop = StopParams { max_tokens: ANSWER_TOKENS, ignore_eos: true, ..StopParams::default() };
-    Request { prompt, sampling, stop, logprobs: None }
+    Request { prompt, sampling, stop, logprobs: None, ..Request::default() }
 }
 
 /// Completions of all prompts, as many at once as the engine runs; cut at the end token.
@@ -420,7 +421,7 @@ fn sampled_requests(eos: TokenId) -> Vec<Request> {
     ];
     let request = |(n, sampling): (usize, SamplingParams)| {
         let stop = StopParams { max_tokens: 24, min_tokens: 12, ignore_eos: true, ..StopParams::default() };
-        Request { prompt: vec![40 + n as TokenId], sampling, stop, logprobs: Some(7) }
+        Request { prompt: vec![40 + n as TokenId], sampling, stop, logprobs: Some(7), ..Request::default() }
     };
     kinds.into_iter().enumerate().map(request).collect()
 }

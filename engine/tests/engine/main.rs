@@ -15,6 +15,7 @@ mod goldens;
 mod kernel_paths;
 mod overlap;
 mod prefix;
+mod scores;
 mod sim;
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]

@@ -56,7 +56,7 @@ fn asked(n: u32) -> Request {
         seed: n.into(),
         ..SamplingParams::default()
     };
-    Request { prompt, sampling, stop, logprobs: n.is_multiple_of(7).then_some(2) }
+    Request { prompt, sampling, stop, logprobs: n.is_multiple_of(7).then_some(2), ..Request::default() }
 }
 
 /// All events of a stream, but for how the text was cut into pieces.
@@ -64,6 +64,7 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String, FinishReason) {
     let (mut all, mut whole) = (Vec::new(), String::new());
     loop {
         match stream.blocking_next().expect("a terminal comes") {
+            RequestEvent::Prompt(_) => {}
             RequestEvent::Delta { text, tokens, .. } => {
                 all.extend(tokens);
                 whole.push_str(&text);

@@ -14,7 +14,7 @@ fn start(script: SimScript, limits: EngineLimits) -> EngineHandle {
 
 fn request(max_tokens: u32) -> Request {
     let stop = StopParams { max_tokens, ..StopParams::default() };
-    Request { prompt: vec![65; 20], sampling: SamplingParams::default(), stop, logprobs: None }
+    Request { prompt: vec![65; 20], sampling: SamplingParams::default(), stop, logprobs: None, ..Request::default() }
 }
 
 fn endless() -> SimScript {
@@ -25,6 +25,7 @@ fn read_all(mut stream: RequestStream) -> (String, RequestEvent) {
     let mut text = String::new();
     while let Some(event) = stream.blocking_next() {
         match event {
+            RequestEvent::Prompt(_) => {}
             RequestEvent::Delta { text: piece, .. } => text.push_str(&piece),
             terminal => {
                 assert_eq!(stream.blocking_next(), None, "nothing follows the terminal");

@@ -34,7 +34,7 @@ fn start() -> EngineHandle {
 fn long_request() -> Request {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let stop = StopParams { max_tokens: 100_000, ignore_eos: true, ..StopParams::default() };
-    Request { prompt: vec![5, 6, 7], sampling, stop, logprobs: None }
+    Request { prompt: vec![5, 6, 7], sampling, stop, logprobs: None, ..Request::default() }
 }
 
 fn trap(device: &Device) {

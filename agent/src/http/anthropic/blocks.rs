@@ -3,11 +3,11 @@
 
 use bytes::Bytes;
 use serde_json::{Value, json};
-use stoker_engine::PositionLogprobs;
 
 use crate::http::{
     anthropic::error_body,
     body::{Answer, End},
+    choices::Fresh,
     error::ApiError,
     parts::{Part, Parts},
     stream::AnswerHead,
@@ -199,9 +199,9 @@ impl Answer for Events {
         [frame(&start), frame(&json!({"type": "ping"}))].concat().into()
     }
 
-    fn delta(&mut self, _: u32, text: String, _: Vec<PositionLogprobs>) -> Bytes {
+    fn delta(&mut self, _: u32, fresh: Fresh) -> Bytes {
         let mut frames = String::new();
-        self.blocks.push(text, &mut |event| frames.push_str(&frame(&event)));
+        self.blocks.push(fresh.text, &mut |event| frames.push_str(&frame(&event)));
         frames.into()
     }
 

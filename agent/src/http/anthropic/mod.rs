@@ -26,7 +26,6 @@ use crate::{
         params::Delivery,
         parts::Parts,
         prompt::Prompt,
-        usage::UsageSum,
     },
     replica::Replica,
 };
@@ -71,11 +70,10 @@ async fn answer(
     let chat = translated(&mut fields)?;
     fields.finish()?;
     let begun = chat::begin(replica, open, chat).await.map_err(in_its_words)?;
-    let Begun { choices, mut head, form, generation, prompt_tokens } = begun;
+    let Begun { choices, mut head, form, generation, prompt_tokens, usage } = begun;
     let blocks = Blocks::new(Parts::new(&head, &form));
     head.id = head.id.replacen("chatcmpl-", "msg_", 1);
     let head = MessageHead { answer: head, prompt_tokens };
-    let usage = UsageSum::new(1);
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(head, blocks), usage).await,
         Delivery::Whole => {

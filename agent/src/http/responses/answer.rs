@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
-use stoker_engine::PositionLogprobs;
 
 use crate::http::{
     body::{Answer, End},
+    choices::Fresh,
     error::ApiError,
     parts::{Part, Parts},
     responses::{
@@ -161,7 +161,7 @@ impl Growing {
         response["output"] = self.items.iter().enumerate().map(body).collect();
         response["usage"] = json!({
             "input_tokens": usage.prompt_tokens(), "input_tokens_details": {"cached_tokens": usage.cached_tokens()},
-            "output_tokens": usage.completion_tokens(), "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens": usage.completion_tokens(), "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens()},
             "total_tokens": usage.prompt_tokens() + usage.completion_tokens()});
         if let Some((store, mut messages)) = self.keep.take() {
             messages.push(self.message());
@@ -264,9 +264,9 @@ impl Answer for Events {
         self.frames(events.map(|name| json!({"type": name, "response": response})).into())
     }
 
-    fn delta(&mut self, _: u32, text: String, _: Vec<PositionLogprobs>) -> Bytes {
+    fn delta(&mut self, _: u32, fresh: Fresh) -> Bytes {
         let mut events = Vec::new();
-        self.growing.push(text, &mut |event| events.push(event));
+        self.growing.push(fresh.text, &mut |event| events.push(event));
         self.frames(events)
     }
 

@@ -30,7 +30,6 @@ use crate::{
             store::{Store, Stored},
         },
         stream::AnswerHead,
-        usage::UsageSum,
     },
     replica::Replica,
 };
@@ -56,7 +55,7 @@ pub(crate) async fn create(
     let Translated { chat, messages, echoed, store } = request::translate(&mut fields, before)?;
     fields.finish()?;
     let chat = Fields::parse(chat.into())?;
-    let Begun { choices, head, form, generation, .. } =
+    let Begun { choices, head, form, generation, usage, .. } =
         chat::begin(&replica, open, chat).await.map_err(in_its_words)?;
     let id = head.id.replacen("chatcmpl-", "resp_", 1);
     let growing = Growing {
@@ -67,7 +66,6 @@ pub(crate) async fn create(
         is_open: false,
         keep: store.then(|| (Arc::clone(&STORE), messages)),
     };
-    let usage = UsageSum::new(1);
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(growing), usage).await,
         Delivery::Whole => {

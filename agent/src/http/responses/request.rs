@@ -12,8 +12,8 @@ use crate::http::{
     neutral::{Neutral, neutral, take_all},
 };
 
-/// Fields that mean the same in both APIs, and what they are called there.
-const SAME: [(&str, &str); 10] = [
+/// Fields that mean the same in both APIs, and what they are called there. Behind OpenAI's, those of chat that this API takes too.
+const SAME: [(&str, &str); 26] = [
     ("model", "model"),
     ("max_output_tokens", "max_completion_tokens"),
     ("temperature", "temperature"),
@@ -24,6 +24,22 @@ const SAME: [(&str, &str); 10] = [
     ("safety_identifier", "safety_identifier"),
     ("prompt_cache_key", "prompt_cache_key"),
     ("service_tier", "service_tier"),
+    ("presence_penalty", "presence_penalty"),
+    ("frequency_penalty", "frequency_penalty"),
+    ("repetition_penalty", "repetition_penalty"),
+    ("top_k", "top_k"),
+    ("min_p", "min_p"),
+    ("seed", "seed"),
+    ("stop", "stop"),
+    ("stop_token_ids", "stop_token_ids"),
+    ("ignore_eos", "ignore_eos"),
+    ("min_tokens", "min_tokens"),
+    ("logit_bias", "logit_bias"),
+    ("allowed_token_ids", "allowed_token_ids"),
+    ("bad_words", "bad_words"),
+    ("chat_template_kwargs", "chat_template_kwargs"),
+    ("priority", "priority"),
+    ("cache_salt", "cache_salt"),
 ];
 
 /// A request, translated.

@@ -73,8 +73,8 @@ impl Decoder {
         }
     }
 
-    /// The logits of the batch's sampled rows.
-    pub fn forward(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
+    /// What the last layer gives for every row of the batch.
+    pub fn hidden(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
         let mut hidden = ops.embed(&self.embedding, batch);
         if let Some(factor) = self.spec.embedding.scale {
             ops.scale(&mut hidden, factor);
@@ -85,8 +85,7 @@ impl Decoder {
             let fed = self.feed_forward(ops, idx, &hidden);
             ops.add(&mut hidden, &fed);
         }
-        let sampled = ops.sampled_rows(&hidden, batch);
-        self.logits(ops, &sampled)
+        hidden
     }
 
     fn attend(
@@ -125,8 +124,9 @@ impl Decoder {
         norm_if(ops, &output, &layer.after_feed_forward, &spec.after).unwrap_or(output)
     }
 
-    fn logits(&self, ops: &mut CpuOps, sampled: &CpuTensor) -> CpuTensor {
-        let normed = ops.rms_norm(sampled, &self.norm, self.spec.norm.eps);
+    /// The logits of some of those rows.
+    pub fn logits(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
+        let normed = ops.rms_norm(&ops.rows(hidden, rows), &self.norm, self.spec.norm.eps);
         let [mut logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or(&self.embedding), None)]);
         if let Some(cap) = self.spec.head.softcap {
             ops.softcap(&mut logits, cap);

@@ -6,12 +6,12 @@ use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 pub use decoder::Decoder;
 
-use super::{ExecError, Executor};
+use super::{Abilities, ExecError, Executor, Score, ScoreSpec};
 use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
     model::ModelConfig,
-    ops::{BatchInputs, CpuCache, CpuOps},
+    ops::{BatchInputs, CpuCache, CpuOps, CpuTensor},
     request::{Request, RequestId, TokenId},
     sample::choose,
     sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
@@ -30,7 +30,13 @@ pub struct CpuExecutor {
     last_tokens: Vec<TokenId>,
     /// Its draws that wait for their masks.
     unmasked: Vec<Unmasked>,
+    /// Log-probabilities that the next step is asked for, and those of the last one.
+    wanted: Vec<ScoreSpec>,
+    scores: Vec<Vec<Score>>,
 }
+
+/// Rows of a prompt whose logits are held at once.
+const SCORED_ROWS: usize = 32;
 
 /// A draw that waits for its mask: a [`SampleSpec`] that outlives the launch, with its logits.
 #[derive(Debug)]
@@ -71,7 +77,17 @@ impl CpuExecutor {
     /// An executor over an empty cache of that layout.
     pub fn new(ops: CpuOps, model: Decoder, config: &ModelConfig, layout: KvLayout) -> Self {
         let (cache, vocab_size) = (CpuCache::new(layout), config.vocab_size);
-        Self { model, ops, cache, vocab_size, outputs: VecDeque::new(), last_tokens: Vec::new(), unmasked: Vec::new() }
+        Self {
+            model,
+            ops,
+            cache,
+            vocab_size,
+            outputs: VecDeque::new(),
+            last_tokens: Vec::new(),
+            unmasked: Vec::new(),
+            wanted: Vec::new(),
+            scores: Vec::new(),
+        }
     }
 
     /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
@@ -114,7 +130,34 @@ impl CpuExecutor {
 
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
         let Self { model, ops, cache, .. } = self;
-        model.forward(ops, cache, inputs).values
+        let hidden = model.hidden(ops, cache, inputs);
+        model.logits(ops, &hidden, &inputs.sampled_rows).values
+    }
+
+    /// As [`Self::logits`], and what the step was asked for beside.
+    fn logits_and_scores(&mut self, inputs: &BatchInputs) -> Vec<f32> {
+        let hidden = self.model.hidden(&mut self.ops, &mut self.cache, inputs);
+        for spec in std::mem::take(&mut self.wanted) {
+            let first = inputs.cu_seqlens[spec.chunk_idx] + spec.first_row as u32;
+            let scores = self.scores_of(&hidden, first, &spec);
+            self.scores.push(scores);
+        }
+        self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values
+    }
+
+    /// Few rows at a time: their logits are as large as the vocabulary.
+    fn scores_of(&mut self, hidden: &CpuTensor, first: u32, spec: &ScoreSpec) -> Vec<Score> {
+        let rows: Vec<u32> = (first..).take(spec.tokens.len()).collect();
+        let mut scores = Vec::with_capacity(rows.len());
+        for (rows, tokens) in rows.chunks(SCORED_ROWS).zip(spec.tokens.chunks(SCORED_ROWS)) {
+            let logits = self.model.logits(&mut self.ops, hidden, rows).values;
+            let mut scored = vec![None; tokens.len()];
+            self.ops.pool().for_each(&mut scored, |row, score| {
+                *score = Some(Score::new(row_of(&logits, row, self.vocab_size), tokens[row], spec.k));
+            });
+            scores.extend(scored.into_iter().flatten());
+        }
+        scores
     }
 }
 
@@ -124,13 +167,25 @@ fn row_of(logits: &[f32], row: usize, vocab_size: usize) -> &[f32] {
 }
 
 impl Executor for CpuExecutor {
+    fn abilities(&self) -> Abilities {
+        Abilities::ALL
+    }
+
+    fn score(&mut self, wanted: Vec<ScoreSpec>) {
+        self.wanted = wanted;
+    }
+
+    fn take_scores(&mut self) -> Vec<Vec<Score>> {
+        std::mem::take(&mut self.scores)
+    }
+
     /// Computes the whole step: the compute threads are the CPUs that the host would need for anything else.
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         let mut inputs = BatchInputs::new(step);
         for fed in &inputs.fed_rows {
             inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
         }
-        let logits = self.logits(&inputs);
+        let logits = self.logits_and_scores(&inputs);
         let histories: Vec<Cow<'_, [TokenId]>> = step.chunks.iter().map(|chunk| self.history(chunk)).collect();
         let specs = step.chunks.iter().zip(&histories);
         let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));
@@ -186,7 +241,7 @@ pub fn workspace_bytes(config: &ModelConfig, sched: &SchedLimits) -> u64 {
     let attention = heads.saturating_mul(2 * head_dim).saturating_add(hidden);
     let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
     let rows = widest.saturating_mul(sched.max_batched_tokens as u64);
-    let logits = (3 * vocab).saturating_mul(sched.max_num_seqs as u64);
+    let logits = (3 * vocab).saturating_mul(sched.max_num_seqs.max(SCORED_ROWS) as u64);
     let angles = head_dim.saturating_mul(sched.max_model_len as u64);
     rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
 }

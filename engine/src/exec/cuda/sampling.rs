@@ -119,7 +119,13 @@ mod tests {
     use crate::request::StopParams;
 
     fn request(sampling: SamplingParams) -> Arc<Request> {
-        Arc::new(Request { prompt: vec![5, 6], sampling, stop: StopParams::default(), logprobs: None })
+        Arc::new(Request {
+            prompt: vec![5, 6],
+            sampling,
+            stop: StopParams::default(),
+            logprobs: None,
+            ..Request::default()
+        })
     }
 
     fn spec(request: &Arc<Request>) -> SampleSpec<'_> {

@@ -133,7 +133,13 @@ mod tests {
     fn newcomers_share_a_copy_as_long_as_it_has_room() {
         let sampling = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };
         let asked = |sampling| {
-            Arc::new(Request { prompt: vec![1, 2, 3], sampling, stop: StopParams::default(), logprobs: None })
+            Arc::new(Request {
+                prompt: vec![1, 2, 3],
+                sampling,
+                stop: StopParams::default(),
+                logprobs: None,
+                ..Request::default()
+            })
         };
         let (request, plain) = (asked(sampling), asked(SamplingParams::default()));
         let spec = |slot, request| SampleSpec {

@@ -199,9 +199,9 @@ impl CpuOps {
         self.each_row(x, |_, row| activation::softcap(row, cap));
     }
 
-    /// The rows whose next token is sampled; only they go through the output matrix.
-    pub fn sampled_rows(&self, x: &CpuTensor, batch: &BatchInputs) -> CpuTensor {
-        let values = batch.sampled_rows.iter().flat_map(|row| x.row(*row as usize)).copied().collect();
+    /// Some of the rows: those whose next token is sampled go through the output matrix, and few others.
+    pub fn rows(&self, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
+        let values = rows.iter().flat_map(|row| x.row(*row as usize)).copied().collect();
         CpuTensor { width: x.width, values }
     }
 }

@@ -25,7 +25,13 @@ fn request() -> impl Strategy<Value = Request> {
             let stop = StopParams { max_tokens, min_tokens, ignore_eos, ..StopParams::default() };
             let frequency_penalty = if has_penalty { 1.0 } else { 0.0 };
             let sampling = SamplingParams { seed, frequency_penalty, ..SamplingParams::default() };
-            Request { prompt: (0..prompt_len as TokenId).collect(), sampling, stop, logprobs: None }
+            Request {
+                prompt: (0..prompt_len as TokenId).collect(),
+                sampling,
+                stop,
+                logprobs: None,
+                ..Request::default()
+            }
         },
     )
 }

@@ -23,7 +23,13 @@ fn limits() -> SchedLimits {
 /// A request that ends by length only.
 fn request(prompt_len: usize, max_tokens: u32) -> Arc<Request> {
     let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
-    Arc::new(Request { prompt: vec![1; prompt_len], sampling: SamplingParams::default(), stop, logprobs: None })
+    Arc::new(Request {
+        prompt: vec![1; prompt_len],
+        sampling: SamplingParams::default(),
+        stop,
+        logprobs: None,
+        ..Request::default()
+    })
 }
 
 fn machine(n_blocks: usize) -> Machine {
@@ -142,7 +148,13 @@ fn planned(request: Request, sampled: Sampled) -> (SchedState, StepPlan, StepOut
 fn the_end_token_ends_a_sequence_only_after_min_tokens_and_unless_ignored() {
     let finish = |min_tokens, ignore_eos| {
         let stop = StopParams { max_tokens: 9, min_tokens, ignore_eos, ..StopParams::default() };
-        let request = Request { prompt: vec![1], sampling: SamplingParams::default(), stop, logprobs: None };
+        let request = Request {
+            prompt: vec![1],
+            sampling: SamplingParams::default(),
+            stop,
+            logprobs: None,
+            ..Request::default()
+        };
         let (mut state, plan, output) = planned(request, Sampled::Token { token: EOS, logprobs: None });
         let limits = limits();
         let banned = plan.step(&state, &limits).chunks[0].sample.unwrap().banned.to_vec();
