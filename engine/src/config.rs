@@ -1,8 +1,11 @@
 //! What an engine is started with, and the bounds derived from it. Owns defaults and range checks; reads no file.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use crate::{request::TokenId, sched::SchedLimits};
+
+/// Tokens that a completion is taken to have before any has ended: what chats have on average.
+const EXPECTED_COMPLETION: u32 = 256;
 
 /// Which model to run, and how large.
 #[derive(Clone, Debug)]
@@ -90,6 +93,11 @@ pub struct EngineLimits {
     pub memory_fraction: f64,
     /// Memory the process may use on the CPU. Default: what the machine or the container allows.
     pub memory_limit_bytes: Option<u64>,
+    /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken to have so many
+    /// tokens before any has ended. `None`: let in whoever fits now.
+    pub expected_completion: Option<u32>,
+    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less.
+    pub itl_target: Duration,
     /// Compute threads. Default: the CPUs the process may use.
     pub threads: Option<usize>,
     /// Keep the KV blocks of prompts and completions for requests that begin with the same tokens.
@@ -109,6 +117,8 @@ impl Default for EngineLimits {
             kv_cache_tokens: None,
             memory_fraction: 0.9,
             memory_limit_bytes: None,
+            expected_completion: Some(EXPECTED_COMPLETION),
+            itl_target: Duration::from_millis(40),
             threads: None,
             prefix_caching: true,
             batch_invariant: false,
@@ -209,6 +219,9 @@ impl EngineLimits {
             eos: eos.to_vec(),
             prefix_caching: self.prefix_caching,
             replays_decodes: false,
+            prefill_share: max_batched_tokens as usize,
+            itl_target: self.itl_target,
+            expected_completion: self.expected_completion.map(|tokens| tokens as usize),
         })
     }
 

@@ -30,7 +30,7 @@ use crate::{
     model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
-    sched::{SchedLimits, SchedState},
+    sched::{Pace, SchedLimits, SchedState},
     text::Tokenizer,
 };
 
@@ -128,6 +128,8 @@ impl Engine {
             meters: Arc::clone(&meters),
             in_flight: VecDeque::new(),
             matchers,
+            pace: Pace::default(),
+            last_over: Instant::now(),
         };
         let thread = spawn("engine", move || engine_loop.run());
         EngineHandle::new(Shared {

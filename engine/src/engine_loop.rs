@@ -25,8 +25,8 @@ use crate::{
     output::OutputMessage,
     request::{FinishReason, Request, RequestId},
     sched::{
-        Chunk, MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, resolve, schedule,
-        scores_wanted,
+        Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
+        resolve, schedule, scores_wanted,
     },
 };
 
@@ -66,6 +66,10 @@ pub(crate) struct EngineLoop {
     /// Steps that were planned and not resolved, oldest first.
     pub(crate) in_flight: VecDeque<StepInFlight>,
     pub(crate) matchers: Matchers,
+    /// What steps took.
+    pub(crate) pace: Pace,
+    /// When the last one was over.
+    pub(crate) last_over: Instant,
 }
 
 /// A step that was planned and not resolved. One without chunks was not launched; it only has effects.
@@ -220,6 +224,7 @@ impl EngineLoop {
             output
         };
         let now = Instant::now();
+        self.note_pace(&plan, reading.launched_at, now);
         let mut effects = resolve(&mut self.state, plan, output, &self.limits);
         if !scored.is_empty() {
             effects.scores = scored.into_iter().zip(self.executor.take_scores()).collect();
@@ -230,6 +235,17 @@ impl EngineLoop {
         let violations = self.matchers.accept(&effects.tokens);
         self.end_violators(violations);
         self.publish(effects, reading, now)
+    }
+
+    /// How much of a prompt fits between two tokens, as steps have been of late.
+    fn note_pace(&mut self, plan: &StepPlan, launched_at: Instant, now: Instant) {
+        let begun_at = launched_at.max(std::mem::replace(&mut self.last_over, now));
+        let n_decodes = plan.chunks.iter().filter(|chunk| !chunk.is_prefill).count();
+        if !plan.chunks.is_empty() {
+            let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
+            self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
+            self.limits.prefill_share = self.pace.share(self.limits.itl_target.as_secs_f64());
+        }
     }
 
     /// Calls those who wait for first tokens of the oldest step, shortly before it ends.

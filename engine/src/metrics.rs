@@ -296,7 +296,7 @@ impl Meters {
 pub(crate) struct StepReading {
     n_tokens: usize,
     n_preempted: usize,
-    launched_at: Instant,
+    pub(crate) launched_at: Instant,
     pub(crate) times: StepTimes,
 }
 

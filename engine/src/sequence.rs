@@ -38,6 +38,8 @@ pub struct Sequence {
     pub root: BlockHash,
     /// Tokens of the prompt whose log-probabilities were given or are being computed, the first one included.
     pub n_scored: usize,
+    /// Tokens whose blocks were found when it started: others may hold them too.
+    pub n_found: usize,
     /// Names of the blocks that the known tokens fill, as far as they were needed.
     pub names: Vec<BlockHash>,
     /// Blocks of the table, from the first, whose content the pool knows by name.
@@ -64,6 +66,7 @@ impl Sequence {
             table: BlockTable::default(),
             root: request.cache_salt.as_deref().map_or(BlockHash::ROOT, BlockHash::root_of),
             n_scored: 1,
+            n_found: 0,
             names: Vec::new(),
             n_named: 0,
             slot: None,

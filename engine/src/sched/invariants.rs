@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState};
+use super::{MAX_STEPS_IN_FLIGHT, SchedLimits, SchedState, order::rank};
 use crate::kv::BLOCK_TOKENS;
 
 impl SchedState {
@@ -29,6 +29,7 @@ impl SchedState {
         assert_eq!(self.slots.n_taken(), slots.len(), "free and taken slots are all there are");
         assert!(slots.last().is_none_or(|last| *last < limits.max_num_seqs), "no more slots than sequences may run");
         assert!(self.waiting.iter().all(|s| s.slot.is_none()), "who waits has none");
+        assert!(self.waiting.iter().is_sorted_by_key(rank), "the line is in order");
     }
 
     fn check_blocks(&self) {

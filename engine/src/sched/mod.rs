@@ -4,7 +4,11 @@
 //! A step may be planned while the one before it is still being computed. Then its decodes do not know their input yet:
 //! they name the entry of the step before that samples it ([`ChunkInput::Fed`]).
 
+mod forecast;
 mod invariants;
+mod lengths;
+mod order;
+mod pace;
 mod plan;
 mod prefix;
 mod resolve;
@@ -15,6 +19,8 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use lengths::Lengths;
+pub use pace::{Pace, PacedStep};
 pub use plan::{Chunk, Started, StepPlan, schedule};
 pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};
 pub use scores::scores_wanted;

@@ -1,9 +1,14 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
-//! sequences from the line, preempting last-in when a decode finds no block.
+//! sequences from the line, preempting the last when a decode finds no block. Beside decodes, prompts have a share of the step,
+//! and a long one leaves half of it to those behind it.
 
-use super::{SchedLimits, SchedState, Slots, prefix};
+use super::{
+    SchedLimits, SchedState, Slots,
+    forecast::{Growing, peak_blocks},
+    prefix,
+};
 use crate::{
-    kv::{BlockId, BlockPool, blocks_for},
+    kv::{BLOCK_TOKENS, BlockId, BlockPool, blocks_for},
     request::RequestId,
     sequence::Sequence,
 };
@@ -73,14 +78,18 @@ struct Draft<'a> {
 /// Decides the next step, takes the blocks it needs and counts its tokens as computed.
 pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
     let mut draft = Draft { plan: StepPlan::default(), limits, budget: limits.max_batched_tokens, n_sampling: 0 };
+    state.sort_running();
     plan_decodes(state, &mut draft);
+    if !draft.plan.chunks.is_empty() {
+        draft.budget = draft.budget.min(limits.prefill_share);
+    }
     plan_running_prefills(state, &mut draft);
     admit_waiting(state, &mut draft);
     state.debug_check(limits);
     draft.plan
 }
 
-/// Oldest first, so that the victim of a missing block (the last running sequence) is never one already planned.
+/// In order, so that the victim of a missing block, which is one of the last, is never one already planned.
 fn plan_decodes(state: &mut SchedState, draft: &mut Draft<'_>) {
     let mut idx = 0;
     while idx < state.running.len() && draft.budget > 0 {
@@ -89,12 +98,26 @@ fn plan_decodes(state: &mut SchedState, draft: &mut Draft<'_>) {
             idx += 1;
             continue;
         }
-        if make_room(state, idx, draft) {
-            let SchedState { running, pool, .. } = state;
-            draft.push(&mut running[idx], idx, pool);
-            idx += 1;
+        match make_room(state, idx, draft) {
+            Room::Made => {
+                let SchedState { running, pool, .. } = state;
+                draft.push(&mut running[idx], idx, pool);
+                idx += 1;
+            }
+            Room::Later => idx += 1,
+            Room::Gone => {}
         }
     }
+}
+
+/// What became of a sequence that needs a block.
+enum Room {
+    /// It has one.
+    Made,
+    /// It waits for one where it is, while others decode.
+    Later,
+    /// It went back to the line.
+    Gone,
 }
 
 /// Whether a sequence may be planned: it is not on its way out, and it does not surely end with a token in flight.
@@ -103,45 +126,60 @@ fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
 }
 
 /// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
-/// `false`: the sequence itself was the last one and went back to the line.
-fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> bool {
+fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> Room {
     loop {
         let SchedState { running, pool, .. } = state;
         let sequence = &mut running[idx];
         if sequence.table.grow_to(sequence.len(), pool).is_ok() {
-            return true;
+            return Room::Made;
         }
-        preempt_last(state, draft);
-        if idx == state.running.len() {
-            return false;
+        let Some(victim) = state.victim(idx) else { return Room::Later };
+        preempt(state, victim, draft);
+        if victim == idx {
+            return Room::Gone;
         }
     }
 }
 
-/// Takes all blocks of the newest running sequence and puts it at the front of the line. Its prompt and generated
-/// tokens are computed again later; sampling depends on (seed, position) only, so its text does not change. A token of
+/// Takes all blocks of a running sequence and puts it back into the line. Its prompt and generated tokens are computed again later; sampling depends on (seed, position) only, so its text does not change. A token of
 /// it that is in flight still arrives: the blocks are given to later steps only.
-fn preempt_last(state: &mut SchedState, draft: &mut Draft<'_>) {
-    let mut victim = state.running.pop().expect("the sequence that needs a block is still running");
+fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
+    let mut victim = state.running.remove(idx);
     victim.table.release(&mut state.pool);
     victim.leave_slot(&mut state.slots);
-    (victim.computed, victim.n_named) = (0, 0);
+    (victim.computed, victim.n_named, victim.n_found) = (0, 0, 0);
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
     if victim.leaving.is_none() && !victim.is_full(draft.limits.max_model_len) {
         draft.plan.preempted.push(victim.id);
+        state.last_victim = Some(victim.id);
     }
-    state.waiting.push_front(victim);
+    state.enter_line(victim);
 }
 
 fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft<'_>) {
+    let prefills = |sequence: &Sequence| sequence.leaving.is_none() && !sequence.is_decoding();
+    let mut n_behind = state.running.iter().filter(|sequence| prefills(sequence)).count();
+    let next_fits = n_behind > 0 && head_fits(state, draft.limits);
     let SchedState { running, pool, .. } = state;
-    let prefills = |(_, sequence): &(usize, &mut Sequence)| sequence.leaving.is_none() && !sequence.is_decoding();
-    for (idx, sequence) in running.iter_mut().enumerate().filter(prefills) {
+    for (idx, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| prefills(sequence)) {
         if draft.budget == 0 {
             return;
         }
+        n_behind -= 1;
+        let is_awaited = n_behind > 0 || next_fits;
+        // A prompt that takes several steps must not keep short ones behind it from their first tokens.
+        let held_back = if is_awaited && sequence.remaining() > draft.budget { draft.budget / 2 } else { 0 };
+        draft.budget -= held_back;
         draft.push(sequence, idx, pool);
+        draft.budget += held_back;
     }
+}
+
+/// Whether the first in the line could start now.
+fn head_fits(state: &SchedState, limits: &SchedLimits) -> bool {
+    let n_running = state.running.len();
+    let has_room = |head: &Sequence| n_running < limits.max_num_seqs && fits(head, &[], n_running, &state.pool);
+    state.waiting.front().is_some_and(|head| head.leaving.is_none() && has_room(head))
 }
 
 /// Moves sequences from the line into the running queue, strictly in order: one without blocks keeps its place and
@@ -166,9 +204,10 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
         }
         let may_share = limits.prefix_caching && !sequence.awaits_scores();
         let found = if may_share { prefix::find(sequence, pool, limits) } else { Vec::new() };
-        if !fits(sequence, &found, running.len(), pool) {
+        if !fits(sequence, &found, running.len(), pool) || !can_stay(idx, &found, state, limits) {
             return;
         }
+        let SchedState { waiting, .. } = state;
         let sequence = waiting.remove(idx).expect("idx is inside the line");
         start(sequence, &found, state, draft);
     }
@@ -180,6 +219,21 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
 fn fits(sequence: &Sequence, found: &[BlockId], n_running: usize, pool: &BlockPool) -> bool {
     let n_held = found.iter().filter(|block| pool.refs(**block) > 0).count();
     blocks_for(sequence.len()) - n_held + n_running <= pool.n_available()
+}
+
+/// Whether a sequence that waits can be expected to end without anybody being preempted for it. Alone it always may.
+fn can_stay(idx: usize, found: &[BlockId], state: &SchedState, limits: &SchedLimits) -> bool {
+    let SchedState { waiting, running, pool, lengths, .. } = state;
+    let Some(at_first) = limits.expected_completion.filter(|_| !running.is_empty()) else { return true };
+    let growing = |sequence: &Sequence| Growing::new(sequence, lengths, at_first, limits.max_model_len);
+    let mut all: Vec<Growing> = running.iter().map(growing).collect();
+    let n_own: usize = all.iter().map(|one| blocks_for(one.own_tokens)).sum();
+    let n_shared = pool.n_referenced().saturating_sub(n_own);
+    let newcomer = growing(&waiting[idx]);
+    let n_found = found.len() * BLOCK_TOKENS;
+    all.push(Growing { own_tokens: newcomer.own_tokens.saturating_sub(n_found), ..newcomer });
+    let n_revived = found.iter().filter(|block| pool.refs(**block) == 0).count();
+    n_shared + n_revived + peak_blocks(all) <= pool.n_total()
 }
 
 fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draft: &mut Draft<'_>) {

@@ -26,6 +26,7 @@ pub(super) fn attach(sequence: &mut Sequence, found: &[BlockId], pool: &mut Bloc
     sequence.table.share(found, pool);
     sequence.computed = sequence.table.capacity_tokens();
     sequence.n_named = found.len();
+    sequence.n_found = sequence.computed;
 }
 
 /// Names the blocks that are full, computed and known in every token.

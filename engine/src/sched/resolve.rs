@@ -174,8 +174,12 @@ fn finish_reason(sequence: &Sequence, token: TokenId, limits: &SchedLimits) -> O
 
 /// One pass over each queue, however many leave.
 fn remove_leaving(state: &mut SchedState, ended: &mut Vec<Ended>) {
-    let SchedState { running, waiting, pool, slots } = state;
+    let SchedState { running, waiting, pool, slots, lengths, .. } = state;
     let mut end = |mut sequence: Sequence| {
+        // Who left early tells nothing of how long completions are.
+        if matches!(sequence.leaving, Some(FinishReason::Stop | FinishReason::Length)) {
+            lengths.note(sequence.n_generated());
+        }
         sequence.table.release(pool);
         sequence.leave_slot(slots);
         let reason = sequence.leaving.expect("only a leaving sequence is removed");

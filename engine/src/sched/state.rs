@@ -1,8 +1,8 @@
 //! What the scheduler knows: who waits, who runs, which blocks are held. The engine thread is its only owner.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use super::Slots;
+use super::{Lengths, Slots};
 use crate::{
     kv::BlockPool,
     request::{FinishReason, Request, RequestId, TokenId},
@@ -25,30 +25,48 @@ pub struct SchedLimits {
     /// Generated tokens are always computed one at a time and their blocks are not found by others: for an executor whose
     /// kernels for prompts and for decoding add up in different orders, and that promises the same bits nevertheless.
     pub replays_decodes: bool,
+    /// Tokens of prompts in a step that also decodes, at most. Changes from step to step, see [`Pace`](super::Pace).
+    pub prefill_share: usize,
+    /// What a step beside decodes may take, see [`Pace`](super::Pace).
+    pub itl_target: Duration,
+    /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken for so long
+    /// before any has ended. `None`: let in whoever fits now.
+    pub expected_completion: Option<usize>,
 }
 
 /// The scheduler's whole state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedState {
-    /// Requests without blocks, in the order they will start; preempted ones are at the front.
+    /// Requests without blocks, in the order they will start: by priority, then as they were submitted.
     pub waiting: VecDeque<Sequence>,
-    /// Sequences that hold blocks, oldest first; the last one is preempted first.
+    /// Sequences that hold blocks, in the same order when a step is planned; the last one is preempted first.
     pub running: Vec<Sequence>,
     /// The KV blocks.
     pub pool: BlockPool,
     /// Numbers of running sequences.
     pub slots: Slots,
+    /// How long completions were.
+    pub lengths: Lengths,
+    /// Who was preempted last.
+    pub last_victim: Option<RequestId>,
 }
 
 impl SchedState {
     /// An idle scheduler over `n_blocks` KV blocks.
     pub fn new(n_blocks: usize) -> Self {
-        Self { waiting: VecDeque::new(), running: Vec::new(), pool: BlockPool::new(n_blocks), slots: Slots::default() }
+        Self {
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            pool: BlockPool::new(n_blocks),
+            slots: Slots::default(),
+            lengths: Lengths::default(),
+            last_victim: None,
+        }
     }
 
-    /// Puts a request at the end of the line.
+    /// Puts a request into the line, behind all that are as urgent.
     pub fn submit(&mut self, id: RequestId, request: Arc<Request>) {
-        self.waiting.push_back(Sequence::new(id, request));
+        self.enter_line(Sequence::new(id, request));
     }
 
     /// Marks one sequence to leave at the next step. An unknown id has already left: nothing happens.

@@ -42,7 +42,12 @@ fn check(model: &Path, requests: Vec<Request>) {
     let chunked = common::start(model, chunked);
     let threaded = common::start(model, EngineLimits { threads: Some(3), ..EngineLimits::default() });
     // 32 sequences of 40 to 200 tokens do not fit 768: somebody is preempted.
-    let tight = EngineLimits { kv_cache_tokens: Some(768), max_model_len: Some(256), ..EngineLimits::default() };
+    let tight = EngineLimits {
+        kv_cache_tokens: Some(768),
+        expected_completion: None,
+        max_model_len: Some(256),
+        ..EngineLimits::default()
+    };
     let tight = common::start(model, tight);
     for request in requests {
         let expected = run(&alone, request.clone());
@@ -73,7 +78,10 @@ fn a_preempted_request_goes_on_with_the_same_tokens() {
     let directory = common::checkpoint("gqa-f32");
     let alone = common::start(&directory, EngineLimits::default());
     // Two sequences of 90 + 60 tokens need 20 blocks; 16 let both start and only one finish at a time.
-    let tight = common::start(&directory, EngineLimits { kv_cache_tokens: Some(256), ..EngineLimits::default() });
+    let tight = common::start(
+        &directory,
+        EngineLimits { kv_cache_tokens: Some(256), expected_completion: None, ..EngineLimits::default() },
+    );
     let requests = [common::greedy(prompt(1, 90), N_TOKENS), common::greedy(prompt(9, 90), N_TOKENS)];
     let expected: Vec<_> = requests.iter().map(|request| run(&alone, request.clone())).collect();
     let streams: Vec<_> = requests.into_iter().map(|request| tight.submit(request).unwrap()).collect();

@@ -98,7 +98,12 @@ fn run(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<TokenId>, Fini
 fn constrained_tokens_follow_the_grammar_and_leave_their_neighbours_alone() {
     let model = common::checkpoint("gqa-f32");
     // Somebody is preempted: a matcher outlives that.
-    let tight = EngineLimits { kv_cache_tokens: Some(512), max_model_len: Some(256), ..EngineLimits::default() };
+    let tight = EngineLimits {
+        kv_cache_tokens: Some(512),
+        expected_completion: None,
+        max_model_len: Some(256),
+        ..EngineLimits::default()
+    };
     let (one, two) = (common::start(&model, tight.clone()), start_with_two(&model, tight));
     let end = one.model().eos[0];
     let cycle = |n: u32| n.is_multiple_of(2).then_some(Cycle { n_tokens: 40 + n as usize, end: End::Token(end) });

@@ -129,7 +129,7 @@ fn a_request_is_the_same_bits_alone_among_255_others_chunked_cached_and_preempte
         let chunks = EngineLimits { max_batched_tokens: Some(16), max_num_seqs: Some(4), ..limits() };
         let chunked = start(model, chunks);
         // 32 sequences of up to 270 tokens do not fit 1024.
-        let tight = start(model, EngineLimits { kv_cache_tokens: Some(1024), ..limits() });
+        let tight = start(model, EngineLimits { kv_cache_tokens: Some(1024), expected_completion: None, ..limits() });
         for request in asked() {
             let alone = run(&uncached, &request);
             assert_eq!(alone.tokens.len(), N_TOKENS as usize);

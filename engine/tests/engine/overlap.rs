@@ -76,7 +76,12 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String, FinishReason) {
 
 fn check(model: &Path) {
     // 24 sequences of 45 to 180 tokens do not fit: somebody is preempted, with tokens in flight.
-    let tight = EngineLimits { kv_cache_tokens: Some(512), max_model_len: Some(256), ..EngineLimits::default() };
+    let tight = EngineLimits {
+        kv_cache_tokens: Some(512),
+        expected_completion: None,
+        max_model_len: Some(256),
+        ..EngineLimits::default()
+    };
     let run = |engine: &EngineHandle| -> Vec<_> {
         let streams: Vec<_> = (0..24).map(|n| engine.submit(asked(n)).unwrap()).collect();
         streams.into_iter().map(read_all).collect()

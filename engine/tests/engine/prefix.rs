@@ -72,7 +72,12 @@ fn usage_and_load_say_what_was_found() {
 #[test]
 fn the_text_is_the_same_after_preemption_and_eviction() {
     let requests: Vec<Request> = (0..24).map(|n| asked(n, [20, 100, 40][n as usize % 3])).collect();
-    let tight = EngineLimits { kv_cache_tokens: Some(512), max_model_len: Some(256), ..EngineLimits::default() };
+    let tight = EngineLimits {
+        kv_cache_tokens: Some(512),
+        expected_completion: None,
+        max_model_len: Some(256),
+        ..EngineLimits::default()
+    };
     let with = start(tight.clone());
     let expected = run(&start(EngineLimits { prefix_caching: false, ..tight }), &requests);
     assert_eq!(tokens(&run(&with, &requests)), tokens(&expected));

@@ -49,7 +49,12 @@ fn a_prompt_scores_as_its_tokens_did_when_they_were_drawn() {
 #[test]
 fn a_prompt_is_scored_once_also_when_it_is_computed_again() {
     // Four sequences grow to twice what the cache holds.
-    let limits = EngineLimits { kv_cache_tokens: Some(256), max_model_len: Some(128), ..EngineLimits::default() };
+    let limits = EngineLimits {
+        kv_cache_tokens: Some(256),
+        expected_completion: None,
+        max_model_len: Some(128),
+        ..EngineLimits::default()
+    };
     let engine = common::start(&common::ember(), limits);
     let alone = scored(&engine, Request { prompt_logprobs: Some(0), ..common::greedy((0..40).collect(), 1) }).0;
     let asked = || Request { prompt_logprobs: Some(0), ..common::greedy((0..40).collect(), 80) };

@@ -109,7 +109,7 @@ fn a_request_for_no_tokens_ends_at_once_by_length() {
 
 #[test]
 fn many_requests_at_once_all_get_their_whole_text() {
-    let limits = EngineLimits { kv_cache_tokens: Some(2048), ..EngineLimits::default() };
+    let limits = EngineLimits { kv_cache_tokens: Some(2048), expected_completion: None, ..EngineLimits::default() };
     let engine = start(SimScript { completion: "abc".repeat(60), ..SimScript::default() }, limits);
     let streams: Vec<_> = (0..100).map(|_| engine.submit(request(200)).unwrap()).collect();
     for stream in streams {
@@ -123,7 +123,7 @@ fn many_requests_at_once_all_get_their_whole_text() {
 #[test]
 fn a_second_step_in_flight_changes_neither_text_nor_counts() {
     let ended = |max_steps_in_flight| {
-        let limits = EngineLimits { kv_cache_tokens: Some(2048), ..EngineLimits::default() };
+        let limits = EngineLimits { kv_cache_tokens: Some(2048), expected_completion: None, ..EngineLimits::default() };
         let script = SimScript { completion: "abc".repeat(20), max_steps_in_flight, ..SimScript::default() };
         let engine = start(script, limits);
         let streams: Vec<_> = (1..90).map(|n| engine.submit(request(n)).unwrap()).collect();

@@ -12,33 +12,27 @@ use crate::{
 
 #[derive(Clone, Debug)]
 enum Event {
-    Submit(Request),
+    Submit(Arc<Request>),
     Abort { nth: u64 },
     Step,
 }
 
 fn request() -> impl Strategy<Value = Request> {
     let shape = (1usize..60, 1u32..40, 0u32..6, any::<bool>());
-    (shape, 0u64..4, prop::bool::weighted(0.2)).prop_map(
-        |((prompt_len, max_tokens, min_tokens, ignore_eos), seed, has_penalty)| {
+    (shape, 0u64..4, prop::bool::weighted(0.2), -1i32..2).prop_map(
+        |((prompt_len, max_tokens, min_tokens, ignore_eos), seed, has_penalty, priority)| {
             let max_tokens = max_tokens.min((limits().max_model_len - prompt_len) as u32);
             let stop = StopParams { max_tokens, min_tokens, ignore_eos, ..StopParams::default() };
             let frequency_penalty = if has_penalty { 1.0 } else { 0.0 };
             let sampling = SamplingParams { seed, frequency_penalty, ..SamplingParams::default() };
-            Request {
-                prompt: (0..prompt_len as TokenId).collect(),
-                sampling,
-                stop,
-                logprobs: None,
-                ..Request::default()
-            }
+            Request { prompt: (0..prompt_len as TokenId).collect(), sampling, stop, priority, ..Request::default() }
         },
     )
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        2 => request().prop_map(Event::Submit),
+        2 => request().prop_map(|request| Event::Submit(Arc::new(request))),
         1 => (0u64..30).prop_map(|nth| Event::Abort { nth }),
         6 => Just(Event::Step),
     ]
@@ -70,7 +64,7 @@ fn play(mut machine: Machine, events: &[Event]) -> Outcome {
     for event in events {
         match event {
             Event::Submit(request) => {
-                machine.state.submit(RequestId(n_submitted), Arc::new(request.clone()));
+                machine.state.submit(RequestId(n_submitted), Arc::clone(request));
                 n_submitted += 1;
             }
             Event::Abort { nth } => machine.state.end(RequestId(*nth), FinishReason::Abort),
@@ -109,10 +103,13 @@ proptest! {
         max_steps_in_flight in 1usize..=2,
         prefix_caching in any::<bool>(),
         replays_decodes in any::<bool>(),
+        prefill_share in 1usize..40,
+        expected_completion in prop::option::of(0usize..40),
     ) {
-        let limits = SchedLimits { max_batched_tokens, prefix_caching, replays_decodes, ..limits() };
+        let of_step = SchedLimits { max_batched_tokens, prefill_share, ..limits() };
+        let limits = SchedLimits { prefix_caching, replays_decodes, expected_completion, ..of_step };
         let requests: Vec<&Request> =
-            events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(request) } else { None }).collect();
+            events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(&**request) } else { None }).collect();
         let outcome = play(Machine::new(n_blocks, limits.clone(), max_steps_in_flight), &events);
         prop_assert_eq!(outcome.ended.len(), requests.len());
         check(&outcome, &requests, &limits);

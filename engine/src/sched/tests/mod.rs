@@ -2,8 +2,11 @@
 
 mod device;
 mod histories;
+mod order;
+mod share;
+mod storm;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use self::device::{EOS, Machine};
 use super::*;
@@ -17,6 +20,9 @@ fn limits() -> SchedLimits {
         eos: vec![EOS],
         prefix_caching: false,
         replays_decodes: false,
+        prefill_share: usize::MAX,
+        itl_target: Duration::ZERO,
+        expected_completion: None,
     }
 }
 

@@ -1,0 +1,125 @@
+//! Who runs first and who gives way: single facts, and a long random history.
+
+use std::sync::Arc;
+
+use super::{device::Machine, limits, request};
+use crate::{
+    request::{Request, RequestId},
+    sched::{SchedLimits, StepPlan},
+    sequence::Sequence,
+};
+
+fn urgent(priority: i32, prompt_len: usize, max_tokens: u32) -> Arc<Request> {
+    Arc::new(Request { priority, ..Request::clone(&request(prompt_len, max_tokens)) })
+}
+
+fn ids<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Vec<u64> {
+    sequences.into_iter().map(|sequence| sequence.id.0).collect()
+}
+
+#[test]
+fn the_line_is_ordered_by_priority_and_then_by_arrival() {
+    let mut machine = Machine::new(64, limits(), 1);
+    for (id, priority) in [(1, 0), (2, 5), (3, -1), (4, 0), (5, -1)] {
+        machine.state.submit(RequestId(id), urgent(priority, 3, 5));
+    }
+    assert_eq!(ids(&machine.state.waiting), [3, 5, 1, 4, 2]);
+    assert_eq!(machine.launch().started.iter().map(|started| started.id.0).collect::<Vec<_>>(), [3, 5, 1, 4]);
+}
+
+#[test]
+fn the_least_urgent_gives_way_however_long_it_runs() {
+    let mut machine = Machine::new(5, limits(), 1);
+    machine.state.submit(RequestId(1), urgent(7, 16, 40));
+    machine.step();
+    machine.state.submit(RequestId(2), urgent(0, 16, 40));
+    let mut preempted = Vec::new();
+    while preempted.is_empty() {
+        preempted = machine.step().1.preempted;
+    }
+    assert_eq!((preempted, ids(&machine.state.running)), (vec![RequestId(1)], vec![2]));
+}
+
+#[test]
+fn nobody_gives_way_twice_in_a_row_while_an_equal_runs() {
+    let mut machine = Machine::new(64, limits(), 1);
+    for (id, priority) in [(1, 0), (2, 0), (3, 0)] {
+        machine.state.submit(RequestId(id), urgent(priority, 3, 9));
+    }
+    machine.step();
+    let victims = |machine: &Machine| [0, 1, 2].map(|idx| machine.state.victim(idx));
+    assert_eq!(victims(&machine), [Some(2); 3], "the last one");
+    machine.state.last_victim = Some(RequestId(3));
+    assert_eq!(victims(&machine), [Some(1), Some(1), None], "the one before, or it waits where that one is planned");
+    machine.state.last_victim = Some(RequestId(2));
+    assert_eq!(victims(&machine), [Some(2); 3], "another one gave way since");
+    machine.state.submit(RequestId(4), urgent(5, 3, 9));
+    machine.step();
+    machine.state.last_victim = Some(RequestId(4));
+    assert_eq!(machine.state.victim(0), Some(3), "no equal of it runs");
+}
+
+/// Numbers as random as a test needs.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// What must hold of a plan, beside what the state checks itself.
+fn check(machine: &Machine, plan: &StepPlan, last_victim: &mut Option<RequestId>) {
+    let running = &machine.state.running;
+    for id in &plan.preempted {
+        let victim = machine.state.waiting.iter().find(|waiting| waiting.id == *id).expect("it went back to the line");
+        let priority = victim.request.priority;
+        assert!(running.iter().all(|other| other.request.priority <= priority), "the least urgent gives way");
+        let has_equal = running.iter().any(|other| other.request.priority == priority);
+        assert!(*last_victim != Some(*id) || !has_equal, "{id:?} gives way twice while an equal runs");
+        *last_victim = Some(*id);
+    }
+    let decodes = plan.chunks.iter().any(|chunk| !chunk.is_prefill);
+    let share = if decodes { machine.limits.prefill_share } else { usize::MAX };
+    // The last token of a prompt is computed as a decode is.
+    let prompts = plan.chunks.iter().filter(|chunk| chunk.is_prefill && chunk.n_tokens > 1);
+    let n_tokens: usize = prompts.map(|chunk| chunk.n_tokens).sum();
+    assert!(n_tokens <= share, "prompts keep to their share");
+}
+
+#[test]
+fn a_hundred_thousand_steps_keep_order_shares_and_every_invariant_and_the_most_urgent_never_waits_long() {
+    let of_step = SchedLimits { max_num_seqs: 6, max_batched_tokens: 24, prefill_share: 12, ..limits() };
+    let mut dice = Dice(7);
+    let (mut next_id, mut last_victim, mut n_preempted) = (0, None, 0);
+    for round in 0..40 {
+        let expected_completion = [None, Some(0), Some(20)][round % 3];
+        let limits = SchedLimits { prefix_caching: round % 2 == 0, expected_completion, ..of_step.clone() };
+        let mut machine = Machine::new(8 + round % 9, limits, 1 + round % 2);
+        // The urgent one that is open, and the steps it has waited to start.
+        let mut urgent_one: Option<(RequestId, u32)> = None;
+        for _ in 0..2500 {
+            if machine.state.waiting.len() < 12 && dice.below(3) == 0 {
+                next_id += 1;
+                let is_urgent = urgent_one.is_none() && dice.below(8) == 0;
+                let priority = if is_urgent { -9 } else { dice.below(3) as i32 };
+                let (prompt_len, max_tokens) = (1 + dice.below(40) as usize, 1 + dice.below(23) as u32);
+                machine.state.submit(RequestId(next_id), urgent(priority, prompt_len, max_tokens));
+                urgent_one = urgent_one.or(is_urgent.then_some((RequestId(next_id), 0)));
+            }
+            let (plan, effects) = machine.step();
+            check(&machine, &plan, &mut last_victim);
+            n_preempted += plan.preempted.len();
+            if let Some((id, waited)) = &mut urgent_one {
+                *waited += u32::from(machine.state.waiting.iter().any(|waiting| waiting.id == *id));
+                // Whoever runs may end first: 23 tokens, and the prompts of five others before.
+                assert!(*waited < 120, "{id:?} waits: {machine:?}");
+                if effects.ended.iter().any(|ended| ended.id == *id) {
+                    urgent_one = None;
+                }
+            }
+        }
+    }
+    assert!(n_preempted > 20, "{n_preempted}: the caches were small");
+}
