@@ -127,6 +127,7 @@ fn in_its_words(error: ApiError) -> ApiError {
         "stop" => "stop_sequences",
         "reasoning_effort" => "thinking",
         "prompt" => "messages",
+        _ if param.starts_with("response_format") => "output_config.format.schema",
         other => other,
     });
     ApiError { param: param.map(str::to_owned), ..error }

@@ -87,7 +87,40 @@ pub(super) fn chat_request(fields: &mut Fields) -> Result<String, ApiError> {
     add_messages(&mut chat, fields)?;
     add_tools(&mut chat, fields)?;
     add_thinking(&mut chat, fields)?;
+    add_output(&mut chat, fields)?;
     Ok(chat.text())
+}
+
+/// The form of the answer. How hard the model tries is not its form, and refused by name.
+fn add_output(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Output {
+        format: Option<Format>,
+    }
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Format {
+        r#type: String,
+        schema: Option<Box<RawValue>>,
+    }
+    let Some(Format { r#type, schema }) = fields.take::<Output>("output_config")?.and_then(|output| output.format)
+    else {
+        return Ok(());
+    };
+    if r#type != "json_schema" {
+        let message = format!("output_config.format.type `{}` is not supported: use `json_schema`", r#type);
+        return Err(ApiError::unsupported("output_config.format.type", message));
+    }
+    let schema = schema.ok_or_else(|| FieldError::Missing { field: "output_config.format.schema".into() })?;
+    let mut named = Object::default();
+    named.add("name", &text_json("output"));
+    named.add("schema", schema.get());
+    let mut format = Object::default();
+    format.add("type", &text_json("json_schema"));
+    format.add("json_schema", &named.text());
+    chat.add("response_format", &format.text());
+    Ok(())
 }
 
 /// Whose request it is and how urgent changes no answer.

@@ -85,6 +85,14 @@ pub(crate) async fn get(Path(id): Path<String>) -> Result<Json<Value>, ApiError>
     Ok(Json(stored(&id, "response_id")?.response))
 }
 
+/// Nothing is left to cancel: a response is kept when it has ended.
+pub(crate) async fn cancel(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    stored(&id, "response_id")?;
+    let message =
+        "Cannot cancel a synchronous response. It has ended; to end one that is being made, close its connection";
+    Err(ApiError::invalid("response_id", message))
+}
+
 /// Forgets a response.
 pub(crate) async fn delete(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     if !store().delete(&id) {
