@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use stoker_engine::{PositionLogprobs, PromptPosition, TokenId, TokenLogprob};
 
 /// JSON has no infinity: the log-probability of an impossible token, as OpenAI writes it.
@@ -70,8 +70,18 @@ pub(crate) struct TextLogprobs {
     tokens: Vec<String>,
     /// Nothing is known of a prompt's first token.
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    top_logprobs: Vec<Option<Rivals>>,
     text_offset: Vec<usize>,
+}
+
+/// A JSON object of names and log-probabilities: the chosen token, then the likeliest, best first.
+#[derive(Debug)]
+struct Rivals(Vec<(String, f32)>);
+
+impl Serialize for Rivals {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, logprob)| (name, logprob)))
+    }
 }
 
 /// Characters of a choice's text before its next token.
@@ -106,14 +116,17 @@ impl TextLogprobs {
         offset.0 += chosen.text.chars().count();
         let chosen_logprob = chosen.logprob.max(IMPOSSIBLE);
         // The chosen token is there also when it is none of the likeliest: one more than was asked for then.
-        let named = |token: TokenLogprob| {
-            let logprob = token.logprob.max(IMPOSSIBLE);
-            (names.of(token), logprob)
-        };
-        let mut top: BTreeMap<_, _> = top.into_iter().map(named).collect();
         let chosen = names.of(chosen);
-        top.insert(chosen.clone(), chosen_logprob);
-        self.top_logprobs.push(Some(top));
+        let mut rivals = vec![(chosen.clone(), chosen_logprob)];
+        for token in top {
+            let logprob = token.logprob.max(IMPOSSIBLE);
+            let name = names.of(token);
+            // A name stands once in an object: also two tokens of one text, as halves of characters are.
+            if rivals.iter().all(|(other, _)| *other != name) {
+                rivals.push((name, logprob));
+            }
+        }
+        self.top_logprobs.push(Some(Rivals(rivals)));
         self.token_logprobs.push(Some(chosen_logprob));
         self.tokens.push(chosen);
     }
@@ -173,6 +186,9 @@ mod tests {
         let json =
             serde_json::to_value(TextLogprobs::new(vec![position], &mut TextOffset::default(), Names::Text)).unwrap();
         assert_eq!(json["top_logprobs"], serde_json::json!([{"a": -0.5, "b": -1.0, "c": -3.0}]));
+        let position = PositionLogprobs { chosen: token("c", -3.0), top: vec![token("b", -0.5), token("a", -1.0)] };
+        let text = TextLogprobs::new(vec![position], &mut TextOffset::default(), Names::Text);
+        assert!(serde_json::to_string(&text).unwrap().contains(r#"[{"c":-3.0,"b":-0.5,"a":-1.0}]"#), "it stands first");
     }
 
     #[test]
