@@ -143,6 +143,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "true|false")]
     batch_invariant: Option<bool>,
 
+    /// Milliseconds between two tokens of a stream that prompts of others may take at most, or as long again as decoding takes if
+    /// that is longer. Steady streams cost output in bursts. Default: prompts fill steps.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    itl_target_ms: Option<u32>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -191,6 +196,7 @@ impl Args {
                 memory_fraction: flags.memory_fraction,
                 prefix_caching: flags.prefix_caching,
                 batch_invariant: flags.batch_invariant,
+                itl_target_ms: flags.itl_target_ms,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig};
@@ -201,6 +202,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         memory_fraction,
         prefix_caching,
         batch_invariant,
+        itl_target_ms,
     } = settings;
     EngineLimits {
         max_model_len,
@@ -212,6 +214,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         memory_fraction: memory_fraction.unwrap_or(defaults.memory_fraction),
         prefix_caching: prefix_caching.unwrap_or(defaults.prefix_caching),
         batch_invariant: batch_invariant.unwrap_or(defaults.batch_invariant),
+        itl_target: itl_target_ms.map(|ms| Duration::from_millis(ms.into())),
         ..defaults
     }
 }
@@ -240,6 +243,15 @@ mod tests {
     fn batch_invariance_reaches_the_engine() {
         let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
         assert!(settings(config("/m", asked)).limits.batch_invariant);
+    }
+
+    #[test]
+    fn a_target_for_the_time_between_tokens_reaches_the_engine_and_there_is_none_otherwise() {
+        let target = |itl_target_ms| {
+            let asked = EngineSettings { itl_target_ms, ..EngineSettings::default() };
+            settings(config("/m", asked)).limits.itl_target
+        };
+        assert_eq!((target(None), target(Some(40))), (None, Some(Duration::from_millis(40))));
     }
 
     #[test]

@@ -14,7 +14,7 @@ struct Setting {
 }
 
 /// Every setting that a message may name. None is part of another's name.
-const SETTINGS: [Setting; 11] = [
+const SETTINGS: [Setting; 12] = [
     Setting { ours: "model_source", field: "model.source", flag: "--model" },
     Setting { ours: "served_names", field: "model.servedNames", flag: "--served-name" },
     Setting { ours: "tool_call_format", field: "model.toolCallFormat", flag: "--tool-call-format" },
@@ -26,6 +26,7 @@ const SETTINGS: [Setting; 11] = [
     Setting { ours: "kv_cache_tokens", field: "engine.kvCacheTokens", flag: "--kv-cache-tokens" },
     Setting { ours: "memory_fraction", field: "engine.memoryFraction", flag: "--memory-fraction" },
     Setting { ours: "batch_invariant", field: "engine.batchInvariant", flag: "--batch-invariant" },
+    Setting { ours: "itl_target_ms", field: "engine.itlTargetMs", flag: "--itl-target-ms" },
 ];
 
 /// The message with every setting called as its reader wrote it. Not for messages that name files.
@@ -70,7 +71,11 @@ mod tests {
 
     #[test]
     fn every_size_of_the_engine_whose_name_has_several_words_is_known() {
-        let fields = serde_json::to_value(EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() });
+        let fields = serde_json::to_value(EngineSettings {
+            batch_invariant: Some(true),
+            itl_target_ms: Some(40),
+            ..EngineSettings::default()
+        });
         for field in fields.unwrap().as_object().unwrap().keys() {
             // Switched on or off, it cannot be wrong; and a name of one word is the same for everybody.
             let is_named = !["prefixCaching", "threads"].contains(&field.as_str());

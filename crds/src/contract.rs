@@ -86,6 +86,10 @@ pub struct EngineSettings {
     /// agents which do not know it still read their configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_invariant: Option<bool>,
+    /// Milliseconds between two tokens of a stream that prompts of others may take. Default: prompts fill steps. Left out where
+    /// nobody asks, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub itl_target_ms: Option<u32>,
 }
 
 /// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.

@@ -233,6 +233,12 @@ pub struct EngineSpec {
     /// H200. On CPUs it is always so. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_invariant: Option<bool>,
+    /// Milliseconds between two tokens of a stream that prompts of others may take at most, 1 to 10000, or as long again as
+    /// decoding takes if that is longer. Steady streams cost output: 4 to 7 % in bursts of 64 to 256 requests to an 8B model on an
+    /// H200 at 40. Default: prompts fill steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub itl_target_ms: Option<u32>,
 }
 
 /// How an older revision is replaced: one replica at a time, a new one first.

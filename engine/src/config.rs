@@ -96,8 +96,9 @@ pub struct EngineLimits {
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken to have so many
     /// tokens before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<u32>,
-    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less.
-    pub itl_target: Duration,
+    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`: prompts
+    /// fill steps, which loses no output but lets running sequences wait for whole steps of prompts.
+    pub itl_target: Option<Duration>,
     /// Compute threads. Default: the CPUs the process may use.
     pub threads: Option<usize>,
     /// Keep the KV blocks of prompts and completions for requests that begin with the same tokens.
@@ -118,7 +119,7 @@ impl Default for EngineLimits {
             memory_fraction: 0.9,
             memory_limit_bytes: None,
             expected_completion: Some(EXPECTED_COMPLETION),
-            itl_target: Duration::from_millis(40),
+            itl_target: None,
             threads: None,
             prefix_caching: true,
             batch_invariant: false,

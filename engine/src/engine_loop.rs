@@ -244,7 +244,9 @@ impl EngineLoop {
         if !plan.chunks.is_empty() {
             let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
             self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
-            self.limits.prefill_share = self.pace.share(self.limits.itl_target.as_secs_f64());
+            if let Some(target) = self.limits.itl_target {
+                self.limits.prefill_share = self.pace.share(target.as_secs_f64());
+            }
         }
     }
 

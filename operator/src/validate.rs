@@ -263,6 +263,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         memory_fraction: spec.memory_fraction,
         prefix_caching: spec.prefix_caching,
         batch_invariant: spec.batch_invariant,
+        itl_target_ms: spec.itl_target_ms,
     }
 }
 

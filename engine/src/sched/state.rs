@@ -27,8 +27,8 @@ pub struct SchedLimits {
     pub replays_decodes: bool,
     /// Tokens of prompts in a step that also decodes, at most. Changes from step to step, see [`Pace`](super::Pace).
     pub prefill_share: usize,
-    /// What a step beside decodes may take, see [`Pace`](super::Pace).
-    pub itl_target: Duration,
+    /// What a step beside decodes may take, if somebody asked: see [`Pace`](super::Pace).
+    pub itl_target: Option<Duration>,
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken for so long
     /// before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<usize>,

@@ -6,7 +6,7 @@ mod order;
 mod share;
 mod storm;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use self::device::{EOS, Machine};
 use super::*;
@@ -21,7 +21,7 @@ fn limits() -> SchedLimits {
         prefix_caching: false,
         replays_decodes: false,
         prefill_share: usize::MAX,
-        itl_target: Duration::ZERO,
+        itl_target: None,
         expected_completion: None,
     }
 }
