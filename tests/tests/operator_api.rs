@@ -306,8 +306,9 @@ fn kubectl_explains_every_field_with_its_default() {
         "memoryFraction",
         "prefixCaching",
         "batchInvariant",
+        "itlTargetMs",
     ] {
         assert!(text.contains(field), "{text}");
     }
-    assert_eq!(text.matches("Default: ").count(), 10, "{text}");
+    assert_eq!(text.matches("Default: ").count(), 11, "{text}");
 }

@@ -141,8 +141,9 @@ fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> Room 
     }
 }
 
-/// Takes all blocks of a running sequence and puts it back into the line. Its prompt and generated tokens are computed again later; sampling depends on (seed, position) only, so its text does not change. A token of
-/// it that is in flight still arrives: the blocks are given to later steps only.
+/// Takes all blocks of a running sequence and puts it back into the line. Its prompt and generated tokens are computed again
+/// later; sampling depends on (seed, position) only, so its text does not change. A token of it that is in flight still
+/// arrives: the blocks are given to later steps only.
 fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
     let mut victim = state.running.remove(idx);
     victim.table.release(&mut state.pool);
