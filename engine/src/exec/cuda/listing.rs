@@ -4,7 +4,7 @@ use std::fmt;
 
 use stoker_kernels::{
     choose::{Chip, Numerics, Prologue},
-    launch::{Epilogue, GemmShape},
+    launch::{Epilogue, GemmShape, NormWeight},
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     program::{Adds, Between, Gemm, Op, Programs, RowLimits},
     shape::ModelShape,
 };
-use crate::model::ModelSpec;
+use crate::model::{Activation, ModelSpec};
 
 /// Operations that differ in their layer only.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,14 +79,20 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
         Op::Embed => ("embed".into(), rows, "embed".into(), us(4 * m * shape.hidden)),
         Op::Norm(between) => {
             let (name, n_values) = between_named(*between);
-            (name.into(), rows, "rms_norm".into(), us(2 * n_values * m * shape.hidden))
+            (name.into(), rows, norm_kernel(*between, shape.norm_weight).into(), us(2 * n_values * m * shape.hidden))
         }
         Op::Gemm(gemm) => {
             let GemmShape { m, n, k } = gemm.desc.shape;
             (named(gemm), format!("{m} x {n} x {k}"), gemm.kernel.to_string(), Some(gemm_us(gemm, ceilings)))
         }
         Op::AddBias { matrix, .. } => (format!("{matrix:?}'s bias"), rows, "add_bias".into(), None),
-        Op::Activate => ("activate".into(), rows, "act_mul".into(), us(6 * m * shape.inner)),
+        Op::Activate => {
+            let kernel = match shape.block.activation {
+                Activation::Silu => "silu_mul",
+                Activation::GeluTanh => "gelu_mul",
+            };
+            ("activate".into(), rows, kernel.into(), us(6 * m * shape.inner))
+        }
         Op::NormQk { .. } => ("norm Q, K".into(), rows, "norm_part".into(), us(4 * m * shape.heads.qkv_width())),
         Op::RopeKv { .. } => ("rope, KV".into(), rows, "rope_kv".into(), us(4 * m * shape.heads.qkv_width())),
         Op::Attention { .. } => ("attention".into(), rows, "paged_decode".into(), None),
@@ -105,6 +111,14 @@ fn between_named(Between { adds, next }: Between) -> (&'static str, usize) {
         (Adds::Update, None) => ("add", 3),
         (Adds::NormedUpdate(_), Some(_)) => ("norm, add, norm", 4),
         (Adds::NormedUpdate(_), None) => ("norm, add", 3),
+    }
+}
+
+fn norm_kernel(between: Between, weight: NormWeight) -> &'static str {
+    match (between, weight) {
+        (Between { adds: Adds::Nothing, next: Some(_) }, NormWeight::Factor) => "rms_norm",
+        (Between { adds: Adds::Update, next: Some(_) }, NormWeight::Factor) => "add_rms_norm",
+        _ => "norm_chain",
     }
 }
 
