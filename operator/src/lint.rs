@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use stoker_crds::contract::AgentPhase;
 use stoker_replica::{Replica, Sight, Stage};
 use thiserror::Error;
 
@@ -83,8 +82,7 @@ fn cuts_streams(deletion: &Deletion, wanted: &Wanted, pods: &[Replica], now: Tim
 /// True when a pod that drains since then holds no streams, or had its time, or can only be drained by the kubelet.
 fn drained(pod: &Replica, since: Timestamp, wanted: &Wanted, now: Timestamp) -> bool {
     let told_since = match pod.reading.sight() {
-        Sight::Fresh(report) if matches!(report.phase, AgentPhase::Loading | AgentPhase::Failed) => return true,
-        Sight::Fresh(report) if pod.knows_its_intent() && report.phase == AgentPhase::Empty => return true,
+        Sight::Fresh(_) if pod.is_drained() => return true,
         Sight::Fresh(_) if pod.knows_its_intent() => None,
         Sight::Fresh(report) => Some(rollout::told_since(report, since, now)),
         unseen @ (Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing) => {

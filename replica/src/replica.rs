@@ -1,12 +1,12 @@
 //! One replica: what rollout, scaling and status look at, and later the gateway.
 
 use jiff::Timestamp;
-use stoker_crds::intent::Want;
+use stoker_crds::{contract::AgentPhase, intent::Want};
 
 use crate::{
     intent::Intent,
     pod::{ObservedPod, Stage},
-    reading::Reading,
+    reading::{Reading, Sight},
 };
 
 /// See the module.
@@ -36,9 +36,15 @@ impl Replica {
         self.intent.map_or(Want::Serve, |intent| intent.want)
     }
 
-    /// True when requests reach it and it is meant to stay.
+    /// True when requests reach it and it is meant to stay. The kubelet is slower than the agent: one that was drained and
+    /// taken back may still be shown as ready although it is not told yet, so what it says counts more.
     pub fn serves(&self) -> bool {
-        self.pod.stage == Stage::Serving && self.drain_since().is_none()
+        let is_in_service = match self.reading.sight() {
+            Sight::Fresh(report) => report.phase == AgentPhase::Ready,
+            Sight::Unread => self.intent.is_none(),
+            Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing => true,
+        };
+        self.pod.stage == Stage::Serving && self.drain_since().is_none() && is_in_service
     }
 
     /// True when its agent may be computing answers.
@@ -64,6 +70,13 @@ impl Replica {
     /// True when its agent knows what is written.
     pub fn knows_its_intent(&self) -> bool {
         self.reading.report().zip(self.intent).is_some_and(|(report, intent)| intent.is_known_to(report))
+    }
+
+    /// True when its agent took the intent to drain and is empty. One that is ready cannot be: it started again since it
+    /// was read.
+    pub fn is_drained(&self) -> bool {
+        let is_empty = self.reading.report().is_some_and(|report| report.phase == AgentPhase::Empty);
+        is_empty && self.knows_its_intent() && self.pod.stage != Stage::Serving
     }
 
     fn echoed(&self) -> Option<u64> {

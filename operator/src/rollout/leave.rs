@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use jiff::{SignedDuration, Timestamp};
-use stoker_crds::contract::{AgentPhase, DrainSettings, LoadReport};
+use stoker_crds::contract::{DrainSettings, LoadReport};
 use stoker_replica::{Replica, Sight, Stage};
 
 use super::{
@@ -38,16 +38,12 @@ fn why_gone(drain: &DrainSettings, pod: &Replica, now: Timestamp, plan: &mut Rol
         return Some(Why::DeadlinePassed);
     }
     match pod.reading.sight() {
-        Sight::Fresh(report) => match report.phase {
-            AgentPhase::Loading | AgentPhase::Failed => Some(Why::HoldsNoStreams),
-            _ if !pod.knows_its_intent() => {
-                let patience = told_since(report, since, now) + UNREACHABLE_PATIENCE;
-                (!plan.wait_until(patience, now)).then_some(Why::OrderRefused)
-            }
-            // An agent that emptied itself for another reason may have come back since.
-            AgentPhase::Empty => Some(Why::Drained),
-            AgentPhase::Ready | AgentPhase::Withdrawing | AgentPhase::Draining => None,
-        },
+        // Whatever else it says may be over: one that loaded may serve by now, one that emptied itself may have come back.
+        Sight::Fresh(report) if !pod.knows_its_intent() => {
+            let patience = told_since(report, since, now) + UNREACHABLE_PATIENCE;
+            (!plan.wait_until(patience, now)).then_some(Why::OrderRefused)
+        }
+        Sight::Fresh(_) => pod.is_drained().then_some(Why::Drained),
         Sight::Unread => None,
         unseen @ (Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing) => {
             let patience = unseen_since(unseen, since, now) + UNREACHABLE_PATIENCE;
