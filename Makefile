@@ -39,6 +39,13 @@ check: fmt clippy generate-check test chart-check docs-check deny ## Everything 
 e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
 	@tools/e2e/run.sh
 
+faults: kube ## Operator and API server under scripted faults, STOKER_FAULT_SEEDS=200 seeds of each (an hour); docs/faults.md
+	@cargo build -p stoker-operator -p stoker-tests --bins
+	STOKER_FAULT_SEEDS=$${STOKER_FAULT_SEEDS:-200} cargo test -p stoker-tests --test fault_suite -- --test-threads 1 --nocapture
+
+explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
+	@cargo run --release -p stoker-explore
+
 bench: kube ## Measure engine, agent and operator; append figures to docs/benchmarks/results and render the tables
 	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-bench -p stoker-figures -p stoker-tests --bins
 	$(RELEASE)/stoker-bench run --peers llama.cpp,transformers --out docs/benchmarks/results/cpu.jsonl
@@ -97,4 +104,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e bench check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults explore bench check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -6,7 +6,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::api::resource::Quantity};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Service},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
@@ -72,7 +75,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
     }
     let wanted = wanted(deployment, desired, observed);
     Plan {
-        apply_service: !matches!(&observed.service, Child::Own(service) if holds(&desired.service, service.as_ref())),
+        apply_service: !matches!(&observed.service, Child::Own(service) if leads_to_replicas(service, &desired.service)),
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         pods: plan_rollout(&wanted, &observed.replicas, now),
@@ -148,6 +151,12 @@ fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
     let unused = own_config_maps(observed).filter(|map| map.labels().contains_key(labels::REVISION));
     let names = unused.map(|map| map.name_any());
     names.filter(|name| *name != desired.config_map.name_any() && !used.contains(name)).collect()
+}
+
+/// True when a Service has everything that we say, and its selector nothing else: one more label there and no pod is found.
+fn leads_to_replicas(found: &Service, wanted: &Service) -> bool {
+    let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
+    holds(wanted, found) && selector(found) == selector(wanted)
 }
 
 /// True when `found` has everything that `wanted` says. What others added is theirs.

@@ -50,6 +50,8 @@ enum Children {
     Present,
     Absent,
     TakenByOthers,
+    /// Somebody added a label to the Service's selector.
+    SelectorEdited,
 }
 
 #[derive(Deserialize)]
@@ -150,11 +152,15 @@ fn deployment(spec: &Value) -> InferenceDeployment {
 }
 
 fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desired) -> Observed {
+    let maps = || [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into();
     let (service, config_maps) = match scenario.children {
         Children::Absent => (Child::Absent, Vec::new()),
-        Children::Present => {
-            let maps = [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone())));
-            (Child::Own(Arc::new(desired.service.clone())), maps.into())
+        Children::Present => (Child::Own(Arc::new(desired.service.clone())), maps()),
+        Children::SelectorEdited => {
+            let mut service = desired.service.clone();
+            let selector = service.spec.as_mut().and_then(|spec| spec.selector.as_mut()).unwrap();
+            selector.insert("edited".into(), "by-hand".into());
+            (Child::Own(Arc::new(service)), maps())
         }
         Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
     };

@@ -3,5 +3,6 @@
 pub mod agent;
 pub mod cluster;
 pub mod docs;
+pub mod faults;
 pub mod operator;
 pub mod skip;

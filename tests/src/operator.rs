@@ -27,7 +27,11 @@ use stoker_cluster::{
     Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
 };
 use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
-use stoker_operator::observe;
+use stoker_operator::{
+    observe,
+    revision::revision,
+    validate::{Defaults, validate},
+};
 use stoker_scaling::DecisionRecord;
 use tokio::runtime::Runtime;
 
@@ -63,7 +67,7 @@ impl Rig {
         let cluster = TestCluster::start_with(options, node);
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
-        let client = runtime.block_on(admin(&cluster.control_plane.kubeconfig_path()))?;
+        let client = runtime.block_on(client_of(&cluster.control_plane.kubeconfig_path()))?;
         runtime.block_on(prepare(&client))?;
         let operator = Operator::start(&cluster.control_plane)?;
         Ok(Self { operator, cluster, client, runtime })
@@ -175,6 +179,34 @@ impl Rig {
         self.wait(&format!("{name} is ready"), limit, |rig| Ok(is_ready(&rig.get(name)?)))
     }
 
+    /// Waits for the end state of an undisturbed deployment: what was accepted last, and nothing else.
+    pub fn ends_as_asked(&self, name: &str, spec: &Value, limit: Duration) -> Result<()> {
+        let replicas = usize::try_from(spec["replicas"].as_u64().context("a number")?)?;
+        self.wait(&format!("{name} settles"), limit, |rig| {
+            let pods = rig.pods(name)?;
+            Ok(is_ready(&rig.get(name)?)
+                && pods.len() == replicas
+                && pods.iter().all(serves)
+                && rig.config_maps(name)?.len() == 1)
+        })?;
+        let deployment = self.get(name)?;
+        let stored = serde_json::to_value(&deployment.spec)?;
+        ensure!(
+            stored["engine"] == spec["engine"] && stored["drain"] == spec["drain"],
+            "{name}: {stored} is not {spec}"
+        );
+        let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned() };
+        let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
+        let selector = self.service(name)?.spec.and_then(|service| service.selector).unwrap_or_default();
+        for pod in self.pods(name)? {
+            let selected = selector.iter().all(|(key, value)| pod.labels().get(key) == Some(value));
+            ensure!(selected, "{}: no request reaches it by {selector:?}", pod.name_any());
+            ensure!(revision_of(&pod) == undisturbed, "{}: not of revision {undisturbed}", pod.name_any());
+            ensure!(intent_of(&pod).is_none_or(|(_, drains)| !drains), "{}: still draining", pod.name_any());
+        }
+        Ok(())
+    }
+
     /// What there is, for failures.
     fn describe(&self) -> String {
         let kubectl = |args: &[&str]| {
@@ -231,9 +263,13 @@ pub struct Operator {
 impl Operator {
     /// Starts an operator beside those that run.
     pub fn start(control_plane: &ControlPlane) -> Result<Self> {
+        Self::start_with(control_plane, control_plane.kubeconfig_of(Identity::Operator))
+    }
+
+    /// The same, led to the API server by another file.
+    pub fn start_with(control_plane: &ControlPlane, kubeconfig: PathBuf) -> Result<Self> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = control_plane.dir().join(format!("operator-{port}.log"));
-        let kubeconfig = control_plane.kubeconfig_of(Identity::Operator);
         let keeper = control_plane.keeper().clone();
         let mut operator = Self { child: None, keeper, kubeconfig, log, port };
         operator.restart()?;
@@ -266,6 +302,11 @@ impl Operator {
     /// Its name in Lease and audit log.
     pub fn identity(&self) -> String {
         format!("operator-{}", self.port)
+    }
+
+    /// The process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     /// True while the process lives.
@@ -369,7 +410,8 @@ fn program(name: &str) -> Result<PathBuf> {
     })
 }
 
-async fn admin(kubeconfig: &Path) -> Result<Client> {
+/// A client with the rights of a kubeconfig.
+pub(crate) async fn client_of(kubeconfig: &Path) -> Result<Client> {
     let file = Kubeconfig::read_from(kubeconfig)?;
     Ok(Client::try_from(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)?)
 }

@@ -3,16 +3,12 @@
 
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use kube::ResourceExt;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_operator::{
-    revision::revision,
-    validate::{Defaults, validate},
-};
-use stoker_tests::operator::{AGENT_IMAGE, Rig, intent_of, is_ready, revision_of, serves};
+use stoker_tests::operator::{Rig, is_ready};
 
 const KILLS: usize = 54;
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
@@ -55,7 +51,7 @@ fn kills_at_random_moments_end_in_the_same_state() {
     // Kubernetes' own controllers remember of the outages is not what this test is about.
     rig.cluster.control_plane.restart_controllers().unwrap();
     for (name, spec) in &accepted {
-        ends_as_asked(&rig, name, spec).unwrap();
+        rig.ends_as_asked(name, spec, SETTLED_WITHIN).unwrap();
     }
 }
 
@@ -113,26 +109,4 @@ fn strike(rig: &mut Rig, victim: Victim, random: &mut StdRng) -> Result<()> {
             Ok(())
         }
     }
-}
-
-/// The end state: what was accepted last, and nothing else.
-fn ends_as_asked(rig: &Rig, name: &str, spec: &Value) -> Result<()> {
-    let replicas = usize::try_from(spec["replicas"].as_u64().context("a number")?)?;
-    rig.wait(&format!("{name} settles"), SETTLED_WITHIN, |rig| {
-        let pods = rig.pods(name)?;
-        Ok(is_ready(&rig.get(name)?)
-            && pods.len() == replicas
-            && pods.iter().all(serves)
-            && rig.config_maps(name)?.len() == 1)
-    })?;
-    let deployment = rig.get(name)?;
-    let stored = serde_json::to_value(&deployment.spec)?;
-    ensure!(stored["engine"] == spec["engine"] && stored["drain"] == spec["drain"], "{name}: {stored} is not {spec}");
-    let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned() };
-    let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
-    for pod in rig.pods(name)? {
-        ensure!(revision_of(&pod) == undisturbed, "{}: not of revision {undisturbed}", pod.name_any());
-        ensure!(intent_of(&pod).is_none_or(|(_, drains)| !drains), "{}: still draining", pod.name_any());
-    }
-    Ok(())
 }

@@ -37,7 +37,7 @@ impl Scope {
             Self { changes: 2, ..one },
             Self { faults: 2, ..one },
             Self { faults: 2, mute_for_ever: true, ..one },
-            Self { changes: 0, faults: 4, ..one },
+            Self { changes: 0, faults: 3, ..one },
             Self { changes: 2, ..Self::IN_PLACE },
             Self { faults: 2, ..Self::IN_PLACE },
             Self { faults: 0, ..two },

@@ -1,0 +1,520 @@
+//! A proxy between the operator and the real API server that fails what a script says, by seed, and watches over every
+//! write that passes.
+//!
+//! The operator speaks plain HTTP to it; it speaks to the API server with the operator's own rights. Users go past it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs, io,
+    net::SocketAddr,
+    path::PathBuf,
+    pin::Pin,
+    process::Command,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+use axum::{
+    Router,
+    body::{Body, Bytes, to_bytes},
+    extract::{Request, State},
+    http::{Method, StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use futures::{Stream, StreamExt, stream};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Client, ResourceExt, client::Body as KubeBody};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
+use stoker_cluster::{ControlPlane, Identity};
+use stoker_operator::{desired::labels, observe, rollout::UNREACHABLE_PATIENCE};
+use stoker_replica::Intent;
+use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
+
+use crate::operator::{client_of, serves};
+
+/// What goes wrong, by the rows of docs/faults.md.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// The operator is killed when one of its writes was made and not answered.
+    CrashAfterWrite,
+    /// The operator is killed before it writes a status.
+    CrashBeforeStatus,
+    /// A list shows the cluster as it was some lists ago, when the operator starts.
+    StaleList,
+    /// Events are left out; later the watch must be begun anew.
+    MissedEvent,
+    /// Events come twice, and in another order.
+    RepeatedEvent,
+    /// Requests are refused with 409, 429, 500 and 503.
+    Refused,
+    /// Writes are made and their answers lost; answers come late, or half.
+    LostAnswer,
+}
+
+impl Fault {
+    /// All that goes wrong in front of the API server.
+    pub const ALL: [Self; 7] = [
+        Self::CrashAfterWrite,
+        Self::CrashBeforeStatus,
+        Self::StaleList,
+        Self::MissedEvent,
+        Self::RepeatedEvent,
+        Self::Refused,
+        Self::LostAnswer,
+    ];
+}
+
+/// What is done with one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verdict {
+    Pass,
+    Refuse(u16),
+    Late(Duration),
+    /// It is passed on, and the connection ends without an answer.
+    Lose,
+    /// Half of the answer comes.
+    Half,
+    KillBefore,
+    KillAfter,
+    Stale,
+}
+
+/// The proxy. It ends when it is dropped.
+pub struct FaultProxy {
+    shared: Arc<Shared>,
+    kubeconfig: PathBuf,
+    _runtime: Runtime,
+}
+
+struct Shared {
+    upstream: Client,
+    script: Mutex<Script>,
+    /// Process of the operator that is to be killed.
+    victim: AtomicU32,
+    /// Raised when every watch is to end.
+    watches_end: watch::Sender<u32>,
+    seen: Mutex<Seen>,
+}
+
+/// What goes wrong next.
+struct Script {
+    fault: Fault,
+    random: StdRng,
+    /// Writes until the operator is killed.
+    writes_to_live: u32,
+    /// Answers to lists, by path, the oldest first.
+    lists: HashMap<String, Vec<Bytes>>,
+}
+
+/// What passed.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Writes, those of the Lease left out.
+    pub writes: u64,
+    /// Requests or events that something was done to.
+    pub faults: u64,
+    /// What no write may do.
+    pub violations: Vec<String>,
+}
+
+const LISTS_REMEMBERED: usize = 4;
+const BODY_BYTES_MAX: usize = 16 << 20;
+
+impl FaultProxy {
+    /// Starts a proxy in front of this control plane.
+    pub fn start(control_plane: &ControlPlane, seed: u64) -> Result<Self> {
+        let runtime = Runtime::new()?;
+        let upstream = runtime.block_on(client_of(&control_plane.kubeconfig_of(Identity::Operator)))?;
+        let script = Script {
+            fault: Fault::None,
+            random: StdRng::seed_from_u64(seed),
+            writes_to_live: 0,
+            lists: HashMap::new(),
+        };
+        let shared = Arc::new(Shared {
+            upstream,
+            script: Mutex::new(script),
+            victim: AtomicU32::new(0),
+            watches_end: watch::Sender::new(0),
+            seen: Mutex::default(),
+        });
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let address = listener.local_addr()?;
+        let app = Router::new().fallback(pass).with_state(shared.clone());
+        runtime.spawn(async move { axum::serve(listener, app).await });
+        let kubeconfig = control_plane.dir().join(format!("kubeconfig-{}", address.port()));
+        fs::write(&kubeconfig, kubeconfig_of(address).to_string())?;
+        Ok(Self { shared, kubeconfig, _runtime: runtime })
+    }
+
+    /// The file that leads the operator here.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig.clone()
+    }
+
+    /// From now on this goes wrong, and this process is the operator.
+    pub fn begin(&self, fault: Fault, operator: u32) {
+        self.shared.victim.store(operator, Ordering::SeqCst);
+        let mut script = lock(&self.shared.script);
+        script.fault = fault;
+        script.writes_to_live = script.random.random_range(1..12);
+    }
+
+    /// True when this process is the one that is killed next.
+    pub fn aims_at(&self, operator: u32) -> bool {
+        self.shared.victim.load(Ordering::SeqCst) == operator
+    }
+
+    /// Nothing goes wrong any more. Watches begin anew: what they missed, they missed.
+    pub fn end(&self) {
+        lock(&self.shared.script).fault = Fault::None;
+        self.shared.watches_end.send_modify(|count| *count += 1);
+    }
+
+    /// What passed so far.
+    pub fn seen(&self) -> Seen {
+        lock(&self.shared.seen).clone()
+    }
+}
+
+fn kubeconfig_of(address: SocketAddr) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "faults",
+        "clusters": [{"name": "faults", "cluster": {"server": format!("http://{address}")}}],
+        "contexts": [{"name": "faults", "context": {"cluster": "faults", "user": "nobody"}}],
+        "users": [{"name": "nobody", "user": {}}],
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a request is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Kind {
+    writes: bool,
+    of_lease: bool,
+    of_status: bool,
+    watches: bool,
+    lists: bool,
+}
+
+impl Kind {
+    fn of(method: &Method, path: &str, query: &str) -> Self {
+        let reads = method == Method::GET;
+        let watches = query.contains("watch=true");
+        let last = path.rsplit('/').next().unwrap_or_default();
+        let lists = ["pods", "services", "configmaps", "inferencedeployments"].contains(&last);
+        Self {
+            writes: !reads,
+            of_lease: path.contains("/leases"),
+            of_status: !reads && last == "status",
+            watches,
+            lists: reads && lists && !watches,
+        }
+    }
+}
+
+impl Script {
+    fn judge(&mut self, kind: Kind) -> Verdict {
+        let write = kind.writes && !kind.of_lease;
+        match self.fault {
+            Fault::CrashAfterWrite if write => self.countdown(Verdict::KillAfter),
+            Fault::CrashBeforeStatus if kind.of_status => self.countdown(Verdict::KillBefore),
+            // Its caches are filled by lists that follow a kill; an operator does not list often otherwise.
+            Fault::StaleList if kind.lists && self.random.random_bool(0.5) => Verdict::Stale,
+            Fault::StaleList if write => self.countdown(Verdict::KillAfter),
+            Fault::Refused if !kind.of_lease && self.random.random_bool(0.25) => {
+                let codes = if kind.writes { &[409, 429, 500, 503][..] } else { &[429, 500, 503] };
+                Verdict::Refuse(codes[self.random.random_range(0..codes.len())])
+            }
+            Fault::LostAnswer if !kind.watches && !kind.of_lease => match self.random.random_range(0..8) {
+                0 if kind.writes => Verdict::Lose,
+                1 => Verdict::Half,
+                2 => Verdict::Late(Duration::from_millis(self.random.random_range(50..800))),
+                _ => Verdict::Pass,
+            },
+            _ => Verdict::Pass,
+        }
+    }
+
+    fn countdown(&mut self, verdict: Verdict) -> Verdict {
+        self.writes_to_live = self.writes_to_live.saturating_sub(1);
+        if self.writes_to_live > 0 {
+            return Verdict::Pass;
+        }
+        // The next one's time; it is a new process.
+        self.writes_to_live = self.random.random_range(1..12);
+        verdict
+    }
+
+    /// What becomes of one event of a watch.
+    fn judge_event(&mut self) -> EventVerdict {
+        match self.fault {
+            Fault::MissedEvent if self.random.random_bool(0.3) => EventVerdict::Drop,
+            Fault::MissedEvent if self.random.random_bool(0.1) => EventVerdict::Expire,
+            Fault::RepeatedEvent if self.random.random_bool(0.3) => EventVerdict::Twice,
+            Fault::RepeatedEvent if self.random.random_bool(0.3) => EventVerdict::Later,
+            _ => EventVerdict::Pass,
+        }
+    }
+
+    /// An older answer to the same list, and the present one is remembered.
+    fn older(&mut self, key: &str, present: &Bytes) -> Bytes {
+        let known = self.lists.entry(key.to_owned()).or_default();
+        known.push(present.clone());
+        if known.len() > LISTS_REMEMBERED {
+            known.remove(0);
+        }
+        let place = self.random.random_range(0..known.len());
+        known[place].clone()
+    }
+}
+
+/// What becomes of one event.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum EventVerdict {
+    Pass,
+    Drop,
+    Twice,
+    /// Behind the next one.
+    Later,
+    /// The watch ends: what comes after is too old to be told.
+    Expire,
+}
+
+async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    match shared.pass(request).await {
+        Ok(response) => response,
+        Err(error) => (StatusCode::BAD_GATEWAY, format!("{error:#}")).into_response(),
+    }
+}
+
+impl Shared {
+    async fn pass(self: Arc<Self>, request: Request) -> Result<Response> {
+        let (parts, body) = request.into_parts();
+        let body = to_bytes(body, BODY_BYTES_MAX).await?;
+        let path = parts.uri.path();
+        let kind = Kind::of(&parts.method, path, parts.uri.query().unwrap_or_default());
+        let verdict = lock(&self.script).judge(kind);
+        if !matches!(verdict, Verdict::Pass) {
+            lock(&self.seen).faults += 1;
+        }
+        match verdict {
+            Verdict::Refuse(code) => return Ok(refusal(code)),
+            Verdict::Late(wait) => tokio::time::sleep(wait).await,
+            Verdict::KillBefore => {
+                self.kill();
+                return Ok(cut());
+            }
+            _ => {}
+        }
+        if kind.writes && !kind.of_lease {
+            lock(&self.seen).writes += 1;
+            self.watch_over(&parts.method, path, &body).await;
+        }
+        let answer = self.upstream.send(upstream(&parts, body)?).await?;
+        if kind.watches {
+            return Ok(self.watched(answer));
+        }
+        let (head, body) = answer.into_parts();
+        let mut body = body.collect().await?.to_bytes();
+        if kind.lists {
+            let older = lock(&self.script).older(&parts.uri.to_string(), &body);
+            body = if verdict == Verdict::Stale { older } else { body };
+        }
+        match verdict {
+            Verdict::KillAfter => self.kill(),
+            Verdict::Lose => {}
+            Verdict::Half => return Ok(answer_of(&head, broken(body.slice(..body.len() / 2)))),
+            _ => return Ok(answer_of(&head, Body::from(body))),
+        }
+        Ok(cut())
+    }
+
+    fn kill(&self) {
+        let victim = self.victim.swap(0, Ordering::SeqCst);
+        if victim != 0 {
+            // It may have ended by itself.
+            let _ = Command::new("kill").args(["-s", "KILL", &victim.to_string()]).status();
+        }
+    }
+
+    /// What no write may do, whatever went wrong before it.
+    async fn watch_over(&self, method: &Method, path: &str, body: &Bytes) {
+        let Some(name) = path.strip_suffix('/').unwrap_or(path).split("/pods/").nth(1) else { return };
+        let words: Value = serde_json::from_slice(body).unwrap_or_default();
+        let version = match *method {
+            Method::DELETE => &words["preconditions"]["resourceVersion"],
+            Method::PATCH => &words["metadata"]["resourceVersion"],
+            _ => return,
+        };
+        let Some(version) = version.as_str() else {
+            return self.violation(format!("{method} of {name} is not bound to a version"));
+        };
+        let Ok(pod) = kube::Api::<Pod>::default_namespaced(self.upstream.clone()).get(name).await else { return };
+        if pod.resource_version().as_deref() != Some(version) {
+            // Refused by the API server.
+            return;
+        }
+        let wrong = match *method {
+            Method::DELETE => wrong_deletion(&pod, Timestamp::now()),
+            _ => wrong_intent(&pod, &words),
+        };
+        if let Some(wrong) = wrong {
+            self.violation(format!("{method} of {name}: {wrong}"));
+        }
+    }
+
+    fn violation(&self, what: String) {
+        lock(&self.seen).violations.push(what);
+    }
+
+    /// The events of a watch, with what goes wrong with them.
+    fn watched(self: Arc<Self>, answer: axum::http::Response<KubeBody>) -> Response {
+        let (head, body) = answer.into_parts();
+        let chunks = body.into_data_stream().map(|chunk| chunk.map_err(io::Error::other));
+        let mut ends = self.watches_end.subscribe();
+        ends.mark_unchanged();
+        let over = async move {
+            // Nobody raises it any more: the watch goes on.
+            if ends.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let events =
+            Events { shared: self, chunks: Box::pin(chunks), rest: Vec::new(), ready: VecDeque::new(), later: None };
+        let told = stream::unfold(events, |mut events| async { Some((events.next().await?, events)) });
+        let begin_anew = stream::once(async { Ok(expired()) });
+        answer_of(&head, Body::from_stream(told.take_until(over).chain(begin_anew)))
+    }
+}
+
+/// The event that says: what you missed is told no more, list again.
+fn expired() -> Bytes {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired",
+        "message": "too old resource version", "code": 410});
+    format!("{}\n", json!({"type": "ERROR", "object": status})).into()
+}
+
+/// A watch on its way.
+struct Events {
+    shared: Arc<Shared>,
+    chunks: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>,
+    /// The beginning of a line.
+    rest: Vec<u8>,
+    /// What is to be told.
+    ready: VecDeque<Option<Bytes>>,
+    /// Told behind the next one.
+    later: Option<Bytes>,
+}
+
+impl Events {
+    /// The next line; `None` when the watch ends.
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        loop {
+            if let Some(line) = self.ready.pop_front() {
+                return line.map(Ok);
+            }
+            match self.chunks.next().await? {
+                Ok(chunk) => self.rest.extend_from_slice(&chunk),
+                Err(error) => return Some(Err(error)),
+            }
+            while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line = Bytes::from(self.rest.drain(..=end).collect::<Vec<u8>>());
+                self.take(line);
+            }
+        }
+    }
+
+    fn take(&mut self, line: Bytes) {
+        let verdict = lock(&self.shared.script).judge_event();
+        if verdict != EventVerdict::Pass {
+            lock(&self.shared.seen).faults += 1;
+        }
+        match verdict {
+            EventVerdict::Drop => {}
+            EventVerdict::Later => {
+                let before = self.later.replace(line);
+                self.ready.extend(before.map(Some));
+            }
+            EventVerdict::Expire => self.ready.extend([Some(expired()), None]),
+            EventVerdict::Pass | EventVerdict::Twice => {
+                let times = if verdict == EventVerdict::Twice { 2 } else { 1 };
+                self.ready.extend(std::iter::repeat_n(Some(line), times));
+                self.ready.extend(self.later.take().map(Some));
+            }
+        }
+    }
+}
+
+fn wrong_deletion(pod: &Pod, now: Timestamp) -> Option<String> {
+    let intent = observe::intent_of(pod);
+    let drains = intent.and_then(|intent| intent.drain_since());
+    match drains {
+        _ if !serves(pod) => None,
+        None => Some("it serves and was never told to drain".to_owned()),
+        // Its agent cannot be empty while it is ready: only one that does not obey may go.
+        Some(since) if now.duration_since(since) < UNREACHABLE_PATIENCE => Some("it still serves".to_owned()),
+        Some(_) => None,
+    }
+}
+
+fn wrong_intent(pod: &Pod, words: &Value) -> Option<String> {
+    let text = words["metadata"]["annotations"][labels::INTENT].as_str()?;
+    let (before, after) = (observe::intent_of(pod)?, Intent::parse(text)?);
+    (after.number <= before.number).then(|| format!("number {} after {}", after.number, before.number))
+}
+
+fn upstream(parts: &Parts, body: Bytes) -> Result<axum::http::Request<KubeBody>> {
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    let mut request = axum::http::Request::builder().method(&parts.method).uri(target).body(KubeBody::from(body))?;
+    for name in [header::ACCEPT, header::CONTENT_TYPE] {
+        if let Some(value) = parts.headers.get(&name) {
+            request.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(request)
+}
+
+fn answer_of(head: &axum::http::response::Parts, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    if let Some(value) = head.headers.get(header::CONTENT_TYPE) {
+        response.headers_mut().insert(header::CONTENT_TYPE, value.clone());
+    }
+    response
+}
+
+fn refusal(code: u16) -> Response {
+    let reason = match code {
+        409 => "Conflict",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        _ => "InternalError",
+    };
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code,
+        "message": "the script says so"});
+    let code = StatusCode::from_u16(code).expect("codes are written above");
+    (code, [(header::CONTENT_TYPE, "application/json"), (header::RETRY_AFTER, "1")], status.to_string()).into_response()
+}
+
+/// The connection ends without an answer.
+fn cut() -> Response {
+    Response::new(broken(Bytes::new()))
+}
+
+fn broken(beginning: Bytes) -> Body {
+    let cut = Err(io::Error::other("the connection is cut"));
+    Body::from_stream(stream::iter([Ok(beginning), cut]))
+}

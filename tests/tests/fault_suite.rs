@@ -1,0 +1,238 @@
+//! Whatever goes wrong between the operator and the API server, while users change their minds: the same end as without
+//! faults, and no write on the way that may not be. `make faults` runs more seeds; docs/faults.md has the table.
+//!
+//! Deployments of a batch live beside each other under one operator; each is a seed of its own.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::{
+    faults::{Fault, FaultProxy},
+    operator::{Operator, Rig},
+};
+
+/// Deployments beside each other.
+const BATCH: usize = 20;
+/// Things that a user does to each of them.
+const ACTS: usize = 6;
+const SETTLED_WITHIN: Duration = Duration::from_secs(120);
+/// Without faults nothing is written for so long.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// What a user does.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Change,
+    /// Three changes at once, the last is as before the first.
+    ChangeAndReturn,
+    Scale,
+    DeletePod,
+    DeleteChildren,
+    EditService,
+    TakeAnnotation,
+    MakeAnew,
+}
+
+const ALL_ACTS: [Act; 8] = [
+    Act::Change,
+    Act::ChangeAndReturn,
+    Act::Scale,
+    Act::DeletePod,
+    Act::DeleteChildren,
+    Act::EditService,
+    Act::TakeAnnotation,
+    Act::MakeAnew,
+];
+
+/// One deployment and what its user wants last.
+struct Life {
+    name: String,
+    spec: Value,
+    random: StdRng,
+}
+
+impl Life {
+    fn new(fault: Fault, seed: u64) -> Self {
+        let name = format!("{}-{seed}", format!("{fault:?}").to_lowercase());
+        let mut life = Self { name, spec: Value::Null, random: StdRng::seed_from_u64(seed) };
+        life.spec = life.draw();
+        life
+    }
+
+    fn draw(&mut self) -> Value {
+        json!({
+            "model": {"source": "builtin://ember"},
+            "replicas": self.random.random_range(0..3),
+            "drain": {"withdrawSeconds": self.random.random_range(0..2), "deadlineSeconds": 5},
+            "engine": {"maxNumSeqs": self.random.random_range(1..4)},
+        })
+    }
+
+    fn act(&mut self, rig: &Rig) -> Result<()> {
+        let act = ALL_ACTS[self.random.random_range(0..ALL_ACTS.len())];
+        let name = self.name.clone();
+        match act {
+            Act::Change => self.spec = self.draw(),
+            Act::ChangeAndReturn => {
+                let (first, second) = (self.draw(), self.draw());
+                rig.apply(&name, first)?;
+                rig.apply(&name, second)?;
+            }
+            Act::Scale => self.spec["replicas"] = self.random.random_range(0..3).into(),
+            Act::DeletePod => {
+                for pod in rig.pods(&name)?.into_iter().take(1) {
+                    // It may be gone since.
+                    let _ = rig.delete_pod(&pod.name_any());
+                }
+            }
+            Act::DeleteChildren => {
+                let _ = rig.block_on(rig.api::<Service>().delete(&name, &DeleteParams::default()));
+                for map in rig.config_maps(&name)? {
+                    let _ = rig.block_on(rig.api::<ConfigMap>().delete(&map.name_any(), &DeleteParams::default()));
+                }
+            }
+            Act::EditService => {
+                let patch = json!({"spec": {"selector": {"edited": "by-hand"}}});
+                let _ = rig.block_on(rig.api::<Service>().patch(&name, &PatchParams::default(), &Patch::Merge(patch)));
+            }
+            Act::TakeAnnotation => self.take_annotations(rig)?,
+            Act::MakeAnew => rig.delete(&name)?,
+        }
+        rig.apply(&name, self.spec.clone())
+    }
+
+    fn take_annotations(&self, rig: &Rig) -> Result<()> {
+        let api: Api<Pod> = rig.api();
+        for pod in rig.pods(&self.name)? {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {"stoker.dev/intent": null}}}));
+            let _ = rig.block_on(api.patch(&pod.name_any(), &PatchParams::default(), &patch));
+        }
+        Ok(())
+    }
+}
+
+/// Lives of a batch under one fault, and what was seen.
+fn batch(rig: &mut Rig, proxy: &FaultProxy, fault: Fault, seeds: &[u64]) -> Result<()> {
+    let mut lives: Vec<Life> = seeds.iter().map(|seed| Life::new(fault, *seed)).collect();
+    let mut random = StdRng::seed_from_u64(seeds[0]);
+    for life in &lives {
+        rig.apply(&life.name, life.spec.clone())?;
+    }
+    for _ in 0..ACTS {
+        for life in &mut lives {
+            revive(rig, proxy, fault)?;
+            life.act(rig)?;
+            sleep(Duration::from_millis(random.random_range(0..120)));
+        }
+        sleep(Duration::from_millis(random.random_range(0..1500)));
+    }
+    proxy.end();
+    for life in &lives {
+        revive(rig, proxy, Fault::None)?;
+        rig.ends_as_asked(&life.name, &life.spec, SETTLED_WITHIN)?;
+    }
+    let seen = proxy.seen();
+    ensure!(seen.violations.is_empty(), "{:?}", seen.violations);
+    ensure!(fault == Fault::None || seen.faults > 0, "nothing went wrong: {fault:?}");
+    rests(rig, proxy)?;
+    lives.iter().try_for_each(|life| rig.delete(&life.name))
+}
+
+/// Starts the operator again if it was killed.
+fn revive(rig: &mut Rig, proxy: &FaultProxy, fault: Fault) -> Result<()> {
+    let was_running = rig.operator.is_running();
+    rig.operator.restart()?;
+    let pid = rig.operator.pid().unwrap_or_default();
+    if fault != Fault::None && (!was_running || !proxy.aims_at(pid)) {
+        proxy.begin(fault, pid);
+    }
+    Ok(())
+}
+
+/// Settled means that nothing is written any more.
+fn rests(rig: &Rig, proxy: &FaultProxy) -> Result<()> {
+    let mut before = proxy.seen().writes;
+    rig.wait("the operator rests", SETTLED_WITHIN, |_| {
+        let started = Instant::now();
+        while started.elapsed() < QUIET {
+            sleep(Duration::from_millis(100));
+        }
+        let writes = proxy.seen().writes;
+        Ok(std::mem::replace(&mut before, writes) == writes)
+    })?;
+    Ok(())
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Runs so many seeds of one fault, in batches.
+fn suffer(fault: Fault) {
+    let (first, count) = (number("STOKER_TEST_SEED", 20_261_122), number("STOKER_FAULT_SEEDS", 4));
+    println!("{fault:?}: STOKER_TEST_SEED={first} STOKER_FAULT_SEEDS={count}");
+    let mut rig = Rig::start(Audit::Off).unwrap();
+    let proxy = FaultProxy::start(&rig.cluster.control_plane, first).unwrap();
+    rig.operator = Operator::start_with(&rig.cluster.control_plane, proxy.kubeconfig()).unwrap();
+    let seeds: Vec<u64> = (first..first + count).collect();
+    let started = Instant::now();
+    for seeds in seeds.chunks(BATCH) {
+        batch(&mut rig, &proxy, fault, seeds).unwrap_or_else(|error| panic!("{fault:?}, seeds {seeds:?}: {error:?}"));
+    }
+    let seen = proxy.seen();
+    println!(
+        "| {fault:?} | {count} | {} | {} | {} | {:.0} |",
+        seen.faults,
+        seen.writes,
+        seen.violations.len(),
+        started.elapsed().as_secs_f64()
+    );
+}
+
+#[test]
+fn a_crash_after_any_write() {
+    suffer(Fault::CrashAfterWrite);
+}
+
+#[test]
+fn a_crash_before_a_status_is_written() {
+    suffer(Fault::CrashBeforeStatus);
+}
+
+#[test]
+fn lists_that_are_older_than_the_cluster() {
+    suffer(Fault::StaleList);
+}
+
+#[test]
+fn events_that_are_missed() {
+    suffer(Fault::MissedEvent);
+}
+
+#[test]
+fn events_that_come_twice_and_in_another_order() {
+    suffer(Fault::RepeatedEvent);
+}
+
+#[test]
+fn requests_that_are_refused() {
+    suffer(Fault::Refused);
+}
+
+#[test]
+fn answers_that_are_lost_late_or_half() {
+    suffer(Fault::LostAnswer);
+}
