@@ -6,14 +6,11 @@
 
 #![expect(unreachable_pub, reason = "the schema derive repeats each struct, `pub` included, inside a private scope")]
 
-use std::collections::BTreeMap;
-
-use k8s_openapi::api::core::v1::Toleration;
 use kube::{CustomResource, KubeSchema};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::{scaling::ScalingSpec, status::InferenceDeploymentStatus};
+use crate::{pod::PodSpec, scaling::ScalingSpec, status::InferenceDeploymentStatus};
 
 /// One model, served by a number of equal replicas behind one Service of the same name.
 #[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
@@ -180,7 +177,7 @@ pub enum Amount {
 }
 
 /// The schema of [`Amount`].
-fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-int-or-string": true, "maxLength": 32})
 }
 
@@ -281,84 +278,4 @@ pub struct DrainSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 300))]
     pub withdraw_seconds: Option<u32>,
-}
-
-/// Where and as what the pods run.
-#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodSpec {
-    /// Image of the agent. Default: the image the operator was installed with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
-    pub image: Option<String>,
-    /// When the node pulls the image. Default: Always for the tag `latest` or no tag, otherwise IfNotPresent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image_pull_policy: Option<ImagePullPolicy>,
-    /// Secrets of this namespace with registry credentials, at most 16. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
-    pub image_pull_secrets: Vec<SecretRef>,
-    /// Labels that a node must have to run a replica. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 64))]
-    pub node_selector: BTreeMap<String, String>,
-    /// Node taints that replicas tolerate, at most 64. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
-    pub tolerations: Vec<Toleration>,
-    /// More labels for the pods, at most 64. Keys of the operator (app.kubernetes.io/, stoker.dev/) are refused. Default:
-    /// none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 64))]
-    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('app.kubernetes.io/') && !k.startsWith('stoker.dev/'))").message(
-        "pod.labels: keys under app.kubernetes.io/ and stoker.dev/ belong to the operator; choose another prefix"
-    ))]
-    pub labels: BTreeMap<String, String>,
-    /// More annotations for the pods, at most 64. Keys under stoker.dev/ are refused: behaviour is set by fields. Default:
-    /// none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(extend("maxProperties" = 64))]
-    #[x_kube(validation = Rule::new("self.all(k, !k.startsWith('stoker.dev/'))").message(
-        "pod.annotations: keys under stoker.dev/ belong to the operator; choose another prefix"
-    ))]
-    pub annotations: BTreeMap<String, String>,
-    /// ServiceAccount of the pods; no token of it is mounted. Default: the namespace's default account.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub service_account_name: Option<String>,
-    /// PriorityClass of the pods. Default: the cluster's default priority.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub priority_class_name: Option<String>,
-}
-
-/// When a node pulls the image. Default: Always for the tag `latest` or no tag, otherwise IfNotPresent.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
-pub enum ImagePullPolicy {
-    /// At every start.
-    Always,
-    /// When the node does not have it.
-    IfNotPresent,
-    /// Never: the node must have it.
-    Never,
-}
-
-impl ImagePullPolicy {
-    /// The word that a pod's container carries.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Always => "Always",
-            Self::IfNotPresent => "IfNotPresent",
-            Self::Never => "Never",
-        }
-    }
-}
-
-/// A Secret of the same namespace.
-#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SecretRef {
-    /// Name of the Secret.
-    #[schemars(length(min = 1, max = 253))]
-    pub name: String,
 }

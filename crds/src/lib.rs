@@ -14,6 +14,8 @@ pub mod crd;
 #[cfg(feature = "resource")]
 pub mod inference_deployment;
 #[cfg(feature = "resource")]
+pub mod pod;
+#[cfg(feature = "resource")]
 pub mod scaling_status;
 #[cfg(feature = "resource")]
 pub mod status;

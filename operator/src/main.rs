@@ -39,6 +39,9 @@ struct Args {
     /// Image of the agent for deployments that name none.
     #[arg(long, env = "STOKER_AGENT_IMAGE")]
     agent_image: String,
+    /// Leave user and group ids of pods to the platform, where a deployment names none.
+    #[arg(long, env = "STOKER_PLATFORM_IDS")]
+    platform_ids: bool,
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
@@ -92,7 +95,7 @@ async fn main() -> anyhow::Result<()> {
 
     let options = controller::Options {
         namespace: args.namespace,
-        defaults: Defaults { agent_image: args.agent_image },
+        defaults: Defaults { agent_image: args.agent_image, platform_ids: args.platform_ids },
         identity,
     };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);

@@ -6,13 +6,17 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::api::resource::Quantity};
+use k8s_openapi::{
+    api::core::v1::{Affinity, Toleration, TopologySpreadConstraint},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use kube::ResourceExt;
 use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
-    inference_deployment::{Amount, DrainSpec, EngineSpec, PodSpec, ResourcesSpec, RolloutSpec},
+    inference_deployment::{Amount, DrainSpec, EngineSpec, ResourcesSpec, RolloutSpec},
+    pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
@@ -28,10 +32,12 @@ const GPU_RESOURCE: &str = "nvidia.com/gpu";
 pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
 /// What the operator was started with and every deployment falls back to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Defaults {
     /// Agent image of deployments that name none.
     pub agent_image: String,
+    /// Whether the platform gives user and group ids to pods whose deployment names none.
+    pub platform_ids: bool,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
@@ -117,6 +123,27 @@ pub struct ReplicaInputs {
     /// PriorityClass of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
+    /// Where they may, should and should not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Affinity>,
+    /// How they are spread.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+    /// RuntimeClass of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_class_name: Option<String>,
+    /// Who places them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler_name: Option<String>,
+    /// More variables of the agent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvVariable>,
+    /// More volumes of the agent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<PodVolume>,
+    /// As whom the agent runs; `None`: as its own user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub security: Option<PodSecurity>,
 }
 
 /// Why an object cannot be deployed, and what to change.
@@ -211,6 +238,7 @@ fn replica_inputs(
         drain: drain_settings(spec.drain.as_ref()),
         resources: quantities(resources),
         image: image(&pod, defaults)?,
+        security: security(&pod, defaults),
         image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str()),
         image_pull_secrets: pod.image_pull_secrets.into_iter().map(|secret| secret.name).collect(),
         node_selector: pod.node_selector,
@@ -219,6 +247,12 @@ fn replica_inputs(
         annotations: pod.annotations,
         service_account_name: pod.service_account_name,
         priority_class_name: pod.priority_class_name,
+        affinity: pod.affinity,
+        topology_spread_constraints: pod.topology_spread_constraints,
+        runtime_class_name: pod.runtime_class_name,
+        scheduler_name: pod.scheduler_name,
+        env: pod.env,
+        volumes: pod.volumes,
     })
 }
 
@@ -249,6 +283,15 @@ fn claimed(claim: &str, path: &str) -> ResolvedSource {
 fn image(pod: &PodSpec, defaults: &Defaults) -> Result<String, SpecError> {
     let image = pod.image.clone().unwrap_or_else(|| defaults.agent_image.clone());
     if image.is_empty() { Err(SpecError::NoImage) } else { Ok(image) }
+}
+
+/// Ids that the deployment names stand; those that nobody names are the platform's or the agent's own.
+fn security(pod: &PodSpec, defaults: &Defaults) -> Option<PodSecurity> {
+    let asked = pod.security_context.clone().unwrap_or_default();
+    let names_ids = asked.run_as_user.is_some() || asked.run_as_group.is_some() || asked.fs_group.is_some();
+    let of_platform = asked.platform_ids.unwrap_or(defaults.platform_ids && !names_ids);
+    let security = PodSecurity { platform_ids: of_platform.then_some(true), ..asked };
+    (security != PodSecurity::default()).then_some(security)
 }
 
 fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
@@ -303,7 +346,8 @@ fn quantities(spec: ResourcesSpec) -> BTreeMap<String, Quantity> {
         .collect()
 }
 
-fn as_quantity(amount: Amount) -> Quantity {
+/// The amount as Kubernetes writes it.
+pub(crate) fn as_quantity(amount: Amount) -> Quantity {
     match amount {
         Amount::Whole(number) => Quantity(number.to_string()),
         Amount::Text(text) => Quantity(text),

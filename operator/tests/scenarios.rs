@@ -115,7 +115,7 @@ fn complaint(question: &Path) -> Option<String> {
 
 fn answer(scenario: &Scenario) -> String {
     let deployment = deployment(&scenario.spec);
-    let valid = validate(&deployment, &Defaults { agent_image: "agent:1".into() }).unwrap();
+    let valid = validate(&deployment, &Defaults { agent_image: "agent:1".into(), ..Defaults::default() }).unwrap();
     let desired = desired(&valid, "");
     let observed = observed(scenario, deployment, &desired);
     let plan = plan::plan(&valid, &desired, &observed, scenario.now);

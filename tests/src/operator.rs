@@ -195,7 +195,7 @@ impl Rig {
             stored["engine"] == spec["engine"] && stored["drain"] == spec["drain"],
             "{name}: {stored} is not {spec}"
         );
-        let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned() };
+        let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned(), ..Defaults::default() };
         let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
         let selector = self.service(name)?.spec.and_then(|service| service.selector).unwrap_or_default();
         for pod in self.pods(name)? {

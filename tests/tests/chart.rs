@@ -17,8 +17,9 @@ const IMAGES: [&str; 2] =
 /// Who may reach the operator's port.
 const PEER: &str = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring";
 /// The shapes that change which objects there are.
-const SHAPES: [&[&str]; 6] = [
+const SHAPES: [&[&str]; 7] = [
     &[],
+    &["platformIds=true"],
     &["watchNamespace=default"],
     &[
         "replicas=2",
@@ -126,6 +127,19 @@ fn watching_one_namespace_needs_no_cluster_wide_right() {
     assert!(!text.contains("ClusterRole"), "{text}");
     assert!(text.contains("--namespace=team"), "{text}");
     assert!(manifests(&[]).contains("kind: ClusterRole\n"));
+}
+
+#[test]
+fn ids_are_ours_unless_the_platform_gives_them() {
+    if cannot_run("ids_are_ours_unless_the_platform_gives_them") {
+        return;
+    }
+    let said = |values: &[&str]| {
+        let text = manifests(values);
+        [text.contains("runAsUser: 65532"), text.contains("runAsGroup: 65532"), text.contains("- --platform-ids\n")]
+    };
+    assert_eq!(said(&[]), [true, true, false]);
+    assert_eq!(said(&["platformIds=true"]), [false, false, true]);
 }
 
 #[test]

@@ -6,6 +6,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
+use stoker_operator::{
+    desired::desired,
+    validate::{Defaults, validate},
+};
 
 /// One API server for all tests of this file.
 static API: LazyLock<Mutex<ControlPlane>> = LazyLock::new(|| {
@@ -42,6 +46,40 @@ fn ember_with(more: Value) -> Value {
     spec
 }
 
+/// The fields of `spec.pod` that say where pods run, what is added to them and as whom they run.
+fn placed_and_added() -> Value {
+    let zone =
+        json!({"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"});
+    let replicas = json!({"matchLabels": {"app.kubernetes.io/instance": "chat"}});
+    let h100 = json!({"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]});
+    let apart =
+        json!({"weight": 1, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname", "labelSelector": replicas}});
+    json!({
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [h100]}},
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}
+        },
+        "topologySpreadConstraints": [zone],
+        "runtimeClassName": "sandboxed", "schedulerName": "bin-packer",
+        "env": [
+            {"name": "STOKER_LOG", "value": "debug"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+            {"name": "PROXY", "valueFrom": {"configMapKeyRef": {"name": "site", "key": "proxy"}}}
+        ],
+        "volumes": [
+            {"mountPath": "/tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+            {"mountPath": "/dev/shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
+            {"mountPath": "/mnt/site", "configMap": {"name": "site"}},
+            {"mountPath": "/mnt/keys", "secret": {"secretName": "keys"}},
+            {"mountPath": "/var/cache/models", "readOnly": false, "persistentVolumeClaim": {"claimName": "cache"}}
+        ],
+        "securityContext": {
+            "runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000,
+            "seLinuxOptions": {"level": "s0:c123,c456", "type": "container_t"}
+        }
+    })
+}
+
 #[track_caller]
 fn refused(spec: Value, words: &[&str]) {
     let answer = apply_as("chat", &spec).expect_err(&format!("{spec} was accepted"));
@@ -75,6 +113,7 @@ fn every_field_of_the_whole_object_is_accepted() {
             "labels": {"team": "a"}, "annotations": {"note": "b"}, "serviceAccountName": "default", "priorityClassName": "high"
         }
     }));
+    accepted(ember_with(json!({"pod": placed_and_added()})));
     accepted(ember_with(json!({"scaling": {
         "min": 2, "max": 8, "mode": "native",
         "targets": {"kv": 0.7, "slowdown": 3, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500, "itlMs": 50},
@@ -260,6 +299,145 @@ fn labels_and_annotations_of_the_operator_are_refused() {
 }
 
 #[test]
+fn where_pods_run_is_refused_by_field_and_fix() {
+    let pod = |pod: Value| ember_with(json!({"pod": pod}));
+    let spread = |changed: Value| {
+        let mut spread = json!({"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"});
+        spread.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+        pod(json!({"topologySpreadConstraints": [spread]}))
+    };
+    accepted(spread(json!({})));
+    refused(spread(json!({"maxSkew": 0})), &["pod.topologySpreadConstraints: maxSkew", "use 1 or more"]);
+    refused(spread(json!({"topologyKey": ""})), &["topologyKey names the node label to spread over"]);
+    refused(spread(json!({"whenUnsatisfiable": "Never"})), &["whenUnsatisfiable is DoNotSchedule or ScheduleAnyway"]);
+    refused(spread(json!({"matchLabelKeys": ["team"]})), &["matchLabelKeys needs labelSelector; add it or remove"]);
+    refused(pod(json!({"affinity": {"nodeAfinity": {}}})), &["unknown field \"spec.pod.affinity.nodeAfinity\""]);
+    refused(pod(json!({"runtimeClassName": "No_Name"})), &["pod.runtimeClassName: use the name of a RuntimeClass"]);
+    refused(pod(json!({"schedulerName": "-"})), &["pod.schedulerName: use the name that a scheduler"]);
+}
+
+#[test]
+fn variables_that_change_what_runs_are_refused() {
+    let env = |env: Value| ember_with(json!({"pod": {"env": env}}));
+    let named = |name: &str| env(json!([{"name": name, "value": "x"}]));
+    for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES"] {
+        refused(named(name), &["pod.env: LD_… and GLIBC_TUNABLES change which program runs", "pod.image"]);
+    }
+    refused(named("NVIDIA_VISIBLE_DEVICES"), &["pod.env: NVIDIA_…", "ask for GPUs with resources.gpus"]);
+    refused(named("STOKER_POD_UID"), &["belong to the operator; remove them"]);
+    refused(named("1A"), &["pod.env: a name has letters"]);
+    refused(env(json!([{"name": "A"}])), &["pod.env: a variable has either value or valueFrom"]);
+    let key = json!({"name": "n", "key": "k"});
+    refused(env(json!([{"name": "A", "value": "a", "valueFrom": {"secretKeyRef": key}}])), &["either value or"]);
+    refused(
+        env(json!([{"name": "A", "valueFrom": {"secretKeyRef": key, "configMapKeyRef": key}}])),
+        &["valueFrom has either secretKeyRef or configMapKeyRef"],
+    );
+    refused(env(json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}])), &["unknown field", "fieldRef"]);
+    refused(env(json!([{"name": "A", "value": "a"}, {"name": "A", "value": "b"}])), &["Duplicate value"]);
+}
+
+#[test]
+fn volumes_outside_the_safe_list_are_refused() {
+    let volumes = |volumes: Value| ember_with(json!({"pod": {"volumes": volumes}}));
+    let at = |path: &str| volumes(json!([{"mountPath": path, "emptyDir": {}}]));
+    for path in ["/tmp", "/dev/shm", "/mnt", "/data/a/b", "/cache/..a", "/var/cache/models"] {
+        accepted(at(path));
+    }
+    for path in
+        ["/", "/usr/bin", "/etc/stoker", "/models", "/proc", "/dev", "/tmpfs", "/tmp/a", "/data/", "data", "/mnt//a"]
+    {
+        refused(
+            at(path),
+            &["pod.volumes: mountPath is /tmp, /dev/shm, or at or below /mnt, /data, /cache or /var/cache"],
+        );
+    }
+    for path in ["/mnt/../etc", "/mnt/.", "/mnt/a:b"] {
+        refused(at(path), &["pod.volumes: mountPath has no '.' or '..' parts and no ':'"]);
+    }
+    let one = "pod.volumes: a volume is exactly one of emptyDir, configMap, secret and persistentVolumeClaim";
+    refused(volumes(json!([{"mountPath": "/tmp"}])), &[one]);
+    refused(volumes(json!([{"mountPath": "/tmp", "emptyDir": {}, "configMap": {"name": "a"}}])), &[one]);
+    refused(volumes(json!([{"mountPath": "/tmp", "hostPath": {"path": "/"}}])), &["unknown field", "hostPath"]);
+    refused(
+        volumes(json!([{"mountPath": "/mnt", "readOnly": false, "secret": {"secretName": "a"}}])),
+        &["pod.volumes: readOnly says something of a persistentVolumeClaim only", "remove readOnly"],
+    );
+    refused(volumes(json!([{"mountPath": "/tmp", "emptyDir": {"sizeLimit": "much"}}])), &["emptyDir.sizeLimit"]);
+    let same = json!({"mountPath": "/tmp", "emptyDir": {}});
+    refused(volumes(json!([same, same])), &["Duplicate value"]);
+}
+
+#[test]
+fn the_agent_runs_as_nobody_whom_a_restricted_namespace_refuses() {
+    let security = |security: Value| ember_with(json!({"pod": {"securityContext": security}}));
+    refused(security(json!({"runAsUser": 0})), &["securityContext.runAsUser", "greater than or equal to 1"]);
+    refused(security(json!({"privileged": true})), &["unknown field", "privileged"]);
+    refused(security(json!({"seLinuxOptions": {"type": "spc_t"}})), &["seLinuxOptions.type", "\"container_t\""]);
+    refused(security(json!({"seLinuxOptions": {"user": "system_u"}})), &["unknown field", "user"]);
+    for id in ["runAsUser", "runAsGroup", "fsGroup"] {
+        refused(
+            security(json!({"platformIds": true, id: 1000})),
+            &["pod.securityContext.platformIds leaves the ids to the platform: remove runAsUser"],
+        );
+    }
+    accepted(security(json!({"platformIds": true, "seLinuxOptions": {"level": "s0"}})));
+}
+
+#[test]
+fn a_restricted_namespace_admits_a_pod_of_every_field() {
+    let create = |object: Value| kubectl(&["create", "-f", "-"], Some(object)).unwrap();
+    let enforced = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "strict", "labels": enforced}}));
+    // Who admits pods asks whether these exist.
+    create(
+        json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}),
+    );
+    create(
+        json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "sandboxed"}, "handler": "runsc"}),
+    );
+    let mut every = placed_and_added();
+    every.as_object_mut().unwrap().extend(
+        json!({
+            "image": "registry.example/agent:1", "imagePullPolicy": "Always", "imagePullSecrets": [{"name": "pull"}],
+            "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "labels": {"team": "a"}, "annotations": {"note": "b"}, "serviceAccountName": "default", "priorityClassName": "high"
+        })
+        .as_object()
+        .unwrap()
+        .clone(),
+    );
+    let platform = json!({"securityContext": {"platformIds": true}});
+    for pod in [json!({}), every, platform] {
+        let rendered = replica(&pod);
+        let admitted = kubectl(&["create", "--dry-run=server", "--validate=strict", "-f", "-"], Some(rendered.clone()));
+        assert!(admitted.is_ok(), "{pod}: {admitted:?}");
+        // The namespace does refuse.
+        for (field, value) in [("runAsUser", json!(0)), ("seLinuxOptions", json!({"type": "spc_t"}))] {
+            let mut lax = rendered.clone();
+            lax["spec"]["securityContext"][field] = value;
+            let refused = kubectl(&["create", "--dry-run=server", "-f", "-"], Some(lax)).unwrap_err();
+            assert!(refused.contains("violates PodSecurity \"restricted"), "{refused}");
+        }
+    }
+}
+
+/// A replica's pod of a deployment with this `spec.pod`, in the namespace that enforces.
+fn replica(pod: &Value) -> Value {
+    let deployment = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+        "metadata": {"name": "chat", "namespace": "strict", "uid": "uid-chat", "generation": 1},
+        "spec": {"model": {"source": "pvc://weights"}, "resources": {"cpu": 1, "memory": "1Gi", "gpus": 1}, "pod": pod},
+    });
+    let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+    let valid = validate(&serde_json::from_value(deployment).unwrap(), &defaults).unwrap();
+    let mut pod = serde_json::to_value(desired(&valid, "").pod(0)).unwrap();
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    pod
+}
+
+#[test]
 fn a_name_given_twice_is_refused() {
     refused(
         json!({"model": {"source": "builtin://ember", "servedNames": ["a", "b", "a"]}}),
@@ -311,4 +489,27 @@ fn kubectl_explains_every_field_with_its_default() {
         assert!(text.contains(field), "{text}");
     }
     assert_eq!(text.matches("Default: ").count(), 11, "{text}");
+}
+
+#[test]
+fn kubectl_explains_what_pods_may_have() {
+    let text = kubectl(&["explain", "infd.spec.pod"], None).unwrap();
+    for field in [
+        "affinity",
+        "topologySpreadConstraints",
+        "runtimeClassName",
+        "schedulerName",
+        "env",
+        "volumes",
+        "securityContext",
+        "nodeSelector",
+        "tolerations",
+        "serviceAccountName",
+        "priorityClassName",
+    ] {
+        assert!(text.contains(&format!("\n  {field}\t")), "{field}: {text}");
+    }
+    assert!(text.matches("Default: ").count() >= 16, "{text}");
+    let ids = kubectl(&["explain", "infd.spec.pod.securityContext.platformIds"], None).unwrap();
+    assert!(ids.contains("OpenShift"), "{ids}");
 }

@@ -1,6 +1,7 @@
 //! What should exist for one deployment: a Service, the revision's ConfigMap, the operator's public keys, and pods of that
 //! revision. Pure.
 
+mod additions;
 mod config_map;
 pub mod labels;
 mod pod;

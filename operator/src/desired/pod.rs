@@ -7,16 +7,21 @@ use k8s_openapi::{
     api::core::v1::{
         Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction,
         LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-        Probe, ResourceRequirements, SeccompProfile, SecurityContext, Toleration, Volume, VolumeMount,
+        Probe, ResourceRequirements, SELinuxOptions, SeccompProfile, SecurityContext, Toleration,
+        TopologySpreadConstraint, Volume, VolumeMount,
     },
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta},
+        util::intstr::IntOrString,
+    },
 };
 use stoker_crds::{
     contract::{ADMIN_PORT, ADMIN_PORT_NAME, AGENT_PORT, AGENT_PORT_NAME, CONFIG_DIR, CONFIG_FILE, DrainSettings},
     intent::{KEYS_DIR, KEYS_FILE, POD_UID_VARIABLE},
+    pod::SeLinux,
 };
 
-use super::{config_map_name, keys_name, labels, owner};
+use super::{additions, config_map_name, keys_name, labels, owner};
 use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
 
 /// Name of the agent's container.
@@ -48,7 +53,12 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             owner_references: Some(vec![owner(identity)]),
             ..ObjectMeta::default()
         },
-        spec: Some(pod_spec(inputs, [config_map_name(&identity.name, revision), keys_name(&identity.name)])),
+        spec: Some(PodSpec {
+            topology_spread_constraints: some_unless_empty(
+                inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
+            ),
+            ..pod_spec(inputs, [config_map_name(&identity.name, revision), keys_name(&identity.name)])
+        }),
         status: None,
     }
 }
@@ -57,12 +67,15 @@ fn pod_spec(inputs: &ReplicaInputs, config_maps: [String; 2]) -> PodSpec {
     PodSpec {
         containers: vec![container(inputs)],
         volumes: Some(volumes(inputs, config_maps)),
+        affinity: inputs.affinity.clone(),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(|name| secret_ref(name)).collect()),
         node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
         priority_class_name: inputs.priority_class_name.clone(),
-        security_context: Some(pod_security()),
+        runtime_class_name: inputs.runtime_class_name.clone(),
+        scheduler_name: inputs.scheduler_name.clone(),
+        security_context: Some(pod_security(inputs)),
         service_account_name: inputs.service_account_name.clone(),
         termination_grace_period_seconds: Some(grace_period_seconds(&inputs.drain)),
         tolerations: Some(tolerations(inputs)),
@@ -76,7 +89,7 @@ fn container(inputs: &ReplicaInputs) -> Container {
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
         args: Some(args()),
-        env: Some(vec![pod_uid()]),
+        env: Some(inputs.env.iter().map(additions::env).chain([pod_uid()]).collect()),
         ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
         resources: resource_requirements(inputs),
         volume_mounts: Some(volume_mounts(inputs)),
@@ -149,12 +162,15 @@ fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
         }),
         ..Volume::default()
     });
-    [of_config_map("config", config), of_config_map("keys", keys)].into_iter().chain(model).collect()
+    let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume(place, volume));
+    [of_config_map("config", config), of_config_map("keys", keys)].into_iter().chain(model).chain(added).collect()
 }
 
 fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
     let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
-    [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)].into_iter().chain(model).collect()
+    let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
+    let own = [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)];
+    own.into_iter().chain(model).chain(added).collect()
 }
 
 fn read_only_mount(volume: &str, path: &str) -> VolumeMount {
@@ -178,14 +194,39 @@ fn tolerations(inputs: &ReplicaInputs) -> Vec<Toleration> {
     inputs.tolerations.iter().cloned().chain(lost).collect()
 }
 
-fn pod_security() -> PodSecurityContext {
+/// A constraint that selects nobody counts nobody: without a selector it is about the replicas of the deployment. Those of
+/// each revision by themselves, so that they stand evenly when the older ones are gone.
+fn constraint(spread: &TopologySpreadConstraint, deployment: &str) -> TopologySpreadConstraint {
+    if spread.label_selector.is_some() {
+        return spread.clone();
+    }
+    TopologySpreadConstraint {
+        label_selector: Some(LabelSelector {
+            match_labels: Some(labels::selector(deployment)),
+            ..LabelSelector::default()
+        }),
+        match_label_keys: Some(vec![labels::REVISION.to_owned()]),
+        ..spread.clone()
+    }
+}
+
+fn pod_security(inputs: &ReplicaInputs) -> PodSecurityContext {
+    let asked = inputs.security.clone().unwrap_or_default();
+    let own = (!asked.platform_ids.unwrap_or_default()).then_some(AGENT_UID);
     PodSecurityContext {
         run_as_non_root: Some(true),
-        run_as_user: Some(AGENT_UID),
-        run_as_group: Some(AGENT_UID),
+        run_as_user: asked.run_as_user.or(own),
+        run_as_group: asked.run_as_group.or(own),
+        fs_group: asked.fs_group,
+        se_linux_options: asked.se_linux_options.map(se_linux),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
         ..PodSecurityContext::default()
     }
+}
+
+fn se_linux(label: SeLinux) -> SELinuxOptions {
+    let type_ = label.type_.map(|type_| type_.as_str().to_owned());
+    SELinuxOptions { level: label.level, type_, ..SELinuxOptions::default() }
 }
 
 fn container_security() -> SecurityContext {

@@ -1,0 +1,164 @@
+//! `spec.pod` in, the pod out: each field in the form that a user writes, and what of it reaches the replica's pod.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use serde_json::{Value, json};
+use stoker_operator::{
+    desired::{Desired, desired},
+    validate::{Defaults, validate},
+};
+
+/// What a deployment with this `spec.pod` renders to.
+fn rendered(pod: &Value, platform_ids: bool) -> Desired {
+    let object = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+        "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1, "resourceVersion": "1"},
+        "spec": {"model": {"source": "builtin://ember"}, "pod": pod},
+    });
+    let defaults = Defaults { agent_image: "agent:1".into(), platform_ids };
+    desired(&validate(&serde_json::from_value(object).unwrap(), &defaults).unwrap(), "")
+}
+
+fn yaml(text: &str) -> Value {
+    serde_norway::from_str(text).unwrap()
+}
+
+fn spec_of(pod: &Value) -> Value {
+    serde_json::to_value(rendered(pod, false).pod(0)).unwrap()["spec"].clone()
+}
+
+/// What is at `at` of the pod's spec for a `spec.pod` in YAML.
+#[track_caller]
+fn check(pod: &str, at: &str, expected: &str) {
+    let spec = spec_of(&yaml(pod));
+    assert_eq!(spec.pointer(at).unwrap_or(&Value::Null), &yaml(expected), "{at} of {pod}");
+}
+
+#[test]
+fn where_pods_run_is_passed_on() {
+    let affinity = "{nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: In, values: [h100]}]}]}}}";
+    check(&format!("affinity: {affinity}"), "/affinity", affinity);
+    check("runtimeClassName: gvisor", "/runtimeClassName", "gvisor");
+    check("schedulerName: bin-packer", "/schedulerName", "bin-packer");
+    for field in ["/affinity", "/runtimeClassName", "/schedulerName", "/topologySpreadConstraints"] {
+        check("{}", field, "null");
+    }
+}
+
+#[test]
+fn a_spread_without_a_selector_is_about_the_replicas_of_a_revision() {
+    let zones = "maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: DoNotSchedule";
+    check(
+        &format!("topologySpreadConstraints: [{{{zones}}}]"),
+        "/topologySpreadConstraints/0",
+        &format!(
+            "{{{zones}, matchLabelKeys: [stoker.dev/revision], labelSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/instance: chat, app.kubernetes.io/component: agent}}}}}}"
+        ),
+    );
+    let own = format!("{{{zones}, labelSelector: {{matchLabels: {{team: a}}}}}}");
+    check(&format!("topologySpreadConstraints: [{own}]"), "/topologySpreadConstraints/0", &own);
+}
+
+#[test]
+fn variables_come_before_the_operators_own() {
+    let at = "/containers/0/env";
+    let own = "{name: STOKER_POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}";
+    check("{}", at, &format!("[{own}]"));
+    check("env: [{name: A, value: b}]", at, &format!("[{{name: A, value: b}}, {own}]"));
+    for source in ["secretKeyRef", "configMapKeyRef"] {
+        let variable = format!("{{name: A, valueFrom: {{{source}: {{name: n, key: k}}}}}}");
+        check(&format!("env: [{variable}]"), at, &format!("[{variable}, {own}]"));
+    }
+}
+
+#[test]
+fn volumes_are_mounted_to_be_read_unless_they_are_there_to_be_written() {
+    let cases = [
+        ("emptyDir: {}", "", "emptyDir: {}", "false"),
+        ("emptyDir: {medium: Memory, sizeLimit: 1Gi}", "", "emptyDir: {medium: Memory, sizeLimit: 1Gi}", "false"),
+        ("configMap: {name: c}", "", "configMap: {name: c}", "true"),
+        ("secret: {secretName: s}", "", "secret: {secretName: s}", "true"),
+        ("persistentVolumeClaim: {claimName: p}", "", "persistentVolumeClaim: {claimName: p, readOnly: true}", "true"),
+        (
+            "persistentVolumeClaim: {claimName: p}",
+            "readOnly: false, ",
+            "persistentVolumeClaim: {claimName: p, readOnly: false}",
+            "false",
+        ),
+    ];
+    for (source, how, volume, read_only) in cases {
+        let pod = format!("volumes: [{{mountPath: /tmp, {how}{source}}}]");
+        check(&pod, "/volumes/2", &format!("{{name: added-0, {volume}}}"));
+        let mount = format!("{{name: added-0, mountPath: /tmp, readOnly: {read_only}}}");
+        check(&pod, "/containers/0/volumeMounts/2", &mount);
+    }
+    check("{}", "/volumes/2", "null");
+}
+
+#[test]
+fn ids_are_the_agents_own_the_users_or_the_platforms() {
+    let security = |pod: &str, platform_ids: bool| {
+        let pod = serde_json::to_value(rendered(&yaml(pod), platform_ids).pod(0)).unwrap();
+        pod["spec"]["securityContext"].clone()
+    };
+    let restricted =
+        |ids: &str| yaml(&format!("{{runAsNonRoot: true, seccompProfile: {{type: RuntimeDefault}}{ids}}}"));
+    let own = restricted(", runAsUser: 65532, runAsGroup: 65532");
+    let user = restricted(", runAsUser: 1000, runAsGroup: 65532");
+    let group = restricted(", runAsUser: 65532, runAsGroup: 65532, fsGroup: 2000");
+    let of_platform = restricted("");
+    let label =
+        restricted(", runAsUser: 65532, runAsGroup: 65532, seLinuxOptions: {level: 's0:c1,c2', type: container_t}");
+    assert_eq!(security("{}", false), own);
+    assert_eq!(security("securityContext: {}", false), own);
+    assert_eq!(security("securityContext: {runAsUser: 1000}", false), user);
+    assert_eq!(security("securityContext: {fsGroup: 2000}", false), group);
+    assert_eq!(security("securityContext: {platformIds: true}", false), of_platform);
+    assert_eq!(security("securityContext: {seLinuxOptions: {level: 's0:c1,c2', type: container_t}}", false), label);
+    // Where the operator was told that the platform gives ids, a deployment that names its own has them.
+    assert_eq!(security("{}", true), of_platform);
+    assert_eq!(security("securityContext: {runAsUser: 1000}", true), user);
+    assert_eq!(security("securityContext: {platformIds: false}", true), own);
+}
+
+/// Revisions as the operator gave them before these fields were there: an upgrade of the operator alone must roll nobody.
+#[test]
+fn deployments_that_use_none_of_the_newer_fields_keep_their_revision() {
+    let older = "{nodeSelector: {disk: ssd}, tolerations: [{key: gpu, operator: Exists}], labels: {team: a}, serviceAccountName: sa}";
+    for (pod, revision) in [("{}", "c047811c"), (older, "8c2881ed")] {
+        assert_eq!(rendered(&yaml(pod), false).revision, revision, "{pod}");
+    }
+    // What changes nothing rolls nothing.
+    for pod in ["securityContext: {}", "securityContext: {platformIds: false}", "env: []"] {
+        assert_eq!(rendered(&yaml(pod), false).revision, "c047811c", "{pod}");
+    }
+}
+
+#[test]
+fn each_field_is_in_the_revision() {
+    let mut revisions = vec![rendered(&json!({}), false).revision, rendered(&json!({}), true).revision];
+    for pod in [
+        "affinity: {nodeAffinity: {}}",
+        "topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}]",
+        "topologySpreadConstraints: [{maxSkew: 2, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}]",
+        "runtimeClassName: a",
+        "schedulerName: a",
+        "env: [{name: A, value: a}]",
+        "env: [{name: A, value: b}]",
+        "env: [{name: A, valueFrom: {secretKeyRef: {name: a, key: b}}}]",
+        "volumes: [{mountPath: /tmp, emptyDir: {}}]",
+        "volumes: [{mountPath: /data, emptyDir: {}}]",
+        "volumes: [{mountPath: /data, configMap: {name: a}}]",
+        "securityContext: {runAsUser: 1000}",
+        "securityContext: {runAsGroup: 1000}",
+        "securityContext: {fsGroup: 1000}",
+        "securityContext: {seLinuxOptions: {level: s0}}",
+        "securityContext: {seLinuxOptions: {type: container_t}}",
+    ] {
+        revisions.push(rendered(&yaml(pod), false).revision);
+    }
+    let count = revisions.len();
+    revisions.sort();
+    revisions.dedup();
+    assert_eq!(revisions.len(), count);
+}
