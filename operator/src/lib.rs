@@ -5,6 +5,7 @@
 //! reads agents and tells them what is written on their pods, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
 pub mod agent_client;
+pub mod allow;
 pub mod apply;
 pub mod cause;
 pub mod controller;

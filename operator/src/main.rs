@@ -11,6 +11,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use stoker_operator::{
+    allow::{AllowList, Allowed},
     controller,
     fence::Fence,
     keys::{KeyStore, Keyring, KeysError},
@@ -42,6 +43,12 @@ struct Args {
     /// Leave user and group ids of pods to the platform, where a deployment names none.
     #[arg(long, env = "STOKER_PLATFORM_IDS")]
     platform_ids: bool,
+    /// Image that deployments may name, `*` for any characters; may be repeated. Default: all.
+    #[arg(long, value_name = "PATTERN")]
+    allow_image: Vec<String>,
+    /// ServiceAccount that deployments may name, `*` for any characters; may be repeated. Default: all.
+    #[arg(long, value_name = "PATTERN")]
+    allow_service_account: Vec<String>,
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
@@ -93,11 +100,15 @@ async fn main() -> anyhow::Result<()> {
     let server = tokio::spawn(server::serve(listener, shared.clone()));
     info!(listen = %args.listen, version = env!("CARGO_PKG_VERSION"), "operator started");
 
-    let options = controller::Options {
-        namespace: args.namespace,
-        defaults: Defaults { agent_image: args.agent_image, platform_ids: args.platform_ids },
-        identity,
+    let defaults = Defaults {
+        agent_image: args.agent_image,
+        platform_ids: args.platform_ids,
+        allowed: Allowed {
+            images: AllowList::new(args.allow_image),
+            service_accounts: AllowList::new(args.allow_service_account),
+        },
     };
+    let options = controller::Options { namespace: args.namespace, defaults, identity };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);
     let rounds = async |stop: watch::Receiver<bool>| {
         let keyring = tokio::select! {

@@ -21,7 +21,7 @@ use stoker_crds::{
 };
 use thiserror::Error;
 
-use crate::rollout::Replacing;
+use crate::{allow::Allowed, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -38,6 +38,8 @@ pub struct Defaults {
     pub agent_image: String,
     /// Whether the platform gives user and group ids to pods whose deployment names none.
     pub platform_ids: bool,
+    /// What deployments may name.
+    pub allowed: Allowed,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
@@ -161,6 +163,28 @@ pub enum SpecError {
     /// A deployment without an image cannot run.
     #[error("spec.pod.image: not set, and the operator was started without --agent-image; set one of them")]
     NoImage,
+    /// Whoever runs the operator allows other images only.
+    #[error(
+        "spec.pod.image: \"{image}\" is not allowed here; use an image of {allowed}, or remove the field for the operator's \
+         own (whoever runs the operator sets the list: allow.images of its chart)"
+    )]
+    ImageNotAllowed {
+        /// What the object says.
+        image: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// Whoever runs the operator allows other ServiceAccounts only.
+    #[error(
+        "spec.pod.serviceAccountName: \"{account}\" is not allowed here; use one of {allowed}, or remove the field for the \
+         namespace's default account (whoever runs the operator sets the list: allow.serviceAccounts of its chart)"
+    )]
+    ServiceAccountNotAllowed {
+        /// What the object says.
+        account: String,
+        /// What is allowed.
+        allowed: String,
+    },
     /// Stored under another version of the schema.
     #[error("the operator cannot read this object, its version and the CustomResourceDefinition's differ: {error}")]
     Unreadable {
@@ -238,6 +262,7 @@ fn replica_inputs(
         drain: drain_settings(spec.drain.as_ref()),
         resources: quantities(resources),
         image: image(&pod, defaults)?,
+        service_account_name: service_account(&pod, defaults)?,
         security: security(&pod, defaults),
         image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str()),
         image_pull_secrets: pod.image_pull_secrets.into_iter().map(|secret| secret.name).collect(),
@@ -245,7 +270,6 @@ fn replica_inputs(
         tolerations: pod.tolerations,
         labels: pod.labels,
         annotations: pod.annotations,
-        service_account_name: pod.service_account_name,
         priority_class_name: pod.priority_class_name,
         affinity: pod.affinity,
         topology_spread_constraints: pod.topology_spread_constraints,
@@ -281,8 +305,25 @@ fn claimed(claim: &str, path: &str) -> ResolvedSource {
 }
 
 fn image(pod: &PodSpec, defaults: &Defaults) -> Result<String, SpecError> {
-    let image = pod.image.clone().unwrap_or_else(|| defaults.agent_image.clone());
-    if image.is_empty() { Err(SpecError::NoImage) } else { Ok(image) }
+    let (own, allowed) = (&defaults.agent_image, &defaults.allowed.images);
+    match &pod.image {
+        Some(image) if image != own && !allowed.permits(image) => {
+            Err(SpecError::ImageNotAllowed { image: image.clone(), allowed: allowed.text() })
+        }
+        Some(image) => Ok(image.clone()),
+        None if own.is_empty() => Err(SpecError::NoImage),
+        None => Ok(own.clone()),
+    }
+}
+
+fn service_account(pod: &PodSpec, defaults: &Defaults) -> Result<Option<String>, SpecError> {
+    let allowed = &defaults.allowed.service_accounts;
+    match &pod.service_account_name {
+        Some(account) if !allowed.permits(account) => {
+            Err(SpecError::ServiceAccountNotAllowed { account: account.clone(), allowed: allowed.text() })
+        }
+        named => Ok(named.clone()),
+    }
 }
 
 /// Ids that the deployment names stand; those that nobody names are the platform's or the agent's own.

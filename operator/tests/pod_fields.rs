@@ -2,21 +2,28 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use stoker_operator::{
+    allow::{AllowList, Allowed},
     desired::{Desired, desired},
-    validate::{Defaults, validate},
+    status::status_of_invalid,
+    validate::{Defaults, SpecError, validate},
 };
 
-/// What a deployment with this `spec.pod` renders to.
-fn rendered(pod: &Value, platform_ids: bool) -> Desired {
+fn deployment(pod: &Value) -> stoker_crds::InferenceDeployment {
     let object = json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
         "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1, "resourceVersion": "1"},
         "spec": {"model": {"source": "builtin://ember"}, "pod": pod},
     });
-    let defaults = Defaults { agent_image: "agent:1".into(), platform_ids };
-    desired(&validate(&serde_json::from_value(object).unwrap(), &defaults).unwrap(), "")
+    serde_json::from_value(object).unwrap()
+}
+
+/// What a deployment with this `spec.pod` renders to.
+fn rendered(pod: &Value, platform_ids: bool) -> Desired {
+    let defaults = Defaults { agent_image: "agent:1".into(), platform_ids, ..Defaults::default() };
+    desired(&validate(&deployment(pod), &defaults).unwrap(), "")
 }
 
 fn yaml(text: &str) -> Value {
@@ -161,4 +168,76 @@ fn each_field_is_in_the_revision() {
     revisions.sort();
     revisions.dedup();
     assert_eq!(revisions.len(), count);
+}
+
+/// Why a `spec.pod` is refused where only these may be named.
+fn refusal(pod: &str, images: &[&str], accounts: &[&str]) -> Option<SpecError> {
+    let list = |patterns: &[&str]| AllowList::new(patterns.iter().map(|&pattern| pattern.to_owned()).collect());
+    let allowed = Allowed { images: list(images), service_accounts: list(accounts) };
+    let defaults = Defaults { agent_image: "agent:1".into(), allowed, ..Defaults::default() };
+    validate(&deployment(&yaml(pod)), &defaults).err()
+}
+
+#[test]
+fn without_lists_everything_may_be_named() {
+    assert_eq!(refusal("{image: evil/agent, serviceAccountName: root}", &[], &[]), None);
+}
+
+#[test]
+fn what_a_list_does_not_have_is_refused_with_what_it_has() {
+    let images = ["registry.example/team/*", "mirror.example/agent:2"];
+    for image in ["registry.example/team/agent:3", "mirror.example/agent:2", "agent:1"] {
+        assert_eq!(refusal(&format!("image: {image}"), &images, &["a"]), None, "{image}");
+    }
+    assert_eq!(refusal("{}", &images, &["a"]), None, "naming nothing is allowed");
+    let refused = refusal("image: evil/agent", &images, &[]).unwrap().to_string();
+    for words in
+        ["spec.pod.image: \"evil/agent\"", "registry.example/team/*, mirror.example/agent:2", "remove the field"]
+    {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert_eq!(refusal("serviceAccountName: team-a", &images, &["team-*"]), None);
+    let refused = refusal("serviceAccountName: root", &[], &["team-*"]).unwrap().to_string();
+    for words in ["spec.pod.serviceAccountName: \"root\"", "use one of team-*", "remove the field"] {
+        assert!(refused.contains(words), "{refused}");
+    }
+}
+
+#[test]
+fn a_refused_name_is_a_condition() {
+    let error = refusal("image: evil/agent", &["good/*"], &[]).unwrap();
+    let status = status_of_invalid(&error, Some(1), &Default::default(), Timestamp::UNIX_EPOCH);
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready").unwrap();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "InvalidSpec"));
+    assert!(ready.message.contains("\"evil/agent\" is not allowed here; use an image of good/*"), "{}", ready.message);
+}
+
+#[test]
+fn a_pattern_is_about_the_whole_name() {
+    for (pattern, name, allowed) in [
+        ("registry.example/agent:1", "registry.example/agent:1", true),
+        ("registry.example/agent:1", "registry.example/agent:12", false),
+        ("registry.example/agent:1", "evil.example/registry.example/agent:1", false),
+        ("registry.example/team/*", "registry.example/team/agent:1", true),
+        ("registry.example/team/*", "registry.example/team/deep/agent@sha256:00", true),
+        ("registry.example/team/*", "registry.example/team", false),
+        ("registry.example/team/*", "registry.example/teammate/agent:1", false),
+        ("registry.example/*/agent:*", "registry.example/a/b/agent:1", true),
+        ("registry.example/*/agent:*", "registry.example/a/agents:1", false),
+        ("*/agent:1", "registry.example/agent:1", true),
+        ("*", "", true),
+        ("a*a", "a", false),
+        ("a*a", "aa", true),
+        ("*ab*ab", "abab", true),
+        ("*ab*ab", "xab", false),
+        ("a**b", "ab", true),
+        ("a*b*c*d", "abcbcd", true),
+        ("a*b*c*d", "acbd", false),
+        ("ü*", "üé", true),
+        ("", "a", false),
+    ] {
+        let list = AllowList::new(vec!["no-other".into(), pattern.into()]);
+        assert_eq!(list.permits(name), allowed, "{pattern} {name}");
+    }
+    assert!(AllowList::default().permits("anything"));
 }

@@ -143,6 +143,21 @@ fn ids_are_ours_unless_the_platform_gives_them() {
 }
 
 #[test]
+fn what_deployments_may_name_reaches_the_operator() {
+    if cannot_run("what_deployments_may_name_reaches_the_operator") {
+        return;
+    }
+    assert!(!manifests(&[]).contains("--allow-"));
+    let text = manifests(&["allow.images={a/*,b:1}", "allow.serviceAccounts={team-*}"]);
+    let lines = [
+        "            - \"--allow-image=a/*\"\n            - \"--allow-image=b:1\"\n",
+        "            - \"--allow-service-account=team-*\"\n",
+    ];
+    assert!(lines.iter().all(|line| text.contains(line)), "{text}");
+    assert!(refusal(&[&IMAGES[..], &["allow.images[0]="]].concat()).contains("/allow/images/0"));
+}
+
+#[test]
 fn prometheus_is_asked_for_never_assumed() {
     if cannot_run("prometheus_is_asked_for_never_assumed") {
         return;
