@@ -2,7 +2,8 @@
 //! changes hands. No policy here, and no agent is asked: the probe tells them what is written.
 //!
 //! Order: configuration and Service before pods; taking back and deleting before creating, so that room and names are
-//! free. Deletes and intents are bound to the
+//! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
+//! refuses it still gets its replicas. Deletes and intents are bound to the
 //! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
 //! the status; what may pass is an error, and the round is tried again.
 
@@ -11,7 +12,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{ConfigMap, Pod},
+    api::{
+        core::v1::{ConfigMap, Pod},
+        networking::v1::NetworkPolicy,
+    },
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -28,7 +32,7 @@ use crate::{
     error::ReconcileError,
     metrics::Metrics,
     observe::{Observed, is_stray},
-    plan::{Handover, Plan},
+    plan::{Handover, Plan, Upkeep},
     rollout::{Deletion, PodRef, RolloutPlan, Why},
 };
 
@@ -87,6 +91,8 @@ impl Apply {
             apply_service,
             apply_config_map,
             apply_keys,
+            apply_budget,
+            network_policy,
             pods,
             revision: _,
             prune_config_maps,
@@ -114,6 +120,7 @@ impl Apply {
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
         }
+        self.keep_up(*network_policy, desired.network_policy.as_ref(), observed, &mut applied).await?;
         for pod in undrain {
             if self.intend(pod, Want::Serve, now).await? {
                 applied.undrained.push(pod.name.clone());
@@ -136,8 +143,11 @@ impl Apply {
             let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since));
             self.intend(pod, want, since).await?;
         }
+        if *apply_budget {
+            self.apply_child(&desired.budget, &mut applied).await?;
+        }
         for name in prune_config_maps {
-            self.prune(name).await?;
+            self.remove::<ConfigMap>(name).await?;
         }
         if let Some(handover) = handover {
             self.hand_over(handover).await?;
@@ -155,6 +165,20 @@ impl Apply {
         self.metrics.wrote(&kind, "apply");
         let result = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
         outcome(result, || format!("{kind} {}", child.name_any()), applied).map(drop)
+    }
+
+    async fn keep_up(
+        &self,
+        upkeep: Upkeep,
+        policy: Option<&NetworkPolicy>,
+        observed: &Observed,
+        applied: &mut Applied,
+    ) -> Result<(), ReconcileError> {
+        match (upkeep, policy) {
+            (Upkeep::Apply, Some(policy)) => self.apply_child(policy, applied).await,
+            (Upkeep::Delete, None) => self.remove::<NetworkPolicy>(&observed.deployment.name_any()).await,
+            (Upkeep::Leave | Upkeep::Apply | Upkeep::Delete, _) => Ok(()),
+        }
     }
 
     async fn create(&self, pod: Pod, applied: &mut Applied) -> Result<(), ReconcileError> {
@@ -215,10 +239,14 @@ impl Apply {
         Ok(())
     }
 
-    async fn prune(&self, name: &str) -> Result<(), ReconcileError> {
-        self.metrics.wrote("ConfigMap", "delete");
-        let result = self.api::<ConfigMap>().delete(name, &DeleteParams::default()).await;
-        found(result.map(drop), || format!("ConfigMap {name}")).map(drop)
+    async fn remove<K>(&self, name: &str) -> Result<(), ReconcileError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let kind = K::kind(&());
+        self.metrics.wrote(&kind, "delete");
+        let result = self.api::<K>().delete(name, &DeleteParams::default()).await;
+        found(result.map(drop), || format!("{kind} {name}")).map(drop)
     }
 
     /// Somebody who changed the object meanwhile causes the next round.

@@ -14,7 +14,11 @@ use futures::{StreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{ConfigMap, ObjectReference, Pod, Service},
+    api::{
+        core::v1::{ConfigMap, ObjectReference, Pod, Service},
+        networking::v1::NetworkPolicy,
+        policy::v1::PodDisruptionBudget,
+    },
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -123,6 +127,8 @@ pub async fn run(
     let (pods, pod_events) = cached::<Pod>(&client, scope);
     let (services, service_events) = cached::<Service>(&client, scope);
     let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope);
+    let (budgets, budget_events) = cached::<PodDisruptionBudget>(&client, scope);
+    let (network_policies, network_policy_events) = cached::<NetworkPolicy>(&client, scope);
     let (deployments, writer) = reflector::store();
     let watched = intake::readable(api(&client, scope), client.clone());
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
@@ -158,7 +164,7 @@ pub async fn run(
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        caches: Caches { pods, services, config_maps },
+        caches: Caches { pods, services, config_maps, budgets, network_policies },
         defaults: options.defaults,
         deployments: deployments.clone(),
         failures: Mutex::default(),
@@ -176,6 +182,8 @@ pub async fn run(
         .owns_stream(pod_events)
         .owns_stream(service_events)
         .owns_stream(config_map_events)
+        .owns_stream(budget_events)
+        .owns_stream(network_policy_events)
         .reconcile_on(futures::stream::unfold(changes, |mut changes| async { Some((changes.recv().await?, changes)) }))
         .graceful_shutdown_on(stop)
         .run(reconcile, error_policy, context)

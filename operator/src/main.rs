@@ -13,6 +13,7 @@ use kube::{
 use stoker_operator::{
     allow::{AllowList, Allowed},
     controller,
+    desired::Peers,
     fence::Fence,
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
@@ -49,6 +50,10 @@ struct Args {
     /// ServiceAccount that deployments may name, `*` for any characters; may be repeated. Default: all.
     #[arg(long, value_name = "PATTERN")]
     allow_service_account: Vec<String>,
+    /// Make a NetworkPolicy for each deployment's replicas: JSON of peers as in a NetworkPolicy, `operator` for the admin
+    /// port and a list `inference` for clients (empty: everybody). Default: none, and those made before are removed.
+    #[arg(long, value_name = "JSON", value_parser = peers)]
+    replica_network_policy: Option<Peers>,
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
@@ -107,6 +112,7 @@ async fn main() -> anyhow::Result<()> {
             images: AllowList::new(args.allow_image),
             service_accounts: AllowList::new(args.allow_service_account),
         },
+        peers: args.replica_network_policy,
     };
     let options = controller::Options { namespace: args.namespace, defaults, identity };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);
@@ -179,6 +185,10 @@ async fn config(kubeconfig: Option<&std::path::Path>, identity: &str) -> anyhow:
     let agent = format!("stoker-operator/{} ({identity})", env!("CARGO_PKG_VERSION"));
     config.headers.push((USER_AGENT, HeaderValue::try_from(agent).context("--identity")?));
     Ok(config)
+}
+
+fn peers(json: &str) -> Result<Peers, serde_json::Error> {
+    serde_json::from_str(json)
 }
 
 /// Turns true on SIGTERM or SIGINT.

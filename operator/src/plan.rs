@@ -32,6 +32,10 @@ pub struct Plan {
     pub apply_config_map: bool,
     /// Write the ConfigMap with the operator's public keys: it is missing or was changed.
     pub apply_keys: bool,
+    /// Write the PodDisruptionBudget: it is missing or says another number.
+    pub apply_budget: bool,
+    /// What becomes of the NetworkPolicy.
+    pub network_policy: Upkeep,
     /// What to do with pods.
     pub pods: RolloutPlan,
     /// Revision of created pods.
@@ -42,6 +46,18 @@ pub struct Plan {
     pub handover: Option<Handover>,
     /// Names we need that belong to somebody else. Nothing is written while there are any.
     pub taken: Vec<Taken>,
+}
+
+/// What becomes of a child that there may be.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Upkeep {
+    /// Nothing: it is as it should be.
+    #[default]
+    Leave,
+    /// It is missing or was changed.
+    Apply,
+    /// It is there and should not be.
+    Delete,
 }
 
 /// A change of `spec.replicas`, which is otherwise the user's. Bound to the version of the object it was decided on, so
@@ -78,11 +94,31 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         apply_service: !matches!(&observed.service, Child::Own(service) if leads_to_replicas(service, &desired.service)),
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
+        apply_budget: budget_moves(desired, observed),
+        network_policy: network_policy(desired, observed),
         pods: plan_rollout(&wanted, &observed.replicas, now),
         revision: desired.revision.clone(),
         prune_config_maps: prunable(desired, observed),
         handover: handover(deployment, &observed.deployment),
         taken,
+    }
+}
+
+/// A budget of this name that somebody else made stands in the place of ours: with two for one pod nobody could evict it.
+fn budget_moves(desired: &Desired, observed: &Observed) -> bool {
+    match &observed.budget {
+        Child::Own(budget) => !holds(&desired.budget, budget.as_ref()),
+        Child::Absent => true,
+        Child::Foreign { .. } => false,
+    }
+}
+
+fn network_policy(desired: &Desired, observed: &Observed) -> Upkeep {
+    match (&desired.network_policy, &observed.network_policy) {
+        (None, Child::Own(policy)) if policy.metadata.deletion_timestamp.is_none() => Upkeep::Delete,
+        (Some(wanted), Child::Own(policy)) if holds(wanted, policy.as_ref()) => Upkeep::Leave,
+        (None, _) => Upkeep::Leave,
+        (Some(_), _) => Upkeep::Apply,
     }
 }
 
@@ -129,7 +165,13 @@ fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
         Child::Foreign { name, leaving } => Some(Taken { kind: "Service", name: name.clone(), leaving: *leaving }),
         Child::Own(_) | Child::Absent => None,
     };
-    service.into_iter().chain(maps).collect()
+    let policy = match &observed.network_policy {
+        Child::Foreign { name, leaving } if desired.network_policy.is_some() => {
+            Some(Taken { kind: "NetworkPolicy", name: name.clone(), leaving: *leaving })
+        }
+        Child::Foreign { .. } | Child::Own(_) | Child::Absent => None,
+    };
+    service.into_iter().chain(maps).chain(policy).collect()
 }
 
 fn own_config_map<'a>(wanted: &ConfigMap, observed: &'a Observed) -> Option<&'a ConfigMap> {
@@ -184,22 +226,38 @@ impl Plan {
             apply_service,
             apply_config_map,
             apply_keys,
+            apply_budget,
+            network_policy,
             pods,
             revision: _,
             prune_config_maps,
             handover,
             taken: _,
         } = self;
-        let applies = *apply_service || *apply_config_map || *apply_keys;
-        !applies && pods.is_empty() && prune_config_maps.is_empty() && handover.is_none()
+        let applies = *apply_service || *apply_config_map || *apply_keys || *apply_budget;
+        !applies
+            && *network_policy == Upkeep::Leave
+            && pods.is_empty()
+            && prune_config_maps.is_empty()
+            && handover.is_none()
     }
 }
 
 /// One line for each thing the round will do.
 impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { apply_service, apply_config_map, apply_keys, pods, revision, prune_config_maps, handover, taken } =
-            self;
+        let Self {
+            apply_service,
+            apply_config_map,
+            apply_keys,
+            apply_budget,
+            network_policy,
+            pods,
+            revision,
+            prune_config_maps,
+            handover,
+            taken,
+        } = self;
         for taken in taken {
             let how = if taken.leaving { "being deleted" } else { "somebody else's" };
             writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
@@ -212,6 +270,14 @@ impl Display for Plan {
         }
         if *apply_keys {
             writeln!(f, "apply ConfigMap of public keys")?;
+        }
+        match network_policy {
+            Upkeep::Leave => {}
+            Upkeep::Apply => writeln!(f, "apply NetworkPolicy")?,
+            Upkeep::Delete => writeln!(f, "delete NetworkPolicy")?,
+        }
+        if *apply_budget {
+            writeln!(f, "apply PodDisruptionBudget")?;
         }
         write_pods(f, pods, revision)?;
         prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;

@@ -21,7 +21,7 @@ use stoker_crds::{
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, rollout::Replacing};
+use crate::{allow::Allowed, desired::Peers, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -40,6 +40,8 @@ pub struct Defaults {
     pub platform_ids: bool,
     /// What deployments may name.
     pub allowed: Allowed,
+    /// Who may reach replicas; `None`: everybody, as far as this operator says.
+    pub peers: Option<Peers>,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
@@ -57,6 +59,8 @@ pub struct ValidatedDeployment {
     pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
     pub replica: ReplicaInputs,
+    /// Who may reach replicas, where that is limited.
+    pub peers: Option<Peers>,
     /// Keeps every other module from building one.
     _checked: Checked,
 }
@@ -207,7 +211,17 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
     let rollout = deployment.spec.rollout.as_ref();
     let (replicas, replacing) = (replicas_wanted(deployment), replacing(rollout));
     let progress_deadline = progress_deadline(rollout);
-    Ok(ValidatedDeployment { identity, replicas, replacing, progress_deadline, scaling, replica, _checked: Checked })
+    let peers = defaults.peers.clone();
+    Ok(ValidatedDeployment {
+        identity,
+        replicas,
+        replacing,
+        progress_deadline,
+        scaling,
+        replica,
+        peers,
+        _checked: Checked,
+    })
 }
 
 /// Replicas to work towards. With native scaling that is the decision in the status: it was written down before anything

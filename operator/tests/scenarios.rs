@@ -153,6 +153,11 @@ fn deployment(spec: &Value) -> InferenceDeployment {
 
 fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desired) -> Observed {
     let maps = || [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into();
+    let budget = match scenario.children {
+        Children::Absent => Child::Absent,
+        Children::Present | Children::SelectorEdited => Child::Own(Arc::new(desired.budget.clone())),
+        Children::TakenByOthers => Child::Foreign { name: "chat".into(), leaving: false },
+    };
     let (service, config_maps) = match scenario.children {
         Children::Absent => (Child::Absent, Vec::new()),
         Children::Present => (Child::Own(Arc::new(desired.service.clone())), maps()),
@@ -167,7 +172,16 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
     let replicas = scenario.pods.iter().map(|pod| replica(pod, desired)).collect();
     let strays: Vec<String> = scenario.strays.iter().map(|name| full_name(name, desired)).collect();
     let foreign_pods = strays.iter().cloned().collect();
-    Observed { deployment: Arc::new(deployment), replicas, foreign_pods, strays, service, config_maps }
+    Observed {
+        deployment: Arc::new(deployment),
+        replicas,
+        foreign_pods,
+        strays,
+        service,
+        config_maps,
+        budget,
+        network_policy: Child::Absent,
+    }
 }
 
 /// The whole name of a pod that a scenario calls `current-0` or `REVISION-0`.

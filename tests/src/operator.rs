@@ -258,6 +258,8 @@ pub struct Operator {
     kubeconfig: PathBuf,
     log: PathBuf,
     port: u16,
+    /// Arguments beside those that every test gives.
+    more: Vec<String>,
 }
 
 impl Operator {
@@ -271,7 +273,7 @@ impl Operator {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = control_plane.dir().join(format!("operator-{port}.log"));
         let keeper = control_plane.keeper().clone();
-        let mut operator = Self { child: None, keeper, kubeconfig, log, port };
+        let mut operator = Self { child: None, keeper, kubeconfig, log, port, more: Vec::new() };
         operator.restart()?;
         Ok(operator)
     }
@@ -291,12 +293,20 @@ impl Operator {
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
             // As a container that restarts in its pod: it finds its own Lease.
             .args(["--identity", &self.identity()])
+            .args(&self.more)
             .stderr(log)
             .stdout(Stdio::null())
             .spawn()
             .context("start the operator")?;
         self.child = Some(child);
         Ok(())
+    }
+
+    /// Ends the process and starts it again, with these arguments beside the usual ones.
+    pub fn restart_with(&mut self, more: &[&str]) -> Result<()> {
+        self.kill()?;
+        self.more = more.iter().map(|&argument| argument.to_owned()).collect();
+        self.restart()
     }
 
     /// Its name in Lease and audit log.

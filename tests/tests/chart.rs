@@ -9,7 +9,9 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
+use stoker_operator::desired::Peers;
 use stoker_tests::skip::skip;
 
 const IMAGES: [&str; 2] =
@@ -158,6 +160,25 @@ fn what_deployments_may_name_reaches_the_operator() {
 }
 
 #[test]
+fn who_may_reach_replicas_is_told_to_the_operator_as_it_reads_it() {
+    if cannot_run("who_may_reach_replicas_is_told_to_the_operator_as_it_reads_it") {
+        return;
+    }
+    assert!(!manifests(&[]).contains("--replica-network-policy"));
+    let gateway = "agent.networkPolicy.inferenceFrom[0].namespaceSelector.matchLabels.team=gateway";
+    let text = manifests(&["agent.networkPolicy.enabled=true", gateway]);
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("- \"--replica-network-policy=")).unwrap();
+    let json: String = serde_json::from_str(&format!("\"{line}")).unwrap();
+    let peers: Peers = serde_json::from_str(&json).unwrap();
+    let labels = |selector: Option<LabelSelector>| selector.unwrap().match_labels.unwrap();
+    assert_eq!(labels(peers.operator.namespace_selector)["kubernetes.io/metadata.name"], "default");
+    assert_eq!(labels(peers.operator.pod_selector)["app.kubernetes.io/instance"], "stoker");
+    assert_eq!(labels(peers.inference[0].namespace_selector.clone())["team"], "gateway");
+    let typo = "agent.networkPolicy.inferenceFrom[0].namespaceSelecter.matchLabels.team=gateway";
+    assert!(refusal(&[&IMAGES[..], &[typo]].concat()).contains("namespaceSelecter"));
+}
+
+#[test]
 fn prometheus_is_asked_for_never_assumed() {
     if cannot_run("prometheus_is_asked_for_never_assumed") {
         return;
@@ -182,7 +203,7 @@ fn a_network_policy_is_asked_for_and_without_peers_lets_in_nobody() {
     if cannot_run("a_network_policy_is_asked_for_and_without_peers_lets_in_nobody") {
         return;
     }
-    assert!(!manifests(&[]).contains("NetworkPolicy"));
+    assert!(!manifests(&[]).contains("kind: NetworkPolicy"));
     assert!(manifests(&["networkPolicy.enabled=true"]).contains("\n  ingress: []\n"));
     let text = manifests(&["networkPolicy.enabled=true", PEER]);
     let peers = "    - from:\n        - namespaceSelector:\n            matchLabels:\n              team: monitoring\n      ports:";

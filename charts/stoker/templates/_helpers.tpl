@@ -28,6 +28,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ $repository }}:{{ default (index . 2).AppVersion $image.tag }}
 {{- end }}
 
+{{/* Who may reach replicas, as the operator takes it. */}}
+{{- define "stoker.replicaPeers" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
+{{ dict "operator" $operator "inference" .Values.agent.networkPolicy.inferenceFrom | toJson }}
+{{- end }}
+
 {{/* What the operator may do where it watches. Each rule says what for. */}}
 {{- define "stoker.rules" -}}
 # The objects it serves. It writes their status, and spec.replicas when the number changes hands between it and the scale
@@ -52,6 +59,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 # One ConfigMap per revision, deleted when no pod uses it, and one with the operator's public keys.
 - apiGroups: [""]
   resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# One PodDisruptionBudget per deployment, which goes with it.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch]
+# One NetworkPolicy per deployment if agent.networkPolicy is enabled, deleted when it is not any more.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
 # What it says about them in `kubectl describe`.
 - apiGroups: [events.k8s.io]

@@ -1,20 +1,29 @@
-//! What should exist for one deployment: a Service, the revision's ConfigMap, the operator's public keys, and pods of that
-//! revision. Pure.
+//! What should exist for one deployment: a Service, the revision's ConfigMap, the operator's public keys, pods of that
+//! revision, a budget for their disruptions and, where it is asked for, a NetworkPolicy. Pure.
 
 mod additions;
+mod budget;
 mod config_map;
 pub mod labels;
+mod network_policy;
 mod pod;
 mod service;
 
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Pod, Service},
+    api::{
+        core::v1::{ConfigMap, Pod, Service},
+        networking::v1::NetworkPolicy,
+        policy::v1::PodDisruptionBudget,
+    },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::Resource;
 use stoker_crds::InferenceDeployment;
 
-pub use self::pod::{AGENT_CONTAINER, grace_period_seconds};
+pub use self::{
+    network_policy::Peers,
+    pod::{AGENT_CONTAINER, grace_period_seconds},
+};
 use crate::{
     revision::revision,
     validate::{Identity, ValidatedDeployment},
@@ -31,6 +40,10 @@ pub struct Desired {
     pub config_map: ConfigMap,
     /// The operator's public keys.
     pub keys: ConfigMap,
+    /// Evictions take one replica at a time.
+    pub budget: PodDisruptionBudget,
+    /// Who may reach replicas, where that is limited.
+    pub network_policy: Option<NetworkPolicy>,
     /// A replica's pod, still without name and ordinal.
     template: Pod,
     /// Name of the deployment, the first part of every pod name.
@@ -44,6 +57,11 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
         service: service::service(&deployment.identity),
         config_map: config_map::config_map(deployment, &revision),
         keys: config_map::keys(&deployment.identity, public_keys),
+        budget: budget::budget(deployment),
+        network_policy: deployment
+            .peers
+            .as_ref()
+            .map(|peers| network_policy::network_policy(&deployment.identity, peers)),
         template: pod::template(deployment, &revision),
         name: deployment.identity.name.clone(),
         revision,

@@ -7,7 +7,11 @@ mod pod;
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Pod, Service},
+    networking::v1::NetworkPolicy,
+    policy::v1::PodDisruptionBudget,
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::ListParams,
@@ -36,6 +40,10 @@ pub struct Observed {
     pub service: Child<Service>,
     /// ConfigMaps that it controls, and those of the revision's name that it does not.
     pub config_maps: Vec<Child<ConfigMap>>,
+    /// The PodDisruptionBudget of its name.
+    pub budget: Child<PodDisruptionBudget>,
+    /// The NetworkPolicy of its name.
+    pub network_policy: Child<NetworkPolicy>,
 }
 
 /// A child by name: ours, or in the way.
@@ -63,6 +71,10 @@ pub struct Caches {
     pub services: Store<Service>,
     /// ConfigMaps that the operator made.
     pub config_maps: Store<ConfigMap>,
+    /// PodDisruptionBudgets that the operator made.
+    pub budgets: Store<PodDisruptionBudget>,
+    /// NetworkPolicies that the operator made.
+    pub network_policies: Store<NetworkPolicy>,
 }
 
 impl fmt::Debug for Caches {
@@ -78,8 +90,10 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
+    let budget = caches.budgets.get(&ObjectRef::new(&name).within(&namespace));
+    let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
-    assemble(deployment, Found { pods, service, config_maps, strays }, readings)
+    assemble(deployment, Found { pods, service, config_maps, budget, network_policy, strays }, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -95,8 +109,16 @@ pub async fn observe_live(
     let services = Api::<Service>::namespaced(client.clone(), &namespace);
     let deployments = Api::<InferenceDeployment>::namespaced(client.clone(), &namespace);
     let config_maps = list::<ConfigMap>(client, &namespace, &name);
-    let (fresh, pods, service, mut config_maps) =
-        tokio::try_join!(deployments.get_opt(&name), pods, services.get_opt(&name), config_maps)?;
+    let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &namespace);
+    let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
+    let (fresh, pods, service, mut config_maps, budget, network_policy) = tokio::try_join!(
+        deployments.get_opt(&name),
+        pods,
+        services.get_opt(&name),
+        config_maps,
+        budgets.get_opt(&name),
+        policies.get_opt(&name)
+    )?;
     let Some(fresh) = fresh.filter(|fresh| fresh.uid() == deployment.uid()) else { return Ok(None) };
     // A ConfigMap of the name we need may carry none of our labels.
     if let Some(wanted) = revision_map.filter(|wanted| config_maps.iter().all(|map| map.name_any() != **wanted)) {
@@ -104,7 +126,8 @@ pub async fn observe_live(
         config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
     }
     let strays = strays(&fresh, client).await?;
-    let found = Found { pods, service: service.map(Arc::new), config_maps, strays };
+    let (budget, network_policy) = (budget.map(Arc::new), network_policy.map(Arc::new));
+    let found = Found { pods, service: service.map(Arc::new), config_maps, budget, network_policy, strays };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
 }
 
@@ -137,6 +160,8 @@ struct Found {
     pods: Vec<Arc<Pod>>,
     service: Option<Arc<Service>>,
     config_maps: Vec<Arc<ConfigMap>>,
+    budget: Option<Arc<PodDisruptionBudget>>,
+    network_policy: Option<Arc<NetworkPolicy>>,
     strays: Vec<String>,
 }
 
@@ -153,6 +178,8 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
         strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
+        budget: found.budget.map_or(Child::Absent, |budget| child(budget, &uid)),
+        network_policy: found.network_policy.map_or(Child::Absent, |policy| child(policy, &uid)),
         deployment,
     }
 }

@@ -1,0 +1,65 @@
+//! The NetworkPolicy of replicas, where whoever runs the operator asks for it: its admin port for the operator alone,
+//! inference for everybody or for those it names. Pure.
+
+use k8s_openapi::{
+    api::networking::v1::{
+        NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
+    },
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta},
+        util::intstr::IntOrString,
+    },
+};
+use serde::Deserialize;
+use stoker_crds::contract::{ADMIN_PORT, AGENT_PORT};
+
+use super::{labels, owner};
+use crate::validate::Identity;
+
+/// Who may reach replicas.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Peers {
+    /// The operator's pods: the admin port.
+    pub operator: NetworkPolicyPeer,
+    /// Clients: the inference port. Empty: everybody.
+    #[serde(default)]
+    pub inference: Vec<NetworkPolicyPeer>,
+}
+
+pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolicy {
+    let name = &identity.name;
+    let everybody_if_empty = Some(peers.inference.clone()).filter(|peers| !peers.is_empty());
+    NetworkPolicy {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            namespace: Some(identity.namespace.clone()),
+            labels: Some(labels::child(name)),
+            owner_references: Some(vec![owner(identity)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector {
+                match_labels: Some(labels::selector(name)),
+                ..LabelSelector::default()
+            }),
+            policy_types: Some(vec!["Ingress".to_owned()]),
+            ingress: Some(vec![
+                NetworkPolicyIngressRule { from: everybody_if_empty, ports: Some(vec![port(AGENT_PORT)]) },
+                NetworkPolicyIngressRule {
+                    from: Some(vec![peers.operator.clone()]),
+                    ports: Some(vec![port(ADMIN_PORT)]),
+                },
+            ]),
+            egress: None,
+        }),
+    }
+}
+
+fn port(number: u16) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        port: Some(IntOrString::Int(number.into())),
+        protocol: Some("TCP".to_owned()),
+        ..NetworkPolicyPort::default()
+    }
+}

@@ -1,0 +1,118 @@
+//! Evictions, as node drains make them, and who may reach replicas, on a real API server with its disruption controller.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::{networking::v1::NetworkPolicy, policy::v1::PodDisruptionBudget},
+    apimachinery::pkg::util::intstr::IntOrString,
+};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::{cluster::run_with_input, operator::Rig};
+
+/// Long enough for two busy cores.
+const SOON: Duration = Duration::from_secs(60);
+
+/// One cluster for all tests of this file, one after another: one of them restarts the operator.
+static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
+
+fn rig() -> MutexGuard<'static, Rig> {
+    RIG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spec(replicas: u32) -> Value {
+    json!({
+        "model": {"source": "builtin://ember"}, "replicas": replicas,
+        "drain": {"deadlineSeconds": 5, "withdrawSeconds": 0},
+    })
+}
+
+/// Asks as `kubectl drain` does for one pod; the API server's complaint when it refuses. The typed client would ask again and
+/// again.
+fn evict(rig: &Rig, pod: &str) -> Result<String, String> {
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}});
+    let path = format!("/api/v1/namespaces/default/pods/{pod}/eviction");
+    let mut kubectl = rig.cluster.control_plane.kubectl().unwrap();
+    kubectl.args(["create", "--raw", &path, "-f", "-"]);
+    run_with_input(kubectl, &eviction.to_string())
+}
+
+/// Waits until the disruption controller has counted for a budget that keeps `least` pods, and allows `allowed` evictions.
+fn wait_counted(rig: &Rig, name: &str, least: i32, allowed: i32) {
+    rig.wait(&format!("{name} keeps {least} and allows {allowed}"), SOON, |rig| {
+        let budget = rig.block_on(rig.api::<PodDisruptionBudget>().get(name))?;
+        let (spec, status) = (budget.spec.unwrap_or_default(), budget.status.unwrap_or_default());
+        Ok(spec.min_available == Some(IntOrString::Int(least))
+            && status.observed_generation == budget.metadata.generation
+            && status.disruptions_allowed == Some(allowed))
+    })
+    .unwrap();
+}
+
+fn names(rig: &Rig, deployment: &str) -> Vec<String> {
+    rig.pods(deployment).unwrap().iter().map(ResourceExt::name_any).collect()
+}
+
+#[test]
+fn evictions_take_one_replica_at_a_time_and_the_last_one_too() {
+    let rig = rig();
+    rig.apply("chat", spec(3)).unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+    wait_counted(&rig, "chat", 2, 1);
+    let pods = names(&rig, "chat");
+    // Nothing new can start, so nothing takes the place of the first.
+    let node = rig.cluster.kubectl(&["get", "nodes", "-o", "name"]);
+    rig.cluster.kubectl(&["cordon", node.trim()]);
+    evict(&rig, &pods[0]).unwrap();
+    let refused = evict(&rig, &pods[1]).expect_err("a second replica went with the first");
+    assert!(refused.contains("violate the pod's disruption budget"), "{refused}");
+    rig.cluster.kubectl(&["uncordon", node.trim()]);
+    rig.wait("another replica is in its place", SOON, |rig| {
+        Ok(names(rig, "chat").len() == 3 && !names(rig, "chat").contains(&pods[0]))
+    })
+    .unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+    wait_counted(&rig, "chat", 2, 1);
+    evict(&rig, &pods[1]).unwrap();
+
+    rig.apply("chat", spec(1)).unwrap();
+    rig.wait("one is left", SOON, |rig| Ok(names(rig, "chat").len() == 1)).unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+    wait_counted(&rig, "chat", 0, 1);
+    let last = names(&rig, "chat").remove(0);
+    evict(&rig, &last).expect("a node drain would wait forever");
+    rig.wait("its successor is there", SOON, |rig| Ok(names(rig, "chat").len() == 1 && names(rig, "chat")[0] != last))
+        .unwrap();
+
+    rig.apply("chat", spec(0)).unwrap();
+    rig.wait("none is left", SOON, |rig| Ok(names(rig, "chat").is_empty())).unwrap();
+    wait_counted(&rig, "chat", 0, 0);
+    rig.delete("chat").unwrap();
+    rig.wait("its budget went with it", SOON, |rig| {
+        Ok(rig.block_on(rig.api::<PodDisruptionBudget>().get_opt("chat"))?.is_none())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_network_policy_comes_and_goes_as_the_operator_is_told() {
+    let mut rig = rig();
+    rig.apply("fenced", spec(1)).unwrap();
+    rig.wait_ready("fenced", SOON).unwrap();
+    let pods = names(&rig, "fenced");
+    let there = |rig: &Rig| Ok(rig.block_on(rig.api::<NetworkPolicy>().get_opt("fenced"))?.is_some());
+    assert!(!there(&rig).unwrap(), "nobody asked for one");
+    let peers = json!({"operator": {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "stoker-operator"}}}});
+    rig.operator.restart_with(&["--replica-network-policy", &peers.to_string()]).unwrap();
+    rig.wait("the policy is there", SOON, there).unwrap();
+    rig.operator.restart_with(&[]).unwrap();
+    rig.wait("the policy is gone", SOON, |rig| Ok(!there(rig)?)).unwrap();
+    assert_eq!(names(&rig, "fenced"), pods, "neither rolls a replica");
+    rig.delete("fenced").unwrap();
+}
