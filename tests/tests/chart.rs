@@ -1,5 +1,5 @@
-//! The Helm chart: renders in every shape, and a real API server accepts what it renders. Installing it on a real node
-//! is `make e2e`.
+//! The Helm chart: renders in every shape, a real API server accepts what it renders, and an older release becomes this
+//! one as docs/install.md says. Installing it on a real node is `make e2e`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -225,4 +225,80 @@ fn no_container_of_the_chart_can_gain_rights() {
     assert!(!manifest("ClusterRole").contains("secrets"), "the operator reads no Secret of others");
     let own = "resources: [secrets]\n    resourceNames: [stoker-operator-keys]\n    verbs: [get]\n";
     assert!(manifest("Role").contains(own), "of its own namespace it reads one: {text}");
+}
+
+/// The release before this one, as it was packaged: of the commit that the budgets for disruptions came after.
+const OLDER: &str = "tests/charts/stoker-0.1.0.tgz";
+
+/// The commands of a section of docs/install.md.
+fn commands_of(section: &str) -> String {
+    let page = std::fs::read_to_string(repository().join("docs/install.md")).unwrap();
+    let section = page.split("\n## ").find(|text| text.starts_with(section)).unwrap();
+    let blocks = section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.collect()
+}
+
+/// Runs commands of the page, as whoever reads it would, on this cluster.
+fn say(cluster: &ControlPlane, commands: &str) {
+    let kubectl = cluster.kubectl().unwrap().get_program().to_owned();
+    let folders = [helm(), PathBuf::from(kubectl)].map(|program| program.parent().unwrap().to_owned());
+    let own = std::env::var_os("PATH").unwrap();
+    let path = std::env::join_paths(folders.into_iter().chain(std::env::split_paths(&own))).unwrap();
+    let output = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", commands])
+        .current_dir(repository())
+        .env("PATH", path)
+        .env("KUBECONFIG", cluster.kubeconfig_path())
+        .env("REGISTRY", "registry.example")
+        .env("TAG", "newer")
+        .env("HELM_CACHE_HOME", cluster.dir().join("helm"))
+        .env("HELM_CONFIG_HOME", cluster.dir().join("helm"))
+        .env("HELM_DATA_HOME", cluster.dir().join("helm"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn jsonpath(cluster: &ControlPlane, object: &str, path: &str) -> String {
+    let mut kubectl = cluster.kubectl().unwrap();
+    let form = format!("jsonpath={path}");
+    let output = kubectl.args(["-n", "stoker-system", "get", object, "-o", &form]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn an_older_release_becomes_this_one_by_the_commands_of_the_page() {
+    if cannot_run("an_older_release_becomes_this_one_by_the_commands_of_the_page") {
+        return;
+    }
+    let cluster = ControlPlane::start(ControlPlaneOptions::default()).unwrap();
+    say(
+        &cluster,
+        &format!(
+            "helm install stoker {OLDER} --namespace stoker-system --create-namespace \
+             --set image.repository=$REGISTRY/stoker-operator,image.tag=older,log.filter=debug \
+             --set agent.image.repository=$REGISTRY/stoker-agent,agent.image.tag=older"
+        ),
+    );
+    let crd = "crd/inferencedeployments.stoker.dev";
+    let pod = "{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties.pod.properties}";
+    let operator = "{.spec.template.spec.containers[0]}";
+    assert!(!jsonpath(&cluster, crd, pod).contains("topologySpreadConstraints"), "the older release is not older");
+    assert!(jsonpath(&cluster, "deployment/stoker-operator", operator).contains("stoker-operator:older"));
+
+    // Without a node no pod becomes ready, so nothing is waited for.
+    let commands = commands_of("4. Upgrade");
+    assert!(commands.contains(" --wait"), "{commands}");
+    say(&cluster, &commands.replace(" --wait", ""));
+    assert!(jsonpath(&cluster, crd, pod).contains("topologySpreadConstraints"), "the CRD is the older one");
+    let after = jsonpath(&cluster, "deployment/stoker-operator", operator);
+    for kept_or_new in
+        ["registry.example/stoker-operator:newer", "--agent-image=registry.example/stoker-agent:newer", "debug"]
+    {
+        assert!(after.contains(kept_or_new), "{kept_or_new}: {after}");
+    }
+    assert!(!after.contains("older"), "{after}");
+    let rules = jsonpath(&cluster, "clusterrole/stoker-system-stoker-operator", "{.rules}");
+    assert!(rules.contains("poddisruptionbudgets"), "{rules}");
 }
