@@ -1,15 +1,26 @@
-//! The Helm chart: renders in every shape, a real API server accepts what it renders, and an older release becomes this
-//! one as docs/install.md says. Installing it on a real node is `make e2e`.
+//! The Helm chart: renders in every shape, a real API server accepts what it renders, an older release becomes this one as
+//! docs/install.md says, and the operator may do what that page says and nothing else. Installing it on a real node is
+//! `make e2e`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
+    collections::BTreeSet,
     io::Write,
     path::PathBuf,
     process::{Command, Output, Stdio},
 };
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::{
+    api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+use kube::{
+    Api, Client, Config,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
 use stoker_operator::desired::Peers;
 use stoker_tests::skip::skip;
@@ -54,10 +65,14 @@ fn cannot_run(test: &str) -> bool {
 }
 
 fn template(values: &[&str]) -> Output {
+    template_as("stoker", values)
+}
+
+fn template_as(release: &str, values: &[&str]) -> Output {
     let chart = repository().join("charts/stoker");
     let set = values.iter().flat_map(|value| ["--set", value]);
     let mut helm = Command::new(helm());
-    helm.args(["template", "stoker"]).arg(chart).args(["--namespace", "default"]).args(set).output().unwrap()
+    helm.args(["template", release]).arg(chart).args(["--namespace", "default"]).args(set).output().unwrap()
 }
 
 fn refusal(values: &[&str]) -> String {
@@ -301,4 +316,202 @@ fn an_older_release_becomes_this_one_by_the_commands_of_the_page() {
     assert!(!after.contains("older"), "{after}");
     let rules = jsonpath(&cluster, "clusterrole/stoker-system-stoker-operator", "{.rules}");
     assert!(rules.contains("poddisruptionbudgets"), "{rules}");
+}
+
+/// A right: resource with its group, and a verb. `pods get`, `leases.coordination.k8s.io create`.
+type Rights = BTreeSet<String>;
+
+/// Where the page says that a right holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Where {
+    Watched,
+    OwnNamespace,
+    /// On the operator's own object there.
+    OwnObject,
+}
+
+/// The rows of the page's table under a heading, cells of a column that repeats the one above filled in.
+fn table(heading: &str) -> Vec<Vec<String>> {
+    let page = std::fs::read_to_string(repository().join("docs/install.md")).unwrap();
+    let section = page.split("\n### ").find(|text| text.starts_with(heading)).unwrap().to_owned();
+    let lines = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for line in lines.take_while(|line| line.starts_with('|')) {
+        let cells = line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned());
+        let above = rows.last().cloned().unwrap_or_default();
+        let filled = cells
+            .enumerate()
+            .map(|(column, cell)| if cell.is_empty() { above.get(column).cloned().unwrap_or_default() } else { cell });
+        let row = filled.collect();
+        rows.push(row);
+    }
+    rows
+}
+
+fn right(resource: &str, group: &str, verb: &str) -> String {
+    if group.is_empty() { format!("{resource} {verb}") } else { format!("{resource}.{group} {verb}") }
+}
+
+/// What the page says the operator may do there.
+fn promised(place: Where) -> Rights {
+    let mut rights = Rights::new();
+    for row in table("What the operator may do") {
+        let [at, group, objects, verbs] = [0, 1, 2, 3].map(|column| row[column].clone());
+        let own_object = objects.contains("its own");
+        let row_place = match at.as_str() {
+            "watched namespaces" => Where::Watched,
+            _ if own_object => Where::OwnObject,
+            _ => Where::OwnNamespace,
+        };
+        let resource = objects.split('`').nth(1).unwrap();
+        let group = if group == "core" { "" } else { group.trim_matches('`') };
+        if row_place == place {
+            rights.extend(verbs.split(", ").map(|verb| right(resource, group, verb)));
+        }
+    }
+    assert!(!rights.is_empty(), "{place:?}");
+    rights
+}
+
+/// Who asks, and about what.
+struct Question<'a> {
+    account: &'a str,
+    namespace: &'a str,
+    name: Option<&'a str>,
+}
+
+/// What the API server's authorizer says.
+async fn may(client: &Client, asked: &Question<'_>, right: &str) -> kube::Result<bool> {
+    let (resource, verb) = right.split_once(' ').unwrap();
+    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+    let (resource, subresource) = resource.split_once('/').map_or((resource, None), |(all, sub)| (all, Some(sub)));
+    let text = |text: &str| Some(text.to_owned());
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(format!("system:serviceaccount:default:{}", asked.account)),
+            groups: Some(
+                ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"]
+                    .map(str::to_owned)
+                    .into(),
+            ),
+            resource_attributes: Some(ResourceAttributes {
+                namespace: text(asked.namespace),
+                name: asked.name.map(str::to_owned),
+                group: text(group),
+                resource: text(resource),
+                subresource: subresource.map(str::to_owned),
+                verb: text(verb),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// Of `rights`, those that the account has.
+async fn granted(client: &Client, asked: &Question<'_>, rights: &Rights) -> kube::Result<Rights> {
+    let answers = futures::stream::iter(rights)
+        .map(async |right| Ok::<_, kube::Error>((right, may(client, asked, right).await?)));
+    let answers: Vec<(&String, bool)> = answers.buffer_unordered(16).try_collect().await?;
+    Ok(answers.into_iter().filter(|(_, allowed)| *allowed).map(|(right, _)| right.clone()).collect())
+}
+
+/// Every verb on every resource and subresource that the API server has, and verbs that are rights in themselves.
+async fn every_right(client: &Client) -> kube::Result<Rights> {
+    let mut lists = vec![(String::new(), client.list_core_api_resources("v1").await?)];
+    for group in client.list_api_groups().await?.groups {
+        let version = &group.preferred_version.as_ref().unwrap_or(&group.versions[0]).group_version;
+        lists.push((group.name.clone(), client.list_api_group_resources(version).await?));
+    }
+    let verbs = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+    let special = [
+        "roles.rbac.authorization.k8s.io escalate",
+        "roles.rbac.authorization.k8s.io bind",
+        "clusterroles.rbac.authorization.k8s.io escalate",
+        "clusterroles.rbac.authorization.k8s.io bind",
+        "users impersonate",
+        "groups impersonate",
+        "serviceaccounts impersonate",
+        "signers.certificates.k8s.io approve",
+        "signers.certificates.k8s.io sign",
+    ];
+    let mut rights: Rights = special.map(str::to_owned).into();
+    for (group, list) in lists {
+        for resource in list.resources {
+            rights.extend(verbs.map(|verb| right(&resource.name, &group, verb)));
+        }
+    }
+    Ok(rights)
+}
+
+fn apply(cluster: &ControlPlane, release: &str, values: &[&str]) {
+    let output = template_as(release, &[&IMAGES, values].concat());
+    let file = cluster.dir().join(format!("{release}.yaml"));
+    std::fs::write(&file, output.stdout).unwrap();
+    let output = cluster.kubectl().unwrap().args(["apply", "--server-side", "-f"]).arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn the_operator_may_do_what_the_page_says_and_nothing_else() {
+    if cannot_run("the_operator_may_do_what_the_page_says_and_nothing_else") {
+        return;
+    }
+    let cluster = ControlPlane::start(ControlPlaneOptions::default()).unwrap();
+    let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig_path()).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let client = Client::try_from(config).unwrap();
+    let crds = repository().join("charts/stoker/crds");
+    let made = cluster.kubectl().unwrap().args(["apply", "--server-side", "-f"]).arg(&crds).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let namespace = cluster.kubectl().unwrap().args(["create", "namespace", "team"]).output().unwrap();
+    assert!(namespace.status.success());
+    apply(&cluster, "stoker", &[]);
+    apply(&cluster, "narrow", &["watchNamespace=team"]);
+
+    let mut every = every_right(&client).await.unwrap();
+    every.extend(promised(Where::Watched));
+    assert!(every.len() > 500 && every.contains("pods/exec create"), "{} rights", every.len());
+    // What every account of a cluster may do, such as asking what it may do, is no right of the operator's.
+    let nobody = Question { account: "nobody", namespace: "team", name: None };
+    let anybody = granted(&client, &nobody, &every).await.unwrap();
+    let of = async |account: &str, namespace: &str, name: Option<&str>| -> Rights {
+        let has = granted(&client, &Question { account, namespace, name }, &every).await.unwrap();
+        has.difference(&anybody).cloned().collect()
+    };
+    let watched = promised(Where::Watched);
+    let own: Rights = promised(Where::OwnNamespace);
+    let with_own: Rights = watched.union(&own).cloned().collect();
+    assert_eq!(of("stoker-operator", "team", None).await, watched);
+    assert_eq!(of("stoker-operator", "default", None).await, with_own);
+    assert_eq!(of("narrow-operator", "team", None).await, watched);
+    assert_eq!(of("narrow-operator", "elsewhere", None).await, Rights::new());
+    assert_eq!(of("narrow-operator", "default", None).await, own);
+
+    // On its own Lease and its own Secret it may do more, on others of the same name elsewhere not.
+    for (resource, name) in [("leases.coordination.k8s.io", "stoker-operator"), ("secrets", "stoker-operator-keys")] {
+        let about = |right: &&String| right.split(' ').next() == Some(resource);
+        let expected: Rights = promised(Where::OwnObject).union(&own).filter(about).cloned().collect();
+        let asked: Rights = every.iter().filter(about).cloned().collect();
+        let on = async |namespace: &str| {
+            let asked_of = Question { account: "stoker-operator", namespace, name: Some(name) };
+            granted(&client, &asked_of, &asked).await.unwrap()
+        };
+        assert_eq!(on("default").await, expected);
+        assert_eq!(on("team").await, Rights::new());
+    }
+
+    // Those that would make it more than it is, one by one as the page lists them.
+    for row in table("What it may not do") {
+        let (group, resource) = (row[0].trim_matches('`').replace("core", ""), row[1].trim_matches('`').to_owned());
+        for verb in row[2].split(", ") {
+            let right = right(&resource, &group, verb);
+            assert!(every.contains(&right), "{right}: the API server has no such right");
+            let asked = Question { account: "stoker-operator", namespace: "team", name: None };
+            assert!(!may(&client, &asked, &right).await.unwrap(), "{right}");
+        }
+    }
 }
