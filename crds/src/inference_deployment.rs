@@ -10,7 +10,12 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::{pod::PodSpec, scaling::ScalingSpec, status::InferenceDeploymentStatus};
+use crate::{
+    pod::PodSpec,
+    quantity::{Amount, quantity_schema},
+    scaling::ScalingSpec,
+    status::InferenceDeploymentStatus,
+};
 
 /// One model, served by a number of equal replicas behind one Service of the same name.
 #[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
@@ -164,21 +169,6 @@ pub struct ResourcesSpec {
         "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')"
     ).message("resources.gpuResource: DOMAIN/NAME as the device plugin offers it, for example nvidia.com/gpu"))]
     pub gpu_resource: Option<String>,
-}
-
-/// A Kubernetes quantity as users write it: a whole number (of any size: bytes need 64 bits) or a text.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Amount {
-    /// As in `cpu: 4`.
-    Whole(i64),
-    /// As in `memory: 8Gi`.
-    Text(String),
-}
-
-/// The schema of [`Amount`].
-pub(crate) fn quantity_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"x-kubernetes-int-or-string": true, "maxLength": 32})
 }
 
 /// Sizes of the engine in each replica.

@@ -16,6 +16,8 @@ pub mod inference_deployment;
 #[cfg(feature = "resource")]
 pub mod pod;
 #[cfg(feature = "resource")]
+pub mod quantity;
+#[cfg(feature = "resource")]
 pub mod scaling_status;
 #[cfg(feature = "resource")]
 pub mod status;

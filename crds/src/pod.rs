@@ -12,7 +12,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::inference_deployment::{Amount, quantity_schema};
+use crate::quantity::{Amount, quantity_schema};
 
 /// Where and as what the pods run.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]

@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod observe;
 pub mod pace;
 pub mod pause;
+pub mod peers;
 pub mod plan;
 pub mod probe;
 pub mod quantity;

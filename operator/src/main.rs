@@ -13,11 +13,11 @@ use kube::{
 use stoker_operator::{
     allow::{AllowList, Allowed},
     controller,
-    desired::Peers,
     fence::Fence,
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
+    peers::Peers,
     scaling::Ledger,
     server,
     telemetry::{self, LogFormat},

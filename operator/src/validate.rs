@@ -15,13 +15,14 @@ use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings},
-    inference_deployment::{Amount, DrainSpec, EngineSpec, ResourcesSpec, RolloutSpec},
+    inference_deployment::{DrainSpec, EngineSpec, ResourcesSpec, RolloutSpec},
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
+    quantity::Amount,
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, desired::Peers, rollout::Replacing};
+use crate::{allow::Allowed, peers::Peers, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";

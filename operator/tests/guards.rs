@@ -10,8 +10,9 @@ use k8s_openapi::api::{networking::v1::NetworkPolicy, policy::v1::PodDisruptionB
 use serde_json::{Value, json};
 use stoker_crds::InferenceDeployment;
 use stoker_operator::{
-    desired::{Desired, Peers, desired},
+    desired::{Desired, desired},
     observe::{Child, Observed},
+    peers::Peers,
     plan::{self, Plan, Upkeep},
     validate::{Defaults, ValidatedDeployment, validate},
 };

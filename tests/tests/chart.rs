@@ -22,7 +22,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
-use stoker_operator::desired::Peers;
+use stoker_operator::peers::Peers;
 use stoker_tests::skip::skip;
 
 const IMAGES: [&str; 2] =

@@ -20,10 +20,7 @@ use k8s_openapi::{
 use kube::Resource;
 use stoker_crds::InferenceDeployment;
 
-pub use self::{
-    network_policy::Peers,
-    pod::{AGENT_CONTAINER, grace_period_seconds},
-};
+pub use self::pod::{AGENT_CONTAINER, grace_period_seconds};
 use crate::{
     revision::revision,
     validate::{Identity, ValidatedDeployment},

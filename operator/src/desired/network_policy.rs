@@ -2,30 +2,16 @@
 //! inference for everybody or for those it names. Pure.
 
 use k8s_openapi::{
-    api::networking::v1::{
-        NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
-    },
+    api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec},
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
     },
 };
-use serde::Deserialize;
 use stoker_crds::contract::{ADMIN_PORT, AGENT_PORT};
 
 use super::{labels, owner};
-use crate::validate::Identity;
-
-/// Who may reach replicas.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Peers {
-    /// The operator's pods: the admin port.
-    pub operator: NetworkPolicyPeer,
-    /// Clients: the inference port. Empty: everybody.
-    #[serde(default)]
-    pub inference: Vec<NetworkPolicyPeer>,
-}
+use crate::{peers::Peers, validate::Identity};
 
 pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolicy {
     let name = &identity.name;
