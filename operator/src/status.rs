@@ -132,7 +132,7 @@ fn scaling_conditions(round: &Round<'_>, status: Option<&ScalingStatus>, dated: 
     let Some((spec, status)) = round.deployment.scaling.as_ref().zip(status) else { return Vec::new() };
     let readings = match round.decision {
         _ if spec.mode == ScalingMode::External => None,
-        Some(latest) => Some(dated.condition(METRICS_HEALTHY, metrics_healthy(&latest.shown))),
+        Some(latest) => Some(dated.condition(METRICS_HEALTHY, metrics_healthy(&latest.coverage))),
         None => dated.previous.iter().find(|condition| condition.type_ == METRICS_HEALTHY).cloned(),
     };
     readings.into_iter().chain([dated.condition(SCALING, scaling_verdict(status, spec.max))]).collect()

@@ -24,12 +24,12 @@ pub struct Latest {
     /// Decisions that changed the number, oldest first.
     pub changes: Vec<DecisionStatus>,
     /// What the status says of readings.
-    pub shown: Shown,
+    pub coverage: CoverageSummary,
 }
 
-/// Coverage as it is shown: coarse in time, so that it can be written.
+/// Coverage as the status has it: coarse in time, so that it can be written.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Shown {
+pub struct CoverageSummary {
     /// Serving replicas.
     pub serving: u32,
     /// Of those, replicas with a fresh reading.
@@ -40,7 +40,7 @@ pub struct Shown {
     pub broken: u32,
 }
 
-impl Shown {
+impl CoverageSummary {
     pub(super) fn of(coverage: &Coverage) -> Self {
         let Coverage { serving, fresh, not_fresh, broken, .. } = coverage;
         Self { serving: *serving, fresh: *fresh, example: not_fresh.first().cloned(), broken: *broken }

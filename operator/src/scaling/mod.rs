@@ -30,7 +30,7 @@ use stoker_replica::Replica;
 use tokio::sync::mpsc;
 
 pub use self::{
-    ledger::{Latest, Ledger, Shown},
+    ledger::{CoverageSummary, Latest, Ledger},
     report::{metrics_healthy, scaling_status, scaling_verdict},
 };
 use self::{

@@ -13,7 +13,7 @@ use stoker_crds::{
 };
 use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState};
 
-use super::ledger::{Latest, Shown};
+use super::ledger::{CoverageSummary, Latest};
 use crate::verdict::{Verdict, whole_seconds};
 
 /// Least time between two writes that do not change the number.
@@ -51,7 +51,7 @@ pub fn scaling_status(
     ScalingStatus {
         mode: spec.mode,
         desired: if spec.mode == ScalingMode::Native { current.to } else { as_i32(replicas) },
-        coverage: format!("{}/{}", latest.shown.fresh, latest.shown.serving),
+        coverage: format!("{}/{}", latest.coverage.fresh, latest.coverage.serving),
         decisions: latest.changes.clone(),
         state: if write { state_text(&latest.record.after) } else { before.state },
         last: if write { Some(current) } else { before.last },
@@ -95,8 +95,8 @@ fn word(value: &impl Serialize) -> String {
 }
 
 /// The condition MetricsHealthy. Who was given up is no lack of readings; it is named so that the count can be understood.
-pub fn metrics_healthy(shown: &Shown) -> Verdict {
-    let Shown { serving, fresh, example, broken } = shown;
+pub fn metrics_healthy(coverage: &CoverageSummary) -> Verdict {
+    let CoverageSummary { serving, fresh, example, broken } = coverage;
     let given_up = if *broken > 0 { format!("; {broken} crashed and given up") } else { String::new() };
     match example {
         _ if *serving == 0 => {

@@ -13,7 +13,7 @@ use stoker_scaling::{Coverage, DecisionRecord, LoadWindow, ScaleState, ServiceLa
 
 use super::{
     fleet::Fleet,
-    ledger::{Latest, Shown},
+    ledger::{CoverageSummary, Latest},
     report::in_short,
 };
 use crate::readings::millis;
@@ -53,7 +53,7 @@ pub(super) struct Scaler {
     mode: ScalingMode,
     revision: String,
     changes: VecDeque<DecisionStatus>,
-    shown: Shown,
+    coverage: CoverageSummary,
     /// When some reading was last not fresh.
     shaken_ms: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl Scaler {
             mode: scene.spec.mode,
             revision: scene.revision().to_owned(),
             changes: before.map(|before| before.decisions.clone().into()).unwrap_or_default(),
-            shown: Shown::default(),
+            coverage: CoverageSummary::default(),
             shaken_ms: None,
         }
     }
@@ -91,7 +91,7 @@ impl Scaler {
         self.state = record.after.clone();
         self.remember(&record, scene.now);
         self.show(&record.signals.coverage, now_ms);
-        Latest { changes: self.changes.iter().cloned().collect(), shown: self.shown.clone(), record }
+        Latest { changes: self.changes.iter().cloned().collect(), coverage: self.coverage.clone(), record }
     }
 
     /// A new mode begins with the replicas that there are. A new revision is another model or another engine: what was
@@ -137,14 +137,14 @@ impl Scaler {
 
     /// Lost sight shows at once and gets only worse until all readings were fresh for a while.
     fn show(&mut self, coverage: &Coverage, now_ms: u64) {
-        let current = Shown::of(coverage);
+        let current = CoverageSummary::of(coverage);
         if !current.is_complete() {
             self.shaken_ms = Some(now_ms);
         }
         let healed = self.shaken_ms.is_none_or(|shaken_ms| now_ms >= shaken_ms + HEALTHY_AFTER_MS);
-        let worse = current.serving != self.shown.serving || current.fresh < self.shown.fresh;
+        let worse = current.serving != self.coverage.serving || current.fresh < self.coverage.fresh;
         if healed || (worse && !current.is_complete()) {
-            self.shown = current;
+            self.coverage = current;
         }
     }
 }
@@ -297,14 +297,14 @@ mod tests {
         world.ticks(&mut scaler, 3, 700);
         world.silent = 1;
         world.ticks(&mut scaler, 3, 0);
-        assert_eq!((scaler.shown.fresh, scaler.shown.serving), (2, 3));
+        assert_eq!((scaler.coverage.fresh, scaler.coverage.serving), (2, 3));
         world.ticks(&mut scaler, 100, 0);
         assert_eq!(world.desired(), 3);
         world.silent = 0;
         let ticks = (0..100)
             .take_while(|_| !{
                 world.tick(&mut scaler, 0);
-                scaler.shown.is_complete()
+                scaler.coverage.is_complete()
             })
             .count();
         assert!((14..=16).contains(&ticks), "healthy again after {ticks} ticks");
@@ -317,7 +317,7 @@ mod tests {
         world.ticks(&mut scaler, 3, 700);
         world.start_id = "b";
         world.tick(&mut scaler, 0);
-        assert_eq!((scaler.shown.fresh, scaler.shown.serving), (0, 2));
+        assert_eq!((scaler.coverage.fresh, scaler.coverage.serving), (0, 2));
         assert_eq!(world.desired(), 2);
     }
 
