@@ -4,11 +4,15 @@
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
 use anyhow::{Context, Result};
-use kube::ResourceExt;
+use k8s_openapi::{api::rbac::v1::ClusterRoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, PostParams},
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{Rig, is_ready};
+use stoker_tests::operator::{Rig, is_ready, serves};
 
 const KILLS: usize = 54;
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
@@ -17,6 +21,8 @@ const REPEAT_WITHIN: Duration = Duration::from_secs(60);
 /// So many that pauses that double would be longer than [`ACTS_WITHIN`].
 const OUTAGES: usize = 8;
 const BETWEEN_OUTAGES: Duration = Duration::from_secs(1);
+/// Long enough for several rounds that fail.
+const WITHOUT_RIGHTS: Duration = Duration::from_secs(5);
 /// Two of the longest pauses of a watch, and time for a round on a busy machine.
 const ACTS_WITHIN: Duration = Duration::from_secs(15);
 
@@ -67,6 +73,27 @@ fn after_many_outages_in_a_row_the_operator_acts_within_seconds() {
     }
     rig.wait("the spec is accepted", REPEAT_WITHIN, |rig| Ok(rig.scale("amber", 1).is_ok())).unwrap();
     rig.wait("a pod is made", ACTS_WITHIN, |rig| Ok(rig.pods("amber")?.len() == 1)).unwrap();
+}
+
+/// Somebody takes the operator's rights away: replicas go on, and when it has them again what was asked for meanwhile is done.
+#[test]
+fn rights_that_were_taken_away_and_given_back_cost_no_replica_and_no_change() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    let spec = |replicas: u32| json!({"model": {"source": "builtin://ember"}, "replicas": replicas, "drain": {}, "engine": {}});
+    rig.apply("amber", spec(1)).unwrap();
+    rig.ends_as_asked("amber", &spec(1), SETTLED_WITHIN).unwrap();
+    let before = rig.pods("amber").unwrap()[0].uid();
+    let roles = Api::<ClusterRoleBinding>::all(rig.client());
+    let binding = rig.block_on(roles.get("stoker-operator")).unwrap();
+    rig.block_on(roles.delete("stoker-operator", &DeleteParams::default())).unwrap();
+    rig.apply("amber", spec(2)).unwrap();
+    sleep(WITHOUT_RIGHTS);
+    let pods = rig.pods("amber").unwrap();
+    assert!(pods.len() == 1 && serves(&pods[0]), "{pods:?}");
+    let metadata = ObjectMeta { name: binding.metadata.name.clone(), ..ObjectMeta::default() };
+    rig.block_on(roles.create(&PostParams::default(), &ClusterRoleBinding { metadata, ..binding })).unwrap();
+    rig.ends_as_asked("amber", &spec(2), SETTLED_WITHIN).unwrap();
+    assert!(rig.pods("amber").unwrap().iter().any(|pod| pod.uid() == before), "the first replica was replaced");
 }
 
 /// Asks for something else and repeats it until the API server accepts it.
