@@ -13,7 +13,6 @@ use std::{
 
 use crate::{
     config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes},
-    constraint::Matchers,
     engine_loop::EngineLoop,
     exec::{
         CpuExecutor, Decoder, Executor,
@@ -25,6 +24,7 @@ use crate::{
     info::{Loaded, ModelInfo},
     kv::KvDtype,
     ledger::Ledger,
+    matchers::Matchers,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
     model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},

@@ -14,21 +14,24 @@ use std::{
         Arc,
         mpsc::{Receiver, SyncSender, TrySendError},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
-    constraint::{Awaited, Matchers, Violation},
     exec::{ExecError, Executor},
     handle::Admission,
+    matchers::{Awaited, Matchers, Violation},
     metrics::{Meters, StepReading, StepTimes},
     output::OutputMessage,
     request::{FinishReason, Request, RequestId},
     sched::{
         Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
-        resolve, schedule, scores_wanted,
+        put_off, resolve, schedule, scores_wanted,
     },
 };
+
+/// How long a step that is computed waits for masks: what a slow one costs its neighbours at most.
+const MASK_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
 /// `Submit` and at most two `End`.
@@ -146,7 +149,11 @@ impl EngineLoop {
 
     /// Launches one step more if there is something to compute, and takes the oldest in when the executor takes no more.
     fn step(&mut self) -> Result<(), ExecError> {
+        self.note_masks();
         let has_launched = !self.state.is_idle() && self.launch()?;
+        if !has_launched {
+            self.wait_for_masks();
+        }
         self.constrain_oldest()?;
         if has_launched && self.in_flight.len() < self.executor.max_steps_in_flight() {
             return Ok(());
@@ -156,12 +163,36 @@ impl EngineLoop {
         self.constrain_oldest()
     }
 
-    /// Gives the oldest step in flight the masks that it waits for: all tokens before its own are known now.
+    /// Draws that were put off and whose masks have come since are planned again.
+    fn note_masks(&mut self) {
+        if self.state.awaits_masks() {
+            self.matchers.take_returns();
+            let Self { state, matchers, .. } = self;
+            state.note_masks(|id| !matchers.is_away(id));
+        }
+    }
+
+    /// When nothing can be computed before a mask comes.
+    fn wait_for_masks(&mut self) {
+        let computes = |step: &StepInFlight| !step.plan.chunks.is_empty();
+        if !self.in_flight.iter().any(computes) && self.state.awaits_masks() {
+            self.matchers.wait(MASK_PATIENCE);
+        }
+    }
+
+    /// Gives the oldest step in flight the masks that it waits for: all tokens before its own are known now. Draws whose
+    /// masks are late are put off.
     fn constrain_oldest(&mut self) -> Result<(), ExecError> {
         let Some(oldest) = self.in_flight.front_mut().filter(|oldest| !oldest.awaited.is_empty()) else {
             return Ok(());
         };
-        let (masks, violations) = self.matchers.masks(&std::mem::take(&mut oldest.awaited), &self.limits);
+        let awaited = std::mem::take(&mut oldest.awaited);
+        for late in self.matchers.late(&awaited, Instant::now() + MASK_PATIENCE) {
+            if !put_off(&mut self.state, &mut oldest.plan, late) {
+                self.matchers.wait_for(late);
+            }
+        }
+        let (masks, violations) = self.matchers.masks(&awaited, &self.limits);
         self.executor.constrain(masks)?;
         self.end_violators(violations);
         Ok(())
@@ -232,8 +263,7 @@ impl EngineLoop {
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
         reading.times.resolve_seconds = now.elapsed().as_secs_f64();
         effects.ended.iter().for_each(|ended| self.matchers.close(ended.id));
-        let violations = self.matchers.accept(&effects.tokens);
-        self.end_violators(violations);
+        self.matchers.accept(&effects.tokens);
         self.publish(effects, reading, now)
     }
 

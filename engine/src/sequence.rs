@@ -48,6 +48,8 @@ pub struct Sequence {
     pub slot: Option<usize>,
     /// A token was sampled for it, or is being sampled, since it has its slot.
     pub has_sampled_in_slot: bool,
+    /// Its draw was put off until its mask is there.
+    pub awaits_mask: bool,
     /// Set when the sequence must leave, and why.
     pub leaving: Option<FinishReason>,
     /// It has been in the running queue at least once.
@@ -71,6 +73,7 @@ impl Sequence {
             n_named: 0,
             slot: None,
             has_sampled_in_slot: false,
+            awaits_mask: false,
             leaving: None,
             started: false,
             request,

@@ -52,6 +52,8 @@ pub struct Chunk {
     pub enters_slot: bool,
     /// Part of a prompt (or of a recomputation) rather than a decode.
     pub is_prefill: bool,
+    /// What it samples goes nowhere, see [`put_off`](super::put_off()).
+    pub is_put_off: bool,
 }
 
 impl StepPlan {
@@ -120,9 +122,10 @@ enum Room {
     Gone,
 }
 
-/// Whether a sequence may be planned: it is not on its way out, and it does not surely end with a token in flight.
+/// Whether a sequence may be planned: it is not on its way out, it does not surely end with a token in flight, and its mask is not
+/// late.
 fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
-    sequence.leaving.is_none() && !sequence.is_full(limits.max_model_len)
+    sequence.leaving.is_none() && !sequence.awaits_mask && !sequence.is_full(limits.max_model_len)
 }
 
 /// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
@@ -149,6 +152,7 @@ fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
     victim.table.release(&mut state.pool);
     victim.leave_slot(&mut state.slots);
     (victim.computed, victim.n_named, victim.n_found) = (0, 0, 0);
+    victim.awaits_mask = false;
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
     if victim.leaving.is_none() && !victim.is_full(draft.limits.max_model_len) {
         draft.plan.preempted.push(victim.id);
@@ -280,7 +284,8 @@ impl Draft<'_> {
         };
         let fed_entry = (start >= sequence.tokens.len()).then_some(sequence.sampled_entry);
         let (id, enters_slot) = (sequence.id, samples && !sequence.has_sampled_in_slot);
-        let chunk = Chunk { id, running_idx, start, n_tokens, fed_entry, samples, enters_slot, is_prefill };
+        let chunk =
+            Chunk { id, running_idx, start, n_tokens, fed_entry, samples, enters_slot, is_prefill, is_put_off: false };
         self.plan.chunks.push(chunk);
         self.budget -= n_tokens;
         sequence.computed += n_tokens;

@@ -103,7 +103,9 @@ pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limit
     let mut finder = Finder::default();
     for chunk in chunks.iter().filter(|chunk| chunk.samples) {
         let sampled = sampled.next().expect("one entry for each chunk that samples");
-        if let Some((sequence, pool)) = finder.find(state, chunk.id) {
+        if !chunk.is_put_off
+            && let Some((sequence, pool)) = finder.find(state, chunk.id)
+        {
             effects.tokens.extend(take_in(sequence, sampled, pool, limits));
         }
     }

@@ -1,7 +1,11 @@
 //! Grammars: the tokens that come are those that the masks allow, with one step in flight and with two, beside requests
 //! that nothing constrains; a grammar that cannot go on ends its own request and no other.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use stoker_engine::{
     EngineHandle, EngineLimits, FinishReason, Request, RequestEvent, RequestStream, SamplingParams, StopParams,
@@ -140,4 +144,127 @@ fn a_grammar_that_cannot_go_on_ends_its_own_request_with_the_reason() {
         assert_eq!((early.0.len(), early.1), (4, error(too_short)));
         assert_eq!((free.0.len(), free.1), (31, FinishReason::Stop));
     }
+}
+
+/// Another grammar, each of whose masks takes its time: now and then much more than a step.
+#[derive(Debug)]
+struct Slow<G>(G, fn(usize) -> Duration);
+
+#[derive(Debug)]
+struct SlowMatcher {
+    inner: Box<dyn Matcher>,
+    takes: fn(usize) -> Duration,
+    n_masks: usize,
+}
+
+impl<G: Grammar> Grammar for Slow<G> {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(SlowMatcher { inner: self.0.matcher(), takes: self.1, n_masks: 0 })
+    }
+}
+
+impl Matcher for SlowMatcher {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        thread::sleep((self.takes)(self.n_masks));
+        self.n_masks += 1;
+        self.inner.allow(mask)
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), String> {
+        self.inner.accept(token)
+    }
+}
+
+fn slowed(request: Request, takes: fn(usize) -> Duration) -> Request {
+    let Some(Constraint(grammar)) = &request.sampling.constraint else { return request };
+    let constraint = Some(Constraint(Arc::new(Slow(Shared(Arc::clone(grammar)), takes))));
+    Request { sampling: SamplingParams { constraint, ..request.sampling }, ..request }
+}
+
+#[derive(Debug)]
+struct Shared(Arc<dyn Grammar>);
+
+impl Grammar for Shared {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        self.0.matcher()
+    }
+}
+
+#[test]
+fn late_masks_change_no_token() {
+    let model = common::checkpoint("gqa-f32");
+    let tight = EngineLimits {
+        kv_cache_tokens: Some(512),
+        expected_completion: None,
+        max_model_len: Some(256),
+        ..EngineLimits::default()
+    };
+    let (one, two) = (common::start(&model, tight.clone()), start_with_two(&model, tight));
+    let end = one.model().eos[0];
+    let all = || {
+        let cycle = |n: u32| (n % 3 != 2).then_some(Cycle { n_tokens: 20 + n as usize, end: End::Token(end) });
+        // Penalties read every token that was drawn before; log-probabilities come from what was computed again.
+        let with = |n: u32, request: Request| Request {
+            sampling: SamplingParams { frequency_penalty: (n % 2) as f32, ..request.sampling },
+            logprobs: Some(2),
+            ..request
+        };
+        (0..12).map(move |n| with(n, asked(n, cycle(n))))
+    };
+    let expected = run(&one, all().collect());
+    let takes = |n: usize| Duration::from_millis(if n % 5 == 3 { 4 } else { 0 });
+    for engine in [one, two] {
+        let late = all().map(|request| slowed(request, takes)).collect();
+        assert_eq!(run(&engine, late), expected);
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_mask_of_another() {
+    static GATE: Mutex<()> = Mutex::new(());
+    /// Opens when the test says so.
+    fn shut(n_masks: usize) -> Duration {
+        if n_masks == 2 {
+            drop(GATE.lock());
+        }
+        Duration::ZERO
+    }
+    for max_steps_in_flight in [1, 2] {
+        let script = SimScript { max_steps_in_flight, completion: "x".repeat(30), ..SimScript::default() };
+        let engine = SimExecutor::start(script, EngineLimits::default()).unwrap();
+        let gate = GATE.lock().unwrap();
+        let stuck = slowed(asked(0, Some(Cycle { n_tokens: 4, end: End::Token(256) })), shut);
+        let stuck = engine.submit(stuck).unwrap();
+        for n in 1..4 {
+            let [(tokens, reason)] = run(&engine, vec![asked(n, None)]).try_into().unwrap();
+            assert_eq!((tokens.len(), reason), (31, FinishReason::Stop), "the third mask of another is not there");
+        }
+        assert_eq!(engine.load().finished.stop, 3, "the other one still waits");
+        drop(gate);
+        let (tokens, reason) = read_all(stuck);
+        assert_eq!((tokens.len(), reason), (5, FinishReason::Stop));
+    }
+}
+
+/// A grammar whose matcher is broken.
+#[derive(Debug)]
+struct Broken;
+
+impl Grammar for Broken {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        panic!("a fault of ours");
+    }
+}
+
+#[test]
+fn a_matcher_that_panics_ends_its_own_request() {
+    let engine = SimExecutor::start(SimScript::default(), EngineLimits::default()).unwrap();
+    let constraint = Some(Constraint(Arc::new(Broken)));
+    let broken = asked(0, None);
+    let broken = Request { sampling: SamplingParams { constraint, ..broken.sampling }, ..broken };
+    let many = (0..8).map(|_| broken.clone()).chain([asked(1, None)]).collect();
+    let mut ended = run(&engine, many);
+    assert_eq!(ended.pop().expect("nine were asked").1, FinishReason::Stop, "a free request goes on beside them");
+    let error = FinishReason::Error("the grammar failed: its matcher panicked".into());
+    assert!(ended.into_iter().all(|(tokens, reason)| tokens.is_empty() && reason == error));
 }

@@ -97,12 +97,16 @@ pub(super) struct Machine {
     device: FakeDevice,
     max_steps_in_flight: usize,
     in_flight: VecDeque<StepPlan>,
+    /// One draw of so many is put off, and its mask comes one or some steps later; 0: none is.
+    pub(super) late_one_in: u64,
+    n_asked: u64,
 }
 
 impl Machine {
     pub(super) fn new(n_blocks: usize, limits: SchedLimits, max_steps_in_flight: usize) -> Self {
         let state = SchedState::new(n_blocks);
-        Self { state, limits, device: FakeDevice::default(), max_steps_in_flight, in_flight: VecDeque::new() }
+        let (device, in_flight) = (FakeDevice::default(), VecDeque::new());
+        Self { state, limits, device, max_steps_in_flight, in_flight, late_one_in: 0, n_asked: 0 }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -131,10 +135,39 @@ impl Machine {
 
     /// One round of the engine loop.
     pub(super) fn step(&mut self) -> (StepPlan, StepEffects) {
+        let came = self.chance(2);
+        self.state.note_masks(|id| (id.0 % 2 == 0) == came);
         let plan = if self.state.is_idle() { StepPlan::default() } else { self.launch() };
+        if self.in_flight.len() == 1 {
+            self.put_off_the_late();
+        }
         let may_launch_more = !plan.chunks.is_empty() && self.in_flight.len() < self.max_steps_in_flight;
-        let effects = if may_launch_more { StepEffects::default() } else { self.take_in() };
+        if may_launch_more {
+            return (plan, StepEffects::default());
+        }
+        let effects = self.take_in();
+        self.put_off_the_late();
         (plan, effects)
+    }
+
+    /// Of the only step in flight, as when its masks are collected.
+    fn put_off_the_late(&mut self) {
+        let Some(mut plan) = self.in_flight.pop_front() else { return };
+        let drawn: Vec<RequestId> = plan.chunks.iter().filter(|chunk| chunk.samples).map(|chunk| chunk.id).collect();
+        for id in drawn {
+            if self.late_one_in > 0 && self.chance(self.late_one_in) {
+                // One that cannot be put off is waited for.
+                let _ = put_off(&mut self.state, &mut plan, id);
+                self.state.check(&self.limits);
+            }
+        }
+        self.in_flight.push_front(plan);
+    }
+
+    /// Once in so many calls, without a pattern.
+    fn chance(&mut self, one_in: u64) -> bool {
+        self.n_asked += 1;
+        (self.n_asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33).is_multiple_of(one_in)
     }
 
     /// The known tokens of a sequence that has not ended.

@@ -105,12 +105,15 @@ proptest! {
         replays_decodes in any::<bool>(),
         prefill_share in 1usize..40,
         expected_completion in prop::option::of(0usize..40),
+        late_one_in in prop_oneof![Just(0), 2u64..6],
     ) {
         let of_step = SchedLimits { max_batched_tokens, prefill_share, ..limits() };
         let limits = SchedLimits { prefix_caching, replays_decodes, expected_completion, ..of_step };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(&**request) } else { None }).collect();
-        let outcome = play(Machine::new(n_blocks, limits.clone(), max_steps_in_flight), &events);
+        let mut machine = Machine::new(n_blocks, limits.clone(), max_steps_in_flight);
+        machine.late_one_in = late_one_in;
+        let outcome = play(machine, &events);
         prop_assert_eq!(outcome.ended.len(), requests.len());
         check(&outcome, &requests, &limits);
     }

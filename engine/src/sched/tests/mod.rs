@@ -62,6 +62,40 @@ fn a_long_prompt_is_computed_in_chunks_and_sampled_once() {
 }
 
 #[test]
+fn a_draw_that_is_put_off_is_made_later_and_its_neighbours_go_on() {
+    let mut machine = machine(8);
+    machine.state.submit(RequestId(1), request(15, 4));
+    machine.state.submit(RequestId(2), request(5, 4));
+    machine.step();
+    let mut plan = machine.launch();
+    assert_eq!(shape(&plan), [(1, 15, 1), (2, 5, 1)]);
+    assert!(put_off(&mut machine.state, &mut plan, RequestId(1)));
+    assert!(!put_off(&mut machine.state, &mut plan, RequestId(9)), "nobody's draw cannot be put off");
+    let output = StepOutput { sampled: [7, 8].map(|token| Sampled::Token { token, logprobs: None }).to_vec() };
+    let effects = resolve(&mut machine.state, plan, output, &machine.limits);
+    assert_eq!(effects.tokens.iter().map(|token| (token.id.0, token.token)).collect::<Vec<_>>(), [(2, 8)]);
+    assert!(machine.state.awaits_masks());
+    assert_eq!(shape(&schedule(&mut machine.state, &machine.limits)), [(2, 6, 1)]);
+    machine.state.note_masks(|id| id == RequestId(1));
+    let again = schedule(&mut machine.state, &machine.limits);
+    assert_eq!(shape(&again)[0], (1, 15, 1), "its newest token is computed again");
+    assert!(again.chunks[0].enters_slot, "and the executor counts its tokens anew");
+}
+
+#[test]
+fn a_draw_whose_block_another_one_holds_cannot_be_put_off() {
+    let limits = SchedLimits { prefix_caching: true, ..limits() };
+    let mut machine = Machine::new(8, limits, 1);
+    machine.state.submit(RequestId(1), request(16, 4));
+    machine.state.submit(RequestId(2), request(17, 4));
+    let mut plan = machine.launch();
+    assert_eq!(shape(&plan), [(1, 0, 16), (2, 16, 1)], "the second one found the first one's block");
+    assert!(!put_off(&mut machine.state, &mut plan, RequestId(1)));
+    assert!(put_off(&mut machine.state, &mut plan, RequestId(2)));
+    machine.state.check(&machine.limits);
+}
+
+#[test]
 fn decodes_come_first_and_a_prompt_takes_what_is_left_of_the_step() {
     let mut machine = machine(16);
     machine.state.submit(RequestId(1), request(4, 9));
