@@ -69,6 +69,23 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Take in what a peer measured in a run of ours: lines `SAMPLES {"case", "metric", "samples", "version"}` of its log.
     Peer(PeerArgs),
+    /// Time masks of grammars over a large vocabulary, and steps beside constrained requests.
+    Masks {
+        /// A `tokenizer.json`; tools/bench/tekken.py makes one of 131,072 tokens.
+        tokenizer: PathBuf,
+        /// Times that every text is walked.
+        #[arg(long, default_value_t = 20)]
+        rounds: usize,
+        /// What a step takes by itself.
+        #[arg(long, default_value_t = 10)]
+        step_ms: u64,
+        /// Constrained requests beside a free one.
+        #[arg(long, default_value_t = 16)]
+        beside: usize,
+        /// Steps that are timed.
+        #[arg(long, default_value_t = 500)]
+        steps: u32,
+    },
     /// Join the files of one run: every figure, then ratio_to_PEER for each case that both measured.
     Join {
         /// Figures of one run, ours before and after the peer's.

@@ -7,6 +7,7 @@ pub mod case;
 pub mod checkpoint;
 pub mod gguf;
 pub mod in_process;
+pub mod masks;
 pub mod model;
 pub mod peer_log;
 pub mod peers;

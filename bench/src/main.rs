@@ -6,6 +6,7 @@ use std::{
     fs,
     io::IsTerminal,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +16,7 @@ use stoker_bench::{
     case::Case,
     checkpoint::{self, Dtype},
     in_process::{Setup, Weights, limits_for},
+    masks,
     model::Model,
     peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
@@ -49,6 +51,17 @@ fn main() -> Result<()> {
                 Some(chip) => program::list(&directory, &chip, &rows),
                 None => program::measure(&directory, &rows, context),
             }
+        }
+        Command::Masks { tokenizer, rounds, step_ms, beside, steps } => {
+            let bench = masks::Bench::open(&tokenizer)?;
+            println!("{:34} {:>7} {:>9} {:>9} {:>9}", "us", "n", "p50", "p99", "most");
+            bench.masks(rounds)?.iter().for_each(|spread| println!("{spread}"));
+            for (steps_in_flight, n_constrained) in [(1, 0), (1, beside), (2, 0), (2, beside)] {
+                let step = Duration::from_millis(step_ms);
+                let load = masks::Load { n_constrained, step, n_tokens: steps, steps_in_flight };
+                println!("{}", bench.steps(load)?);
+            }
+            Ok(())
         }
         Command::Checkpoint { model, dtype, without_weights, cache } => {
             let make = if without_weights { checkpoint::without_weights } else { checkpoint::ensure };

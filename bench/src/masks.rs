@@ -1,0 +1,351 @@
+//! What grammars cost: the masks of a large vocabulary by themselves, and what a step with constrained requests takes longer than
+//! one without. The model is a clock: a step takes a fixed time, and what constrained requests "draw" is a text that their schema
+//! allows, token by token.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Value, json};
+use stoker_engine::{
+    Engine, EngineHandle, EngineLimits, EngineParts, FinishReason, GenerationDefaults, MemoryBudget, MemoryNeeds,
+    MemoryPlan, ModelInfo, Request, RequestEvent, SamplingParams, StepSizes, StopParams, TokenId, Tokenizer,
+    constraint::{Constraint, Masks, allows, mask_words},
+    exec::{ExecError, Executor},
+    grammar::{GrammarCompiler, GrammarSpec},
+    sched::{SampleSpec, Sampled, Step, StepOutput},
+};
+
+/// A token of the clock's own.
+const FREE: TokenId = 2000;
+const CONTEXT: u32 = 4096;
+/// What free requests have for a seed, and constrained ones have not.
+const FREE_SEED: u64 = u64::MAX;
+
+/// How a bench is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Constrained requests beside the free one.
+    pub n_constrained: usize,
+    /// What a step takes by itself.
+    pub step: Duration,
+    /// Tokens that the free request gets.
+    pub n_tokens: u32,
+    /// Steps that the clock takes at once: 1 as on a CPU, 2 as on a GPU.
+    pub steps_in_flight: usize,
+}
+
+/// A language with a text of it, in tokens.
+struct Sample {
+    name: &'static str,
+    grammar: Constraint,
+    tokens: Vec<TokenId>,
+}
+
+/// Times in microseconds.
+#[derive(Debug)]
+pub struct Spread {
+    /// Of what.
+    pub name: String,
+    /// Sorted.
+    us: Vec<f64>,
+}
+
+impl Spread {
+    fn new(name: impl Into<String>, times: impl IntoIterator<Item = Duration>) -> Self {
+        let mut us: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect();
+        us.sort_by(f64::total_cmp);
+        Self { name: name.into(), us }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = |share: f64| self.us[((self.us.len() - 1) as f64 * share) as usize];
+        let [p50, p99, most] = [0.5, 0.99, 1.0].map(at);
+        write!(out, "{:34} {:7} {p50:9.1} {p99:9.1} {most:9.1}", self.name, self.us.len())
+    }
+}
+
+/// A vocabulary, and what is written in it.
+pub struct Bench {
+    tokenizer: Vec<u8>,
+    end: TokenId,
+    vocab_size: usize,
+    samples: Vec<Sample>,
+}
+
+impl Bench {
+    /// Reads a `tokenizer.json` whose end token is `</s>`, and compiles every grammar over it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let json = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let tokenizer = Tokenizer::from_json(&json)?;
+        let end = tokenizer.token_id("</s>").context("the vocabulary has no </s>")?;
+        let compiler = GrammarCompiler::new(&tokenizer, &[end])?;
+        let words = Words::of(&tokenizer);
+        let sample = |(name, spec, text): (_, GrammarSpec, String)| -> Result<Sample> {
+            let (grammar, _) = compiler.compile(&spec).with_context(|| format!("compile {name}"))?;
+            Ok(Sample { name, grammar, tokens: words.encode(&text)? })
+        };
+        let samples = languages().into_iter().map(sample).collect::<Result<_>>()?;
+        Ok(Self { vocab_size: tokenizer.n_ids(), tokenizer: json, end, samples })
+    }
+
+    /// Time of each mask on the way through a language's text, and of taking each token in.
+    pub fn masks(&self, rounds: usize) -> Result<Vec<Spread>> {
+        let (mut spreads, mut all) = (Vec::new(), Vec::new());
+        for sample in &self.samples {
+            let mut times = Vec::new();
+            for _ in 0..rounds {
+                times.extend(self.walk(sample)?);
+            }
+            all.extend(&times);
+            spreads.push(Spread::new(sample.name, times));
+        }
+        spreads.push(Spread::new("all masks", all));
+        Ok(spreads)
+    }
+
+    fn walk(&self, sample: &Sample) -> Result<Vec<Duration>> {
+        let mut matcher = sample.grammar.0.matcher();
+        let mut mask = vec![0; mask_words(self.vocab_size)];
+        let mut times = Vec::with_capacity(sample.tokens.len());
+        for token in sample.tokens.iter().chain([&self.end]) {
+            let began = Instant::now();
+            mask.fill(0);
+            matcher.allow(&mut mask).map_err(|reason| anyhow!("{}: {reason}", sample.name))?;
+            times.push(began.elapsed());
+            ensure!(allows(&mask, *token), "{}: its text is of the language", sample.name);
+            if *token != self.end {
+                matcher.accept(*token).map_err(|reason| anyhow!("{}: {reason}", sample.name))?;
+            }
+        }
+        Ok(times)
+    }
+
+    /// By how much each step of the free request was longer than a step takes.
+    pub fn steps(&self, load: Load) -> Result<Spread> {
+        let over = Arc::new(Mutex::new(Vec::new()));
+        let engine = self.start(load, Arc::clone(&over))?;
+        let free = engine.submit(self.request(FREE_SEED, load.n_tokens, None))?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let readers: Vec<_> = (0..load.n_constrained).map(|n| self.keep_asking(&engine, n, &is_over)).collect();
+        let reason = finish(free)?;
+        ensure!(reason == FinishReason::Length, "the free request ended with {reason:?}");
+        is_over.store(true, Ordering::Relaxed);
+        engine.abort_all("the bench is over");
+        for reader in readers {
+            reader.join().map_err(|_| anyhow!("a reader panicked"))??;
+        }
+        let over = over.lock().map_err(|_| anyhow!("the clock panicked"))?;
+        let longer = over.windows(2).map(|two| (two[1] - two[0]).saturating_sub(load.step));
+        let Load { n_constrained, steps_in_flight, .. } = load;
+        Ok(Spread::new(format!("step beside {n_constrained}, {steps_in_flight} in flight"), longer))
+    }
+
+    /// One constrained request behind the other until the bench is over.
+    fn keep_asking(
+        &self,
+        engine: &EngineHandle,
+        n: usize,
+        is_over: &Arc<AtomicBool>,
+    ) -> thread::JoinHandle<Result<()>> {
+        let idx = n % self.samples.len();
+        let request = self.request(idx as u64, CONTEXT / 2, Some(self.samples[idx].grammar.clone()));
+        let (engine, is_over) = (engine.clone(), Arc::clone(is_over));
+        thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                match finish(engine.submit(request.clone())?)? {
+                    FinishReason::Error(reason) if !is_over.load(Ordering::Relaxed) => bail!("{reason}"),
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn request(&self, seed: u64, max_tokens: u32, constraint: Option<Constraint>) -> Request {
+        let sampling = SamplingParams { seed, constraint, ..SamplingParams::default() };
+        let stop = StopParams { max_tokens, ..StopParams::default() };
+        Request { prompt: vec![FREE; 8], sampling, stop, ..Request::default() }
+    }
+
+    fn start(&self, load: Load, over: Arc<Mutex<Vec<Instant>>>) -> Result<EngineHandle> {
+        let limits = EngineLimits { kv_cache_tokens: Some(64 * CONTEXT), ..EngineLimits::default() };
+        let sched = limits.validate(CONTEXT, &[self.end], StepSizes::CPU)?;
+        let needs = MemoryNeeds { weights_bytes: 0, workspace_bytes: 0, kv_bytes_per_token: 1 };
+        let model = ModelInfo {
+            architecture: "Clock".into(),
+            n_params: 0,
+            dtype: "none".into(),
+            max_model_len: CONTEXT,
+            max_num_seqs: sched.max_num_seqs as u32,
+            vocab_size: self.vocab_size as u32,
+            eos: vec![self.end],
+            memory: MemoryPlan::new(needs, &limits, &sched, MemoryBudget::host(u32::MAX.into()))?,
+            defaults: GenerationDefaults::default(),
+            chat_template: None,
+            bos_token: None,
+            eos_token: None,
+            device: "clock".into(),
+        };
+        let texts = self.samples.iter().map(|sample| [&sample.tokens[..], &[self.end]].concat()).collect();
+        let clock = Clock { load, texts, in_flight: VecDeque::new(), over };
+        let tokenizer = Tokenizer::from_json(&self.tokenizer)?;
+        Ok(Engine::start_with(Box::new(clock), EngineParts { model, tokenizer, sched, max_waiting: 64 }))
+    }
+}
+
+fn finish(mut stream: stoker_engine::RequestStream) -> Result<FinishReason> {
+    loop {
+        if let RequestEvent::Finished { reason, .. } = stream.blocking_next().context("a terminal comes")? {
+            return Ok(reason);
+        }
+    }
+}
+
+/// The longest token that a text begins with.
+struct Words {
+    ids: HashMap<Vec<u8>, TokenId>,
+    longest: usize,
+}
+
+impl Words {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        let plain = (0..tokenizer.n_ids() as TokenId).filter(|id| !tokenizer.is_special(*id));
+        let ids: HashMap<_, _> = plain.map(|id| (tokenizer.token_bytes(id), id)).collect();
+        let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
+        Self { ids, longest }
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
+        let (mut rest, mut tokens) = (text.as_bytes(), Vec::new());
+        while !rest.is_empty() {
+            let longest = self.longest.min(rest.len());
+            let found = (1..=longest).rev().find_map(|n| Some((n, *self.ids.get(&rest[..n])?)));
+            let (n, token) = found.with_context(|| format!("no token begins {text:?}"))?;
+            tokens.push(token);
+            rest = &rest[n..];
+        }
+        Ok(tokens)
+    }
+}
+
+/// Computes nothing, in a given time; draws the next token of a text.
+struct Clock {
+    load: Load,
+    texts: Vec<Vec<TokenId>>,
+    in_flight: VecDeque<Ticking>,
+    /// When steps were over in which the free request had a token.
+    over: Arc<Mutex<Vec<Instant>>>,
+}
+
+struct Ticking {
+    drawn: Vec<TokenId>,
+    constrained: Vec<usize>,
+    over_at: Instant,
+    has_free: bool,
+}
+
+impl Clock {
+    fn draw(&self, spec: &SampleSpec<'_>) -> TokenId {
+        let text = self.texts.get(spec.request.sampling.seed as usize);
+        let n_drawn = spec.position - spec.request.prompt.len();
+        text.map_or(FREE, |text| *text.get(n_drawn).unwrap_or_else(|| &text[text.len() - 1]))
+    }
+}
+
+impl Executor for Clock {
+    fn max_steps_in_flight(&self) -> usize {
+        self.load.steps_in_flight
+    }
+
+    /// As on a CPU, where a step is over when it is launched, or as on a device that works on its own.
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+        let now = Instant::now();
+        let begins_at = self.in_flight.back().map_or(now, |last| last.over_at.max(now));
+        let over_at = begins_at + self.load.step;
+        let specs: Vec<SampleSpec<'_>> = step.chunks.iter().filter_map(|chunk| chunk.sample).collect();
+        let drawn = specs.iter().map(|spec| self.draw(spec)).collect();
+        let constrained = (0..specs.len()).filter(|idx| specs[*idx].is_constrained()).collect();
+        let has_free = specs.iter().any(|spec| spec.request.sampling.seed == FREE_SEED);
+        self.in_flight.push_back(Ticking { drawn, constrained, over_at, has_free });
+        if self.load.steps_in_flight == 1 {
+            thread::sleep(over_at.saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// What is drawn is in the language: so is what was drawn before it, or a mask went astray.
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        let newest = self.in_flight.back().expect("a step was launched");
+        for (entry, mask) in newest.constrained.iter().zip(masks.iter()) {
+            if !allows(mask, newest.drawn[*entry]) {
+                return Err(ExecError(format!("the mask of entry {entry} is another's")));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        let Ticking { drawn, over_at, has_free, .. } = self.in_flight.pop_front().expect("a step was launched");
+        thread::sleep(over_at.saturating_duration_since(Instant::now()));
+        if has_free {
+            self.over.lock().expect("nothing panics under this lock").push(Instant::now());
+        }
+        let sampled = drawn.into_iter().map(|token| Sampled::Token { token, logprobs: None });
+        Ok(StepOutput { sampled: sampled.collect() })
+    }
+}
+
+/// Languages as applications ask for them, each with a text of it.
+fn languages() -> Vec<(&'static str, GrammarSpec, String)> {
+    let text = |value: &Value| serde_json::to_string_pretty(value).expect("JSON is text");
+    let prose = "The quick brown fox, who had seen \"better\" days, jumps over 13 lazy dogs near Zürich. ".repeat(6);
+    let name = json!({"type": "string", "minLength": 1, "maxLength": 80});
+    let flat = json!({"type": "object", "properties": {"name": name, "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "member": {"type": "boolean"}, "email": {"type": "string", "format": "email"}},
+        "required": ["name", "age", "member", "email"], "additionalProperties": false});
+    let person = json!({"name": "Ada Lovelace-Byron", "age": 36, "member": true, "email": "ada.lovelace@example.org"});
+    let order = json!({"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}, "at": {"type": "string", "format": "date-time"},
+        "lines": {"type": "array", "maxItems": 50, "items": {"type": "object", "properties": {"sku": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+            "count": {"type": "integer"}, "price": {"type": "number"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+            "required": ["sku", "count", "price"]}}}, "required": ["id", "at", "lines"]});
+    let line = |n: u32| json!({"sku": format!("ABC-{:04}", n * 37), "count": n, "price": f64::from(n) * 1.25, "note": "by noon, please"});
+    let ordered = json!({"id": "6f1c1c3e-0f0b-4f0a-9d1e-2b7f6a1c9e11", "at": "2026-11-22T19:50:00Z", "lines": (1..8).map(line).collect::<Vec<_>>()});
+    let codes: Vec<String> = (0..500).map(|n| format!("code-{:03}-{}", n, n * 7919 % 1000)).collect();
+    let picked = json!({"codes": [&codes[3], &codes[250], &codes[499], &codes[77]]});
+    let of_codes = json!({"type": "object", "properties": {"codes": {"type": "array", "items": {"enum": codes}}}, "required": ["codes"]});
+    let tree = json!({"type": "object", "properties": {"root": {"$ref": "#/$defs/node"}}, "required": ["root"], "$defs": {"node":
+        {"type": "object", "properties": {"label": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+        "required": ["label", "children"]}}});
+    let leaf = |n: u32| json!({"label": format!("leaf {n}"), "children": []});
+    let grown = json!({"root": {"label": "top", "children": [leaf(1), {"label": "branch", "children": [leaf(2), leaf(3)]}, leaf(4)]}});
+    let free = json!({"summary": prose, "tags": ["fox", "dog", "élan"], "score": -12.5e3, "nested": {"any": [1, null, false]}});
+    vec![
+        ("flat object", GrammarSpec::Json(flat), text(&person)),
+        ("objects in an array, formats", GrammarSpec::Json(order), text(&ordered)),
+        ("enum of 500", GrammarSpec::Json(of_codes), text(&picked)),
+        ("recursive schema", GrammarSpec::Json(tree), text(&grown)),
+        ("any JSON object", GrammarSpec::json_object(), text(&free)),
+        (
+            "regular expression",
+            GrammarSpec::Regex(r"(https?://[a-z0-9.-]{1,60}(/[A-Za-z0-9_-]{1,30}){0,8},? ?){1,20}".into()),
+            "https://docs.example.org/guide/Getting_started/part-2, http://a.example.com/x/y/z".into(),
+        ),
+        (
+            "choice of 100",
+            GrammarSpec::Choice((0..100).map(|n| format!("answer number {n}")).collect()),
+            "answer number 42".into(),
+        ),
+    ]
+}
