@@ -21,6 +21,7 @@ mod sink;
 mod tagged;
 #[cfg(test)]
 mod tests;
+mod thinking_budget;
 
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ pub use coerce::ToolSchemas;
 pub use format::{CallFormat, Choice, FormatChoice, Formats, ReasoningFormat, UnknownFormat};
 
 pub use grammar::{AnswerGrammar, CallableFunction, CallsWanted, Part, answer_grammar};
+pub use thinking_budget::ThinkingBudget;
 
 use harmony::Harmony;
 use marked::MarkedCalls;

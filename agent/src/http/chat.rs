@@ -10,7 +10,7 @@ use axum::{
 use stoker_engine::{TokenId, constraint::Constraint};
 
 use crate::{
-    answer::{CallFormat, CallsWanted, Formats, Part, Reading, ReasoningFormat, answer_grammar},
+    answer::{CallFormat, CallsWanted, Formats, Part, Reading, ReasoningFormat, ThinkingBudget, answer_grammar},
     http::{
         body::streamed,
         chat_answer::{AnswerForm, ChatCompletion, ChatShape},
@@ -20,7 +20,7 @@ use crate::{
         fields::Fields,
         generate::{self, TokenizedRequest},
         neutral::take_neutral_of_chat,
-        params::{Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
+        params::{self, Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
         prompt::{Prompt, PromptTokens, of_messages},
         reasoning_tokens::ThoughtMarks,
         stream::{AnswerHead, Frames},
@@ -68,6 +68,7 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields:
     let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
     let logprobs = logprobs_wanted(&mut fields)?;
     let structure = structure::take(&mut fields)?;
+    let thinking_budget = params::thinking_budget(&mut fields)?;
     let echoes = fields.take("echo")?.unwrap_or(false);
     let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let prompt = Prompt::take(&mut fields)?;
@@ -81,6 +82,9 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields:
     generation.sampling.constraint =
         constraint(replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
     generate::filter(&served, &mut generation)?;
+    if let Some(n_tokens) = thinking_budget {
+        bound_thoughts(n_tokens, &served, &reading, &mut generation)?;
+    }
     let thoughts = ThoughtMarks::new(&reading, served.engine.tokenizer());
     let form = AnswerForm {
         logprobs: logprobs.map(|_| generation.token_names()),
@@ -136,6 +140,22 @@ async fn constraint(
         Some(grammar) => Ok(Some(structure::compile(replica, served, grammar).await?)),
         None => Ok(None),
     }
+}
+
+/// Makes a bound on thoughts a part of the constraint.
+fn bound_thoughts(
+    n_tokens: u32,
+    served: &Served,
+    reading: &Reading,
+    generation: &mut Generation,
+) -> Result<(), ApiError> {
+    let inner = generation.sampling.constraint.take();
+    let budget = ThinkingBudget::new(n_tokens, reading, served.engine.tokenizer(), inner).ok_or_else(|| {
+        let message = "`thinking_token_budget`: this model does not think: remove it";
+        ApiError::unsupported("thinking_token_budget", message)
+    })?;
+    generation.sampling.constraint = Some(Constraint(Arc::new(budget)));
+    Ok(())
 }
 
 /// What a request says about the form of its answer.

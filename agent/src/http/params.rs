@@ -271,6 +271,13 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
     Ok(sent.map(Arc::from))
 }
 
+/// Takes the bound on tokens of thought; -1 is none.
+pub(crate) fn thinking_budget(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+    let is_budget = |sent: &i64| (-1..=i64::from(u32::MAX)).contains(sent);
+    let sent = fields.checked::<i64>("thinking_token_budget", "-1 or more", is_budget)?;
+    Ok(sent.and_then(|sent| u32::try_from(sent).ok()))
+}
+
 /// A list of tokens of the vocabulary, checked one by one.
 pub(crate) fn tokens(
     fields: &mut Fields,

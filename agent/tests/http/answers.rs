@@ -86,6 +86,34 @@ async fn reasoning_has_fields_of_its_own_whole_and_in_a_stream_and_goes_back_int
 }
 
 #[tokio::test]
+async fn thoughts_are_bounded_by_a_budget_of_tokens() {
+    let completion = "<think>abcdefghijklmnopqrst</think>Done.";
+    let agent = Agent::with_template(SimScript { completion: completion.into(), ..SimScript::default() }, THINKS);
+    let reasoning = async |fields: Value| {
+        let (status, answer) = agent.post("/v1/chat/completions", chat(fields)).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["reasoning"].clone()
+    };
+    assert_eq!(reasoning(json!({"thinking_token_budget": 4})).await, "abcd");
+    assert_eq!(reasoning(json!({"thinking_token_budget": 0})).await, Value::Null);
+    let choice = json!({"thinking_token_budget": 5, "structured_outputs": {"choice": ["yes", "no"]}});
+    assert_eq!(reasoning(choice).await, "abcde", "also beside a grammar");
+    for unbounded in [json!({"thinking_token_budget": -1}), json!({"thinking_token_budget": 100}), json!({})] {
+        assert_eq!(reasoning(unbounded).await, "abcdefghijklmnopqrst");
+    }
+    for wrong in [json!(-2), json!(0.5), json!("many")] {
+        let body = chat(json!({"thinking_token_budget": wrong}));
+        let (status, refused) = agent.post("/v1/chat/completions", body).await;
+        assert_eq!((status.as_u16(), &refused["error"]["param"]), (400, &json!("thinking_token_budget")), "{wrong}");
+    }
+    let thinking = json!({"type": "enabled", "budget_tokens": 1024});
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let body = json!({"max_tokens": 50, "messages": messages, "thinking": thinking, "model": "sim"});
+    let (status, refused) = Agent::new().post("/v1/messages", body).await;
+    assert_eq!(status, 400, "a model that does not think is not told how much: {refused}");
+}
+
+#[tokio::test]
 async fn a_call_cut_off_by_its_length_is_not_called_complete() {
     let completion = r#"<tool_call>{"name": "f", "arguments": {"x": "a long text"}}</tool_call>"#;
     let agent = Agent::with_template(SimScript { completion: completion.into(), ..SimScript::default() }, THINKS);

@@ -126,6 +126,7 @@ fn in_its_words(error: ApiError) -> ApiError {
     let param = error.param.as_deref().map(|param| match param {
         "stop" => "stop_sequences",
         "reasoning_effort" => "thinking",
+        "thinking_token_budget" => "thinking.budget_tokens",
         "prompt" => "messages",
         _ if param.starts_with("response_format") => "output_config.format.schema",
         other => other,

@@ -319,7 +319,10 @@ fn add_thinking(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> 
         "enabled" if budget_tokens.is_none() => {
             return Err(FieldError::Missing { field: "thinking.budget_tokens".into() }.into());
         }
-        "enabled" => chat.add("reasoning_effort", "\"medium\""),
+        "enabled" => {
+            chat.add("reasoning_effort", "\"medium\"");
+            chat.add("thinking_token_budget", &budget_tokens.unwrap_or_default().to_string());
+        }
         other => {
             let message = format!("thinking `{other}` is not known: use `enabled`, `adaptive` or `disabled`");
             return Err(ApiError::invalid("thinking.type", message));
