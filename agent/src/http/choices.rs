@@ -21,6 +21,8 @@ use crate::{
 /// Sequences being generated for one request, numbered by their place in the answer.
 pub(crate) struct Choices {
     events: SelectAll<BoxStream<'static, (u32, RequestEvent)>>,
+    /// One that was waited for already.
+    first: Option<(u32, RequestEvent)>,
     n_choices: u32,
     /// Holds the drain open until the answer has been written or given up.
     _open: OpenRequest,
@@ -65,7 +67,7 @@ impl Choices {
         let streams: Vec<RequestStream> =
             requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
         let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
-        Ok(Self { events, n_choices, _open: open })
+        Ok(Self { events, first: None, n_choices, _open: open })
     }
 
     /// Sequences in all.
@@ -73,9 +75,17 @@ impl Choices {
         self.n_choices
     }
 
+    /// Waits until there is something to tell.
+    pub(crate) async fn begin(&mut self) {
+        self.first = self.next().await;
+    }
+
     /// The next event of any sequence; `None` after all ended.
     pub(crate) async fn next(&mut self) -> Option<(u32, RequestEvent)> {
-        self.events.next().await
+        match self.first.take() {
+            Some(first) => Some(first),
+            None => self.events.next().await,
+        }
     }
 
     /// Waits for all sequences to end.

@@ -62,6 +62,12 @@ impl ChatLogprobs {
         });
         Self { content: content.collect(), refusal: None }
     }
+
+    /// The positions alone.
+    pub(crate) fn into_content(self) -> Vec<serde_json::Value> {
+        let value = |position| serde_json::to_value(position).expect("names and finite numbers");
+        self.content.into_iter().map(value).collect()
+    }
 }
 
 /// `choices[].logprobs` of text completions: arrays with one entry a token.

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use serde_json::json;
-use stoker_engine::exec::sim::SimScript;
+use stoker_engine::{EngineLimits, exec::sim::SimScript};
 
 use crate::agent::*;
 use crate::named_events::*;
@@ -86,6 +86,87 @@ async fn a_streamed_response_adds_up_and_ends_with_the_whole() {
 }
 
 #[tokio::test]
+async fn log_probabilities_are_those_of_what_is_said() {
+    let script = SimScript { completion: "<think>Hm.</think>Yes.".into(), ..SimScript::default() };
+    let agent = Agent::with_template(script, THINKS);
+    let asked = json!({"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2});
+    let (status, whole) = agent.post("/v1/responses", asked.clone()).await;
+    assert_eq!((status.as_u16(), &whole["top_logprobs"]), (200, &json!(2)), "{whole}");
+    let logprobs = whole["output"][1]["content"][0]["logprobs"].as_array().unwrap();
+    let tokens: Vec<&str> = logprobs.iter().map(|position| position["token"].as_str().unwrap()).collect();
+    assert_eq!(tokens, ["Y", "e", "s", "."], "thoughts are not said: {whole}");
+    assert!(logprobs.iter().all(|position| position["top_logprobs"].as_array().unwrap().len() == 2));
+
+    let mut streamed = asked;
+    streamed["stream"] = true.into();
+    let events = stream_of(&agent, "/v1/responses", &streamed).await;
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let told: Vec<_> = deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+    assert_eq!(&told, logprobs);
+    let done = events.iter().find(|event| event["type"] == "response.output_text.done").unwrap();
+    assert_eq!(done["logprobs"].as_array(), Some(logprobs));
+    assert_eq!(events.last().unwrap()["response"]["output"][1]["content"][0]["logprobs"], json!(logprobs));
+}
+
+/// A response that has another status than this one.
+async fn after(status: &str, agent: &Agent, id: &str) -> serde_json::Value {
+    loop {
+        let (code, response) = agent.get(&format!("/v1/responses/{id}")).await;
+        assert_eq!(code, 200, "{response}");
+        if response["status"] != status {
+            return response;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_is_read_when_it_has_ended() {
+    let agent = Agent::new();
+    let (status, queued) = agent.post("/v1/responses", json!({"input": "hi", "background": true})).await;
+    assert_eq!((status.as_u16(), &queued["status"], &queued["background"]), (200, &json!("queued"), &json!(true)));
+    assert_eq!(queued["output"], json!([]));
+    let id = queued["id"].as_str().unwrap();
+    after("queued", &agent, id).await;
+    let ended = after("in_progress", &agent, id).await;
+    assert_eq!((&ended["status"], &ended["background"]), (&json!("completed"), &json!(true)), "{ended}");
+    assert_eq!(ended["output"][0]["content"][0]["text"], "All is well.");
+    let again = agent.post(&format!("/v1/responses/{id}/cancel"), json!({})).await;
+    assert_eq!(again, (StatusCode::OK, ended), "one that has ended stays as it is");
+    let (status, next) = agent.post("/v1/responses", json!({"input": "and?", "previous_response_id": id})).await;
+    assert_eq!(status, 200, "{next}");
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_can_be_ended() {
+    let script = SimScript {
+        completion: "x".repeat(2000),
+        step_time: std::time::Duration::from_millis(5),
+        ..SimScript::default()
+    };
+    let agent = Agent::with(script, EngineLimits::default());
+    for way in ["cancelled", "deleted"] {
+        let (_, queued) = agent.post("/v1/responses", json!({"input": "hi", "background": true})).await;
+        let id = queued["id"].as_str().unwrap();
+        let (_, early) = agent.post("/v1/responses", json!({"input": "and?", "previous_response_id": id})).await;
+        assert_eq!(early["error"]["param"], "previous_response_id", "it has no answer yet: {early}");
+        assert_eq!(after("queued", &agent, id).await["status"], "in_progress");
+        if way == "cancelled" {
+            let (status, ended) = agent.post(&format!("/v1/responses/{id}/cancel"), json!({})).await;
+            assert_eq!((status.as_u16(), &ended["status"]), (200, &json!("cancelled")));
+        } else {
+            assert_eq!(agent.send("DELETE", &format!("/v1/responses/{id}"), "").await.status(), 200);
+        }
+        agent.wait_until("its sequence has left", |load| load.running + load.waiting == 0).await;
+        let (status, kept) = agent.get(&format!("/v1/responses/{id}")).await;
+        match way {
+            "cancelled" => assert_eq!(kept["status"], "cancelled"),
+            _ => assert_eq!(status, 404, "{kept}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn refusals_of_the_responses_api_name_its_fields() {
     let agent = Agent::new();
     for (asked, param) in [
@@ -97,7 +178,11 @@ async fn refusals_of_the_responses_api_name_its_fields() {
             "input[0].content[0]",
         ),
         (json!({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}), "input[0].call_id"),
-        (json!({"input": "x", "background": true}), "background"),
+        (json!({"input": "x", "background": true, "store": false}), "background"),
+        (json!({"input": "x", "background": true, "stream": true}), "background"),
+        (json!({"input": "x", "include": ["file_search_call.results"]}), "include"),
+        (json!({"input": "x", "top_logprobs": 3}), "top_logprobs"),
+        (json!({"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 21}), "top_logprobs"),
         (json!({"input": "x", "truncation": "auto"}), "truncation"),
         (json!({"input": "x", "max_output_tokens": 0}), "max_output_tokens"),
         (json!({"input": "x", "tools": [{"type": "web_search"}]}), "tools[0]"),

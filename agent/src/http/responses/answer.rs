@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use stoker_engine::PositionLogprobs;
 
 use crate::http::{
     body::{Answer, End},
     choices::Fresh,
     error::ApiError,
+    logprobs::{ChatLogprobs, Names},
     parts::{Part, Parts},
     responses::{
+        aligned::Aligned,
         request::message_of_answer,
         store::{Store, Stored},
     },
@@ -26,6 +29,8 @@ pub(super) struct Growing {
     pub(super) parts: Parts,
     pub(super) items: Vec<Item>,
     pub(super) is_open: bool,
+    /// Log-probabilities of tokens whose text has not come yet; they belong to what is said, not to thoughts and calls.
+    pub(super) aligned: Aligned,
     /// Where it is kept, and the conversation before it.
     pub(super) keep: Option<(Arc<Mutex<Store>>, Vec<String>)>,
 }
@@ -33,13 +38,14 @@ pub(super) struct Growing {
 /// One item of the output.
 pub(super) enum Item {
     Reasoning(String),
-    Message(String),
+    Message { text: String, logprobs: Vec<Value> },
     Call { call_id: String, name: String, arguments: String },
 }
 
 impl Growing {
-    /// Adds text; tells what changed.
-    pub(super) fn push(&mut self, text: String, tell: &mut impl FnMut(Value)) {
+    /// Adds text with its log-probabilities, if they were asked for; tells what changed.
+    pub(super) fn push(&mut self, text: String, logprobs: Vec<PositionLogprobs>, tell: &mut impl FnMut(Value)) {
+        self.aligned.push(logprobs);
         let parts = self.parts.push(text);
         parts.into_iter().for_each(|part| self.add(part, tell));
     }
@@ -57,16 +63,18 @@ impl Growing {
                 if !matches!((self.items.last(), self.is_open), (Some(Item::Reasoning(_)), true)) {
                     self.open(Item::Reasoning(String::new()), tell);
                 }
-                self.grow(&more, tell);
+                self.aligned.take(&more);
+                self.grow(&more, Vec::new(), tell);
             }
             Part::Text(more) => {
-                if !matches!((self.items.last(), self.is_open), (Some(Item::Message(_)), true)) {
-                    self.open(Item::Message(String::new()), tell);
+                if !matches!((self.items.last(), self.is_open), (Some(Item::Message { .. }), true)) {
+                    self.open(Item::Message { text: String::new(), logprobs: Vec::new() }, tell);
                 }
-                self.grow(&more, tell);
+                let logprobs = wire_form(self.aligned.take(&more));
+                self.grow(&more, logprobs, tell);
             }
             Part::Call { id, name } => self.open(Item::Call { call_id: id, name, arguments: String::new() }, tell),
-            Part::Arguments(more) => self.grow(&more, tell),
+            Part::Arguments(more) => self.grow(&more, Vec::new(), tell),
             Part::CallEnd => self.close(tell),
         }
     }
@@ -84,7 +92,7 @@ impl Growing {
         self.is_open = true;
     }
 
-    fn grow(&mut self, more: &str, tell: &mut impl FnMut(Value)) {
+    fn grow(&mut self, more: &str, fresh: Vec<Value>, tell: &mut impl FnMut(Value)) {
         let Some(index) = self.items.len().checked_sub(1) else { return };
         let item_id = self.item_id(index);
         let item = &mut self.items[index];
@@ -94,8 +102,9 @@ impl Growing {
         if item.part().is_some() {
             event["content_index"] = 0.into();
         }
-        if let Item::Message(_) = item {
-            event["logprobs"] = json!([]);
+        if let Item::Message { logprobs, .. } = item {
+            event["logprobs"] = json!(fresh);
+            logprobs.extend(fresh);
         }
         tell(event);
     }
@@ -110,9 +119,9 @@ impl Growing {
             json!({"type": format!("response.{}.done", item.event()), "item_id": item_id, "output_index": index});
         match item {
             Item::Reasoning(text) => done["text"] = text.as_str().into(),
-            Item::Message(text) => {
+            Item::Message { text, logprobs } => {
                 done["text"] = text.as_str().into();
-                done["logprobs"] = json!([]);
+                done["logprobs"] = json!(logprobs);
             }
             Item::Call { name, arguments, .. } => {
                 done["name"] = name.as_str().into();
@@ -142,6 +151,14 @@ impl Growing {
         response["status"] = "in_progress".into();
         response["output"] = json!([]);
         response["usage"] = Value::Null;
+        response
+    }
+
+    /// The response that came to nothing.
+    pub(super) fn failed(&self, error: &ApiError) -> Value {
+        let mut response = self.begun();
+        response["status"] = "failed".into();
+        response["error"] = json!({"code": error.code, "message": error.message});
         response
     }
 
@@ -176,7 +193,7 @@ impl Growing {
         for item in &self.items {
             match item {
                 Item::Reasoning(text) => thoughts.get_or_insert_default().push_str(text),
-                Item::Message(text) => said.get_or_insert_default().push_str(text),
+                Item::Message { text, .. } => said.get_or_insert_default().push_str(text),
                 Item::Call { call_id, name, arguments } => {
                     calls.push((call_id.clone(), name.clone(), arguments.clone()));
                 }
@@ -192,7 +209,7 @@ impl Item {
             Self::Reasoning(_) => {
                 json!({"type": "reasoning", "id": id, "status": status, "summary": [], "content": self.contents()})
             }
-            Self::Message(_) => {
+            Self::Message { .. } => {
                 json!({"type": "message", "id": id, "role": "assistant", "status": status, "content": self.contents()})
             }
             Self::Call { call_id, name, arguments } => {
@@ -210,8 +227,8 @@ impl Item {
     fn part(&self) -> Option<Value> {
         match self {
             Self::Reasoning(text) => Some(json!({"type": "reasoning_text", "text": text})),
-            Self::Message(text) => {
-                Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}))
+            Self::Message { text, logprobs } => {
+                Some(json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}))
             }
             Self::Call { .. } => None,
         }
@@ -221,17 +238,22 @@ impl Item {
     fn event(&self) -> &'static str {
         match self {
             Self::Reasoning(_) => "reasoning_text",
-            Self::Message(_) => "output_text",
+            Self::Message { .. } => "output_text",
             Self::Call { .. } => "function_call_arguments",
         }
     }
 
     fn text_mut(&mut self) -> &mut String {
         match self {
-            Self::Reasoning(text) | Self::Message(text) => text,
+            Self::Reasoning(text) | Self::Message { text, .. } => text,
             Self::Call { arguments, .. } => arguments,
         }
     }
+}
+
+/// As chat has them.
+fn wire_form(positions: Vec<PositionLogprobs>) -> Vec<Value> {
+    ChatLogprobs::new(positions, Names::Text).into_content()
 }
 
 /// Writes the events of a stream, numbered.
@@ -266,7 +288,7 @@ impl Answer for Events {
 
     fn delta(&mut self, _: u32, fresh: Fresh) -> Bytes {
         let mut events = Vec::new();
-        self.growing.push(fresh.text, &mut |event| events.push(event));
+        self.growing.push(fresh.text, fresh.logprobs, &mut |event| events.push(event));
         self.frames(events)
     }
 
@@ -285,9 +307,7 @@ impl Answer for Events {
     }
 
     fn failure(&mut self, error: &ApiError) -> Bytes {
-        let mut response = self.growing.begun();
-        response["status"] = "failed".into();
-        response["error"] = json!({"code": error.code, "message": error.message});
+        let response = self.growing.failed(error);
         self.frames(vec![json!({"type": "response.failed", "response": response})])
     }
 }

@@ -1,7 +1,9 @@
 //! `/v1/responses`: OpenAI's Responses API. A request is translated into the chat request that asks for the same and answered
 //! as that one is; the forms of request and answer are this module's, and the responses that are kept.
 
+mod aligned;
 mod answer;
+mod background;
 mod request;
 mod store;
 
@@ -19,17 +21,20 @@ use crate::{
     http::{
         body::{End, streamed},
         chat::{self, Begun},
+        choices::Choices,
         error::ApiError,
         extract::Admitted,
         fields::Fields,
         params::{Delivery, Generation},
         parts::Parts,
         responses::{
+            aligned::Aligned,
             answer::{Events, Growing},
             request::Translated,
             store::{Store, Stored},
         },
         stream::AnswerHead,
+        usage::UsageSum,
     },
     replica::Replica,
 };
@@ -49,10 +54,10 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let previous = fields.take::<String>("previous_response_id")?;
     let before = match &previous {
-        Some(id) => stored(id, "previous_response_id")?.messages,
+        Some(id) => followed(id)?,
         None => Vec::new(),
     };
-    let Translated { chat, messages, echoed, store } = request::translate(&mut fields, before)?;
+    let Translated { chat, messages, echoed, store, is_waited_for } = request::translate(&mut fields, before)?;
     fields.finish()?;
     let chat = Fields::parse(chat.into())?;
     let Begun { choices, head, form, generation, usage, .. } =
@@ -64,20 +69,26 @@ pub(crate) async fn create(
         parts: Parts::new(&head, &form),
         items: Vec::new(),
         is_open: false,
+        aligned: Aligned::default(),
         keep: store.then(|| (Arc::clone(&STORE), messages)),
     };
+    if !is_waited_for {
+        return Ok(Json(background::start(choices, usage, growing)).into_response());
+    }
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(growing), usage).await,
-        Delivery::Whole => {
-            let (completions, usage) = choices.collect(usage).await?;
-            let completion = completions.into_iter().next().expect("one prompt and one completion of it");
-            let end = End { reason: completion.finish_reason, stop: completion.stop };
-            let mut growing = growing;
-            growing.push(completion.text, &mut |_| {});
-            growing.finish(&mut |_| {});
-            Ok(Json(growing.ended(&end, usage)).into_response())
-        }
+        Delivery::Whole => Ok(Json(whole(choices, usage, growing).await?).into_response()),
     }
+}
+
+/// The response when it has ended.
+async fn whole(choices: Choices, usage: UsageSum, mut growing: Growing) -> Result<Value, ApiError> {
+    let (completions, usage) = choices.collect(usage).await?;
+    let completion = completions.into_iter().next().expect("one prompt and one completion of it");
+    let end = End { reason: completion.finish_reason, stop: completion.stop };
+    growing.push(completion.text, completion.logprobs, &mut |_| {});
+    growing.finish(&mut |_| {});
+    Ok(growing.ended(&end, usage))
 }
 
 /// A response that was kept.
@@ -85,16 +96,25 @@ pub(crate) async fn get(Path(id): Path<String>) -> Result<Json<Value>, ApiError>
     Ok(Json(stored(&id, "response_id")?.response))
 }
 
-/// Nothing is left to cancel: a response is kept when it has ended.
+/// Ends a response that is made in the background; one that has ended stays as it is.
 pub(crate) async fn cancel(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    stored(&id, "response_id")?;
-    let message =
-        "Cannot cancel a synchronous response. It has ended; to end one that is being made, close its connection";
-    Err(ApiError::invalid("response_id", message))
+    let kept = stored(&id, "response_id")?;
+    if kept.response["background"] != true {
+        let message =
+            "Cannot cancel a synchronous response. It has ended; to end one that is being made, close its connection";
+        return Err(ApiError::invalid("response_id", message));
+    }
+    if background::stop(&id) {
+        let response = background::with_status(kept.response, "cancelled");
+        store().put(id, Stored { response: response.clone(), messages: kept.messages });
+        return Ok(Json(response));
+    }
+    Ok(Json(stored(&id, "response_id")?.response))
 }
 
-/// Forgets a response.
+/// Forgets a response, and ends it if it is still being made.
 pub(crate) async fn delete(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    background::stop(&id);
     if !store().delete(&id) {
         return Err(not_kept(&id, "response_id"));
     }
@@ -107,6 +127,19 @@ fn store() -> MutexGuard<'static, Store> {
 
 fn stored(id: &str, param: &str) -> Result<Stored, ApiError> {
     store().get(id).cloned().ok_or_else(|| not_kept(id, param))
+}
+
+/// The conversation up to the end of a response.
+fn followed(id: &str) -> Result<Vec<String>, ApiError> {
+    let Stored { response, messages } = stored(id, "previous_response_id")?;
+    match response["status"].as_str() {
+        Some("completed" | "incomplete") => Ok(messages),
+        status => {
+            let status = status.unwrap_or_default();
+            let message = format!("response `{id}` is `{status}` and has no answer to follow: wait until it has ended");
+            Err(ApiError::invalid("previous_response_id", message))
+        }
+    }
 }
 
 fn not_kept(id: &str, param: &str) -> ApiError {

@@ -13,7 +13,7 @@ use crate::http::{
 };
 
 /// Fields that mean the same in both APIs, and what they are called there. Behind OpenAI's, those of chat that this API takes too.
-const SAME: [(&str, &str); 26] = [
+const SAME: [(&str, &str); 27] = [
     ("model", "model"),
     ("max_output_tokens", "max_completion_tokens"),
     ("temperature", "temperature"),
@@ -38,6 +38,7 @@ const SAME: [(&str, &str); 26] = [
     ("allowed_token_ids", "allowed_token_ids"),
     ("bad_words", "bad_words"),
     ("chat_template_kwargs", "chat_template_kwargs"),
+    ("thinking_token_budget", "thinking_token_budget"),
     ("priority", "priority"),
     ("cache_salt", "cache_salt"),
 ];
@@ -52,6 +53,8 @@ pub(super) struct Translated {
     pub(super) echoed: Vec<(&'static str, Value)>,
     /// Whether the answer is kept.
     pub(super) store: bool,
+    /// Not in the background.
+    pub(super) is_waited_for: bool,
 }
 
 enum Input {
@@ -134,6 +137,10 @@ pub(super) fn translate(fields: &mut Fields, before: Vec<String>) -> Result<Tran
     take_all(fields, table())?;
     let store = fields.take("store")?.unwrap_or(true);
     echoed.push(("store", store.into()));
+    let is_background = fields.take("background")?.unwrap_or(false);
+    check_background(is_background, store, &echoed)?;
+    echoed.push(("background", is_background.into()));
+    add_logprobs(&mut chat, &mut echoed, fields)?;
 
     let messages = [before, messages(fields)?].concat();
     let instructions = fields.take::<String>("instructions")?;
@@ -145,21 +152,59 @@ pub(super) fn translate(fields: &mut Fields, before: Vec<String>) -> Result<Tran
     add_tools(&mut chat, &mut echoed, fields)?;
     add_text(&mut chat, &mut echoed, fields)?;
     add_reasoning(&mut chat, &mut echoed, fields)?;
-    Ok(Translated { chat: chat.text(), messages, echoed, store })
+    Ok(Translated { chat: chat.text(), messages, echoed, store, is_waited_for: !is_background })
 }
 
 fn table() -> Vec<Neutral> {
     use serde_json::json;
     vec![
-        neutral("background", [json!(false)], "an answer is waited for"),
         neutral("truncation", [json!("disabled")], "a conversation is never cut in its middle"),
-        neutral("include", [json!([]), json!(["reasoning.encrypted_content"])], "an answer has all that there is"),
         neutral("max_tool_calls", [], "no tool of this server's is called"),
-        neutral("top_logprobs", [json!(0)], "log-probabilities are chat's and completions'"),
         neutral("conversation", [], "conversations are kept by `previous_response_id`"),
         neutral("prompt", [], "there are no stored prompts"),
         neutral("stream_options", [json!({}), json!({"include_obfuscation": false})], "chunks are not padded here"),
     ]
+}
+
+/// What is made in the background is read from where it is kept.
+fn check_background(is_background: bool, store: bool, echoed: &[(&str, Value)]) -> Result<(), ApiError> {
+    if !is_background {
+        return Ok(());
+    }
+    if !store {
+        return Err(ApiError::invalid("background", "background can only be used when `store` is true"));
+    }
+    if echoed.contains(&("stream", Value::Bool(true))) {
+        let message =
+            "`background` and `stream` exclude each other: read the response by its id, or wait for the stream";
+        return Err(ApiError::unsupported("background", message));
+    }
+    Ok(())
+}
+
+/// What an answer has beside its text, if it is asked for.
+fn add_logprobs(
+    chat: &mut Object,
+    echoed: &mut Vec<(&'static str, Value)>,
+    fields: &mut Fields,
+) -> Result<(), ApiError> {
+    const LOGPROBS: &str = "message.output_text.logprobs";
+    let include = fields.take::<Vec<String>>("include")?.unwrap_or_default();
+    // Thoughts are in the answer as they are.
+    if let Some(other) = include.iter().find(|name| ![LOGPROBS, "reasoning.encrypted_content"].contains(&name.as_str()))
+    {
+        let message = format!("`include` has `{other}`, which no answer has here: use `{LOGPROBS}` or remove it");
+        return Err(ApiError::unsupported("include", message));
+    }
+    let top = fields.take::<Box<RawValue>>("top_logprobs")?;
+    if include.iter().any(|name| name == LOGPROBS) {
+        chat.add("logprobs", "true");
+    }
+    if let Some(top) = top {
+        chat.add("top_logprobs", top.get());
+        echoed.push(("top_logprobs", serde_json::from_str(top.get()).unwrap_or_default()));
+    }
+    Ok(())
 }
 
 fn messages(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -31,12 +31,14 @@ impl Store {
         Self { max_responses, max_bytes, n_bytes: 0, by_id: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// Keeps a response; the oldest make room.
+    /// Keeps a response, instead of what is kept by its id, if anything is; the oldest make room.
     pub(crate) fn put(&mut self, id: String, stored: Stored) {
         let n_bytes = stored.response.to_string().len() + stored.messages.iter().map(String::len).sum::<usize>();
         self.n_bytes += n_bytes;
-        self.order.push_back(id.clone());
-        self.by_id.insert(id, (n_bytes, stored));
+        match self.by_id.insert(id.clone(), (n_bytes, stored)) {
+            Some((n_before, _)) => self.n_bytes -= n_before,
+            None => self.order.push_back(id),
+        }
         while self.n_bytes > self.max_bytes || self.order.len() > self.max_responses {
             let Some(oldest) = self.order.pop_front() else { break };
             self.delete(&oldest);
@@ -74,6 +76,18 @@ mod tests {
         assert_eq!(kept(&store), [4, 5]);
         store.put("6".into(), stored(&"x".repeat(200)));
         assert_eq!((kept(&store), store.n_bytes), (vec![], 0));
+    }
+
+    #[test]
+    fn a_response_takes_the_place_of_what_it_was_before() {
+        let mut store = Store::new(2, 100);
+        ["a", "b", "a"]
+            .into_iter()
+            .zip(["queued", "x", "done"])
+            .for_each(|(id, text)| store.put(id.into(), stored(text)));
+        assert_eq!((store.get("a"), store.n_bytes), (Some(&stored("done")), 2 * 4 + 4 + 1));
+        store.put("c".into(), stored("x"));
+        assert!(store.get("a").is_none() && store.get("b").is_some(), "it is as old as it was");
     }
 
     #[test]
