@@ -5,6 +5,7 @@
 //! API.
 
 pub mod admit;
+mod allocator;
 pub mod answer;
 pub mod args;
 pub mod builtin;

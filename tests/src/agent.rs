@@ -85,6 +85,14 @@ impl AgentProcess {
         }
     }
 
+    /// Memory that it holds now.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let kib: u64 = kib.context("the kernel says how much memory a process holds")?;
+        Ok(kib << 10)
+    }
+
     /// Sends SIGTERM.
     pub fn terminate(&self) -> Result<()> {
         let status = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status()?;

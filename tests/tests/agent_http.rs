@@ -124,6 +124,23 @@ fn chat_with(field: &str, value: &Value) -> Vec<u8> {
 }
 
 #[tokio::test]
+async fn memory_comes_back_after_a_storm_of_long_prompts() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    let of = |text: &str| json!({"messages": [{"role": "user", "content": text}], "max_tokens": 4});
+    post(&agent, "/v1/chat/completions", &of("Hello!")).await?;
+    let before = agent.resident_bytes()?;
+    // Just below 8 MiB, the largest body.
+    let long = of(&"The quick brown fox. ".repeat(399_000));
+    for answer in join_all((0..8).map(|_| post(&agent, "/v1/chat/completions", &long))).await {
+        let (status, answer) = answer?;
+        assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("context_length_exceeded")));
+    }
+    let is_back = || agent.resident_bytes().is_ok_and(|now| now < before + (20 << 20));
+    wait_for("the memory of long prompts", || is_back().then_some(()));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_client_that_goes_away_frees_its_blocks() -> Result<()> {
     let agent = AgentProcess::ready(&[]).await?;
     let stream = open_stream(&agent, &long_stream()).await?;

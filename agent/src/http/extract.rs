@@ -12,6 +12,7 @@ use hyper::body::Body;
 
 use crate::{
     admit::{Asked, admit},
+    allocator,
     http::{error::ApiError, fields::Fields},
     replica::{OpenRequest, Replica},
 };
@@ -109,6 +110,7 @@ async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
             kept = BytesMut::new();
         }
     }
+    allocator::note_body(received);
     if received > MAX_BODY_BYTES { Err(too_large(received as u64)) } else { Ok(kept) }
 }
 

@@ -165,16 +165,36 @@ pub(crate) fn encode(
     encoding: Encoding,
     is_abandoned: &dyn Fn() -> bool,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let max_model_len = served.engine.model().max_model_len;
-    let limit = EncodeLimit { max_tokens: max_model_len as usize * encoding.contexts as usize, is_abandoned };
+    let limit = EncodeLimit { max_tokens: max_tokens_read(served, encoding), is_abandoned };
     let add_special = encoding.specials == AddSpecials::Yes;
     let encoded = served.engine.tokenizer().encode_within(text, add_special, &limit);
-    encoded.map_err(|error| match error {
+    encoded.map_err(|error| not_encoded(error, served))
+}
+
+/// Refuses texts that will be part of one prompt if they cannot fit the context, before anything is made of them.
+pub(crate) fn refuse_too_long(
+    served: &Served,
+    texts: &[&str],
+    encoding: Encoding,
+    is_abandoned: &dyn Fn() -> bool,
+) -> Result<(), ApiError> {
+    let limit = EncodeLimit { max_tokens: max_tokens_read(served, encoding), is_abandoned };
+    let counted = served.engine.tokenizer().refuse_too_long(texts, &limit);
+    counted.map_err(|error| not_encoded(error, served))
+}
+
+fn max_tokens_read(served: &Served, encoding: Encoding) -> usize {
+    served.engine.model().max_model_len as usize * encoding.contexts as usize
+}
+
+fn not_encoded(error: EncodeError, served: &Served) -> ApiError {
+    let max_model_len = served.engine.model().max_model_len;
+    match error {
         EncodeError::TooLong { at_least } => Refusal::PromptMuchTooLong { at_least, max_model_len }.into(),
         // Nobody is there to read it.
         EncodeError::Abandoned => ApiError::engine_failed("its client left"),
         EncodeError::Tokenizer(error) => ApiError::invalid("prompt", error.to_string()),
-    })
+    }
 }
 
 /// Whether the tokenizer adds the model's begin token.

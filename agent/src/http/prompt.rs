@@ -34,6 +34,9 @@ pub(crate) struct Prompt {
     add_specials: AddSpecials,
 }
 
+/// Roles that every template is made for.
+const KNOWN_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
 /// How much to think, by OpenAI's words.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
@@ -88,6 +91,9 @@ impl Prompt {
         let encoding = Encoding::new(self.add_specials, truncate);
         let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
         let work = move |is_abandoned: &dyn Fn() -> bool| {
+            // A template copies what it prints, some of it more than once.
+            let contents: Vec<&str> = self.messages.iter().map(|message| message.content.as_str()).collect();
+            generate::refuse_too_long(&served, &contents, encoding, is_abandoned)?;
             let text = self.render(&served)?;
             let reasoning_is_open = served.formats.reasoning.is_some_and(|format| format.is_open_in(&text));
             let tokens = generate::encode(&served, &text, encoding, is_abandoned)?;
@@ -110,7 +116,20 @@ impl Prompt {
             variables: &self.variables(template)?,
             now: Zoned::now(),
         };
-        template.render(&conversation).map_err(|error| ApiError::invalid("messages", error.to_string()))
+        let text = template.render(&conversation).map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        self.check_roles(&text)?;
+        Ok(text)
+    }
+
+    /// Many templates leave out what has a role that they do not know: such a message is refused.
+    fn check_roles(&self, text: &str) -> Result<(), ApiError> {
+        let is_lost =
+            |message: &Message| !KNOWN_ROLES.contains(&message.role.as_str()) && !text.contains(message.content.trim());
+        let Some(index) = self.messages.iter().position(is_lost) else { return Ok(()) };
+        let path = format!("messages[{index}].role");
+        let role = &self.messages[index].role;
+        let message = format!("`{path}`: this model's chat template leaves out what `{role}` says: use another role");
+        Err(ApiError::invalid(path, message))
     }
 
     fn check_tools(&self, served: &Served, template: &ChatTemplate) -> Result<(), ApiError> {

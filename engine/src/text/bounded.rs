@@ -47,19 +47,22 @@ impl Tokenizer {
         add_special: bool,
         limit: &EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, EncodeError> {
-        if text.len() > limit.max_tokens.saturating_mul(LIKELY_BYTES_PER_TOKEN) {
-            self.refuse_too_long(text, limit)?;
-        }
+        self.refuse_too_long(&[text], limit)?;
         if (limit.is_abandoned)() {
             return Err(EncodeError::Abandoned);
         }
         Ok(self.encode(text, add_special)?)
     }
 
-    /// Counts the tokens of slices until they are too many.
-    fn refuse_too_long(&self, text: &str, limit: &EncodeLimit<'_>) -> Result<(), EncodeError> {
+    /// Refuses texts that are too long together, whatever stands between them: counts the tokens of slices until they are too
+    /// many. Texts that are likely to fit are not looked at.
+    pub fn refuse_too_long(&self, texts: &[&str], limit: &EncodeLimit<'_>) -> Result<(), EncodeError> {
+        let n_bytes: usize = texts.iter().map(|text| text.len()).sum();
+        if n_bytes <= limit.max_tokens.saturating_mul(LIKELY_BYTES_PER_TOKEN) {
+            return Ok(());
+        }
         let mut n_counted = 0;
-        for slice in slices(text) {
+        for slice in texts.iter().flat_map(|text| slices(text)) {
             if (limit.is_abandoned)() {
                 return Err(EncodeError::Abandoned);
             }
@@ -110,7 +113,13 @@ mod tests {
         let limit = EncodeLimit { max_tokens: 20_000, is_abandoned: &is_abandoned };
         let refused = Tokenizer::bytes().encode_within(&text, true, &limit).unwrap_err();
         assert!(matches!(refused, EncodeError::TooLong { at_least } if at_least > 20_000 && at_least <= 1 << 20));
-        assert_eq!(n_asked.get(), 2, "two slices of the 64 were read");
+        assert_eq!(n_asked.replace(0), 2, "two slices of the 64 were read");
+        let short = "x".repeat(100);
+        let refused = Tokenizer::bytes().refuse_too_long(&[&short, &text, &text], &limit).unwrap_err();
+        assert!(matches!(refused, EncodeError::TooLong { at_least } if at_least > 20_000));
+        assert_eq!(n_asked.replace(0), 3, "three of 129");
+        Tokenizer::bytes().refuse_too_long(&[short.as_str(); 1000], &limit).unwrap();
+        assert_eq!(n_asked.get(), 0, "what is likely to fit costs nothing");
     }
 
     #[test]

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""What prompts of 8 MB, far beyond the context, cost an agent: how soon each is refused, and what memory is left behind.
+
+    tests/tools/measure_long_prompts.py AGENT [MODEL]
+
+One at a time, then eight at once, three times over; the agent's resident memory before, at its highest and after. Linux only.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+LONG = "The quick brown fox. " * 399_000
+
+
+def main():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = sys.argv[2] if len(sys.argv) > 2 else "builtin://ember"
+    command = [sys.argv[1], "--model", model, "--host", "127.0.0.1", "--port", str(port)]
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        measure(agent.pid, port)
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def measure(pid, port):
+    hello, long = (json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}) for text in ("Hello!", LONG))
+    while ask(port, hello)[0] != 200:
+        time.sleep(0.1)
+    [ask(port, hello) for _ in range(4)]
+    before = memory(pid)["VmRSS"]
+    alone = sorted(ask(port, long)[1] for _ in range(7))
+    after_one = memory(pid)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            together = sorted(pool.map(lambda _: ask(port, long)[1], range(8)))
+    time.sleep(1)
+    after = memory(pid)
+    print(f"one: refused in {alone[3] * 1e3:.0f} ms (median of 7), {alone[-1] * 1e3:.0f} at most; eight at once: {together[-1] * 1e3:.0f}")
+    print(f"resident: {before:.0f} MB before, {after_one['VmHWM']:.0f} at most with one, {after_one['VmRSS']:.0f} after it, "
+          f"{after['VmHWM']:.0f} at most with eight, {after['VmRSS']:.0f} after them")
+
+
+def ask(port, body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    began = time.monotonic()
+    try:
+        connection.request("POST", "/v1/chat/completions", body)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status in (200, 400, 503), answer.status
+        return answer.status, time.monotonic() - began
+    except ConnectionError:
+        return 0, 0.0
+    finally:
+        connection.close()
+
+
+def memory(pid):
+    """Megabytes that it holds, and that it held at most."""
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+
+
+if __name__ == "__main__":
+    main()
