@@ -61,6 +61,15 @@ pub struct Args {
     #[arg(long, env = POD_UID_VARIABLE, value_name = "UID", hide_env_values = true)]
     pub pod_uid: Option<String>,
 
+    /// File with API keys, one a line: every request must send one of them, but those of probes and scrapers. Default: none is
+    /// asked for.
+    #[arg(long, env = "STOKER_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Path under which a proxy shows this server: every endpoint also answers below it.
+    #[arg(long, value_name = "PATH")]
+    pub root_path: Option<String>,
+
     /// What to log: error, warn, info, debug, or a filter such as `stoker_agent=debug,info`.
     #[arg(long, env = "STOKER_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,

@@ -9,7 +9,10 @@ use stoker_agent::{
     args::{Args, Command},
     config::{Settings, model_files},
     connections::{self, Limits},
-    http,
+    http::{
+        self,
+        access::{self, ApiKeys},
+    },
     replica::Replica,
     shutdown, startup, telemetry,
     wording::in_words_of,
@@ -88,7 +91,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
-    let public = http::router(replica.clone());
+    let public = guarded(args, http::router(replica.clone()))?;
     let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));
     tokio::spawn(serve_http(admin_listener, http::admin_router(replica.clone()), ADMIN_LIMITS, exit.clone()));
     let loading = load(replica, address);
@@ -105,6 +108,16 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     // An answer that was being written when the last request closed still reaches its client.
     let _ = tokio::time::timeout(CLOSE_GRACE, server).await;
     Ok(code)
+}
+
+/// The public port's endpoints for whom they are meant.
+fn guarded(args: &Args, router: Router) -> anyhow::Result<Router> {
+    let keys = args.api_key_file.as_deref().map(ApiKeys::read).transpose()?.unwrap_or_default();
+    let root = match &args.root_path {
+        Some(written) => Some(access::root_path(written).with_context(|| format!("--root-path {written} is no path"))?),
+        None => None,
+    };
+    Ok(access::guarded(router, keys, root.as_deref()))
 }
 
 async fn listen(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {

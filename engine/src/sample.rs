@@ -200,12 +200,15 @@ fn rank<T>(values: &mut [T], n: usize, order: impl Fn(&T, &T) -> Ordering) {
     values[..n].sort_unstable_by(order);
 }
 
-/// Log-probabilities of the model's own distribution: of the tokens that are named, or else of the `k` likeliest.
+/// Log-probabilities of the model's own distribution: of the tokens that are named and the chosen one, or else of the `k` likeliest.
 pub(crate) fn raw_logprobs(logits: &[f32], chosen: TokenId, k: usize, named: &[TokenId]) -> RawLogprobs {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
     let logprob = |logit: f32| (f64::from(logit - max) - total.ln()) as f32;
-    let wanted = if named.is_empty() { likeliest(logits, k) } else { at(logits, named) };
+    let wanted = match named {
+        [] => likeliest(logits, k),
+        named => at(logits, named.iter().copied().chain((!named.contains(&chosen)).then_some(chosen))),
+    };
     let top = wanted.into_iter().map(|(token, logit)| (token, logprob(logit))).collect();
     RawLogprobs { chosen: logprob(logits[chosen as usize]), top }
 }
@@ -216,8 +219,8 @@ pub(crate) fn rank_of(logits: &[f32], token: TokenId) -> u32 {
     1 + logits.iter().filter(|logit| **logit > own).count() as u32
 }
 
-fn at(logits: &[f32], tokens: &[TokenId]) -> Vec<Candidate> {
-    tokens.iter().map(|token| (*token, logits[*token as usize])).collect()
+fn at(logits: &[f32], tokens: impl Iterator<Item = TokenId>) -> Vec<Candidate> {
+    tokens.map(|token| (token, logits[token as usize])).collect()
 }
 
 fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {

@@ -47,7 +47,8 @@ const ECHOED: [&str; 8] = [
 const ECHOED_INSIDE: [&str; 6] =
     ["index", "cache_control", "provider_specific_fields", "parsed_arguments", "extra_content", "annotations"];
 
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+/// One of OpenAI's, or one that only the model's template knows.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "lowercase")]
 enum Role {
     System,
@@ -55,7 +56,12 @@ enum Role {
     User,
     Assistant,
     Tool,
+    #[serde(untagged)]
+    Other(String),
 }
+
+/// Longest name of a role.
+const MAX_ROLE_CHARS: usize = 64;
 
 #[derive(Debug)]
 enum Content {
@@ -143,6 +149,10 @@ pub(crate) fn conversation(messages: Vec<WireMessage>) -> Result<Vec<Message>, A
 fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
     let path = |field: &str| format!("messages[{index}].{field}");
     let role = message.role.ok_or_else(|| FieldError::Missing { field: path("role") })?;
+    if !role.is_name() {
+        let advice = "use system, developer, user, assistant or tool";
+        return Err(ApiError::invalid(path("role"), format!("`{}` is no role's name: {advice}", path("role"))));
+    }
     let tool_calls = message.tool_calls.unwrap_or_default();
     if matches!(&message.content, Some(Content::Parts(parts)) if parts.is_empty()) {
         return Err(ApiError::empty_array(path("content"), format!("`{}` has no part: send text", path("content"))));
@@ -175,13 +185,21 @@ fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
 
 impl Role {
     /// Templates know no `developer`: it is the newer name of `system`.
-    fn name(self) -> &'static str {
+    fn name(&self) -> &str {
         match self {
             Self::System | Self::Developer => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
             Self::Tool => "tool",
+            Self::Other(name) => name,
         }
+    }
+
+    /// Templates print names as they are: no marks, no new lines.
+    fn is_name(&self) -> bool {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let name = self.name();
+        !name.is_empty() && name.len() <= MAX_ROLE_CHARS && name.chars().all(is_plain)
     }
 }
 
@@ -324,7 +342,7 @@ mod tests {
     #[test]
     fn mistakes_are_named_by_their_path() {
         assert_eq!(param_of("[]"), "messages");
-        assert_eq!(param_of(r#"[{"role": "robot", "content": "x"}]"#), "messages[0].role");
+        assert_eq!(param_of(r#"[{"role": "<|user|>", "content": "x"}]"#), "messages[0].role");
         assert_eq!(param_of(r#"[{"content": "x"}]"#), "messages[0].role");
         assert_eq!(param_of(r#"[{"role": "user"}]"#), "messages[0].content");
         assert_eq!(param_of(r#"[{"role": "user", "content": []}]"#), "messages[0].content");

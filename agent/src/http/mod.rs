@@ -1,5 +1,6 @@
 //! The HTTP surface: which path leads to which handler, and what every request passes through. Decides nothing itself.
 
+pub mod access;
 mod admin;
 mod anthropic;
 mod body;

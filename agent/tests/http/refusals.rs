@@ -5,6 +5,7 @@ use axum::http::Request;
 use axum::http::StatusCode;
 use serde_json::Value;
 use serde_json::json;
+use stoker_agent::http::access::{ApiKeys, guarded};
 use stoker_engine::EngineLimits;
 use stoker_engine::exec::sim::SimScript;
 use tower::ServiceExt;
@@ -78,7 +79,7 @@ async fn every_refusal_names_its_parameter_in_openais_words_and_the_next_request
         (said(json!([])), 400, "messages[0].content", "empty_array"),
         (said(json!("x".repeat(3000))), 400, "messages", "context_length_exceeded"),
         (message(json!({"content": "x"})), 400, "messages[0].role", "missing_required_parameter"),
-        (message(json!({"role": "robot"})), 400, "messages[0].role", "invalid_value"),
+        (message(json!({"role": "no role"})), 400, "messages[0].role", "invalid_value"),
         (
             message(json!({"role": "tool", "content": "x"})),
             400,
@@ -193,5 +194,54 @@ async fn a_name_sent_twice_is_refused() {
     for body in [r#"{"prompt": "a", "prompt": "b"}"#, r#"{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}"#] {
         let (status, answer) = json_of(Agent::new().send("POST", "/v1/completions", body).await).await;
         assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("duplicate_parameter")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_only_the_template_knows_is_taken_where_the_template_prints_it() {
+    let said = json!({"messages": [{"role": "critic", "content": "Too long."}]});
+    let (status, answer) = Agent::new().post("/v1/chat/completions", said.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    let deaf = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}>";
+    let (status, answer) = Agent::with_template(SimScript::default(), deaf).post("/v1/chat/completions", said).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[0].role")), "{answer}");
+    let mark = json!({"messages": [{"role": "<|user|>", "content": "x"}]});
+    let (status, answer) = Agent::new().post("/v1/chat/completions", mark).await;
+    assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("messages[0].role")), "{answer}");
+}
+
+#[tokio::test]
+async fn a_prompt_far_too_long_is_refused_before_its_template_is_rendered() {
+    let agent = Agent::with_template(SimScript::default(), "{{ raise_exception('it was rendered') }}");
+    let long = json!({"messages": [{"role": "user", "content": "x".repeat(10)}, {"role": "user", "content": "y".repeat(1 << 20)}]});
+    let (status, answer) = agent.post("/v1/chat/completions", long).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (StatusCode::BAD_REQUEST, &json!("context_length_exceeded")),
+        "{answer}"
+    );
+    assert_eq!(answer["error"]["param"], "messages");
+    let (_, answer) = agent.post("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})).await;
+    assert!(answer["error"]["message"].as_str().unwrap().contains("it was rendered"), "{answer}");
+}
+
+#[tokio::test]
+async fn with_keys_only_who_has_one_may_ask_also_below_the_root() {
+    let keys = ApiKeys::parse("secret\n").unwrap();
+    let router = guarded(Agent::new().router.clone(), keys, Some("/llm"));
+    for (path, key, expected) in [
+        ("/v1/models", None, 401),
+        ("/v1/models", Some("secret"), 200),
+        ("/v1/models", Some("wrong"), 401),
+        ("/llm/v1/models", None, 401),
+        ("/llm/v1/models", Some("secret"), 200),
+        ("/unknown", None, 401),
+        ("/readyz", None, 200),
+        ("/metrics", None, 200),
+    ] {
+        let request =
+            Request::get(path).header("authorization", key.map_or(String::new(), |key| format!("Bearer {key}")));
+        let response = router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), expected, "{path} {key:?}");
     }
 }

@@ -144,7 +144,7 @@ fn followed(id: &str) -> Result<Vec<String>, ApiError> {
 
 fn not_kept(id: &str, param: &str) -> ApiError {
     let message = format!(
-        "no response `{id}` is kept here: this replica keeps its own newest {MAX_STORED} that were asked for with `store: true`"
+        "Response with id `{id}` not found. This replica keeps its own newest {MAX_STORED} that were asked for with `store: true`"
     );
     ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::NOT_FOUND, "response_not_found", message) }
 }

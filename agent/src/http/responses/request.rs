@@ -13,7 +13,7 @@ use crate::http::{
 };
 
 /// Fields that mean the same in both APIs, and what they are called there. Behind OpenAI's, those of chat that this API takes too.
-const SAME: [(&str, &str); 27] = [
+const SAME: [(&str, &str); 28] = [
     ("model", "model"),
     ("max_output_tokens", "max_completion_tokens"),
     ("temperature", "temperature"),
@@ -39,6 +39,7 @@ const SAME: [(&str, &str); 27] = [
     ("bad_words", "bad_words"),
     ("chat_template_kwargs", "chat_template_kwargs"),
     ("thinking_token_budget", "thinking_token_budget"),
+    ("request_id", "request_id"),
     ("priority", "priority"),
     ("cache_salt", "cache_salt"),
 ];
