@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """Runs vLLM's own tests of its OpenAI server against an agent, as a measure of what clients of vLLM find here.
 
-    VENV/bin/python tests/tools/vllm_suite.py AGENT DIRECTORY [--figures FILE] [-- PYTEST ARGUMENTS]
+    VENV/bin/python tests/tools/vllm_suite.py AGENT DIRECTORY [--model ember|chatterbox] [--only PART] [--figures FILE]
+        [-- PYTEST ARGUMENTS]
 
 AGENT is the program. VENV has openai, anthropic, pytest, pytest-asyncio, pypi-simple, regex, requests, jsonschema, numpy,
 tokenizers, schemathesis, hypothesis, fastapi, aiohttp and httpx. The tests come out of vLLM's source distribution into
-DIRECTORY and are not changed; nothing of them is kept here. Each module's server is an agent that serves the built-in model
+DIRECTORY and are not changed; nothing of them is kept here. Each module's server is an agent that serves one of two models
 under the name that the module asks for. What is no test of a server (it takes no server and no client) is left out.
 
+A module that asks for a model of Qwen's or for gpt-oss gets `chatterbox`, which make_chatterbox.py makes in DIRECTORY: like
+those it thinks, and has a large vocabulary and a long context; unlike those it knows nothing. Every other module gets the
+built-in `ember`. --model gives all modules the same.
+
 vLLM and torch are not installed. What a test wants to know from them of its model (its tokenizer, the size of its
-vocabulary, where it lies, the range of a seed) it is told of the built-in model; whatever else it takes from them is an object
-that fails when it is used. Prints a line a test and ends with the counts, which it appends to FILE as a figure.
+vocabulary, where it lies, the range of a seed) it is told of the model that it gets; whatever else it takes from them is an
+object that fails when it is used. Prints a line a test and ends with the counts, which it appends to FILE as a figure.
 """
 
 import argparse
@@ -20,10 +25,12 @@ import importlib.machinery
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import types
 import urllib.request
@@ -35,14 +42,16 @@ STUBBED = ("vllm", "torch", "torchvision", "PIL", "datasets", "lm_eval", "tensor
 SUITES = ["tests/entrypoints/openai", "tests/entrypoints/anthropic"]
 SHELLS = ("tests/__init__.py", "tests/entrypoints/__init__.py", "tests/entrypoints/conftest.py")
 EMBER = pathlib.Path(__file__).resolve().parents[2] / "models" / "ember"
+# Where the model lies that is served.
+MODEL = pathlib.Path(os.environ.get("SUITE_MODEL", EMBER))
 
 
 class Tokenizer:
-    """The built-in model's, by the names that transformers gives its methods."""
+    """The model's, by the names that transformers gives its methods."""
 
     def __init__(self, *_, **__):
         import tokenizers
-        self.inner = tokenizers.Tokenizer.from_file(str(EMBER / "tokenizer.json"))
+        self.inner = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
     def encode(self, text, add_special_tokens=True):
         return self.inner.encode(text, add_special_tokens=add_special_tokens).ids
@@ -52,13 +61,13 @@ class Tokenizer:
 
 
 class ModelConfig:
-    """What there is to know of the built-in model."""
+    """What there is to know of the model."""
 
     def __init__(self, *_, **__):
         pass
 
     def get_vocab_size(self):
-        return json.loads((EMBER / "config.json").read_text())["vocab_size"]
+        return json.loads((MODEL / "config.json").read_text())["vocab_size"]
 
 
 def seeds(_):
@@ -97,15 +106,23 @@ class Server:
 
     DUMMY_API_KEY = "token-abc123"
 
-    def __init__(self, model, arguments=(), **_):
+    def __init__(self, model, arguments=(), env_dict=None, **_):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [os.environ["STOKER_AGENT"], "--model", "builtin://ember", "--host", "127.0.0.1", "--port", str(self.port),
-                   "--served-name", model]
-        # The only argument of vLLM's that says what clients call the model; how it is served is ours to say.
+        files = "builtin://ember" if MODEL == EMBER else str(MODEL)
+        command = [os.environ["STOKER_AGENT"], "--model", files, "--host", "127.0.0.1", "--port", str(self.port), "--served-name",
+                   model]
+        # What clients call the model and the server's paths, and which key they send; how it is served is ours to say.
         if "--served-model-name" in arguments:
             command += ["--served-name", arguments[arguments.index("--served-model-name") + 1]]
+        if "--root-path" in arguments:
+            command += ["--root-path", arguments[arguments.index("--root-path") + 1]]
+        if key := (env_dict or {}).get("VLLM_API_KEY"):
+            self.keys = tempfile.NamedTemporaryFile("w")
+            self.keys.write(key)
+            self.keys.flush()
+            command += ["--api-key-file", self.keys.name]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.host = "127.0.0.1"
         deadline = time.monotonic() + 60
@@ -194,10 +211,29 @@ def modules(directory):
     return [path for path in found if starts(path) or with_shared(path)]
 
 
-def run(path, directory, arguments):
+def model_for(path):
+    """By the model that a module asks for, or the conftest beside it where the module names none."""
+    names = [re.search(r"(Qwen|gpt-oss|HuggingFaceH4|google|facebook|unsloth|HuggingFaceTB|openai-community)", file.read_text())
+             for file in (path, path.parent / "conftest.py") if file.is_file()]
+    named = next((found[1] for found in names if found), None)
+    return "chatterbox" if named in ("Qwen", "gpt-oss") else "ember"
+
+
+def directory_of(model, directory):
+    if model == "ember":
+        return EMBER
+    made = directory / "chatterbox"
+    if not (made / "tokenizer_config.json").is_file():
+        maker = pathlib.Path(__file__).with_name("make_chatterbox.py")
+        subprocess.run([sys.executable, str(maker), str(made)], check=True)
+    return made
+
+
+def run(path, directory, model, arguments):
     report = directory / "report.json"
     report.unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": f"{pathlib.Path(__file__).parent}:{directory}", "SUITE_REPORT": str(report)}
+    environment = {**os.environ, "PYTHONPATH": f"{pathlib.Path(__file__).parent}:{directory}", "SUITE_REPORT": str(report),
+                   "SUITE_MODEL": str(directory_of(model, directory))}
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "vllm_suite", "-p", "no:cacheprovider", "--rootdir",
                str(directory), "-o", "asyncio_mode=auto", "--tb=line", *arguments, str(path)]
     ended = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1200)
@@ -228,7 +264,7 @@ def figure(counts):
     cpu = next(line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=EMBER, capture_output=True, text=True, check=True)
     return {"run": f"{now}-vllm-suite", "commit": commit.stdout.strip(), "machine": f"{os.cpu_count()} cores, {cpu.partition(':')[2].strip()}",
-            "system": "stoker", "version": "0.1.0", "model": "ember", "dtype": "bf16", "case": "peer_suite_vllm",
+            "system": "stoker", "version": "0.1.0", "model": "ember and chatterbox", "dtype": "bf16", "case": "peer_suite_vllm",
             "metric": "passed", "value": passed, "n": 1, "min": passed, "max": passed,
             "command": "tests/tools/vllm_suite.py AGENT DIRECTORY --figures FILE"}
 
@@ -238,6 +274,8 @@ def main():
     parser.add_argument("agent", type=pathlib.Path)
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--figures", type=pathlib.Path)
+    parser.add_argument("--model", choices=["ember", "chatterbox"])
+    parser.add_argument("--only", default="", help="part of the paths of modules to run")
     parser.add_argument("arguments", nargs="*")
     asked = parser.parse_args()
     directory = asked.directory.resolve()
@@ -245,9 +283,12 @@ def main():
     fetch(directory)
     counts = {}
     for path in modules(directory):
-        for name, (outcome, reason) in run(path, directory, asked.arguments).items():
+        if asked.only not in str(path):
+            continue
+        model = asked.model or model_for(path)
+        for name, (outcome, reason) in run(path, directory, model, asked.arguments).items():
             counts[outcome] = counts.get(outcome, 0) + 1
-            print(f"{outcome:7} {name} {reason}", flush=True)
+            print(f"{outcome:7} {model:10} {name} {reason}", flush=True)
     print(json.dumps({"suite": f"vllm {VERSION}", **counts}))
     if asked.figures:
         with asked.figures.open("a") as figures:
