@@ -176,6 +176,7 @@ impl FaultProxy {
 
     /// Nothing goes wrong any more. Watches begin anew: what they missed, they missed.
     pub fn end(&self) {
+        self.shared.victim.store(0, Ordering::SeqCst);
         lock(&self.shared.script).fault = Fault::None;
         self.shared.watches_end.send_modify(|count| *count += 1);
     }

@@ -184,9 +184,12 @@ impl Rig {
         let replicas = usize::try_from(spec["replicas"].as_u64().context("a number")?)?;
         self.wait(&format!("{name} settles"), limit, |rig| {
             let pods = rig.pods(name)?;
+            // A Service that was deleted a moment ago may not be there yet.
+            let selector = rig.service(name)?.spec.and_then(|service| service.selector).unwrap_or_default();
+            let is_selected = |pod: &Pod| selector.iter().all(|(key, value)| pod.labels().get(key) == Some(value));
             Ok(is_ready(&rig.get(name)?)
                 && pods.len() == replicas
-                && pods.iter().all(serves)
+                && pods.iter().all(|pod| serves(pod) && is_selected(pod))
                 && rig.config_maps(name)?.len() == 1)
         })?;
         let deployment = self.get(name)?;
@@ -197,10 +200,7 @@ impl Rig {
         );
         let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned(), ..Defaults::default() };
         let undisturbed = revision(&validate(&deployment, &defaults)?.replica);
-        let selector = self.service(name)?.spec.and_then(|service| service.selector).unwrap_or_default();
         for pod in self.pods(name)? {
-            let selected = selector.iter().all(|(key, value)| pod.labels().get(key) == Some(value));
-            ensure!(selected, "{}: no request reaches it by {selector:?}", pod.name_any());
             ensure!(revision_of(&pod) == undisturbed, "{}: not of revision {undisturbed}", pod.name_any());
             ensure!(intent_of(&pod).is_none_or(|(_, drains)| !drains), "{}: still draining", pod.name_any());
         }

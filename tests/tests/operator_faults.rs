@@ -86,6 +86,9 @@ fn rights_that_were_taken_away_and_given_back_cost_no_replica_and_no_change() {
     let roles = Api::<ClusterRoleBinding>::all(rig.client());
     let binding = rig.block_on(roles.get("stoker-operator")).unwrap();
     rig.block_on(roles.delete("stoker-operator", &DeleteParams::default())).unwrap();
+    let operator = "system:serviceaccount:stoker-system:stoker-operator";
+    let asked = ["auth", "can-i", "create", "pods", "--as", operator];
+    rig.wait("the rights are gone", REPEAT_WITHIN, |rig| Ok(rig.cluster.try_kubectl(&asked).is_err())).unwrap();
     rig.apply("amber", spec(2)).unwrap();
     sleep(WITHOUT_RIGHTS);
     let pods = rig.pods("amber").unwrap();
