@@ -60,19 +60,6 @@ pub enum Fault {
     LostAnswer,
 }
 
-impl Fault {
-    /// All that goes wrong in front of the API server.
-    pub const ALL: [Self; 7] = [
-        Self::CrashAfterWrite,
-        Self::CrashBeforeStatus,
-        Self::StaleList,
-        Self::MissedEvent,
-        Self::RepeatedEvent,
-        Self::Refused,
-        Self::LostAnswer,
-    ];
-}
-
 /// What is done with one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verdict {

@@ -88,8 +88,8 @@ impl Thinking {
             Place::Outside => Place::Outside,
             Place::Closing(n_there) => closing(n_there + 1, rules),
             Place::Thinking if last.ends_with(&rules.close) => {
-                // Its other tokens were taken for thoughts.
-                *n_thought -= rules.close.len() as u32 - 1;
+                // Its other tokens were taken for thoughts, but for one that ends the opening mark, too.
+                *n_thought = n_thought.saturating_sub(rules.close.len() as u32 - 1);
                 Place::Outside
             }
             Place::Thinking if is_owed => closing(1, rules),
@@ -179,6 +179,8 @@ mod tests {
         assert_eq!(said(budget(2, marks, false, None), &[1, 3, 9, 9, 9, 9, 9, 9]), [1, 3, 9, 9, 4, 5, 6, 9]);
         let own = [1, 3, 9, 4, 5, 6, 9, 9, 9];
         assert_eq!(said(budget(4, marks, false, None), &own), own, "a mark of the model's own is no thought");
+        let at_once = [1, 3, 5, 9];
+        assert_eq!(said(budget(4, [&[1, 3], &[3, 5]], false, None), &at_once), at_once, "marks may share a token");
     }
 
     /// Allows even tokens only, and the closing mark, 2, only behind 8.
