@@ -8,6 +8,7 @@ mod common;
 mod constraint;
 mod cuda;
 mod cuda_families;
+mod cuda_gguf;
 mod cuda_invariance;
 mod families;
 mod gguf;
@@ -20,4 +21,5 @@ mod sim;
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
 mod skip;
+mod specs;
 mod tokenizers;
