@@ -10,7 +10,7 @@ use stoker_bench::{
     model::{Format, Wanted},
     peers::Peer,
 };
-use stoker_engine::DeviceChoice;
+use stoker_engine::{DeviceChoice, Quantization};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
@@ -120,6 +120,9 @@ pub(crate) enum Command {
         /// Tokens of each sequence.
         #[arg(long, default_value_t = 1024)]
         context: usize,
+        /// Quantise the projections of layers: fp8.
+        #[arg(long, value_name = "KIND")]
+        quantization: Option<Quantization>,
         /// A chip that is not here, by its name in kernels/tables: nothing is measured.
         #[arg(long, value_name = "NAME")]
         chip: Option<String>,
@@ -199,6 +202,9 @@ pub(crate) struct RunArgs {
     /// is, `join` gives ratio_to_stoker-invariant: what the mode costs.
     #[arg(long)]
     batch_invariant: bool,
+    /// Quantise the projections of layers when they are loaded: fp8. The format in figures is then that.
+    #[arg(long, value_name = "KIND")]
+    pub(crate) quantization: Option<Quantization>,
     /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     pub(crate) peers: Vec<Peer>,
@@ -241,6 +247,7 @@ impl RunArgs {
             threads: self.threads,
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
+            quantization: self.quantization,
         }
     }
 

@@ -10,8 +10,8 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
-    RequestStream, StopParams, TokenId,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Quantization, Request,
+    RequestEvent, RequestStream, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -54,6 +54,8 @@ pub struct Tuning {
     pub max_batched_tokens: Option<u32>,
     /// Measure the batch-invariant mode.
     pub batch_invariant: bool,
+    /// How weights are quantised when they are loaded.
+    pub quantization: Option<Quantization>,
 }
 
 impl Tuning {
@@ -78,6 +80,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
         threads: tuning.threads,
         batch_invariant: tuning.batch_invariant,
+        quantization: tuning.quantization,
         ..EngineLimits::default()
     }
 }

@@ -45,11 +45,11 @@ fn main() -> Result<()> {
             let models: Vec<_> = autotune::MODELS.into_iter().filter(|model| is_wanted(model.name)).collect();
             autotune::autotune(&models, &cache, &out, &mut |line| eprintln!("{line}"))
         }
-        Command::Program { model, rows, context, chip, cache } => {
+        Command::Program { model, rows, context, quantization, chip, cache } => {
             let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16)?;
             match chip {
-                Some(chip) => program::list(&directory, &chip, &rows),
-                None => program::measure(&directory, &rows, context),
+                Some(chip) => program::list(&directory, &chip, &rows, quantization),
+                None => program::measure(&directory, &rows, context, quantization),
             }
         }
         Command::Masks { tokenizer, rounds, step_ms, beside, steps } => {
@@ -76,7 +76,7 @@ fn measure(args: &RunArgs) -> Result<()> {
     let cases = fitting(args.cases(), model.max_position_embeddings)?;
     let subject = Subject {
         model: model.name.clone(),
-        dtype: model.dtype.clone(),
+        dtype: args.quantization.map_or(model.dtype.clone(), |quantization| quantization.name().to_owned()),
         bytes_per_token: model.bytes_per_token.filter(|bytes| !is_gpu(args) && *bytes > CACHED_BYTES),
     };
     let mut contenders = peers(args, &model.path);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use stoker_engine::{
-    DeviceChoice, EngineConfig, EngineLimits, ModelFiles,
+    DeviceChoice, EngineConfig, EngineLimits, ModelFiles, Quantization,
     exec::cuda::{Ceilings, CudaModel, Decodes, Line, list_program},
     model::{CheckpointFormat, ModelConfig, ModelSpec},
 };
@@ -13,26 +13,27 @@ use stoker_engine::{
 const H200: Ceilings = Ceilings { gb_s: 4280.0, tflop_s: 780.0 };
 
 /// As a chip with a built-in table takes it; without that chip.
-pub fn list(directory: &Path, chip: &str, rows: &[usize]) -> Result<()> {
+pub fn list(directory: &Path, chip: &str, rows: &[usize], quantization: Option<Quantization>) -> Result<()> {
     let path = directory.join("config.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let config = ModelConfig::from_json(&serde_json::from_str(&text)?, "config.json")?;
     let spec = ModelSpec::new(&config, CheckpointFormat::HuggingFace)?;
     for &n in rows {
-        let lines = list_program(&spec, chip, n, H200).map_err(|problem| anyhow!(problem))?;
+        let lines = list_program(&spec, chip, n, quantization, H200).map_err(|problem| anyhow!(problem))?;
         print(&format!("a step of {n} sequences on {chip}"), &lines);
     }
     Ok(())
 }
 
 /// As the first GPU takes it, measured with random weights over contexts of so many tokens.
-pub fn measure(directory: &Path, rows: &[usize], context: usize) -> Result<()> {
+pub fn measure(directory: &Path, rows: &[usize], context: usize, quantization: Option<Quantization>) -> Result<()> {
     let files = ModelFiles::Random { directory: directory.to_owned(), seed: 1 };
     let most = rows.iter().copied().max().unwrap_or(1) as u32;
     let limits = EngineLimits {
         max_model_len: Some(context as u32),
         max_num_seqs: Some(most),
         kv_cache_tokens: Some(most * (context as u32).next_multiple_of(16)),
+        quantization,
         ..EngineLimits::default()
     };
     let config = EngineConfig { model: files, limits, device: DeviceChoice::Cuda(0) };

@@ -106,6 +106,39 @@ pub struct EngineLimits {
     /// Give a request the same bits whatever else runs beside it, however its prompt is cut and whatever of it is cached. The
     /// CPU always does; a GPU takes kernels for it that are slower, and refuses where it has none.
     pub batch_invariant: bool,
+    /// Multiply with the weights of layers in fewer bits than they are stored in. `None`: as they are stored.
+    pub quantization: Option<Quantization>,
+}
+
+/// How weights are quantised when they are loaded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Quantization {
+    /// Projections of layers in e4m3 with a scale for each of their outputs; rows that are multiplied are quantised as they come, with a
+    /// scale each, except a row that is alone. Embeddings, norms, biases and the output matrix stay as they are. On Hopper GPUs.
+    Fp8,
+}
+
+impl Quantization {
+    /// All.
+    pub const ALL: [Self; 1] = [Self::Fp8];
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+impl std::str::FromStr for Quantization {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.name() == name)
+            .ok_or_else(|| format!("{name:?} is not known: take fp8"))
+    }
 }
 
 impl Default for EngineLimits {
@@ -123,6 +156,7 @@ impl Default for EngineLimits {
             threads: None,
             prefix_caching: true,
             batch_invariant: false,
+            quantization: None,
         }
     }
 }

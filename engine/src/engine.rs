@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, StepSizes},
+    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, Quantization, StepSizes},
     engine_loop::EngineLoop,
     exec::{
         CpuExecutor, Decoder, Executor,
@@ -52,6 +52,9 @@ pub enum StartError {
     /// Random weights are made on a GPU.
     #[error("random weights need a GPU, and the model would run on the CPU: give it files with weights")]
     RandomOnCpu,
+    /// Quantised products are a GPU's.
+    #[error("quantization {} needs a GPU of compute capability 9.0, and the model would run on the CPU: leave it out", .0.name())]
+    QuantizedOnCpu(Quantization),
     /// The compute threads cannot be started.
     #[error("start {threads} compute threads: {reason}")]
     Threads {
@@ -258,6 +261,9 @@ impl LoadedModel {
         mut ops: CpuOps,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
+        if let Some(quantization) = limits.quantization {
+            return Err(StartError::QuantizedOnCpu(quantization));
+        }
         let sched = read.sched_limits(limits, StepSizes::CPU)?;
         let ReadModel { config: model_config, assets, weights } = read;
         let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };

@@ -10,22 +10,46 @@
 // point of fusing is one launch less.
 // The normalised value is rounded to bf16 before the weight multiplies it, as the models' reference code does.
 //
+// Where a product of e4m3 is next, the row leaves quantised, with its scale (quantise.cuh): 5 or 7 B/value.
+//
 // `rms_norm_any` is for families whose norms stand behind attention and feed-forward, have a weight around zero, or run over a part
 // of a row. Each step only where its pointer is not null, rows `stride` vectors apart:
 //
 //   x = rms_norm(x) * after;   x = residual += x;   out = rms_norm(x) * weight
-#include "common.cuh"
+#include "quantise.cuh"
 
 namespace stoker {
 
-template <bool kAdd, int kVecs>
-__device__ __forceinline__ void rms_norm_row(uint4* out, uint4* residual, const uint4* x, const uint4* weight,
-                                             int n_vecs, float eps) {
+// Where rows leave as bf16, or as e4m3.
+struct Rows {
+  uint4* out;
+};
+struct QuantisedRows {
+  uint2* out;
+  float* scales;
+};
+
+template <int kVecs>
+__device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVecs][8], int n_vecs, float*) {
+#pragma unroll
+  for (int j = 0; j < kVecs; ++j) {
+    const int i = threadIdx.x + j * blockDim.x;
+    if (i < n_vecs) rows.out[static_cast<size_t>(blockIdx.x) * n_vecs + i] = pack(y[j]);
+  }
+}
+
+template <int kVecs>
+__device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], int n_vecs, float* scratch) {
+  quantise_row(rows.out + static_cast<size_t>(blockIdx.x) * n_vecs, rows.scales + blockIdx.x, y, n_vecs, scratch);
+}
+
+template <bool kAdd, int kVecs, typename Out>
+__device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) {
   __shared__ float scratch[kWarp];
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const size_t row = static_cast<size_t>(blockIdx.x) * n_vecs;
-  float value[kVecs][8];
+  float value[kVecs][8] = {};
   float squares = 0.f;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
@@ -47,12 +71,12 @@ __device__ __forceinline__ void rms_norm_row(uint4* out, uint4* residual, const 
   for (int j = 0; j < kVecs; ++j) {
     const int i = threadIdx.x + j * blockDim.x;
     if (i >= n_vecs) break;
-    float w[8], y[8];
+    float w[8];
     unpack(weight[i], w);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) y[e] = rounded(value[j][e] * scale) * w[e];
-    out[row + i] = pack(y);
+    for (int e = 0; e < 8; ++e) value[j][e] = rounded(rounded(value[j][e] * scale) * w[e]);
   }
+  store_row(out, value, n_vecs, scratch);
 }
 
 struct AnyNorm {
@@ -131,11 +155,20 @@ __device__ __forceinline__ void any_norm_row(const AnyNorm& p) {
 #define RMS_NORM(vecs)                                                                                                \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_v##vecs(uint4* out, const uint4* x, const uint4* weight, int n_vecs, float eps) {                      \
-    stoker::rms_norm_row<false, vecs>(out, nullptr, x, weight, n_vecs, eps);                                          \
+    stoker::rms_norm_row<false, vecs>(stoker::Rows{out}, nullptr, x, weight, n_vecs, eps);                            \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       add_rms_norm_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) { \
-    stoker::rms_norm_row<true, vecs>(out, residual, x, weight, n_vecs, eps);                                          \
+    stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, residual, x, weight, n_vecs, eps);                            \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                  \
+      rms_norm_e4m3_v##vecs(uint2* out, float* scales, const uint4* x, const uint4* weight, int n_vecs, float eps) {  \
+    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales}, nullptr, x, weight, n_vecs, eps);           \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                  \
+      add_rms_norm_e4m3_v##vecs(uint2* out, float* scales, uint4* residual, const uint4* x, const uint4* weight,      \
+                                int n_vecs, float eps) {                                                              \
+    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales}, residual, x, weight, n_vecs, eps);           \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_any_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* after, const uint4* weight,      \

@@ -11,6 +11,9 @@
 //       k of one step (32):   lane t=0: 0..7    t=1: 8..15   t=2: 16..23   t=3: 24..31
 //       first product takes elements 0..3 of each lane, the second 4..7
 //
+// Weights of e4m3 with a scale a row are the same bytes, of 16 values a lane: they are widened to bf16, exactly, on their way to four
+// products, and the sums scaled. x stays bf16, so one row loses nothing by quantising it; 1 B * n * k.
+//
 // A block owns 16 rows of w. Its 8 warps take chunks of 4 steps (128 values of k, 256 contiguous bytes a row) in turn.
 // The first chunk of w is requested before the wait for the kernel in front, the next one before each chunk is used:
 // about 8 KiB in flight a warp, 64 KiB or more a multiprocessor; 23 KiB would cover the memory's latency at full rate.
@@ -20,11 +23,15 @@
 
 namespace stoker {
 
-constexpr int kSteps = 4, kStep = 32;
+constexpr int kSteps = 4;
+
+// Values of 16 bytes; a step are those of four lanes.
+template <typename Element>
+constexpr int kLaneValues = 16 / sizeof(Element);
 
 // The weights are read once a step: they must not push activations out of L1. Loads of constant memory (.nc) the assembler moves as
 // it likes, and it moved the first ones behind the wait for the kernel in front; these stay where they stand.
-__device__ __forceinline__ uint4 load_weights(const bf16* pointer) {
+__device__ __forceinline__ uint4 load_weights(const void* pointer) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];\n"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -38,23 +45,58 @@ struct Weights {
   uint4 upper, lower;
 };
 
-__device__ __forceinline__ Weights load_step(const bf16* upper, const bf16* lower, int at, int k) {
+template <typename Element>
+__device__ __forceinline__ Weights load_step(const Element* upper, const Element* lower, int at, int k) {
   const uint4 zeros = make_uint4(0, 0, 0, 0);
   return {at < k ? load_weights(upper + at) : zeros, at < k ? load_weights(lower + at) : zeros};
 }
 
-template <Form kForm, typename Out>
-__device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Beside& beside) {
+// Four values of e4m3 as two pairs of bf16. The bits in place are the value times 2^-120, numbers too small for e4m3's exponent
+// too; the factor is exact.
+__device__ __forceinline__ uint2 widened(uint32_t four) {
+  auto pair = [](uint32_t bytes) {
+    const uint32_t bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), factor = 0x7b807b80u;
+    const __nv_bfloat162 value = __hmul2(reinterpret_cast<const __nv_bfloat162&>(bits), reinterpret_cast<const __nv_bfloat162&>(factor));
+    return reinterpret_cast<const uint32_t&>(value);
+  };
+  return make_uint2(pair(__byte_perm(four, 0, 0x1404)), pair(__byte_perm(four, 0, 0x3424)));
+}
+
+// One step; x is a lane's part of its column, null where there is none.
+__device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, const bf16* x, const bf16*) {
+  multiply_step(sum, w.upper, w.lower, x ? *reinterpret_cast<const uint4*>(x) : make_uint4(0, 0, 0, 0));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, const bf16* x, const uint8_t*) {
+  const uint32_t upper[4] = {w.upper.x, w.upper.y, w.upper.z, w.upper.w}, lower[4] = {w.lower.x, w.lower.y, w.lower.z, w.lower.w};
+  const uint2* column = reinterpret_cast<const uint2*>(x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint2 a = widened(upper[i]), b = widened(lower[i]), v = x ? column[i] : make_uint2(0, 0);
+    mma(sum, a.x, b.x, a.y, b.y, v.x, v.y);
+  }
+}
+
+// Of the two rows of a lane.
+struct RowScales {
+  float upper = 1.f, lower = 1.f;
+};
+
+template <Form kForm, typename Out, typename Element>
+__device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const float* w_scales, const Product& p, const Beside& beside) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   // Rows past the end repeat the last one; their sums are not stored.
-  const int first = blockIdx.x * kTileRows, k = p.k;
-  const bf16* upper = p.w + static_cast<size_t>(min(first + g, p.n - 1)) * k;
-  const bf16* lower = p.w + static_cast<size_t>(min(first + g + 8, p.n - 1)) * k;
+  const int first = blockIdx.x * kTileRows, k = p.k, upper_row = min(first + g, p.n - 1), lower_row = min(first + g + 8, p.n - 1);
+  const Element* upper = w + static_cast<size_t>(upper_row) * k;
+  const Element* lower = w + static_cast<size_t>(lower_row) * k;
+  constexpr int kOwn = kLaneValues<Element>, kStep = 4 * kOwn;
   const int stride = kProductWarps * kSteps * kStep;
-  int from = warp * kSteps * kStep + t * 8;
+  int from = warp * kSteps * kStep + t * kOwn;
   Weights chunk[kSteps];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) chunk[s] = load_step(upper, lower, from + s * kStep, k);
+  RowScales scales;
+  if (sizeof(Element) == 1) scales = {w_scales[upper_row], w_scales[lower_row]};
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __shared__ Partials partial;
@@ -63,16 +105,15 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Besi
   const bf16* x = g < p.m ? p.x + static_cast<size_t>(g) * k : nullptr;
   float sum[4] = {};
   // As many rounds in all lanes: products need the whole warp.
-  for (; from - t * 8 < k; from += stride) {
+  for (; from - t * kOwn < k; from += stride) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int at = from + s * kStep;
-      uint4 column = make_uint4(0, 0, 0, 0);
-      if (x != nullptr && at < k) column = *reinterpret_cast<const uint4*>(x + at);
-      multiply_step(sum, chunk[s].upper, chunk[s].lower, column);
+      multiply(sum, chunk[s], x != nullptr && at < k ? x + at : nullptr, w);
       chunk[s] = load_step(upper, lower, at + stride, k);
     }
   }
+  if (sizeof(Element) == 1) sum[0] *= scales.upper, sum[1] *= scales.upper, sum[2] *= scales.lower, sum[3] *= scales.lower;
   leave_partial(partial, sum);
   __syncthreads();
   finish_tile<kForm>(partial, addend, y, first, beside, p);
@@ -84,7 +125,15 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Product& p, const Besi
   extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
       name(out* y, const stoker::bf16* w, const stoker::bf16* x, stoker::bf16* weighted, const stoker::bf16* norm,          \
            float* squares, float eps, int m, int n, int k) {                                                                \
-    stoker::skinny_gemm<stoker::Form::form>(y, stoker::Product{w, x, m, n, k}, stoker::Beside{weighted, norm, squares, eps}); \
+    stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{w, x, m, n, k},                                  \
+                                            stoker::Beside{weighted, norm, squares, eps});                                  \
+  }
+#define SKINNY_GEMM_E4M3(name, form)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
+      name(stoker::bf16* y, const uint8_t* w, const float* w_scales, const stoker::bf16* x, stoker::bf16* weighted,         \
+           const stoker::bf16* norm, float* squares, float eps, int m, int n, int k) {                                      \
+    stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{nullptr, x, m, n, k},                           \
+                                            stoker::Beside{weighted, norm, squares, eps});                                  \
   }
 SKINNY_GEMM(skinny_gemm_bf16, kPlain, stoker::bf16)
 SKINNY_GEMM(skinny_gemm_f32, kPlain, float)
@@ -92,3 +141,7 @@ SKINNY_GEMM(skinny_gemm_update, kUpdate, stoker::bf16)
 SKINNY_GEMM(skinny_gemm_scaled_bf16, kScaled, stoker::bf16)
 SKINNY_GEMM(skinny_gemm_scaled_f32, kScaled, float)
 SKINNY_GEMM(skinny_gemm_gated, kGated, stoker::bf16)
+SKINNY_GEMM_E4M3(skinny_gemm_e4m3_bf16, kPlain)
+SKINNY_GEMM_E4M3(skinny_gemm_e4m3_update, kUpdate)
+SKINNY_GEMM_E4M3(skinny_gemm_e4m3_scaled, kScaled)
+SKINNY_GEMM_E4M3(skinny_gemm_e4m3_gated, kGated)

@@ -69,15 +69,18 @@ __device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.
   "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // c[64 x columns] = a[64x16] * b[columns x 16]^T, or added to c if `accumulate`; a and b in shared memory, read along their
-// rows. A thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t.
-#define STOKER_WGMMA_ROWS(columns, names, a_name, b_name, accumulate_name, ...)                                         \
-  __device__ __forceinline__ void wgmma_rows(float (&c)[columns / 8][4], uint64_t a, uint64_t b, bool accumulate) {    \
+// rows. A thread's share of c is that of `mma` for the 16 rows of its warp: c[j] are columns 8j + 2t. Of e4m3 the depth is 32.
+#define STOKER_WGMMA(name, columns, type, options, names, a_name, b_name, accumulate_name, ...)                         \
+  __device__ __forceinline__ void name(float (&c)[columns / 8][4], uint64_t a, uint64_t b, bool accumulate) {          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_name ", 0;\n"                                             \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name ", " b_name      \
-                 ", p, 1, 1, 0, 0; }\n"                                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns type " {" names "}, " a_name ", " b_name                  \
+                 ", p, 1, 1" options "; }\n"                                                                           \
                  : __VA_ARGS__                                                                                         \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                 \
   }
+#define STOKER_WGMMA_ROWS(columns, ...)                                         \
+  STOKER_WGMMA(wgmma_rows, columns, "k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__) \
+  STOKER_WGMMA(wgmma_rows_e4m3, columns, "k32.f32.e4m3.e4m3", "", __VA_ARGS__)
 STOKER_WGMMA_ROWS(8, "%0,%1,%2,%3", "%4", "%5", "%6", STOKER_FOUR(c, 0))
 STOKER_WGMMA_ROWS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17", "%18", STOKER_FOUR(c, 0),
                   STOKER_FOUR(c, 1), STOKER_FOUR(c, 2), STOKER_FOUR(c, 3))
@@ -86,6 +89,7 @@ STOKER_WGMMA_ROWS(128, STOKER_NAMES_64, "%64", "%65", "%66", STOKER_32(c, 0), ST
 STOKER_WGMMA_ROWS(256, STOKER_NAMES_128, "%128", "%129", "%130", STOKER_32(c, 0), STOKER_32(c, 8), STOKER_32(c, 16),
                   STOKER_32(c, 24))
 #undef STOKER_WGMMA_ROWS
+#undef STOKER_WGMMA
 
 // c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.
 __device__ __forceinline__ void wgmma_columns(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {

@@ -16,7 +16,7 @@ use cudarc::{
 use crate::{
     Device, KernelError,
     launch::{Epilogue, GemmShape, refused},
-    linear::{self, Linear, Output},
+    linear::{self, Linear, Operand, Output},
 };
 
 /// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
@@ -100,11 +100,11 @@ impl Blas {
         linear::check("gemm", &op)?;
         let key = (op.shape, op.y.epilogue());
         let plan = self.plan(key, algorithm)?;
-        let operands = self.operands(&mut op);
+        let operands = self.operands(&mut op)?;
         self.multiply(&plan, operands).map_err(|source| failed("gemm", describe(key), source))
     }
 
-    fn operands(&self, op: &mut Linear<'_>) -> Operands {
+    fn operands(&self, op: &mut Linear<'_>) -> Result<Operands, KernelError> {
         let stream = self.device.stream();
         let (y, keep) = match &mut op.y {
             Output::Bf16(y) => (y.device_ptr_mut(stream).0, 0.0),
@@ -112,7 +112,10 @@ impl Blas {
             Output::F32(y) => (y.device_ptr_mut(stream).0, 0.0),
             Output::Gated(_) => unreachable!("a plan of such a product was refused"),
         };
-        Operands { w: op.w.device_ptr(stream).0, x: op.x.device_ptr(stream).0, y, keep }
+        let (Operand::Bf16(w), Operand::Bf16(x)) = (&op.w, &op.x) else {
+            return Err(refused("gemm", "cuBLASLt is asked for products of bf16 only".to_owned()));
+        };
+        Ok(Operands { w: w.device_ptr(stream).0, x: x.device_ptr(stream).0, y, keep })
     }
 
     fn plan(&self, key: Key, algorithm: Algorithm) -> Result<Plan, KernelError> {

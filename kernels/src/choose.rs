@@ -26,10 +26,12 @@ pub struct GemmDesc {
 }
 
 /// How the weights of a GEMM are stored.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum WeightFormat {
     /// As bf16.
     Bf16,
+    /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
+    E4m3,
 }
 
 /// What the rows of x are.
@@ -136,6 +138,11 @@ impl Chip {
         ChipTable::all_built_in().map(|table| table.header().chip.clone()).collect::<Vec<_>>().join(", ")
     }
 
+    /// What launch shapes depend on.
+    pub fn properties(&self) -> Properties {
+        self.properties
+    }
+
     /// What was measured on it.
     pub fn table(&self) -> &ChipTable {
         &self.table
@@ -160,10 +167,8 @@ impl Chip {
     ///   nearest shape of the table, cuBLASLt's best guess where there is none; gate and up are ours at any number of rows;
     /// - all else is cuBLASLt's best guess, which from 512 rows on adds to the residual.
     pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
-        match desc.weights {
-            WeightFormat::Bf16 => {}
-        }
         let found = match self.numerics {
+            _ if desc.weights == WeightFormat::E4m3 => self.quantised(desc),
             Numerics::BatchInvariant => self.batch_invariant(desc),
             Numerics::Fastest => match desc.prologue {
                 Prologue::NormScaled => self.norm_scaled(desc),
@@ -182,16 +187,22 @@ impl Chip {
         let rows = Rows::of(desc.shape.m);
         // Weights of logits are a gigabyte: any tile reads them as fast.
         let is_ours = self.is_hopper() && rows != Rows::One && desc.epilogue != Epilogue::F32;
-        let tiles = gemm::candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors);
-        let tiles = tiles.into_iter().filter(|tile| is_ours && GemmKernel::Tiled(*tile).fits(desc)).map(Entry::Tile);
+        let tiles = self
+            .tiles(desc, depth)
+            .into_iter()
+            .filter(|tile| is_ours && GemmKernel::Tiled(*tile).fits(desc))
+            .map(Entry::Tile);
         let is_theirs = self.numerics == Numerics::Fastest
+            && desc.weights == WeightFormat::Bf16
             && match desc.epilogue {
                 Epilogue::Bf16 => matches!(rows, Rows::Some | Rows::Many),
                 Epilogue::F32 | Epilogue::Sum => rows != Rows::One,
                 Epilogue::Gated | Epilogue::Update => false,
             };
         let guesses = (0..blas::GUESSES).filter(|_| is_theirs).map(Entry::CublasLt);
-        let is_apart_possible = self.numerics == Numerics::Fastest && matches!(rows, Rows::Some | Rows::Many);
+        let is_apart_possible = self.numerics == Numerics::Fastest
+            && desc.weights == WeightFormat::Bf16
+            && matches!(rows, Rows::Some | Rows::Many);
         let apart = (desc.epilogue == Epilogue::Gated && is_apart_possible).then_some(Entry::Apart);
         tiles.chain(guesses).chain(apart).collect()
     }
@@ -204,6 +215,21 @@ impl Chip {
         match self.measured(desc) {
             Some(Entry::Tile(tile)) if !tile.splits_depth() => Some(GemmKernel::Tiled(tile)),
             _ => self.cheapest(desc, Depth::Whole),
+        }
+    }
+
+    /// One row is the skinny kernel's, which widens weights on their way; more are ours on Hopper, by the tile that costs least.
+    fn quantised(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One {
+            let is_gated_alone = desc.epilogue == Epilogue::Gated && desc.prologue == Prologue::Plain;
+            return (desc.epilogue != Epilogue::Sum && !is_gated_alone)
+                .then_some(GemmKernel::Skinny(SkinnyKernel::Registers));
+        }
+        let depth = if self.numerics == Numerics::Fastest { Depth::MaySplit } else { Depth::Whole };
+        match self.measured(desc) {
+            _ if !self.is_hopper() || desc.prologue != Prologue::Plain => None,
+            Some(Entry::Tile(tile)) => Some(GemmKernel::Tiled(tile)),
+            _ => self.cheapest(desc, depth),
         }
     }
 
@@ -268,8 +294,17 @@ impl Chip {
         ours.unwrap_or(self.guess(desc, 0))
     }
 
+    /// Of ours, the cheapest by count first.
+    fn tiles(&self, desc: GemmDesc, depth: Depth) -> Vec<Tile> {
+        let candidates = match desc.weights {
+            WeightFormat::Bf16 => gemm::candidates,
+            WeightFormat::E4m3 => gemm::candidates_e4m3,
+        };
+        candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors)
+    }
+
     fn cheapest(&self, desc: GemmDesc, depth: Depth) -> Option<GemmKernel> {
-        let tiles = gemm::candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors);
+        let tiles = self.tiles(desc, depth);
         tiles.into_iter().map(GemmKernel::Tiled).find(|kernel| kernel.fits(desc))
     }
 
@@ -309,6 +344,9 @@ impl GemmKernel {
     /// Whether it can.
     fn fits(self, desc: GemmDesc) -> bool {
         let GemmShape { m, n, k } = desc.shape;
+        if desc.weights == WeightFormat::E4m3 {
+            return self.fits_e4m3(desc);
+        }
         let needs_scale = desc.prologue == Prologue::NormScaled || desc.epilogue == Epilogue::Update;
         match self {
             Self::Skinny(_) => m <= SKINNY_ROWS_MAX && k.is_multiple_of(8),
@@ -317,6 +355,18 @@ impl GemmKernel {
                 is_whole && tile.fits(desc.shape, desc.epilogue) && (!needs_scale || tile.scales())
             }
             Self::CublasLt(_) => desc.prologue == Prologue::Plain,
+        }
+    }
+
+    fn fits_e4m3(self, desc: GemmDesc) -> bool {
+        const WHOLE: usize = 16;
+        let is_whole = desc.shape.k.is_multiple_of(WHOLE);
+        match self {
+            Self::Skinny(_) => is_whole && desc.shape.m <= SKINNY_ROWS_MAX && desc.epilogue != Epilogue::F32,
+            Self::Tiled(tile) => {
+                is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(desc.shape, desc.epilogue)
+            }
+            Self::CublasLt(_) => false,
         }
     }
 

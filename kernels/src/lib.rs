@@ -23,6 +23,7 @@ pub mod noise;
 pub mod packed;
 pub mod plan;
 pub mod pointwise;
+pub mod quantise;
 pub mod readback;
 pub mod reference;
 pub mod sampling;

@@ -19,11 +19,53 @@ pub struct Linear<'a> {
     /// m x n.
     pub y: Output<'a>,
     /// m x k.
-    pub x: CudaView<'a, bf16>,
+    pub x: Operand<'a>,
     /// n x k, as checkpoints store it.
-    pub w: CudaView<'a, bf16>,
+    pub w: Operand<'a>,
     /// Sizes.
     pub shape: GemmShape,
+}
+
+/// One of the two that are multiplied, row-major.
+#[derive(Debug)]
+pub enum Operand<'a> {
+    /// As it is.
+    Bf16(CudaView<'a, bf16>),
+    /// In e4m3.
+    E4m3(Quantised<'a>),
+}
+
+/// Rows in e4m3; a value is its scale times its number.
+#[derive(Debug)]
+pub struct Quantised<'a> {
+    /// The numbers.
+    pub values: CudaView<'a, u8>,
+    /// One a row.
+    pub scales: CudaView<'a, f32>,
+}
+
+impl<'a> From<CudaView<'a, bf16>> for Operand<'a> {
+    fn from(values: CudaView<'a, bf16>) -> Self {
+        Self::Bf16(values)
+    }
+}
+
+impl Operand<'_> {
+    /// Exactly so many rows and columns.
+    pub(crate) fn check(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        [rows, width]: [usize; 2],
+    ) -> Result<(), KernelError> {
+        match self {
+            Self::Bf16(values) => check_len(op, what, values.len(), rows * width),
+            Self::E4m3(Quantised { values, scales }) => {
+                check_len(op, what, values.len(), rows * width)?;
+                check_len(op, "scales", scales.len(), rows)
+            }
+        }
+    }
 }
 
 /// Where y goes.
@@ -53,7 +95,7 @@ pub struct Update<'a> {
     /// m x k.
     pub x: CudaView<'a, bf16>,
     /// n x k.
-    pub w: CudaView<'a, bf16>,
+    pub w: Operand<'a>,
     /// Sizes.
     pub shape: GemmShape,
 }
@@ -98,12 +140,21 @@ impl Kernels {
         kernel: GemmKernel,
     ) -> Result<(), KernelError> {
         let (shape, epilogue) = (op.shape, op.y.epilogue());
-        let plan = |tile: Tile| tile.plan(shape, epilogue, self.properties().n_multiprocessors);
+        let plan = |tile: Tile| match op.w {
+            Operand::Bf16(_) => tile.plan(shape, epilogue, self.properties().n_multiprocessors),
+            Operand::E4m3(_) => tile.plan_e4m3(shape, epilogue, self.properties().n_multiprocessors),
+        };
         match (kernel, scale) {
             (GemmKernel::Skinny(kernel), None) => self.skinny_gemm_by(op, kernel),
             (GemmKernel::Skinny(kernel), Some(scale)) => self.skinny_scaled_by(op, scale, kernel),
-            (GemmKernel::Tiled(tile), None) => self.gemm_by_plan(op, &plan(tile)),
-            (GemmKernel::Tiled(tile), Some(scale)) => self.gemm_scaled_by(op, scale, &plan(tile)),
+            (GemmKernel::Tiled(tile), None) => {
+                let plan = plan(tile);
+                self.gemm_by_plan(op, &plan)
+            }
+            (GemmKernel::Tiled(tile), Some(scale)) => {
+                let plan = plan(tile);
+                self.gemm_scaled_by(op, scale, &plan)
+            }
             (GemmKernel::CublasLt(algorithm), None) => blas.ok_or(KernelError::NoBlas)?.gemm(op, algorithm),
             (GemmKernel::CublasLt(_), Some(_)) => Err(refused("gemm", "cuBLASLt does not scale by a norm".to_owned())),
         }
@@ -127,6 +178,6 @@ pub(crate) fn check(op: &'static str, linear: &Linear<'_>) -> Result<(), KernelE
     let GemmShape { m, n, k } = linear.shape;
     let width = if matches!(linear.y, Output::Gated(_)) { n / 2 } else { n };
     check_len(op, "y", linear.y.len(), m * width)?;
-    check_len(op, "x", linear.x.len(), m * k)?;
-    check_len(op, "w", linear.w.len(), n * k)
+    linear.x.check(op, "x", [m, k])?;
+    linear.w.check(op, "w", [n, k])
 }

@@ -8,12 +8,50 @@ use half::bf16;
 use crate::{
     draw::Draw,
     launch::{AttentionSpec, BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads, NormWeight},
+    quantise::E4M3_MAX,
     sampling::{NO_TOKEN, SampleRow, TokenEdit},
 };
 
 /// The value as bf16 stores it.
 pub fn rounded(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()
+}
+
+/// The nearest number of e4m3 (OCP 8-bit floating point, 2023), even where two are as near; what is larger than all becomes the largest.
+pub fn e4m3(x: f32) -> f32 {
+    // Three digits behind the first one, down to the least exponent.
+    let exponent = x.abs().max(2f32.powi(-6)).log2().floor() as i32;
+    let exponent = if 2f32.powi(exponent) > x.abs().max(2f32.powi(-6)) { exponent - 1 } else { exponent };
+    let step = 2f32.powi(exponent - 3);
+    ((x / step).round_ties_even() * step).clamp(-E4M3_MAX, E4M3_MAX)
+}
+
+/// The number that a byte stands for.
+pub fn e4m3_of_bits(bits: u8) -> f32 {
+    let (exponent, digits) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let size = match (exponent, bits & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => digits * 2f32.powi(-9),
+        _ => (8.0 + digits) * 2f32.powi(exponent - 10),
+    };
+    if bits >> 7 == 1 { -size } else { size }
+}
+
+/// The byte that stands for a number of e4m3.
+pub fn bits_of_e4m3(x: f32) -> u8 {
+    let is_it = |bits: &u8| e4m3_of_bits(*bits).to_bits() == x.to_bits();
+    (0..=u8::MAX).find(is_it).expect("a number of e4m3 has a byte")
+}
+
+/// Numbers of e4m3, and the scale of each row.
+pub fn quantise_rows(x: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
+    let row = |row: &[f32]| {
+        let largest = row.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let scale = if largest > 0.0 { largest / E4M3_MAX } else { 1.0 };
+        (row.iter().map(|x| e4m3(x / scale)).collect::<Vec<_>>(), scale)
+    };
+    let (rows, scales): (Vec<_>, Vec<_>) = x.chunks(width).map(row).unzip();
+    (rows.concat(), scales)
 }
 
 /// Rows of the table; zeros for a token outside it.
@@ -313,6 +351,31 @@ mod tests {
         assert_eq!(attention(&row), [33.0, 34.0]);
         let newest = AttentionSpec { window: Some(1), ..row.spec };
         assert_eq!(attention(&AttentionRow { spec: newest, ..row }), [34.0, 35.0]);
+    }
+
+    #[test]
+    fn a_number_becomes_the_nearest_of_e4m3_or_of_two_the_one_with_an_even_last_digit() {
+        let numbers: Vec<(u8, f32)> = (0..0x7f).map(|bits| (bits, e4m3_of_bits(bits))).collect();
+        assert_eq!((numbers[1].1, numbers[8].1, numbers[0x7e].1), (2f32.powi(-9), 2f32.powi(-6), E4M3_MAX));
+        let nearest = |x: f32| {
+            let distance = |number: &f32| (f64::from(*number) - f64::from(x)).abs();
+            let key = |(bits, number): &&(u8, f32)| (distance(number), bits & 1);
+            numbers.iter().min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap()).unwrap().1
+        };
+        let mut noise = crate::noise::Noise(7);
+        let sizes = (0..2000).map(|i| 2f32.powi(i % 22 - 12));
+        let some = noise.normals(2000).into_iter().zip(sizes).map(|(x, size)| (x * size).abs());
+        let halfway = numbers.windows(2).map(|two| f32::midpoint(two[0].1, two[1].1));
+        for x in some.chain(halfway).chain([0.0, 1e-9, 448.0, 500.0]) {
+            assert_eq!((e4m3(x), e4m3(-x)), (nearest(x), -nearest(x)), "{x}");
+            assert_eq!(e4m3_of_bits(bits_of_e4m3(-nearest(x))), -nearest(x));
+        }
+    }
+
+    #[test]
+    fn a_row_has_one_scale_and_a_row_of_zeros_has_one_too() {
+        let (numbers, scales) = quantise_rows(&[1.0, -2.0, 0.0, 0.0], 2);
+        assert_eq!((numbers, scales), (vec![224.0, -448.0, 0.0, 0.0], vec![2.0 / 448.0, 1.0]));
     }
 
     #[test]

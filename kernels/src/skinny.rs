@@ -7,7 +7,8 @@ use half::bf16;
 use crate::{
     KernelError, Kernels, check_len,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
-    linear::{self, Linear, Output, RowScale, Update},
+    linear::{self, Linear, Operand, Output, Quantised, RowScale, Update},
+    sys::Launch,
 };
 
 const OP: &str = "skinny_gemm";
@@ -47,14 +48,15 @@ impl Kernels {
     pub fn skinny_update_by(&self, op: Update<'_>, kernel: SkinnyKernel) -> Result<(), KernelError> {
         let Update { mut residual, mut weighted, mut squares, norm, x, w, shape } = op;
         let GemmShape { m, n, k } = shape;
-        let config = self.skinny_config(shape, SkinnyForm::Update, kernel)?;
+        let config = self.skinny_config(shape, SkinnyForm::Update, kernel, &w)?;
         check_len(OP, "x", x.len(), m * k)?;
-        check_len(OP, "w", w.len(), n * k)?;
+        w.check(OP, "w", [n, k])?;
         check_len(OP, "residual", residual.len(), m * n)?;
         check_len(OP, "weighted", weighted.len(), m * n)?;
         check_len(OP, "squares", squares.len(), m * norm_tiles(n))?;
         check_len(OP, "the norm's weight", norm.len(), n)?;
-        let launch = self.functions.launch(OP, config).write(&mut residual).read(&w).read(&x).write(&mut weighted);
+        let launch = read_weights(self.functions.launch(OP, config).write(&mut residual), &w);
+        let launch = launch.read(&x).write(&mut weighted);
         launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).start()
     }
 
@@ -66,15 +68,18 @@ impl Kernels {
         kernel: SkinnyKernel,
     ) -> Result<(), KernelError> {
         let GemmShape { m, n, k } = op.shape;
-        let config = self.skinny_config(op.shape, form, kernel)?;
+        let config = self.skinny_config(op.shape, form, kernel, &op.w)?;
         linear::check(OP, &op)?;
+        let Operand::Bf16(x) = &op.x else {
+            return Err(launch::refused(OP, "it multiplies rows of bf16".to_owned()));
+        };
         let launch = self.functions.launch(OP, config);
         let launch = match op.y {
             Output::Bf16(mut y) | Output::Sum(mut y) | Output::Gated(mut y) => launch.write(&mut y),
             Output::F32(mut y) => launch.write(&mut y),
         };
         // What only updates use.
-        let launch = launch.read(&op.w).read(&op.x).read_optional::<bf16>(None).read_optional::<bf16>(None);
+        let launch = read_weights(launch, &op.w).read(x).read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
         launch.float(scale.map_or(0.0, |scale| scale.eps)).int(m).int(n).int(k).start()
     }
@@ -84,10 +89,22 @@ impl Kernels {
         shape: GemmShape,
         form: SkinnyForm,
         kernel: SkinnyKernel,
+        w: &Operand<'_>,
     ) -> Result<LaunchConfig, KernelError> {
+        if matches!(w, Operand::E4m3(_)) {
+            return launch::skinny_gemm_e4m3(shape, form);
+        }
         if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
             return Err(launch::refused(OP, "bulk copies need compute capability 9.0".to_owned()));
         }
         launch::skinny_gemm(shape, form, kernel)
+    }
+}
+
+/// The numbers, then their scales if they have any.
+fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
+    match w {
+        Operand::Bf16(w) => launch.read(w),
+        Operand::E4m3(Quantised { values, scales }) => launch.read(values).read(scales),
     }
 }

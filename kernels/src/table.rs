@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    choose::{GemmDesc, Numerics},
+    choose::{GemmDesc, Numerics, WeightFormat},
     device::Properties,
     gemm::Tile,
     launch::{Epilogue, GemmShape},
@@ -48,8 +48,8 @@ pub struct Header {
     pub cublaslt: usize,
 }
 
-/// Numerics, epilogue, columns, depth.
-type Key = (Numerics, Epilogue, usize, usize);
+/// Numerics, format of the weights, epilogue, columns, depth.
+type Key = (Numerics, WeightFormat, Epilogue, usize, usize);
 
 /// A table as it lies in its file.
 #[derive(Deserialize, Serialize)]
@@ -68,6 +68,8 @@ struct Line {
     epilogue: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     batch_invariant: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<String>,
     rows: BTreeMap<usize, String>,
 }
 
@@ -132,7 +134,7 @@ impl ChipTable {
     /// What was the fastest at the shape for the next larger row count.
     pub fn get(&self, numerics: Numerics, desc: GemmDesc) -> Option<Entry> {
         let GemmShape { m, n, k } = desc.shape;
-        let by_rows = self.by_shape.get(&(numerics, desc.epilogue, n, k))?;
+        let by_rows = self.by_shape.get(&(numerics, desc.weights, desc.epilogue, n, k))?;
         by_rows.range(m..).next().map(|(_, entry)| *entry)
     }
 
@@ -140,8 +142,12 @@ impl ChipTable {
     pub fn nearest(&self, numerics: Numerics, desc: GemmDesc) -> Option<Entry> {
         let GemmShape { m, n, k } = desc.shape;
         let far = |a: usize, b: usize| (a as f64 / b as f64).ln().abs();
-        let own = self.by_shape.iter().filter(|((of, epilogue, ..), _)| (*of, *epilogue) == (numerics, desc.epilogue));
-        let known = own.filter_map(|(&(_, _, n, k), by_rows)| Some((n, k, by_rows.range(m..).next()?.1)));
+        let of = (numerics, desc.weights, desc.epilogue);
+        let own = self
+            .by_shape
+            .iter()
+            .filter(|((numerics, weights, epilogue, ..), _)| (*numerics, *weights, *epilogue) == of);
+        let known = own.filter_map(|(&(.., n, k), by_rows)| Some((n, k, by_rows.range(m..).next()?.1)));
         let distance = |(other_n, other_k, _): &(usize, usize, &Entry)| far(*other_n, n) + far(*other_k, k);
         known.min_by(|a, b| distance(a).total_cmp(&distance(b))).map(|(.., entry)| *entry)
     }
@@ -156,7 +162,7 @@ impl ChipTable {
     /// Writes down what is the fastest.
     pub fn set(&mut self, numerics: Numerics, desc: GemmDesc, entry: Entry) {
         let GemmShape { m, n, k } = desc.shape;
-        self.by_shape.entry((numerics, desc.epilogue, n, k)).or_default().insert(m, entry);
+        self.by_shape.entry((numerics, desc.weights, desc.epilogue, n, k)).or_default().insert(m, entry);
     }
 }
 
@@ -166,10 +172,11 @@ impl FromStr for ChipTable {
     fn from_str(text: &str) -> Result<Self, TableError> {
         let file: File = serde_json::from_str(text).map_err(|error| TableError::Unreadable(error.to_string()))?;
         let mut table = Self::new(file.measured_on);
-        for Line { n, k, epilogue, batch_invariant, rows } in file.gemms {
+        for Line { n, k, epilogue, batch_invariant, weights, rows } in file.gemms {
             let unreadable = |problem| TableError::Unreadable(format!("n {n} k {k} to {epilogue}: {problem}"));
             let numerics = if batch_invariant { Numerics::BatchInvariant } else { Numerics::Fastest };
-            let key = (numerics, epilogue_named(&epilogue).map_err(unreadable)?, n, k);
+            let weights = weights.map_or(Ok(WeightFormat::Bf16), |name| format_named(&name)).map_err(unreadable)?;
+            let key = (numerics, weights, epilogue_named(&epilogue).map_err(unreadable)?, n, k);
             let rows = rows.into_iter().map(|(m, entry)| Ok((m, entry.parse()?)));
             table.by_shape.insert(key, rows.collect::<Result<_, String>>().map_err(unreadable)?);
         }
@@ -180,11 +187,12 @@ impl FromStr for ChipTable {
 /// As its file: JSON, a line for each shape.
 impl fmt::Display for ChipTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines = self.by_shape.iter().map(|(&(numerics, epilogue, n, k), by_rows)| Line {
+        let lines = self.by_shape.iter().map(|(&(numerics, weights, epilogue, n, k), by_rows)| Line {
             n,
             k,
             epilogue: name(epilogue).to_owned(),
             batch_invariant: numerics == Numerics::BatchInvariant,
+            weights: (weights == WeightFormat::E4m3).then(|| E4M3.to_owned()),
             rows: by_rows.iter().map(|(m, entry)| (*m, entry.to_string())).collect(),
         });
         let lines: Vec<String> = lines.map(|line| json(&line)).collect();
@@ -204,6 +212,13 @@ fn name(epilogue: Epilogue) -> &'static str {
         Epilogue::Gated => "gated",
         Epilogue::Update => "update",
     }
+}
+
+/// As a line says it; one of bf16 says nothing.
+const E4M3: &str = "e4m3";
+
+fn format_named(text: &str) -> Result<WeightFormat, String> {
+    if text == E4M3 { Ok(WeightFormat::E4m3) } else { Err(format!("no format of weights is named {text:?}")) }
 }
 
 fn epilogue_named(text: &str) -> Result<Epilogue, String> {
@@ -236,12 +251,13 @@ impl FromStr for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::choose::{Prologue, WeightFormat};
+    use crate::choose::Prologue;
 
     const TEXT: &str = r#"{"measured_on":{"chip":"NVIDIA H200","capability":[9,0],"n_multiprocessors":132,"cublaslt":130100},
 "gemms":[
 {"n":6144,"k":4096,"epilogue":"bf16","rows":{"8":"1x8/48","64":"cublaslt 2"}},
 {"n":28672,"k":4096,"epilogue":"gated","rows":{"64":"apart"}},
+{"n":6144,"k":4096,"epilogue":"bf16","weights":"e4m3","rows":{"64":"1x64/48"}},
 {"n":6144,"k":4096,"epilogue":"bf16","batch_invariant":true,"rows":{"64":"1x64/32"}}
 ]}"#;
     const H200: Properties =
@@ -267,6 +283,8 @@ mod tests {
             [Some(tile), Some(tile), Some(Entry::CublasLt(2)), Some(Entry::CublasLt(2)), None]
         );
         assert_eq!(table.get(Numerics::Fastest, desc(8, 6144, Epilogue::Gated)), None);
+        let quantised = GemmDesc { weights: WeightFormat::E4m3, ..desc(64, 6144, Epilogue::Bf16) };
+        assert_eq!(table.get(Numerics::Fastest, quantised), Some(Entry::Tile("1x64/48".parse().unwrap())));
     }
 
     #[test]

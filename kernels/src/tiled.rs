@@ -8,7 +8,7 @@ use crate::{
     KernelError, Kernels, check_len, check_room,
     gemm::GemmPlan,
     launch::{self, GemmShape, UPDATE_ROWS_MAX, refused},
-    linear::{self, Linear, Output, RowScale, Update},
+    linear::{self, Linear, Operand, Output, RowScale, Update},
     sys::Launch,
     tensor_map::{BoxedTensor, TensorMap},
 };
@@ -28,12 +28,13 @@ impl Kernels {
         let GemmShape { m, n, k } = shape;
         check_rows(m)?;
         check_len(OP, "x", x.len(), m * k)?;
+        let w = in_bf16(&w)?;
         check_len(OP, "w", w.len(), n * k)?;
         check_len(OP, "residual", residual.len(), m * n)?;
         check_len(OP, "weighted", weighted.len(), m * n)?;
         check_room(OP, "squares", squares.len(), m * n.div_ceil(plan.rows))?;
         check_len(OP, "the norm's weight", norm.len(), n)?;
-        let [w_map, x_map] = self.gemm_maps((&w, &x), shape, plan)?;
+        let [w_map, x_map] = self.gemm_maps((w, &x), shape, plan)?;
         // Written by ordinary stores; the kernel does not look at a map of y.
         let launch = self.functions.launch(OP, plan.config).map(&w_map).map(&x_map).map(&w_map);
         let launch = launch
@@ -65,7 +66,11 @@ impl Kernels {
     fn gemm_by(&self, mut op: Linear<'_>, scale: Option<RowScale<'_>>, plan: &GemmPlan) -> Result<(), KernelError> {
         let GemmShape { m, n, k } = op.shape;
         linear::check(OP, &op)?;
-        let [w, x] = self.gemm_maps((&op.w, &op.x), op.shape, plan)?;
+        let [w, x] = match (&op.w, &op.x) {
+            (Operand::Bf16(w), Operand::Bf16(x)) => self.gemm_maps((w, x), op.shape, plan)?,
+            (Operand::E4m3(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), op.shape, plan)?,
+            _ => return Err(refused(OP, "one operand is quantised, the other is not".to_owned())),
+        };
         let stream = self.device().stream();
         let y = match &mut op.y {
             Output::Bf16(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
@@ -79,11 +84,39 @@ impl Kernels {
             Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y alone".to_owned())),
             Output::F32(y) => launch.write(y),
         };
+        if let (Operand::E4m3(w), Operand::E4m3(x)) = (&op.w, &op.x) {
+            if scale.is_some() {
+                return Err(refused(OP, "quantised rows have no norm's factor".to_owned()));
+            }
+            return start(launch.read(&w.scales).read(&x.scales), op.shape, plan);
+        }
         // What only updates use.
         let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
         let (eps, tile) = scale.map_or((0.0, 0), |scale| (scale.eps, scale.tile));
         start(launch.float(eps).int(k).int(tile), op.shape, plan)
+    }
+
+    fn check_chip(&self) -> Result<(), KernelError> {
+        let (major, minor) = self.properties().capability;
+        if (major, minor) == (9, 0) { Ok(()) } else { Err(KernelError::NotInvariant { major, minor }) }
+    }
+
+    /// Of operands in e4m3, as if each pair were one of bf16: only bytes are moved.
+    fn e4m3_maps(
+        &self,
+        (w, x): (&CudaView<'_, u8>, &CudaView<'_, u8>),
+        shape: GemmShape,
+        plan: &GemmPlan,
+    ) -> Result<[TensorMap; 2], KernelError> {
+        const WHOLE: usize = 16;
+        if !shape.k.is_multiple_of(WHOLE) {
+            return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
+        }
+        self.check_chip()?;
+        let (stream, pairs) = (self.device().stream(), shape.k / 2);
+        let w = matrix(w.device_ptr(stream).0, [pairs, shape.n], plan.boxes.w)?;
+        Ok([w, matrix(x.device_ptr(stream).0, [pairs, shape.m], plan.boxes.x)?])
     }
 
     /// Of the operands w and x, where the chip has the product.
@@ -93,13 +126,18 @@ impl Kernels {
         GemmShape { m, n, k }: GemmShape,
         plan: &GemmPlan,
     ) -> Result<[TensorMap; 2], KernelError> {
-        let (major, minor) = self.properties().capability;
-        if (major, minor) != (9, 0) {
-            return Err(KernelError::NotInvariant { major, minor });
-        }
+        self.check_chip()?;
         let stream = self.device().stream();
         let w = matrix(w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
         Ok([w, matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)?])
+    }
+}
+
+/// What is added to the residual stream is of bf16.
+fn in_bf16<'a, 'b>(w: &'b Operand<'a>) -> Result<&'b CudaView<'a, bf16>, KernelError> {
+    match w {
+        Operand::Bf16(w) => Ok(w),
+        Operand::E4m3(_) => Err(refused(OP, "quantised products do not add to the residual".to_owned())),
     }
 }
 

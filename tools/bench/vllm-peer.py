@@ -74,7 +74,7 @@ class Peer:
 
     def concurrent(self, requests: int) -> None:
         prefill = self.fresh(requests, 512, 1)
-        whole = [self.fresh(requests, 512, 256) for _ in range(2)]
+        whole = [self.fresh(requests, 512, 256) for _ in range(3)]
         self.say(f"concurrent_{requests}", "tok_s", [requests * 256 / seconds for seconds in whole])
         self.say(f"concurrent_{requests}", "itl_ms", [(seconds - prefill) / 255 * 1e3 for seconds in whole])
 

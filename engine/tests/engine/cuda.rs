@@ -56,14 +56,14 @@ fn start(device: DeviceChoice) -> EngineHandle {
 }
 
 /// Largest difference of two rows relative to the largest logit.
-fn difference(ours: &[f32], theirs: &[f32]) -> f64 {
+pub(crate) fn difference(ours: &[f32], theirs: &[f32]) -> f64 {
     let scale = theirs.iter().fold(0.0f64, |max, logit| max.max(f64::from(logit.abs())));
     let pairs = ours.iter().zip(theirs);
     pairs.map(|(ours, theirs)| f64::from((ours - theirs).abs())).fold(0.0, f64::max) / scale
 }
 
 /// Ember's golden tokens, and by how much of the largest logit transformers in bf16 and in f32 differ over its rows.
-fn golden() -> (Vec<TokenId>, f64) {
+pub(crate) fn golden() -> (Vec<TokenId>, f64) {
     let text = fs::read_to_string(common::checkpoint("ember").join("golden.json")).expect("the golden is there");
     let golden: Value = serde_json::from_str(&text).expect("the golden is JSON");
     let tokens = golden["tokens"].as_array().expect("tokens are a list").iter();
@@ -73,7 +73,7 @@ fn golden() -> (Vec<TokenId>, f64) {
 
 /// Nearly all rows differ by less than twice what bf16 costs transformers on ember. Measured on one H200: 99 in 100 rows of
 /// ember by 2.0e-2 at most, all rows of two layers of random weights by 2.2e-2.
-fn check_noise(case: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
+pub(crate) fn check_noise(case: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert_eq!(found.len(), expected.len(), "{case}");
     let noise_floor = golden().1;
     let mut rows: Vec<f64> = found.iter().zip(expected).map(|(ours, theirs)| difference(ours, theirs)).collect();
@@ -232,7 +232,7 @@ pub(crate) fn write_llama(directory: &Path) {
 }
 
 /// Held-out questions as the chat template writes them, and the answers that are right.
-fn questions(engine: &EngineHandle) -> (Vec<Vec<TokenId>>, Vec<String>) {
+pub(crate) fn questions(engine: &EngineHandle) -> (Vec<Vec<TokenId>>, Vec<String>) {
     let text = fs::read_to_string(common::ember().join("eval/heldout.jsonl")).expect("the held-out set is there");
     let cases = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a case is JSON"));
     let alone =
@@ -247,7 +247,7 @@ fn questions(engine: &EngineHandle) -> (Vec<Vec<TokenId>>, Vec<String>) {
 }
 
 /// Share of answers that are right to the last character.
-fn score(engine: &EngineHandle, answers: &[Vec<TokenId>], expected: &[String]) -> f64 {
+pub(crate) fn score(engine: &EngineHandle, answers: &[Vec<TokenId>], expected: &[String]) -> f64 {
     let text = |answer: &Vec<TokenId>| engine.tokenizer().decode(answer);
     let right = answers.iter().zip(expected).filter(|(answer, expected)| text(answer).trim() == expected.trim());
     right.count() as f64 / expected.len() as f64
@@ -259,7 +259,7 @@ fn answer(prompt: Vec<TokenId>, sampling: SamplingParams) -> Request {
 }
 
 /// Completions of all prompts, as many at once as the engine runs; cut at the end token.
-fn answers(engine: &EngineHandle, prompts: &[Vec<TokenId>], sampling: &SamplingParams) -> Vec<Vec<TokenId>> {
+pub(crate) fn answers(engine: &EngineHandle, prompts: &[Vec<TokenId>], sampling: &SamplingParams) -> Vec<Vec<TokenId>> {
     let eos = &engine.model().eos;
     let mut all = Vec::new();
     for batch in prompts.chunks(64) {
@@ -339,7 +339,7 @@ fn weights_that_are_not_numbers_end_the_request_with_an_error_and_the_engine_goe
     assert_eq!(engine.load().stopped, None);
 }
 
-fn share_equal(ours: &[Vec<TokenId>], theirs: &[Vec<TokenId>]) -> f64 {
+pub(crate) fn share_equal(ours: &[Vec<TokenId>], theirs: &[Vec<TokenId>]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     ours.iter().zip(theirs).filter(|(ours, theirs)| ours == theirs).count() as f64 / ours.len() as f64
 }

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, PositionLogprobs, Request,
-    RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, PositionLogprobs, Quantization,
+    Request, RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
 };
 
 use crate::{common, cuda};
@@ -48,15 +48,21 @@ fn logits_are_the_same_bits_at_every_chunk_size() {
         return;
     }
     on_each_model(|model| {
-        let mut opened = CudaModel::open(&config(model, limits()), 0, &|_| {}).unwrap();
-        let tokens = prompt(3, 250);
-        let whole = opened.executor.teacher_forced_logits(&tokens, tokens.len()).unwrap();
-        for chunk_len in [128, 64, 37, 16, 1] {
-            let found = opened.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
-            let odd = (0..tokens.len()).find(|&row| bits(&found[row]) != bits(&whole[row]));
-            assert_eq!(odd, None, "the first row that differs in chunks of {chunk_len}");
-        }
+        same_bits_at_every_chunk_size(model, None);
+        same_bits_at_every_chunk_size(model, Some(Quantization::Fp8));
     });
+}
+
+fn same_bits_at_every_chunk_size(model: &Path, quantization: Option<Quantization>) {
+    let limits = EngineLimits { quantization, ..limits() };
+    let mut opened = CudaModel::open(&config(model, limits), 0, &|_| {}).unwrap();
+    let tokens = prompt(3, 250);
+    let whole = opened.executor.teacher_forced_logits(&tokens, tokens.len()).unwrap();
+    for chunk_len in [128, 64, 37, 16, 1] {
+        let found = opened.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+        let odd = (0..tokens.len()).find(|&row| bits(&found[row]) != bits(&whole[row]));
+        assert_eq!(odd, None, "the first row that differs in chunks of {chunk_len}, {quantization:?}");
+    }
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {

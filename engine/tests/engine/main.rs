@@ -8,6 +8,7 @@ mod common;
 mod constraint;
 mod cuda;
 mod cuda_families;
+mod cuda_fp8;
 mod cuda_gguf;
 mod cuda_invariance;
 mod families;

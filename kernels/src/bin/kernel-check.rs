@@ -10,8 +10,8 @@ use stoker_kernels::{Device, KernelError, checks};
 /// Compares kernels with their references.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, residual, attention-decode,
-    /// attention-prefill, attention-other-decode, attention-other-prefill, sampling-small, sampling-large, unpack.
+    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, residual, quantised,
+    /// attention-decode, attention-prefill, attention-other-decode, attention-other-prefill, sampling-small, sampling-large, unpack.
     #[arg(long, default_value = "")]
     only: String,
 }

@@ -76,7 +76,7 @@ impl Case {
 fn apart(gpu: &Gpu, operands: &Operands, shape: GemmShape) -> Result<Vec<f32>, KernelError> {
     let GemmShape { m, n, .. } = shape;
     let (mut gate_up, mut out) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<bf16>(m * n / 2)?);
-    let (x, w) = (operands.x.as_view(), operands.w.as_view());
+    let (x, w) = (operands.x.as_view().into(), operands.w.as_view().into());
     let plan = GemmPlan::new(shape, Epilogue::Bf16, gpu.kernels.properties().n_multiprocessors)?;
     gpu.kernels.gemm_by_plan(Linear { y: Output::Bf16(gate_up.view()), x, w, shape }, &plan)?;
     gpu.kernels.silu_mul(SiluMul { out: out.view(), gate_up: gate_up.view().as_view(), width: n / 2 })?;

@@ -58,7 +58,7 @@ fn sum(gpu: &mut Gpu, shape: GemmShape) -> Result<Outcome, KernelError> {
     let GemmShape { m, n, k } = shape;
     let (x, w, before) = (gpu.noise.normals(m * k), gpu.noise.normals(n * k), gpu.noise.normals(m * n));
     let (x_gpu, w_gpu, mut y) = (gpu.upload_bf16(&x)?, gpu.upload_bf16(&w)?, gpu.upload_bf16(&before)?);
-    let op = Linear { y: Output::Sum(y.as_view_mut()), x: x_gpu.as_view(), w: w_gpu.as_view(), shape };
+    let op = Linear { y: Output::Sum(y.as_view_mut()), x: x_gpu.as_view().into(), w: w_gpu.as_view().into(), shape };
     gpu.blas.gemm(op, first_guess(shape))?;
     let product = reference::linear(&x, &w, shape);
     let wanted: Vec<f32> = before.iter().zip(&product).map(|(y, product)| y + product).collect();
@@ -194,7 +194,7 @@ pub(super) fn multiply(
 ) -> Result<Option<Vec<f32>>, KernelError> {
     let size = shape.m * shape.n;
     let run = |y| {
-        let op = Linear { y, x: operands.x.slice(..shape.m * shape.k), w: operands.w.as_view(), shape };
+        let op = Linear { y, x: operands.x.slice(..shape.m * shape.k).into(), w: operands.w.as_view().into(), shape };
         match by {
             By::Skinny(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
             By::Blas => gpu.blas.gemm(op, first_guess(shape)),

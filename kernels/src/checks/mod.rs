@@ -7,6 +7,7 @@ mod gated;
 mod linear;
 mod packed;
 mod pointwise;
+mod quantised;
 mod residual;
 mod sampling;
 mod skinny;
@@ -43,7 +44,7 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 14] = [
+const GROUPS: [(&str, Group); 15] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
@@ -51,6 +52,7 @@ const GROUPS: [(&str, Group); 14] = [
     ("invariance", linear::run_invariance),
     ("gated", gated::run),
     ("residual", residual::run),
+    ("quantised", quantised::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
     ("attention-other-decode", attention::other_decodes),

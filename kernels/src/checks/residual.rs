@@ -148,13 +148,14 @@ fn as_models_norm(gpu: &mut Gpu, m: usize) -> Result<Outcome, KernelError> {
         squares: squares.as_view_mut(),
         norm: operands.norm.as_view(),
         x: operands.x.as_view(),
-        w: operands.w.as_view(),
+        w: operands.w.as_view().into(),
         shape,
     };
     gpu.kernels.gemm_update_by(op, &update)?;
     let back = GemmShape { n: shape.k, k: shape.n, ..shape };
     let mut y = gpu.poisoned(m * back.n)?;
-    let linear = Linear { y: Output::Bf16(y.view()), x: weighted.as_view(), w: operands.w.as_view(), shape: back };
+    let linear =
+        Linear { y: Output::Bf16(y.view()), x: weighted.as_view().into(), w: operands.w.as_view().into(), shape: back };
     let squares = squares.slice(..m * shape.n / update.rows);
     let scaled = plans(gpu, back, Epilogue::Bf16)[0];
     gpu.kernels.gemm_scaled_by(linear, RowScale { squares, tile: update.rows, eps: EPS }, &scaled)?;

@@ -165,7 +165,7 @@ pub(super) fn updated(
         squares: squares.view(),
         norm: operands.norm.as_view(),
         x: operands.x.as_view(),
-        w: operands.w.as_view(),
+        w: operands.w.as_view().into(),
         shape,
     })?;
     let written = (gpu.written(&residual)?, gpu.written(&weighted)?, gpu.written(&squares)?);
@@ -185,7 +185,7 @@ fn update_and_scale(
     let (x, w) = (gpu.upload_bf16(&updated.weighted)?, gpu.upload_bf16(&values.w)?);
     let squares = gpu.upload(&updated.squares)?;
     let mut y = gpu.poisoned(back.m * back.n)?;
-    let linear = Linear { y: Output::F32(y.view()), x: x.as_view(), w: w.as_view(), shape: back };
+    let linear = Linear { y: Output::F32(y.view()), x: x.as_view().into(), w: w.as_view().into(), shape: back };
     gpu.kernels.skinny_scaled_by(linear, RowScale { squares: squares.as_view(), tile: NORM_TILE, eps: EPS }, kernel)?;
     gpu.written(&y)
 }
@@ -236,6 +236,6 @@ impl Operands {
     }
 
     pub(super) fn linear<'a>(&'a self, y: Output<'a>, shape: GemmShape) -> Linear<'a> {
-        Linear { y, x: self.x.as_view(), w: self.w.as_view(), shape }
+        Linear { y, x: self.x.as_view().into(), w: self.w.as_view().into(), shape }
     }
 }

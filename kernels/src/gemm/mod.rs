@@ -73,7 +73,10 @@ pub struct GemmBoxes {
 impl GemmPlan {
     /// Whether y leaves by the copy engine.
     pub(crate) fn copies_out(&self) -> bool {
-        matches!(self.config.entry, Entry::Gemm2x256Bf16 | Entry::Gemm2x256Activated)
+        matches!(
+            self.config.entry,
+            Entry::Gemm2x256Bf16 | Entry::Gemm2x256Activated | Entry::GemmE4m32x256Bf16 | Entry::GemmE4m32x256Activated
+        )
     }
 
     /// With the threads that find rows' factors.
@@ -102,6 +105,18 @@ pub fn candidates(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multipro
     ranked.sort_by(|(_, a), (_, b)| a.total_cmp(b));
     let most = ranked.first().map_or(0.0, |(_, least)| NEAR * least);
     ranked.into_iter().take_while(|(_, cycles)| *cycles <= most).map(|(tile, _)| tile).take(MOST).collect()
+}
+
+/// The same for operands in e4m3, whose depth is a multiple of 16.
+pub fn candidates_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<Tile> {
+    let tiles = candidates(tile::in_pairs(shape), epilogue, depth, n_multiprocessors);
+    tiles.into_iter().filter(|tile| tile.fits_e4m3(shape, epilogue)).collect()
+}
+
+/// Plans of every tile that the kernel has for a product of operands in e4m3: for comparing them.
+pub fn all_plans_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<GemmPlan> {
+    let tiles = Tile::all(tile::in_pairs(shape), epilogue, depth).filter(|tile| tile.fits_e4m3(shape, epilogue));
+    tiles.map(|tile| tile.plan_e4m3(shape, epilogue, n_multiprocessors)).collect()
 }
 
 /// What no tile multiplies.
@@ -199,6 +214,22 @@ mod tests {
             let (w, x) = (boxes.w[1], boxes.x[1]);
             assert!(rows <= w && n_n_tiles * 2 * w >= n && n_m_tiles * 2 * x >= m, "{m} {n}");
         }
+    }
+
+    #[test]
+    fn a_product_of_e4m3_is_tiled_as_one_of_as_many_bytes() {
+        let (shape, half) = (GemmShape { m: 64, n: 28672, k: 4096 }, GemmShape { m: 64, n: 28672, k: 2048 });
+        let (quantised, plain) = (
+            all_plans_e4m3(shape, Epilogue::Gated, Depth::MaySplit, 132),
+            all_plans(half, Epilogue::Gated, Depth::MaySplit, 132),
+        );
+        assert_eq!(quantised.len(), plain.len());
+        for (quantised, plain) in quantised.into_iter().zip(plain) {
+            assert!(quantised.config.entry.name().starts_with("gemm_fp8_sm90_"), "{quantised:?}");
+            let config = LaunchConfig { entry: plain.config.entry, ..quantised.config };
+            assert_eq!(GemmPlan { config, ..quantised }, plain);
+        }
+        assert!(all_plans_e4m3(shape, Epilogue::Update, Depth::MaySplit, 132).is_empty());
     }
 
     #[test]

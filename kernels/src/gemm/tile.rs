@@ -51,10 +51,27 @@ impl Tile {
         self.variant.columns < 256
     }
 
+    /// Whether the kernel has it for this product of operands in e4m3.
+    pub fn fits_e4m3(self, shape: GemmShape, epilogue: Epilogue) -> bool {
+        self.variant.e4m3_entry(epilogue).is_some() && self.fits(in_pairs(shape), epilogue)
+    }
+
+    /// The launch for a product of operands in e4m3 that the tile fits. A pair of them stands where one of bf16 does.
+    pub fn plan_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        let plan = self.plan(in_pairs(shape), epilogue, n_multiprocessors);
+        let entry = self.variant.e4m3_entry(epilogue).expect("no tile without an entry for its output is possible");
+        GemmPlan { config: LaunchConfig { entry, ..plan.config }, ..plan }
+    }
+
     /// The launch for a product that the tile fits.
     pub fn plan(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
         Tiling { tile: self, shape }.plan(epilogue, n_multiprocessors as usize)
     }
+}
+
+/// The product of bf16 whose operands are as many bytes as those of this one in e4m3.
+pub(super) fn in_pairs(shape: GemmShape) -> GemmShape {
+    GemmShape { k: shape.k / 2, ..shape }
 }
 
 impl fmt::Display for Tile {

@@ -47,35 +47,51 @@ pub(super) struct Variant {
     pub(super) cluster: Cluster,
     /// By what they write; not every variant has all.
     pub(super) entries: &'static [(Epilogue, Entry)],
+    /// The same of e4m3: to bf16, and gated.
+    pub(super) e4m3: [Entry; 2],
 }
 
 macro_rules! variant {
-    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*) => {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident) => {
         Variant {
             warpgroups: $groups,
             columns: $columns,
             panels: $panels,
             cluster: Cluster::$cluster,
             entries: &[$((Epilogue::$output, Entry::$entry)),*],
+            e4m3: [Entry::$e4m3, Entry::$gated],
         }
     };
 }
 
 #[rustfmt::skip]
 pub(super) const VARIANTS: [Variant; 13] = [
-    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated),
-    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Gated: Gemm2x8Activated),
-    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated),
-    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated),
-    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated),
-    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated),
-    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated),
-    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated),
-    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated),
-    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated),
-    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated),
-    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated),
-    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated),
+    variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
+        GemmE4m31x8Bf16, GemmE4m31x8Activated),
+    variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Gated: Gemm2x8Activated;
+        GemmE4m32x8Bf16, GemmE4m32x8Activated),
+    variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated;
+        GemmE4m31x32Bf16, GemmE4m31x32Activated),
+    variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated;
+        GemmE4m32x32Bf16, GemmE4m32x32Activated),
+    variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated;
+        GemmE4m31x64Bf16, GemmE4m31x64Activated),
+    variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated;
+        GemmE4m32x64Bf16, GemmE4m32x64Activated),
+    variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated;
+        GemmE4m31x128Bf16, GemmE4m31x128Activated),
+    variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated;
+        GemmE4m32x128Bf16, GemmE4m32x128Activated),
+    variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated;
+        GemmE4m32x256Bf16, GemmE4m32x256Activated),
+    variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated;
+        GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated),
+    variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated;
+        GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated),
+    variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated;
+        GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated),
+    variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated;
+        GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated),
 ];
 
 impl Variant {
@@ -97,6 +113,16 @@ impl Variant {
 
     pub(super) fn entry(self, output: Epilogue) -> Option<Entry> {
         self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    }
+
+    /// Of operands in e4m3.
+    pub(super) fn e4m3_entry(self, output: Epilogue) -> Option<Entry> {
+        let [bf16, gated] = self.e4m3;
+        match output {
+            Epilogue::Bf16 => Some(bf16),
+            Epilogue::Gated => Some(gated),
+            Epilogue::F32 | Epilogue::Sum | Epilogue::Update => None,
+        }
     }
 
     /// Bytes where y is turned around, or the other block's sums come in.

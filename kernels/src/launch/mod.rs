@@ -10,10 +10,13 @@ mod unpack;
 pub use self::{
     attention::{AttentionSpec, DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
     pointwise::{
-        GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul, rms_norm,
-        rope_kv, silu_mul, softcap,
+        GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul,
+        quantise_rows, rms_norm, rms_norm_e4m3, rope_kv, silu_mul, softcap,
     },
-    product::{NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm},
+    product::{
+        NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm,
+        skinny_gemm_e4m3,
+    },
     sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
 };

@@ -29,6 +29,25 @@ pub fn rms_norm(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelError>
     Ok(config(entry, [count(rows.n_rows), 1, 1], warps_for(n_vecs.div_ceil(per_thread), 1024)))
 }
 
+/// The same to rows of e4m3.
+pub fn rms_norm_e4m3(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelError> {
+    let config = rms_norm(rows, adds)?;
+    let entry = match config.entry {
+        Entry::RmsNormV1 => Entry::RmsNormE4m3V1,
+        Entry::RmsNormV4 => Entry::RmsNormE4m3V4,
+        Entry::AddRmsNormV1 => Entry::AddRmsNormE4m3V1,
+        _ => Entry::AddRmsNormE4m3V4,
+    };
+    Ok(LaunchConfig { entry, ..config })
+}
+
+/// `rows` to e4m3.
+pub fn quantise_rows(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    let config = rms_norm(rows, Residual::None)?;
+    let entry = if config.entry == Entry::RmsNormV1 { Entry::QuantiseRowsV1 } else { Entry::QuantiseRowsV4 };
+    Ok(LaunchConfig { entry, ..config })
+}
+
 /// A chain of norms and an addition of `rows`; see `csrc/rms_norm.cu`.
 pub fn any_norm(rows: Rows) -> Result<LaunchConfig, KernelError> {
     let config = rms_norm(rows, Residual::None)?;

@@ -109,6 +109,24 @@ pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> 
     })
 }
 
+/// The same with weights of e4m3, through registers.
+pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm) -> Result<LaunchConfig, KernelError> {
+    const WHOLE: usize = 16;
+    let entry = match form {
+        SkinnyForm::Bf16 => Entry::SkinnyE4m3Bf16,
+        SkinnyForm::Update => Entry::SkinnyE4m3Update,
+        SkinnyForm::ScaledBf16 => Entry::SkinnyE4m3Scaled,
+        SkinnyForm::Gated => Entry::SkinnyE4m3Gated,
+        SkinnyForm::F32 | SkinnyForm::ScaledF32 => {
+            return Err(refused(OP, "logits are of weights in bf16".to_owned()));
+        }
+    };
+    if !shape.k.is_multiple_of(WHOLE) {
+        return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
+    }
+    Ok(LaunchConfig { entry, ..skinny_gemm(shape, form, SkinnyKernel::Registers)? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +140,17 @@ mod tests {
         assert_eq!(launch(8, 4097, SkinnyForm::ScaledF32), (Entry::SkinnyScaledF32, [257, 1, 1]));
         assert_eq!(launch(1, 16, SkinnyForm::Update), (Entry::SkinnyUpdate, [1, 1, 1]));
         assert_eq!([1, 16, 17, 4096].map(norm_tiles), [1, 1, 2, 256]);
+    }
+
+    #[test]
+    fn weights_in_e4m3_are_read_sixteen_at_a_time() {
+        let of = |k, form| skinny_gemm_e4m3(GemmShape { m: 1, n: 64, k }, form);
+        assert_eq!(of(48, SkinnyForm::Update).unwrap().entry, Entry::SkinnyE4m3Update);
+        let refusals = [
+            (of(40, SkinnyForm::Bf16), "skinny_gemm: depth 40 of e4m3 is not a multiple of 16"),
+            (of(48, SkinnyForm::F32), "skinny_gemm: logits are of weights in bf16"),
+        ];
+        refusals.into_iter().for_each(|(refusal, text)| assert_eq!(refusal.unwrap_err().to_string(), text));
     }
 
     #[test]

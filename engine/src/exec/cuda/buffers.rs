@@ -5,6 +5,7 @@ use stoker_kernels::{
     attention::{DecodeScratch, PrefillScratch},
     bf16,
     launch::{UPDATE_ROWS_MAX, norm_tiles},
+    quantise::QuantisedRows,
     sampling::{Marks, SampleScratch},
 };
 
@@ -19,6 +20,8 @@ pub(super) struct Buffers {
     pub(super) attended: CudaSlice<bf16>,
     pub(super) gate_up: CudaSlice<bf16>,
     pub(super) activated: CudaSlice<bf16>,
+    /// Rows that a quantised product multiplies; empty where there is none.
+    pub(super) quantised: QuantisedRows,
     /// The drawn rows of `attended` in the last layer, where they are not all.
     pub(super) gathered: CudaSlice<bf16>,
     pub(super) logits: CudaSlice<f32>,
@@ -61,6 +64,10 @@ impl Buffers {
             attended: rows(shape.attended_width())?,
             gate_up: rows(2 * shape.inner)?,
             activated: rows(shape.inner)?,
+            quantised: {
+                let (n_values, n_rows) = capacity.quantised_rows(shape);
+                QuantisedRows::zeros(device, n_values, n_rows)?
+            },
             gathered: device.zeros(n * shape.attended_width())?,
             logits: device.zeros(n * shape.vocab)?,
             sampled: device.zeros(capacity.result_words())?,

@@ -9,13 +9,14 @@ use stoker_kernels::{
     blas::Blas,
     choose::{Chip, GemmDesc, GemmKernel, Prologue},
     launch::{Epilogue, GemmShape, NormWeight, norm_tiles},
-    linear::{Linear, Output, RowScale, Update},
+    linear::{Linear, Operand, Output, RowScale, Update},
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
     pointwise::{
         AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul,
         Softcap,
     },
+    quantise::{QuantiseRows, QuantisedNorm},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
 };
@@ -209,6 +210,7 @@ impl Forward {
         match *op {
             Op::Embed => self.embed(step),
             Op::Norm(between) => self.norm(between, m),
+            Op::Quantise(reads) => self.quantise(reads, m),
             Op::Gemm(ref gemm) => self.gemm(gemm, m),
             Op::AddBias { matrix, layer } => self.add_bias(matrix, layer, m),
             Op::Activate => self.activate(m),
@@ -243,7 +245,11 @@ impl Forward {
     }
 
     /// What is between two GEMMs as a launch of its own.
-    fn norm(&mut self, Between { adds, next }: Between, m: usize) -> Result<(), KernelError> {
+    fn norm(&mut self, between: Between, m: usize) -> Result<(), KernelError> {
+        if between.quantises {
+            return self.quantised_norm(between, m);
+        }
+        let Between { adds, next, .. } = between;
         let Self { kernels, weights, buffers: b, shape, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, normed, .. } = &mut b.stream;
@@ -272,6 +278,34 @@ impl Forward {
         }
     }
 
+    /// The same where a quantised product is next.
+    fn quantised_norm(&mut self, Between { adds, next, .. }: Between, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
+        let Stream { residual, update, .. } = &mut b.stream;
+        let (residual, x) = match adds {
+            Adds::Nothing => (None, residual.slice(..size)),
+            Adds::Update => (Some(residual.slice_mut(..size)), update.slice(..size)),
+            Adds::NormedUpdate(_) => unreachable!("what is normed before it is added leaves as bf16"),
+        };
+        let weight = norm_weight(weights, next.expect("what is quantised is a norm")).as_view();
+        kernels.quantised_norm(QuantisedNorm { out: b.quantised.rows_mut(m, width), residual, x, weight, eps })
+    }
+
+    /// What a product reads, to e4m3.
+    fn quantise(&mut self, reads: Reads, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, buffers: b, shape, .. } = self;
+        let (rows, width) = match reads {
+            Reads::Residual => (&b.stream.residual, shape.hidden),
+            Reads::Normed => (&b.stream.normed, shape.hidden),
+            Reads::Attended => (&b.attended, shape.attended_width()),
+            Reads::KeptAttended => (&b.gathered, shape.attended_width()),
+            Reads::Activated => (&b.activated, shape.inner),
+        };
+        let (out, x) = (b.quantised.rows_mut(m, width), rows.slice(..m * width));
+        kernels.quantise_rows(QuantiseRows { out, x, width })
+    }
+
     /// Multiplies `m` rows.
     fn gemm(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
         match gemm.matrix {
@@ -293,8 +327,12 @@ impl Forward {
             (Epilogue::Sum | Epilogue::Update, _) => unreachable!("only what reads no norm adds to the residual"),
         };
         let Stream { residual, normed, squares, .. } = &b.stream;
-        let x = if gemm.reads == Reads::Residual { residual } else { normed };
-        let op = Linear { y, x: x.slice(..m * shape.k), w: matrix(weights, gemm), shape };
+        let x = match gemm.reads {
+            _ if gemm.reads_quantised() => Operand::E4m3(b.quantised.rows(m, shape.k)),
+            Reads::Residual => Operand::Bf16(residual.slice(..m * shape.k)),
+            _ => Operand::Bf16(normed.slice(..m * shape.k)),
+        };
+        let op = Linear { y, x, w: matrix(weights, gemm), shape };
         let scale = match gemm.desc.prologue {
             Prologue::Plain => None,
             Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
@@ -325,6 +363,10 @@ impl Forward {
                 return kernels.update(Update { residual, weighted, squares, norm, x, w, shape }, gemm.kernel);
             }
             Epilogue::F32 | Epilogue::Gated => unreachable!("what is added to the residual is as wide"),
+        };
+        let x = match gemm.reads_quantised() {
+            true => Operand::E4m3(b.quantised.rows(m, shape.k)),
+            false => Operand::Bf16(x),
         };
         kernels.linear(blas.as_ref(), Linear { y, x, w, shape }, None, gemm.kernel)
     }
@@ -519,16 +561,16 @@ fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<
     }
 }
 
-fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> CudaView<'a, bf16> {
+fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> Operand<'a> {
     let layer = || &weights.layers[gemm.layer.expect("only the head is of no layer")];
     let matrix = match gemm.matrix {
         Matrix::Qkv => &layer().qkv,
         Matrix::O => &layer().o,
         Matrix::GateUp => &layer().gate_up,
         Matrix::Down => &layer().down,
-        Matrix::Head => weights.lm_head.as_ref().unwrap_or(&weights.embed),
+        Matrix::Head => return weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view().into(),
     };
-    matrix.as_view()
+    matrix.operand()
 }
 
 fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {

@@ -3,16 +3,19 @@
 use std::fmt;
 
 use stoker_kernels::{
-    choose::{Chip, Numerics, Prologue},
+    choose::{Chip, Numerics, Prologue, WeightFormat},
     launch::{Epilogue, GemmShape, NormWeight},
 };
 
 use super::{
     layout::Sampled,
-    program::{Adds, Between, Gemm, Op, Programs, RowLimits},
+    program::{Adds, Between, Gemm, Op, Programs, Reads, RowLimits},
     shape::ModelShape,
 };
-use crate::model::{Activation, ModelSpec};
+use crate::{
+    config::Quantization,
+    model::{Activation, ModelSpec},
+};
 
 /// Operations that differ in their layer only.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,11 +44,21 @@ pub struct Ceilings {
 }
 
 /// The program that a chip with a built-in table takes for a step that decodes `n` sequences; none without such a table.
-pub fn list_program(spec: &ModelSpec, chip: &str, n: usize, ceilings: Ceilings) -> Result<Vec<Line>, String> {
+pub fn list_program(
+    spec: &ModelSpec,
+    chip: &str,
+    n: usize,
+    quantization: Option<Quantization>,
+    ceilings: Ceilings,
+) -> Result<Vec<Line>, String> {
     let shape = ModelShape::of(spec)?;
     let chip = Chip::of_table(chip, Numerics::Fastest).ok_or_else(|| {
         format!("no table of GEMMs was measured on {chip}: there are those of {}", Chip::with_tables())
     })?;
+    let shape = match quantization {
+        None => shape,
+        Some(asked) => shape.quantised(asked, chip.properties())?,
+    };
     let programs = Programs::new(&shape, &chip, RowLimits { max_sampled: n, max_rows: n });
     Ok(groups(&programs, n).iter().map(|ops| line(&shape, ops, n, ceilings)).collect())
 }
@@ -68,6 +81,7 @@ fn is_alike(a: &Op, b: &Op) -> bool {
         (Op::Gemm(a), Op::Gemm(b)) => (a.matrix, a.desc, a.kernel) == (b.matrix, b.desc, b.kernel),
         (Op::Norm(a), Op::Norm(b)) => between_named(*a) == between_named(*b),
         (Op::AddBias { matrix: a, .. }, Op::AddBias { matrix: b, .. }) => a == b,
+        (Op::Quantise(a), Op::Quantise(b)) => a == b,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
@@ -84,6 +98,14 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
         Op::Gemm(gemm) => {
             let GemmShape { m, n, k } = gemm.desc.shape;
             (named(gemm), format!("{m} x {n} x {k}"), gemm.kernel.to_string(), Some(gemm_us(gemm, ceilings)))
+        }
+        Op::Quantise(reads) => {
+            let width = match reads {
+                Reads::Residual | Reads::Normed => shape.hidden,
+                Reads::Attended | Reads::KeptAttended => shape.attended_width(),
+                Reads::Activated => shape.inner,
+            };
+            (format!("quantise {reads:?}").to_lowercase(), rows, "quantise_rows".into(), us(3 * m * width))
         }
         Op::AddBias { matrix, .. } => (format!("{matrix:?}'s bias"), rows, "add_bias".into(), None),
         Op::Activate => {
@@ -104,8 +126,10 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
 }
 
 /// What it does, and how many values of each column of the residual stream it reads and writes.
-fn between_named(Between { adds, next }: Between) -> (&'static str, usize) {
+fn between_named(Between { adds, next, quantises }: Between) -> (&'static str, usize) {
     match (adds, next) {
+        (Adds::Nothing, _) if quantises => ("norm, quantise", 2),
+        (Adds::Update, _) if quantises => ("add, norm, quantise", 4),
         (Adds::Nothing, _) => ("norm", 2),
         (Adds::Update, Some(_)) => ("add, norm", 4),
         (Adds::Update, None) => ("add", 3),
@@ -116,8 +140,8 @@ fn between_named(Between { adds, next }: Between) -> (&'static str, usize) {
 
 fn norm_kernel(between: Between, weight: NormWeight) -> &'static str {
     match (between, weight) {
-        (Between { adds: Adds::Nothing, next: Some(_) }, NormWeight::Factor) => "rms_norm",
-        (Between { adds: Adds::Update, next: Some(_) }, NormWeight::Factor) => "add_rms_norm",
+        (Between { adds: Adds::Nothing, next: Some(_), .. }, NormWeight::Factor) => "rms_norm",
+        (Between { adds: Adds::Update, next: Some(_), .. }, NormWeight::Factor) => "add_rms_norm",
         _ => "norm_chain",
     }
 }
@@ -142,8 +166,10 @@ fn gemm_us(gemm: &Gemm, ceilings: Ceilings) -> f64 {
         Epilogue::F32 | Epilogue::Sum => 4 * m * n,
         Epilogue::Update => 6 * m * n,
     };
-    let bytes = (2 * (n * k + m * k) + written) as f64;
-    (bytes / ceilings.gb_s / 1e3).max(2.0 * (m * n * k) as f64 / ceilings.tflop_s / 1e6)
+    let value = if gemm.desc.weights == WeightFormat::Bf16 { 2 } else { 1 };
+    let bytes = (value * (n * k + m * k) + written) as f64;
+    // Operands of half the bytes are multiplied at twice the rate.
+    (bytes / ceilings.gb_s / 1e3).max((value * m * n * k) as f64 / ceilings.tflop_s / 1e6)
 }
 
 impl fmt::Display for Line {

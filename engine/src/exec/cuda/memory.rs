@@ -4,6 +4,7 @@
 use stoker_kernels::{
     attention::{PrefillScratch, ScratchSize},
     blas,
+    choose::WeightFormat,
     launch::{Heads, UPDATE_ROWS_MAX, norm_tiles},
     plan::{SplitPolicy, prefill_pieces_max},
     sampling::{COUNT_MAX, LOGPROB_WORDS, Marks, SampleRow, SampleScratch},
@@ -102,8 +103,24 @@ impl Capacity {
             self.input_words + slots::input_words(self.max_history) + masks::input_words(self.max_sampled, shape.vocab);
         let angles = 4 * shape.n_rope_sets() * max_model_len * shape.heads.dim;
         let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(shape.hidden);
-        let bytes = self.max_rows * (2 * row_values + 4) + squares + sampled + scratch + angles + 8 * inputs;
+        let (quantised, scales) = self.quantised_rows(shape);
+        let bytes = self.max_rows * (2 * row_values + 4)
+            + quantised
+            + 4 * scales
+            + squares
+            + sampled
+            + scratch
+            + angles
+            + 8 * inputs;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+    }
+
+    /// Values and rows that are quantised at once, at the most.
+    pub(super) fn quantised_rows(&self, shape: &ModelShape) -> (usize, usize) {
+        match shape.projections {
+            WeightFormat::Bf16 => (0, 0),
+            WeightFormat::E4m3 => (self.max_rows * shape.widest_input(), self.max_rows),
+        }
     }
 
     /// Words that a step's results take: tokens, then log-probabilities.

@@ -44,9 +44,9 @@ pub enum CudaError {
     /// The model's files.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Sizes that some step of theirs could not be launched with.
+    /// Settings that the GPU cannot keep: sizes that some step could not be launched with, a quantisation that it has no kernels for.
     #[error("{0}")]
-    TooLarge(String),
+    Refused(String),
     /// The first steps.
     #[error("warm up: {0}")]
     WarmUp(ExecError),
@@ -60,7 +60,7 @@ impl CudaError {
 
     /// The GPU cannot keep a promise that the settings make: computing elsewhere is not what was asked.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::TooLarge(_) | Self::Kernel(KernelError::NotInvariant { .. }))
+        matches!(self, Self::Refused(_) | Self::Kernel(KernelError::NotInvariant { .. }))
     }
 }
 
@@ -81,8 +81,12 @@ impl Gpu {
         let began = Instant::now();
         let device = Device::open(ordinal)?;
         let spec = read.spec()?;
-        let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
         let kernels = Kernels::load(&device)?;
+        let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
+        let shape = match limits.quantization {
+            None => shape,
+            Some(asked) => shape.quantised(asked, kernels.properties()).map_err(CudaError::Refused)?,
+        };
         let (numerics, blas) = match limits.batch_invariant {
             true => (Numerics::BatchInvariant, None),
             false => (Numerics::Fastest, Some(Blas::new(&device)?)),
@@ -125,16 +129,16 @@ impl CudaModel {
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
-        capacity.check(&sched).map_err(CudaError::TooLarge)?;
+        capacity.check(&sched).map_err(CudaError::Refused)?;
         let needs = MemoryNeeds {
-            weights_bytes: 2 * spec.n_params(),
+            weights_bytes: shape.weights_bytes(spec.n_params()),
             workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
             kv_bytes_per_token: kv_layout(&shape, 0).bytes_per_token(),
         };
         let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
         log_plan(&memory, &name);
         let began = Instant::now();
-        let loaded = load(&kernels, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
+        let loaded = load(&kernels, &shape, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
         let rope = |settings| RopeTable::new(settings, shape.heads.dim, sched.max_model_len);
         let rope_sets = spec.rope_sets.iter().map(rope).collect();
@@ -171,6 +175,7 @@ struct LoadedWeights {
 /// Every weight is found and checked before a byte of any is uploaded.
 fn load(
     kernels: &Kernels,
+    shape: &ModelShape,
     spec: &ModelSpec,
     source: WeightSource,
     progress: &(dyn Fn(f32) + Sync),
@@ -178,11 +183,11 @@ fn load(
     match source {
         WeightSource::Stored(store) => {
             let bound = store.bind(spec, Rank::ALONE)?;
-            let weights = weights::load(kernels, spec, &bound, progress)?;
+            let weights = weights::load(kernels, shape, spec, &bound, progress)?;
             Ok(LoadedWeights { weights, dtype: bound.format_name() })
         }
         WeightSource::Random { seed } => {
-            let weights = weights::random(kernels.device(), spec, seed)?;
+            let weights = weights::random(kernels, shape, spec, seed)?;
             kernels.device().synchronize()?;
             progress(1.0);
             Ok(LoadedWeights { weights, dtype: "bf16".into() })

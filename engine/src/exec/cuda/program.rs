@@ -31,6 +31,8 @@ pub(super) enum Op {
     Embed,
     /// What is between two GEMMs of the residual stream and not inside of them.
     Norm(Between),
+    /// What a quantised product reads, where no norm leaves it so.
+    Quantise(Reads),
     /// y = x * w^T.
     Gemm(Gemm),
     /// The bias of what a GEMM gave.
@@ -76,6 +78,8 @@ pub(super) struct Between {
     pub(super) adds: Adds,
     /// The norm of the residual.
     pub(super) next: Option<Norm>,
+    /// The norm leaves quantised, for a product that wants it so.
+    pub(super) quantises: bool,
 }
 
 /// What is added to the residual.
@@ -232,6 +236,13 @@ impl Op {
     }
 }
 
+impl Gemm {
+    /// Whether its x is in e4m3 as its weights are: the kernel for few rows takes bf16.
+    pub(super) fn reads_quantised(&self) -> bool {
+        self.desc.weights == WeightFormat::E4m3 && !matches!(self.kernel, GemmKernel::Skinny(_))
+    }
+}
+
 /// Writes operations one behind the other.
 struct Builder<'a> {
     shape: &'a ModelShape,
@@ -338,21 +349,27 @@ impl<'a> Builder<'a> {
         }
         let reads = if norm.is_some() { Reads::Normed } else { Reads::Residual };
         let gemm = self.gemm(of, (Prologue::Plain, epilogue), reads).expect("it was seen, or all chips multiply so");
-        self.settle(norm);
+        let is_quantised = self.settle(norm, gemm.reads_quantised());
+        if gemm.reads_quantised() && !is_quantised {
+            self.ops.push(Op::Quantise(reads));
+        }
         self.ops.push(Op::Gemm(gemm));
     }
 
-    /// Adds what is to be added, and norms.
-    fn settle(&mut self, next: Option<Norm>) {
+    /// Adds what is to be added, and norms. Whether what it leaves is quantised, as `wanted`.
+    fn settle(&mut self, next: Option<Norm>, wanted: bool) -> bool {
         let adds = match self.left {
             Left::Update { after: Some(norm) } => Adds::NormedUpdate(norm),
             Left::Update { after: None } => Adds::Update,
             Left::Residual | Left::Weighted { .. } => Adds::Nothing,
         };
         self.left = Left::Residual;
+        let is_plain = !matches!(adds, Adds::NormedUpdate(_)) && self.shape.norm_weight == NormWeight::Factor;
+        let quantises = wanted && next.is_some() && is_plain;
         if adds != Adds::Nothing || next.is_some() {
-            self.ops.push(Op::Norm(Between { adds, next }));
+            self.ops.push(Op::Norm(Between { adds, next, quantises }));
         }
+        quantises
     }
 
     /// `residual += after(x * w^T + bias)`, with as much of it, and of the norm behind it, inside as the GEMM can.
@@ -372,6 +389,9 @@ impl<'a> Builder<'a> {
             Epilogue::Sum => Left::Residual,
             Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated => Left::Update { after },
         };
+        if gemm.reads_quantised() {
+            self.ops.push(Op::Quantise(reads));
+        }
         self.ops.push(Op::Gemm(Gemm { next, ..gemm }));
         if has_bias {
             self.ops.push(Op::AddBias { matrix, layer });
@@ -385,7 +405,8 @@ impl<'a> Builder<'a> {
         reads: Reads,
     ) -> Option<Gemm> {
         let (n, k) = self.sizes(matrix);
-        let desc = GemmDesc { shape: GemmShape { m: self.m, n, k }, weights: WeightFormat::Bf16, prologue, epilogue };
+        let weights = if matrix == Matrix::Head { WeightFormat::Bf16 } else { self.shape.projections };
+        let desc = GemmDesc { shape: GemmShape { m: self.m, n, k }, weights, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;
         Some(Gemm { matrix, layer, desc, kernel, reads, next: None, squares_tile: 0 })
     }
@@ -406,12 +427,15 @@ impl<'a> Builder<'a> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use stoker_kernels::choose::Numerics;
+    use stoker_kernels::{choose::Numerics, device::Properties};
 
     use super::*;
-    use crate::model::{CheckpointFormat, ModelConfig, ModelSpec};
+    use crate::{
+        config::Quantization,
+        model::{CheckpointFormat, ModelConfig, ModelSpec},
+    };
 
-    fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+    fn shape(architecture: &str, changes: Value) -> ModelShape {
         let mut config = json!({"architectures": [architecture], "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
             "vocab_size": 128256, "max_position_embeddings": 8192});
@@ -419,7 +443,11 @@ mod tests {
             config[name] = value.clone();
         }
         let config = ModelConfig::from_json(&config, "config.json").unwrap();
-        let shape = ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()).unwrap();
+        ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()).unwrap()
+    }
+
+    fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+        let shape = shape(architecture, changes);
         let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
         Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
     }
@@ -428,13 +456,15 @@ mod tests {
     fn brief(ops: &[Op]) -> String {
         let words = ops.iter().map(|op| match op {
             Op::Embed => "embed".to_owned(),
-            Op::Norm(Between { adds, next }) => {
+            Op::Quantise(reads) => format!("quantise-{reads:?}"),
+            Op::Norm(Between { adds, next, quantises }) => {
                 let adds = match adds {
                     Adds::Nothing => "",
                     Adds::Update => "add+",
                     Adds::NormedUpdate(_) => "norm+add+",
                 };
-                format!("{adds}{}", if next.is_some() { "norm" } else { "." })
+                let next = if next.is_some() { "norm" } else { "." };
+                format!("{adds}{next}{}", if *quantises { "-quantised" } else { "" })
             }
             Op::Gemm(Gemm { matrix, desc, reads, .. }) => {
                 let scaled = if desc.prologue == Prologue::NormScaled { "scaled-" } else { "" };
@@ -506,6 +536,75 @@ mod tests {
              add+norm Qkv:Bf16 rope",
             "attend O:Bf16 bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 bias-Down add+norm Head:F32 draw",
         );
+    }
+
+    fn quantised(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+        let shape = shape(architecture, changes);
+        let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+        let shape = shape.quantised(Quantization::Fp8, chip.properties()).unwrap();
+        Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+    }
+
+    #[test]
+    fn quantised_products_read_what_norms_leave_quantised_and_one_row_stays_as_it_is() {
+        let llama = quantised("LlamaForCausalLM", json!({}), Numerics::Fastest);
+        check(
+            &llama,
+            1,
+            "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+            "attend O:Update scaled-GateUp:Gated Down:Update scaled-Head:F32 draw",
+        );
+        let layer = "quantise-Attended O:Bf16 add+norm-quantised GateUp:Gated quantise-Activated Down:Bf16";
+        for n in [8, 64, 256] {
+            check(
+                &llama,
+                n,
+                &format!("embed norm-quantised Qkv:Bf16 rope attend {layer} add+norm-quantised Qkv:Bf16 rope"),
+                &format!("attend {layer} add+norm Head:F32 draw"),
+            );
+        }
+        assert_eq!(brief(&llama.body(256).ops), brief(&llama.body(8192).ops));
+        let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+        check(
+            &quantised("Gemma2ForCausalLM", gemma, Numerics::Fastest),
+            8,
+            "embed norm quantise-Normed Qkv:Bf16 rope attend quantise-Attended O:Bf16 norm+add+norm quantise-Normed \
+             GateUp:Bf16 act quantise-Activated Down:Bf16 norm+add+norm quantise-Normed Qkv:Bf16 rope",
+            "attend quantise-Attended O:Bf16 norm+add+norm quantise-Normed GateUp:Bf16 act quantise-Activated Down:Bf16 \
+             norm+add+norm Head:F32 softcap draw",
+        );
+        let invariant = quantised("LlamaForCausalLM", json!({}), Numerics::BatchInvariant);
+        assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
+    }
+
+    #[test]
+    fn a_chip_or_a_width_that_e4m3_is_not_for_is_refused_with_what_would_run() {
+        let of = |capability, changes| {
+            let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
+            shape("LlamaForCausalLM", changes)
+                .quantised(Quantization::Fp8, Properties { capability, ..h200 })
+                .unwrap_err()
+        };
+        assert_eq!(
+            of((8, 0), json!({})),
+            "quantization fp8 needs a GPU of compute capability 9.0 (H100, H200, GH200), this one has 8.0: leave it out"
+        );
+        assert_eq!(
+            of((9, 0), json!({"intermediate_size": 14328})),
+            "quantization fp8 takes rows of multiples of 16 values, this model has rows of 14328: leave it out"
+        );
+    }
+
+    #[test]
+    fn weights_in_e4m3_take_the_bytes_that_their_numbers_and_scales_have() {
+        let plain = shape("LlamaForCausalLM", json!({}));
+        let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
+        let n_params = 1_000_000_000;
+        let saved = plain.weights_bytes(n_params)
+            - plain.clone().quantised(Quantization::Fp8, h200).unwrap().weights_bytes(n_params);
+        // Of a layer: qkv 6144 x 4096, o 4096 x 4096, gate and up 28672 x 4096, down 4096 x 14336.
+        let (values, rows) = (6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336, 6144 + 4096 + 28672 + 4096);
+        assert_eq!(saved, 2 * (values - 4 * rows));
     }
 
     #[test]

@@ -2,14 +2,22 @@
 
 use stoker_kernels::{
     KernelError,
+    choose::WeightFormat,
+    device::Properties,
     launch::{self, AttentionSpec, Heads, NormWeight, RotaryForm, Rows},
     plan::SplitPolicy,
 };
 
-use crate::model::{
-    Activation, ModelSpec, NormWeight as Stored,
-    spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec},
+use crate::{
+    config::Quantization,
+    model::{
+        Activation, ModelSpec, NormWeight as Stored,
+        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec},
+    },
 };
+
+/// Widths of rows in e4m3 are multiples of this.
+const E4M3_STEP: usize = 16;
 
 /// Weights that a step still reads when it is about to end: 0.6 to 0.8 ms on an H200, as long as two threads take to wake up one
 /// after the other.
@@ -38,6 +46,8 @@ pub(super) struct ModelShape {
     pub(super) block: Block,
     /// What layers differ in.
     pub(super) layers: Vec<LayerShape>,
+    /// How the projections of layers lie on the device.
+    pub(super) projections: WeightFormat,
 }
 
 /// What every layer of a model does.
@@ -119,7 +129,45 @@ impl ModelShape {
             logit_softcap: spec.head.softcap,
             block,
             layers: spec.layers.iter().map(LayerShape::of).collect(),
+            projections: WeightFormat::Bf16,
         })
+    }
+
+    /// With the projections of layers in fewer bits, or why the kernels do not take them.
+    pub(super) fn quantised(self, quantization: Quantization, properties: Properties) -> Result<Self, String> {
+        let Quantization::Fp8 = quantization;
+        let (major, minor) = properties.capability;
+        if (major, minor) != (9, 0) {
+            return Err(format!(
+                "quantization fp8 needs a GPU of compute capability 9.0 (H100, H200, GH200), this one has {major}.{minor}: leave it out"
+            ));
+        }
+        let widths = [self.hidden, self.attended_width(), self.inner];
+        match widths.into_iter().find(|width| !width.is_multiple_of(E4M3_STEP)) {
+            Some(width) => Err(format!(
+                "quantization fp8 takes rows of multiples of {E4M3_STEP} values, this model has rows of {width}: leave it out"
+            )),
+            None => Ok(Self { projections: WeightFormat::E4m3, ..self }),
+        }
+    }
+
+    /// The widest row that a projection multiplies.
+    pub(super) fn widest_input(&self) -> usize {
+        self.hidden.max(self.attended_width()).max(self.inner)
+    }
+
+    /// Bytes of all weights on the device; `n_params` are all numbers.
+    pub(super) fn weights_bytes(&self, n_params: u64) -> u64 {
+        match self.projections {
+            WeightFormat::Bf16 => 2 * n_params,
+            WeightFormat::E4m3 => {
+                let Self { hidden, inner, .. } = *self;
+                let (qkv, attended) = (self.heads.qkv_width(), self.attended_width());
+                let values = qkv * hidden + hidden * attended + 3 * inner * hidden;
+                let scales = 4 * (qkv + 2 * inner + 2 * hidden);
+                2 * n_params - (self.n_layers() * (values - scales)) as u64
+            }
+        }
     }
 
     /// Layers.

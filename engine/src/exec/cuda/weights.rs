@@ -1,16 +1,20 @@
-//! Weights on the GPU, in bf16, as the kernels want them: Q, K and V are one matrix, gate and up are one matrix, some rows
+//! Weights on the GPU, in bf16 or quantised, as the kernels want them: Q, K and V are one matrix, gate and up are one matrix, some rows
 //! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
 //! benchmarks.
 
 use std::{convert::Infallible, ops::Range};
 
 use stoker_kernels::{
-    CudaSlice, Device, KernelError, Kernels, bf16,
+    CudaSlice, KernelError, Kernels, bf16,
+    choose::WeightFormat,
     launch::GATE_UP_GROUP,
+    linear::Operand,
     noise::{self, Noise},
+    quantise::{QuantiseRows, QuantisedRows},
     upload::{Stored, Upload, upload},
 };
 
+use super::shape::ModelShape;
 use crate::model::{
     BoundWeights, ModelSpec, StoredWeight,
     spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, WeightRole, WeightSpec},
@@ -21,33 +25,87 @@ const RANDOM_SCALE: f32 = 0.02;
 
 /// One decoder layer.
 #[derive(Debug)]
-pub(super) struct Layer<T = CudaSlice<bf16>> {
+pub(super) struct Layer<T = CudaSlice<bf16>, P = Projection> {
     pub(super) before_attention: Option<T>,
-    pub(super) qkv: T,
+    pub(super) qkv: P,
     pub(super) qkv_bias: Option<T>,
     /// Weights for queries, and for keys.
     pub(super) qk_norm: Option<(T, T)>,
-    pub(super) o: T,
+    pub(super) o: P,
     pub(super) o_bias: Option<T>,
     pub(super) after_attention: Option<T>,
     pub(super) before_feed_forward: Option<T>,
     /// [`GATE_UP_GROUP`] rows of each in turn.
-    pub(super) gate_up: T,
+    pub(super) gate_up: P,
     /// The same of biases.
     pub(super) gate_up_bias: Option<T>,
-    pub(super) down: T,
+    pub(super) down: P,
     pub(super) down_bias: Option<T>,
     pub(super) after_feed_forward: Option<T>,
 }
 
+/// What a layer multiplies with.
+#[derive(Debug)]
+pub(super) enum Projection {
+    Bf16(CudaSlice<bf16>),
+    E4m3(QuantisedRows),
+}
+
 /// All weights.
 #[derive(Debug)]
-pub(super) struct Weights<T = CudaSlice<bf16>> {
+pub(super) struct Weights<T = CudaSlice<bf16>, P = Projection> {
     pub(super) embed: T,
-    pub(super) layers: Vec<Layer<T>>,
+    pub(super) layers: Vec<Layer<T, P>>,
     pub(super) norm: T,
     /// `None`: the embedding table is the output matrix too.
     pub(super) lm_head: Option<T>,
+}
+
+impl Projection {
+    /// Row by row, `width` values each.
+    fn quantised(kernels: &Kernels, matrix: CudaSlice<bf16>, width: usize) -> Result<Self, KernelError> {
+        let n_rows = matrix.len() / width;
+        let mut rows = QuantisedRows::zeros(kernels.device(), matrix.len(), n_rows)?;
+        kernels.quantise_rows(QuantiseRows { out: rows.rows_mut(n_rows, width), x: matrix.as_view(), width })?;
+        Ok(Self::E4m3(rows))
+    }
+
+    /// To be multiplied with.
+    pub(super) fn operand(&self) -> Operand<'_> {
+        match self {
+            Self::Bf16(matrix) => Operand::Bf16(matrix.as_view()),
+            Self::E4m3(rows) => Operand::E4m3(rows.all()),
+        }
+    }
+}
+
+impl Weights<CudaSlice<bf16>, CudaSlice<bf16>> {
+    /// As the shape says that projections lie there; what they were made of is freed matrix by matrix.
+    fn stored_as(self, kernels: &Kernels, shape: &ModelShape) -> Result<Weights, KernelError> {
+        let project = |matrix: CudaSlice<bf16>, width: usize| match shape.projections {
+            WeightFormat::Bf16 => Ok(Projection::Bf16(matrix)),
+            WeightFormat::E4m3 => Projection::quantised(kernels, matrix, width),
+        };
+        let layer = |layer: Layer<CudaSlice<bf16>, CudaSlice<bf16>>| {
+            Ok(Layer {
+                qkv: project(layer.qkv, shape.hidden)?,
+                o: project(layer.o, shape.attended_width())?,
+                gate_up: project(layer.gate_up, shape.hidden)?,
+                down: project(layer.down, shape.inner)?,
+                before_attention: layer.before_attention,
+                qkv_bias: layer.qkv_bias,
+                qk_norm: layer.qk_norm,
+                o_bias: layer.o_bias,
+                after_attention: layer.after_attention,
+                before_feed_forward: layer.before_feed_forward,
+                gate_up_bias: layer.gate_up_bias,
+                down_bias: layer.down_bias,
+                after_feed_forward: layer.after_feed_forward,
+            })
+        };
+        let layers = self.layers.into_iter().map(layer).collect::<Result<_, KernelError>>()?;
+        Ok(Weights { embed: self.embed, layers, norm: self.norm, lm_head: self.lm_head })
+    }
 }
 
 /// One buffer on the GPU and the weights that it holds.
@@ -73,7 +131,10 @@ impl Slot<'_> {
 }
 
 /// What `buffer` gives for each slot of a model, asked in one order.
-fn assemble<'a, T, E>(spec: &'a ModelSpec, mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>) -> Result<Weights<T>, E> {
+fn assemble<'a, T, E>(
+    spec: &'a ModelSpec,
+    mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>,
+) -> Result<Weights<T, T>, E> {
     Ok(Weights {
         embed: buffer(one(&spec.embedding.weight))?,
         layers: spec.layers.iter().map(|layer| assemble_layer(layer, &mut buffer)).collect::<Result<_, E>>()?,
@@ -85,7 +146,7 @@ fn assemble<'a, T, E>(spec: &'a ModelSpec, mut buffer: impl FnMut(Slot<'a>) -> R
 fn assemble_layer<'a, T, E>(
     spec: &'a LayerSpec,
     buffer: &mut impl FnMut(Slot<'a>) -> Result<T, E>,
-) -> Result<Layer<T>, E> {
+) -> Result<Layer<T, T>, E> {
     let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &spec.attention;
     let FeedForwardLayer { before: before_feed, gate, up, down, after: after_feed, .. } = &spec.feed_forward;
     Ok(Layer {
@@ -138,6 +199,7 @@ fn norm(norm: &Option<NormSpec>) -> Option<Slot<'_>> {
 /// done.
 pub(super) fn load(
     kernels: &Kernels,
+    shape: &ModelShape,
     spec: &ModelSpec,
     weights: &BoundWeights,
     progress: &(dyn Fn(f32) + Sync),
@@ -156,7 +218,7 @@ pub(super) fn load(
     upload(kernels, uploads.collect(), progress)?;
     let mut buffers = buffers.into_iter();
     let Ok(loaded) = assemble(spec, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
-    Ok(loaded)
+    loaded.stored_as(kernels, shape)
 }
 
 /// The bytes of a slot's weights in the order in which it holds them.
@@ -176,24 +238,31 @@ fn stored(weight: &StoredWeight, rows: Range<usize>) -> Vec<Stored<'_>> {
 }
 
 /// Random matrices, norms of one.
-pub(super) fn random(device: &Device, spec: &ModelSpec, seed: u64) -> Result<Weights, KernelError> {
+pub(super) fn random(
+    kernels: &Kernels,
+    shape: &ModelShape,
+    spec: &ModelSpec,
+    seed: u64,
+) -> Result<Weights, KernelError> {
+    let device = kernels.device();
     let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
-    assemble(spec, |slot| match slot.parts[0].role {
+    let weights = assemble(spec, |slot| match slot.parts[0].role {
         WeightRole::Embedding | WeightRole::Projection => noise::repeated(device, &piece, slot.len()),
         WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]),
         WeightRole::Bias => device.zeros(slot.len()),
-    })
+    })?;
+    weights.stored_as(kernels, shape)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::WeightFormat;
+    use crate::model::WeightFormat as Stored;
 
     #[test]
     fn gate_and_up_lie_in_turn_and_others_behind_each_other() {
-        let weight = |byte: u8| StoredWeight::in_memory(WeightFormat::Bf16, [6, 2], vec![byte; 24]);
+        let weight = |byte: u8| StoredWeight::in_memory(Stored::Bf16, [6, 2], vec![byte; 24]);
         let parts = [weight(1), weight(2)];
         let lies = |order| in_order(order, &parts).into_iter().map(|part| (part.bytes[0], part.bytes.len())).collect();
         let (in_turn, behind): (Vec<_>, Vec<_>) = (lies(Order::InTurn(2)), lies(Order::Behind));

@@ -38,7 +38,7 @@ pub(crate) fn ceilings(gpu: &mut Gpu) -> Result<Ceilings> {
     let mut product = |gpu: &Gpu| -> Result<Vec<f64>> {
         clock::time(gpu, 4, |_| {
             let (x, w, y) = (source.slice(..size), source.slice(size..2 * size), target.slice_mut(..size));
-            gpu.blas.gemm(Linear { y: Output::Bf16(y), x, w, shape }, first_guess(shape))
+            gpu.blas.gemm(Linear { y: Output::Bf16(y), x: x.into(), w: w.into(), shape }, first_guess(shape))
         })
     };
     let products = product(gpu)?;
@@ -185,7 +185,7 @@ fn product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> 
     let is_head = n == VOCAB;
     let mut linear = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
         let y = if is_head { Output::F32(logits.as_view_mut()) } else { Output::Bf16(y.as_view_mut()) };
-        run(Linear { y, x: x.as_view(), w: w.slice(turn * n * k..(turn + 1) * n * k), shape })
+        run(Linear { y, x: x.as_view().into(), w: w.slice(turn * n * k..(turn + 1) * n * k).into(), shape })
     };
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
     let n_launches = if m < 256 { 20 } else { 4 };
@@ -223,7 +223,7 @@ fn gated_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShap
     let (x, w) = (gpu.random(m * k)?, gpu.random(n * k)?);
     let (mut gate_up, mut out) = (gpu.random(m * n)?, gpu.random(m * n / 2)?);
     let multiply = |y: Output<'_>, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
-        run(Linear { y, x: x.as_view(), w: w.as_view(), shape })
+        run(Linear { y, x: x.as_view().into(), w: w.as_view().into(), shape })
     };
     let work = if m < 256 { Work::Bytes((2 * n * k) as f64) } else { flops(shape) };
     if gpu.kernels.properties().capability == (9, 0) {

@@ -49,7 +49,7 @@ fn update(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape) -> R
             squares: squares.as_view_mut(),
             norm: norm.as_view(),
             x: x.as_view(),
-            w: weights[turn].as_view(),
+            w: weights[turn].as_view().into(),
             shape,
         })
     };
@@ -68,7 +68,7 @@ fn scaled(gpu: &mut Gpu, report: &mut Report, name: &str, (shape, output): (Gemm
     let mut op = |turn: usize, run: &dyn Fn(Linear<'_>) -> Result<(), KernelError>| {
         let y = y.as_view_mut();
         let y = if is_activated { Output::Gated(y) } else { Output::Bf16(y) };
-        run(Linear { y, x: x.as_view(), w: weights[turn].as_view(), shape })
+        run(Linear { y, x: x.as_view().into(), w: weights[turn].as_view().into(), shape })
     };
     let us = clock::time(gpu, 20, |i| {
         op(i % weights.len(), &|op| {

@@ -1,0 +1,112 @@
+//! FP8 at load on a GPU: a row alone is what the CPU computes with the weights that the numbers and scales stand for, ember's answers
+//! are as right as in bf16, and the batch-invariant mode keeps its promise. Skipped where there is no GPU that has it.
+
+use std::{fs, path::Path};
+
+use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
+use stoker_engine::{
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, Quantization, SamplingParams, exec::cuda::CudaModel,
+};
+use stoker_kernels::{bf16, reference};
+
+use crate::{common, cuda};
+
+fn config(quantization: Option<Quantization>) -> EngineConfig {
+    let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), quantization, ..EngineLimits::default() };
+    EngineConfig { device: DeviceChoice::Cuda(0), ..common::config(&common::ember(), limits) }
+}
+
+/// Ember in f32 with every projection of its layers as FP8 would have it.
+fn write_dequantised(directory: &Path) {
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(common::ember().join(file), directory.join(file)).expect("a file of ember is copied");
+    }
+    let bytes = fs::read(common::ember().join("model.safetensors")).expect("ember has weights");
+    let stored = SafeTensors::deserialize(&bytes).expect("ember's weights are a safetensors file");
+    let widened = |view: &TensorView<'_>| -> Vec<f32> {
+        assert_eq!(view.dtype(), Dtype::BF16);
+        view.data().chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
+    };
+    let dequantised = |values: Vec<f32>, width: usize| -> Vec<f32> {
+        let (numbers, scales) = reference::quantise_rows(&values, width);
+        numbers.chunks(width).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = stored
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            let values = widened(&view);
+            let is_projection = name.ends_with("_proj.weight");
+            let values = if is_projection { dequantised(values, view.shape()[1]) } else { values };
+            (name, view.shape().to_vec(), values.into_iter().flat_map(f32::to_le_bytes).collect())
+        })
+        .collect();
+    assert_eq!(tensors.iter().filter(|(name, ..)| name.ends_with("_proj.weight")).count(), 8 * 7);
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor is as long as its shape"))
+    });
+    serialize_to_file(views, None, &directory.join("model.safetensors")).expect("the weights are written");
+}
+
+#[test]
+fn a_row_alone_is_what_the_cpu_computes_with_the_weights_that_fp8_stands_for() {
+    if !cuda::has_hopper("a_row_alone_is_what_the_cpu_computes_with_the_weights_that_fp8_stands_for") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    write_dequantised(directory.path());
+    let tokens = cuda::golden().0;
+    let expected = common::open(directory.path()).unwrap().executor.teacher_forced_logits(&tokens, tokens.len());
+    let mut gpu = CudaModel::open(&config(Some(Quantization::Fp8)), 0, &|_| {}).unwrap();
+    let found = gpu.executor.teacher_forced_logits(&tokens, 1).unwrap();
+    cuda::check_noise("fp8, a row alone", &found, &expected);
+    // Rows that are quantised too: by how much that moves logits, for a person; what it costs in answers is the next test's.
+    for chunk_len in [8, 64] {
+        let found = gpu.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+        let mean = found.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64;
+        println!("fp8, {chunk_len} rows at once: mean {mean:.2e} of the largest logit");
+        assert!(mean < 0.1, "{mean}");
+    }
+}
+
+#[test]
+fn embers_answers_are_as_right_in_fp8() {
+    if !cuda::has_hopper("embers_answers_are_as_right_in_fp8") {
+        return;
+    }
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let start =
+        |quantization| -> EngineHandle { Engine::start(config(quantization), |_| {}).expect("the model starts") };
+    let [plain, quantised] = [None, Some(Quantization::Fp8)].map(|quantization| {
+        let engine = start(quantization);
+        let (prompts, expected) = cuda::questions(&engine);
+        let answers = cuda::answers(&engine, &prompts, &greedy);
+        let alone: Vec<_> = prompts[..100]
+            .iter()
+            .flat_map(|prompt| cuda::answers(&engine, std::slice::from_ref(prompt), &greedy))
+            .collect();
+        let score = cuda::score(&engine, &answers, &expected);
+        (answers, score, cuda::score(&engine, &alone, &expected[..100]))
+    });
+    let equal = cuda::share_equal(&plain.0, &quantised.0);
+    println!(
+        "answers equal: {:.1} %; right: {:.1} % in bf16, {:.1} % in fp8",
+        100.0 * equal,
+        100.0 * plain.1,
+        100.0 * quantised.1
+    );
+    println!("of a hundred alone: {:.1} % and {:.1} %", 100.0 * plain.2, 100.0 * quantised.2);
+    // Five hundred answers: one is 0.2 points.
+    assert!(quantised.1 >= plain.1 - 0.003 && quantised.2 >= plain.2 - 0.01, "{} {}", plain.1, quantised.1);
+}
+
+#[test]
+fn fp8_is_refused_where_nothing_multiplies_it() {
+    let on_cpu = EngineConfig { device: DeviceChoice::Cpu, ..config(Some(Quantization::Fp8)) };
+    let refusal = Engine::start(on_cpu, |_| {}).unwrap_err().to_string();
+    assert_eq!(
+        refusal,
+        "quantization fp8 needs a GPU of compute capability 9.0, and the model would run on the CPU: leave it out"
+    );
+    assert_eq!("fp9".parse::<Quantization>().unwrap_err(), "\"fp9\" is not known: take fp8");
+}

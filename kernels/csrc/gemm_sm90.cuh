@@ -1,0 +1,459 @@
+// y[m][n] = sum_k x[m][k] * w[n][k] on Hopper at any number of rows, where a row's result is the same bits whoever its
+// neighbours are, by all variants but those that split the depth.
+//
+// Layout: w is n x k bf16 row-major, x is m x k bf16, y is m x n bf16 or f32. k is a multiple of 8. Or w and x are e4m3 with a scale a row
+// (gemm_fp8_sm90.cu): a pair of values then stands where one of bf16 does, so all below but the instruction and the end is the same, of
+// half the depth.
+// The weights are the left operand of wgmma (64 of their rows), rows of x its columns. Every element of y is one chain of
+// products of 16 values (32 of e4m3) in the order of k, in the tensor core's accumulator, in every variant and at every tile size: that
+// is the whole of batch invariance. So small matrices spread over the chip by tiles of fewer weight rows:
+//
+//       a block's tile: `rows` weight rows, 64 to a warpgroup and 8 to 64 to the last one      x kColumns rows of x
+//                       what that lacks of 64 multiplies what lies behind, and is dropped
+//
+//       a stage of the ring: w [kPanels][rows x 64 values], x [kPanels][kColumns x 64 values]
+//
+// Rows of x may have factors, which two warps of their own find meanwhile (gemm_residual.cuh).
+// One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
+// goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
+// have neighbouring weights and the same rows of x, of which each copies a half to both. Or they split: both have the same tile, each
+// sums half of the depth, sends the other one its sums of half of the rows of x and finishes the other half. That is two chains
+// for an element, and larger tiles for as many blocks: a multiprocessor takes in fewer bytes.
+// Tiles are walked in bands along n, rows of x outside, so that both operands of a wave come from the L2 cache.
+// Where y is activated, weights are gate and up, 8 rows of each in turn: a thread's accumulators of rows g and g + 8 are gate
+// and up of one feature, of which it stores bf16(silu(gate)) * up, as silu_mul.cu would. y is then half as wide.
+// Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
+#pragma once
+#include "activation.cuh"
+#include "gemm_exchange.cuh"
+#include "gemm_residual.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+namespace stoker {
+
+// What `start` in linear.rs passes, but for the band in this order.
+struct GemmShape {
+  int m, n;
+  int n_steps;    // stages of a tile
+  int rows;       // weight rows of a block's tile
+  int x_rows;     // rows of x of a tile, at most kColumns: what a copy has to bring
+  int n_stages;   // of the ring
+  int n_m_tiles;  // along x
+  int n_n_tiles;  // along w, a cluster's together
+  int band;       // of these, those that are walked together
+};
+
+// Of quantised operands, one a row; null where they are bf16.
+struct Scales {
+  const float* w;
+  const float* x;
+};
+
+// One of y where gate and up are activated: of two weight rows.
+struct Activated {
+  bf16 value;
+};
+
+// One of the residual stream, which the product is added to.
+struct Updated {
+  bf16 value;
+};
+
+template <typename Out>
+constexpr bool kActivates = false;
+template <>
+constexpr bool kActivates<Activated> = true;
+template <typename Out>
+constexpr bool kUpdates = false;
+template <>
+constexpr bool kUpdates<Updated> = true;
+
+#ifdef STOKER_HAS_WGMMA
+
+constexpr int kGroupRows = 64, kPanelValues = 64, kRowBytes = 2 * kPanelValues, kMaxStages = 30;
+// Of y, that a warpgroup turns around at once: 64 values each, or 32 where they are activated.
+constexpr int kStoredRows = 128, kActivatedRows = 256;
+
+// What the blocks of a cluster have in common.
+enum class Cluster { kNone, kSharesX, kSplitsDepth };
+
+template <typename Element, int kWarpgroups, int kColumns, int kPanels, Cluster kKind>
+struct Gemm {
+  static constexpr bool kIsFp8 = sizeof(Element) == 1;
+  static constexpr int kConsumers = kWarpgroups * 128;
+  static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
+  static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
+  static constexpr int kTileBlocks = kShares ? 2 : 1;                  // with weights of their own
+  static constexpr int kOwnColumns = kSplits ? kColumns / 2 : kColumns;  // that a block finishes
+
+  // Shared memory, from a multiple of 1024: barriers and factors of rows, where y is turned around or the other block's sums come in,
+  // stages, room that the last tile's unused rows are read from.
+  struct Barriers {
+    uint64_t full[kMaxStages], empty[kMaxStages];
+    Exchange exchange;
+    float scales[kScaledRows];  // factors of rows; of an update, its warps' sums
+  };
+  static_assert(sizeof(Barriers) <= 1024);
+
+  struct Tile {
+    int n, m;  // first weight row of the block, first row of x
+  };
+
+  struct Slot {
+    int at = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance(int n_stages) {
+      if (++at == n_stages) at = 0, parity ^= 1;
+    }
+  };
+
+  static __device__ __forceinline__ Tile tile_at(const GemmShape& s, int idx) {
+    const int first = idx / (s.band * s.n_m_tiles) * s.band, width = min(s.band, s.n_n_tiles - first);
+    const int rest = idx - first * s.n_m_tiles;
+    const int n_tile = (first + rest % width) * kTileBlocks + (kShares ? cluster_rank() : 0);
+    return {n_tile * s.rows, rest / width * s.x_rows};
+  }
+
+  static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return s.rows * kRowBytes; }
+  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) {
+    return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
+  }
+
+  static __device__ __forceinline__ void expect(const GemmShape& s, uint64_t* full) {
+    arrive_expecting(full, kPanels * (w_panel_bytes(s) + s.x_rows * kRowBytes));
+  }
+
+  // Of a panel of a step, in the whole depth.
+  static __device__ __forceinline__ int first_value(const GemmShape& s, int step, int panel) {
+    const int first_step = kSplits ? cluster_rank() * s.n_steps : 0;
+    return ((first_step + step) * kPanels + panel) * kPanelValues;
+  }
+
+  static __device__ __forceinline__ void load_w(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
+                                                uint64_t* full) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      copy_box(stage + panel * w_panel_bytes(s), map, first_value(s, step, panel), tile.n, full);
+    }
+  }
+
+  // Where rows are shared, this block's half of them to both.
+  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
+                                                uint64_t* full) {
+    const uint32_t target = stage + kPanels * w_panel_bytes(s);
+    const int first = kShares ? cluster_rank() * (s.x_rows / 2) : 0;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
+      if constexpr (kShares) {
+        copy_box_to_all(rows, map, first_value(s, step, panel), tile.m + first, full, 3);
+      } else {
+        copy_box(rows, map, first_value(s, step, panel), tile.m, full);
+      }
+    }
+  }
+
+  // Calls `f(tile, step, slot)` for this block's steps in order until it says no.
+  template <typename F>
+  static __device__ __forceinline__ void walk(const GemmShape& s, F f) {
+    Slot slot;
+    const int n_tiles = s.n_m_tiles * s.n_n_tiles;
+    for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
+      const Tile tile = tile_at(s, idx);
+      for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+        if (!f(tile, step, slot)) return;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void produce(const GemmShape& s, const TensorMap& w, const TensorMap& x, Barriers& barriers,
+                                                 uint32_t stages) {
+    int n_ahead = 0;
+    walk(s, [&](Tile tile, int step, Slot slot) {
+      if (n_ahead == s.n_stages) return false;
+      expect(s, &barriers.full[slot.at]);
+      load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
+      ++n_ahead;
+      return true;
+    });
+    wait_for_earlier_kernels();
+    walk(s, [&](Tile tile, int step, Slot slot) {
+      uint64_t* full = &barriers.full[slot.at];
+      const uint32_t stage = stages + slot.at * stage_bytes(s);
+      if (n_ahead > 0) {
+        --n_ahead;
+      } else {
+        wait_for(&barriers.empty[slot.at], slot.parity ^ 1);
+        expect(s, full);
+        load_w(s, w, stage, tile, step, full);
+      }
+      load_x(s, x, stage, tile, step, full);
+      return true;
+    });
+  }
+
+  static __device__ __forceinline__ void multiply_stage(float (&c)[kColumns / 8][4], const GemmShape& s, uint32_t stage, bool first) {
+    const uint32_t w = stage + threadIdx.x / 128 * kGroupRows * kRowBytes, x = stage + kPanels * w_panel_bytes(s);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < 4 * kPanels; ++i) {
+      const uint64_t a = tile_descriptor(w + i / 4 * w_panel_bytes(s) + i % 4 * 32, 0, 1024);
+      const uint64_t b = tile_descriptor(x + i / 4 * kColumns * kRowBytes + i % 4 * 32, 0, 1024);
+      if constexpr (kIsFp8) {
+        wgmma_rows_e4m3(c, a, b, i > 0 || !first);
+      } else {
+        wgmma_rows(c, a, b, i > 0 || !first);
+      }
+    }
+    commit_products();
+  }
+
+  // By each warp, in every block that copies into this stage.
+  static __device__ __forceinline__ void release(Barriers& barriers, int slot) {
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (kShares) {
+      if (lane < kCluster) arrive_at_peer(&barriers.empty[slot], lane);
+    } else {
+      if (lane == 0) arrive(&barriers.empty[slot]);
+    }
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ void consume(const GemmShape& s, const TensorMap& y_map, Out* y, const GemmBeside& beside,
+                                                 const Scales& dequantise, Barriers& barriers, uint32_t stages, uint32_t staging) {
+    const float* scales = is_scaled<Out>(beside) ? barriers.scales : nullptr;
+    Slot slot;
+    uint32_t parity = 0;
+    const int n_tiles = s.n_m_tiles * s.n_n_tiles;
+    for (int idx = blockIdx.x / kCluster; idx < n_tiles; idx += gridDim.x / kCluster) {
+      Tile tile = tile_at(s, idx);
+      const int end = min(s.m, tile.m + s.x_rows);
+      if constexpr (kSplits) tile.m += cluster_rank() * kOwnColumns;
+      Addends<kUpdates<Out> ? kOwnColumns : 8> addends;  // used by updates only
+      if constexpr (kUpdates<Out>) {
+        static_assert(kWarpgroups == 1);
+        const int row = threadIdx.x / kWarp * 16;
+        if (row < s.rows) addends.load(&y->value, beside.norm, {tile.n + row, tile.m}, end, s.n);
+      }
+      float c[kColumns / 8][4];
+      int last = 0;
+      for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+        wait_for(&barriers.full[slot.at], slot.parity);
+        multiply_stage(c, s, stages + slot.at * stage_bytes(s), step == 0);
+        // The stage before this one has been read.
+        wait_for_products<1>();
+        if (step > 0) release(barriers, last);
+        last = slot.at;
+      }
+      wait_for_products<0>();
+      pin(c);
+      release(barriers, last);
+      if constexpr (kSplits) {
+        float sums[kOwnColumns / 8][4];
+        exchange_halves<kConsumers>(sums, c, barriers.exchange, staging, parity);
+        parity ^= 1;
+        if constexpr (kIsFp8) scale_sums(sums, s, dequantise, tile, end);
+        if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
+        finish(sums, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
+      } else {
+        if constexpr (kIsFp8) scale_sums(c, s, dequantise, tile, end);
+        if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
+        finish(c, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
+      }
+    }
+    if (kStaged && threadIdx.x % 128 == 0) wait_for_stores_to_read();
+  }
+
+  // Sums of quantised values, times the scales of their rows.
+  static __device__ __forceinline__ void scale_sums(float (&c)[kOwnColumns / 8][4], const GemmShape& s, const Scales& scales, Tile tile, int end) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g, n = tile.n + row;
+    const float upper = n < s.n ? scales.w[n] : 0.f, lower = n + 8 < s.n ? scales.w[n + 8] : 0.f;
+#pragma unroll
+    for (int j = 0; j < kOwnColumns / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int m = tile.m + 8 * j + 2 * t + i;
+        const float scale = m < end ? scales.x[m] : 0.f;
+        c[j][i] = c[j][i] * scale * upper, c[j][i + 2] = c[j][i + 2] * scale * lower;
+      }
+    }
+  }
+
+  // Rows of y up to `end`, of the sums of a tile.
+  template <typename Out, typename Added>
+  static __device__ __forceinline__ void finish(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, const TensorMap& y_map, Out* y,
+                                                const GemmBeside& beside, Tile tile, int end, const Added& addends, const float* scales, float* scratch,
+                                                uint32_t staging) {
+    if constexpr (kUpdates<Out>) {
+      update_residual<kOwnColumns>(c, addends, &y->value, beside, {tile.n, tile.m}, s.rows, end, s.n, scratch);
+    } else if constexpr (kStaged && kActivates<Out>) {
+      store_activated_staged(c, s, y_map, tile, staging);
+    } else if constexpr (kStaged && sizeof(Out) == 2) {
+      store_staged(c, s, y_map, tile, staging);
+    } else if constexpr (kActivates<Out>) {
+      store_activated(c, s, y, tile, end, scales);
+    } else {
+      store(c, s, y, tile, end, scales);
+    }
+  }
+
+  static __device__ __forceinline__ void put(float* y, float value) { *y = value; }
+  static __device__ __forceinline__ void put(bf16* y, float value) { *y = __float2bfloat16_rn(value); }
+
+  // Eight lanes hold neighbouring values of a row of y.
+  template <typename Out>
+  static __device__ __forceinline__ void store(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, Out* y, Tile tile, int end,
+                                               const float* scales) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g + i / 2 * 8, n = tile.n + row;
+      if (row >= s.rows || n >= s.n) continue;
+#pragma unroll
+      for (int j = 0; j < kOwnColumns / 8; ++j) {
+        const int m = tile.m + 8 * j + 2 * t + i % 2;
+        if (m < end) put(y + static_cast<size_t>(m) * s.n + n, scales ? c[j][i] * scales[m] : c[j][i]);
+      }
+    }
+  }
+
+  // Eight lanes hold neighbouring values of a row of y; `s.rows` is a multiple of 16.
+  static __device__ __forceinline__ void store_activated(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, Activated* y,
+                                                         Tile tile, int end, const float* scales) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int row = threadIdx.x / 128 * kGroupRows + warp * 16, width = s.n / 2, feature = (tile.n + row) / 2 + g;
+    if (row >= s.rows || feature >= width) return;
+#pragma unroll
+    for (int j = 0; j < kOwnColumns / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int m = tile.m + 8 * j + 2 * t + i;
+        if (m >= end) continue;
+        const float scale = scales ? scales[m] : 1.f;
+        put(&y[static_cast<size_t>(m) * width + feature].value, silu_mul_of_sums(c[j][i] * scale, c[j][i + 2] * scale));
+      }
+    }
+  }
+
+  // Four 8x8 matrices, turned around; lane l gives where row l % 8 of matrix l / 8 goes.
+  static __device__ __forceinline__ void store_turned(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+  }
+
+  // Through shared memory, where it becomes rows of y, 64 values of kStoredRows rows at a time; needs whole tiles.
+  static __device__ __forceinline__ void store_staged(const float (&c)[kColumns / 8][4], const GemmShape& s, const TensorMap& y,
+                                                      Tile tile, uint32_t staging) {
+    const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp;
+    const uint32_t buffer = staging + group * kStoredRows * kRowBytes;
+    const int row = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+    const uint32_t target = buffer + row * kRowBytes + (piece ^ (row & 7)) * 16;
+    const bool stores = threadIdx.x % 128 == 0;
+#pragma unroll
+    for (int part = 0; part < kColumns / kStoredRows; ++part) {
+      if (stores) wait_for_stores_to_read();
+      sync_group(group);
+#pragma unroll
+      for (int pair = 0; pair < kStoredRows / 16; ++pair) {
+        const float(&a)[4] = c[part * kStoredRows / 8 + 2 * pair], (&b)[4] = c[part * kStoredRows / 8 + 2 * pair + 1];
+        store_turned(target + pair * 16 * kRowBytes, pack(a[0], a[1]), pack(a[2], a[3]), pack(b[0], b[1]), pack(b[2], b[3]));
+      }
+      publish_to_tensor_cores();
+      sync_group(group);
+      if (stores) store_box(y, tile.n + group * kGroupRows, tile.m + part * kStoredRows, buffer);
+    }
+  }
+
+  // The same where 64 weight rows are 32 values of y: rows of 64 bytes, whose 16-byte pieces are xored with half the row.
+  static __device__ __forceinline__ void store_activated_staged(const float (&c)[kColumns / 8][4], const GemmShape& s,
+                                                                const TensorMap& y, Tile tile, uint32_t staging) {
+    static_assert(kColumns == kActivatedRows);
+    const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp;
+    const uint32_t buffer = staging + group * kActivatedRows * kRowBytes / 2;
+    const uint32_t target = buffer + lane * kRowBytes / 2 + (warp ^ (lane / 2 & 3)) * 16;
+    const bool stores = threadIdx.x % 128 == 0;
+    if (stores) wait_for_stores_to_read();
+    sync_group(group);
+#pragma unroll
+    for (int four = 0; four < kColumns / 32; ++four) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&sums)[4] = c[4 * four + i];
+        pairs[i] = pack(silu_mul_of_sums(sums[0], sums[2]), silu_mul_of_sums(sums[1], sums[3]));
+      }
+      store_turned(target + four * 32 * kRowBytes / 2, pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    publish_to_tensor_cores();
+    sync_group(group);
+    if (stores) store_box(y, (tile.n + group * kGroupRows) / 2, tile.m, buffer);
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ bool is_scaled(const GemmBeside& beside) {
+    return !kStaged && !kUpdates<Out> && beside.squares != nullptr;
+  }
+
+  // By those that multiply, of what the scaling warps hand over.
+  static __device__ __forceinline__ void wait_for_scales() {
+    asm volatile("bar.sync %0, %1;\n" ::"n"(kWarpgroups + 1), "n"(kConsumers + kScalers) : "memory");
+  }
+
+  static __device__ __forceinline__ void hand_over_scales() {
+    asm volatile("bar.arrive %0, %1;\n" ::"n"(kWarpgroups + 1), "n"(kConsumers + kScalers) : "memory");
+  }
+
+  static __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;\n" ::"r"(group + 1) : "memory"); }
+
+  static __device__ __forceinline__ void init(Barriers& barriers, int n_stages) {
+    for (int slot = 0; slot < n_stages; ++slot) {
+      init_barrier(&barriers.full[slot], 1), init_barrier(&barriers.empty[slot], kTileBlocks * kWarpgroups * 4);
+    }
+    if (kSplits) init_exchange(barriers.exchange, kWarpgroups * 4);
+    publish_barriers();
+  }
+
+  template <typename Out>
+  static __device__ __forceinline__ void run(const GemmShape& s, const TensorMap& w, const TensorMap& x, const TensorMap& y_map, Out* y,
+                                             const GemmBeside& beside, const Scales& dequantise) {
+    extern __shared__ uint8_t shared[];
+    const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
+    auto& barriers = *reinterpret_cast<Barriers*>(shared + offset);
+    const uint32_t staging = shared_address(shared) + offset + 1024;
+    const uint32_t stages = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0);
+    if (threadIdx.x == kConsumers) init(barriers, s.n_stages);
+    __syncthreads();
+    if constexpr (kCluster > 1) sync_cluster();
+    if (threadIdx.x < kConsumers) {
+      wait_for_earlier_kernels();
+      consume(s, y_map, y, beside, dequantise, barriers, stages, staging);
+    } else if (threadIdx.x == kConsumers) {
+      // Nothing but small kernels fits beside a block of this one; the next product's blocks take the places that come free first.
+      let_next_kernel_start();
+      produce(s, w, x, barriers, stages);
+    } else {
+      wait_for_earlier_kernels();
+      if (threadIdx.x >= kConsumers + kWarp && is_scaled<Out>(beside)) {
+        add_up_squares(barriers.scales, beside, s.m, threadIdx.x - kConsumers - kWarp);
+        hand_over_scales();
+      }
+    }
+    // No block may end while another still copies into it or arrives at its barriers.
+    __syncwarp();
+    if constexpr (kCluster > 1) sync_cluster();
+  }
+};
+
+#endif
+
+}  // namespace stoker
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTERED(blocks) __cluster_dims__(blocks, 1, 1)
+#else
+#define CLUSTERED(blocks)
+#endif

@@ -1,0 +1,134 @@
+//! Rows in e4m3 with a scale each: buffers of them, and the operations that write some. The formula is in `csrc/quantise.cuh`.
+//! Checks buffers, launches; chooses nothing.
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use half::bf16;
+
+use crate::{
+    Device, KernelError, Kernels, check_len, check_room,
+    launch::{self, Residual, Rows, refused},
+    linear::Quantised,
+};
+
+/// The largest number of e4m3.
+pub const E4M3_MAX: f32 = 448.0;
+
+/// Device memory for rows in e4m3.
+#[derive(Debug)]
+pub struct QuantisedRows {
+    values: CudaSlice<u8>,
+    scales: CudaSlice<f32>,
+}
+
+/// Rows that are written.
+#[derive(Debug)]
+pub struct QuantisedMut<'a> {
+    /// The numbers.
+    pub values: CudaViewMut<'a, u8>,
+    /// One a row.
+    pub scales: CudaViewMut<'a, f32>,
+}
+
+/// `out = e4m3(x / scale)` by rows, `scale` the largest of the row by [`E4M3_MAX`].
+#[derive(Debug)]
+pub struct QuantiseRows<'a> {
+    /// As many rows.
+    pub out: QuantisedMut<'a>,
+    /// Rows of `width`.
+    pub x: CudaView<'a, bf16>,
+    /// Values of a row, a multiple of 8.
+    pub width: usize,
+}
+
+/// The same of `rms_norm(x) * weight`, or of the residual's norm after `x` was added to it: [`crate::pointwise::RmsNorm`] and
+/// [`crate::pointwise::AddRmsNorm`] with a quantised result, to the bit.
+#[derive(Debug)]
+pub struct QuantisedNorm<'a> {
+    /// As many rows.
+    pub out: QuantisedMut<'a>,
+    /// Rows of `weight.len()` that `x` is added to.
+    pub residual: Option<CudaViewMut<'a, bf16>>,
+    /// Rows of `weight.len()`.
+    pub x: CudaView<'a, bf16>,
+    /// One value a column.
+    pub weight: CudaView<'a, bf16>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl QuantisedRows {
+    /// Zeros, of so many values in so many rows at the most.
+    pub fn zeros(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
+        Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)? })
+    }
+
+    /// With these numbers and scales.
+    pub fn holding(device: &Device, values: &[u8], scales: &[f32]) -> Result<Self, KernelError> {
+        Ok(Self { values: device.holding(values)?, scales: device.holding(scales)? })
+    }
+
+    /// The numbers' bytes.
+    pub fn values(&self) -> &CudaSlice<u8> {
+        &self.values
+    }
+
+    /// The scales.
+    pub fn scales(&self) -> &CudaSlice<f32> {
+        &self.scales
+    }
+
+    /// The first rows, of this width.
+    pub fn rows(&self, n_rows: usize, width: usize) -> Quantised<'_> {
+        Quantised { values: self.values.slice(..n_rows * width), scales: self.scales.slice(..n_rows) }
+    }
+
+    /// All.
+    pub fn all(&self) -> Quantised<'_> {
+        Quantised { values: self.values.as_view(), scales: self.scales.as_view() }
+    }
+
+    /// The first rows, of this width, to be written.
+    pub fn rows_mut(&mut self, n_rows: usize, width: usize) -> QuantisedMut<'_> {
+        QuantisedMut { values: self.values.slice_mut(..n_rows * width), scales: self.scales.slice_mut(..n_rows) }
+    }
+}
+
+impl Kernels {
+    /// Quantises rows.
+    pub fn quantise_rows(&self, op: QuantiseRows<'_>) -> Result<(), KernelError> {
+        const OP: &str = "quantise_rows";
+        let QuantiseRows { mut out, x, width } = op;
+        let rows = check_rows(OP, &out, x.len(), width)?;
+        let launch = self.functions.launch(OP, launch::quantise_rows(rows)?);
+        launch.write(&mut out.values).write(&mut out.scales).read(&x).int(width / 8).start()
+    }
+
+    /// Norms and quantises rows.
+    pub fn quantised_norm(&self, op: QuantisedNorm<'_>) -> Result<(), KernelError> {
+        const OP: &str = "rms_norm";
+        let QuantisedNorm { mut out, residual, x, weight, eps } = op;
+        let rows = check_rows(OP, &out, x.len(), weight.len())?;
+        let adds = if residual.is_some() { Residual::Added } else { Residual::None };
+        let launch = self.functions.launch(OP, launch::rms_norm_e4m3(rows, adds)?);
+        let launch = launch.write(&mut out.values).write(&mut out.scales);
+        let launch = match residual {
+            Some(mut residual) => {
+                check_len(OP, "residual", residual.len(), x.len())?;
+                launch.write(&mut residual)
+            }
+            None => launch,
+        };
+        launch.read(&x).read(&weight).int(rows.width / 8).float(eps).start()
+    }
+}
+
+/// As many rows on both sides.
+fn check_rows(op: &'static str, out: &QuantisedMut<'_>, n_values: usize, width: usize) -> Result<Rows, KernelError> {
+    if width == 0 || !n_values.is_multiple_of(width) {
+        return Err(refused(op, format!("{n_values} values are no rows of {width}")));
+    }
+    let n_rows = n_values / width;
+    check_len(op, "out", out.values.len(), n_values)?;
+    check_room(op, "scales", out.scales.len(), n_rows)?;
+    Ok(Rows { n_rows, width })
+}
