@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 use stoker_crds::{
-    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig},
+    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig, Quantization},
     intent::POD_UID_VARIABLE,
 };
 use stoker_engine::DeviceChoice;
@@ -157,6 +157,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     itl_target_ms: Option<u32>,
 
+    /// Multiply with weights in fewer bits than they are stored in: fp8 quantises the projections of layers when they are loaded.
+    /// Half the memory for weights and 1.3 to 1.5 times the speed; needs an H100 or H200. Default: as they are stored.
+    #[arg(long, value_name = "fp8", value_parser = quantization)]
+    quantization: Option<Quantization>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -164,6 +169,11 @@ pub(crate) struct Flags {
     /// After SIGTERM or Ctrl-C, seconds to go on admitting while load balancers notice.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain_withdraw_seconds: u32,
+}
+
+/// As a configuration file writes it.
+fn quantization(name: &str) -> Result<Quantization, String> {
+    serde_json::from_value(name.into()).map_err(|_| "not known: take fp8".to_owned())
 }
 
 impl Args {
@@ -206,6 +216,7 @@ impl Args {
                 prefix_caching: flags.prefix_caching,
                 batch_invariant: flags.batch_invariant,
                 itl_target_ms: flags.itl_target_ms,
+                quantization: flags.quantization,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig};
+use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig, Quantization};
 use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 
 use crate::{
@@ -203,6 +203,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         prefix_caching,
         batch_invariant,
         itl_target_ms,
+        quantization,
     } = settings;
     EngineLimits {
         max_model_len,
@@ -215,6 +216,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         prefix_caching: prefix_caching.unwrap_or(defaults.prefix_caching),
         batch_invariant: batch_invariant.unwrap_or(defaults.batch_invariant),
         itl_target: itl_target_ms.map(|ms| Duration::from_millis(ms.into())),
+        quantization: quantization.map(|Quantization::Fp8| stoker_engine::Quantization::Fp8),
         ..defaults
     }
 }
@@ -243,6 +245,12 @@ mod tests {
     fn batch_invariance_reaches_the_engine() {
         let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
         assert!(settings(config("/m", asked)).limits.batch_invariant);
+    }
+
+    #[test]
+    fn quantisation_reaches_the_engine() {
+        let asked = EngineSettings { quantization: Some(Quantization::Fp8), ..EngineSettings::default() };
+        assert_eq!(settings(config("/m", asked)).limits.quantization, Some(stoker_engine::Quantization::Fp8));
     }
 
     #[test]

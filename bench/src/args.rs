@@ -104,6 +104,9 @@ pub(crate) enum Command {
         /// Only models whose name contains one of these.
         #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
         only: Vec<String>,
+        /// Measure products of quantised weights instead: fp8. Their lines stand beside the others' in a chip's table.
+        #[arg(long, value_name = "KIND")]
+        quantization: Option<Quantization>,
         /// Where descriptions of models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,

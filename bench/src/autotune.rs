@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use stoker_engine::{
-    DeviceChoice, EngineConfig, EngineLimits, ModelFiles,
+    DeviceChoice, EngineConfig, EngineLimits, ModelFiles, Quantization,
     exec::cuda::{ChipTable, CudaModel},
 };
 
@@ -64,13 +64,20 @@ impl Widths {
     }
 }
 
-/// Measures `models` on the first GPU and writes the table to `out` after each.
-pub fn autotune(models: &[Widths], cache: &Path, out: &Path, said: &mut dyn FnMut(&str)) -> Result<()> {
+/// Measures `models` on the first GPU, their weights as they are or quantised, and writes the table to `out` after each.
+pub fn autotune(
+    models: &[Widths],
+    quantization: Option<Quantization>,
+    cache: &Path,
+    out: &Path,
+    said: &mut dyn FnMut(&str),
+) -> Result<()> {
     let mut table: Option<ChipTable> = None;
     for model in models {
         for batch_invariant in [false, true] {
             said(&format!("{}{}", model.name, if batch_invariant { ", batch-invariant" } else { "" }));
-            let found = measure(model, cache, batch_invariant, said)?;
+            let limits = EngineLimits { batch_invariant, quantization, ..EngineLimits::default() };
+            let found = measure(model, cache, limits, said)?;
             match &mut table {
                 Some(table) => table.merge(found),
                 None => table = Some(found),
@@ -82,7 +89,7 @@ pub fn autotune(models: &[Widths], cache: &Path, out: &Path, said: &mut dyn FnMu
     Ok(())
 }
 
-fn measure(model: &Widths, cache: &Path, batch_invariant: bool, said: &mut dyn FnMut(&str)) -> Result<ChipTable> {
+fn measure(model: &Widths, cache: &Path, limits: EngineLimits, said: &mut dyn FnMut(&str)) -> Result<ChipTable> {
     let directory = checkpoint::described(cache, &format!("{}-layers", model.name), &model.config())?;
     let files = ModelFiles::Random { directory, seed: 1 };
     let limits = EngineLimits {
@@ -90,9 +97,9 @@ fn measure(model: &Widths, cache: &Path, batch_invariant: bool, said: &mut dyn F
         max_num_seqs: Some(MAX_NUM_SEQS),
         max_batched_tokens: Some(MAX_NUM_SEQS),
         kv_cache_tokens: Some(16 * 1024),
-        batch_invariant,
-        ..EngineLimits::default()
+        ..limits
     };
+    let batch_invariant = limits.batch_invariant;
     let config = EngineConfig { model: files, limits, device: DeviceChoice::Cuda(0) };
     let mut opened = CudaModel::open(&config, 0, &|_| ()).with_context(|| format!("open {}", model.name))?;
     // The mode has tiles of ours alone: what is between takes the next larger one's.

@@ -40,10 +40,10 @@ fn main() -> Result<()> {
         Command::Run(run) => measure(&run),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
-        Command::Autotune { out, only, cache } => {
+        Command::Autotune { out, only, quantization, cache } => {
             let is_wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
             let models: Vec<_> = autotune::MODELS.into_iter().filter(|model| is_wanted(model.name)).collect();
-            autotune::autotune(&models, &cache, &out, &mut |line| eprintln!("{line}"))
+            autotune::autotune(&models, quantization, &cache, &out, &mut |line| eprintln!("{line}"))
         }
         Command::Program { model, rows, context, quantization, chip, cache } => {
             let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16)?;

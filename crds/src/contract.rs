@@ -90,6 +90,21 @@ pub struct EngineSettings {
     /// nobody asks, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl_target_ms: Option<u32>,
+    /// How weights are quantised when they are loaded. Default: not. Left out where nobody asks, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<Quantization>,
+}
+
+/// Multiply with weights in fewer bits than they are stored in: "fp8" quantises the projections of layers when they are loaded, and
+/// the rows they are multiplied with. Half the memory for weights and 1.3 to 1.5 times the speed; needs an H100 or H200.
+/// Default: as they are stored.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Quantization {
+    /// Projections of layers in 8-bit floating point, e4m3, with a scale for each of their outputs; rows that are multiplied are
+    /// quantised as they come.
+    Fp8,
 }
 
 /// How an agent leaves: withdraw from endpoints first, then finish streams, then exit.

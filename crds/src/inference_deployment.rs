@@ -11,6 +11,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    contract::Quantization,
     pod::PodSpec,
     quantity::{Amount, quantity_schema},
     scaling::ScalingSpec,
@@ -59,6 +60,9 @@ use crate::{
     ).optional_old_self(true).message(
         "spec.replicas and spec.scaling exclude each other: remove replicas to let the operator decide the number, or set scaling.mode to external or advisory to keep it"
     ),
+    validation = Rule::new(
+        "!has(self.spec.engine) || !has(self.spec.engine.quantization) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0)"
+    ).message("engine.quantization needs a GPU, an H100 or H200: set resources.gpus to 1 or remove quantization"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
         "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
     )
@@ -226,6 +230,9 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub itl_target_ms: Option<u32>,
+    /// Multiply with weights in fewer bits than they are stored in. Default: as they are stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<Quantization>,
 }
 
 /// How an older revision is replaced: one replica at a time, a new one first.

@@ -27,7 +27,6 @@ constexpr int kProductWarps = 8, kTileRows = 16, kColumns = 8;
 enum class Form { kPlain, kUpdate, kScaled, kGated };
 
 struct Product {
-  const bf16* w;
   const bf16* x;
   int m, n, k;
 };
@@ -52,6 +51,48 @@ __device__ __forceinline__ void multiply_step(float (&sum)[4], const uint4& uppe
   mma(sum, upper.x, lower.x, upper.y, lower.y, x.x, x.y);
   mma(sum, upper.z, lower.z, upper.w, lower.w, x.z, x.w);
 }
+
+// Values of 16 bytes of weights; those of four lanes are a step.
+template <typename Element>
+constexpr int kLaneValues = 16 / sizeof(Element);
+
+// Four values of e4m3 as two pairs of bf16. The bits in place are the value times 2^-120, numbers too small for e4m3's exponent
+// too; the factor is exact.
+__device__ __forceinline__ uint2 widened(uint32_t four) {
+  auto pair = [](uint32_t bytes) {
+    const uint32_t bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), factor = 0x7b807b80u;
+    const __nv_bfloat162 value = __hmul2(reinterpret_cast<const __nv_bfloat162&>(bits), reinterpret_cast<const __nv_bfloat162&>(factor));
+    return reinterpret_cast<const uint32_t&>(value);
+  };
+  return make_uint2(pair(__byte_perm(four, 0, 0x1404)), pair(__byte_perm(four, 0, 0x3424)));
+}
+
+// A lane's 16 bytes of either row of weights with its part of a column, null where there is none.
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint4& upper, const uint4& lower, const bf16* x, const bf16*) {
+  multiply_step(sum, upper, lower, x ? *reinterpret_cast<const uint4*>(x) : make_uint4(0, 0, 0, 0));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint4& upper, const uint4& lower, const bf16* x, const uint8_t*) {
+  const uint32_t above[4] = {upper.x, upper.y, upper.z, upper.w}, below[4] = {lower.x, lower.y, lower.z, lower.w};
+  const uint4* column = reinterpret_cast<const uint4*>(x);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint4 v = x ? column[half] : make_uint4(0, 0, 0, 0);
+    const uint2 a = widened(above[2 * half]), b = widened(below[2 * half]), c = widened(above[2 * half + 1]), d = widened(below[2 * half + 1]);
+    mma(sum, a.x, b.x, a.y, b.y, v.x, v.y);
+    mma(sum, c.x, d.x, c.y, d.y, v.z, v.w);
+  }
+}
+
+// Of the two rows of weights of a lane; one where they are bf16.
+struct RowScales {
+  float upper, lower;
+
+  __device__ __forceinline__ RowScales(const float* scales, int upper_row, int lower_row)
+      : upper(scales ? scales[upper_row] : 1.f), lower(scales ? scales[lower_row] : 1.f) {}
+
+  __device__ __forceinline__ void apply(float (&sum)[4]) const { sum[0] *= upper, sum[1] *= upper, sum[2] *= lower, sum[3] *= lower; }
+};
 
 // Before the loop, when the first weights are still on their way: a warp for each row of x.
 template <Form kForm>

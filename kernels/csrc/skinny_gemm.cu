@@ -25,10 +25,6 @@ namespace stoker {
 
 constexpr int kSteps = 4;
 
-// Values of 16 bytes; a step are those of four lanes.
-template <typename Element>
-constexpr int kLaneValues = 16 / sizeof(Element);
-
 // The weights are read once a step: they must not push activations out of L1. Loads of constant memory (.nc) the assembler moves as
 // it likes, and it moved the first ones behind the wait for the kernel in front; these stay where they stand.
 __device__ __forceinline__ uint4 load_weights(const void* pointer) {
@@ -51,37 +47,6 @@ __device__ __forceinline__ Weights load_step(const Element* upper, const Element
   return {at < k ? load_weights(upper + at) : zeros, at < k ? load_weights(lower + at) : zeros};
 }
 
-// Four values of e4m3 as two pairs of bf16. The bits in place are the value times 2^-120, numbers too small for e4m3's exponent
-// too; the factor is exact.
-__device__ __forceinline__ uint2 widened(uint32_t four) {
-  auto pair = [](uint32_t bytes) {
-    const uint32_t bits = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), factor = 0x7b807b80u;
-    const __nv_bfloat162 value = __hmul2(reinterpret_cast<const __nv_bfloat162&>(bits), reinterpret_cast<const __nv_bfloat162&>(factor));
-    return reinterpret_cast<const uint32_t&>(value);
-  };
-  return make_uint2(pair(__byte_perm(four, 0, 0x1404)), pair(__byte_perm(four, 0, 0x3424)));
-}
-
-// One step; x is a lane's part of its column, null where there is none.
-__device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, const bf16* x, const bf16*) {
-  multiply_step(sum, w.upper, w.lower, x ? *reinterpret_cast<const uint4*>(x) : make_uint4(0, 0, 0, 0));
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[4], const Weights& w, const bf16* x, const uint8_t*) {
-  const uint32_t upper[4] = {w.upper.x, w.upper.y, w.upper.z, w.upper.w}, lower[4] = {w.lower.x, w.lower.y, w.lower.z, w.lower.w};
-  const uint2* column = reinterpret_cast<const uint2*>(x);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint2 a = widened(upper[i]), b = widened(lower[i]), v = x ? column[i] : make_uint2(0, 0);
-    mma(sum, a.x, b.x, a.y, b.y, v.x, v.y);
-  }
-}
-
-// Of the two rows of a lane.
-struct RowScales {
-  float upper = 1.f, lower = 1.f;
-};
-
 template <Form kForm, typename Out, typename Element>
 __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const float* w_scales, const Product& p, const Beside& beside) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -95,8 +60,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
   Weights chunk[kSteps];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) chunk[s] = load_step(upper, lower, from + s * kStep, k);
-  RowScales scales;
-  if (sizeof(Element) == 1) scales = {w_scales[upper_row], w_scales[lower_row]};
+  const RowScales scales(w_scales, upper_row, lower_row);
   wait_for_earlier_kernels();
   let_next_kernel_start();
   __shared__ Partials partial;
@@ -109,11 +73,11 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int at = from + s * kStep;
-      multiply(sum, chunk[s], x != nullptr && at < k ? x + at : nullptr, w);
+      multiply(sum, chunk[s].upper, chunk[s].lower, x != nullptr && at < k ? x + at : nullptr, w);
       chunk[s] = load_step(upper, lower, at + stride, k);
     }
   }
-  if (sizeof(Element) == 1) sum[0] *= scales.upper, sum[1] *= scales.upper, sum[2] *= scales.lower, sum[3] *= scales.lower;
+  if (sizeof(Element) == 1) scales.apply(sum);
   leave_partial(partial, sum);
   __syncthreads();
   finish_tile<kForm>(partial, addend, y, first, beside, p);
@@ -125,14 +89,14 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
   extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
       name(out* y, const stoker::bf16* w, const stoker::bf16* x, stoker::bf16* weighted, const stoker::bf16* norm,          \
            float* squares, float eps, int m, int n, int k) {                                                                \
-    stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{w, x, m, n, k},                                  \
+    stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{x, m, n, k},                                  \
                                             stoker::Beside{weighted, norm, squares, eps});                                  \
   }
 #define SKINNY_GEMM_E4M3(name, form)                                                                                        \
   extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
       name(stoker::bf16* y, const uint8_t* w, const float* w_scales, const stoker::bf16* x, stoker::bf16* weighted,         \
            const stoker::bf16* norm, float* squares, float eps, int m, int n, int k) {                                      \
-    stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{nullptr, x, m, n, k},                           \
+    stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{x, m, n, k},                           \
                                             stoker::Beside{weighted, norm, squares, eps});                                  \
   }
 SKINNY_GEMM(skinny_gemm_bf16, kPlain, stoker::bf16)

@@ -222,8 +222,7 @@ impl Chip {
     fn quantised(&self, desc: GemmDesc) -> Option<GemmKernel> {
         if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One {
             let is_gated_alone = desc.epilogue == Epilogue::Gated && desc.prologue == Prologue::Plain;
-            return (desc.epilogue != Epilogue::Sum && !is_gated_alone)
-                .then_some(GemmKernel::Skinny(SkinnyKernel::Registers));
+            return (desc.epilogue != Epilogue::Sum && !is_gated_alone).then(|| self.one_row(desc.shape));
         }
         let depth = if self.numerics == Numerics::Fastest { Depth::MaySplit } else { Depth::Whole };
         match self.measured(desc) {

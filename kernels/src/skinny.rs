@@ -91,13 +91,13 @@ impl Kernels {
         kernel: SkinnyKernel,
         w: &Operand<'_>,
     ) -> Result<LaunchConfig, KernelError> {
-        if matches!(w, Operand::E4m3(_)) {
-            return launch::skinny_gemm_e4m3(shape, form);
-        }
         if matches!(kernel, SkinnyKernel::Ring { .. }) && self.properties().capability < (9, 0) {
             return Err(launch::refused(OP, "bulk copies need compute capability 9.0".to_owned()));
         }
-        launch::skinny_gemm(shape, form, kernel)
+        match w {
+            Operand::Bf16(_) => launch::skinny_gemm(shape, form, kernel),
+            Operand::E4m3(_) => launch::skinny_gemm_e4m3(shape, form, kernel),
+        }
     }
 }
 

@@ -363,6 +363,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         prefix_caching: spec.prefix_caching,
         batch_invariant: spec.batch_invariant,
         itl_target_ms: spec.itl_target_ms,
+        quantization: spec.quantization,
     }
 }
 

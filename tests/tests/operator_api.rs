@@ -104,7 +104,7 @@ fn every_field_of_the_whole_object_is_accepted() {
     accepted(json!({
         "model": {"source": "pvc://weights/llama/8b", "servedNames": ["llama", "meta/llama-3.1:8b"]},
         "resources": {"cpu": "1500m", "memory": "8Gi", "gpus": 1, "gpuResource": "nvidia.com/gpu"},
-        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true},
+        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "quantization": "fp8"},
         "replicas": 3,
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 0},
         "pod": {
@@ -153,6 +153,17 @@ fn absurd_numbers_name_field_and_limit() {
     refused(ember_with(json!({"drain": {"deadlineSeconds": 1_000_000_000}})), &["spec.drain.deadlineSeconds", "86400"]);
     refused(ember_with(json!({"resources": {"cpu": "0"}})), &["resources.cpu: a quantity of CPUs from 50m to 1024"]);
     refused(ember_with(json!({"resources": {"cpu": "five"}})), &["resources.cpu", "for example 4"]);
+    let quantised = |resources: Value| ember_with(json!({"resources": resources, "engine": {"quantization": "fp8"}}));
+    refused(
+        quantised(json!({})),
+        &["engine.quantization needs a GPU", "set resources.gpus to 1 or remove quantization"],
+    );
+    refused(quantised(json!({"gpus": 0})), &["engine.quantization needs a GPU"]);
+    accepted(quantised(json!({"gpus": 1})));
+    refused(
+        ember_with(json!({"resources": {"gpus": 1}, "engine": {"quantization": "int3"}})),
+        &["Unsupported value", "fp8"],
+    );
     refused(ember_with(json!({"resources": {"gpus": 2}})), &["spec.resources.gpus", "less than or equal to 1"]);
     refused(ember_with(json!({"resources": {"gpuResource": "gpu"}})), &["resources.gpuResource: DOMAIN/NAME"]);
     refused(ember_with(json!({"resources": {"memory": "1Ki"}})), &["resources.memory", "64Mi to 64Ti"]);
@@ -485,10 +496,11 @@ fn kubectl_explains_every_field_with_its_default() {
         "prefixCaching",
         "batchInvariant",
         "itlTargetMs",
+        "quantization",
     ] {
         assert!(text.contains(field), "{text}");
     }
-    assert_eq!(text.matches("Default: ").count(), 11, "{text}");
+    assert_eq!(text.matches("Default: ").count(), 12, "{text}");
 }
 
 #[test]

@@ -10,6 +10,7 @@
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
 #   CASES          cases of ours, by comma, in place of a sweep
+#   QUANTIZATION   fp8: both systems quantise the weights when they load them
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
@@ -56,7 +57,7 @@ program() {
 ours() {
   echo "== stoker, $1"
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
-    --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+    ${QUANTIZATION:+--quantization "$QUANTIZATION"} --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
 
 # A whole agent, which reads its weights from disk: written once, then in the page cache.
@@ -75,9 +76,10 @@ vllm() {
   site
   local config=$MODEL
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights)
-  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" > "$OUT/vllm.log" 2>&1 \
+  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" ${QUANTIZATION:+"$QUANTIZATION"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
-  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
+  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" \
+    ${QUANTIZATION:+--dtype "$QUANTIZATION"} --command "make bench-gpu" --out "$OUT/vllm.jsonl"
 }
 
 site() {

@@ -1,6 +1,8 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick] [fp8]      needs vLLM; the directory holds a config.json and no weights
+
+With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come.
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -18,7 +20,7 @@ for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
 
 
 class Peer:
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, quantization: str | None) -> None:
         import numpy
         import vllm
 
@@ -32,6 +34,7 @@ class Peer:
         self.llm = vllm.LLM(
             model=directory,
             load_format="dummy",
+            quantization=quantization,
             skip_tokenizer_init=True,
             max_model_len=min(16384, config["max_position_embeddings"]),
             gpu_memory_utilization=0.88,
@@ -93,10 +96,10 @@ class Peer:
 
 
 def main() -> None:
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "fp8"}:
         sys.exit(__doc__)
-    quick = len(sys.argv) == 3
-    peer = Peer(sys.argv[1])
+    quick = "quick" in sys.argv
+    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None)
     peer.fresh(4, 128, 16)
     peer.fresh(64, 512, 32)
     for prompt in (128, 2048, 8192):

@@ -4,7 +4,7 @@
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::widened,
-    linear::bits,
+    linear::{bits, skinny_kernels},
     relative_error,
     skinny::{EPS, Values, row_squares},
 };
@@ -34,8 +34,10 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         outcomes.push(norms(gpu, n_rows, width, true)?);
     }
     for (n, k) in FEW {
-        for m in [1, 2, SKINNY_ROWS_MAX] {
-            outcomes.extend(few(gpu, GemmShape { m, n, k })?);
+        for kernel in skinny_kernels(gpu) {
+            for m in [1, 2, SKINNY_ROWS_MAX] {
+                outcomes.extend(few(gpu, GemmShape { m, n, k }, kernel)?);
+            }
         }
     }
     let properties = gpu.kernels.properties();
@@ -182,7 +184,7 @@ fn multiply(
 
 /// Products of rows of bf16 with weights in e4m3 whose scales are powers of two: beside those of the same weights in bf16, which are
 /// compared with their references elsewhere. Sums in another order.
-fn few(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+fn few(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Vec<Outcome>, KernelError> {
     let GemmShape { m, n, k } = shape;
     let mut values = Values::new(gpu, shape);
     let powers: Vec<f32> = (0..n).map(|row| 2f32.powi(row as i32 % 5 - 6)).collect();
@@ -204,10 +206,10 @@ fn few(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
             let out = if form == "gated" { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
             let op = Linear { y: out, x: x.as_view().into(), w: both(is_quantised), shape };
             match form {
-                "plain" => gpu.kernels.skinny_gemm_by(op, SkinnyKernel::Registers)?,
+                "plain" => gpu.kernels.skinny_gemm_by(op, kernel)?,
                 _ => {
                     let scale = RowScale { squares: squares.as_view(), tile: NORM_TILE, eps: EPS };
-                    gpu.kernels.skinny_scaled_by(op, scale, SkinnyKernel::Registers)?;
+                    gpu.kernels.skinny_scaled_by(op, scale, kernel)?;
                 }
             }
             found.push(gpu.written(&y)?.map(|y| widened(&y)).unwrap_or_default());
@@ -223,7 +225,7 @@ fn few(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
             w: both(is_quantised),
             shape,
         };
-        gpu.kernels.skinny_update_by(op, SkinnyKernel::Registers)?;
+        gpu.kernels.skinny_update_by(op, kernel)?;
         found.push(gpu.written(&residual)?.map(|y| widened(&y)).unwrap_or_default());
         found.push(gpu.written(&weighted)?.map(|y| widened(&y)).unwrap_or_default());
         found.push(gpu.written(&sums)?.unwrap_or_default());
@@ -232,7 +234,12 @@ fn few(gpu: &mut Gpu, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
     let names = ["plain", "scaled", "gated", "residual", "weighted", "squares"];
     let outcome = |(name, (found, wanted)): (&str, (Vec<f32>, Vec<f32>))| {
         let error = if wanted.is_empty() { f64::INFINITY } else { relative_error(&found, &wanted) };
-        Outcome { op: "skinny_gemm e4m3", case: format!("{name}, m {m} n {n} k {k}"), error, limit: TWO_ROUNDINGS }
+        Outcome {
+            op: "skinny_gemm e4m3",
+            case: format!("{name}, m {m} n {n} k {k}, {kernel:?}"),
+            error,
+            limit: TWO_ROUNDINGS,
+        }
     };
     Ok(names.into_iter().zip(quantised.into_iter().zip(plain)).map(outcome).collect())
 }

@@ -44,6 +44,17 @@ impl SkinnyForm {
             Self::Gated => [Entry::SkinnyGated, Entry::SkinnySm90Gated],
         }
     }
+
+    /// The same of weights in e4m3.
+    fn e4m3_entries(self) -> Result<[Entry; 2], KernelError> {
+        match self {
+            Self::Bf16 => Ok([Entry::SkinnyE4m3Bf16, Entry::SkinnySm90E4m3Bf16]),
+            Self::Update => Ok([Entry::SkinnyE4m3Update, Entry::SkinnySm90E4m3Update]),
+            Self::ScaledBf16 => Ok([Entry::SkinnyE4m3Scaled, Entry::SkinnySm90E4m3Scaled]),
+            Self::Gated => Ok([Entry::SkinnyE4m3Gated, Entry::SkinnySm90E4m3Gated]),
+            Self::F32 | Self::ScaledF32 => Err(refused(OP, "logits are of weights in bf16".to_owned())),
+        }
+    }
 }
 
 /// Sums of squares that an update leaves of a row for a norm over `width` values, at the most.
@@ -109,22 +120,15 @@ pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> 
     })
 }
 
-/// The same with weights of e4m3, through registers.
-pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm) -> Result<LaunchConfig, KernelError> {
+/// The same with weights of e4m3.
+pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
     const WHOLE: usize = 16;
-    let entry = match form {
-        SkinnyForm::Bf16 => Entry::SkinnyE4m3Bf16,
-        SkinnyForm::Update => Entry::SkinnyE4m3Update,
-        SkinnyForm::ScaledBf16 => Entry::SkinnyE4m3Scaled,
-        SkinnyForm::Gated => Entry::SkinnyE4m3Gated,
-        SkinnyForm::F32 | SkinnyForm::ScaledF32 => {
-            return Err(refused(OP, "logits are of weights in bf16".to_owned()));
-        }
-    };
+    let [registers, ring] = form.e4m3_entries()?;
     if !shape.k.is_multiple_of(WHOLE) {
         return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
     }
-    Ok(LaunchConfig { entry, ..skinny_gemm(shape, form, SkinnyKernel::Registers)? })
+    let entry = if kernel == SkinnyKernel::Registers { registers } else { ring };
+    Ok(LaunchConfig { entry, ..skinny_gemm(shape, form, kernel)? })
 }
 
 #[cfg(test)]
@@ -144,7 +148,7 @@ mod tests {
 
     #[test]
     fn weights_in_e4m3_are_read_sixteen_at_a_time() {
-        let of = |k, form| skinny_gemm_e4m3(GemmShape { m: 1, n: 64, k }, form);
+        let of = |k, form| skinny_gemm_e4m3(GemmShape { m: 1, n: 64, k }, form, SkinnyKernel::Registers);
         assert_eq!(of(48, SkinnyForm::Update).unwrap().entry, Entry::SkinnyE4m3Update);
         let refusals = [
             (of(40, SkinnyForm::Bf16), "skinny_gemm: depth 40 of e4m3 is not a multiple of 16"),

@@ -159,7 +159,11 @@ impl CudaModel {
         executor.warm_up().map_err(CudaError::WarmUp)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
-        let loaded = Loaded { n_params: spec.n_params(), dtype: loaded.dtype, memory, device: name };
+        let dtype = match limits.quantization {
+            None => loaded.dtype,
+            Some(quantization) => format!("{} of {}", quantization.name(), loaded.dtype),
+        };
+        let loaded = Loaded { n_params: spec.n_params(), dtype, memory, device: name };
         let info = ModelInfo::new(&config, &assets, &sched, loaded);
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
