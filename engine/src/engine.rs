@@ -27,7 +27,10 @@ use crate::{
     matchers::Matchers,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
+    model::{
+        BoundWeights, Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore,
+        spec::Rank,
+    },
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{Pace, SchedLimits, SchedState},
@@ -270,15 +273,19 @@ impl LoadedModel {
         let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
         // No more exact than the weights are.
         let kv_dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
-        let needs = memory_needs(&model_config, &weights, &sched, kv_dtype);
+        let spec = ModelSpec::new(&model_config, weights.format())?;
+        let needs = MemoryNeeds {
+            weights_bytes: weights.bytes_by(&spec, CpuOps::weight_bytes),
+            workspace_bytes: workspace_bytes(&model_config, &sched),
+            kv_bytes_per_token: kv_layout(&model_config, kv_dtype, 0).bytes_per_token(),
+        };
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let spec = ModelSpec::new(&model_config, weights.format())?;
         let weights = weights.bind(&spec, Rank::ALONE)?;
         let n_params = spec.n_params();
         let model = Decoder::load(&mut ops, spec, &weights, sched.max_model_len, &take);
         let device = format!("cpu, {} threads", ops.n_threads());
-        let loaded = Loaded { n_params, dtype: weights.format_name(), memory, device };
+        let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
         let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
         let executor = CpuExecutor::new(ops, model, &model_config, layout);
@@ -292,12 +299,9 @@ fn cpu_ops(limits: &EngineLimits) -> Result<CpuOps, StartError> {
     CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })
 }
 
-fn memory_needs(config: &ModelConfig, weights: &WeightStore, sched: &SchedLimits, kv_dtype: KvDtype) -> MemoryNeeds {
-    MemoryNeeds {
-        weights_bytes: weights.bytes_by(CpuOps::weight_bytes),
-        workspace_bytes: workspace_bytes(config, sched),
-        kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
-    }
+/// What the weights are stored as, in one word.
+fn dtype_name(config: &ModelConfig, weights: &BoundWeights) -> String {
+    config.quantization.as_ref().map_or_else(|| weights.format_name(), |quantization| quantization.name().into())
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod blas;
 pub mod checks;
 pub mod choose;
+pub mod codes;
 pub mod device;
 pub mod draw;
 mod entry;

@@ -7,7 +7,7 @@ use super::{
     ModelAssets, ModelConfig, ModelError, ModelSource, ModelSpec, WeightStore,
     gguf::Gguf,
     safetensors,
-    spec::{Description, Rank, WeightSpec},
+    spec::{Description, Rank},
 };
 use crate::config::ModelFiles;
 
@@ -72,9 +72,8 @@ pub fn describe(files: &ModelFiles) -> Result<String, ModelError> {
     };
     let spec = ModelSpec::new(&config, weights.format())?;
     let weights = weights.bind(&spec, Rank::ALONE)?;
-    let format = |weight: &WeightSpec| weights.get(weight).format();
-    let text = Description { spec: &spec, stored: &|weight| format(weight).name().into() }.to_string();
-    let n_bytes: usize = spec.weights().map(|weight| format(weight).bytes_of(weight.n_values() as usize)).sum();
+    let text = Description { spec: &spec, stored: &|weight| weights.matrix(weight).stored_as() }.to_string();
+    let n_bytes: usize = spec.weights().map(|weight| weights.matrix(weight).n_bytes()).sum();
     Ok(format!("{text}{} of weights\n", bytes_text(n_bytes)))
 }
 

@@ -187,6 +187,16 @@ pub enum ModelError {
         /// Its format.
         found: String,
     },
+    /// A tensor of a quantised projection is not what `quantization_config` says, or cannot be used.
+    #[error("{file}: tensor {tensor} {problem}")]
+    Quantised {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
     /// The tokenizer cannot be used.
     #[error("{file}: {source}")]
     Tokenizer {

@@ -1,11 +1,14 @@
 //! Reading a JSON object field by field, with errors that name file and field.
 
-use std::sync::OnceLock;
+use std::{ops::Range, sync::OnceLock};
 
 use serde_json::{Map, Value};
 
 use super::ModelError;
 use crate::request::TokenId;
+
+/// Sizes that are believed: no product of two of them overflows, and no model is near the largest.
+const SIZES: Range<u64> = 1..1 << 31;
 
 /// A JSON object whose errors name file and field.
 pub(super) struct Fields<'a> {
@@ -59,10 +62,8 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn optional_size(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        // Below this no product of two sizes overflows, and no model is near it.
-        const LARGEST: u64 = 1 << 31;
         let Some(value) = self.get(field) else { return Ok(None) };
-        let size = value.as_u64().filter(|size| (1..LARGEST).contains(size));
+        let size = value.as_u64().filter(|size| SIZES.contains(size));
         match size {
             Some(size) => Ok(Some(size as usize)),
             None => Err(self.wrong(field, value, "a whole number from 1 on")),
@@ -94,6 +95,41 @@ impl<'a> Fields<'a> {
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(value) => Err(self.wrong(field, value, "true or false")),
         }
+    }
+
+    /// A text, if the field is there.
+    pub(super) fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(field, value, "a text"))
+    }
+
+    /// A list of texts, if the field is there.
+    pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let texts = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+        texts.map(Some).ok_or_else(|| self.wrong(field, value, "a list of texts"))
+    }
+
+    /// A list of sizes, if the field is there.
+    pub(super) fn sizes(&self, field: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let size = |value: &Value| value.as_u64().filter(|size| SIZES.contains(size)).map(|size| size as usize);
+        let sizes = value.as_array().and_then(|list| list.iter().map(size).collect());
+        sizes.map(Some).ok_or_else(|| self.wrong(field, value, "a list of whole numbers from 1 on"))
+    }
+
+    /// How many inputs share a scale; `None`: all, which is written as -1.
+    pub(super) fn group_size(&self) -> Result<Option<usize>, ModelError> {
+        let field = if self.get("group_size").is_some() { "group_size" } else { "q_group_size" };
+        match self.get(field).and_then(Value::as_i64) {
+            Some(-1) => Ok(None),
+            _ => self.optional_size(field),
+        }
+    }
+
+    /// The refusal of a field that is there.
+    pub(super) fn wrong_text(&self, field: &str, expected: &str) -> ModelError {
+        self.wrong(field, self.get(field).unwrap_or(&Value::Null), expected)
     }
 
     /// A list of numbers above 0, if the field is there.

@@ -133,6 +133,18 @@ fn checked_range(
     Ok(data_start + begin..expected)
 }
 
+/// The tensors of one file of a directory.
+#[cfg(test)]
+pub(super) fn open_alone(source: &ModelSource, file: &str) -> Result<WeightStore, ModelError> {
+    Ok(WeightStore::new(open_file(source, file)?, file.into(), CheckpointFormat::HuggingFace))
+}
+
+/// The tensors of a file in memory.
+#[cfg(test)]
+pub(super) fn read_bytes(bytes: Vec<u8>) -> Result<BTreeMap<String, Tensor>, ModelError> {
+    read_file(Arc::new(FileBytes::Owned(bytes)), "m.safetensors".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,15 +157,11 @@ mod tests {
         [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[7; 36]].concat()
     }
 
-    fn read(bytes: Vec<u8>) -> Result<BTreeMap<String, Tensor>, ModelError> {
-        read_file(Arc::new(FileBytes::Owned(bytes)), "m.safetensors".into())
-    }
-
     #[test]
     fn damaged_files_are_refused_or_hold_what_they_say() {
-        assert_eq!(read(good()).unwrap().len(), 3);
+        assert_eq!(read_bytes(good()).unwrap().len(), 3);
         damage::read_all(&good(), |case, damaged| {
-            for tensor in read(damaged).iter().flat_map(BTreeMap::values) {
+            for tensor in read_bytes(damaged).iter().flat_map(BTreeMap::values) {
                 if let Ok(format) = tensor.format {
                     assert_eq!(tensor.bytes().len(), format.bytes_of(tensor.n_values()), "case {case}");
                 }

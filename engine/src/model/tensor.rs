@@ -187,6 +187,7 @@ mod tests {
             order: RowOrder::AsNeeded,
             role: WeightRole::Projection,
             sharding,
+            scheme: None,
         }
     }
 

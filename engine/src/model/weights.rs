@@ -6,10 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use stoker_kernels::format::WeightFormat;
 
 use super::{
-    CheckpointFormat, ModelError, ModelSpec,
+    CheckpointFormat, ModelError, ModelSpec, QuantisedWeight, Scheme,
+    quantization::Place,
     spec::{Rank, WeightSpec},
     tensor::{StoredWeight, Tensor},
 };
+
+/// Scales of quantised keys and values, which are kept as they are computed here.
+const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 
 /// All tensors of a checkpoint.
 #[derive(Debug)]
@@ -18,6 +22,15 @@ pub struct WeightStore {
     /// What a missing tensor is missing from.
     whole: String,
     format: CheckpointFormat,
+}
+
+/// A matrix in its file.
+#[derive(Debug)]
+pub(crate) enum StoredMatrix {
+    /// Numbers, or GGUF's blocks of them, in one tensor.
+    Plain(StoredWeight),
+    /// Codes and their scales, each in a tensor of its own.
+    Quantised(QuantisedWeight),
 }
 
 /// The weights of a model in their files, as one rank needs them.
@@ -40,34 +53,52 @@ impl WeightStore {
     /// Finds every weight of a model, and refuses tensors that belong to none: computing without them would be wrong.
     pub fn bind(self, spec: &ModelSpec, rank: Rank) -> Result<BoundWeights, ModelError> {
         for weight in spec.weights() {
-            self.weight(weight, rank)?;
+            self.matrix(weight, rank)?;
         }
         self.refuse_leftovers(spec)?;
         Ok(BoundWeights { store: self, rank })
     }
 
-    /// Number format of the largest tensor, blocks of numbers taken for bf16, which is more exact than they are.
+    /// Number format of the largest tensor of numbers, blocks of them taken for bf16, which is more exact than they are.
     pub(crate) fn is_bf16_or_less(&self) -> bool {
         let format = self.largest().and_then(|tensor| tensor.format.ok());
         format.is_some_and(|format| format == WeightFormat::Bf16 || !format.is_plain())
     }
 
-    /// Name of the number format of the largest tensor; empty without tensors.
+    /// Name of the number format of the largest tensor of numbers; empty without tensors.
     pub fn format_name(&self) -> String {
         self.largest().map(Tensor::format_name).unwrap_or_default()
     }
 
-    /// What all tensors take, each by `bytes_of` of its format, its shape and how many numbers it has.
-    pub(crate) fn bytes_by(&self, bytes_of: impl Fn(WeightFormat, &[usize]) -> u64) -> u64 {
-        let bytes = |tensor: &Tensor| match tensor.format {
-            Ok(format) => bytes_of(format, &tensor.shape),
-            Err(_) => tensor.bytes().len() as u64,
-        };
-        self.tensors.values().map(bytes).sum()
+    /// What all weights take, each by `bytes_of` of its format and its shape. Codes leave memory when they are dequantised:
+    /// what they become counts, in the format of the other weights.
+    pub(crate) fn bytes_by(&self, spec: &ModelSpec, bytes_of: impl Fn(WeightFormat, &[usize]) -> u64) -> u64 {
+        let bytes = |tensor: &Tensor| tensor.format.map_or(0, |format| bytes_of(format, &tensor.shape));
+        let plain: u64 = self.tensors.values().map(bytes).sum();
+        let quantised = spec.weights().filter(|weight| weight.scheme.is_some());
+        plain + quantised.map(|weight| bytes_of(self.plain_format(), &weight.shape())).sum::<u64>()
+    }
+
+    /// Number format of the largest tensor of plain numbers.
+    fn plain_format(&self) -> WeightFormat {
+        self.largest().and_then(|tensor| tensor.format.ok()).unwrap_or(WeightFormat::Bf16)
     }
 
     fn largest(&self) -> Option<&Tensor> {
-        self.tensors.values().max_by_key(|tensor| tensor.n_values())
+        self.tensors.values().filter(|tensor| tensor.format.is_ok()).max_by_key(|tensor| tensor.n_values())
+    }
+
+    pub(super) fn matrix(&self, weight: &WeightSpec, rank: Rank) -> Result<StoredMatrix, ModelError> {
+        match &weight.scheme {
+            Some(scheme) => self.quantised(weight, scheme, rank).map(StoredMatrix::Quantised),
+            None => self.weight(weight, rank).map(StoredMatrix::Plain),
+        }
+    }
+
+    fn quantised(&self, weight: &WeightSpec, scheme: &Scheme, rank: Rank) -> Result<QuantisedWeight, ModelError> {
+        let [n_outputs, n_inputs] = weight.tensor_shape[..] else { unreachable!("only matrices are quantised") };
+        let place = Place { module: weight.module(), shape: [n_outputs, n_inputs], whole: &self.whole };
+        QuantisedWeight::find(scheme, &place, weight.slice(rank)?, |name| self.tensors.get(name))
     }
 
     fn weight(&self, weight: &WeightSpec, rank: Rank) -> Result<StoredWeight, ModelError> {
@@ -87,12 +118,16 @@ impl WeightStore {
     }
 
     fn refuse_leftovers(&self, spec: &ModelSpec) -> Result<(), ModelError> {
-        let used: BTreeSet<&str> = spec.weights().map(|weight| weight.tensor.as_str()).collect();
+        let used: BTreeSet<String> = spec.weights().flat_map(tensors_of).collect();
+        let is_quantised = spec.is_quantised();
         let embedding = &spec.embedding.weight.tensor;
-        let mut left = self.tensors.values().filter(|tensor| !used.contains(tensor.name.as_str()));
+        let mut left = self.tensors.values().filter(|tensor| !used.contains(&tensor.name));
         left.try_for_each(|tensor| match tensor.name.as_str() {
             // Old checkpoints carry the rotary frequencies.
             name if name.ends_with("rotary_emb.inv_freq") => Ok(()),
+            name if is_quantised && CACHE_SCALES.iter().any(|end| name.ends_with(end)) => Ok(()),
+            // Some who quantise give every projection a bias.
+            name if is_quantised && name.ends_with(".bias") && tensor.bytes().iter().all(|byte| *byte == 0) => Ok(()),
             // Some carry the tied output matrix a second time. Another matrix would be an output matrix of its own.
             "lm_head.weight" if spec.head.weight.is_none() => match self.tensors[embedding].bytes() == tensor.bytes() {
                 true => Ok(()),
@@ -107,13 +142,49 @@ impl WeightStore {
     }
 }
 
+impl StoredMatrix {
+    /// How its numbers are stored, in words.
+    pub(super) fn stored_as(&self) -> String {
+        match self {
+            Self::Plain(weight) => weight.format().name().into(),
+            Self::Quantised(weight) => weight.scheme().to_string(),
+        }
+    }
+
+    /// Bytes of its tensors, or of its share of one.
+    pub(super) fn n_bytes(&self) -> usize {
+        match self {
+            Self::Plain(weight) => weight.format().bytes_of(weight.n_outputs() * weight.n_inputs()),
+            Self::Quantised(weight) => weight.n_bytes(),
+        }
+    }
+}
+
+/// The tensors that may hold a weight.
+fn tensors_of(weight: &WeightSpec) -> Vec<String> {
+    match &weight.scheme {
+        None => vec![weight.tensor.clone()],
+        Some(scheme) => scheme.names().map(|name| format!("{}.{name}", weight.module())).collect(),
+    }
+}
+
 impl BoundWeights {
-    /// One of the weights of the model that these were found for.
+    /// One of the matrices of the model that these were found for.
+    pub(crate) fn matrix(&self, weight: &WeightSpec) -> StoredMatrix {
+        self.store.matrix(weight, self.rank).expect("every weight was found when they were bound")
+    }
+
+    /// The number format in which a quantised matrix is kept where its codes cannot be: that of the others.
+    pub(crate) fn plain_format(&self) -> WeightFormat {
+        self.store.plain_format()
+    }
+
+    /// One of the weights of that model that is not quantised.
     pub(crate) fn get(&self, weight: &WeightSpec) -> StoredWeight {
         self.store.weight(weight, self.rank).expect("every weight was found when they were bound")
     }
 
-    /// Name of the number format of the largest tensor.
+    /// Name of the number format of the largest tensor of numbers.
     pub(crate) fn format_name(&self) -> String {
         self.store.format_name()
     }

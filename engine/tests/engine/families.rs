@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use half::bf16;
+use half::{bf16, f16};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use stoker_engine::{EngineLimits, LoadedModel, TokenId};
@@ -17,10 +17,11 @@ use crate::{
     goldens::{F32_TOLERANCE, Golden, difference},
 };
 
-/// How the checkpoint of a test stores its weights. The numbers are the same.
+/// How the checkpoint of a test stores its weights. The numbers are the same, but for those too small for f16.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Stored {
     F32,
+    F16,
     Bf16,
 }
 
@@ -95,10 +96,15 @@ pub(crate) fn weights(golden: &Value, stored: Stored) -> Vec<u8> {
             digest.update(value.to_le_bytes());
             match stored {
                 Stored::F32 => data.extend(value.to_f32().to_le_bytes()),
+                Stored::F16 => data.extend(f16::from_f32(value.to_f32()).to_le_bytes()),
                 Stored::Bf16 => data.extend(value.to_le_bytes()),
             }
         }
-        let dtype = if stored == Stored::F32 { "F32" } else { "BF16" };
+        let dtype = match stored {
+            Stored::F32 => "F32",
+            Stored::F16 => "F16",
+            Stored::Bf16 => "BF16",
+        };
         header.insert(name.into(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
     }
     let digest: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();

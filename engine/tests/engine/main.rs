@@ -17,6 +17,7 @@ mod goldens;
 mod kernel_paths;
 mod overlap;
 mod prefix;
+mod quantised;
 mod scores;
 mod sim;
 #[path = "../../../tests/src/skip.rs"]

@@ -3,7 +3,7 @@
 use crate::{
     model::{
         BoundWeights, RopeTable,
-        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, ModelSpec, NormSpec},
+        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, ModelSpec, NormSpec, WeightSpec},
     },
     ops::{BatchInputs, CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector},
 };
@@ -65,10 +65,10 @@ impl Decoder {
         let table = |settings| RopeTable::new(settings, head_dim, n_positions);
         Self {
             rope_tables: spec.rope_sets.iter().map(table).collect(),
-            embedding: loader.ops.matrix(&weights.get(&spec.embedding.weight)),
+            embedding: loader.matrix(&spec.embedding.weight),
             layers,
             norm: loader.norm(&spec.norm),
-            head: spec.head.weight.as_ref().map(|head| loader.ops.matrix(&weights.get(head))),
+            head: spec.head.weight.as_ref().map(|head| loader.matrix(head)),
             spec,
         }
     }
@@ -174,7 +174,11 @@ impl Loader<'_> {
 
     fn linear(&mut self, spec: &LinearSpec) -> Linear {
         let bias = spec.bias.as_ref().map(|bias| CpuVector::new(&self.weights.get(bias)));
-        Linear { weight: self.ops.matrix(&self.weights.get(&spec.weight)), bias }
+        Linear { weight: self.matrix(&spec.weight), bias }
+    }
+
+    fn matrix(&mut self, spec: &WeightSpec) -> CpuMatrix {
+        self.ops.matrix(&self.weights.matrix(spec), self.weights.plain_format())
     }
 
     fn norm(&self, spec: &NormSpec) -> CpuVector {

@@ -178,11 +178,16 @@ impl Builder<'_> {
         };
         LinearSpec {
             bias: has_bias.then(bias),
-            weight: WeightSpec {
+            weight: self.quantised(WeightSpec {
                 tensor_shape: vec![rows.of, n_inputs],
                 ..self.weight(part, "weight", &rows, sharding)
-            },
+            }),
         }
+    }
+
+    fn quantised(&self, weight: WeightSpec) -> WeightSpec {
+        let quantization = self.config.quantization.as_ref();
+        WeightSpec { scheme: quantization.and_then(|all| all.scheme_of(weight.module())).cloned(), ..weight }
     }
 
     fn matrix(&self, part: &Part<'_>, n_outputs: usize, sharding: Sharding) -> WeightSpec {
@@ -192,7 +197,7 @@ impl Builder<'_> {
     fn embedding(&self) -> WeightSpec {
         let table = part("model.embed_tokens", "token_embd");
         let matrix = self.matrix(&table, self.config.vocab_size, Sharding::Replicated);
-        WeightSpec { role: WeightRole::Embedding, ..matrix }
+        WeightSpec { role: WeightRole::Embedding, scheme: None, ..matrix }
     }
 
     fn qk_norm(&self, heads: HeadShape) -> Option<QkNormSpec> {
@@ -254,6 +259,7 @@ impl Builder<'_> {
             order: RowOrder::AsNeeded,
             role: WeightRole::Projection,
             sharding,
+            scheme: None,
         }
     }
 }

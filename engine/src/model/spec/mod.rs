@@ -177,6 +177,11 @@ impl ModelSpec {
         [&self.embedding.weight].into_iter().chain(layers).chain([&self.norm.weight]).chain(&self.head.weight)
     }
 
+    /// Whether a weight is quantised in the checkpoint.
+    pub fn is_quantised(&self) -> bool {
+        self.weights().any(|weight| weight.scheme.is_some())
+    }
+
     /// Numbers of all weights, tied ones counted once.
     pub fn n_params(&self) -> u64 {
         self.weights().fold(0, |sum, weight| sum.saturating_add(weight.n_values()))

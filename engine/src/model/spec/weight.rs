@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use crate::model::ModelError;
+use crate::model::{ModelError, Scheme};
 
 /// A weight, as rows of a tensor in a checkpoint. Projections that share a tensor are different rows of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,8 @@ pub struct WeightSpec {
     pub role: WeightRole,
     /// How ranks share it.
     pub sharding: Sharding,
+    /// How it is quantised in the checkpoint, if it is: then other tensors of its module hold it.
+    pub scheme: Option<Scheme>,
 }
 
 /// What a weight is to its layer.
@@ -118,6 +120,11 @@ impl WeightSpec {
         })
     }
 
+    /// The module that it belongs to, by its name in the checkpoint.
+    pub(crate) fn module(&self) -> &str {
+        self.tensor.rsplit_once('.').map_or(&self.tensor, |(module, _)| module)
+    }
+
     /// Its tensor as messages name it: both names where the checkpoint has its own.
     pub(crate) fn label(&self) -> String {
         match self.name == self.tensor {
@@ -152,6 +159,7 @@ mod tests {
             order: RowOrder::AsNeeded,
             role: WeightRole::Projection,
             sharding,
+            scheme: None,
         }
     }
 

@@ -16,7 +16,7 @@ use pool::{Pool, RowRuns};
 pub use weights::{CpuMatrix, CpuVector};
 
 use super::BatchInputs;
-use crate::model::{Activation, AttentionSpec, RopeTable, StoredWeight, WeightFormat};
+use crate::model::{Activation, AttentionSpec, RopeTable, StoredMatrix, WeightFormat};
 
 /// Work below this many numbers is not worth handing to another thread.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
@@ -89,9 +89,9 @@ impl CpuTensor {
 }
 
 impl CpuOps {
-    /// Takes a weight matrix over from its file.
-    pub(crate) fn matrix(&mut self, weight: &StoredWeight) -> CpuMatrix {
-        CpuMatrix::new(&mut self.pool, weight)
+    /// Takes a weight matrix over from its file; a quantised one may become numbers of the format `plain`.
+    pub(crate) fn matrix(&mut self, weight: &StoredMatrix, plain: WeightFormat) -> CpuMatrix {
+        CpuMatrix::new(&mut self.pool, weight, plain)
     }
 
     /// Rows of `table`, one a token of the batch.

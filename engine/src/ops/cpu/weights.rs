@@ -5,9 +5,14 @@ use std::borrow::Cow;
 
 use super::{
     kernel::{Format, Panels, Quant, WeightRows, Weights, widen},
-    pool::Pool,
+    pool::{Pool, RowRuns},
 };
-use crate::model::{NormWeight, StoredWeight, WeightFormat, to_q8_0};
+use half::{bf16, f16};
+
+use crate::model::{NormWeight, QuantisedWeight, StoredMatrix as Stored, StoredWeight, WeightFormat, to_q8_0};
+
+/// Rows that are dequantised at once: a cache line of words along outputs has as many codes, so that it is read once.
+const ROWS_AT_ONCE: usize = 128;
 
 /// A weight matrix, `outputs x inputs`.
 #[derive(Debug)]
@@ -46,7 +51,29 @@ pub struct CpuVector {
 }
 
 impl CpuMatrix {
-    pub(super) fn new(pool: &mut Pool, weight: &StoredWeight) -> Self {
+    /// Takes a matrix over. Codes that are multiplied as numbers become such of the format `plain`.
+    pub(super) fn new(pool: &mut Pool, matrix: &Stored, plain: WeightFormat) -> Self {
+        match matrix {
+            Stored::Plain(weight) => Self::stored(pool, weight),
+            Stored::Quantised(weight) => Self::dequantised(pool, weight, plain),
+        }
+    }
+
+    fn dequantised(pool: &mut Pool, weight: &QuantisedWeight, format: WeightFormat) -> Self {
+        let format = plain(format).expect("the largest tensor of plain numbers is of such");
+        let (n_outputs, n_inputs) = (weight.n_outputs(), weight.n_inputs());
+        let row_bytes = n_inputs * format.bytes();
+        let mut bytes = vec![0; n_outputs * row_bytes];
+        let runs = RowRuns { width: row_bytes, per_task: ROWS_AT_ONCE };
+        pool.for_rows(&mut bytes, runs, |first, rows| {
+            let values = weight.dequantise(first..first + rows.len() / row_bytes);
+            narrow(format, &values, rows);
+        });
+        weight.release();
+        Self(Form::Stored(StoredMatrix { n_outputs, n_inputs, format, bytes: MatrixBytes::Gathered(bytes) }))
+    }
+
+    fn stored(pool: &mut Pool, weight: &StoredWeight) -> Self {
         if let Some(format) = plain(weight.format()) {
             return Self(Form::Stored(StoredMatrix::new(weight, format)));
         }
@@ -135,6 +162,16 @@ impl CpuVector {
 
     pub(super) fn values(&self) -> &[f32] {
         &self.values
+    }
+}
+
+/// Numbers as stored ones, each rounded to the nearest.
+fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
+    let stored = out.chunks_exact_mut(format.bytes()).zip(values);
+    match format {
+        Format::F32 => stored.for_each(|(out, value)| out.copy_from_slice(&value.to_le_bytes())),
+        Format::Bf16 => stored.for_each(|(out, value)| out.copy_from_slice(&bf16::from_f32(*value).to_le_bytes())),
+        Format::F16 => stored.for_each(|(out, value)| out.copy_from_slice(&f16::from_f32(*value).to_le_bytes())),
     }
 }
 

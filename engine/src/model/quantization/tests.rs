@@ -1,0 +1,159 @@
+//! Numbers of quantised projections are those of the libraries, bit by bit; damaged files are refused or hold what they say.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use half::{bf16, f16};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{Activations, Bits, Codes, GroupIndices, Place, QuantisedWeight, Scheme, SharedBy};
+use crate::{
+    config::ModelFiles,
+    model::{
+        ModelConfig, ModelSource, ModelSpec, StoredMatrix, WeightStore, damage, safetensors,
+        spec::{Rank, Sharding, WeightSpec},
+        tensor::Tensor,
+    },
+};
+
+/// A golden of `tests/tools/make_quantised_goldens.py`.
+struct Golden {
+    name: String,
+    value: Value,
+    spec: ModelSpec,
+    store: WeightStore,
+}
+
+fn goldens() -> Vec<Golden> {
+    let all = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/quantised");
+    let entries = all.read_dir().unwrap().map(|entry| entry.unwrap());
+    let golden = |entry: std::fs::DirEntry| {
+        let source = ModelSource::new(ModelFiles::Directory(entry.path()));
+        let config = ModelConfig::from_json(&source.json("config.json").unwrap(), "config.json").unwrap();
+        let store = safetensors::open_alone(&source, "quantised.safetensors").unwrap();
+        let spec = ModelSpec::new(&config, store.format()).unwrap();
+        let (name, value) = (entry.file_name().into_string().unwrap(), source.json("golden.json").unwrap());
+        Golden { name, value, spec, store }
+    };
+    entries.map(golden).collect()
+}
+
+fn quantised(store: &WeightStore, weight: &WeightSpec, rank: Rank) -> QuantisedWeight {
+    match store.matrix(weight, rank).unwrap() {
+        StoredMatrix::Quantised(weight) => weight,
+        StoredMatrix::Plain(_) => panic!("{} is quantised", weight.name),
+    }
+}
+
+fn sha256(stored: &str, values: &[f32]) -> String {
+    let bytes: Vec<u8> = match stored {
+        "F32" => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        "F16" => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+    };
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn numbers_are_those_of_the_library_bit_by_bit() {
+    for Golden { name, value, spec, store } in goldens() {
+        let stored = value["stored"].as_str().unwrap();
+        let expected: Vec<(String, String)> = serde_json::from_value(value["dequantised"].clone()).unwrap();
+        let expected = BTreeMap::from_iter(expected);
+        let weights = spec.weights().filter(|weight| weight.scheme.is_some());
+        let found = weights.map(|weight| {
+            let whole = quantised(&store, weight, Rank::ALONE);
+            (weight.module().to_owned(), sha256(stored, &whole.dequantise(0..whole.n_outputs())))
+        });
+        assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_a_rank_reads_and_some_rows_are_slices_of_the_whole() {
+    for Golden { name, spec, store, .. } in goldens() {
+        for weight in spec.weights().filter(|weight| weight.scheme.is_some()) {
+            let whole = quantised(&store, weight, Rank::ALONE);
+            let (n_outputs, n_inputs) = (whole.n_outputs(), whole.n_inputs());
+            let all = whole.dequantise(0..n_outputs);
+            assert_eq!(whole.dequantise(5..14), all[5 * n_inputs..14 * n_inputs], "{name}: {}", weight.name);
+            let second = quantised(&store, weight, Rank { idx: 1, of: 2 });
+            let found = second.dequantise(0..second.n_outputs());
+            let expected: Vec<f32> = match weight.sharding {
+                Sharding::Inputs { .. } => all.chunks(n_inputs).flat_map(|row| row[n_inputs / 2..].to_vec()).collect(),
+                _ => all[all.len() / 2..].to_vec(),
+            };
+            assert_eq!(found, expected, "{name}: {}", weight.name);
+            assert_eq!(second.n_bytes(), whole.n_bytes() / 2);
+        }
+    }
+}
+
+/// One of each way of storing codes, of 16 outputs and 32 inputs.
+fn schemes() -> Vec<Scheme> {
+    let group = SharedBy::Group(16);
+    let scheme = |codes, shared, zero_points, group_indices| Scheme {
+        codes,
+        shared,
+        zero_points,
+        group_indices,
+        scale_names: &["scales"],
+        activations: Activations::AsTheyAre,
+    };
+    vec![
+        scheme(Codes::E4m3, SharedBy::Block { outputs: 8, inputs: 16 }, false, GroupIndices::None),
+        scheme(Codes::E4m3, SharedBy::Tensor, false, GroupIndices::None),
+        scheme(Codes::Int8, SharedBy::Output, true, GroupIndices::None),
+        scheme(Codes::Packed(Bits::Four), group, true, GroupIndices::Needed),
+        scheme(Codes::Gptq { bits: Bits::Four, zeros_less_one: true }, group, true, GroupIndices::Needed),
+        scheme(Codes::Awq, group, true, GroupIndices::None),
+    ]
+}
+
+/// A file with the tensors of all of them, full of ones.
+fn file() -> Vec<u8> {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (idx, scheme) in schemes().iter().enumerate() {
+        for part in scheme.parts([16, 32]).into_iter().filter(|part| part.needed) {
+            let dtype = part.dtypes[0];
+            let n_values: usize = part.shapes[0].iter().product();
+            let start = data.len();
+            data.resize(
+                start + n_values * dtype.bitsize() / 8,
+                if part.kind == super::scheme::PartKind::GroupIndices { 0 } else { 1 },
+            );
+            let described =
+                json!({"dtype": dtype.to_string(), "shape": part.shapes[0], "data_offsets": [start, data.len()]});
+            header.insert(format!("m{idx}.{}", part.names[0]), described);
+        }
+    }
+    let header = Value::from(header).to_string();
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
+}
+
+fn find(
+    tensors: &BTreeMap<String, Tensor>,
+    idx: usize,
+    scheme: &Scheme,
+) -> Result<QuantisedWeight, crate::model::ModelError> {
+    let module = format!("m{idx}");
+    let place = Place { module: &module, shape: [16, 32], whole: "m.safetensors" };
+    let slice = crate::model::spec::WeightSlice { rows: 0..16, columns: 0..32 };
+    QuantisedWeight::find(scheme, &place, slice, |name| tensors.get(name))
+}
+
+#[test]
+fn damaged_files_are_refused_or_hold_what_they_say() {
+    let whole = safetensors::read_bytes(file()).unwrap();
+    for (idx, scheme) in schemes().iter().enumerate() {
+        assert_eq!(find(&whole, idx, scheme).unwrap().dequantise(0..16).len(), 16 * 32, "{scheme}");
+    }
+    damage::read_all(&file(), |case, damaged| {
+        let Ok(tensors) = safetensors::read_bytes(damaged) else { return };
+        for (idx, scheme) in schemes().iter().enumerate() {
+            if let Ok(weight) = find(&tensors, idx, scheme) {
+                assert_eq!(weight.dequantise(0..1).len(), 32, "case {case}");
+            }
+        }
+    });
+}

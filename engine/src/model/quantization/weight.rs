@@ -1,0 +1,374 @@
+//! A quantised projection in its file: finding the tensors that hold it, refusing what cannot be right before a code is read,
+//! and the numbers that its codes stand for. Each is one product rounded once to f32, or exact.
+
+use std::ops::Range;
+
+use safetensors::Dtype;
+use stoker_kernels::{codes, format::WeightFormat};
+
+use super::scheme::{Bits, Codes, Part, PartKind, Scheme};
+use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
+
+/// Outputs of a word of AWQ, the lowest bits first.
+const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// Bytes of a word of codes.
+const WORD_BYTES: usize = 4;
+
+/// A rank's share of a quantised projection.
+#[derive(Clone, Debug)]
+pub(crate) struct QuantisedWeight {
+    scheme: Scheme,
+    /// Outputs and inputs of the whole tensor.
+    shape: [usize; 2],
+    slice: WeightSlice,
+    codes: Tensor,
+    scales: Scales,
+    /// Of all tensors of the whole projection.
+    n_bytes: usize,
+}
+
+/// Scales of a whole tensor, and zero points where it has some: row by row of its grid.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Scales {
+    /// Outputs and inputs that share one.
+    pub(crate) block: [usize; 2],
+    /// Scales of a row of the grid.
+    pub(crate) n_columns: usize,
+    /// The scales.
+    pub(crate) values: Vec<f32>,
+    /// As many zero points, or none.
+    zero_points: Vec<f32>,
+    /// Which column of the grid each input has.
+    column_of: Vec<u32>,
+}
+
+/// The tensors of one projection, found by name and checked against their description.
+struct Found<'a> {
+    parts: Vec<(Part, &'a Tensor)>,
+}
+
+/// Where a projection's tensors are looked for.
+pub(in crate::model) struct Place<'a> {
+    /// The projection's module.
+    pub(in crate::model) module: &'a str,
+    /// Outputs and inputs.
+    pub(in crate::model) shape: [usize; 2],
+    /// What a missing tensor is missing from.
+    pub(in crate::model) whole: &'a str,
+}
+
+impl QuantisedWeight {
+    /// Finds and checks the tensors of a projection; `tensor` gives one by its name.
+    pub(in crate::model) fn find<'a>(
+        scheme: &Scheme,
+        place: &Place<'_>,
+        slice: WeightSlice,
+        tensor: impl Fn(&str) -> Option<&'a Tensor>,
+    ) -> Result<Self, ModelError> {
+        let found = Found::of(scheme, place, tensor)?;
+        let scales = Scales::read(scheme, place.shape, &found)?;
+        let codes = found.get(PartKind::Codes).expect("codes are needed").clone();
+        let n_bytes = found.parts.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
+        Ok(Self { scheme: scheme.clone(), shape: place.shape, slice, codes, scales, n_bytes })
+    }
+
+    /// How it is quantised.
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    /// Rows.
+    pub(crate) fn n_outputs(&self) -> usize {
+        self.slice.rows.len()
+    }
+
+    /// Columns.
+    pub(crate) fn n_inputs(&self) -> usize {
+        self.slice.columns.len()
+    }
+
+    /// Its part of the bytes of all tensors that hold the projection.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let [n_outputs, n_inputs] = self.shape;
+        (self.n_bytes as u64 * (self.n_outputs() * self.n_inputs()) as u64 / (n_outputs * n_inputs) as u64) as usize
+    }
+
+    /// Says that its codes are not read again soon.
+    pub(crate) fn release(&self) {
+        self.codes.content.release(self.codes.range.clone());
+    }
+
+    /// Codes of one row that are a byte each, as they lie in the file.
+    pub(crate) fn row_of_bytes(&self, output: usize) -> &[u8] {
+        let start = (self.slice.rows.start + output) * self.shape[1];
+        &self.codes.bytes()[start + self.slice.columns.start..start + self.slice.columns.end]
+    }
+
+    /// The numbers of some rows, one row behind the other.
+    pub(crate) fn dequantise(&self, outputs: Range<usize>) -> Vec<f32> {
+        let mut rows = self.codes_of(outputs.clone());
+        for (output, row) in outputs.zip(rows.chunks_exact_mut(self.n_inputs())) {
+            self.scales.apply(self.slice.rows.start + output, self.slice.columns.clone(), row);
+        }
+        rows
+    }
+
+    /// Codes as numbers.
+    fn codes_of(&self, outputs: Range<usize>) -> Vec<f32> {
+        match self.scheme.codes {
+            Codes::E4m3 => self.codes_of_bytes(outputs, codes::e4m3),
+            Codes::Int8 => self.codes_of_bytes(outputs, |code| f32::from(code as i8)),
+            Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => {
+                let first = self.slice.rows.start;
+                let rows = self.codes_of_words(first + outputs.start..first + outputs.end);
+                if self.n_inputs() == self.shape[1] {
+                    return rows;
+                }
+                rows.chunks_exact(self.shape[1]).flat_map(|row| &row[self.slice.columns.clone()]).copied().collect()
+            }
+        }
+    }
+
+    fn codes_of_bytes(&self, outputs: Range<usize>, number: impl Fn(u8) -> f32) -> Vec<f32> {
+        let numbers: Vec<f32> = (0..=u8::MAX).map(number).collect();
+        outputs.flat_map(|output| self.row_of_bytes(output)).map(|code| numbers[usize::from(*code)]).collect()
+    }
+
+    /// All inputs of some outputs of the whole tensor.
+    fn codes_of_words(&self, outputs: Range<usize>) -> Vec<f32> {
+        let mut rows = vec![0.0; outputs.len() * self.shape[1]];
+        match self.scheme.codes {
+            Codes::Packed(bits) => self.codes_of_rows_of_words(bits, outputs, &mut rows),
+            Codes::Gptq { bits, .. } => self.codes_of_gptq(bits, outputs, &mut rows),
+            _ => self.codes_of_awq(outputs, &mut rows),
+        }
+        rows
+    }
+
+    /// Words along inputs, output by output.
+    fn codes_of_rows_of_words(&self, bits: Bits, outputs: Range<usize>, rows: &mut [f32]) {
+        let n_inputs = self.shape[1];
+        let row_bytes = n_inputs.div_ceil(bits.per_word()) * WORD_BYTES;
+        let stored = self.codes.bytes()[outputs.start * row_bytes..].chunks_exact(row_bytes);
+        for (row, stored) in rows.chunks_exact_mut(n_inputs).zip(stored) {
+            for (codes, word) in row.chunks_mut(bits.per_word()).zip(words_of(stored)) {
+                let codes = codes.iter_mut().enumerate();
+                codes.for_each(|(idx, code)| *code = (field(word, idx, bits.n()) - bits.half()) as f32);
+            }
+        }
+    }
+
+    /// Words along inputs, input by input.
+    fn codes_of_gptq(&self, bits: Bits, outputs: Range<usize>, rows: &mut [f32]) {
+        let [n_outputs, n_inputs] = self.shape;
+        for (at, stored) in self.codes.bytes().chunks_exact(n_outputs * WORD_BYTES).enumerate() {
+            let words = words_of(&stored[outputs.start * WORD_BYTES..outputs.end * WORD_BYTES]);
+            for (row, word) in rows.chunks_exact_mut(n_inputs).zip(words) {
+                let codes = row[at * bits.per_word()..].iter_mut().take(bits.per_word()).enumerate();
+                codes.for_each(|(idx, code)| *code = field(word, idx, bits.n()) as f32);
+            }
+        }
+    }
+
+    /// Words along outputs: those of the range that a word has.
+    fn codes_of_awq(&self, outputs: Range<usize>, rows: &mut [f32]) {
+        let [n_outputs, n_inputs] = self.shape;
+        let words = outputs.start / 8..outputs.end.div_ceil(8);
+        let row_bytes = n_outputs.div_ceil(8) * WORD_BYTES;
+        for (input, row) in self.codes.bytes().chunks_exact(row_bytes).enumerate() {
+            let bytes = &row[words.start * WORD_BYTES..words.end * WORD_BYTES];
+            for (word_idx, word) in words.clone().zip(words_of(bytes)) {
+                for (idx, place) in AWQ_ORDER.into_iter().enumerate() {
+                    let output = word_idx * 8 + place;
+                    if outputs.contains(&output) {
+                        rows[(output - outputs.start) * n_inputs + input] = field(word, idx, 4) as f32;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Scales {
+    fn read(scheme: &Scheme, shape: [usize; 2], found: &Found<'_>) -> Result<Self, ModelError> {
+        let [n_rows, n_columns] = scheme.shared.grid(shape);
+        let block = scheme.shared.block(shape);
+        let in_rows = |values: Vec<f32>| match scheme.is_by_inputs() {
+            true => transposed(&values, [n_columns, n_rows]),
+            false => values,
+        };
+        let scales = found.get(PartKind::Scales).expect("scales are needed");
+        let values = in_rows(numbers(scales));
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            return Err(refused(scales, format!("has a scale that is {value}: quantise the model again")));
+        }
+        let zero_points =
+            found.get(PartKind::ZeroPoints).map(|tensor| zero_points(scheme, tensor, [n_rows, n_columns]));
+        let column_of = match found.get(PartKind::GroupIndices) {
+            Some(tensor) => columns_named(tensor, n_columns)?,
+            None => (0..shape[1]).map(|input| (input / block[1]) as u32).collect(),
+        };
+        Ok(Self { block, n_columns, values, zero_points: zero_points.unwrap_or_default(), column_of })
+    }
+
+    /// Some codes of one output to numbers.
+    fn apply(&self, output: usize, inputs: Range<usize>, row: &mut [f32]) {
+        let first = output / self.block[0] * self.n_columns;
+        let scales = &self.values[first..first + self.n_columns];
+        let columns = self.column_of[inputs].iter().map(|column| *column as usize);
+        if self.zero_points.is_empty() {
+            row.iter_mut().zip(columns).for_each(|(code, column)| *code *= scales[column]);
+            return;
+        }
+        let zero_points = &self.zero_points[first..first + self.n_columns];
+        row.iter_mut().zip(columns).for_each(|(code, column)| *code = (*code - zero_points[column]) * scales[column]);
+    }
+}
+
+impl<'a> Found<'a> {
+    fn of(scheme: &Scheme, place: &Place<'_>, tensor: impl Fn(&str) -> Option<&'a Tensor>) -> Result<Self, ModelError> {
+        let mut parts = Vec::new();
+        for part in scheme.parts(place.shape) {
+            let names: Vec<String> = part.names.iter().map(|name| format!("{}.{name}", place.module)).collect();
+            match names.iter().find_map(|name| tensor(name)) {
+                Some(tensor) => {
+                    check(scheme, place, &part, tensor)?;
+                    parts.push((part, tensor));
+                }
+                None if part.needed => {
+                    return Err(missing(scheme, place, &part, names, tensor(&format!("{}.weight", place.module))));
+                }
+                None => {}
+            }
+        }
+        Ok(Self { parts })
+    }
+
+    fn get(&self, kind: PartKind) -> Option<&'a Tensor> {
+        self.parts.iter().find(|(part, _)| part.kind == kind).map(|(_, tensor)| *tensor)
+    }
+}
+
+/// Refuses a tensor of another shape or number format than its part has.
+fn check(scheme: &Scheme, place: &Place<'_>, part: &Part, tensor: &Tensor) -> Result<(), ModelError> {
+    let dtype = dtype_of(tensor);
+    if part.kind == PartKind::Codes && is_plain(dtype) {
+        return Err(refused(tensor, not_quantised(scheme, place.module, &tensor.format_name())));
+    }
+    if !part.dtypes.is_empty() && !part.dtypes.contains(&dtype) {
+        let expected: Vec<String> = part.dtypes.iter().map(Dtype::to_string).collect();
+        let problem = format!("is {dtype}, quantization_config ({scheme}) says {}", expected.join(" or "));
+        return Err(refused(tensor, problem));
+    }
+    if !part.shapes.contains(&tensor.shape) {
+        let hint = other_group_size(scheme, part, tensor, place.shape).unwrap_or_default();
+        let (found, expected) = (&tensor.shape, &part.shapes[0]);
+        let problem = format!("has shape {found:?}, quantization_config ({scheme}) says {expected:?}{hint}");
+        return Err(refused(tensor, problem));
+    }
+    Ok(())
+}
+
+/// The size of groups that scales of another shape would have.
+fn other_group_size(scheme: &Scheme, part: &Part, tensor: &Tensor, shape: [usize; 2]) -> Option<String> {
+    let is_grouped = part.kind == PartKind::Scales && part.shapes[0].len() == 2;
+    let n_groups = *if scheme.is_by_inputs() { tensor.shape.first() } else { tensor.shape.get(1) }?;
+    let fits = is_grouped && n_groups > 0 && shape[1].is_multiple_of(n_groups);
+    fits.then(|| format!("; groups of {} inputs would fit", shape[1] / n_groups))
+}
+
+fn missing(scheme: &Scheme, place: &Place<'_>, part: &Part, names: Vec<String>, plain: Option<&Tensor>) -> ModelError {
+    match plain {
+        Some(plain) if is_plain(dtype_of(plain)) => {
+            refused(plain, not_quantised(scheme, place.module, &plain.format_name()))
+        }
+        _ => ModelError::MissingTensor {
+            file: place.whole.into(),
+            tensor: names.join(" or "),
+            expected: part.shapes[0].clone(),
+        },
+    }
+}
+
+fn not_quantised(scheme: &Scheme, module: &str, found: &str) -> String {
+    format!("is {found}, quantization_config says {scheme}; name {module} there among the modules that are left alone")
+}
+
+fn refused(tensor: &Tensor, problem: String) -> ModelError {
+    ModelError::Quantised { file: tensor.file.to_string(), tensor: tensor.name.clone(), problem }
+}
+
+fn dtype_of(tensor: &Tensor) -> Dtype {
+    match tensor.format {
+        Ok(WeightFormat::F32) => Dtype::F32,
+        Ok(WeightFormat::F16) => Dtype::F16,
+        Ok(_) => Dtype::BF16,
+        Err(dtype) => dtype,
+    }
+}
+
+/// Whether numbers stand for themselves.
+fn is_plain(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+}
+
+/// Scales as numbers; those of eight bits are exponents.
+fn numbers(tensor: &Tensor) -> Vec<f32> {
+    match tensor.format {
+        Ok(format) => format.unpack(tensor.bytes()),
+        Err(_) => tensor.bytes().iter().map(|code| codes::e8m0(*code)).collect(),
+    }
+}
+
+/// Zero points, row by row of the grid.
+fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]) -> Vec<f32> {
+    let words: Vec<u32> = match scheme.codes {
+        Codes::E4m3 | Codes::Int8 => return tensor.bytes().iter().map(|code| f32::from(*code as i8)).collect(),
+        Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => words_of(tensor.bytes()).collect(),
+    };
+    let point = |row: usize, column: usize| match scheme.codes {
+        Codes::Packed(bits) => {
+            let word = words[row / bits.per_word() * n_columns + column];
+            field(word, row % bits.per_word(), bits.n()) - bits.half()
+        }
+        Codes::Gptq { bits, zeros_less_one } => {
+            let word = words[column * n_rows.div_ceil(bits.per_word()) + row / bits.per_word()];
+            // The library adds to whole words, and what it took from them may have been borrowed from the next place.
+            let word = word.wrapping_add(if zeros_less_one { bits.ones() } else { 0 });
+            field(word, row % bits.per_word(), bits.n())
+        }
+        _ => {
+            let place = AWQ_ORDER.iter().position(|place| *place == row % 8).expect("the order has all places");
+            field(words[column * n_rows.div_ceil(8) + row / 8], place, 4)
+        }
+    };
+    (0..n_rows)
+        .flat_map(|row| (0..n_columns).map(move |column| (row, column)))
+        .map(|(r, c)| point(r, c) as f32)
+        .collect()
+}
+
+/// The group of each input, all of which there are.
+fn columns_named(tensor: &Tensor, n_groups: usize) -> Result<Vec<u32>, ModelError> {
+    let indices: Vec<i64> = match tensor.format {
+        Err(Dtype::I64) => tensor.bytes().as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
+        _ => words_of(tensor.bytes()).map(|word| i64::from(word as i32)).collect(),
+    };
+    match indices.iter().find(|idx| !(0..n_groups as i64).contains(idx)) {
+        Some(idx) => Err(refused(tensor, format!("names group {idx}, quantization_config says there are {n_groups}"))),
+        None => Ok(indices.into_iter().map(|idx| idx as u32).collect()),
+    }
+}
+
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks::<WORD_BYTES>().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+/// The code at place `idx` of a word.
+fn field(word: u32, idx: usize, bits: usize) -> i32 {
+    (word >> (idx * bits) & ((1 << bits) - 1)) as i32
+}
+
+fn transposed(values: &[f32], [n_rows, n_columns]: [usize; 2]) -> Vec<f32> {
+    (0..n_columns).flat_map(|column| (0..n_rows).map(move |row| values[row * n_columns + column])).collect()
+}
