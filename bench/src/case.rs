@@ -155,11 +155,10 @@ impl Case {
         match self {
             Self::Start => "seconds",
             Self::Idle => "rss_mb",
-            Self::Prefill(_) | Self::Decode(_) | Self::SingleStream | Self::Offline(_) => "tok_s",
+            Self::Prefill(_) | Self::Decode(_) | Self::SingleStream | Self::Offline(_) | Self::Sampled(..) => "tok_s",
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix => "gain",
-            Self::Sampled(..) => "share_of_greedy",
             Self::Neighbour(_) => "loss",
             Self::Http(_) => "share_of_in_process",
         }

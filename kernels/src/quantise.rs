@@ -67,6 +67,19 @@ impl QuantisedRows {
         Ok(Self { values: device.holding(values)?, scales: device.holding(scales)? })
     }
 
+    /// With these scales, for so many numbers that are to be brought there.
+    pub fn with_scales(device: &Device, n_values: usize, scales: &[f32]) -> Result<Self, KernelError> {
+        Ok(Self { values: device.zeros(n_values)?, scales: device.holding(scales)? })
+    }
+
+    /// The numbers' bytes two by two, for who moves bytes and knows bf16 only.
+    pub fn pairs_mut(&mut self) -> CudaViewMut<'_, bf16> {
+        let n_pairs = self.values.len() / 2;
+        // SAFETY: as many bytes, allocated with the alignment of device memory; all bits are valid in both types.
+        let pairs = unsafe { self.values.transmute_mut(n_pairs) };
+        pairs.expect("pairs are no longer than what they are of")
+    }
+
     /// The numbers' bytes.
     pub fn values(&self) -> &CudaSlice<u8> {
         &self.values

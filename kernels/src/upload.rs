@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, PinnedHostSlice, result};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, PinnedHostSlice, result};
 use half::bf16;
 
 use crate::{Device, KernelError, Kernels, format::WeightFormat, launch};
@@ -31,7 +31,7 @@ pub struct Stored<'a> {
 #[derive(Debug)]
 pub struct Upload<'a> {
     /// Where to.
-    pub target: &'a mut CudaSlice<bf16>,
+    pub target: CudaViewMut<'a, bf16>,
     /// One behind the other; together exactly as many values as the target has.
     pub parts: Vec<Stored<'a>>,
 }
@@ -93,7 +93,7 @@ fn take<'a>(queue: &Mutex<Queue<'a>>) -> Option<(Piece<'a>, usize)> {
 
 /// The parts of a tensor in pieces that fit a pinned buffer. The upload's borrow of its target ends with the whole call.
 fn cut<'a>(device: &Device, upload: Upload<'a>) -> Vec<Piece<'a>> {
-    let Upload { target, parts } = upload;
+    let Upload { mut target, parts } = upload;
     let n_values: usize = parts.iter().map(Stored::n_values).sum();
     assert_eq!(target.len(), n_values, "a tensor's size was checked against its shape");
     pieces(target.device_ptr_mut(device.stream()).0, parts, PIECE_BYTES)

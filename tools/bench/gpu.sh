@@ -9,6 +9,7 @@
 #   VSITE          folder with an unpacked vLLM, or
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
+#   SAMPLED        1: the cases with sampling options, of both, in place of a sweep
 #   CASES          cases of ours, by comma, in place of a sweep
 #   QUANTIZATION   fp8: both systems quantise the weights when they load them
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
@@ -25,11 +26,13 @@ RUN=$(date -u +%Y-%m-%dT%H:%M)-gpu-$$
 export STOKER_CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker} PYTHONUNBUFFERED=1
 
 FULL_CASES=ttft_128,ttft_2048,ttft_8192,single_stream,concurrent_8,concurrent_32,concurrent_64,concurrent_128,concurrent_256
+SAMPLED_CASES=$(printf 'sampled_%s,' {qwen,penalties,min_p,bias300,logprobs5,logprobs20}_{64,256} | sed 's/,$//')
 FULL_CASES+=,prefix_warm_2k,shared_prefix,offline_1000
 
 main() {
   cd "$ROOT"
-  if [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$FULL_CASES}") QUICK=(); else
+  if [ "${SAMPLED:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$SAMPLED_CASES}") QUICK=(sampled)
+  elif [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$FULL_CASES}") QUICK=(); else
     SWEEP=(--quick ${CASES:+--cases "$CASES"}) QUICK=(quick)
   fi
   program

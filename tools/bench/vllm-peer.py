@@ -1,6 +1,8 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick] [fp8]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8]      needs vLLM; the directory holds a config.json and no weights
+
+With `sampled` the cases are those with sampling options, as bench/src/sampled.rs has them, but for seeds: it has none to keep.
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come.
 
@@ -19,6 +21,17 @@ for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
     os.environ.setdefault(name, "1")
 
 
+# Of a vocabulary's size.
+OPTIONS = {
+    "qwen": lambda _: {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+    "penalties": lambda _: {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
+    "min_p": lambda _: {"temperature": 1.0, "min_p": 0.05},
+    "bias300": lambda size: {"temperature": 0.0, "logit_bias": {i * (size // 300): float(i % 5 - 2) for i in range(300)}},
+    "logprobs5": lambda _: {"temperature": 0.0, "logprobs": 5},
+    "logprobs20": lambda _: {"temperature": 0.0, "logprobs": 20},
+}
+
+
 class Peer:
     def __init__(self, directory: str, quantization: str | None) -> None:
         import numpy
@@ -27,6 +40,7 @@ class Peer:
         with open(f"{directory}/config.json") as file:
             config = json.load(file)
         self.version = vllm.__version__
+        self.vocab_size = config["vocab_size"]
         self.sampling = vllm.SamplingParams
         self.rng = numpy.random.default_rng(0)
         # The middle of the vocabulary: special tokens stand at its ends.
@@ -57,8 +71,9 @@ class Peer:
     def after(self, prefix: list[int], requests: int, completion: int) -> float:
         return self.seconds([prefix + self.tokens(128) for _ in range(requests)], completion)
 
-    def seconds(self, prompts: list[list[int]], completion: int) -> float:
-        sampling = self.sampling(temperature=0.0, max_tokens=completion, ignore_eos=True, detokenize=False)
+    def seconds(self, prompts: list[list[int]], completion: int, options: dict | None = None) -> float:
+        options = options or {"temperature": 0.0}
+        sampling = self.sampling(max_tokens=completion, ignore_eos=True, detokenize=False, **options)
         begun = time.perf_counter()
         answers = self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         elapsed = time.perf_counter() - begun
@@ -81,6 +96,14 @@ class Peer:
         self.say(f"concurrent_{requests}", "tok_s", [requests * 256 / seconds for seconds in whole])
         self.say(f"concurrent_{requests}", "itl_ms", [(seconds - prefill) / 255 * 1e3 for seconds in whole])
 
+    def sampled(self, kind: str, requests: int) -> None:
+        options = OPTIONS[kind](self.vocab_size)
+        prompts = lambda: [self.tokens(512) for _ in range(requests)]  # noqa: E731
+        self.seconds(prompts(), 8, options)
+        samples = [(self.seconds(prompts(), 256), self.seconds(prompts(), 256, options)) for _ in range(1 if requests > 64 else 2)]
+        self.say(f"sampled_{kind}_{requests}", "tok_s", [requests * 256 / seconds for _, seconds in samples])
+        self.say(f"sampled_{kind}_{requests}", "share_of_greedy", [greedy / seconds for greedy, seconds in samples])
+
     def prefixes(self) -> None:
         prefix = self.tokens(2048)
         self.after(prefix, 1, 1)
@@ -96,12 +119,17 @@ class Peer:
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "fp8"}:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8"}:
         sys.exit(__doc__)
     quick = "quick" in sys.argv
     peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None)
     peer.fresh(4, 128, 16)
     peer.fresh(64, 512, 32)
+    if "sampled" in sys.argv:
+        for requests in (64, 256):
+            for kind in OPTIONS:
+                peer.sampled(kind, requests)
+        return
     for prompt in (128, 2048, 8192):
         peer.ttft(prompt)
     peer.single_stream()

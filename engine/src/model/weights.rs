@@ -143,6 +143,27 @@ impl WeightStore {
 }
 
 impl StoredMatrix {
+    /// Rows; of a vector, its length.
+    pub(crate) fn n_outputs(&self) -> usize {
+        match self {
+            Self::Plain(weight) => weight.n_outputs(),
+            Self::Quantised(weight) => weight.n_outputs(),
+        }
+    }
+
+    /// If it is quantised.
+    pub(crate) fn quantised(&self) -> Option<&QuantisedWeight> {
+        if let Self::Quantised(weight) = self { Some(weight) } else { None }
+    }
+
+    /// The numbers of some rows, one row behind the other.
+    pub(crate) fn to_f32(&self, rows: std::ops::Range<usize>) -> Vec<f32> {
+        match self {
+            Self::Plain(weight) => weight.runs(rows).into_iter().flat_map(|run| weight.format().unpack(run)).collect(),
+            Self::Quantised(weight) => weight.dequantise(rows),
+        }
+    }
+
     /// How its numbers are stored, in words.
     pub(super) fn stored_as(&self) -> String {
         match self {

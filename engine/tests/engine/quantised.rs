@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use stoker_engine::{DeviceChoice, Engine, EngineConfig, EngineLimits, LoadedModel, ModelFiles, model::describe};
+use stoker_engine::{EngineLimits, LoadedModel, ModelFiles, model::describe};
 use tempfile::TempDir;
 
 use crate::{
@@ -21,17 +21,18 @@ const PLAIN: &str = "model-00001-of-00002.safetensors";
 const QUANTISED: &str = "model-00002-of-00002.safetensors";
 
 /// The golden of one checkpoint, and its files while a test runs.
-struct Checkpoint {
-    golden: Golden,
+pub(crate) struct Checkpoint {
+    pub(crate) golden: Golden,
     files: TempDir,
 }
 
-fn directory(name: &str) -> PathBuf {
+/// Where the golden of a checkpoint is; of the empty name, where they all are.
+pub(crate) fn directory(name: &str) -> PathBuf {
     common::checkpoint("../quantised").join(name)
 }
 
 impl Checkpoint {
-    fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         let golden = Golden::read(&directory(name));
         let stored = match golden.0["stored"].as_str() {
             Some("F32") => Stored::F32,
@@ -52,7 +53,7 @@ impl Checkpoint {
         checkpoint
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.files.path()
     }
 
@@ -296,17 +297,4 @@ fn methods_and_settings_that_are_not_read_are_refused_by_name() {
     };
     with(&|config| weights(config, "num_bits", json!(6)), &["group_0", "`num_bits` is 6", "8 bits"]);
     with(&|config| weights(config, "strategy", json!("row")), &["`strategy` is \"row\""]);
-}
-
-/// No GPU multiplies them yet: who asks for one is told what runs.
-#[test]
-fn a_replica_that_asked_for_a_gpu_is_told_what_runs() {
-    let checkpoint = Checkpoint::of("fp8-tensor");
-    let device = DeviceChoice::Cuda(0);
-    let model = ModelFiles::Directory(checkpoint.path().to_path_buf());
-    let started = Engine::start(EngineConfig { model, limits: EngineLimits::default(), device }, |_| {});
-    let message = started.err().expect("there is no such kernel").to_string();
-    let is_told = message.contains("quantised") && message.contains("CPU");
-    // Without a GPU that is what is said.
-    assert!(is_told || message.contains("driver") || message.contains("device"), "{message}");
 }

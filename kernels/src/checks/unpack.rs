@@ -51,7 +51,7 @@ fn compare(gpu: &Gpu, case: &str, parts: &[(WeightFormat, Vec<u8>)]) -> Result<O
     let wanted: Vec<f32> = unpacked.map(|value| bf16::from_f32(value).to_f32()).collect();
     let mut target = gpu.upload(&vec![bf16::NAN; wanted.len()])?;
     let parts = parts.iter().map(|(format, bytes)| Stored { format: *format, bytes }).collect();
-    upload(&gpu.kernels, vec![Upload { target: &mut target, parts }], &|_| {})?;
+    upload(&gpu.kernels, vec![Upload { target: target.as_view_mut(), parts }], &|_| {})?;
     let error = relative_error(&widened(&gpu.download(&target)?), &wanted);
     Ok(Outcome { op: "unpack_blocks", case: format!("{case}, {} values", wanted.len()), error, limit: 0.0 })
 }

@@ -20,7 +20,7 @@ use super::{
     weights,
 };
 use crate::{
-    config::{EngineConfig, EngineLimits, StepSizes},
+    config::{EngineConfig, EngineLimits, Quantization, StepSizes},
     engine::{EngineParts, ReadModel, StartError, WeightSource},
     exec::ExecError,
     info::{Loaded, ModelInfo},
@@ -84,6 +84,10 @@ impl Gpu {
         let kernels = Kernels::load(&device)?;
         let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
         let shape = match limits.quantization {
+            // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
+            None if weights::has_rows_of_e4m3(&spec) => {
+                shape.clone().quantised(Quantization::Fp8, kernels.properties()).unwrap_or(shape)
+            }
             None => shape,
             Some(asked) => shape.quantised(asked, kernels.properties()).map_err(CudaError::Refused)?,
         };
@@ -159,9 +163,10 @@ impl CudaModel {
         executor.warm_up().map_err(CudaError::WarmUp)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
+        let stored_as = config.quantization.as_ref().map_or(loaded.dtype, |quantization| quantization.name().into());
         let dtype = match limits.quantization {
-            None => loaded.dtype,
-            Some(quantization) => format!("{} of {}", quantization.name(), loaded.dtype),
+            None => stored_as,
+            Some(quantization) => format!("{} of {stored_as}", quantization.name()),
         };
         let loaded = Loaded { n_params: spec.n_params(), dtype, memory, device: name };
         let info = ModelInfo::new(&config, &assets, &sched, loaded);

@@ -107,13 +107,6 @@ impl ModelShape {
     }
 
     fn described(spec: &ModelSpec) -> Result<Self, String> {
-        if spec.is_quantised() {
-            return Err(
-                "its projections are quantised, which a GPU does not multiply yet: run it on the CPU, or take the \
-                        model in bf16 or as GGUF"
-                    .into(),
-            );
-        }
         let first = spec.layers.first().ok_or("it has no layers")?;
         let block = Block::of(first)?;
         for (idx, layer) in spec.layers.iter().enumerate() {

@@ -2,7 +2,7 @@
 //! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
 //! benchmarks.
 
-use std::{convert::Infallible, ops::Range};
+use std::{convert::Infallible, ops::Range, thread};
 
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
@@ -16,7 +16,7 @@ use stoker_kernels::{
 
 use super::shape::ModelShape;
 use crate::model::{
-    BoundWeights, ModelSpec, StoredWeight,
+    BoundWeights, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
     spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, WeightRole, WeightSpec},
 };
 
@@ -70,6 +70,14 @@ impl Projection {
         Ok(Self::E4m3(rows))
     }
 
+    /// What only projections of layers are not.
+    fn plain(self) -> CudaSlice<bf16> {
+        match self {
+            Self::Bf16(values) => values,
+            Self::E4m3(_) => unreachable!("only projections of layers are kept quantised"),
+        }
+    }
+
     /// To be multiplied with.
     pub(super) fn operand(&self) -> Operand<'_> {
         match self {
@@ -79,32 +87,33 @@ impl Projection {
     }
 }
 
-impl Weights<CudaSlice<bf16>, CudaSlice<bf16>> {
+impl Weights<Projection, Projection> {
     /// As the shape says that projections lie there; what they were made of is freed matrix by matrix.
     fn stored_as(self, kernels: &Kernels, shape: &ModelShape) -> Result<Weights, KernelError> {
-        let project = |matrix: CudaSlice<bf16>, width: usize| match shape.projections {
-            WeightFormat::Bf16 => Ok(Projection::Bf16(matrix)),
-            WeightFormat::E4m3 => Projection::quantised(kernels, matrix, width),
+        let project = |matrix: Projection, width: usize| match (shape.projections, matrix) {
+            (WeightFormat::E4m3, Projection::Bf16(matrix)) => Projection::quantised(kernels, matrix, width),
+            (_, matrix) => Ok(matrix),
         };
-        let layer = |layer: Layer<CudaSlice<bf16>, CudaSlice<bf16>>| {
+        let plain = |vector: Option<Projection>| vector.map(Projection::plain);
+        let layer = |layer: Layer<Projection, Projection>| {
             Ok(Layer {
                 qkv: project(layer.qkv, shape.hidden)?,
                 o: project(layer.o, shape.attended_width())?,
                 gate_up: project(layer.gate_up, shape.hidden)?,
                 down: project(layer.down, shape.inner)?,
-                before_attention: layer.before_attention,
-                qkv_bias: layer.qkv_bias,
-                qk_norm: layer.qk_norm,
-                o_bias: layer.o_bias,
-                after_attention: layer.after_attention,
-                before_feed_forward: layer.before_feed_forward,
-                gate_up_bias: layer.gate_up_bias,
-                down_bias: layer.down_bias,
-                after_feed_forward: layer.after_feed_forward,
+                before_attention: plain(layer.before_attention),
+                qkv_bias: plain(layer.qkv_bias),
+                qk_norm: layer.qk_norm.map(|(q, k)| (q.plain(), k.plain())),
+                o_bias: plain(layer.o_bias),
+                after_attention: plain(layer.after_attention),
+                before_feed_forward: plain(layer.before_feed_forward),
+                gate_up_bias: plain(layer.gate_up_bias),
+                down_bias: plain(layer.down_bias),
+                after_feed_forward: plain(layer.after_feed_forward),
             })
         };
         let layers = self.layers.into_iter().map(layer).collect::<Result<_, KernelError>>()?;
-        Ok(Weights { embed: self.embed, layers, norm: self.norm, lm_head: self.lm_head })
+        Ok(Weights { embed: self.embed.plain(), layers, norm: self.norm.plain(), lm_head: plain(self.lm_head) })
     }
 }
 
@@ -113,6 +122,8 @@ impl Weights<CudaSlice<bf16>, CudaSlice<bf16>> {
 struct Slot<'a> {
     order: Order,
     parts: Vec<&'a WeightSpec>,
+    /// Whether it is what a layer multiplies with.
+    is_projection: bool,
 }
 
 /// How the rows of a slot's weights lie in it.
@@ -125,6 +136,10 @@ enum Order {
 }
 
 impl Slot<'_> {
+    fn of_layer(self) -> Self {
+        Self { is_projection: true, ..self }
+    }
+
     fn len(&self) -> usize {
         self.parts.iter().map(|weight| weight.n_values() as usize).sum()
     }
@@ -151,19 +166,19 @@ fn assemble_layer<'a, T, E>(
     let FeedForwardLayer { before: before_feed, gate, up, down, after: after_feed, .. } = &spec.feed_forward;
     Ok(Layer {
         before_attention: maybe(norm(before), buffer)?,
-        qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)))?,
+        qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)).of_layer())?,
         qkv_bias: maybe(biases([q, k, v]).map(behind), buffer)?,
         qk_norm: match qk_norm {
             Some(norms) => Some((buffer(one(&norms.q.weight))?, buffer(one(&norms.k.weight))?)),
             None => None,
         },
-        o: buffer(one(&o.weight))?,
+        o: buffer(one(&o.weight).of_layer())?,
         o_bias: maybe(biases([o]).map(behind), buffer)?,
         after_attention: maybe(norm(after), buffer)?,
         before_feed_forward: maybe(norm(before_feed), buffer)?,
-        gate_up: buffer(in_turn([&gate.weight, &up.weight]))?,
+        gate_up: buffer(in_turn([&gate.weight, &up.weight]).of_layer())?,
         gate_up_bias: maybe(biases([gate, up]).map(in_turn), buffer)?,
-        down: buffer(one(&down.weight))?,
+        down: buffer(one(&down.weight).of_layer())?,
         down_bias: maybe(biases([down]).map(behind), buffer)?,
         after_feed_forward: maybe(norm(after_feed), buffer)?,
     })
@@ -180,11 +195,11 @@ fn biases<const N: usize>(linears: [&LinearSpec; N]) -> Option<Vec<&WeightSpec>>
 }
 
 fn in_turn<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into() }
+    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into(), is_projection: false }
 }
 
 fn behind<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::Behind, parts: parts.into() }
+    Slot { order: Order::Behind, parts: parts.into(), is_projection: false }
 }
 
 fn one(weight: &WeightSpec) -> Slot<'_> {
@@ -195,8 +210,19 @@ fn norm(norm: &Option<NormSpec>) -> Option<Slot<'_>> {
     norm.as_ref().map(|norm| one(&norm.weight))
 }
 
+/// How a slot comes to the device.
+enum Way {
+    /// As it lies in the file, unpacked there.
+    Stored,
+    /// Numbers of e4m3 as they lie in the file, and the scale of each row.
+    Codes(Vec<f32>),
+    /// As bf16, which the host makes of codes and scales.
+    Dequantised,
+}
+
 /// Copies the weights of a model to the GPU as they lie in their files, and unpacks them there; `progress` hears the share
-/// done.
+/// done. Numbers of e4m3 that share a scale by rows stay what they are where products take them so; other quantised ones are
+/// made numbers on the way, slot by slot.
 pub(super) fn load(
     kernels: &Kernels,
     shape: &ModelShape,
@@ -209,32 +235,109 @@ pub(super) fn load(
         slots.push(slot);
         Ok(())
     });
-    let stored = |slot: &Slot<'_>| slot.parts.iter().map(|part| weights.get(part)).collect::<Vec<_>>();
+    let stored = |slot: &Slot<'_>| slot.parts.iter().map(|part| weights.matrix(part)).collect::<Vec<_>>();
     let stored: Vec<_> = slots.iter().map(stored).collect();
-    let mut buffers =
-        slots.iter().map(|slot| kernels.device().zeros(slot.len())).collect::<Result<Vec<_>, KernelError>>()?;
-    let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored));
-    let uploads = uploads.map(|(target, (slot, parts))| Upload { target, parts: in_order(slot.order, parts) });
-    upload(kernels, uploads.collect(), progress)?;
+    let ways: Vec<_> = slots.iter().zip(&stored).map(|(slot, parts)| way(slot, parts, shape.projections)).collect();
+    let n_values: usize = slots.iter().map(Slot::len).sum();
+    let mut n_done = 0;
+    let mut buffers = Vec::with_capacity(slots.len());
+    for ((slot, parts), way) in slots.iter().zip(&stored).zip(&ways) {
+        buffers.push(match way {
+            Way::Stored => Projection::Bf16(kernels.device().zeros(slot.len())?),
+            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?),
+            Way::Dequantised => {
+                n_done += slot.len();
+                let numbers = kernels.device().holding(&dequantised(slot.order, parts))?;
+                progress(n_done as f32 / n_values as f32);
+                Projection::Bf16(numbers)
+            }
+        });
+    }
+    let first = n_done as f32 / n_values as f32;
+    let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
+    let uploads = uploads.filter(|(_, way)| !matches!(way, Way::Dequantised)).map(|((buffer, (slot, parts)), _)| {
+        let target = match buffer {
+            Projection::Bf16(values) => values.as_view_mut(),
+            Projection::E4m3(rows) => rows.pairs_mut(),
+        };
+        Upload { target, parts: in_order(slot.order, parts) }
+    });
+    upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
     let Ok(loaded) = assemble(spec, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
     loaded.stored_as(kernels, shape)
 }
 
-/// The bytes of a slot's weights in the order in which it holds them.
-fn in_order(order: Order, parts: &[StoredWeight]) -> Vec<Stored<'_>> {
-    match order {
-        Order::Behind => parts.iter().flat_map(|weight| stored(weight, 0..weight.n_outputs())).collect(),
-        Order::InTurn(n) => (0..parts[0].n_outputs())
-            .step_by(n)
-            .flat_map(|first| parts.iter().flat_map(move |weight| stored(weight, first..first + n)))
-            .collect(),
+fn way(slot: &Slot<'_>, parts: &[StoredMatrix], projections: WeightFormat) -> Way {
+    let quantised: Vec<&QuantisedWeight> = parts.iter().filter_map(StoredMatrix::quantised).collect();
+    if quantised.is_empty() {
+        return Way::Stored;
+    }
+    let scales: Option<Vec<Vec<f32>>> = parts.iter().map(|part| part.quantised()?.row_scales()).collect();
+    match scales.filter(|_| slot.is_projection && projections == WeightFormat::E4m3) {
+        Some(scales) => {
+            Way::Codes(runs(slot.order, parts).flat_map(|(part, rows)| scales[part][rows].to_vec()).collect())
+        }
+        None => Way::Dequantised,
     }
 }
 
-fn stored(weight: &StoredWeight, rows: Range<usize>) -> Vec<Stored<'_>> {
-    let format = weight.format();
-    weight.runs(rows).into_iter().map(|bytes| Stored { format, bytes }).collect()
+/// Whether what layers multiply with is all stored as e4m3 with scales by rows.
+pub(super) fn has_rows_of_e4m3(spec: &ModelSpec) -> bool {
+    let is_so = |weight: &WeightSpec| weight.scheme.as_ref().is_some_and(Scheme::has_rows_of_e4m3);
+    let projections =
+        |layer: &LayerSpec| layer.weights().filter(|weight| weight.role == WeightRole::Projection).all(is_so);
+    spec.layers.iter().all(projections)
+}
+
+/// The rows of a slot's weights in the order in which it holds them: of which weight, from where to where.
+fn runs(order: Order, parts: &[StoredMatrix]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let n_parts = parts.len();
+    let lengths: Vec<usize> = parts.iter().map(StoredMatrix::n_outputs).collect();
+    let n = match order {
+        Order::Behind => lengths.iter().copied().max().unwrap_or_default(),
+        Order::InTurn(n) => n,
+    };
+    let n_turns = lengths.iter().copied().max().unwrap_or_default().div_ceil(n.max(1));
+    let turns = (0..n_turns).flat_map(move |turn| (0..n_parts).map(move |part| (turn, part)));
+    turns.map(move |(turn, part)| (part, turn * n..((turn + 1) * n).min(lengths[part])))
+}
+
+/// The bytes of a slot's weights in the order in which it holds them.
+fn in_order(order: Order, parts: &[StoredMatrix]) -> Vec<Stored<'_>> {
+    runs(order, parts).flat_map(|(part, rows)| stored(&parts[part], rows)).collect()
+}
+
+/// Codes of a byte are moved two by two.
+fn stored(matrix: &StoredMatrix, rows: Range<usize>) -> Vec<Stored<'_>> {
+    match matrix {
+        StoredMatrix::Plain(weight) => {
+            let format = weight.format();
+            weight.runs(rows).into_iter().map(|bytes| Stored { format, bytes }).collect()
+        }
+        StoredMatrix::Quantised(weight) => {
+            rows.map(|row| Stored { format: StoredFormat::Bf16, bytes: weight.row_of_bytes(row) }).collect()
+        }
+    }
+}
+
+/// The numbers of a slot's weights in its order, by as many threads as there are processors.
+fn dequantised(order: Order, parts: &[StoredMatrix]) -> Vec<bf16> {
+    /// Rows that a thread takes at a time: their f32 fit its cache.
+    const ROWS: usize = 16;
+    let runs = runs(order, parts).flat_map(|(part, rows)| {
+        rows.clone().step_by(ROWS).map(move |first| (part, first..(first + ROWS).min(rows.end)))
+    });
+    let runs: Vec<_> = runs.collect();
+    let n_threads = thread::available_parallelism().map_or(1, usize::from);
+    let numbers = |runs: &[(usize, Range<usize>)]| -> Vec<bf16> {
+        runs.iter().flat_map(|(part, rows)| parts[*part].to_f32(rows.clone())).map(bf16::from_f32).collect()
+    };
+    thread::scope(|scope| {
+        let shares = runs.chunks(runs.len().div_ceil(n_threads).max(1));
+        let workers: Vec<_> = shares.map(|share| scope.spawn(|| numbers(share))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("arithmetic does not panic")).collect()
+    })
 }
 
 /// Random matrices, norms of one.
@@ -248,9 +351,11 @@ pub(super) fn random(
     let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
     let weights = assemble(spec, |slot| match slot.parts[0].role {
-        WeightRole::Embedding | WeightRole::Projection => noise::repeated(device, &piece, slot.len()),
-        WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]),
-        WeightRole::Bias => device.zeros(slot.len()),
+        WeightRole::Embedding | WeightRole::Projection => {
+            noise::repeated(device, &piece, slot.len()).map(Projection::Bf16)
+        }
+        WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]).map(Projection::Bf16),
+        WeightRole::Bias => device.zeros(slot.len()).map(Projection::Bf16),
     })?;
     weights.stored_as(kernels, shape)
 }
@@ -258,15 +363,27 @@ pub(super) fn random(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::WeightFormat as Stored;
+    use crate::model::StoredWeight;
 
     #[test]
     fn gate_and_up_lie_in_turn_and_others_behind_each_other() {
-        let weight = |byte: u8| StoredWeight::in_memory(Stored::Bf16, [6, 2], vec![byte; 24]);
+        let weight =
+            |byte: u8| StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [6, 2], vec![byte; 24]));
         let parts = [weight(1), weight(2)];
         let lies = |order| in_order(order, &parts).into_iter().map(|part| (part.bytes[0], part.bytes.len())).collect();
         let (in_turn, behind): (Vec<_>, Vec<_>) = (lies(Order::InTurn(2)), lies(Order::Behind));
         assert_eq!(in_turn, [(1, 8), (2, 8), (1, 8), (2, 8), (1, 8), (2, 8)]);
         assert_eq!(behind, [(1, 24), (2, 24)]);
+    }
+
+    #[test]
+    fn weights_of_different_heights_lie_behind_each_other_whole() {
+        let weight = |rows: usize| {
+            StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [rows, 1], vec![rows as u8; 2 * rows]))
+        };
+        let parts = [weight(6), weight(2)];
+        let found: Vec<_> = runs(Order::Behind, &parts).collect();
+        assert_eq!(found, [(0, 0..6), (1, 0..2)]);
+        assert_eq!(dequantised(Order::Behind, &parts).len(), 8);
     }
 }

@@ -177,6 +177,11 @@ impl SharedBy {
 }
 
 impl Scheme {
+    /// Whether numbers are e4m3 and those of a row share a scale.
+    pub(crate) fn has_rows_of_e4m3(&self) -> bool {
+        self.codes == Codes::E4m3 && matches!(self.shared, SharedBy::Tensor | SharedBy::Output)
+    }
+
     /// The tensors that hold a projection of that shape.
     pub(crate) fn parts(&self, shape: [usize; 2]) -> Vec<Part> {
         let mut parts = vec![self.codes_part(shape), self.scales_part(shape)];

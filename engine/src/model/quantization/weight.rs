@@ -6,7 +6,7 @@ use std::ops::Range;
 use safetensors::Dtype;
 use stoker_kernels::{codes, format::WeightFormat};
 
-use super::scheme::{Bits, Codes, Part, PartKind, Scheme};
+use super::scheme::{Bits, Codes, Part, PartKind, Scheme, SharedBy};
 use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
 
 /// Outputs of a word of AWQ, the lowest bits first.
@@ -96,6 +96,14 @@ impl QuantisedWeight {
     /// Says that its codes are not read again soon.
     pub(crate) fn release(&self) {
         self.codes.content.release(self.codes.range.clone());
+    }
+
+    /// The scale of each row, if its numbers are e4m3 and share one.
+    pub(crate) fn row_scales(&self) -> Option<Vec<f32>> {
+        let is_whole = self.slice.columns.len() == self.shape[1];
+        let are_rows = matches!(self.scheme.shared, SharedBy::Tensor | SharedBy::Output);
+        let scale = |row: usize| self.scales.values[row / self.scales.block[0] * self.scales.n_columns];
+        (self.scheme.codes == Codes::E4m3 && are_rows && is_whole).then(|| self.slice.rows.clone().map(scale).collect())
     }
 
     /// Codes of one row that are a byte each, as they lie in the file.

@@ -1,15 +1,17 @@
-//! FP8 at load on a GPU: a row alone is what the CPU computes with the weights that the numbers and scales stand for, ember's answers
+//! Quantised weights on a GPU. Checkpoints in every format: a row alone gets what the CPU computes with the same numbers, and where they
+//! are e4m3 they stay so. FP8 at load: a row alone is what the CPU computes with the weights that the numbers and scales stand for, ember's answers
 //! are as right as in bf16, and the batch-invariant mode keeps its promise. Skipped where there is no GPU that has it.
 
 use std::{fs, path::Path};
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, Quantization, SamplingParams, exec::cuda::CudaModel,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, LoadedModel, Quantization, SamplingParams,
+    exec::cuda::CudaModel,
 };
 use stoker_kernels::{bf16, reference};
 
-use crate::{common, cuda};
+use crate::{common, cuda, quantised};
 
 fn config(quantization: Option<Quantization>) -> EngineConfig {
     let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), quantization, ..EngineLimits::default() };
@@ -66,6 +68,35 @@ fn a_row_alone_is_what_the_cpu_computes_with_the_weights_that_fp8_stands_for() {
         let mean = found.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64;
         println!("fp8, {chunk_len} rows at once: mean {mean:.2e} of the largest logit");
         assert!(mean < 0.1, "{mean}");
+    }
+}
+
+/// Where a chip takes e4m3 and numbers are stored so, by rows, rows that are multiplied together are quantised too.
+#[test]
+fn checkpoints_of_every_format_give_a_row_alone_what_the_cpu_gives_it() {
+    if !cuda::has_gpu("checkpoints_of_every_format_give_a_row_alone_what_the_cpu_gives_it") {
+        return;
+    }
+    let names = fs::read_dir(quantised::directory("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names.len(), 22);
+    for name in names {
+        let checkpoint = quantised::Checkpoint::of(&name);
+        let tokens = checkpoint.golden.tokens("/tokens");
+        let limits = EngineLimits { max_model_len: Some(tokens.len() as u32), ..EngineLimits::default() };
+        let config = common::config(checkpoint.path(), limits);
+        let expected =
+            LoadedModel::open(&config, &|_| {}).unwrap().executor.teacher_forced_logits(&tokens, tokens.len());
+        let config = EngineConfig { device: DeviceChoice::Cuda(0), ..config };
+        let mut gpu = CudaModel::open(&config, 0, &|_| {}).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let alone = gpu.executor.teacher_forced_logits(&tokens, 1).unwrap();
+        cuda::check_noise(&name, &alone, &expected);
+        let together = gpu.executor.teacher_forced_logits(&tokens, 64).unwrap();
+        let mean =
+            together.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / expected.len() as f64;
+        println!("{name}, {}: {mean:.2e} together", gpu.parts.model.dtype);
+        assert!(mean < 0.1, "{name}: {mean}");
     }
 }
 
