@@ -2,7 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::{
+    sync::{LazyLock, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
@@ -482,9 +486,23 @@ fn malformed_yaml_is_refused() {
     assert!(answer.is_err(), "{answer:?}");
 }
 
+/// What `kubectl explain` says. Discovery hears of a definition a moment after it is established.
+fn explained(field: &str) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match kubectl(&["explain", field], None) {
+            Ok(text) => return text,
+            Err(unknown) if unknown.contains("doesn't have a resource type") && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(200));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 #[test]
 fn kubectl_explains_every_field_with_its_default() {
-    let text = kubectl(&["explain", "infd.spec.engine"], None).unwrap();
+    let text = explained("infd.spec.engine");
     for field in [
         "maxModelLen",
         "maxNumSeqs",
@@ -505,7 +523,7 @@ fn kubectl_explains_every_field_with_its_default() {
 
 #[test]
 fn kubectl_explains_what_pods_may_have() {
-    let text = kubectl(&["explain", "infd.spec.pod"], None).unwrap();
+    let text = explained("infd.spec.pod");
     for field in [
         "affinity",
         "topologySpreadConstraints",
@@ -522,6 +540,6 @@ fn kubectl_explains_what_pods_may_have() {
         assert!(text.contains(&format!("\n  {field}\t")), "{field}: {text}");
     }
     assert!(text.matches("Default: ").count() >= 16, "{text}");
-    let ids = kubectl(&["explain", "infd.spec.pod.securityContext.platformIds"], None).unwrap();
+    let ids = explained("infd.spec.pod.securityContext.platformIds");
     assert!(ids.contains("OpenShift"), "{ids}");
 }
