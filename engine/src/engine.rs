@@ -273,14 +273,10 @@ impl LoadedModel {
         let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
         // No more exact than the weights are.
         let kv_dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
-        let spec = ModelSpec::new(&model_config, weights.format())?;
-        let needs = MemoryNeeds {
-            weights_bytes: weights.bytes_by(&spec, CpuOps::weight_bytes),
-            workspace_bytes: workspace_bytes(&model_config, &sched),
-            kv_bytes_per_token: kv_layout(&model_config, kv_dtype, 0).bytes_per_token(),
-        };
+        let needs = memory_needs(&model_config, &weights, &sched, kv_dtype)?;
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
+        let spec = ModelSpec::new(&model_config, weights.format())?;
         let weights = weights.bind(&spec, Rank::ALONE)?;
         let n_params = spec.n_params();
         let model = Decoder::load(&mut ops, spec, &weights, sched.max_model_len, &take);
@@ -297,6 +293,23 @@ impl LoadedModel {
 fn cpu_ops(limits: &EngineLimits) -> Result<CpuOps, StartError> {
     let threads = limits.threads.unwrap_or_else(host::n_cpus);
     CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })
+}
+
+fn memory_needs(
+    config: &ModelConfig,
+    weights: &WeightStore,
+    sched: &SchedLimits,
+    kv_dtype: KvDtype,
+) -> Result<MemoryNeeds, ModelError> {
+    let quantised_bytes = match &config.quantization {
+        Some(_) => weights.quantised_bytes_by(&ModelSpec::new(config, weights.format())?, CpuOps::weight_bytes)?,
+        None => 0,
+    };
+    Ok(MemoryNeeds {
+        weights_bytes: weights.bytes_by(CpuOps::weight_bytes) + quantised_bytes,
+        workspace_bytes: workspace_bytes(config, sched),
+        kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
+    })
 }
 
 /// What the weights are stored as, in one word.

@@ -3,7 +3,7 @@
 dequantise, and what Hugging Face transformers computes with it.
 
     python3 -m venv VENV && VENV/bin/pip install torch==2.11.0 transformers==5.23.0 safetensors==0.8.0 tokenizers==0.23.3 \\
-        accelerate==1.15.0 compressed-tensors==0.20.0 loguru pydantic psutil
+        accelerate==1.15.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2 loguru pydantic psutil
     VENV/bin/pip install --no-deps autoawq==0.2.9 gptqmodel==7.7.0 logbar device-smi tokenicer defuser && VENV/bin/pip install requests datasets pillow threadpoolctl
     VENV/bin/python tests/tools/make_quantised_goldens.py [NAME ...]
 
@@ -199,6 +199,27 @@ def gptq(bits, group_size, sym, desc_act=False, checkpoint_format="gptq"):
     return quantise
 
 
+def bitsandbytes(kind, nested, left_alone=("lm_head",)):
+    """By bitsandbytes on the CPU, which reads back only rows of whole blocks of 64."""
+    def quantise(weights):
+        import bitsandbytes as library
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+        tensors, dequantised = {}, {}
+        for module, weight in weights.items():
+            if any(module.endswith(name) for name in left_alone):
+                continue
+            codes, state = quantize_4bit(weight.detach(), blocksize=64, compress_statistics=nested, quant_type=kind)
+            dequantised[module] = dequantize_4bit(codes, state)
+            tensors[f"{module}.weight"] = codes
+            tensors |= {f"{module}.weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+        config = dict(quant_method="bitsandbytes", load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type=kind,
+                      bnb_4bit_use_double_quant=nested, bnb_4bit_quant_storage="uint8", bnb_4bit_compute_dtype="float16",
+                      llm_int8_skip_modules=list(left_alone), llm_int8_threshold=6.0)
+        return tensors, dequantised, config, f"bitsandbytes {library.__version__}"
+    return quantise
+
+
 def import_gptqmodel():
     """GPTQModel without packages that its packing does not use and that are not to be had everywhere."""
     import importlib.abc
@@ -282,7 +303,13 @@ CHECKPOINTS = {
     "gptq-asym": ("F16", gptq(4, 32, sym=False)),
     "gptq-v2-asym": ("F16", gptq(4, -1, sym=False, desc_act=True, checkpoint_format="gptq_v2")),
     "gptq-8": ("F16", gptq(8, 32, sym=False)),
+    "nf4": ("F32", bitsandbytes("nf4", nested=False)),
+    "nf4-nested": ("F16", bitsandbytes("nf4", nested=True, left_alone=["lm_head", "k_proj"])),
+    "fp4-nested": ("Bf16", bitsandbytes("fp4", nested=True)),
 }
+# Rows of whole blocks.
+WIDER = dict(intermediate_size=128)
+SETTINGS = {"nf4": WIDER, "nf4-nested": WIDER, "fp4-nested": WIDER}
 
 
 def stored_as(model, dtype):
@@ -321,6 +348,17 @@ def by_formula(config, tensors, module, shape):
             quants = codes(part("qweight")).transpose(0, 2, 1).reshape(columns, -1)
             zeros = codes(qzeros).reshape(len(qzeros), -1)
         return ((quants - zeros[group].astype(numpy.float64)) * scales[group]).T
+    if config["quant_method"] == "bitsandbytes":
+        quants = part("weight").numpy().reshape(-1)
+        levels = float64(part("weight.quant_map"))[numpy.stack([quants >> 4, quants & 15], -1).reshape(-1)]
+        scales = part("weight.absmax")
+        if scales.dtype == torch.uint8:
+            state = [value for name, value in tensors.items() if name.startswith(f"{module}.weight.quant_state")][0]
+            offset = numpy.float32(json.loads(bytes(state.tolist()))["nested_offset"])
+            outer = float64(part("weight.nested_absmax")).repeat(256)[:scales.numel()]
+            # The library rounds each of these to float32.
+            scales = (float64(part("weight.nested_quant_map"))[scales.numpy()] * outer).astype(numpy.float32) + offset
+        return (levels.reshape(-1, 64) * numpy.asarray(scales, dtype=numpy.float64).reshape(-1, 1)).reshape(shape)
     scale = part("weight_scale") if part("weight_scale") is not None else part("weight_scale_inv")
     grid = float64(scale)
     grid = grid.reshape(1, 1) if grid.size == 1 else grid
@@ -376,7 +414,7 @@ def sha256(tensor):
 
 def make(name):
     stored, quantise = CHECKPOINTS[name]
-    config = family.config_of("llama", {})
+    config = family.config_of("llama", SETTINGS.get(name, {}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         family.fill(model, "llama")

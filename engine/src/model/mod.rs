@@ -28,6 +28,8 @@ pub use family::Family;
 pub use family::NormWeight;
 pub use files::{FileBytes, ModelSource};
 pub(crate) use quantization::QuantisedWeight;
+#[cfg(test)]
+pub(crate) use quantization::tests::all_weights as quantised_goldens;
 pub use quantization::{Activations, Bits, Codes, GroupIndices, Quantization, Scheme, SharedBy};
 pub use rope::RopeTable;
 pub use rope_scaling::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};

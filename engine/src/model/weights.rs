@@ -70,13 +70,26 @@ impl WeightStore {
         self.largest().map(Tensor::format_name).unwrap_or_default()
     }
 
-    /// What all weights take, each by `bytes_of` of its format and its shape. Codes leave memory when they are dequantised:
-    /// what they become counts, in the format of the other weights.
-    pub(crate) fn bytes_by(&self, spec: &ModelSpec, bytes_of: impl Fn(WeightFormat, &[usize]) -> u64) -> u64 {
+    /// What all tensors of numbers take, each by `bytes_of` of its format and its shape.
+    pub(crate) fn bytes_by(&self, bytes_of: impl Fn(WeightFormat, &[usize]) -> u64) -> u64 {
         let bytes = |tensor: &Tensor| tensor.format.map_or(0, |format| bytes_of(format, &tensor.shape));
-        let plain: u64 = self.tensors.values().map(bytes).sum();
-        let quantised = spec.weights().filter(|weight| weight.scheme.is_some());
-        plain + quantised.map(|weight| bytes_of(self.plain_format(), &weight.shape())).sum::<u64>()
+        self.tensors.values().map(bytes).sum()
+    }
+
+    /// What quantised matrices take in the formats that they are kept in. Their codes leave memory.
+    pub(crate) fn quantised_bytes_by(
+        &self,
+        spec: &ModelSpec,
+        bytes_of: impl Fn(WeightFormat, &[usize]) -> u64,
+    ) -> Result<u64, ModelError> {
+        let mut sum = 0;
+        for weight in spec.weights() {
+            if let Some(scheme) = &weight.scheme {
+                let found = self.quantised(weight, scheme, Rank::ALONE)?;
+                sum += bytes_of(found.kept_as(self.plain_format()), &weight.shape());
+            }
+        }
+        Ok(sum)
     }
 
     /// Number format of the largest tensor of plain numbers.

@@ -80,7 +80,7 @@ fn checkpoints_of_every_format_give_a_row_alone_what_the_cpu_gives_it() {
     let names = fs::read_dir(quantised::directory("")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names.len(), 22);
+    assert_eq!(names.len(), 25);
     for name in names {
         let checkpoint = quantised::Checkpoint::of(&name);
         let tokens = checkpoint.golden.tokens("/tokens");

@@ -1,13 +1,14 @@
 //! `quantization_config` of a `config.json`: which projections of a model are quantised, and how. A description that prints
 //! itself; what it does not know it refuses, before a weight is looked for. Reads a JSON value, never a file.
 
+mod bitsandbytes;
 mod compressed_tensors;
 mod four_bits;
 mod fp8;
 mod modules;
 mod scheme;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod weight;
 
 use serde_json::Value;
@@ -21,7 +22,7 @@ use modules::{Modules, Writing};
 
 const FIELD: &str = "quantization_config";
 /// Methods that are read.
-const METHODS: &str = "fp8, fbgemm_fp8, compressed-tensors, awq, gptq";
+const METHODS: &str = "fp8, fbgemm_fp8, compressed-tensors, awq, gptq, bitsandbytes";
 
 /// How a model's projections are quantised.
 #[derive(Clone, Debug)]
@@ -57,6 +58,7 @@ impl Quantization {
             Some("compressed-tensors") => compressed_tensors::read(&fields),
             Some("awq") => four_bits::read_awq(&fields),
             Some("gptq") => four_bits::read_gptq(&fields),
+            Some("bitsandbytes") => bitsandbytes::read(&fields),
             Some(other) => {
                 let problem =
                     format!("is {other:?}, which is not implemented; take a checkpoint made with one of: {METHODS}");
@@ -73,13 +75,13 @@ impl Quantization {
         self.rules.iter().filter(|_| !is_left).find(|rule| rule.modules.contains(module)).map(|rule| &rule.scheme)
     }
 
-    /// Its name where there is room for one word: `fp8`, `int8`, `int4`, with AWQ and GPTQ by their names.
+    /// Its name where there is room for one word: `fp8`, `int8`, `int4`, else its method.
     pub fn name(&self) -> &'static str {
         match self.rules.first().map(|rule| rule.scheme.codes) {
             Some(Codes::E4m3) => "fp8",
             Some(Codes::Int8 | Codes::Packed(Bits::Eight)) => "int8",
             Some(Codes::Packed(Bits::Four)) => "int4",
-            Some(Codes::Awq | Codes::Gptq { .. }) | None => self.method,
+            Some(Codes::Awq | Codes::Gptq { .. } | Codes::Levels) | None => self.method,
         }
     }
 }

@@ -10,6 +10,7 @@
 //! packed      weight_packed      outputs, inputs / n       n = 32 / bits inputs a word, the first lowest; code + half
 //! gptq        qweight            inputs / n, outputs       as packed
 //! awq         qweight            inputs, outputs / 8       outputs 0 2 4 6 1 3 5 7 of a word, the first lowest
+//! levels      weight             outputs * inputs / 2, 1   two a byte, the first in the high half; number = level[code] * scale
 //! ```
 
 use std::fmt;
@@ -51,6 +52,8 @@ pub enum Codes {
     },
     /// Words along outputs, of four bits (AWQ).
     Awq,
+    /// Places in a list of 16 numbers, NF4 or FP4 (bitsandbytes).
+    Levels,
 }
 
 /// Bits of an integer code.
@@ -111,6 +114,14 @@ pub(crate) enum PartKind {
     GroupIndices,
     /// The shape before packing, which is known.
     Shape,
+    /// The numbers that codes are places of.
+    Levels,
+    /// Scales that scales were divided by, when those are bytes.
+    OuterScales,
+    /// The numbers that such bytes are places of.
+    OuterLevels,
+    /// What else is to be known, as JSON.
+    State,
     /// Of activations: not read here.
     Activations,
 }
@@ -121,12 +132,14 @@ pub(crate) struct Part {
     pub(crate) kind: PartKind,
     /// Names it may have, without its module.
     pub(crate) names: &'static [&'static str],
-    /// Shapes it may have; the first is the usual one.
+    /// Shapes it may have; the first is the usual one. None: any.
     pub(crate) shapes: Vec<Vec<usize>>,
     pub(crate) dtypes: &'static [Dtype],
     pub(crate) needed: bool,
 }
 
+/// Scales that are divided by the same one, when they are bytes.
+pub(crate) const SCALES_OF_ONE: usize = 256;
 const SCALE_DTYPES: &[Dtype] = &[Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F8_E8M0, Dtype::U8];
 const INDEX_DTYPES: &[Dtype] = &[Dtype::I32, Dtype::I64];
 
@@ -155,6 +168,17 @@ impl Bits {
     /// What is added to codes with a sign to store them without.
     pub fn half(self) -> i32 {
         1 << (self.n() - 1)
+    }
+}
+
+impl Codes {
+    /// Of a code.
+    pub fn bits(self) -> Bits {
+        match self {
+            Self::E4m3 | Self::Int8 => Bits::Eight,
+            Self::Packed(bits) | Self::Gptq { bits, .. } => bits,
+            Self::Awq | Self::Levels => Bits::Four,
+        }
     }
 }
 
@@ -187,6 +211,9 @@ impl Scheme {
         let mut parts = vec![self.codes_part(shape), self.scales_part(shape)];
         parts.extend(self.zero_points.then(|| self.zero_points_part(shape)));
         parts.extend(self.group_indices_part(shape[1]));
+        if self.codes == Codes::Levels {
+            parts.extend(self.level_parts(shape));
+        }
         if let Codes::Packed(_) = self.codes {
             let names = &["weight_shape"];
             parts.push(Part { names, ..part(PartKind::Shape, vec![vec![2]], &[Dtype::I64, Dtype::I32]) });
@@ -195,7 +222,7 @@ impl Scheme {
         parts.extend(names.chunks(1).map(|names| Part {
             names,
             needed: false,
-            ..part(PartKind::Activations, vec![vec![], vec![1]], &[])
+            ..part(PartKind::Activations, vec![], &[])
         }));
         parts
     }
@@ -212,6 +239,7 @@ impl Scheme {
             Codes::Packed(bits) => (&["weight_packed"], [outputs, inputs.div_ceil(bits.per_word())], &[Dtype::I32]),
             Codes::Gptq { bits, .. } => (&["qweight"], [inputs.div_ceil(bits.per_word()), outputs], &[Dtype::I32]),
             Codes::Awq => (&["qweight"], [inputs, outputs.div_ceil(Bits::Four.per_word())], &[Dtype::I32]),
+            Codes::Levels => (&["weight"], [(outputs * inputs).div_ceil(2), 1], &[Dtype::U8]),
         };
         Part { names: name, ..part(PartKind::Codes, vec![shape.to_vec()], dtypes) }
     }
@@ -219,6 +247,7 @@ impl Scheme {
     fn scales_part(&self, shape: [usize; 2]) -> Part {
         let [rows, columns] = self.shared.grid(shape);
         let shapes = match self.shared {
+            _ if self.codes == Codes::Levels => vec![vec![rows * columns]],
             SharedBy::Tensor => vec![vec![], vec![1], vec![1, 1]],
             SharedBy::Output if !self.is_by_inputs() => vec![vec![rows, 1], vec![rows]],
             _ if self.is_by_inputs() => vec![vec![columns, rows]],
@@ -237,9 +266,24 @@ impl Scheme {
                 (&["qzeros"], vec![vec![columns, rows.div_ceil(bits.per_word())]], &[Dtype::I32])
             }
             Codes::Awq => (&["qzeros"], vec![vec![columns, rows.div_ceil(Bits::Four.per_word())]], &[Dtype::I32]),
-            Codes::E4m3 | Codes::Int8 => (&["weight_zero_point"], self.scales_part(shape).shapes, &[Dtype::I8]),
+            Codes::E4m3 | Codes::Int8 | Codes::Levels => {
+                (&["weight_zero_point"], self.scales_part(shape).shapes, &[Dtype::I8])
+            }
         };
         Part { names, ..part(PartKind::ZeroPoints, shapes, dtypes) }
+    }
+
+    fn level_parts(&self, shape: [usize; 2]) -> Vec<Part> {
+        let [rows, columns] = self.shared.grid(shape);
+        let one = |kind, names, len: usize| Part { names, ..part(kind, vec![vec![len]], &[Dtype::F32]) };
+        let n_outer = (rows * columns).div_ceil(SCALES_OF_ONE);
+        let states: &[&str] = &["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
+        vec![
+            one(PartKind::Levels, &["weight.quant_map"], 16),
+            Part { needed: false, ..one(PartKind::OuterScales, &["weight.nested_absmax"], n_outer) },
+            Part { needed: false, ..one(PartKind::OuterLevels, &["weight.nested_quant_map"], 256) },
+            Part { names: states, ..part(PartKind::State, vec![], &[Dtype::U8]) },
+        ]
     }
 
     fn group_indices_part(&self, n_inputs: usize) -> Option<Part> {
@@ -266,6 +310,7 @@ impl fmt::Display for Scheme {
             Codes::Packed(bits) => write!(f, "int{} packed", bits.n())?,
             Codes::Gptq { bits, .. } => write!(f, "int{} as GPTQ packs", bits.n())?,
             Codes::Awq => f.write_str("int4 as AWQ packs")?,
+            Codes::Levels => f.write_str("4 bits of 16 levels")?,
         }
         f.write_str(if self.zero_points { ", scales and zero points by " } else { ", scales by " })?;
         match self.shared {

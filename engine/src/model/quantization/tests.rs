@@ -6,11 +6,11 @@ use half::{bf16, f16};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{Activations, Bits, Codes, GroupIndices, Place, QuantisedWeight, Scheme, SharedBy};
+use super::{Activations, Bits, Codes, GroupIndices, Place, QuantisedWeight, Scheme, SharedBy, scheme::PartKind};
 use crate::{
     config::ModelFiles,
     model::{
-        ModelConfig, ModelSource, ModelSpec, StoredMatrix, WeightStore, damage, safetensors,
+        ModelConfig, ModelSource, ModelSpec, StoredMatrix, WeightFormat, WeightStore, damage, safetensors,
         spec::{Rank, Sharding, WeightSpec},
         tensor::Tensor,
     },
@@ -52,6 +52,18 @@ fn sha256(stored: &str, values: &[f32]) -> String {
         _ => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
     };
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Every quantised projection of every golden.
+pub(crate) fn all_weights() -> Vec<(String, QuantisedWeight)> {
+    let of_golden = |golden: Golden| {
+        let weights = golden.spec.weights().filter(|weight| weight.scheme.is_some());
+        let named = |weight: &WeightSpec| {
+            (format!("{}: {}", golden.name, weight.name), quantised(&golden.store, weight, Rank::ALONE))
+        };
+        weights.map(named).collect::<Vec<_>>()
+    };
+    goldens().into_iter().flat_map(of_golden).collect()
 }
 
 #[test]
@@ -107,6 +119,7 @@ fn schemes() -> Vec<Scheme> {
         scheme(Codes::Packed(Bits::Four), group, true, GroupIndices::Needed),
         scheme(Codes::Gptq { bits: Bits::Four, zeros_less_one: true }, group, true, GroupIndices::Needed),
         scheme(Codes::Awq, group, true, GroupIndices::None),
+        scheme(Codes::Levels, group, false, GroupIndices::None),
     ]
 }
 
@@ -116,14 +129,16 @@ fn file() -> Vec<u8> {
     for (idx, scheme) in schemes().iter().enumerate() {
         for part in scheme.parts([16, 32]).into_iter().filter(|part| part.needed) {
             let dtype = part.dtypes[0];
-            let n_values: usize = part.shapes[0].iter().product();
-            let start = data.len();
-            data.resize(
-                start + n_values * dtype.bitsize() / 8,
-                if part.kind == super::scheme::PartKind::GroupIndices { 0 } else { 1 },
-            );
-            let described =
-                json!({"dtype": dtype.to_string(), "shape": part.shapes[0], "data_offsets": [start, data.len()]});
+            let n_values: usize = part.shapes.first().map_or(0, |shape| shape.iter().product());
+            let bytes = match part.kind {
+                PartKind::State => br#"{"blocksize":16,"shape":[16,32]}"#.to_vec(),
+                PartKind::GroupIndices => vec![0; n_values * dtype.bitsize() / 8],
+                _ => vec![1; n_values * dtype.bitsize() / 8],
+            };
+            let shape = part.shapes.first().cloned().unwrap_or(vec![bytes.len()]);
+            let offsets = [data.len(), data.len() + bytes.len()];
+            data.extend(bytes);
+            let described = json!({"dtype": dtype.to_string(), "shape": shape, "data_offsets": offsets});
             header.insert(format!("m{idx}.{}", part.names[0]), described);
         }
     }
@@ -140,6 +155,28 @@ fn find(
     let place = Place { module: &module, shape: [16, 32], whole: "m.safetensors" };
     let slice = crate::model::spec::WeightSlice { rows: 0..16, columns: 0..32 };
     QuantisedWeight::find(scheme, &place, slice, |name| tensors.get(name))
+}
+
+/// The library that packs so has dropped this order of inputs; checkpoints that it made with it are there.
+#[test]
+fn packed_inputs_in_any_order_take_the_scale_and_zero_point_of_their_group() {
+    let mut bytes = file();
+    let header_end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..header_end]).unwrap();
+    let mut write = |name: &str, values: &[u32]| {
+        let at = header_end + header[name]["data_offsets"][0].as_u64().unwrap() as usize;
+        let new: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        bytes[at..at + new.len()].copy_from_slice(&new);
+    };
+    write("m3.weight_g_idx", &[0, 1].repeat(16));
+    write("m3.scales", &[0.5f32, 4.0].map(f32::to_bits).repeat(16));
+    // Codes 0 to 7 less half their range, in every word; zero points 1 and 2 less half.
+    write("m3.weight_packed", &[0x7654_3210; 64]);
+    write("m3.weight_zero_point", &[0x1111_1111, 0x2222_2222].repeat(2));
+    let weight = find(&safetensors::read_bytes(bytes).unwrap(), 3, &schemes()[3]).unwrap();
+    let eight = [-0.5, -4.0, 0.5, 4.0, 1.5, 12.0, 2.5, 20.0];
+    assert_eq!(weight.dequantise(15..16), eight.repeat(4));
+    assert_eq!(weight.kept_as(WeightFormat::F16), WeightFormat::F16, "no block has one scale");
 }
 
 #[test]

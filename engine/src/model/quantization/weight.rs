@@ -3,14 +3,18 @@
 
 use std::ops::Range;
 
+use half::f16;
 use safetensors::Dtype;
+use serde_json::{Value, json};
 use stoker_kernels::{codes, format::WeightFormat};
 
-use super::scheme::{Bits, Codes, Part, PartKind, Scheme, SharedBy};
+use super::scheme::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
 use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
 
-/// Outputs of a word of AWQ, the lowest bits first.
-const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// Inputs that are unpacked together where they lie far apart: a cache line of numbers.
+const INPUTS_AT_ONCE: usize = 16;
+/// Inputs of a block of Q8_0 and Q4_0.
+const BLOCK: usize = 32;
 /// Bytes of a word of codes.
 const WORD_BYTES: usize = 4;
 
@@ -23,6 +27,8 @@ pub(crate) struct QuantisedWeight {
     slice: WeightSlice,
     codes: Tensor,
     scales: Scales,
+    /// What codes are places of; empty where they are numbers.
+    levels: Vec<f32>,
     /// Of all tensors of the whole projection.
     n_bytes: usize,
 }
@@ -67,9 +73,10 @@ impl QuantisedWeight {
     ) -> Result<Self, ModelError> {
         let found = Found::of(scheme, place, tensor)?;
         let scales = Scales::read(scheme, place.shape, &found)?;
+        let levels = found.get(PartKind::Levels).map(finite).transpose()?.unwrap_or_default();
         let codes = found.get(PartKind::Codes).expect("codes are needed").clone();
         let n_bytes = found.parts.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
-        Ok(Self { scheme: scheme.clone(), shape: place.shape, slice, codes, scales, n_bytes })
+        Ok(Self { scheme: scheme.clone(), shape: place.shape, slice, codes, scales, levels, n_bytes })
     }
 
     /// How it is quantised.
@@ -106,6 +113,46 @@ impl QuantisedWeight {
         (self.scheme.codes == Codes::E4m3 && are_rows && is_whole).then(|| self.slice.rows.clone().map(scale).collect())
     }
 
+    /// The format that a CPU keeps it in: blocks of integers where they are the same numbers, else numbers of the format `plain`.
+    pub(crate) fn kept_as(&self, plain: WeightFormat) -> WeightFormat {
+        let is_whole = self.slice.columns.start.is_multiple_of(BLOCK) && self.n_inputs().is_multiple_of(BLOCK);
+        let offset = match self.scheme.codes {
+            Codes::E4m3 | Codes::Levels => return plain,
+            Codes::Int8 | Codes::Packed(_) => 0.0,
+            Codes::Gptq { bits, .. } => bits.half() as f32,
+            Codes::Awq => Bits::Four.half() as f32,
+        };
+        if !is_whole || !self.scales.fit_blocks(self.shape[1]) {
+            return plain;
+        }
+        let is_centred = self.scales.zero_points.iter().all(|point| *point == offset);
+        match (self.scheme.codes.bits(), is_centred) {
+            (Bits::Four, true) => WeightFormat::Q4_0,
+            (Bits::Four, false) | (Bits::Eight, true) => WeightFormat::Q8_0,
+            // A difference of two bytes has nine bits.
+            (Bits::Eight, false) => plain,
+        }
+    }
+
+    /// Some rows in the blocks that [`Self::kept_as`] said.
+    pub(crate) fn to_blocks(&self, outputs: Range<usize>, format: WeightFormat) -> Vec<u8> {
+        let codes = self.codes_of(outputs.clone());
+        let mut blocks = Vec::with_capacity(format.bytes_of(codes.len()));
+        for (output, row) in outputs.zip(codes.chunks_exact(self.n_inputs())) {
+            for (idx, codes) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
+                let input = self.slice.columns.start + idx * BLOCK;
+                let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, input);
+                blocks.extend(f16::from_f32(scale).to_le_bytes());
+                let quants = codes.map(|code| (code - zero_point) as i8);
+                match format {
+                    WeightFormat::Q8_0 => blocks.extend(quants.map(|quant| quant as u8)),
+                    _ => blocks.extend(halves(quants)),
+                }
+            }
+        }
+        blocks
+    }
+
     /// Codes of one row that are a byte each, as they lie in the file.
     pub(crate) fn row_of_bytes(&self, output: usize) -> &[u8] {
         let start = (self.slice.rows.start + output) * self.shape[1];
@@ -126,6 +173,7 @@ impl QuantisedWeight {
         match self.scheme.codes {
             Codes::E4m3 => self.codes_of_bytes(outputs, codes::e4m3),
             Codes::Int8 => self.codes_of_bytes(outputs, |code| f32::from(code as i8)),
+            Codes::Levels => outputs.flat_map(|output| self.row_of_levels(output)).collect(),
             Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => {
                 let first = self.slice.rows.start;
                 let rows = self.codes_of_words(first + outputs.start..first + outputs.end);
@@ -135,6 +183,15 @@ impl QuantisedWeight {
                 rows.chunks_exact(self.shape[1]).flat_map(|row| &row[self.slice.columns.clone()]).copied().collect()
             }
         }
+    }
+
+    /// Two codes a byte, the first one high.
+    fn row_of_levels(&self, output: usize) -> impl Iterator<Item = f32> {
+        let start = (self.slice.rows.start + output) * self.shape[1];
+        let bytes = self.codes.bytes();
+        let code = move |at: usize| bytes[at / 2] >> (4 * (1 - at % 2)) & 15;
+        let places = start + self.slice.columns.start..start + self.slice.columns.end;
+        places.map(move |at| self.levels[usize::from(code(at))])
     }
 
     fn codes_of_bytes(&self, outputs: Range<usize>, number: impl Fn(u8) -> f32) -> Vec<f32> {
@@ -178,19 +235,18 @@ impl QuantisedWeight {
         }
     }
 
-    /// Words along outputs: those of the range that a word has.
+    /// Words along outputs: those of the range that a word has. Some inputs at a time, so that a row is written a cache line after
+    /// the other and not all rows by turns.
     fn codes_of_awq(&self, outputs: Range<usize>, rows: &mut [f32]) {
         let [n_outputs, n_inputs] = self.shape;
-        let words = outputs.start / 8..outputs.end.div_ceil(8);
         let row_bytes = n_outputs.div_ceil(8) * WORD_BYTES;
-        for (input, row) in self.codes.bytes().chunks_exact(row_bytes).enumerate() {
-            let bytes = &row[words.start * WORD_BYTES..words.end * WORD_BYTES];
-            for (word_idx, word) in words.clone().zip(words_of(bytes)) {
-                for (idx, place) in AWQ_ORDER.into_iter().enumerate() {
-                    let output = word_idx * 8 + place;
-                    if outputs.contains(&output) {
-                        rows[(output - outputs.start) * n_inputs + input] = field(word, idx, 4) as f32;
-                    }
+        for (chunk, stored) in self.codes.bytes().chunks(INPUTS_AT_ONCE * row_bytes).enumerate() {
+            for output in outputs.clone() {
+                let (at, place) = (output / 8 * WORD_BYTES, place_of_awq(output));
+                let row = &mut rows[(output - outputs.start) * n_inputs + chunk * INPUTS_AT_ONCE..];
+                for (code, stored) in row.iter_mut().zip(stored.chunks_exact(row_bytes)) {
+                    let word = u32::from_le_bytes([stored[at], stored[at + 1], stored[at + 2], stored[at + 3]]);
+                    *code = field(word, place, 4) as f32;
                 }
             }
         }
@@ -206,10 +262,10 @@ impl Scales {
             false => values,
         };
         let scales = found.get(PartKind::Scales).expect("scales are needed");
-        let values = in_rows(numbers(scales));
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            return Err(refused(scales, format!("has a scale that is {value}: quantise the model again")));
-        }
+        let values = match scheme.codes {
+            Codes::Levels => scales_of_levels(scheme, shape, found, scales)?,
+            _ => in_rows(finite(scales)?),
+        };
         let zero_points =
             found.get(PartKind::ZeroPoints).map(|tensor| zero_points(scheme, tensor, [n_rows, n_columns]));
         let column_of = match found.get(PartKind::GroupIndices) {
@@ -217,6 +273,20 @@ impl Scales {
             None => (0..shape[1]).map(|input| (input / block[1]) as u32).collect(),
         };
         Ok(Self { block, n_columns, values, zero_points: zero_points.unwrap_or_default(), column_of })
+    }
+
+    /// Whether blocks of 32 inputs have one scale each, which f16 holds.
+    fn fit_blocks(&self, n_inputs: usize) -> bool {
+        let [_, inputs] = self.block;
+        let in_order = || self.column_of.iter().enumerate().all(|(input, column)| input / inputs == *column as usize);
+        let is_f16 = |scale: &f32| f16::from_f32(*scale).to_f32() == *scale;
+        (inputs.is_multiple_of(BLOCK) || inputs == n_inputs) && self.values.iter().all(is_f16) && in_order()
+    }
+
+    /// Scale and zero point of one weight.
+    fn of(&self, output: usize, input: usize) -> (f32, f32) {
+        let at = output / self.block[0] * self.n_columns + self.column_of[input] as usize;
+        (self.values[at], self.zero_points.get(at).copied().unwrap_or_default())
     }
 
     /// Some codes of one output to numbers.
@@ -268,7 +338,7 @@ fn check(scheme: &Scheme, place: &Place<'_>, part: &Part, tensor: &Tensor) -> Re
         let problem = format!("is {dtype}, quantization_config ({scheme}) says {}", expected.join(" or "));
         return Err(refused(tensor, problem));
     }
-    if !part.shapes.contains(&tensor.shape) {
+    if !part.shapes.is_empty() && !part.shapes.contains(&tensor.shape) {
         let hint = other_group_size(scheme, part, tensor, place.shape).unwrap_or_default();
         let (found, expected) = (&tensor.shape, &part.shapes[0]);
         let problem = format!("has shape {found:?}, quantization_config ({scheme}) says {expected:?}{hint}");
@@ -293,7 +363,7 @@ fn missing(scheme: &Scheme, place: &Place<'_>, part: &Part, names: Vec<String>, 
         _ => ModelError::MissingTensor {
             file: place.whole.into(),
             tensor: names.join(" or "),
-            expected: part.shapes[0].clone(),
+            expected: part.shapes.first().cloned().unwrap_or_default(),
         },
     }
 }
@@ -315,6 +385,49 @@ fn dtype_of(tensor: &Tensor) -> Dtype {
     }
 }
 
+/// The numbers of a tensor, which are some.
+fn finite(tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
+    let values = numbers(tensor);
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => Err(refused(tensor, format!("has a scale that is {value}: quantise the model again"))),
+        None => Ok(values),
+    }
+}
+
+/// Scales of bitsandbytes: numbers, or places in a list of 256 times a number for every 256 of them, and an offset to all.
+fn scales_of_levels(
+    scheme: &Scheme,
+    shape: [usize; 2],
+    found: &Found<'_>,
+    scales: &Tensor,
+) -> Result<Vec<f32>, ModelError> {
+    let [_, size] = scheme.shared.block(shape);
+    let state = found.get(PartKind::State).expect("the state is needed");
+    let described: Value = serde_json::from_slice(state.bytes()).unwrap_or_default();
+    if described["blocksize"].as_u64() != Some(size as u64) || described["shape"] != json!(shape) {
+        return Err(refused(state, format!("is {described}, expected blocks of {size} and shape {shape:?}")));
+    }
+    if !shape[1].is_multiple_of(size) {
+        return Err(refused(scales, format!("has blocks of {size}, which do not divide rows of {} inputs", shape[1])));
+    }
+    if scales.format.is_ok() {
+        return finite(scales);
+    }
+    let (Some(outer), Some(levels)) = (found.get(PartKind::OuterScales), found.get(PartKind::OuterLevels)) else {
+        return Err(refused(scales, "has bytes, but nested_absmax or nested_quant_map is missing".into()));
+    };
+    let Some(offset) = described["nested_offset"].as_f64().filter(|_| described["nested_blocksize"] == SCALES_OF_ONE)
+    else {
+        return Err(refused(
+            state,
+            format!("is {described}, expected a nested_offset and nested blocks of {SCALES_OF_ONE}"),
+        ));
+    };
+    let (outer, levels) = (finite(outer)?, finite(levels)?);
+    let scale = |(idx, code): (usize, &u8)| levels[usize::from(*code)] * outer[idx / SCALES_OF_ONE] + offset as f32;
+    Ok(scales.bytes().iter().enumerate().map(scale).collect())
+}
+
 /// Whether numbers stand for themselves.
 fn is_plain(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
@@ -331,7 +444,9 @@ fn numbers(tensor: &Tensor) -> Vec<f32> {
 /// Zero points, row by row of the grid.
 fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]) -> Vec<f32> {
     let words: Vec<u32> = match scheme.codes {
-        Codes::E4m3 | Codes::Int8 => return tensor.bytes().iter().map(|code| f32::from(*code as i8)).collect(),
+        Codes::E4m3 | Codes::Int8 | Codes::Levels => {
+            return tensor.bytes().iter().map(|code| f32::from(*code as i8)).collect();
+        }
         Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => words_of(tensor.bytes()).collect(),
     };
     let point = |row: usize, column: usize| match scheme.codes {
@@ -345,10 +460,7 @@ fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]
             let word = word.wrapping_add(if zeros_less_one { bits.ones() } else { 0 });
             field(word, row % bits.per_word(), bits.n())
         }
-        _ => {
-            let place = AWQ_ORDER.iter().position(|place| *place == row % 8).expect("the order has all places");
-            field(words[column * n_rows.div_ceil(8) + row / 8], place, 4)
-        }
+        _ => field(words[column * n_rows.div_ceil(8) + row / 8], place_of_awq(row), 4),
     };
     (0..n_rows)
         .flat_map(|row| (0..n_columns).map(move |column| (row, column)))
@@ -370,6 +482,17 @@ fn columns_named(tensor: &Tensor, n_groups: usize) -> Result<Vec<u32>, ModelErro
 
 fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.as_chunks::<WORD_BYTES>().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+/// Integers from -8 to 7 as Q4_0 stores them: the first half low, the second high.
+fn halves(quants: [i8; BLOCK]) -> [u8; BLOCK / 2] {
+    let (low, high) = quants.split_at(BLOCK / 2);
+    std::array::from_fn(|idx| (low[idx] + 8) as u8 | ((high[idx] + 8) as u8) << 4)
+}
+
+/// The place of an output in a word of AWQ, whose outputs are 0 2 4 6 1 3 5 7, the lowest bits first.
+fn place_of_awq(output: usize) -> usize {
+    output % 8 / 2 + output % 2 * 4
 }
 
 /// The code at place `idx` of a word.

@@ -51,12 +51,25 @@ pub struct CpuVector {
 }
 
 impl CpuMatrix {
-    /// Takes a matrix over. Codes that are multiplied as numbers become such of the format `plain`.
-    pub(super) fn new(pool: &mut Pool, matrix: &Stored, plain: WeightFormat) -> Self {
+    /// Takes a matrix over. Codes that are multiplied as numbers become such of that format.
+    pub(super) fn new(pool: &mut Pool, matrix: &Stored, plain_format: WeightFormat) -> Self {
         match matrix {
             Stored::Plain(weight) => Self::stored(pool, weight),
-            Stored::Quantised(weight) => Self::dequantised(pool, weight, plain),
+            Stored::Quantised(weight) => match weight.kept_as(plain_format) {
+                blocks if !blocks.is_plain() => Self::in_blocks(pool, weight, blocks),
+                format => Self::dequantised(pool, weight, format),
+            },
         }
+    }
+
+    fn in_blocks(pool: &mut Pool, weight: &QuantisedWeight, blocks: WeightFormat) -> Self {
+        let shape = [weight.n_outputs(), weight.n_inputs()];
+        let row_bytes = blocks.bytes_of(shape[1]);
+        let panels = Panels::new(pool, quant_of(blocks), shape, |outputs| {
+            weight.to_blocks(outputs, blocks).chunks_exact(row_bytes).map(|row| Cow::Owned(row.to_vec())).collect()
+        });
+        weight.release();
+        Self(Form::Panels(panels))
     }
 
     fn dequantised(pool: &mut Pool, weight: &QuantisedWeight, format: WeightFormat) -> Self {
@@ -78,7 +91,9 @@ impl CpuMatrix {
             return Self(Form::Stored(StoredMatrix::new(weight, format)));
         }
         let (format, shape) = (weight.format(), [weight.n_outputs(), weight.n_inputs()]);
-        let panels = Panels::new(pool, quant_of(format), shape, |output| quantised(format, weight.row(output)));
+        let panels = Panels::new(pool, quant_of(format), shape, |outputs| {
+            outputs.map(|output| quantised(format, weight.row(output))).collect()
+        });
         // They would stay resident beside the panels.
         weight.release();
         Self(Form::Panels(panels))
@@ -198,5 +213,31 @@ fn quantised(blocks: WeightFormat, row: &[u8]) -> Cow<'_, [u8]> {
     match blocks {
         WeightFormat::Q8_0 | WeightFormat::Q4_0 => Cow::Borrowed(row),
         _ => Cow::Owned(to_q8_0(&blocks.unpack(row))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{WeightFormat, quantised_goldens};
+
+    /// Panels, and plain numbers where blocks would not be the same ones.
+    #[test]
+    fn a_quantised_matrix_holds_the_numbers_that_its_codes_stand_for() {
+        let (mut pool, mut formats) = (Pool::new(2).unwrap(), Vec::new());
+        for (name, weight) in quantised_goldens() {
+            let format = weight.kept_as(WeightFormat::F32);
+            let numbers = weight.dequantise(0..weight.n_outputs());
+            let matrix = CpuMatrix::new(&mut pool, &Stored::Quantised(weight), WeightFormat::F32);
+            let mut row = vec![0.0; matrix.n_inputs()];
+            for (output, expected) in numbers.chunks_exact(matrix.n_inputs()).enumerate() {
+                matrix.read_row(output, &mut row);
+                assert_eq!(row, expected, "{name}, output {output}");
+            }
+            formats.push(format);
+        }
+        for format in [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            assert!(formats.contains(&format), "no golden is kept as {}", format.name());
+        }
     }
 }

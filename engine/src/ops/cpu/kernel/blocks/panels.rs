@@ -10,7 +10,7 @@
 //! Quants are stored with a bias that makes them positive, as the dot product of bytes wants one side. Outputs that the
 //! last panel lacks are zero.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use half::f16;
 use memmap2::MmapMut;
@@ -52,12 +52,13 @@ impl Quant {
 }
 
 impl Panels {
-    /// Room for a matrix whose rows are whole blocks, filled by `row`: the blocks of one output as a GGUF file has them.
-    pub(in super::super::super) fn new<R: AsRef<[u8]>>(
+    /// Room for a matrix whose rows are whole blocks, filled by `rows`: the blocks of some outputs, one output after the other,
+    /// as a GGUF file has them.
+    pub(in super::super::super) fn new<'a>(
         pool: &mut Pool,
         quant: Quant,
         [n_outputs, n_inputs]: [usize; 2],
-        row: impl Fn(usize) -> R + Sync,
+        rows: impl Fn(Range<usize>) -> Vec<Cow<'a, [u8]>> + Sync,
     ) -> Self {
         assert!(n_inputs.is_multiple_of(BLOCK), "rows are whole blocks");
         let panel_bytes = n_inputs / BLOCK * quant.panel_block_bytes();
@@ -66,8 +67,8 @@ impl Panels {
         pool.for_rows(&mut bytes, runs, |first, panels| {
             for (idx, panel) in panels.chunks_exact_mut(panel_bytes).enumerate() {
                 let first = (first + idx) * OUTPUTS;
-                for output in first..n_outputs.min(first + OUTPUTS) {
-                    fill(quant, panel, output - first, row(output).as_ref());
+                for (lane, row) in rows(first..n_outputs.min(first + OUTPUTS)).iter().enumerate() {
+                    fill(quant, panel, lane, row);
                 }
             }
         });
