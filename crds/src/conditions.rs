@@ -44,7 +44,8 @@ pub const REASON_AS_EXPECTED: &str = "AsExpected";
 pub const REASON_INVALID_SPEC: &str = "InvalidSpec";
 /// A Service, ConfigMap or Pod that we need exists and belongs to somebody else.
 pub const REASON_NAME_TAKEN: &str = "NameTaken";
-/// The API server refused a Pod, Service or ConfigMap (quota, admission, permissions); the message is its own.
+/// The API server refused a write of ours (quota, admission, permissions, a namespace that ends), or what it asks before it
+/// writes fails again and again; the message is its own.
 pub const REASON_REFUSED: &str = "ChildRefused";
 /// The agent could not load the model; the message has path and reason.
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";

@@ -122,7 +122,7 @@ impl Apply {
         }
         self.keep_up(*network_policy, desired.network_policy.as_ref(), observed, &mut applied).await?;
         for pod in undrain {
-            if self.intend(pod, Want::Serve, now).await? {
+            if self.intend(pod, Want::Serve, now, &mut applied).await? {
                 applied.undrained.push(pod.name.clone());
             }
         }
@@ -133,7 +133,7 @@ impl Apply {
             self.create(desired.pod(*ordinal), &mut applied).await?;
         }
         for pod in drain {
-            if self.intend(pod, Want::Drain(self.drain), now).await? {
+            if self.intend(pod, Want::Drain(self.drain), now, &mut applied).await? {
                 applied.draining.push(pod.name.clone());
             }
         }
@@ -141,16 +141,16 @@ impl Apply {
             let written =
                 observed.replicas.iter().find(|replica| replica.pod.uid == pod.uid).and_then(|replica| replica.intent);
             let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since));
-            self.intend(pod, want, since).await?;
+            self.intend(pod, want, since, &mut applied).await?;
         }
         if *apply_budget {
             self.apply_child(&desired.budget, &mut applied).await?;
         }
         for name in prune_config_maps {
-            self.remove::<ConfigMap>(name).await?;
+            self.remove::<ConfigMap>(name, &mut applied).await?;
         }
         if let Some(handover) = handover {
-            self.hand_over(handover).await?;
+            self.hand_over(handover, &mut applied).await?;
         }
         Ok(applied)
     }
@@ -176,7 +176,7 @@ impl Apply {
     ) -> Result<(), ReconcileError> {
         match (upkeep, policy) {
             (Upkeep::Apply, Some(policy)) => self.apply_child(policy, applied).await,
-            (Upkeep::Delete, None) => self.remove::<NetworkPolicy>(&observed.deployment.name_any()).await,
+            (Upkeep::Delete, None) => self.remove::<NetworkPolicy>(&observed.deployment.name_any(), applied).await,
             (Upkeep::Leave | Upkeep::Apply | Upkeep::Delete, _) => Ok(()),
         }
     }
@@ -207,7 +207,13 @@ impl Apply {
 
     /// Writes down what the replica should do, under the version that was looked at; false when the pod is gone. Somebody
     /// who changed the pod meanwhile makes it an error: the round is tried again on what there is then.
-    async fn intend(&self, pod: &PodRef, want: Want, since: Timestamp) -> Result<bool, ReconcileError> {
+    async fn intend(
+        &self,
+        pod: &PodRef,
+        want: Want,
+        since: Timestamp,
+        applied: &mut Applied,
+    ) -> Result<bool, ReconcileError> {
         let intent = Intent { number: pod.next_number, want, since };
         let metadata = json!({
             "uid": pod.uid, "resourceVersion": pod.resource_version, "annotations": {labels::INTENT: intent.to_text()},
@@ -221,7 +227,7 @@ impl Apply {
                 Ok(true)
             }
             Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
-            Err(source) => Err(ReconcileError::Apply { what: format!("Pod {}", pod.name), source }),
+            refused => outcome(refused, || format!("Pod {}", pod.name), applied).map(|_| false),
         }
     }
 
@@ -231,7 +237,7 @@ impl Apply {
         let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
         self.metrics.wrote("Pod", "delete");
         let result = self.api::<Pod>().delete(&pod.name, &params).await;
-        if found(result.map(drop), || format!("Pod {}", pod.name))? {
+        if found(result.map(drop), || format!("Pod {}", pod.name), applied)? {
             self.metrics.pods_deleted.with_label_values(&[why.as_str()]).inc();
             info!(pod = pod.name, why = why.as_str(), "pod deleted");
             applied.deleted.push((pod.name.clone(), *why));
@@ -239,24 +245,24 @@ impl Apply {
         Ok(())
     }
 
-    async fn remove<K>(&self, name: &str) -> Result<(), ReconcileError>
+    async fn remove<K>(&self, name: &str, applied: &mut Applied) -> Result<(), ReconcileError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let kind = K::kind(&());
         self.metrics.wrote(&kind, "delete");
         let result = self.api::<K>().delete(name, &DeleteParams::default()).await;
-        found(result.map(drop), || format!("{kind} {name}")).map(drop)
+        found(result.map(drop), || format!("{kind} {name}"), applied).map(drop)
     }
 
     /// Somebody who changed the object meanwhile causes the next round.
-    async fn hand_over(&self, handover: &Handover) -> Result<(), ReconcileError> {
+    async fn hand_over(&self, handover: &Handover, applied: &mut Applied) -> Result<(), ReconcileError> {
         let Handover { name, resource_version, replicas } = handover;
         let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}});
         self.metrics.wrote("InferenceDeployment", "patch");
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let result = self.api::<InferenceDeployment>().patch(name, &params, &Patch::Merge(&patch)).await;
-        if found(result.map(drop), || format!("InferenceDeployment {name}"))? {
+        if found(result.map(drop), || format!("InferenceDeployment {name}"), applied)? {
             info!(?replicas, "spec.replicas changed hands");
         }
         Ok(())
@@ -283,11 +289,11 @@ fn outcome<K>(
     }
 }
 
-/// False when the object is gone, is another one, or changed since: its change asks for the next round.
-fn found(result: kube::Result<()>, what: impl Fn() -> String) -> Result<bool, ReconcileError> {
+/// False when the object is gone, is another one, or changed since: its change asks for the next round. Also when the API
+/// server refused for good.
+fn found(result: kube::Result<()>, what: impl Fn() -> String, applied: &mut Applied) -> Result<bool, ReconcileError> {
     match result {
-        Ok(()) => Ok(true),
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-        Err(source) => Err(ReconcileError::Apply { what: what(), source }),
+        result => Ok(outcome(result, what, applied)?.is_some()),
     }
 }

@@ -53,6 +53,7 @@ use crate::{
     plan::{self, Plan},
     probe::Probe,
     readings::Readings,
+    refused::{Attempt, RefusedWrites},
     revision::revision,
     scaling::{Autoscaler, Latest, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
@@ -66,7 +67,7 @@ const CONCURRENT_ROUNDS: u16 = 8;
 const CHANGES_WAITING: usize = 1024;
 /// A look at everything, even if no event asks for it.
 const SAFETY_NET: Duration = Duration::from_secs(3600);
-/// When to try again what the API server refused or somebody else's object blocks.
+/// When to try again what somebody else's object blocks.
 const RETRY_BLOCKED: Duration = Duration::from_secs(10);
 /// Whether pods without our labels are gone: no event says so.
 const LOOK_FOR_STRAYS: Duration = Duration::from_secs(300);
@@ -112,6 +113,8 @@ struct Context {
     deployments: Store<InferenceDeployment>,
     /// Failures in a row by deployment, of those that there are.
     failures: Mutex<HashMap<ObjectRef<InferenceDeployment>, u32>>,
+    /// What the API server refused, and when to ask again.
+    refused: RefusedWrites,
 }
 
 /// Runs until `stop` resolves; rounds under way are finished. An error: a part that must go on has ended.
@@ -168,6 +171,7 @@ pub async fn run(
         defaults: options.defaults,
         deployments: deployments.clone(),
         failures: Mutex::default(),
+        refused: RefusedWrites::default(),
         client,
         readings,
         ledger,
@@ -287,10 +291,14 @@ impl Context {
                 (before == Some(&status)).then(|| Action::requeue(SAFETY_NET))
             }
             Ok(decision) => {
-                let outlook = decision.outlook(observed, &Applied::default(), now);
+                let attempt = Attempt::of(&observed.deployment, &decision.plan);
+                let standing = self.refused.standing(&attempt, Instant::now());
+                let waits = standing.as_ref().and_then(|_| self.refused.wait(&attempt, Instant::now()));
+                let idle = decision.plan.is_empty() || standing.is_some();
+                let outlook = decision.outlook(observed, &standing.unwrap_or_default(), now);
                 // Whether strays are still there is not in any cache.
-                let settled = decision.plan.is_empty() && decision.plan.taken.is_empty() && observed.strays.is_empty();
-                (settled && before == Some(&outlook.status)).then(|| decision.next_look(&outlook, now, None))
+                let settled = idle && decision.plan.taken.is_empty() && observed.strays.is_empty();
+                (settled && before == Some(&outlook.status)).then(|| decision.next_look(&outlook, now, waits))
             }
         }
     }
@@ -312,14 +320,45 @@ impl Context {
             self.report(observed, &applied, &decision.outlook(observed, &applied, now).status).await?;
             return Err(refused);
         }
-        let applied = self.apply(&decision, observed, now).await?;
+        let attempt = Attempt::of(&observed.deployment, &decision.plan);
+        let applied = match self.refused.standing(&attempt, Instant::now()) {
+            Some(standing) => standing,
+            None => self.attempt(&attempt, &decision, observed, now).await?,
+        };
         let outlook = decision.outlook(observed, &applied, now);
         self.report(observed, &applied, &outlook.status).await?;
-        if !applied.refusals.is_empty() || !decision.plan.taken.is_empty() || !applied.strays.is_empty() {
-            return Ok(Action::requeue(RETRY_BLOCKED));
-        }
+        let blocked = !decision.plan.taken.is_empty() || !applied.strays.is_empty();
         let strays = (!observed.strays.is_empty()).then_some(LOOK_FOR_STRAYS);
-        Ok(decision.next_look(&outlook, now, strays))
+        let refused = self.refused.wait(&attempt, Instant::now());
+        let at_most = [blocked.then_some(RETRY_BLOCKED), refused, strays].into_iter().flatten().min();
+        Ok(decision.next_look(&outlook, now, at_most))
+    }
+
+    /// Writes, and keeps in mind what was refused.
+    async fn attempt(
+        &self,
+        attempt: &Attempt,
+        decision: &Decision,
+        observed: &Observed,
+        now: Timestamp,
+    ) -> Result<Applied, ReconcileError> {
+        let applied = match self.apply(decision, observed, now).await {
+            Ok(applied) => applied,
+            Err(error) => {
+                let refusal = self.refused.in_error(attempt, &error, self.failures_of(&observed.deployment));
+                Applied { refusals: vec![refusal.ok_or(error)?], ..Applied::default() }
+            }
+        };
+        self.refused.note(attempt.clone(), &applied.refusals, Instant::now());
+        if !applied.refusals.is_empty() {
+            self.refused.keep_only(&self.deployments.state().iter().filter_map(|object| object.uid()).collect());
+        }
+        Ok(applied)
+    }
+
+    fn failures_of(&self, deployment: &InferenceDeployment) -> u32 {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.get(&ObjectRef::from_obj(deployment)).copied().unwrap_or_default()
     }
 
     fn lint(&self, decision: &Decision, observed: &Observed, now: Timestamp) -> Result<(), ReconcileError> {

@@ -26,6 +26,7 @@ pub mod plan;
 pub mod probe;
 pub mod quantity;
 pub mod readings;
+pub mod refused;
 pub mod revision;
 pub mod rollout;
 pub mod scaling;

@@ -1,0 +1,241 @@
+//! What the API server refuses the operator, for a while: by a policy, for a webhook that nobody answers, in a namespace that
+//! ends. The deployment says why in the API server's own words, the same is not asked for again and again, and when the
+//! reason is gone all goes on.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    thread::sleep,
+    time::Duration,
+};
+
+use k8s_openapi::api::events::v1::Event;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::{
+    cluster::run_with_input,
+    operator::{Rig, condition, is_ready, serves},
+};
+
+/// Long enough for two busy cores, and for the third pause.
+const SOON: Duration = Duration::from_secs(60);
+/// How long writes are counted.
+const A_WHILE: Duration = Duration::from_secs(4);
+/// Events of the object in that time, each of which causes a round.
+const NUDGES: u32 = 16;
+/// As chart and rig name it.
+const OPERATOR: &str = "system:serviceaccount:stoker-system:stoker-operator";
+
+/// Words of the policy.
+const FORBIDDEN: &str = "the house rules forbid it";
+/// Words of the API server about the webhook.
+const UNANSWERED: &str = "failed calling webhook \"pods.broken.example\"";
+
+/// One cluster for all tests of this file, one after another: what is refused is refused in all of it.
+static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
+
+fn rig() -> MutexGuard<'static, Rig> {
+    RIG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spec(replicas: u32) -> Value {
+    json!({
+        "model": {"source": "builtin://ember"}, "replicas": replicas,
+        "drain": {"withdrawSeconds": 0, "deadlineSeconds": 5},
+    })
+}
+
+/// A policy under which the operator may not do this to pods.
+fn forbid(rig: &Rig, operation: &str) {
+    let metadata = json!({"name": "no-pods"});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": metadata,
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]},
+            ]},
+            "validations": [{
+                "expression": format!("request.userInfo.username != '{OPERATOR}'"),
+                "message": FORBIDDEN,
+            }],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata,
+        "spec": {"policyName": "no-pods", "validationActions": ["Deny"]},
+    });
+    rig.cluster.apply(&policy.to_string()).unwrap();
+    rig.cluster.apply(&binding.to_string()).unwrap();
+}
+
+fn allow(rig: &Rig) {
+    rig.cluster.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "no-pods"]);
+}
+
+/// A webhook that is asked about every new pod and that nobody answers.
+fn break_webhook(rig: &Rig) {
+    let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]});
+    let webhook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "broken"},
+        "webhooks": [{
+            "name": "pods.broken.example", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
+            "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 1,
+        }],
+    });
+    rig.cluster.apply(&webhook.to_string()).unwrap();
+}
+
+/// Waits until the API server refuses the operator a new pod in these words: policies and webhooks take a moment to be in
+/// force.
+fn wait_in_force(rig: &Rig, words: &str) {
+    let container = json!({"name": "probe", "image": "probe"});
+    let pod =
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": {"containers": [container]}});
+    wait_refused(rig, &["create", "-f", "-"], &pod.to_string(), words);
+}
+
+/// Waits until one with the operator's name and all rights may not do this, in these words.
+fn wait_refused(rig: &Rig, args: &[&str], input: &str, words: &str) {
+    let mut said = String::new();
+    rig.wait("it is in force", SOON, |rig| {
+        let mut kubectl = rig.cluster.control_plane.kubectl()?;
+        // The operator may not read one pod by its name, which kubectl does before it patches.
+        kubectl.args(args).args(["--dry-run=server", "--as", OPERATOR, "--as-group", "system:masters"]);
+        said = run_with_input(kubectl, input).err().unwrap_or_default();
+        Ok(said.contains(words))
+    })
+    .unwrap_or_else(|error| panic!("{error}\nkubectl said: {said}"));
+}
+
+/// Waits until a deployment says that it is degraded because it was refused something, in these words.
+fn wait_told(rig: &Rig, name: &str, words: &str) {
+    rig.wait(&format!("{name} says: {words}"), SOON, |rig| {
+        let told = condition(&rig.get(name)?, "Degraded");
+        Ok(told.is_some_and(|(status, reason, message)| {
+            status == "True" && reason == "ChildRefused" && message.contains(words)
+        }))
+    })
+    .unwrap();
+    rig.wait(&format!("an Event about {name} says: {words}"), SOON, |rig| {
+        let events = rig.block_on(rig.api::<Event>().list(&Default::default()))?.items;
+        Ok(events.iter().any(|event| {
+            let about = event.regarding.as_ref().and_then(|about| about.name.as_deref());
+            let note = event.note.as_deref().unwrap_or_default();
+            about == Some(name)
+                && event.type_.as_deref() == Some("Warning")
+                && event.reason.as_deref() == Some("ChildRefused")
+                && note.contains(words)
+        }))
+    })
+    .unwrap();
+}
+
+/// Writes to the API server that the operator has tried, refused ones included.
+fn writes(rig: &Rig) -> u64 {
+    let text = rig.operator.metrics().unwrap();
+    let lines = text.lines().filter(|line| line.starts_with("stoker_operator_api_writes_total"));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// What the operator tries to write in a while in which the object has an event every quarter of a second.
+fn writes_in_a_while(rig: &Rig, namespace: &str, name: &str) -> u64 {
+    let before = writes(rig);
+    for nudge in 0..NUDGES {
+        let nudge = format!("nudge={nudge}");
+        rig.cluster.kubectl(&["annotate", "--overwrite", "-n", namespace, "infd", name, &nudge]);
+        sleep(A_WHILE / NUDGES);
+    }
+    writes(rig) - before
+}
+
+/// One try of one write at most falls into a while, by pauses of 10 s and more; and a status and an Event that were on their
+/// way.
+const FEW: u64 = 4;
+
+#[test]
+fn a_policy_that_forbids_pods_is_quoted_and_asked_rarely() {
+    let rig = rig();
+    forbid(&rig, "CREATE");
+    wait_in_force(&rig, FORBIDDEN);
+    rig.apply("forbidden", spec(1)).unwrap();
+    wait_told(&rig, "forbidden", FORBIDDEN);
+    let written = writes_in_a_while(&rig, "default", "forbidden");
+    assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
+    allow(&rig);
+    rig.wait_ready("forbidden", SOON).unwrap();
+    rig.delete("forbidden").unwrap();
+}
+
+#[test]
+fn replicas_that_may_not_be_told_to_leave_go_on_serving_and_leave_when_they_may() {
+    let rig = rig();
+    rig.apply("kept", spec(2)).unwrap();
+    rig.wait_ready("kept", SOON).unwrap();
+    forbid(&rig, "UPDATE");
+    let pod = rig.pods("kept").unwrap().remove(0).name_any();
+    let patch = r#"{"metadata":{"annotations":{"probe":"yes"}}}"#;
+    wait_refused(&rig, &["patch", "pod", &pod, "--type=merge", "-p", patch], "", FORBIDDEN);
+    rig.scale("kept", 1).unwrap();
+    wait_told(&rig, "kept", FORBIDDEN);
+    let written = writes_in_a_while(&rig, "default", "kept");
+    assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
+    assert_eq!(rig.pods("kept").unwrap().iter().filter(|pod| serves(pod)).count(), 2);
+    allow(&rig);
+    rig.wait("one is left", SOON, |rig| Ok(rig.pods("kept")?.len() == 1 && is_ready(&rig.get("kept")?))).unwrap();
+    let (degraded, _, _) = condition(&rig.get("kept").unwrap(), "Degraded").unwrap();
+    assert_eq!(degraded, "False");
+    rig.delete("kept").unwrap();
+}
+
+#[test]
+fn a_webhook_that_nobody_answers_is_named_and_asked_rarely() {
+    let rig = rig();
+    break_webhook(&rig);
+    wait_in_force(&rig, UNANSWERED);
+    rig.apply("unanswered", spec(1)).unwrap();
+    wait_told(&rig, "unanswered", UNANSWERED);
+    let written = writes_in_a_while(&rig, "default", "unanswered");
+    assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
+    rig.cluster.kubectl(&["delete", "validatingwebhookconfiguration", "broken"]);
+    rig.wait_ready("unanswered", SOON).unwrap();
+    rig.delete("unanswered").unwrap();
+}
+
+/// Pods go first when a namespace ends. One that cannot go holds the rest up, its deployment included.
+#[test]
+fn a_namespace_that_ends_gets_no_pod_and_is_left_in_peace() {
+    let rig = rig();
+    let kubectl = |args: &[&str]| rig.cluster.kubectl(&[args, &["-n", "ending"]].concat());
+    rig.cluster.kubectl(&["create", "namespace", "ending"]);
+    let deployment = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+        "metadata": {"name": "last", "namespace": "ending"}, "spec": spec(1),
+    });
+    rig.cluster.apply(&deployment.to_string()).unwrap();
+    let said = |type_: &str| {
+        let filter = format!("jsonpath={{.status.conditions[?(@.type=='{type_}')]}}");
+        rig.cluster.try_kubectl(&["get", "infd", "last", "-n", "ending", "-o", &filter])
+    };
+    let says = |type_: &str, words: &str| said(type_).is_ok_and(|text| text.contains(words));
+    rig.wait("it is ready", SOON, |_| Ok(says("Ready", r#""status":"True""#))).unwrap();
+    let pod = kubectl(&["get", "pods", "-o", "name"]);
+    kubectl(&["patch", pod.trim(), "--type=merge", "-p", r#"{"metadata":{"finalizers":["example.com/held"]}}"#]);
+    rig.cluster.kubectl(&["delete", "namespace", "ending", "--wait=false"]);
+    rig.wait("it says so", SOON, |_| Ok(says("Degraded", "because it is being terminated"))).unwrap();
+    let written = writes_in_a_while(&rig, "ending", "last");
+    assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
+
+    kubectl(&["patch", pod.trim(), "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
+    let gone = |rig: &Rig| rig.cluster.try_kubectl(&["get", "namespace", "ending"]).is_err();
+    rig.wait("the namespace is gone", SOON, |rig| Ok(gone(rig))).unwrap();
+    let before = writes(&rig);
+    sleep(Duration::from_secs(2));
+    assert_eq!(writes(&rig), before, "something is written for a deployment that is gone");
+    rig.apply("beside", spec(1)).unwrap();
+    rig.wait_ready("beside", SOON).unwrap();
+    rig.delete("beside").unwrap();
+}
