@@ -140,7 +140,7 @@ impl Apply {
         for pod in reassert {
             let written =
                 observed.replicas.iter().find(|replica| replica.pod.uid == pod.uid).and_then(|replica| replica.intent);
-            let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since));
+            let (want, since) = written.map_or((Want::Serve, now), |intent| (intent.want, intent.since.min(now)));
             self.intend(pod, want, since, &mut applied).await?;
         }
         if *apply_budget {

@@ -40,6 +40,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use crate::{
     agent_client::AgentClient,
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
+    clock::Clock,
     desired::{Desired, config_map_name, desired, labels},
     error::ReconcileError,
     events::{events_of, old_crd},
@@ -133,11 +134,12 @@ pub async fn run(
     let (budgets, budget_events) = cached::<PodDisruptionBudget>(&client, scope);
     let (network_policies, network_policy_events) = cached::<NetworkPolicy>(&client, scope);
     let (deployments, writer) = reflector::store();
-    let watched = intake::readable(api(&client, scope), client.clone());
+    let clock = Clock::of(&client).await;
+    let watched = intake::readable(api(&client, scope), client.clone(), clock);
     let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
-    let readings = Readings::default();
+    let readings = Readings::by(clock);
     let (key_store, keyring) = signing;
     let probe = Probe {
         pods: pods.clone(),
@@ -251,7 +253,7 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
         return Err(ReconcileError::NotLeading);
     }
     let cached = observe_cached(deployment.clone(), &context.caches, &context.readings);
-    if let Some(settled) = context.settled(&cached, Timestamp::now()) {
+    if let Some(settled) = context.settled(&cached, context.readings.now()) {
         return Ok(settled);
     }
     let revision_map = validate(&deployment, &context.defaults)
@@ -259,7 +261,7 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
         .ok();
     let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.readings).await;
     match live.map_err(ReconcileError::Observe)? {
-        Some(live) => context.carry_out(&live, Timestamp::now()).await,
+        Some(live) => context.carry_out(&live, context.readings.now()).await,
         None => Ok(Action::await_change()),
     }
 }

@@ -7,7 +7,6 @@ use std::{
 };
 
 use futures::{Stream, StreamExt};
-use jiff::Timestamp;
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -18,7 +17,7 @@ use serde_json::json;
 use stoker_crds::InferenceDeployment;
 use tracing::warn;
 
-use crate::{apply::FIELD_MANAGER, pause::WatchPauses, status::status_of_invalid, validate::SpecError};
+use crate::{apply::FIELD_MANAGER, clock::Clock, pause::WatchPauses, status::status_of_invalid, validate::SpecError};
 
 /// Generation that was told, by UID, of deployments that cannot be read and are there.
 type Told = Arc<Mutex<HashMap<String, Option<i64>>>>;
@@ -33,6 +32,7 @@ enum Unreadable {
 pub fn readable(
     api: Api<DeserializeGuard<InferenceDeployment>>,
     client: Client,
+    clock: Clock,
 ) -> impl Stream<Item = watcher::Result<Event<InferenceDeployment>>> + Send {
     let told = Told::default();
     watcher(api, watcher::Config::default()).backoff(WatchPauses::default()).filter_map(move |event| {
@@ -51,7 +51,7 @@ pub fn readable(
                     None
                 }
                 Ok(Err(Unreadable::There(object))) => {
-                    report_once(&object, &client, &told).await;
+                    report_once(&object, &client, clock, &told).await;
                     None
                 }
             }
@@ -79,23 +79,23 @@ fn forget(uid: Option<&str>, told: &Told) {
 }
 
 /// Our own status write comes back as an event: each generation is told once.
-async fn report_once(object: &InvalidObject, client: &Client, told: &Told) {
+async fn report_once(object: &InvalidObject, client: &Client, clock: Clock, told: &Told) {
     let metadata = &object.metadata;
     let uid = metadata.uid.clone().unwrap_or_default();
     let before = told.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, metadata.generation);
     if before != Some(metadata.generation) && metadata.deletion_timestamp.is_none() {
         warn!(namespace = metadata.namespace, name = metadata.name, error = object.error, "deployment cannot be read");
-        if let Err(error) = report(object, client).await {
+        if let Err(error) = report(object, client, clock).await {
             warn!(name = metadata.name, %error, "its status was not written");
         }
     }
 }
 
-async fn report(object: &InvalidObject, client: &Client) -> kube::Result<()> {
+async fn report(object: &InvalidObject, client: &Client, clock: Clock) -> kube::Result<()> {
     let metadata = &object.metadata;
     let api = Api::<InferenceDeployment>::namespaced(client.clone(), metadata.namespace.as_deref().unwrap_or_default());
     let error = SpecError::Unreadable { error: object.error.clone() };
-    let status = status_of_invalid(&error, metadata.generation, &Default::default(), Timestamp::now());
+    let status = status_of_invalid(&error, metadata.generation, &Default::default(), clock.now());
     let patch = json!({"metadata": {"uid": metadata.uid}, "status": {
         "conditions": status.conditions, "observedGeneration": status.observed_generation,
     }});

@@ -8,6 +8,7 @@ pub mod agent_client;
 pub mod allow;
 pub mod apply;
 pub mod cause;
+pub mod clock;
 pub mod controller;
 pub mod desired;
 pub mod error;

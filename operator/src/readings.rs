@@ -1,23 +1,23 @@
 //! The readings of all agents, by the UID of their pods. Shared: the probe writes, observations and the autoscaler read.
 //!
-//! Owns the clock that readings are judged by: it begins with the wall's time and never jumps after that. Says when a
-//! reading has moved in what a plan or a status depends on, so that quiet agents cause no work.
+//! Judged by the operator's one clock. Says when a reading has moved in what a plan or a status depends on, so that quiet agents cause no work.
 
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::Instant,
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use stoker_crds::contract::AgentPhase;
 use stoker_replica::{Answer, Expected, Judge, Reading};
+
+use crate::clock::Clock;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
     by_pod: Arc<RwLock<HashMap<String, Known>>>,
-    clock: SteadyClock,
+    clock: Clock,
 }
 
 /// What is kept of one agent.
@@ -41,24 +41,15 @@ pub struct Signature {
     preempts: bool,
 }
 
-/// The wall's time at the start, and from then on what passed since.
-#[derive(Clone, Copy, Debug)]
-struct SteadyClock {
-    begun: Instant,
-    begun_at: Timestamp,
-}
-
-impl Default for SteadyClock {
-    fn default() -> Self {
-        Self { begun: Instant::now(), begun_at: Timestamp::now() }
-    }
-}
-
 impl Readings {
+    /// No readings yet, judged by this clock.
+    pub fn by(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     /// The time by the clock of readings.
     pub fn now(&self) -> Timestamp {
-        let passed = SignedDuration::try_from(self.clock.begun.elapsed()).unwrap_or(SignedDuration::MAX);
-        self.clock.begun_at.checked_add(passed).unwrap_or(Timestamp::MAX)
+        self.clock.now()
     }
 
     /// What is known of the agent in the pod with this UID.

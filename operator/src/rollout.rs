@@ -17,6 +17,7 @@ use stoker_replica::{Needs, Replica};
 
 pub(crate) use self::leave::{deadline, told_since, unseen_since};
 use self::{failures::Failures, fleet::Fleet};
+use crate::clock::SKEW;
 
 /// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
 pub const FALTER_PATIENCE: SignedDuration = SignedDuration::from_secs(30);
@@ -67,8 +68,8 @@ pub struct RolloutPlan {
     pub drain: Vec<PodRef>,
     /// Draining pods to take back into service.
     pub undrain: Vec<PodRef>,
-    /// Pods whose agent took an order that is not written on them: what they should do is said again, under a number
-    /// above the agent's.
+    /// Pods whose agent took an order that is not written on them, or whose order has a date that is to come: what they
+    /// should do is said again, under a number above the agent's.
     pub reassert: Vec<PodRef>,
     /// Pods to delete.
     pub delete: Vec<Deletion>,
@@ -174,13 +175,15 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Rollou
     plan.held_until = failures.pause_until().filter(|until| now < *until);
     create_missing(wanted, &fleet, now, &mut plan);
     leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
-    reassert(pods, &mut plan);
+    reassert(pods, now, &mut plan);
     plan
 }
 
-/// An agent ahead of its pod is caught up with, unless the pod's intent changes or ends anyway.
-fn reassert(pods: &[Replica], plan: &mut RolloutPlan) {
-    let ahead = pods.iter().filter(|pod| pod.is_live() && pod.agent_is_ahead());
+/// An agent ahead of its pod is caught up with, unless the pod's intent changes or ends anyway. So is an intent that was
+/// written by a clock ahead of ours: its deadline would come as late as that clock was early.
+fn reassert(pods: &[Replica], now: Timestamp, plan: &mut RolloutPlan) {
+    let misdated = |pod: &Replica| pod.intent.is_some_and(|intent| intent.since.duration_since(now) > SKEW);
+    let ahead = pods.iter().filter(|pod| pod.is_live() && (pod.agent_is_ahead() || misdated(pod)));
     let deleted = plan.delete.iter().map(|deletion| &deletion.pod);
     let named: BTreeSet<&String> = plan.drain.iter().chain(&plan.undrain).chain(deleted).map(|pod| &pod.uid).collect();
     plan.reassert = ahead.filter(|pod| !named.contains(&pod.pod.uid)).map(PodRef::to).collect();

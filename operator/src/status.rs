@@ -16,6 +16,7 @@ use stoker_replica::{Replica, Stage, Trouble};
 use crate::{
     apply::Applied,
     cause::{self, Cause, Severity, root_cause},
+    clock::SKEW,
     desired::{Desired, labels, url},
     observe::Observed,
     plan::Plan,
@@ -276,6 +277,8 @@ impl Dated<'_> {
     fn condition(&self, type_: &str, verdict: Verdict) -> Condition {
         let status = if verdict.value { "True" } else { "False" };
         let before = self.previous.iter().find(|condition| condition.type_ == type_ && condition.status == status);
+        // Nothing turned in times to come: another clock says so, and what follows after a while never would.
+        let before = before.filter(|before| before.last_transition_time.0.duration_since(self.now) <= SKEW);
         Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
@@ -331,13 +334,14 @@ fn keep_or_replace(
     let Some(previous) = previous.filter(|previous| previous.kv_tokens == measured.kv_tokens) else {
         return (Some(measured), None);
     };
-    let next_write = previous.observed_at.0 + KV_PAUSE;
+    // A date that is to come is of another clock, and as good as an old one.
+    let age = now.duration_since(previous.observed_at.0).abs();
     let kv_moved = (previous.kv_used_percent - measured.kv_used_percent).abs() >= KV_STEP_PERCENT;
     let preempts = [previous, &measured].map(|capacity| capacity.preemptions_per_minute > 0);
     if !kv_moved && preempts[0] == preempts[1] {
         (Some(previous.clone()), None)
-    } else if now < next_write {
-        (Some(previous.clone()), Some(next_write))
+    } else if age < KV_PAUSE {
+        (Some(previous.clone()), Some(now + (KV_PAUSE - age)))
     } else {
         (Some(measured), None)
     }

@@ -70,6 +70,19 @@ pub enum Stage {
     Leaving,
 }
 
+impl Stage {
+    /// Since when, as whoever saw it begin says.
+    pub(crate) fn since_mut(&mut self) -> Option<&mut Timestamp> {
+        match self {
+            Self::Unscheduled { since, .. }
+            | Self::Preparing { since, .. }
+            | Self::Faltering { since, .. }
+            | Self::Finished { since, .. } => Some(since),
+            Self::Blocked(_) | Self::Starting | Self::Serving | Self::Leaving => None,
+        }
+    }
+}
+
 /// What is wrong with a pod, in the words of who noticed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trouble {

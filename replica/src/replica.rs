@@ -1,6 +1,6 @@
 //! One replica: what rollout, scaling and status look at, and later the gateway.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use stoker_crds::{contract::AgentPhase, intent::Want};
 
 use crate::{
@@ -21,6 +21,17 @@ pub struct Replica {
 }
 
 impl Replica {
+    /// The same with dates that can be: a pod's stages are dated by kubelets and schedulers, each by its own clock. None
+    /// began before the API server made the pod. One that begins later than `now` by more than clocks differ began nobody
+    /// knows when, and what waits for its end would wait for as long as that clock is ahead: as old as the pod.
+    pub fn dated_by(mut self, now: Timestamp, skew: SignedDuration) -> Self {
+        let created = self.pod.created;
+        if let Some(since) = self.pod.stage.since_mut() {
+            *since = if since.duration_since(now) > skew { created } else { (*since).max(created) };
+        }
+        self
+    }
+
     /// True when its pod exists for good: neither ended nor being deleted.
     pub fn is_live(&self) -> bool {
         !matches!(self.pod.stage, Stage::Finished { .. } | Stage::Leaving)

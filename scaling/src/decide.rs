@@ -55,8 +55,13 @@ impl ScaleState {
 }
 
 impl ScaleState {
-    /// The state as another process takes it over. Nobody looked in between, so what was wanted counts as needed until now.
+    /// The state as another process takes it over. Nobody looked in between, so what was wanted counts as needed until now;
+    /// what has a date that is to come was written by another clock, and happened now at the latest.
     pub fn resumed(mut self, now_ms: u64) -> Self {
+        self.jumped_ms = self.jumped_ms.map(|jumped_ms| jumped_ms.min(now_ms));
+        self.hold.not_after(now_ms);
+        self.regret.not_after(now_ms);
+        self.law.not_after(now_ms);
         self.hold.keep(self.desired, u64::MAX, now_ms);
         self
     }

@@ -26,6 +26,13 @@ struct Peak {
 }
 
 impl Hold {
+    /// What has a later date gets this one.
+    pub fn not_after(&mut self, now_ms: u64) {
+        for peak in &mut self.peaks {
+            (peak.first_ms, peak.last_ms) = (peak.first_ms.min(now_ms), peak.last_ms.min(now_ms));
+        }
+    }
+
     /// Remembers a need and returns the largest of the last `hold_ms`.
     pub fn keep(&mut self, replicas: u32, hold_ms: u64, now_ms: u64) -> u32 {
         self.peaks.retain(|peak| peak.last_ms.saturating_add(hold_ms) > now_ms);

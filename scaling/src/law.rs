@@ -59,6 +59,11 @@ pub struct ServiceLaw {
 }
 
 impl ServiceLaw {
+    /// What has a later date gets this one.
+    pub fn not_after(&mut self, now_ms: u64) {
+        self.learned_ms = self.learned_ms.min(now_ms);
+    }
+
     /// Takes in what the stable window of so many seconds shows.
     pub fn learn(&mut self, signals: &Signals, stable_seconds: f64, now_ms: u64) {
         let flow = &signals.stable;

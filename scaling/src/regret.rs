@@ -28,6 +28,12 @@ pub struct Regret {
 }
 
 impl Regret {
+    /// What has a later date gets this one.
+    pub fn not_after(&mut self, now_ms: u64) {
+        self.learned_ms = self.learned_ms.min(now_ms);
+        self.went_down_ms = self.went_down_ms.map(|went_down_ms| went_down_ms.min(now_ms));
+    }
+
     /// Factor on the stabilisation time, at least 1.
     pub fn patience(self, now_ms: u64) -> f64 {
         let age = now_ms.saturating_sub(self.learned_ms) as f64 / 1000.0;

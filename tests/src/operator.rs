@@ -260,6 +260,8 @@ pub struct Operator {
     port: u16,
     /// Arguments beside those that every test gives.
     more: Vec<String>,
+    /// Environment variables beside those of the test.
+    environment: Vec<(String, String)>,
 }
 
 impl Operator {
@@ -273,7 +275,8 @@ impl Operator {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = control_plane.dir().join(format!("operator-{port}.log"));
         let keeper = control_plane.keeper().clone();
-        let mut operator = Self { child: None, keeper, kubeconfig, log, port, more: Vec::new() };
+        let mut operator =
+            Self { child: None, keeper, kubeconfig, log, port, more: Vec::new(), environment: Vec::new() };
         operator.restart()?;
         Ok(operator)
     }
@@ -294,6 +297,7 @@ impl Operator {
             // As a container that restarts in its pod: it finds its own Lease.
             .args(["--identity", &self.identity()])
             .args(&self.more)
+            .envs(self.environment.iter().cloned())
             .stderr(log)
             .stdout(Stdio::null())
             .spawn()
@@ -306,6 +310,13 @@ impl Operator {
     pub fn restart_with(&mut self, more: &[&str]) -> Result<()> {
         self.kill()?;
         self.more = more.iter().map(|&argument| argument.to_owned()).collect();
+        self.restart()
+    }
+
+    /// Ends the process and starts it again, with these variables in its environment.
+    pub fn restart_in(&mut self, environment: &[(&str, &str)]) -> Result<()> {
+        self.kill()?;
+        self.environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         self.restart()
     }
 

@@ -23,7 +23,7 @@ use stoker_replica::Replica;
 
 pub(crate) use self::pod::agent;
 pub use self::pod::{intent_of, observe_replica};
-use crate::{desired::labels, readings::Readings};
+use crate::{clock::SKEW, desired::labels, readings::Readings};
 
 /// Everything that exists for one deployment. Possibly stale.
 #[derive(Clone, Debug)]
@@ -168,8 +168,10 @@ struct Found {
 fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
     let uid = deployment.uid().unwrap_or_default();
     let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
-    let reading = |pod: &Pod| readings.of(pod.metadata.uid.as_deref().unwrap_or_default());
-    let mut replicas: Vec<Replica> = own.iter().map(|pod| observe_replica(pod, reading(pod))).collect();
+    let now = readings.now();
+    let reading = |pod: &Pod| readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
+    let observe = |pod: &Arc<Pod>| observe_replica(pod, reading(pod)).dated_by(now, SKEW);
+    let mut replicas: Vec<Replica> = own.iter().map(observe).collect();
     let by_place = |Replica { pod, .. }: &Replica| (pod.revision.clone(), pod.ordinal, pod.name.clone());
     replicas.sort_by_cached_key(by_place);
     Observed {

@@ -60,7 +60,8 @@ pub fn scaling_status(
 
 fn is_worth_writing(before: Option<&DecisionStatus>, current: &DecisionStatus, now: Timestamp) -> bool {
     let Some(before) = before else { return true };
-    let age = now.duration_since(before.at.0);
+    // A date that is to come is of another clock, and as good as an old one.
+    let age = now.duration_since(before.at.0).abs();
     let differs = (&before.cause, &before.bound) != (&current.cause, &current.bound)
         || (before.pressure_percent - current.pressure_percent).abs() >= PRESSURE_STEP;
     before.to != current.to || (age >= PAUSE && differs) || (age >= REFRESH && current.pressure_percent > 0)
