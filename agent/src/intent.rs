@@ -2,6 +2,7 @@
 //! was taken before. Pure: bytes, keys, numbers and times are arguments. What an order leads to is `lifecycle`'s.
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -13,7 +14,7 @@ use stoker_crds::intent::{
 
 /// Length of a signature.
 const SIGNATURE_BYTES: usize = 64;
-/// Between two log lines about refused orders.
+/// Between two log lines about orders that were refused for the same reason.
 const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// Whose orders this process takes. Without pod or keys it takes none.
@@ -158,22 +159,34 @@ pub fn take(order: &Order, receiver: Receiver<'_>) -> Result<Taken, Refused> {
     }
 }
 
-/// Decides which refusals get a line in the log: whoever floods the port does not flood the log.
-#[derive(Clone, Copy, Debug, Default)]
+/// Decides which refusals get a line in the log: whoever floods the port does not flood the log, and a flood of one kind does
+/// not hide another. Bounded by the number of codes.
+#[derive(Clone, Debug, Default)]
 pub struct RefusalLog {
-    told: Option<Instant>,
+    by_code: HashMap<&'static str, Told>,
+}
+
+/// When a reason last got a line, and how often it came since.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    at: Instant,
     untold: u64,
 }
 
 impl RefusalLog {
-    /// Another refusal. `Some`: write a line, and say that so many before it got none.
-    pub fn note(&mut self, now: Instant) -> Option<u64> {
-        if self.told.is_some_and(|told| now.duration_since(told) < REFUSALS_TOLD_EVERY) {
-            self.untold += 1;
-            return None;
+    /// Another refusal with this [`Refused::code`]. `Some`: write a line, and say that so many like it got none before.
+    pub fn note(&mut self, code: &'static str, now: Instant) -> Option<u64> {
+        match self.by_code.get_mut(code) {
+            Some(told) if now.duration_since(told.at) < REFUSALS_TOLD_EVERY => {
+                told.untold += 1;
+                None
+            }
+            known => {
+                let untold = known.map_or(0, |told| told.untold);
+                self.by_code.insert(code, Told { at: now, untold: 0 });
+                Some(untold)
+            }
         }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.untold))
     }
 }
 
@@ -268,9 +281,11 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_refusals_is_a_line_a_second_with_the_number_of_those_left_out() {
+    fn a_flood_of_refusals_is_a_line_a_second_of_each_kind_with_the_number_of_those_left_out() {
         let (mut log, start) = (RefusalLog::default(), Instant::now());
-        let mut at = |millis: u64| log.note(start + Duration::from_millis(millis));
-        assert_eq!([at(0), at(10), at(20), at(1000), at(1001)], [Some(0), None, None, Some(2), None]);
+        let mut at = |code, millis: u64| log.note(code, start + Duration::from_millis(millis));
+        let mut flood = |millis| at("signature_missing", millis);
+        assert_eq!([flood(0), flood(10), flood(20), flood(1000), flood(1001)], [Some(0), None, None, Some(2), None]);
+        assert_eq!([at("lower_number", 1001), at("lower_number", 1002)], [Some(0), None]);
     }
 }

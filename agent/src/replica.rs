@@ -194,7 +194,7 @@ impl Replica {
 
     /// Writes down that an order was refused: who looks for an intruder finds it in the log.
     pub fn note_refused(&self, refused: &Refused) {
-        if let Some(not_told) = self.life().refusals.note(Instant::now()) {
+        if let Some(not_told) = self.life().refusals.note(refused.code(), Instant::now()) {
             tracing::warn!(code = refused.code(), reason = %refused, not_told, "order refused");
         }
     }

@@ -1,6 +1,7 @@
 //! Harness of the whole-system tests: processes and clusters that always stop. Holds no test itself.
 
 pub mod agent;
+pub mod agent_pod;
 pub mod cluster;
 pub mod docs;
 pub mod faults;

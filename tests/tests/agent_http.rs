@@ -11,15 +11,15 @@ use std::{
 use anyhow::Result;
 use futures::{StreamExt, future::join_all};
 use reqwest::{Client, Response, StatusCode};
-use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
 use stoker_cluster::Keeper;
 use stoker_crds::{
     contract::{AgentPhase, DrainSettings},
-    intent::{INTENT_PATH, KEY_BYTES, Order, SIGNATURE_HEADER, Want, hex, signed_bytes},
+    intent::{INTENT_PATH, Order, Want},
 };
 use stoker_tests::{
     agent::{self, AgentProcess},
+    agent_pod::{AgentPod as Pod, public_key, signature},
     cluster::wait_for,
 };
 
@@ -215,58 +215,6 @@ async fn a_second_signal_exits_at_once() -> Result<()> {
     Ok(())
 }
 
-/// A pod's agent: it knows the public keys in a file that the test may change.
-struct Pod {
-    agent: AgentProcess,
-    keys: std::path::PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Pod {
-    async fn ready() -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let [config, keys] = ["agent.json", "operator.pub"].map(|name| dir.path().join(name));
-        let json = json!({"revision": "r7", "model": {"source": "builtin://ember", "servedNames": ["ember"]}});
-        std::fs::write(&config, json.to_string())?;
-        std::fs::write(&keys, public_key(1))?;
-        let [config, keys_text] = [&config, &keys].map(|path| path.to_str().unwrap().to_owned());
-        let args = ["--config", &config, "--operator-keys", &keys_text, "--pod-uid", "uid-1"];
-        Ok(Self { agent: AgentProcess::ready(&args).await?, keys, _dir: dir })
-    }
-
-    /// An order for this pod and process, as the operator would make it now.
-    async fn order(&self, number: u64, want: Want) -> Result<Order> {
-        let load = self.agent.load().await?;
-        Ok(Order { pod_uid: "uid-1".into(), start_id: load.start_id, number, want, expires_up_ms: load.up_ms + 30_000 })
-    }
-
-    /// Status and error code of an order.
-    async fn give(&self, body: Vec<u8>, signature: Option<String>) -> Result<(u16, String)> {
-        let mut request = Client::new().put(self.agent.admin_url(INTENT_PATH)).body(body);
-        if let Some(signature) = signature {
-            request = request.header(SIGNATURE_HEADER, signature);
-        }
-        let answer = request.send().await?;
-        let status = answer.status().as_u16();
-        let answer: Value = answer.json().await?;
-        Ok((status, answer["error"]["code"].as_str().unwrap_or_default().to_owned()))
-    }
-
-    async fn give_signed(&self, order: &Order, seed: u8) -> Result<(u16, String)> {
-        let body = serde_json::to_vec(order)?;
-        let signature = hex(key(seed).sign(&signed_bytes(&body)).as_ref());
-        self.give(body, Some(signature)).await
-    }
-}
-
-fn key(seed: u8) -> Ed25519KeyPair {
-    Ed25519KeyPair::from_seed_unchecked(&[seed; KEY_BYTES]).unwrap()
-}
-
-fn public_key(seed: u8) -> String {
-    hex(key(seed).public_key().as_ref())
-}
-
 const DRAIN: Want = Want::Drain(DrainSettings { deadline_seconds: 60, withdraw_seconds: 0 });
 
 #[tokio::test]
@@ -291,7 +239,7 @@ async fn nobody_else_moves_a_replica_and_the_log_says_who_tried_what() -> Result
     let stream = open_stream(&pod.agent, &long_stream()).await?;
     let order = pod.order(7, DRAIN).await?;
     let body = serde_json::to_vec(&order)?;
-    let signature = |seed: u8| Some(hex(key(seed).sign(&signed_bytes(&body)).as_ref()));
+    let signature = |seed: u8| Some(signature(&body, seed));
     let refused = |status: u16, code: &str| (status, code.to_owned());
 
     assert_eq!(pod.give(body.clone(), None).await?, refused(401, "signature_missing"));
