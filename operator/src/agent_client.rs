@@ -1,35 +1,51 @@
 //! The operator's conversation with an agent, on the agent's admin port: read its load, give it an order. Plain HTTP/1.
 //!
-//! Every question is bounded in time and every answer in size. Decides nothing.
+//! Every question is bounded in time and every answer in size. Connections are kept between questions, and nothing else is:
+//! with ten thousand agents, a general client's buffers for each of them were a third of the operator's memory. Decides
+//! nothing.
 
-use std::time::Duration;
-
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, StatusCode, body::Bytes, header::CONTENT_TYPE};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
+
+use hyper::{Method, StatusCode};
 use stoker_crds::{
     contract::{ADMIN_PORT, LoadReport},
     intent::{INTENT_PATH, SIGNATURE_HEADER},
 };
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
 
 use crate::keys::Signed;
 
 /// How long an agent may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of an answer that are read at most.
+/// Bytes of an answer that are read at most, and of its head.
 const ANSWER_LIMIT: usize = 64 * 1024;
+/// Headers of an answer.
+const HEADERS_MAX: usize = 32;
 /// How long an unused connection is kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks agents. Cheap to clone; clones share connections.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct AgentClient {
-    http: Client<HttpConnector, Full<Bytes>>,
+    idle: Arc<Mutex<Idle>>,
+}
+
+/// Connections that nobody uses, one of each agent.
+#[derive(Debug, Default)]
+struct Idle {
+    by_agent: HashMap<String, (TcpStream, Instant)>,
+    /// Of agents that are gone: looked for now and then.
+    swept: Option<Instant>,
 }
 
 /// Why an agent gave no usable answer.
@@ -54,67 +70,225 @@ pub enum AgentError {
     Body(#[from] serde_json::Error),
 }
 
-impl Default for AgentClient {
-    fn default() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(ANSWER_TIMEOUT));
-        connector.set_nodelay(true);
-        let http = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(1)
-            .build(connector);
-        Self { http }
-    }
-}
-
 impl AgentClient {
     /// Reads the load of the agent at `ip`.
     pub async fn load(&self, ip: &str) -> Result<LoadReport, AgentError> {
-        self.ask(request(Method::GET, ip, "/v1/load").body(Full::default())).await
+        self.ask(&address(ip, ADMIN_PORT), &request(Method::GET, ip, "/v1/load", "", b"")).await
     }
 
     /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.
     pub async fn order(&self, ip: &str, order: Signed) -> Result<LoadReport, AgentError> {
-        let request = request(Method::PUT, ip, INTENT_PATH).header(SIGNATURE_HEADER, order.signature);
-        self.ask(request.body(Full::from(order.body))).await
+        let signature = format!("{SIGNATURE_HEADER}: {}\r\n", order.signature);
+        self.ask(&address(ip, ADMIN_PORT), &request(Method::PUT, ip, INTENT_PATH, &signature, &order.body)).await
     }
 
-    async fn ask(&self, request: hyper::http::Result<Request<Full<Bytes>>>) -> Result<LoadReport, AgentError> {
-        let request = request.map_err(|error| AgentError::Connection(error.to_string()))?;
-        let body = timeout(ANSWER_TIMEOUT, self.exchange(request)).await.unwrap_or(Err(AgentError::Timeout))?;
+    async fn ask(&self, agent: &str, request: &[u8]) -> Result<LoadReport, AgentError> {
+        let answered = timeout(ANSWER_TIMEOUT, self.exchange(agent, request)).await;
+        let Answer { status, body, .. } = answered.map_err(|_| AgentError::Timeout)?.map_err(failed)?;
+        if !status.is_success() {
+            let body = String::from_utf8_lossy(&body).chars().take(200).collect();
+            return Err(AgentError::Status { status, body });
+        }
         Ok(serde_json::from_slice(&body)?)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes, AgentError> {
-        let answer = self.http.request(request).await.map_err(|error| AgentError::Connection(root(&error)))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
-        let body = body.map_err(|error| AgentError::Connection(error.to_string()))?.to_bytes();
-        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    /// On the connection that there is, if it still is one: an agent may have closed it in the moment that we ask.
+    async fn exchange(&self, agent: &str, request: &[u8]) -> io::Result<Answer> {
+        if let Some(kept) = self.take(agent)
+            && let Ok(answer) = self.exchange_on(kept, agent, request).await
+        {
+            return Ok(answer);
+        }
+        let stream = TcpStream::connect(agent).await?;
+        stream.set_nodelay(true)?;
+        self.exchange_on(stream, agent, request).await
+    }
+
+    async fn exchange_on(&self, mut stream: TcpStream, agent: &str, request: &[u8]) -> io::Result<Answer> {
+        stream.write_all(request).await?;
+        let answer = read_answer(&mut stream).await?;
+        if answer.keeps {
+            self.keep(agent, stream);
+        }
+        Ok(answer)
+    }
+
+    fn take(&self, agent: &str) -> Option<TcpStream> {
+        let (stream, since) = self.idle().by_agent.remove(agent)?;
+        (since.elapsed() < IDLE_TIMEOUT).then_some(stream)
+    }
+
+    fn keep(&self, agent: &str, stream: TcpStream) {
+        let (mut idle, now) = (self.idle(), Instant::now());
+        idle.by_agent.insert(agent.to_owned(), (stream, now));
+        if idle.swept.is_none_or(|swept| now.duration_since(swept) >= IDLE_TIMEOUT) {
+            idle.by_agent.retain(|_, (_, since)| now.duration_since(*since) < IDLE_TIMEOUT);
+            idle.swept = Some(now);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn request(method: Method, ip: &str, path: &str) -> hyper::http::request::Builder {
-    let uri = format!("http://{}:{ADMIN_PORT}{path}", host(ip));
-    Request::builder().method(method).uri(uri).header(CONTENT_TYPE, "application/json")
+/// What came back.
+#[derive(Debug)]
+struct Answer {
+    status: StatusCode,
+    body: Vec<u8>,
+    /// Another question may follow on the same connection.
+    keeps: bool,
+}
+
+/// The first lines of an answer.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    status: StatusCode,
+    bytes: usize,
+    /// Of the body. An agent always says; whoever does not ends with the connection.
+    length: Option<usize>,
+    closes: bool,
 }
 
 /// An address as it stands in a URL.
-fn host(ip: &str) -> String {
-    if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() }
+fn address(ip: &str, port: u16) -> String {
+    if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
 }
 
-fn refused(status: StatusCode, body: &Bytes) -> AgentError {
-    let body = String::from_utf8_lossy(body).chars().take(200).collect();
-    AgentError::Status { status, body }
+fn request(method: Method, ip: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let (host, length) = (address(ip, ADMIN_PORT), body.len());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
+    );
+    [head.as_bytes(), body].concat()
 }
 
-/// The innermost cause: "connection refused" rather than "client error".
-fn root(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
+async fn read_answer(stream: &mut TcpStream) -> io::Result<Answer> {
+    let mut read = Vec::with_capacity(1024);
+    let mut head = None;
+    loop {
+        if head.is_none() {
+            head = head_of(&read)?;
+        }
+        let ends = head.and_then(|head| Some(head.bytes + head.length?));
+        if ends.is_some_and(|ends| read.len() >= ends) {
+            break;
+        }
+        if read.len() > ANSWER_LIMIT || ends.is_some_and(|ends| ends > ANSWER_LIMIT) {
+            return Err(io::Error::other(format!("an answer of more than {ANSWER_LIMIT} bytes")));
+        }
+        if stream.read_buf(&mut read).await? == 0 {
+            // Only a body of no known length ends so.
+            let ended = head.is_some_and(|head| head.length.is_none());
+            if ended {
+                break;
+            }
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
     }
-    innermost.to_string()
+    let Some(Head { status, bytes, length, closes }) = head else { return Err(io::ErrorKind::UnexpectedEof.into()) };
+    let keeps = !closes && length.is_some_and(|length| read.len() == bytes + length);
+    Ok(Answer { status, body: read.split_off(bytes), keeps })
+}
+
+/// The head of what was read, once it is whole.
+fn head_of(read: &[u8]) -> io::Result<Option<Head>> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut answer = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(bytes) = answer.parse(read).map_err(io::Error::other)? else { return Ok(None) };
+    let value = |name: &str| {
+        let header = answer.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok().map(str::trim)
+    };
+    if value("transfer-encoding").is_some() {
+        return Err(io::Error::other("an answer in pieces, which no agent gives"));
+    }
+    let length = value("content-length").map(|length| length.parse().map_err(io::Error::other)).transpose()?;
+    let closes =
+        answer.version == Some(0) || value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+    let status = StatusCode::from_u16(answer.code.unwrap_or_default()).map_err(io::Error::other)?;
+    Ok(Some(Head { status, bytes, length, closes }))
+}
+
+fn failed(error: io::Error) -> AgentError {
+    AgentError::Connection(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET /v1/load HTTP/1.1\r\n\r\n";
+
+    /// An agent that gives these answers, each on a connection of its own or, joined by `|`, one after another on one; how many
+    /// connections it had comes back with what the client made of each.
+    async fn outcomes(answers: &[&str]) -> (usize, Vec<Result<String, String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let agent = listener.local_addr().unwrap().to_string();
+        let (client, mut outcomes) = (AgentClient::default(), Vec::new());
+        let scripts: Vec<Vec<String>> =
+            answers.iter().map(|script| script.split('|').map(str::to_owned).collect()).collect();
+        let questions: usize = scripts.iter().map(Vec::len).sum();
+        let server = tokio::spawn(async move {
+            let mut connections = 0;
+            for script in scripts {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                connections += 1;
+                for answer in script {
+                    let mut asked = [0; 1024];
+                    let n_bytes = stream.read(&mut asked).await.unwrap();
+                    assert_eq!(&asked[..n_bytes], REQUEST);
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+            connections
+        });
+        for _ in 0..questions {
+            let answer = client.exchange(&agent, REQUEST).await;
+            let text =
+                answer.map(|answer| format!("{} {}", answer.status.as_u16(), String::from_utf8_lossy(&answer.body)));
+            outcomes.push(text.map_err(|error| error.to_string()));
+        }
+        (server.await.unwrap(), outcomes)
+    }
+
+    #[tokio::test]
+    async fn questions_share_a_connection_and_one_that_was_closed_is_opened_again() {
+        let one = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none";
+        let two = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 3\r\n\r\ntwo";
+        let joined = format!("{one}|{two}");
+        let (connections, said) = outcomes(&[&joined, one]).await;
+        assert_eq!(connections, 2);
+        assert_eq!(said, [Ok("200 one".to_owned()), Ok("503 two".to_owned()), Ok("200 one".to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_half_or_none_is_a_failure() {
+        for (answer, why) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 30\r\n\r\nhalf", "unexpected end of file"),
+            ("HTTP/1.1 200 OK\r\ncontent-le", "unexpected end of file"),
+            ("", "unexpected end of file"),
+            ("220 mail.example ESMTP\r\n\r\n", "invalid HTTP version"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 70000\r\n\r\n", "an answer of more than 65536 bytes"),
+            ("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", "invalid digit found in string"),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+                "an answer in pieces, which no agent gives",
+            ),
+        ] {
+            assert_eq!(outcomes(&[answer]).await.1, [Err(why.to_owned())], "{answer}");
+        }
+        // Without a length it is whole when the connection ends, and that is not kept.
+        let closed = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall";
+        assert_eq!(outcomes(&[closed, closed]).await, (2, vec![Ok("200 all".to_owned()), Ok("200 all".to_owned())]));
+    }
+
+    #[tokio::test]
+    async fn a_body_without_end_is_cut() {
+        let endless = format!("HTTP/1.1 200 OK\r\n\r\n{}", "a".repeat(ANSWER_LIMIT + 1));
+        assert_eq!(outcomes(&[&endless]).await.1, [Err("an answer of more than 65536 bytes".to_owned())]);
+    }
 }

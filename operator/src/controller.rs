@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
-        core::v1::{ConfigMap, ObjectReference, Pod, Service},
+        core::v1::{ConfigMap, Container, ObjectReference, Pod, PodSpec, Service},
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
     },
@@ -49,7 +49,7 @@ use crate::{
     lease::Leadership,
     lint,
     metrics::Metrics,
-    observe::{Caches, Observed, observe_cached, observe_live},
+    observe::{Caches, Observed, PodIndex, observe_cached, observe_live},
     pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
     probe::Probe,
@@ -128,11 +128,16 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let Shared { leadership, metrics, ledger, vitals } = shared;
     let scope = options.namespace.as_deref();
-    let (pods, pod_events) = cached::<Pod>(&client, scope);
-    let (services, service_events) = cached::<Service>(&client, scope);
-    let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope);
-    let (budgets, budget_events) = cached::<PodDisruptionBudget>(&client, scope);
-    let (network_policies, network_policy_events) = cached::<NetworkPolicy>(&client, scope);
+    let pods_of = PodIndex::default();
+    let noted = pods_of.clone();
+    let (pods, pod_events) = cached::<Pod>(&client, scope, move |pod| {
+        slim(pod);
+        noted.note(pod, Instant::now());
+    });
+    let (services, service_events) = cached::<Service>(&client, scope, strip);
+    let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope, strip);
+    let (budgets, budget_events) = cached::<PodDisruptionBudget>(&client, scope, strip);
+    let (network_policies, network_policy_events) = cached::<NetworkPolicy>(&client, scope, strip);
     let (deployments, writer) = reflector::store();
     let clock = Clock::of(&client).await;
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
@@ -169,7 +174,7 @@ pub async fn run(
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        caches: Caches { pods, services, config_maps, budgets, network_policies },
+        caches: Caches { pods, pods_of, services, config_maps, budgets, network_policies },
         defaults: options.defaults,
         deployments: deployments.clone(),
         failures: Mutex::default(),
@@ -202,7 +207,11 @@ pub async fn run(
 }
 
 /// A cache of what the operator made, and the events that fill it.
-fn cached<K>(client: &Client, scope: Option<&str>) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+fn cached<K>(
+    client: &Client,
+    scope: Option<&str>,
+    trim: impl Fn(&mut K) + Send + 'static,
+) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
     K: std::fmt::Debug + Send + Sync + 'static,
@@ -211,7 +220,7 @@ where
     let store = writer.as_reader();
     let config = watcher::Config::default().labels(&labels::managed_selector());
     let events = watcher(api::<K>(client, scope), config).backoff(WatchPauses::default());
-    (store, events.modify(strip).reflect(writer).touched_objects().boxed())
+    (store, events.modify(trim).reflect(writer).touched_objects().boxed())
 }
 
 fn api<K>(client: &Client, scope: Option<&str>) -> Api<K>
@@ -227,6 +236,21 @@ where
 /// Bookkeeping of the API server that nobody here reads is most of an object's size.
 fn strip<K: Resource>(object: &mut K) {
     object.managed_fields_mut().clear();
+}
+
+/// What the caches keep of a pod. Its volumes, probes and variables are most of the rest, and ours anyway.
+fn slim(pod: &mut Pod) {
+    strip(pod);
+    let Some(spec) = pod.spec.take() else { return };
+    let containers = spec.containers.into_iter();
+    pod.spec = Some(PodSpec {
+        node_name: spec.node_name,
+        node_selector: spec.node_selector,
+        containers: containers
+            .map(|container| Container { name: container.name, resources: container.resources, ..Container::default() })
+            .collect(),
+        ..PodSpec::default()
+    });
 }
 
 /// One round with its metrics and log fields.

@@ -3,9 +3,10 @@
 //! Two sources: the watch caches, good enough to see that nothing is to be done, and the API server itself. A plan that
 //! would change anything is made again from a fresh reading, so no decision rests on a stale cache.
 
+mod index;
 mod pod;
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Instant};
 
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Pod, Service},
@@ -22,7 +23,10 @@ use stoker_crds::InferenceDeployment;
 use stoker_replica::Replica;
 
 pub(crate) use self::pod::agent;
-pub use self::pod::{intent_of, observe_replica};
+pub use self::{
+    index::PodIndex,
+    pod::{intent_of, observe_replica},
+};
 use crate::{clock::SKEW, desired::labels, readings::Readings};
 
 /// Everything that exists for one deployment. Possibly stale.
@@ -67,6 +71,8 @@ pub enum Child<K> {
 pub struct Caches {
     /// Pods that the operator made.
     pub pods: Store<Pod>,
+    /// Which of them a deployment has.
+    pub pods_of: PodIndex,
     /// Services that the operator made.
     pub services: Store<Service>,
     /// ConfigMaps that the operator made.
@@ -87,7 +93,8 @@ impl fmt::Debug for Caches {
 pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, readings: &Readings) -> Observed {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
-    let pods = caches.pods.state().into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
+    let pods = caches.pods_of.pods(&caches.pods, &namespace, &name, Instant::now());
+    let pods = pods.into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
     let budget = caches.budgets.get(&ObjectRef::new(&name).within(&namespace));
