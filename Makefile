@@ -54,6 +54,11 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/bench-scaling --out docs/benchmarks/results/scaling.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, in a network namespace (ten minutes, 8 GB); append figures, render
+	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
+	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
 check-gpu: ## All that only a machine with a GPU can check: kernels, engine beside transformers, memory and race checkers
 	@tools/bench/gpu-check.sh
 
@@ -104,4 +109,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults explore bench check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

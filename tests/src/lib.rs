@@ -5,5 +5,7 @@ pub mod agent_pod;
 pub mod cluster;
 pub mod docs;
 pub mod faults;
+pub mod fleet;
+pub mod measured;
 pub mod operator;
 pub mod skip;

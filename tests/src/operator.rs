@@ -421,8 +421,12 @@ pub fn get(url: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A program of this workspace, built beside the running one.
+/// A program of this workspace: the operator that `$STOKER_OPERATOR_BIN` names, or what was built beside the running program.
 fn program(name: &str) -> Result<PathBuf> {
+    let named = (name == "stoker-operator").then(|| std::env::var_os("STOKER_OPERATOR_BIN")).flatten();
+    if let Some(path) = named {
+        return Ok(path.into());
+    }
     let own = std::env::current_exe()?;
     let folders = own.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
@@ -432,13 +436,13 @@ fn program(name: &str) -> Result<PathBuf> {
 }
 
 /// A client with the rights of a kubeconfig.
-pub(crate) async fn client_of(kubeconfig: &Path) -> Result<Client> {
+pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
     let file = Kubeconfig::read_from(kubeconfig)?;
     Ok(Client::try_from(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)?)
 }
 
 /// Installs the CRD and gives the operator the chart's rights.
-async fn prepare(client: &Client) -> Result<()> {
+pub async fn prepare(client: &Client) -> Result<()> {
     let crd = stoker_crds::crd::crd();
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     crds.patch(&crd.name_any(), &applying(), &Patch::Apply(&crd)).await?;

@@ -44,6 +44,8 @@ pub struct ControlPlaneOptions {
     pub audit: Audit,
     /// Where data, credentials and logs go. It is removed in the end. Default: a new temporary folder.
     pub dir: Option<PathBuf>,
+    /// Addresses of Services. Default: 254 that no other cluster on this machine has.
+    pub services: Option<String>,
 }
 
 /// What runs beside etcd and the API server.
@@ -99,7 +101,8 @@ impl ControlPlane {
         let dir = Dir::create(options.dir.as_deref())?;
         keeper.remove_at_end(dir.path());
         let slot = Slot::claim()?;
-        let addresses = slot.addresses();
+        let mut addresses = slot.addresses();
+        addresses.service_range = options.services.clone().unwrap_or(addresses.service_range);
         let credentials = Credentials::create(&dir.path().join("credentials"), &addresses)?;
         let servers = Servers { dir: dir.path(), addresses: &addresses, credentials: &credentials };
         let layout = Layout { binaries: &binaries, servers };
