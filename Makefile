@@ -43,6 +43,10 @@ faults: kube ## Operator and API server under scripted faults, STOKER_FAULT_SEED
 	@cargo build -p stoker-operator -p stoker-tests --bins
 	STOKER_FAULT_SEEDS=$${STOKER_FAULT_SEEDS:-200} cargo test -p stoker-tests --test fault_suite -- --test-threads 1 --nocapture
 
+rolls: kube ## STOKER_ROLLS=1000 rolls, scale-downs, evictions and node drains on real agents that stream (an hour); docs/faults.md
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-tests --bins
+	STOKER_ROLLS=$${STOKER_ROLLS:-1000} cargo test -p stoker-tests --test operator_rolls -- --nocapture
+
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
 
@@ -109,4 +113,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults rolls explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

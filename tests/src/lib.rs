@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod agent_pod;
+pub mod clients;
 pub mod cluster;
 pub mod docs;
 pub mod faults;

@@ -3,21 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    thread::{JoinHandle, sleep},
-    time::{Duration, Instant},
-};
+use std::{thread::sleep, time::Duration};
 
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_loadgen::client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling};
 use stoker_scaling::{Cause, DecisionRecord, Replay};
 use stoker_tests::{
     agent,
+    clients::{Clients, Service},
     operator::{Rig, serves},
 };
 
@@ -25,58 +18,6 @@ const IMAGE: &str = "real/agent:1";
 const SOON: Duration = Duration::from_secs(120);
 /// Requests end within the drain's deadline even on a busy machine.
 const DRAIN: (u32, u32) = (3, 120);
-
-/// Clients that ask one request after the other until they are told to stop.
-struct Clients {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Vec<String>>>,
-    answered: Arc<AtomicUsize>,
-}
-
-impl Clients {
-    /// `count` clients, each with requests of this many completion tokens, and a pause between two of them.
-    fn start(base: &str, count: usize, max_tokens: u32, pause: Duration) -> Self {
-        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let threads = (0..count as u64).map(|seed| {
-            let (stop, answered, base) = (stop.clone(), answered.clone(), base.to_owned());
-            let ask = Ask { prompt: Prompt::Text("Tell me a story about the sea.".into()), max_tokens, seed };
-            std::thread::spawn(move || client(&base, &ask, pause, &stop, &answered))
-        });
-        Self { threads: threads.collect(), stop, answered }
-    }
-
-    /// Lets each finish what it asked; every failure they saw.
-    fn stop(self) -> (usize, Vec<String>) {
-        self.stop.store(true, Ordering::SeqCst);
-        let failures = self.threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
-        (self.answered.load(Ordering::SeqCst), failures)
-    }
-}
-
-/// Asks until told to stop; each request has a connection of its own, so that the Service spreads them.
-fn client(base: &str, ask: &Ask, pause: Duration, stop: &AtomicBool, answered: &AtomicUsize) -> Vec<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let options = Options {
-        url: base.to_owned(),
-        form: Form::Chat,
-        connections: Connections::Fresh,
-        ending: Ending::AtMaxTokens,
-        sampling: Sampling::OfModel,
-        api_key: None,
-    };
-    let http = runtime.block_on(async { Client::new(options) }).unwrap();
-    let mut failures = Vec::new();
-    while !stop.load(Ordering::SeqCst) {
-        let answer = runtime.block_on(async { http.ask("chat", ask, (Instant::now() + SOON).into()).await });
-        match answer.map(|answer| answer.usage.map(|usage| usage.completion_tokens)) {
-            Ok(Some(tokens)) if tokens == ask.max_tokens => _ = answered.fetch_add(1, Ordering::SeqCst),
-            Ok(tokens) => failures.push(format!("{tokens:?} of {} tokens", ask.max_tokens)),
-            Err(failure) => failures.push(failure.to_string()),
-        }
-        sleep(pause);
-    }
-    failures
-}
 
 /// A cluster whose node has the real agent.
 fn rig() -> Rig {
@@ -103,8 +44,9 @@ fn spec(kv_cache_tokens: u32, targets: Value, windows: Windows) -> Value {
     })
 }
 
-fn base(rig: &Rig) -> String {
-    format!("http://{}:8000", rig.service("chat").unwrap().spec.unwrap().cluster_ip.unwrap())
+fn chat(rig: &Rig) -> Service {
+    let base = format!("http://{}:8000", rig.service("chat").unwrap().spec.unwrap().cluster_ip.unwrap());
+    Service { base, model: "chat".to_owned() }
 }
 
 fn serving(rig: &Rig) -> usize {
@@ -130,10 +72,10 @@ fn a_load_step_takes_one_replica_to_three_and_its_end_takes_them_back_without_cu
     rig.apply("chat", spec(2048, json!({"slowdown": 20}), Windows { stable: 8, panic: 4 })).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     // A client that never stops sees every replica come and go.
-    let witness = Clients::start(&base(&rig), 1, 40, Duration::from_millis(200));
+    let witness = Clients::start(&chat(&rig), 1, 40, Duration::from_millis(200));
     sleep(Duration::from_secs(8));
     assert_eq!(path(&records(&rig)), [1], "one client is no pressure");
-    let crowd = Clients::start(&base(&rig), 24, 200, Duration::ZERO);
+    let crowd = Clients::start(&chat(&rig), 24, 200, Duration::ZERO);
     rig.wait("three serve", SOON, |rig| Ok(serving(rig) == 3)).unwrap();
     let seen = records(&rig);
     let pressed = seen.iter().find(|record| record.decision.pressure > 1.0).unwrap().at_ms;
@@ -161,7 +103,7 @@ fn a_mix_that_preempts_scales_up_although_mean_kv_is_under_target() {
     rig.apply("chat", spec(640, json!({"kv": 1, "preemptionsPerMinute": 0.5}), windows)).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     sleep(Duration::from_secs(40));
-    let mix = Clients::start(&base(&rig), 2, 400, Duration::from_secs(15));
+    let mix = Clients::start(&chat(&rig), 2, 400, Duration::from_secs(15));
     rig.wait("a second replica is wanted", SOON, |rig| Ok(path(&rig.operator.records("chat", 0)?).len() > 1)).unwrap();
     let seen = records(&rig);
     let up = seen.iter().find(|record| record.decision.desired > record.decision.previous).unwrap();
