@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use half::bf16;
 
 use crate::{
+    codes,
     draw::Draw,
     launch::{AttentionSpec, BLOCK_SIZE, GATE_UP_GROUP, GemmShape, Heads, NormWeight},
     quantise::E4M3_MAX,
@@ -26,20 +27,9 @@ pub fn e4m3(x: f32) -> f32 {
     ((x / step).round_ties_even() * step).clamp(-E4M3_MAX, E4M3_MAX)
 }
 
-/// The number that a byte stands for.
-pub fn e4m3_of_bits(bits: u8) -> f32 {
-    let (exponent, digits) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-    let size = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => digits * 2f32.powi(-9),
-        _ => (8.0 + digits) * 2f32.powi(exponent - 10),
-    };
-    if bits >> 7 == 1 { -size } else { size }
-}
-
 /// The byte that stands for a number of e4m3.
 pub fn bits_of_e4m3(x: f32) -> u8 {
-    let is_it = |bits: &u8| e4m3_of_bits(*bits).to_bits() == x.to_bits();
+    let is_it = |bits: &u8| codes::e4m3(*bits).to_bits() == x.to_bits();
     (0..=u8::MAX).find(is_it).expect("a number of e4m3 has a byte")
 }
 
@@ -355,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_number_becomes_the_nearest_of_e4m3_or_of_two_the_one_with_an_even_last_digit() {
-        let numbers: Vec<(u8, f32)> = (0..0x7f).map(|bits| (bits, e4m3_of_bits(bits))).collect();
+        let numbers: Vec<(u8, f32)> = (0..0x7f).map(|bits| (bits, codes::e4m3(bits))).collect();
         assert_eq!((numbers[1].1, numbers[8].1, numbers[0x7e].1), (2f32.powi(-9), 2f32.powi(-6), E4M3_MAX));
         let nearest = |x: f32| {
             let distance = |number: &f32| (f64::from(*number) - f64::from(x)).abs();
@@ -368,7 +358,7 @@ mod tests {
         let halfway = numbers.windows(2).map(|two| f32::midpoint(two[0].1, two[1].1));
         for x in some.chain(halfway).chain([0.0, 1e-9, 448.0, 500.0]) {
             assert_eq!((e4m3(x), e4m3(-x)), (nearest(x), -nearest(x)), "{x}");
-            assert_eq!(e4m3_of_bits(bits_of_e4m3(-nearest(x))), -nearest(x));
+            assert_eq!(codes::e4m3(bits_of_e4m3(-nearest(x))), -nearest(x));
         }
     }
 

@@ -9,7 +9,7 @@ use super::{
     skinny::{EPS, Values, row_squares},
 };
 use crate::{
-    KernelError, bf16, gemm,
+    KernelError, bf16, codes, gemm,
     gemm::{Depth, GemmPlan},
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
@@ -63,7 +63,7 @@ fn noise(gpu: &mut Gpu, n_rows: usize, width: usize) -> Vec<f32> {
 
 /// What rows hold on the device: numbers, scales.
 fn held(gpu: &Gpu, rows: &QuantisedRows) -> Result<(Vec<f32>, Vec<f32>), KernelError> {
-    let numbers = gpu.download(rows.values())?.into_iter().map(reference::e4m3_of_bits).collect();
+    let numbers = gpu.download(rows.values())?.into_iter().map(codes::e4m3).collect();
     Ok((numbers, gpu.download(rows.scales())?))
 }
 
