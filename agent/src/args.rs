@@ -158,7 +158,8 @@ pub(crate) struct Flags {
     itl_target_ms: Option<u32>,
 
     /// Multiply with weights in fewer bits than they are stored in: fp8 quantises the projections of layers when they are loaded.
-    /// Half the memory for weights and 1.3 to 1.5 times the speed; needs an H100 or H200. Default: as they are stored.
+    /// An 8B model on an H200: weights of 9.1 GB instead of 16.1, 1.4 times the tokens a second. Needs an H100 or H200. Default: as they
+    /// are stored.
     #[arg(long, value_name = "fp8", value_parser = quantization)]
     quantization: Option<Quantization>,
 

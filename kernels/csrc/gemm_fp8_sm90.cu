@@ -24,19 +24,4 @@
 #define GEMM_ALL(groups, columns, panels, blocks, cluster)           \
   GEMM(bf16, groups, columns, panels, blocks, cluster, stoker::bf16) \
   GEMM(activated, groups, columns, panels, blocks, cluster, stoker::Activated)
-#define GEMM_SPLIT(groups, columns, panels)                                \
-  GEMM(split_bf16, groups, columns, panels, 2, kSplitsDepth, stoker::bf16) \
-  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)
-GEMM_ALL(1, 8, 2, 1, kNone)
-GEMM_ALL(2, 8, 1, 1, kNone)
-GEMM_ALL(1, 32, 2, 2, kSharesX)
-GEMM_ALL(2, 32, 1, 2, kSharesX)
-GEMM_ALL(1, 64, 2, 2, kSharesX)
-GEMM_ALL(2, 64, 1, 2, kSharesX)
-GEMM_ALL(1, 128, 1, 2, kSharesX)
-GEMM_ALL(2, 128, 1, 2, kSharesX)
-GEMM_ALL(2, 256, 1, 2, kSharesX)
-GEMM_SPLIT(1, 32, 2)
-GEMM_SPLIT(1, 64, 2)
-GEMM_SPLIT(1, 128, 1)
-GEMM_SPLIT(2, 128, 1)
+GEMM_TILES

@@ -1,7 +1,6 @@
 // The products of gemm_sm90.cuh of bf16: each tile, each cluster, each way to end.
 #include "gemm_sm90.cuh"
 
-// Warpgroups, columns, panels of a stage; of a cluster how many blocks, and what they have in common.
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                            \
   stoker::Gemm<stoker::bf16, groups, columns, panels, stoker::Cluster::cluster>::run(                                          \
@@ -24,27 +23,12 @@
   GEMM(f32, groups, columns, panels, blocks, cluster, float)              \
   GEMM(activated, groups, columns, panels, blocks, cluster, stoker::Activated)
 #define GEMM_UPDATED(groups, columns, panels, blocks, cluster) GEMM(updated, groups, columns, panels, blocks, cluster, stoker::Updated)
-#define GEMM_SPLIT(groups, columns, panels)                                             \
-  GEMM(split_bf16, groups, columns, panels, 2, kSplitsDepth, stoker::bf16)              \
-  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)
 #define GEMM_SPLIT_UPDATED(groups, columns, panels) GEMM(split_updated, groups, columns, panels, 2, kSplitsDepth, stoker::Updated)
-GEMM_ALL(1, 8, 2, 1, kNone)
-GEMM_ALL(2, 8, 1, 1, kNone)
-GEMM_ALL(1, 32, 2, 2, kSharesX)
-GEMM_ALL(2, 32, 1, 2, kSharesX)
-GEMM_ALL(1, 64, 2, 2, kSharesX)
-GEMM_ALL(2, 64, 1, 2, kSharesX)
-GEMM_ALL(1, 128, 1, 2, kSharesX)
-GEMM_ALL(2, 128, 1, 2, kSharesX)
-GEMM_ALL(2, 256, 1, 2, kSharesX)
 GEMM_UPDATED(1, 8, 2, 1, kNone)
 GEMM_UPDATED(1, 32, 2, 2, kSharesX)
 GEMM_UPDATED(1, 64, 2, 2, kSharesX)
 GEMM_UPDATED(1, 128, 1, 2, kSharesX)
-GEMM_SPLIT(1, 32, 2)
-GEMM_SPLIT(1, 64, 2)
-GEMM_SPLIT(1, 128, 1)
-GEMM_SPLIT(2, 128, 1)
+GEMM_TILES
 GEMM_SPLIT_UPDATED(1, 32, 2)
 GEMM_SPLIT_UPDATED(1, 64, 2)
 GEMM_SPLIT_UPDATED(1, 128, 1)

@@ -457,3 +457,23 @@ struct Gemm {
 #else
 #define CLUSTERED(blocks)
 #endif
+
+// The tiles that products of every format have: `GEMM_ALL` is what each writes, `GEMM` one kernel. Warpgroups, columns, panels of a
+// stage; of a cluster how many blocks, and what they have in common.
+#define GEMM_SPLIT(groups, columns, panels)                                \
+  GEMM(split_bf16, groups, columns, panels, 2, kSplitsDepth, stoker::bf16) \
+  GEMM(split_activated, groups, columns, panels, 2, kSplitsDepth, stoker::Activated)
+#define GEMM_TILES                \
+  GEMM_ALL(1, 8, 2, 1, kNone)     \
+  GEMM_ALL(2, 8, 1, 1, kNone)     \
+  GEMM_ALL(1, 32, 2, 2, kSharesX) \
+  GEMM_ALL(2, 32, 1, 2, kSharesX) \
+  GEMM_ALL(1, 64, 2, 2, kSharesX) \
+  GEMM_ALL(2, 64, 1, 2, kSharesX) \
+  GEMM_ALL(1, 128, 1, 2, kSharesX) \
+  GEMM_ALL(2, 128, 1, 2, kSharesX) \
+  GEMM_ALL(2, 256, 1, 2, kSharesX) \
+  GEMM_SPLIT(1, 32, 2)            \
+  GEMM_SPLIT(1, 64, 2)            \
+  GEMM_SPLIT(1, 128, 1)           \
+  GEMM_SPLIT(2, 128, 1)

@@ -27,6 +27,17 @@ pub(crate) fn open(directory: &Path) -> Result<LoadedModel, StartError> {
     LoadedModel::open(&config(directory, EngineLimits::default()), &|_| {})
 }
 
+/// A model is refused, in words that contain every part.
+pub(crate) fn refused_with(directory: &Path, parts: &[&str]) {
+    let message = match open(directory) {
+        Ok(_) => panic!("the model was accepted; expected a refusal with {parts:?}"),
+        Err(error) => error.to_string(),
+    };
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
 /// Serves a model.
 pub(crate) fn start(directory: &Path, limits: EngineLimits) -> EngineHandle {
     Engine::start(config(directory, limits), |_| {}).expect("the checkpoint starts")
