@@ -5,7 +5,7 @@
 //
 // Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. Two kernels
 // are for heads of 64 and 128, two for any width up to 64 or 128, with a window and a soft-cap if the layer has them: what lies
-// behind a narrower head the copy engine fills with zeros. The host
+// behind a narrower head the copy engine fills with zeros. Each is there for a cache of bf16 and for one of e4m3. The host
 // plans tiles (plan/prefill.rs): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
 // tiles, the last ones, have sequence -1: a captured graph keeps its grid. Work is
 // a tile and a KV head; block b takes b, then goes back and forth over the rest, so that sums of lengths are even.
@@ -13,7 +13,9 @@
 //
 //       shared memory, D = 128:   Q 2 stages x 2 x [128 rows x 64]   K 2 stages x 2 x [128 tokens x 64]   V the same
 //
-// A KV block of one head is one box of the copy engine a half: eight lanes fetch a tile's eight blocks by the block table.
+// A KV block of one head is one box of the copy engine a half: eight lanes fetch a tile's eight blocks by the block table. Of e4m3
+// four producer warps, two for K and two for V, load the tiles through their registers and widen them to f16 on the way; queries before
+// such a cache are f16. Scales of keys and of values are multiplied into scores and results.
 // Each warpgroup multiplies Q by the next K while it weighs, and the two take turns to start: while one computes
 // exponentials the other has the tensor cores. KV goes from the newest tile to the oldest, so that only the first tile or two of
 // a row need a mask. Tiles begin at multiples of 128 tokens: a row's sums have one order, whatever chunk it is in.
@@ -23,6 +25,7 @@
 // to 685 TFLOP/s at 8192 tokens (a hot and a cool chip), 430 to 550 at 2048, 585 to 660 for 512 tokens over 7680; a large product
 // has 710 to 745.
 #include "attention.cuh"
+#include "e4m3.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -30,6 +33,7 @@ namespace stoker {
 
 struct PagedPrefill {
   bf16* out;
+  const float* kv_scales;  // of e4m3: of each KV head's keys, then of its values
   const int32_t* block_table;
   const PrefillTile* tiles;
   float* partial_out;   // pieces x n_kv x 128 rows x D, only of tiles in several pieces
@@ -46,6 +50,20 @@ constexpr int kConsumers = 256, kConsumerWarps = kConsumers / kWarp, kGroupThrea
 constexpr int kTileRows = 128, kGroupRows = 64, kTileTokens = 128, kTileBlocks = kTileTokens / kBlockSize, kStages = 2;
 // 64 values of a row of a tile: what a swizzled tile is wide.
 constexpr uint32_t kHalfRowBytes = 128;
+
+// What is multiplied; registers of a thread after the start, which together are all of a multiprocessor; the warps that bring one tile of
+// K, or of V.
+template <typename Tokens>
+struct Roles {
+  using Number = bf16;
+  static constexpr int kConsumerRegisters = 232, kProducerRegisters = 40, kTileProducers = 1;
+};
+// Producers that widen hold what is on its way.
+template <>
+struct Roles<const e4m3*> {
+  using Number = __half;
+  static constexpr int kConsumerRegisters = 208, kProducerRegisters = 88, kTileProducers = 2;
+};
 
 struct Pipe {
   uint64_t full[kStages], empty[kStages];
@@ -66,6 +84,7 @@ struct Work {
   PrefillTile tile;
   int kv_head;
   int seen_from;  // first KV token in the window of the tile's first token; below 0 too
+  float score_scale, value_scale;  // to units of log2; 1 where the cache has no scales
   __device__ __forceinline__ int first() const { return max(tile.begin, seen_from) / kTileTokens; }
   // Before the first if the piece lies before the window.
   __device__ __forceinline__ int last() const { return (tile.end - 1) / kTileTokens; }
@@ -84,23 +103,31 @@ __device__ __forceinline__ bool find_work(Work& work, const PagedPrefill& p, int
   if (at >= p.n_tiles * p.n_kv) return false;
   work.tile = p.tiles[at / p.n_kv], work.kv_head = at % p.n_kv;
   work.seen_from = kPlain ? 0 : work.tile.first_visible - p.extras.window;
+  const bool has_scales = p.kv_scales != nullptr;
+  work.score_scale = p.scale * kLog2e * (has_scales ? p.kv_scales[work.kv_head] : 1.f);
+  work.value_scale = has_scales ? p.kv_scales[p.n_kv + work.kv_head] : 1.f;
   return work.tile.sequence >= 0;
+}
+
+// Of the queries of one work. By one lane.
+template <int kDim>
+__device__ __forceinline__ void bring_queries(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p, const Work& work,
+                                              int round) {
+  const int group = p.n_q / p.n_kv, n_bytes = kTileRows / group * group * kDim * 2;
+  const uint32_t stage = round % kStages;
+  wait_for(&pipe.empty[stage], (round / kStages & 1) ^ 1);
+  arrive_expecting(&pipe.full[stage], n_bytes);
+#pragma unroll
+  for (int half = 0; half < kDim / 64; ++half) {
+    const uint32_t target = stages + (stage * (kDim / 64) + half) * kTileRows * kHalfRowBytes;
+    copy_box(target, map, half * 64, work.kv_head * group, work.tile.first_row, &pipe.full[stage]);
+  }
 }
 
 template <int kDim, bool kPlain>
 __device__ __forceinline__ void produce_queries(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
-  const int group = p.n_q / p.n_kv, n_bytes = kTileRows / group * group * kDim * 2;
   Work work;
-  for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
-    const uint32_t stage = round % kStages;
-    wait_for(&pipe.empty[stage], (round / kStages & 1) ^ 1);
-    arrive_expecting(&pipe.full[stage], n_bytes);
-#pragma unroll
-    for (int half = 0; half < kDim / 64; ++half) {
-      const uint32_t target = stages + (stage * (kDim / 64) + half) * kTileRows * kHalfRowBytes;
-      copy_box(target, map, half * 64, work.kv_head * group, work.tile.first_row, &pipe.full[stage]);
-    }
-  }
+  for (int round = 0; find_work<kPlain>(work, p, round); ++round) bring_queries<kDim>(pipe, map, stages, p, work, round);
 }
 
 // All lanes of a warp; lane l copies block l % 8 of half l / 8. Blocks past the sequence repeat its last one.
@@ -124,6 +151,67 @@ __device__ __forceinline__ void produce_tokens(Pipe& pipe, const TensorMap& map,
   }
 }
 
+// A warp's every second KV block of a tile: all its loads first, as registers are what is on its way. (Through shared memory, a tile
+// ahead, it took a fifth longer: that is what products need most.) A quarter of a warp has four pieces of two rows: they are stored to
+// eight groups of banks.
+template <int kDim, bool kPlain>
+__device__ __forceinline__ void bring_tokens(uint32_t tile, const e4m3* cache, const PagedPrefill& p, int blocks, int own) {
+  constexpr int kRowsAtOnce = kWarp * 16 / kDim, kLoads = kBlockSize / kRowsAtOnce, kBlocksAtOnce = 8 / kLoads < 4 ? 8 / kLoads : 4;
+  const int lane = threadIdx.x % kWarp, dim = width<kDim, kPlain>(p);
+  const int piece = lane % 4 + lane / (4 * kRowsAtOnce) * 4, row = lane / 4 % kRowsAtOnce;
+#pragma unroll
+  for (int first = 0; first < kTileBlocks / 2; first += kBlocksAtOnce) {
+    uint4 codes[kBlocksAtOnce][kLoads];
+#pragma unroll
+    for (int b = 0; b < kBlocksAtOnce; ++b) {
+      const size_t block_row = static_cast<size_t>(__shfl_sync(~0u, blocks, 2 * (first + b) + own));
+      const e4m3* source = cache + (block_row + row) * dim + piece * 16;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const bool present = kPlain || piece * 16 < dim;
+        codes[b][i] = present ? *reinterpret_cast<const uint4*>(source + i * kRowsAtOnce * dim) : make_uint4(0, 0, 0, 0);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocksAtOnce; ++b) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        uint4 values[2];
+        widen(codes[b][i], values);
+        const int tile_row = (2 * (first + b) + own) * kBlockSize + i * kRowsAtOnce + row;
+        const uint32_t line = tile + (piece / 4 * kTileTokens + tile_row) * kHalfRowBytes;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) store_shared(line + ((piece % 4 * 2 + half) ^ (tile_row & 7)) * 16, values[half]);
+      }
+    }
+  }
+}
+
+// By two warps. The first one of keys asks for the queries, too: what it has to wait for there is long read when all keys of the work
+// before are on their way.
+template <int kDim, bool kPlain, typename BeginWork>
+__device__ __forceinline__ void produce_tokens(Pipe& pipe, const e4m3* cache, uint32_t stages, const PagedPrefill& p, int own,
+                                               const BeginWork& begin_work) {
+  const int lane = threadIdx.x % kWarp;
+  uint32_t n = 0;
+  Work work;
+  for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
+    begin_work(work, round);
+    const int32_t* table = p.block_table + static_cast<size_t>(work.tile.sequence) * p.table_stride;
+    // Blocks past the sequence repeat its last one.
+    const int last_block = (work.tile.end - 1) / kBlockSize;
+    for (int t = work.last(); t >= work.first(); --t, ++n) {
+      const int blocks = (table[min(t * kTileBlocks + lane % kTileBlocks, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
+      const uint32_t stage = n % kStages;
+      wait_for(&pipe.empty[stage], (n / kStages & 1) ^ 1);
+      bring_tokens<kDim, kPlain>(stages + stage * kTileTokens * kDim * 2, cache, p, blocks, own);
+      publish_to_tensor_cores();
+      __syncwarp();
+      if (lane == 0) arrive(&pipe.full[stage]);
+    }
+  }
+}
+
 __device__ __forceinline__ int consumer_group() { return threadIdx.x / kGroupThreads; }
 __device__ __forceinline__ int tile_row(int r) { return threadIdx.x / kWarp * 16 + r * 8 + threadIdx.x % kWarp / 4; }
 
@@ -140,23 +228,32 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
   if (threadIdx.x % kWarp == 0) arrive(barrier);
 }
 
-template <int kDim>
+template <typename Number, int kDim>
 __device__ __forceinline__ void score_tile(float (&score)[16][4], uint64_t q_rows, uint64_t k_tile) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     // A step of 16 values is 32 bytes along the 128-byte row of its half.
     const uint64_t q = moved(q_rows, step / 4 * kTileRows * kHalfRowBytes + step % 4 * 32);
     const uint64_t k = moved(k_tile, step / 4 * kTileTokens * kHalfRowBytes + step % 4 * 32);
-    wgmma_rows(score, q, k, step > 0);
+    if constexpr (std::is_same_v<Number, __half>) {
+      wgmma_rows_f16(score, q, k, step > 0);
+    } else {
+      wgmma_rows(score, q, k, step > 0);
+    }
   }
 }
 
-template <int kDim>
+template <typename Number, int kDim>
 __device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const uint32_t (&weights)[8][4], uint64_t v_tile) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     // 16 tokens are two groups of 8 rows.
-    wgmma_columns(out, weights[step], moved(v_tile, step * 16 * kHalfRowBytes));
+    const uint64_t rows = moved(v_tile, step * 16 * kHalfRowBytes);
+    if constexpr (std::is_same_v<Number, __half>) {
+      wgmma_columns_f16(out, weights[step], rows);
+    } else {
+      wgmma_columns(out, weights[step], rows);
+    }
   }
 }
 
@@ -180,8 +277,8 @@ __device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTi
 
 // Bounds scores, where the layer does, and says what they are to be multiplied by: to units of log2.
 template <bool kPlain>
-__device__ __forceinline__ float cap_tile(float (&score)[16][4], const PagedPrefill& p) {
-  const float scale = p.scale * kLog2e, softcap = kPlain ? 0.f : p.extras.softcap * kLog2e;
+__device__ __forceinline__ float cap_tile(float (&score)[16][4], const PagedPrefill& p, float scale) {
+  const float softcap = kPlain ? 0.f : p.extras.softcap * kLog2e;
   if (softcap > 0.f) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
@@ -224,12 +321,15 @@ __device__ __forceinline__ void scale_sums(Rows<kDim>& rows, const float (&keep)
 }
 
 // As the left operand of the second product.
+template <typename Number>
 __device__ __forceinline__ void round_weights(uint32_t (&weights)[8][4], const float (&p)[16][4]) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    weights[step][0] = pack(p[2 * step][0], p[2 * step][1]), weights[step][1] = pack(p[2 * step][2], p[2 * step][3]);
-    weights[step][2] = pack(p[2 * step + 1][0], p[2 * step + 1][1]);
-    weights[step][3] = pack(p[2 * step + 1][2], p[2 * step + 1][3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &p[2 * step + i / 2][i % 2 * 2];
+      weights[step][i] = pack_as<Number>(pair[0], pair[1]);
+    }
   }
 }
 
@@ -262,7 +362,7 @@ __device__ __forceinline__ void store(const Rows<kDim>& rows, const PagedPrefill
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int token = tile_row(r) / group, head = tile_row(r) % group;
-    const float inverse = 1.f / quad_sum(rows.sum[r]);
+    const float inverse = work.value_scale / quad_sum(rows.sum[r]);
     bf16* out = p.out + (static_cast<size_t>(work.tile.first_row + token) * p.n_q + work.kv_head * group + head) * dim;
     auto pair = [&](int j) { return pack(rows.out[j][2 * r] * inverse, rows.out[j][2 * r + 1] * inverse); };
 #pragma unroll
@@ -290,7 +390,7 @@ __device__ __forceinline__ void leave_piece(const Rows<kDim>& rows, const PagedP
     for (int j = 0; j < kDim / 8; ++j) {
       if (!kPlain && 8 * j >= dim) break;
       float2* target = reinterpret_cast<float2*>(p.partial_out + row * dim + 8 * j + 2 * t);
-      *target = make_float2(rows.out[j][2 * r], rows.out[j][2 * r + 1]);
+      *target = make_float2(rows.out[j][2 * r] * work.value_scale, rows.out[j][2 * r + 1] * work.value_scale);
     }
   }
 }
@@ -371,42 +471,43 @@ struct Consumer {
 };
 
 // The products of one tile of K and of the tile of V before it, and the weights of this one.
-template <int kDim, bool kPlain, bool kMasked>
+template <typename Number, int kDim, bool kPlain, bool kMasked>
 __device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
-                                            const PagedPrefill& p, const PrefillTile& tile, int group, int from) {
+                                            const PagedPrefill& p, const Work& work, int group, int from) {
+  const PrefillTile& tile = work.tile;
   float score[16][4], keep[2];
   take_turn();
   at.wait(at.barriers.k, at.n);
   begin_products();
-  score_tile<kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
+  score_tile<Number, kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
   commit_products();
   at.wait(at.barriers.v, at.n - 1);
   begin_products();
-  add_values<kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
+  add_values<Number, kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
   commit_products();
   give_turn_to(1 - consumer_group());
   wait_for_products<1>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  const float scale = cap_tile<kPlain>(score, p);
+  const float scale = cap_tile<kPlain>(score, p, work.score_scale);
   if (kMasked) mask_tile<kPlain>(score, tile, group, from, p.extras.window);
   weigh_tile<kDim>(rows, keep, score, scale);
   wait_for_products<0>();
   pin(rows.out);
   release(&at.barriers.v.empty[at.stage(at.n - 1)]);
   scale_sums<kDim>(rows, keep);
-  round_weights(weights, score);
+  round_weights<Number>(weights, score);
   ++at.n;
 }
 
 // The newest tile: nothing to add to yet, and it may end early.
-template <int kDim, bool kPlain>
+template <typename Number, int kDim, bool kPlain>
 __device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
                                               const PagedPrefill& p, const Work& work, int group) {
   float score[16][4], keep[2];
   at.wait(at.barriers.k, at.n);
   begin_products();
-  score_tile<kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
+  score_tile<Number, kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
   commit_products();
   const int from = work.last() * kTileTokens, n_present = work.tile.end - from;
   if (n_present < kTileTokens) {
@@ -416,14 +517,14 @@ __device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weigh
   wait_for_products<0>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  const float scale = cap_tile<kPlain>(score, p);
+  const float scale = cap_tile<kPlain>(score, p, work.score_scale);
   mask_tile<kPlain>(score, work.tile, group, from, p.extras.window);
   weigh_tile<kDim>(rows, keep, score, scale);
-  round_weights(weights, score);
+  round_weights<Number>(weights, score);
   ++at.n;
 }
 
-template <int kDim, bool kPlain>
+template <typename Number, int kDim, bool kPlain>
 __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round, const PagedPrefill& p, const Work& work,
                                        int group) {
   uint32_t weights[8][4];
@@ -431,25 +532,25 @@ __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round
   at.wait(at.barriers.q, round);
   // A piece before the window: nothing to see.
   if (!kPlain && work.first() > work.last()) return release(&at.barriers.q.empty[round % kStages]);
-  attend_newest<kDim, kPlain>(rows, weights, at, q_rows, p, work, group);
+  attend_newest<Number, kDim, kPlain>(rows, weights, at, q_rows, p, work, group);
   // From here on rows see all of a tile, down to where the last row's window begins.
   const int edge = kPlain ? work.first() : max(work.first(), (work.seen_from + work.tile.n_tokens - 2 + kTileTokens) / kTileTokens);
   int t = work.last() - 1;
   for (; t >= work.first() && (t + 1) * kTileTokens > work.tile.first_visible; --t) {
-    attend_tile<kDim, kPlain, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+    attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
   }
   for (; t >= edge; --t) {
-    attend_tile<kDim, kPlain, false>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+    attend_tile<Number, kDim, kPlain, false>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
   }
   if constexpr (!kPlain) {
     for (; t >= work.first(); --t) {
-      attend_tile<kDim, kPlain, true>(rows, weights, at, q_rows, p, work.tile, group, t * kTileTokens);
+      attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
     }
   }
   release(&at.barriers.q.empty[round % kStages]);
   at.wait(at.barriers.v, at.n - 1);
   begin_products();
-  add_values<kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
+  add_values<Number, kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
   commit_products();
   wait_for_products<0>();
   pin(rows.out);
@@ -457,7 +558,7 @@ __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round
 }
 
 // True if a tile that others have pieces of was among the work.
-template <int kDim, bool kPlain>
+template <typename Number, int kDim, bool kPlain>
 __device__ __forceinline__ bool consume(Consumer& at, const PagedPrefill& p) {
   const int group = p.n_q / p.n_kv;
   bool has_pieces = false;
@@ -469,7 +570,7 @@ __device__ __forceinline__ bool consume(Consumer& at, const PagedPrefill& p) {
     // Read ahead: nobody waits for it then.
     has_next = find_work<kPlain>(next, p, round + 1);
     Rows<kDim> rows = {{}, {-INFINITY, -INFINITY}, {}};
-    attend<kDim, kPlain>(rows, at, round, p, work, group);
+    attend<Number, kDim, kPlain>(rows, at, round, p, work, group);
     if (work.tile.n_pieces == 1) {
       store<kDim, kPlain>(rows, p, work, group);
     } else {
@@ -492,14 +593,39 @@ __device__ __forceinline__ void merge(const PagedPrefill& p) {
   }
 }
 
+struct Tiles {
+  uint32_t q, k, v;  // their first stages
+};
+
+// The copy engine fetches all.
 template <int kDim, bool kPlain>
-__device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const TensorMap& q, const TensorMap& k, const TensorMap& v) {
+__device__ __forceinline__ void produce(int producer, Barriers& barriers, const Tiles& tiles, const PagedPrefill& p, const TensorMap& q,
+                                        const TensorMap& k, const TensorMap& v) {
+  if (producer == 0) produce_tokens<kDim, kPlain>(barriers.k, k, tiles.k, p);
+  if (producer == 1) produce_tokens<kDim, kPlain>(barriers.v, v, tiles.v, p);
+  if (producer == 2 && threadIdx.x % kWarp == 0) produce_queries<kDim, kPlain>(barriers.q, q, tiles.q, p);
+}
+
+template <int kDim, bool kPlain>
+__device__ __forceinline__ void produce(int producer, Barriers& barriers, const Tiles& tiles, const PagedPrefill& p, const TensorMap& q,
+                                        const e4m3* k, const e4m3* v) {
+  const bool is_k = producer < 2;
+  auto begin_work = [&](const Work& work, int round) {
+    if (threadIdx.x == kConsumers) bring_queries<kDim>(barriers.q, q, tiles.q, p, work, round);
+    __syncwarp();
+  };
+  produce_tokens<kDim, kPlain>(is_k ? barriers.k : barriers.v, is_k ? k : v, is_k ? tiles.k : tiles.v, p, producer % 2, begin_work);
+}
+
+template <int kDim, bool kPlain, typename Tokens>
+__device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const TensorMap& q, const Tokens& k, const Tokens& v) {
   extern __shared__ uint8_t shared[];
   __shared__ Barriers barriers;
   constexpr uint32_t kStageBytes = kTileTokens * kDim * 2;
   if (threadIdx.x == 0) {
     for (Pipe* pipe : {&barriers.q, &barriers.k, &barriers.v}) {
-      for (int i = 0; i < kStages; ++i) init_barrier(&pipe->full[i], 1), init_barrier(&pipe->empty[i], kConsumerWarps);
+      const int n_producers = pipe == &barriers.q ? 1 : Roles<Tokens>::kTileProducers;
+      for (int i = 0; i < kStages; ++i) init_barrier(&pipe->full[i], n_producers), init_barrier(&pipe->empty[i], kConsumerWarps);
     }
     publish_barriers();
   }
@@ -513,40 +639,43 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
   // would be waited for one by one.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= kConsumerWarps) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
-    const int producer = warp - kConsumerWarps;
-    if (producer == 0) produce_tokens<kDim, kPlain>(barriers.k, k, k_tiles, p);
-    if (producer == 1) produce_tokens<kDim, kPlain>(barriers.v, v, v_tiles, p);
-    if (producer == 2 && threadIdx.x % kWarp == 0) produce_queries<kDim, kPlain>(barriers.q, q, q_tiles, p);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Roles<Tokens>::kProducerRegisters));
+    produce<kDim, kPlain>(warp - kConsumerWarps, barriers, {q_tiles, k_tiles, v_tiles}, p, q, k, v);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Roles<Tokens>::kConsumerRegisters));
     const uint64_t q_rows = tile_descriptor(q_tiles + consumer_group() * kGroupRows * kHalfRowBytes, 0, 1024);
     const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
     Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
-    if (consume<kDim, kPlain>(at, p)) merge<kDim, kPlain>(p);
+    if (consume<typename Roles<Tokens>::Number, kDim, kPlain>(at, p)) merge<kDim, kPlain>(p);
   }
 }
 
 #else
 
-template <int kDim, bool kPlain>
-__device__ __forceinline__ void paged_prefill(const PagedPrefill&, const TensorMap&, const TensorMap&, const TensorMap&) {}
+template <int kDim, bool kPlain, typename Tokens>
+__device__ __forceinline__ void paged_prefill(const PagedPrefill&, const TensorMap&, const Tokens&, const Tokens&) {}
 
 #endif
 
 }  // namespace stoker
 
-#define PAGED_PREFILL_SM90(name, tile_dim, plain)                                                                     \
+#define PAGED_PREFILL_SM90(name, tokens_argument, tile_dim, plain)                                                    \
   extern "C" __global__ void __launch_bounds__(384, 1) name(                                                          \
-      const __grid_constant__ stoker::TensorMap q, const __grid_constant__ stoker::TensorMap k,                       \
-      const __grid_constant__ stoker::TensorMap v, stoker::bf16* out, const int32_t* block_table,                     \
-      const stoker::PrefillTile* tiles, float* partial_out, float2* partial_sum, uint32_t* tickets, int table_stride, \
-      int n_tiles, int n_q, int n_kv, float scale, int dim, int window, float softcap) {                              \
-    stoker::paged_prefill<tile_dim, plain>({out, block_table, tiles, partial_out, partial_sum, tickets, table_stride, \
-                                            n_tiles, n_q, n_kv, scale, {dim, window, softcap}},                       \
+      const __grid_constant__ stoker::TensorMap q, tokens_argument k, tokens_argument v, const float* kv_scales,      \
+      stoker::bf16* out, const int32_t* block_table, const stoker::PrefillTile* tiles, float* partial_out,            \
+      float2* partial_sum, uint32_t* tickets, int table_stride, int n_tiles, int n_q, int n_kv, float scale, int dim, \
+      int window, float softcap) {                                                                                    \
+    stoker::paged_prefill<tile_dim, plain>({out, kv_scales, block_table, tiles, partial_out, partial_sum, tickets,    \
+                                            table_stride, n_tiles, n_q, n_kv, scale, {dim, window, softcap}},         \
                                            q, k, v);                                                                  \
   }
-PAGED_PREFILL_SM90(paged_prefill_sm90_d64, 64, true)
-PAGED_PREFILL_SM90(paged_prefill_sm90_d128, 128, true)
-PAGED_PREFILL_SM90(paged_prefill_sm90_any64, 64, false)
-PAGED_PREFILL_SM90(paged_prefill_sm90_any128, 128, false)
+#define BOXES const __grid_constant__ stoker::TensorMap
+#define CODES const stoker::e4m3*
+PAGED_PREFILL_SM90(paged_prefill_sm90_d64, BOXES, 64, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_d128, BOXES, 128, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_any64, BOXES, 64, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_any128, BOXES, 128, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_d64, CODES, 64, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_d128, CODES, 128, true)
+PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_any64, CODES, 64, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_any128, CODES, 128, false)

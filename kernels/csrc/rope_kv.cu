@@ -9,7 +9,10 @@
 // is one contiguous piece (4 KiB at D = 128), which is how attention reads it.
 //       slot = block * 16 + offset       cache element = ((block * n_kv + head) * 16 + offset) * D + d
 // Two kernels are for heads of 64 and 128 that turn as a whole; the third is for any multiple of 16 up to 256 of which any multiple
-// of 16 turns, none at all included, and for norms whose weight is stored around zero.
+// of 16 turns, none at all included, and for norms whose weight is stored around zero. Each is there for a cache of bf16 and for one
+// of e4m3: code = e4m3(value / scale), to nearest, at most the largest number, with a scale for each KV head's keys and one for its
+// values. What is not a number stays none. Before such a cache queries are left as f16, in place of bf16, as products with codes want
+// them: of the same size and with more digits, and what would be infinite is the largest number.
 // A thread holds eight dimensions of each half, so rotation needs no exchange and every access takes 16 bytes: 8 lanes a head
 // at D = 128, 4 at D = 64. Lanes behind those that turn hold sixteen dimensions that stay:
 //
@@ -17,13 +20,17 @@
 //
 // 4 B/value plus the table row (512 B at D = 128, shared by the heads through L1).
 #include "common.cuh"
+#include "e4m3.cuh"
+#include "quantise.cuh"
 
 namespace stoker {
 
+template <typename Cached>
 struct RopeKv {
   bf16* qkv;
-  bf16* k_cache;
-  bf16* v_cache;
+  Cached* k_cache;
+  Cached* v_cache;
+  const float* kv_scales;  // of e4m3: of each KV head's keys, then of its values
   const bf16* bias;      // null: no bias
   const bf16* q_weight;  // null: no qk-norm
   const bf16* k_weight;
@@ -71,16 +78,37 @@ __device__ __forceinline__ void scale_by(float (&x)[8], float scale, const bf16*
 }
 
 // Where a key or a value goes.
-template <int kDim>
-__device__ __forceinline__ bf16* cached(const RopeKv& p, bool is_k, int kv_head, int slot) {
+template <int kDim, typename Cached>
+__device__ __forceinline__ Cached* cached(const RopeKv<Cached>& p, bool is_k, int kv_head, int slot) {
   const size_t block = static_cast<size_t>(slot / kBlockSize) * p.n_kv + kv_head;
   return (is_k ? p.k_cache : p.v_cache) + (block * kBlockSize + slot % kBlockSize) * (kDim == 0 ? p.dim : kDim);
 }
 
+// Eight values.
+__device__ __forceinline__ void store(bf16* target, const float (&values)[8], float) { *reinterpret_cast<uint4*>(target) = pack(values); }
+
+template <typename Cached>
+__device__ __forceinline__ void store_query(bf16* target, const float (&values)[8]) {
+  if constexpr (sizeof(Cached) == 2) return store(target, values, 1.f);
+  constexpr float kLargest = 65504.f;
+  float x[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] = fabsf(values[e]) > kLargest ? copysignf(kLargest, values[e]) : values[e];
+  *reinterpret_cast<uint4*>(target) =
+      make_uint4(pack_as<__half>(x[0], x[1]), pack_as<__half>(x[2], x[3]), pack_as<__half>(x[4], x[5]), pack_as<__half>(x[6], x[7]));
+}
+
+__device__ __forceinline__ void store(e4m3* target, const float (&values)[8], float scale) {
+  float scaled[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) scaled[e] = __fdiv_rn(values[e], scale);
+  *reinterpret_cast<uint2*>(target) = make_uint2(four_e4m3(scaled), four_e4m3(scaled + 4));
+}
+
 // All lanes of a warp come here together, those past the last head or behind a head's end with what others have: the sum needs
 // every lane, and takes nothing from those.
-template <int kDim>
-__device__ __forceinline__ void rope_kv_head(const RopeKv& p, int row, int head, int lane, bool present) {
+template <int kDim, typename Cached>
+__device__ __forceinline__ void rope_kv_head(const RopeKv<Cached>& p, int row, int head, int lane, bool present) {
   const int dim = kDim == 0 ? p.dim : kDim, n_pairs = kDim == 0 ? p.n_pairs : kDim / 2;
   const bool has_dims = kDim != 0 || lane < dim / 16, turns = kDim != 0 || lane * 8 < n_pairs;
   if (!has_dims) lane = 0;
@@ -115,33 +143,38 @@ __device__ __forceinline__ void rope_kv_head(const RopeKv& p, int row, int head,
       low[e] = a * cosine[e] - b * sine[e], high[e] = b * cosine[e] + a * sine[e];
     }
   }
-  bf16* target = source;
   present = present && has_dims;
-  if (!is_q) {
-    const int slot = p.slots[row];
-    present = present && slot >= 0;
-    target = cached<kDim>(p, is_k, head - p.n_q - (is_k ? 0 : p.n_kv), max(slot, 0));
+  if (is_q) {
+    if (present) store_query<Cached>(source + first, low), store_query<Cached>(source + second, high);
+    return;
   }
-  if (!present) return;
-  *reinterpret_cast<uint4*>(target + first) = pack(low);
-  *reinterpret_cast<uint4*>(target + second) = pack(high);
+  const int slot = p.slots[row], kv_head = head - p.n_q - (is_k ? 0 : p.n_kv);
+  if (!present || slot < 0) return;
+  Cached* target = cached<kDim>(p, is_k, kv_head, slot);
+  // Keys' scales lie before values', as their heads do.
+  const float scale = sizeof(Cached) == 1 ? p.kv_scales[head - p.n_q] : 1.f;
+  store(target + first, low, scale), store(target + second, high, scale);
 }
 
 }  // namespace stoker
 
-#define ROPE_KV(name, dim)                                                                                            \
+#define ROPE_KV(name, Cached, dim)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256)                                                                   \
-      name(stoker::bf16* qkv, stoker::bf16* k_cache, stoker::bf16* v_cache, const stoker::bf16* bias,                 \
-           const stoker::bf16* q_weight, const stoker::bf16* k_weight, const float* angles, const int32_t* positions, \
-           const int32_t* slots, int n_q, int n_kv, float eps, int head_dim, int n_pairs, float norm_offset) {        \
+      name(stoker::bf16* qkv, stoker::Cached* k_cache, stoker::Cached* v_cache, const float* kv_scales,               \
+           const stoker::bf16* bias, const stoker::bf16* q_weight, const stoker::bf16* k_weight, const float* angles, \
+           const int32_t* positions, const int32_t* slots, int n_q, int n_kv, float eps, int head_dim, int n_pairs,   \
+           float norm_offset) {                                                                                       \
     stoker::wait_for_earlier_kernels();                                                                               \
     stoker::let_next_kernel_start();                                                                                  \
     constexpr int lanes = stoker::kHeadLanes<dim>;                                                                    \
     const int head = blockIdx.y * (blockDim.x / lanes) + threadIdx.x / lanes, n_heads = n_q + 2 * n_kv;               \
-    const stoker::RopeKv p{qkv,       k_cache, v_cache, bias, q_weight, k_weight, angles,     positions,              \
-                           slots,     n_q,     n_kv,    eps,  head_dim, n_pairs,  norm_offset};                       \
+    const stoker::RopeKv<stoker::Cached> p{qkv,       k_cache, v_cache, kv_scales, bias, q_weight, k_weight, angles,  \
+                                           positions, slots,   n_q,     n_kv,      eps,  head_dim, n_pairs,  norm_offset}; \
     stoker::rope_kv_head<dim>(p, blockIdx.x, min(head, n_heads - 1), threadIdx.x % lanes, head < n_heads);            \
   }
-ROPE_KV(rope_kv_d64, 64)
-ROPE_KV(rope_kv_d128, 128)
-ROPE_KV(rope_kv_any, 0)
+ROPE_KV(rope_kv_d64, bf16, 64)
+ROPE_KV(rope_kv_d128, bf16, 128)
+ROPE_KV(rope_kv_any, bf16, 0)
+ROPE_KV(rope_kv_e4m3_d64, e4m3, 64)
+ROPE_KV(rope_kv_e4m3_d128, e4m3, 128)
+ROPE_KV(rope_kv_e4m3_any, e4m3, 0)

@@ -80,6 +80,7 @@ __device__ __forceinline__ void publish_to_tensor_cores() { asm volatile("fence.
   }
 #define STOKER_WGMMA_ROWS(columns, ...)                                         \
   STOKER_WGMMA(wgmma_rows, columns, "k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__) \
+  STOKER_WGMMA(wgmma_rows_f16, columns, "k16.f32.f16.f16", ", 0, 0", __VA_ARGS__) \
   STOKER_WGMMA(wgmma_rows_e4m3, columns, "k32.f32.e4m3.e4m3", "", __VA_ARGS__)
 STOKER_WGMMA_ROWS(8, "%0,%1,%2,%3", "%4", "%5", "%6", STOKER_FOUR(c, 0))
 STOKER_WGMMA_ROWS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17", "%18", STOKER_FOUR(c, 0),
@@ -92,17 +93,21 @@ STOKER_WGMMA_ROWS(256, STOKER_NAMES_128, "%128", "%129", "%130", STOKER_32(c, 0)
 #undef STOKER_WGMMA
 
 // c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.
-__device__ __forceinline__ void wgmma_columns(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" STOKER_NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
-               : STOKER_32(c, 0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ void wgmma_columns(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" STOKER_NAMES_64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
-               : STOKER_32(c, 0), STOKER_32(c, 8)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+#define STOKER_WGMMA_COLUMNS(name, type)                                                                                             \
+  __device__ __forceinline__ void name(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type " {" STOKER_NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n" \
+                 : STOKER_32(c, 0)                                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                             \
+  }                                                                                                                                 \
+  __device__ __forceinline__ void name(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type " {" STOKER_NAMES_64                                            \
+                 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"                                                                         \
+                 : STOKER_32(c, 0), STOKER_32(c, 8)                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                             \
+  }
+STOKER_WGMMA_COLUMNS(wgmma_columns, "bf16.bf16")
+STOKER_WGMMA_COLUMNS(wgmma_columns_f16, "f16.f16")
+#undef STOKER_WGMMA_COLUMNS
 
 }  // namespace stoker
 #endif

@@ -7,7 +7,9 @@ use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr};
 use half::bf16;
 
 use crate::{
-    KernelError, Kernels, check_len, check_room,
+    KernelError, Kernels,
+    cache::LayerCache,
+    check_len, check_room,
     launch::{self, AttentionSpec, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
     plan::{DecodeItem, DecodeReader, PrefillTile, SplitPolicy},
     sys::Launch,
@@ -19,11 +21,9 @@ const PREFILL: &str = "paged_prefill";
 /// One layer's KV cache and who owns which block.
 #[derive(Debug)]
 pub struct PagedKv<'a> {
-    /// Keys: blocks x KV heads x 16 x dim.
-    pub k_cache: CudaView<'a, bf16>,
-    /// Values, the same shape.
-    pub v_cache: CudaView<'a, bf16>,
-    /// Block ids: sequences x `blocks_per_row`. Ids must lie inside the caches; the block pool sees to that.
+    /// Keys and values.
+    pub cache: &'a LayerCache,
+    /// Block ids: sequences x `blocks_per_row`. Ids must lie inside the cache; the block pool sees to that.
     pub block_table: CudaView<'a, i32>,
     /// Blocks of a row of the table: the longest context.
     pub blocks_per_row: usize,
@@ -34,7 +34,7 @@ pub struct PagedKv<'a> {
 pub struct PagedDecode<'a> {
     /// Batch rows of query heads x dim.
     pub out: CudaViewMut<'a, bf16>,
-    /// Batch rows of `q_stride`, the query heads first: the fused QKV rows.
+    /// Batch rows of `q_stride`, the query heads first: the fused QKV rows as [`Kernels::rope_kv`] leaves them for the cache's format.
     pub q: CudaView<'a, bf16>,
     /// Values from one row of `q` to the next.
     pub q_stride: usize,
@@ -57,7 +57,7 @@ pub struct PagedDecode<'a> {
 pub struct PagedPrefill<'a> {
     /// Rows of query heads x dim.
     pub out: CudaViewMut<'a, bf16>,
-    /// Rows of `q_stride`, the query heads first: the fused QKV rows.
+    /// Rows of `q_stride`, the query heads first: the fused QKV rows as [`Kernels::rope_kv`] leaves them for the cache's format.
     pub q: CudaView<'a, bf16>,
     /// Values from one row of `q` to the next.
     pub q_stride: usize,
@@ -149,7 +149,7 @@ impl Kernels {
     pub fn paged_decode(&self, mut op: PagedDecode<'_>) -> Result<(), KernelError> {
         const OP: &str = "paged_decode";
         let heads = op.spec.heads;
-        let config = launch::paged_decode(op.items.len(), op.spec, op.policy)?;
+        let config = launch::paged_decode(op.items.len(), op.spec, op.policy, op.kv.cache.format())?;
         let n_rows = check_rows(OP, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(OP, &op.kv, heads)?;
         check_room(OP, "the block table", op.kv.block_table.len(), n_rows * op.kv.blocks_per_row)?;
@@ -158,7 +158,7 @@ impl Kernels {
         let slot_rows = op.policy.slot_rows(heads);
         check_room(OP, "the scratch", op.scratch.partial_sum.len(), op.items.len() * heads.n_kv * slot_rows * 2)?;
         let launch = self.functions.launch(OP, config).write(&mut op.out).read(&op.q);
-        let launch = launch.read(&op.kv.k_cache).read(&op.kv.v_cache).read(&op.kv.block_table).read(&op.items);
+        let launch = op.kv.cache.read_by(launch).read(&op.kv.block_table).read(&op.items);
         let launch = launch.read(&op.readers).write(&mut op.scratch.partial_out.as_view_mut());
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
         let launch = launch.write(&mut op.scratch.tickets.as_view_mut()).int(op.items.len()).int(slot_rows);
@@ -178,7 +178,7 @@ impl Kernels {
         if matches!(kernel, PrefillKernel::Wgmma { .. }) && self.properties().capability != (9, 0) {
             return Err(launch::refused(PREFILL, "wgmma needs compute capability 9.0".to_owned()));
         }
-        let config = launch::paged_prefill(op.tiles.len(), op.spec, kernel)?;
+        let config = launch::paged_prefill(op.tiles.len(), op.spec, kernel, op.kv.cache.format())?;
         let n_rows = check_rows(PREFILL, (op.out.len(), op.q.len(), op.q_stride), heads)?;
         check_kv(PREFILL, &op.kv, heads)?;
         match kernel {
@@ -190,7 +190,7 @@ impl Kernels {
     fn start_prefill_mma(&self, mut op: PagedPrefill<'_>, config: LaunchConfig) -> Result<(), KernelError> {
         let heads = op.spec.heads;
         let launch = self.functions.launch(PREFILL, config).write(&mut op.out).read(&op.q);
-        let launch = launch.read(&op.kv.k_cache).read(&op.kv.v_cache).read(&op.kv.block_table).read(&op.tiles);
+        let launch = op.kv.cache.read_by(launch).read(&op.kv.block_table).read(&op.tiles);
         let launch = launch.int(op.q_stride).int(op.kv.blocks_per_row).int(heads.n_q).int(heads.n_kv);
         with_spec(launch, op.spec).start()
     }
@@ -211,15 +211,23 @@ impl Kernels {
             box_sizes: [64, heads.group(), PREFILL_TILE_ROWS / heads.group()],
         };
         // One KV block of one head.
-        let blocks = |cache: &CudaView<'_, bf16>| BoxedTensor {
-            address: address(cache),
+        let blocks = |cache: &CudaSlice<bf16>| BoxedTensor {
+            address: address(&cache.as_view()),
             sizes: [heads.dim, cache.len() / heads.dim],
             strides: [1, heads.dim],
             box_sizes: [64, BLOCK_SIZE],
         };
-        let (k, v) = (blocks(&op.kv.k_cache), blocks(&op.kv.v_cache));
-        let (q, k, v) = (TensorMap::new(PREFILL, &q)?, TensorMap::new(PREFILL, &k)?, TensorMap::new(PREFILL, &v)?);
-        let launch = self.functions.launch(PREFILL, config).map(&q).map(&k).map(&v);
+        let q = TensorMap::new(PREFILL, &q)?;
+        let launch = self.functions.launch(PREFILL, config).map(&q);
+        let maps;
+        let launch = match op.kv.cache {
+            // Boxes of the copy engine are as wide as products want them: of bf16.
+            LayerCache::Bf16 { k, v } => {
+                maps = (TensorMap::new(PREFILL, &blocks(k))?, TensorMap::new(PREFILL, &blocks(v))?);
+                launch.map(&maps.0).map(&maps.1).read_optional::<f32>(None)
+            }
+            cache @ LayerCache::E4m3 { .. } => cache.read_by(launch),
+        };
         let launch = launch.write(&mut op.out).read(&op.kv.block_table).read(&op.tiles);
         let launch = launch.write(&mut op.scratch.partial_out.as_view_mut());
         let launch = launch.write(&mut op.scratch.partial_sum.as_view_mut());
@@ -249,7 +257,6 @@ fn check_rows(op: &'static str, (out, q, q_stride): (usize, usize, usize), heads
 }
 
 fn check_kv(op: &'static str, kv: &PagedKv<'_>, heads: Heads) -> Result<(), KernelError> {
-    check_room(op, "k_cache", kv.k_cache.len(), heads.block_values())?;
-    check_len(op, "v_cache", kv.v_cache.len(), kv.k_cache.len())?;
+    kv.cache.check(op, heads)?;
     check_room(op, "the block table", kv.block_table.len(), kv.blocks_per_row.max(1))
 }

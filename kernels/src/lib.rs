@@ -7,6 +7,7 @@
 
 pub mod attention;
 pub mod blas;
+pub mod cache;
 pub mod checks;
 pub mod choose;
 pub mod codes;

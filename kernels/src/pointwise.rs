@@ -5,7 +5,9 @@ use cudarc::driver::{CudaView, CudaViewMut};
 use half::bf16;
 
 use crate::{
-    KernelError, Kernels, check_len, check_room,
+    KernelError, Kernels,
+    cache::LayerCache,
+    check_len, check_room,
     launch::{self, Heads, NormWeight, Residual, RotaryForm, Rows},
 };
 
@@ -163,12 +165,11 @@ pub struct Rotary<'a> {
 /// Bias, qk-norm, rotary embedding of fused QKV rows in place, and the write of K and V into the cache.
 #[derive(Debug)]
 pub struct RopeKv<'a> {
-    /// `positions.len()` rows of `heads.qkv_width()`; the query part is rotated in place.
+    /// `positions.len()` rows of `heads.qkv_width()`; the query part is rotated in place. Before a cache of e4m3 it becomes f16 in the place
+    /// of bf16: what codes are multiplied with.
     pub qkv: CudaViewMut<'a, bf16>,
-    /// One layer's keys: blocks x KV heads x 16 x dim.
-    pub k_cache: CudaViewMut<'a, bf16>,
-    /// One layer's values, the same shape.
-    pub v_cache: CudaViewMut<'a, bf16>,
+    /// The layer's cache.
+    pub cache: &'a mut LayerCache,
     /// `heads.qkv_width()` values, if the model has them.
     pub bias: Option<CudaView<'a, bf16>>,
     /// If the model has it.
@@ -301,10 +302,10 @@ impl Kernels {
         let (norm, rotary) = (op.norm.as_ref(), op.rotary.as_ref());
         let norm_weight = norm.map_or(NormWeight::Factor, |norm| norm.weight);
         let form = RotaryForm { heads, n_pairs: rotary.map_or(0, |rotary| rotary.n_pairs), norm_weight };
-        let config = launch::rope_kv(op.positions.len(), form)?;
+        let config = launch::rope_kv(op.positions.len(), form, op.cache.format())?;
         check_rope_kv(&op)?;
         let launch = self.functions.launch(OP, config).write(&mut op.qkv);
-        let launch = launch.write(&mut op.k_cache).write(&mut op.v_cache).read_optional(op.bias.as_ref());
+        let launch = op.cache.written_by(launch).read_optional(op.bias.as_ref());
         let launch =
             launch.read_optional(norm.map(|norm| &norm.q_weight)).read_optional(norm.map(|norm| &norm.k_weight));
         let launch = launch.read_optional(rotary.map(|rotary| &rotary.angles)).read(&op.positions).read(&op.slots);
@@ -335,8 +336,7 @@ fn check_rope_kv(op: &RopeKv<'_>) -> Result<(), KernelError> {
     let (n_rows, heads) = (op.positions.len(), op.heads);
     check_len(OP, "qkv", op.qkv.len(), n_rows * heads.qkv_width())?;
     check_len(OP, "slots", op.slots.len(), n_rows)?;
-    check_room(OP, "k_cache", op.k_cache.len(), heads.block_values())?;
-    check_len(OP, "v_cache", op.v_cache.len(), op.k_cache.len())?;
+    op.cache.check(OP, heads)?;
     if let Some(rotary) = &op.rotary {
         check_room(OP, "angles", rotary.angles.len(), 2 * rotary.n_pairs)?;
     }

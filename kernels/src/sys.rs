@@ -51,7 +51,7 @@ fatbins!(
 );
 
 /// A kernel takes this many arguments at most.
-const ARGUMENTS_MAX: usize = 20;
+const ARGUMENTS_MAX: usize = 21;
 
 /// Whether this program holds compiled kernels.
 pub fn built_with_kernels() -> bool {

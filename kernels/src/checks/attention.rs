@@ -1,4 +1,8 @@
-//! Comparisons of attention over a cache whose blocks lie in any order and whose unused slots are NaN.
+//! Comparisons of attention over a cache whose blocks lie in any order and whose unused slots are NaN, in both number formats.
+
+use std::collections::HashMap;
+
+use half::f16;
 
 use super::{
     Gpu, Outcome,
@@ -9,7 +13,10 @@ use crate::{
     CudaSlice, KernelError,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
     bf16,
+    cache::{KvFormat, LayerCache},
+    codes,
     launch::{AttentionSpec, BLOCK_SIZE, Heads, PrefillKernel},
+    noise::Noise,
     plan::{self, Context, PrefillChunk, PrefillTile, SplitPolicy},
     reference::{self, AttentionRow},
 };
@@ -20,6 +27,9 @@ const LIMIT: f64 = super::TWO_ROUNDINGS;
 
 /// Tiles of nobody behind a plan: more than one round of the chip.
 const SURPLUS_TILES: usize = 40;
+
+/// A code of e4m3 that stands for none.
+const NOT_A_NUMBER: u8 = 0x7f;
 
 const HEADS: [Heads; 4] = [
     Heads { n_q: 32, n_kv: 8, dim: 128 },
@@ -54,78 +64,84 @@ fn others() -> Vec<AttentionSpec> {
 
 pub(super) fn decodes(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
-    for heads in HEADS {
-        outcomes.extend(decodes_of(gpu, plain(heads))?);
+    for (heads, format) in in_both(HEADS) {
+        outcomes.extend(decodes_of(gpu, plain(heads), format)?);
     }
     Ok(outcomes)
 }
 
 pub(super) fn other_decodes(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = vec![];
-    for spec in others() {
-        outcomes.extend(decodes_of(gpu, spec)?);
+    for (spec, format) in in_both(others()) {
+        outcomes.extend(decodes_of(gpu, spec, format)?);
     }
     for heads in
         [Heads { n_q: 4, n_kv: 4, dim: 64 }, Heads { n_q: 2, n_kv: 2, dim: 128 }, Heads { n_q: 2, n_kv: 2, dim: 256 }]
     {
-        for value in [f32::NAN, f32::INFINITY] {
-            outcomes.push(neighbours(gpu, plain(heads), value)?);
-            outcomes.push(neighbours(gpu, AttentionSpec { window: Some(650), ..plain(heads) }, value)?);
+        // E4m3 has no infinity.
+        for sick in [(f32::NAN, KvFormat::Bf16), (f32::INFINITY, KvFormat::Bf16), (f32::NAN, KvFormat::E4m3)] {
+            outcomes.push(neighbours(gpu, plain(heads), sick)?);
+            outcomes.push(neighbours(gpu, AttentionSpec { window: Some(650), ..plain(heads) }, sick)?);
         }
     }
     Ok(outcomes)
 }
 
-fn decodes_of(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Vec<Outcome>, KernelError> {
+fn in_both<T: Copy>(cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = (T, KvFormat)> {
+    cases.into_iter().flat_map(|case| KvFormat::ALL.map(|format| (case, format)))
+}
+
+fn decodes_of(gpu: &mut Gpu, spec: AttentionSpec, format: KvFormat) -> Result<Vec<Outcome>, KernelError> {
     let n_slots = 2 * gpu.kernels.properties().n_multiprocessors as usize;
     let policies = [SplitPolicy::Balanced { n_slots }, SplitPolicy::fixed(4096, n_slots)];
     let mut outcomes = Vec::new();
     for policy in policies {
-        outcomes.push(decode(gpu, &apart(&[1, 15, 16, 17, 333, 1024, 2047]), spec, policy)?);
-        outcomes.push(decode(gpu, &apart(&[3001]), spec, policy)?);
+        outcomes.push(decode(gpu, &apart(&[1, 15, 16, 17, 333, 1024, 2047]), (spec, policy), format)?);
+        outcomes.push(decode(gpu, &apart(&[3001]), (spec, policy), format)?);
     }
     // Few slots, so that these few sequences fill them: contexts in one piece, and in several.
     for n_slots in [spec.heads.n_kv, 4 * spec.heads.n_kv] {
-        outcomes.extend(shared(gpu, spec, SplitPolicy::Balanced { n_slots })?);
+        outcomes.extend(shared(gpu, (spec, SplitPolicy::Balanced { n_slots }), format)?);
     }
-    outcomes.extend(shared(gpu, spec, policies[1])?);
-    outcomes.push(independence(gpu, spec)?);
+    outcomes.extend(shared(gpu, (spec, policies[1]), format)?);
+    outcomes.push(independence(gpu, spec, format)?);
     Ok(outcomes)
 }
 
 pub(super) fn prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
-    for heads in HEADS {
-        outcomes.extend(prefills_of(gpu, plain(heads))?);
+    for (heads, format) in in_both(HEADS) {
+        outcomes.extend(prefills_of(gpu, plain(heads), format)?);
     }
     Ok(outcomes)
 }
 
 pub(super) fn other_prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
-    for spec in others() {
-        outcomes.extend(prefills_of(gpu, spec)?);
+    for (spec, format) in in_both(others()) {
+        outcomes.extend(prefills_of(gpu, spec, format)?);
     }
     Ok(outcomes)
 }
 
-fn prefills_of(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Vec<Outcome>, KernelError> {
+fn prefills_of(gpu: &mut Gpu, spec: AttentionSpec, format: KvFormat) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
     for kernel in prefill_kernels(gpu, spec.heads) {
-        outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], spec, kernel)?);
-        outcomes.push(prefill(gpu, &[(0, 513)], spec, kernel)?);
+        let how = (spec, kernel);
+        outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], how, format)?);
+        outcomes.push(prefill(gpu, &[(0, 513)], how, format)?);
         // Few tiles over a long past, which the plan cuts; then tiles enough for several rounds of the chip.
-        outcomes.push(prefill(gpu, &[(2048, 70), (1500, 9)], spec, kernel)?);
-        outcomes.push(prefill(gpu, &[(0, 700), (130, 1100), (5, 600)], spec, kernel)?);
+        outcomes.push(prefill(gpu, &[(2048, 70), (1500, 9)], how, format)?);
+        outcomes.push(prefill(gpu, &[(0, 700), (130, 1100), (5, 600)], how, format)?);
     }
     Ok(outcomes)
 }
 
 /// Two prefixes in turn, and nobody's; then more sequences than are read together. One has a single token of its own.
-fn shared(gpu: &mut Gpu, spec: AttentionSpec, policy: SplitPolicy) -> Result<[Outcome; 2], KernelError> {
+fn shared(gpu: &mut Gpu, how: Decoding, format: KvFormat) -> Result<[Outcome; 2], KernelError> {
     let (long, short, none) = (Some((0, 37)), Some((1, 16)), None);
     let mixed = [(593, long), (300, short), (2000, long), (257, short), (500, none), (600, long), (911, long)];
-    Ok([decode(gpu, &mixed, spec, policy)?, decode(gpu, &[(700, long); 19], spec, policy)?])
+    Ok([decode(gpu, &mixed, how, format)?, decode(gpu, &[(700, long); 19], how, format)?])
 }
 
 /// Those that this chip has for the heads.
@@ -134,14 +150,22 @@ fn prefill_kernels(gpu: &Gpu, heads: Heads) -> Vec<PrefillKernel> {
     if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 
+/// How sequences decode.
+type Decoding = (AttentionSpec, SplitPolicy);
+
 /// Sequences of given lengths in a fresh cache.
 struct Cache {
     heads: Heads,
+    format: KvFormat,
     k: Vec<f32>,
     v: Vec<f32>,
+    /// Keys, and values, as they are stored: without their scales.
+    stored: [Vec<f32>; 2],
+    /// Of each KV head's keys, then of each one's values.
+    scales: Vec<f32>,
     table: Vec<i32>,
     blocks_per_row: usize,
-    on_device: (CudaSlice<bf16>, CudaSlice<bf16>, CudaSlice<i32>),
+    on_device: (LayerCache, CudaSlice<i32>),
 }
 
 /// A sequence's length, and which prefix of how many blocks it begins with, if it shares one.
@@ -156,7 +180,7 @@ fn apart(lens: &[usize]) -> Vec<Sequence> {
 }
 
 impl Cache {
-    fn new(gpu: &mut Gpu, sequences: &[Sequence], heads: Heads) -> Result<Self, KernelError> {
+    fn new(gpu: &mut Gpu, sequences: &[Sequence], heads: Heads, format: KvFormat) -> Result<Self, KernelError> {
         let blocks_per_row = sequences.iter().map(|(len, _)| len.div_ceil(BLOCK_SIZE)).max().unwrap_or(1) + 1;
         let mut order = gpu.noise.permutation(sequences.len() * blocks_per_row);
         let size = order.len() * heads.block_values();
@@ -167,30 +191,36 @@ impl Cache {
             order.copy_within(first * blocks_per_row..first * blocks_per_row + n_blocks, row * blocks_per_row);
         }
         let mut caches = [vec![f32::NAN; size], vec![f32::NAN; size]];
+        let numbers = Numbers::new(&mut gpu.noise, format);
         for (row, &(len, _)) in sequences.iter().enumerate() {
             for token in 0..len {
                 let block = order[row * blocks_per_row + token / BLOCK_SIZE] as usize;
                 for head in 0..heads.n_kv {
                     let at = reference::cache_offset(block * BLOCK_SIZE + token % BLOCK_SIZE, head, heads);
                     for cache in &mut caches {
-                        cache[at..at + heads.dim].copy_from_slice(&gpu.noise.normals(heads.dim));
+                        cache[at..at + heads.dim].fill_with(|| numbers.draw(&mut gpu.noise));
                     }
                 }
             }
         }
-        let [k, v] = caches;
-        let on_device = (gpu.upload_bf16(&k)?, gpu.upload_bf16(&v)?, gpu.upload(&order)?);
-        Ok(Self { heads, k, v, table: order, blocks_per_row, on_device })
+        let stored = caches;
+        // Scores and results remain of the size of one, and no two heads have the same.
+        let scales: Vec<f32> = match format {
+            KvFormat::Bf16 => vec![1.0; 2 * heads.n_kv],
+            KvFormat::E4m3 => (0..2 * heads.n_kv).map(|at| 0.7 + 0.6 / (at + 1) as f32).collect(),
+        };
+        let scaled = |stored: &[f32], scales: &[f32]| {
+            let heads_of_blocks = stored.chunks(BLOCK_SIZE * heads.dim).zip(scales.iter().cycle());
+            heads_of_blocks.flat_map(|(numbers, scale)| numbers.iter().map(move |x| x * scale)).collect()
+        };
+        let (k, v) = (scaled(&stored[0], &scales[..heads.n_kv]), scaled(&stored[1], &scales[heads.n_kv..]));
+        let on_device = (uploaded(gpu, &stored, &scales, format)?, gpu.upload(&order)?);
+        Ok(Self { heads, format, k, v, stored, scales, table: order, blocks_per_row, on_device })
     }
 
     fn view(&self) -> PagedKv<'_> {
-        let (k, v, table) = &self.on_device;
-        PagedKv {
-            k_cache: k.as_view(),
-            v_cache: v.as_view(),
-            block_table: table.as_view(),
-            blocks_per_row: self.blocks_per_row,
-        }
+        let (cache, table) = &self.on_device;
+        PagedKv { cache, block_table: table.as_view(), blocks_per_row: self.blocks_per_row }
     }
 
     /// What decoding sequences of these lengths read.
@@ -225,6 +255,49 @@ impl Cache {
     }
 }
 
+/// Numbers that a cache's format has.
+struct Numbers {
+    /// Of e4m3: some to draw from, as rounding each would take longer than everything else.
+    some: Vec<f32>,
+}
+
+impl Numbers {
+    fn new(noise: &mut Noise, format: KvFormat) -> Self {
+        let n = if format == KvFormat::E4m3 { 509 } else { 0 };
+        Self { some: (0..n).map(|_| reference::e4m3(noise.normal())).collect() }
+    }
+
+    fn draw(&self, noise: &mut Noise) -> f32 {
+        if self.some.is_empty() {
+            bf16::from_f32(noise.normal()).to_f32()
+        } else {
+            self.some[noise.below(self.some.len())]
+        }
+    }
+}
+
+fn uploaded(gpu: &Gpu, [k, v]: &[Vec<f32>; 2], scales: &[f32], format: KvFormat) -> Result<LayerCache, KernelError> {
+    Ok(match format {
+        KvFormat::Bf16 => LayerCache::Bf16 { k: gpu.upload_bf16(k)?, v: gpu.upload_bf16(v)? },
+        KvFormat::E4m3 => {
+            let of_number: HashMap<u32, u8> = (0..=u8::MAX).map(|code| (codes::e4m3(code).to_bits(), code)).collect();
+            let code = |x: &f32| if x.is_nan() { NOT_A_NUMBER } else { of_number[&x.to_bits()] };
+            let codes = |values: &[f32]| gpu.upload(&values.iter().map(code).collect::<Vec<u8>>());
+            LayerCache::E4m3 { k: codes(k)?, v: codes(v)?, scales: gpu.upload(scales)? }
+        }
+    })
+}
+
+/// As they are before a cache: of e4m3 they are f16 in bf16's place.
+fn queries(gpu: &Gpu, q: &[f32], format: KvFormat) -> Result<CudaSlice<bf16>, KernelError> {
+    match format {
+        KvFormat::Bf16 => gpu.upload_bf16(q),
+        KvFormat::E4m3 => {
+            gpu.upload(&q.iter().map(|x| bf16::from_bits(f16::from_f32(*x).to_bits())).collect::<Vec<_>>())
+        }
+    }
+}
+
 fn plain(heads: Heads) -> AttentionSpec {
     AttentionSpec::plain(heads, 1.0 / (heads.dim as f32).sqrt())
 }
@@ -232,11 +305,11 @@ fn plain(heads: Heads) -> AttentionSpec {
 fn decode(
     gpu: &mut Gpu,
     sequences: &[Sequence],
-    spec: AttentionSpec,
-    policy: SplitPolicy,
+    (spec, policy): Decoding,
+    format: KvFormat,
 ) -> Result<Outcome, KernelError> {
     let heads = spec.heads;
-    let cache = Cache::new(gpu, sequences, heads)?;
+    let cache = Cache::new(gpu, sequences, heads, format)?;
     let lens: Vec<usize> = sequences.iter().map(|(len, _)| *len).collect();
     let q = gpu.noise.normals(lens.len() * heads.qkv_width());
     let found = run_decode(gpu, &cache, &q, &lens, (spec, policy))?;
@@ -244,7 +317,8 @@ fn decode(
     let wanted = cache.attend_all(&q, &rows, spec);
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &wanted));
     let n_shared = sequences.iter().filter(|(_, prefix)| prefix.is_some()).count();
-    let case = format!("{} sequences ({n_shared} with a prefix), {}, {policy:?}", lens.len(), describe(spec));
+    let case =
+        format!("{} sequences ({n_shared} with a prefix), {}, {policy:?}, {format:?}", lens.len(), describe(spec));
     Ok(Outcome { op: "paged_decode", case, error, limit: LIMIT })
 }
 
@@ -254,7 +328,7 @@ fn run_decode(
     cache: &Cache,
     q: &[f32],
     lens: &[usize],
-    how: (AttentionSpec, SplitPolicy),
+    how: Decoding,
 ) -> Result<Option<Vec<f32>>, KernelError> {
     let out = launch_decode(gpu, cache, q, lens, how)?;
     Ok(gpu.written(&out)?.map(|found| widened(&found)))
@@ -266,7 +340,7 @@ fn run_decode_unchecked(
     cache: &Cache,
     q: &[f32],
     lens: &[usize],
-    how: (AttentionSpec, SplitPolicy),
+    how: Decoding,
 ) -> Result<Vec<f32>, KernelError> {
     let out = launch_decode(gpu, cache, q, lens, how)?;
     Ok(widened(&gpu.held(&out)?))
@@ -277,7 +351,7 @@ fn launch_decode(
     cache: &Cache,
     q: &[f32],
     lens: &[usize],
-    (spec, policy): (AttentionSpec, SplitPolicy),
+    (spec, policy): Decoding,
 ) -> Result<Poisoned<bf16>, KernelError> {
     let heads = cache.heads;
     let len_max = lens.iter().copied().max().unwrap_or(1);
@@ -287,7 +361,7 @@ fn launch_decode(
     let (items, readers) = (gpu.upload(&plan.items)?, gpu.upload(&plan.readers)?);
     let size = ScratchSize { n_sequences: lens.len(), n_items, policy, heads };
     let mut scratch = DecodeScratch::new(gpu.stream(), size)?;
-    let q = gpu.upload_bf16(q)?;
+    let q = queries(gpu, q, cache.format)?;
     let mut out = gpu.poisoned(lens.len() * heads.n_q * heads.dim)?;
     // Twice: the second launch finds the tickets as the first one left them.
     for _ in 0..2 {
@@ -307,30 +381,35 @@ fn launch_decode(
 }
 
 /// With fixed pieces a sequence's result must not depend on the batch, to the last bit.
-fn independence(gpu: &mut Gpu, spec: AttentionSpec) -> Result<Outcome, KernelError> {
+fn independence(gpu: &mut Gpu, spec: AttentionSpec, format: KvFormat) -> Result<Outcome, KernelError> {
     // In one case a block of threads takes one piece, in the other one takes all of them.
     let (spread, in_turn) = (SplitPolicy::fixed(4096, 264), SplitPolicy::fixed(4096, 1));
     let lens = [1000, 40, 2000, 7];
     let width = spec.heads.qkv_width();
-    let cache = Cache::new(gpu, &apart(&lens), spec.heads)?;
+    let cache = Cache::new(gpu, &apart(&lens), spec.heads, format)?;
     let q = gpu.noise.normals(lens.len() * width);
     let together = run_decode(gpu, &cache, &q, &lens, (spec, in_turn))?;
     let alone = run_decode(gpu, &cache, &q[..width], &lens[..1], (spec, spread))?;
     let equal = matches!((&together, &alone), (Some(together), Some(alone)) if together[..alone.len()] == alone[..]);
     let error = if equal { 0.0 } else { f64::INFINITY };
-    Ok(Outcome { op: "paged_decode", case: format!("{}: a sequence alone", describe(spec)), error, limit: 0.0 })
+    Ok(Outcome {
+        op: "paged_decode",
+        case: format!("{}, {format:?}: a sequence alone", describe(spec)),
+        error,
+        limit: 0.0,
+    })
 }
 
 /// Sixteen sequences behind one prefix, read together as far as their heads allow. What one of them has in its own values, NaN or
 /// infinity, changes no bit of the others.
-fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, value: f32) -> Result<Outcome, KernelError> {
+fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, (value, format): (f32, KvFormat)) -> Result<Outcome, KernelError> {
     const N: usize = 16;
     const PREFIX_BLOCKS: usize = 37;
     const SICK: usize = 5;
     let heads = spec.heads;
     let lens: Vec<usize> = (0..N).map(|row| PREFIX_BLOCKS * BLOCK_SIZE + 20 + 7 * row).collect();
     let sequences: Vec<Sequence> = lens.iter().map(|&len| (len, Some((0, PREFIX_BLOCKS)))).collect();
-    let mut cache = Cache::new(gpu, &sequences, heads)?;
+    let mut cache = Cache::new(gpu, &sequences, heads, format)?;
     let q = gpu.noise.normals(N * heads.qkv_width());
     let how = (spec, SplitPolicy::Balanced { n_slots: heads.n_kv });
     let healthy = run_decode(gpu, &cache, &q, &lens, how)?;
@@ -338,10 +417,10 @@ fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, value: f32) -> Result<Outcome,
         let block = cache.table[SICK * cache.blocks_per_row + token / BLOCK_SIZE] as usize;
         for head in 0..heads.n_kv {
             let at = reference::cache_offset(block * BLOCK_SIZE + token % BLOCK_SIZE, head, heads);
-            cache.v[at..at + heads.dim].fill(value);
+            cache.stored[1][at..at + heads.dim].fill(value);
         }
     }
-    cache.on_device.1 = gpu.upload_bf16(&cache.v)?;
+    cache.on_device.0 = uploaded(gpu, &cache.stored, &cache.scales, cache.format)?;
     let beside = run_decode_unchecked(gpu, &cache, &q, &lens, how)?;
     let width = heads.n_q * heads.dim;
     let healthy = healthy.unwrap_or_default();
@@ -350,7 +429,7 @@ fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, value: f32) -> Result<Outcome,
     let n_changed = rows.filter(|(row, (before, after))| *row != SICK && before != after).count();
     // Were the sick one healthy, the check would see nothing.
     let error = if sick && healthy.len() == N * width { n_changed as f64 } else { f64::INFINITY };
-    let case = format!("{}: {value} in the values of one of {N} read together", describe(spec));
+    let case = format!("{}, {format:?}: {value} in the values of one of {N} read together", describe(spec));
     Ok(Outcome { op: "paged_decode", case, error, limit: 0.0 })
 }
 
@@ -358,12 +437,12 @@ fn neighbours(gpu: &mut Gpu, spec: AttentionSpec, value: f32) -> Result<Outcome,
 fn prefill(
     gpu: &mut Gpu,
     chunks: &[(usize, usize)],
-    spec: AttentionSpec,
-    kernel: PrefillKernel,
+    (spec, kernel): (AttentionSpec, PrefillKernel),
+    format: KvFormat,
 ) -> Result<Outcome, KernelError> {
     let heads = spec.heads;
     let lens: Vec<usize> = chunks.iter().map(|(before, n)| before + n).collect();
-    let cache = Cache::new(gpu, &apart(&lens), heads)?;
+    let cache = Cache::new(gpu, &apart(&lens), heads, format)?;
     let mut planned = Vec::new();
     let mut n_rows = 0;
     for (sequence, &(n_computed, n_tokens)) in chunks.iter().enumerate() {
@@ -371,7 +450,7 @@ fn prefill(
         n_rows += n_tokens;
     }
     let q = gpu.noise.normals(n_rows * heads.qkv_width());
-    let q_gpu = gpu.upload_bf16(&q)?;
+    let q_gpu = queries(gpu, &q, format)?;
     let mut tiles = plan::plan_prefill(&planned, heads, kernel.split());
     // As a captured graph has them.
     tiles.extend([PrefillTile::NONE; SURPLUS_TILES]);
@@ -397,7 +476,7 @@ fn prefill(
         planned.iter().flat_map(|chunk| (0..chunk.n_tokens).map(move |token| row_of(chunk, token))).collect();
     let wanted = cache.attend_all(&q, &rows, spec);
     let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
-    let case = format!("{} chunks, {n_rows} rows, {}, {kernel:?}", chunks.len(), describe(spec));
+    let case = format!("{} chunks, {n_rows} rows, {}, {kernel:?}, {format:?}", chunks.len(), describe(spec));
     Ok(Outcome { op: "paged_prefill", case, error, limit: LIMIT })
 }
 

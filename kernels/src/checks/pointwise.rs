@@ -1,5 +1,7 @@
 //! Comparisons of the operations between matrix products.
 
+use half::f16;
+
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::{Poisoned, widened},
@@ -7,6 +9,8 @@ use super::{
 };
 use crate::{
     KernelError, bf16,
+    cache::{KvFormat, LayerCache},
+    codes,
     launch::{BLOCK_SIZE, Heads, NormWeight},
     pointwise::{
         AddBias, AddRmsNorm, Embed, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul, Softcap,
@@ -38,7 +42,9 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     for (n_q, n_kv, dim) in [(32, 8, 128), (14, 2, 64), (6, 6, 64), (5, 1, 128)] {
         for n_rows in [1, 37] {
             for options in [Options::PLAIN, Options::BIAS, Options::NORM] {
-                outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options)?);
+                for format in KvFormat::ALL {
+                    outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options, format)?);
+                }
             }
         }
     }
@@ -55,7 +61,9 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for n_rows in [1, 37] {
             for options in [Options::PLAIN, Options::BIAS, Options::NORM, Options::NORM_AROUND_ONE] {
                 let options = Options { n_pairs: Some(n_pairs), ..options };
-                outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options)?);
+                for format in KvFormat::ALL {
+                    outcomes.extend(rope_kv(gpu, n_rows, Heads { n_q, n_kv, dim }, options, format)?);
+                }
             }
         }
     }
@@ -227,7 +235,13 @@ impl Options {
     const NORM_AROUND_ONE: Self = Self { norm: Some(NormWeight::OnePlusFactor), ..Self::BIAS };
 }
 
-fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Result<Vec<Outcome>, KernelError> {
+fn rope_kv(
+    gpu: &mut Gpu,
+    n_rows: usize,
+    heads: Heads,
+    options: Options,
+    format: KvFormat,
+) -> Result<Vec<Outcome>, KernelError> {
     let (n_blocks, n_positions, width) = (n_rows.div_ceil(4) + 3, 5000, heads.qkv_width());
     let qkv = gpu.noise.normals(n_rows * width);
     let n_pairs = options.n_pairs.unwrap_or(heads.dim / 2);
@@ -243,14 +257,13 @@ fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Resu
         (gpu.noise.normals(width), gpu.noise.normals(heads.dim), gpu.noise.normals(heads.dim));
     let (bias_gpu, q_gpu, k_gpu) = (gpu.upload_bf16(&bias)?, gpu.upload_bf16(&q_weight)?, gpu.upload_bf16(&k_weight)?);
     let mut rows = gpu.upload_bf16(&qkv)?;
-    let mut k_cache = gpu.upload(&vec![bf16::NAN; n_blocks * heads.block_values()])?;
-    let mut v_cache = gpu.upload(&vec![bf16::NAN; n_blocks * heads.block_values()])?;
+    let scales = cache_scales(heads, format);
+    let mut cache = poisoned_cache(gpu, n_blocks * heads.block_values(), &scales, format)?;
     let (angles_gpu, positions_gpu, slots_gpu) = (gpu.upload(&angles)?, gpu.upload(&positions)?, gpu.upload(&slots)?);
     let norm = |weight| QkNorm { q_weight: q_gpu.as_view(), k_weight: k_gpu.as_view(), weight, eps: EPS };
     gpu.kernels.rope_kv(RopeKv {
         qkv: rows.as_view_mut(),
-        k_cache: k_cache.as_view_mut(),
-        v_cache: v_cache.as_view_mut(),
+        cache: &mut cache,
         bias: options.has_bias.then(|| bias_gpu.as_view()),
         norm: options.norm.map(norm),
         rotary: (n_pairs > 0).then(|| Rotary { angles: angles_gpu.as_view(), n_pairs }),
@@ -270,13 +283,16 @@ fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Resu
             })
         })
         .collect();
-    let case = format!("{n_rows} rows, {} / {} heads of {}, {options:?}", heads.n_q, heads.n_kv, heads.dim);
-    let found = widened(&gpu.download(&rows)?);
+    let case = format!("{n_rows} rows, {} / {} heads of {}, {options:?}, {format:?}", heads.n_q, heads.n_kv, heads.dim);
+    let rows = gpu.download(&rows)?;
+    let found: Vec<f32> = match format {
+        KvFormat::Bf16 => widened(&rows),
+        KvFormat::E4m3 => rows.iter().map(|x| f16::from_bits(x.to_bits()).to_f32()).collect(),
+    };
     let n_query = heads.n_q * heads.dim;
     let queries = |all: &[f32]| all.chunks(width).flat_map(|row| row[..n_query].to_vec()).collect::<Vec<_>>();
     let error = relative_error(&queries(&found), &queries(&wanted.concat()));
-    let caches = [&gpu.download(&k_cache)?, &gpu.download(&v_cache)?].map(|cache| widened(cache));
-    let kv_error = cache_error(&caches, &wanted, &slots, heads);
+    let kv_error = cache_error(&stored(gpu, &cache)?, &wanted, &slots, (heads, &scales, format));
     let limit = TWO_ROUNDINGS;
     Ok(vec![
         Outcome { op: "rope_kv", case: format!("{case}: q"), error, limit },
@@ -284,8 +300,45 @@ fn rope_kv(gpu: &mut Gpu, n_rows: usize, heads: Heads, options: Options) -> Resu
     ])
 }
 
+fn as_stored(x: f32, format: KvFormat) -> f32 {
+    if format == KvFormat::E4m3 { reference::e4m3(x) } else { x }
+}
+
+/// Of each head's keys, then of each one's values; by those of every other head some numbers are larger than e4m3 has.
+fn cache_scales(heads: Heads, format: KvFormat) -> Vec<f32> {
+    match format {
+        KvFormat::Bf16 => vec![1.0; 2 * heads.n_kv],
+        KvFormat::E4m3 => (0..2 * heads.n_kv).map(|at| if at % 2 == 0 { 0.005 } else { 0.3 }).collect(),
+    }
+}
+
+/// A cache that nobody has written.
+fn poisoned_cache(gpu: &Gpu, n: usize, scales: &[f32], format: KvFormat) -> Result<LayerCache, KernelError> {
+    Ok(match format {
+        KvFormat::Bf16 => LayerCache::Bf16 { k: gpu.upload(&vec![bf16::NAN; n])?, v: gpu.upload(&vec![bf16::NAN; n])? },
+        KvFormat::E4m3 => {
+            let codes = vec![0x7f; n];
+            LayerCache::E4m3 { k: gpu.upload(&codes)?, v: gpu.upload(&codes)?, scales: gpu.upload(scales)? }
+        }
+    })
+}
+
+/// Keys and values without their scales.
+fn stored(gpu: &Gpu, cache: &LayerCache) -> Result<[Vec<f32>; 2], KernelError> {
+    let numbers = |codes: Vec<u8>| codes.into_iter().map(codes::e4m3).collect();
+    Ok(match cache {
+        LayerCache::Bf16 { k, v } => [widened(&gpu.download(k)?), widened(&gpu.download(v)?)],
+        LayerCache::E4m3 { k, v, .. } => [numbers(gpu.download(k)?), numbers(gpu.download(v)?)],
+    })
+}
+
 /// Compares the slots that were to be written; infinite if any other slot was touched.
-fn cache_error(caches: &[Vec<f32>; 2], wanted: &[Vec<f32>], slots: &[i32], heads: Heads) -> f64 {
+fn cache_error(
+    caches: &[Vec<f32>; 2],
+    wanted: &[Vec<f32>],
+    slots: &[i32],
+    (heads, scales, format): (Heads, &[f32], KvFormat),
+) -> f64 {
     let Heads { n_q, n_kv, dim } = heads;
     let mut expected = [vec![f32::NAN; caches[0].len()], vec![f32::NAN; caches[1].len()]];
     for (row, &slot) in wanted.iter().zip(slots) {
@@ -293,7 +346,9 @@ fn cache_error(caches: &[Vec<f32>; 2], wanted: &[Vec<f32>], slots: &[i32], heads
         for (kind, cache) in expected.iter_mut().enumerate() {
             for head in 0..n_kv {
                 let source = &row[(n_q + kind * n_kv + head) * dim..][..dim];
-                cache[reference::cache_offset(slot, head, heads)..][..dim].copy_from_slice(source);
+                let target = &mut cache[reference::cache_offset(slot, head, heads)..][..dim];
+                let scale = scales[kind * n_kv + head];
+                target.iter_mut().zip(source).for_each(|(stored, x)| *stored = as_stored(x / scale, format));
             }
         }
     }

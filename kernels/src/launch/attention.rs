@@ -2,6 +2,7 @@
 
 use super::{BLOCK_SIZE, Entry, Heads, LaunchConfig, count, not_empty, refused, tiles};
 use crate::{
+    cache::KvFormat,
     device::Properties,
     error::KernelError,
     plan::{PrefillSplit, SplitPolicy},
@@ -84,7 +85,12 @@ impl Tile {
 
 /// Decode attention over planned pieces: a block a piece and KV head, or as many as run at once, an odd number that no
 /// pattern of long and short pieces falls in step with.
-pub fn paged_decode(n_items: usize, spec: AttentionSpec, policy: SplitPolicy) -> Result<LaunchConfig, KernelError> {
+pub fn paged_decode(
+    n_items: usize,
+    spec: AttentionSpec,
+    policy: SplitPolicy,
+    cache: KvFormat,
+) -> Result<LaunchConfig, KernelError> {
     spec.check("paged_decode")?;
     not_empty("paged_decode", n_items)?;
     let (n_kv, tile) = (spec.heads.n_kv, spec.tile());
@@ -93,16 +99,25 @@ pub fn paged_decode(n_items: usize, spec: AttentionSpec, policy: SplitPolicy) ->
         SplitPolicy::Fixed { n_slots, .. } => n_items.min(((n_slots / n_kv).max(2) - 1) | 1),
     };
     tiles("paged_decode", n_blocks)?;
-    let entry = match tile {
-        Tile::Plain64 => Entry::PagedDecodeD64,
-        Tile::Plain128 => Entry::PagedDecodeD128,
-        Tile::Any64 => Entry::PagedDecodeAny64,
-        Tile::Any128 => Entry::PagedDecodeAny128,
-        Tile::Any256 => Entry::PagedDecodeAny256,
+    let entry = match (tile, cache) {
+        (Tile::Plain64, KvFormat::Bf16) => Entry::PagedDecodeD64,
+        (Tile::Plain128, KvFormat::Bf16) => Entry::PagedDecodeD128,
+        (Tile::Any64, KvFormat::Bf16) => Entry::PagedDecodeAny64,
+        (Tile::Any128, KvFormat::Bf16) => Entry::PagedDecodeAny128,
+        (Tile::Any256, KvFormat::Bf16) => Entry::PagedDecodeAny256,
+        (Tile::Plain64, KvFormat::E4m3) => Entry::PagedDecodeE4m3D64,
+        (Tile::Plain128, KvFormat::E4m3) => Entry::PagedDecodeE4m3D128,
+        (Tile::Any64, KvFormat::E4m3) => Entry::PagedDecodeE4m3Any64,
+        (Tile::Any128, KvFormat::E4m3) => Entry::PagedDecodeE4m3Any128,
+        (Tile::Any256, KvFormat::E4m3) => Entry::PagedDecodeE4m3Any256,
     };
-    // Warps x 3 stages x one KV block of K and V; two blocks of threads fit a multiprocessor.
+    // Warps x stages x one KV block of K and V.
     let n_warps = if tile.dim() > 128 { 2 } else { 4 };
-    let shared_bytes = count(n_warps * 3 * 2 * BLOCK_SIZE * tile.dim() * 2);
+    let n_stages = match cache {
+        KvFormat::Bf16 => 3,
+        KvFormat::E4m3 => 4,
+    };
+    let shared_bytes = count(n_warps * n_stages * 2 * BLOCK_SIZE * tile.dim() * cache.bytes());
     Ok(LaunchConfig { entry, grid: [count(n_kv), count(n_blocks), 1], threads: count(32 * n_warps), shared_bytes })
 }
 
@@ -144,7 +159,12 @@ impl PrefillKernel {
 }
 
 /// Prefill attention over planned tiles.
-pub fn paged_prefill(n_tiles: usize, spec: AttentionSpec, kernel: PrefillKernel) -> Result<LaunchConfig, KernelError> {
+pub fn paged_prefill(
+    n_tiles: usize,
+    spec: AttentionSpec,
+    kernel: PrefillKernel,
+    cache: KvFormat,
+) -> Result<LaunchConfig, KernelError> {
     const OP: &str = "paged_prefill";
     spec.check(OP)?;
     tiles(OP, n_tiles)?;
@@ -155,12 +175,17 @@ pub fn paged_prefill(n_tiles: usize, spec: AttentionSpec, kernel: PrefillKernel)
             // Beyond a width of 128 two blocks share a tile's rows, and KV comes in tiles of 32 tokens, not 64.
             let n_parts = if tile.dim() > 128 { 2 } else { 1 };
             Ok(LaunchConfig {
-                entry: match tile {
-                    Tile::Plain64 => Entry::PagedPrefillD64,
-                    Tile::Plain128 => Entry::PagedPrefillD128,
-                    Tile::Any64 => Entry::PagedPrefillAny64,
-                    Tile::Any128 => Entry::PagedPrefillAny128,
-                    Tile::Any256 => Entry::PagedPrefillAny256,
+                entry: match (tile, cache) {
+                    (Tile::Plain64, KvFormat::Bf16) => Entry::PagedPrefillD64,
+                    (Tile::Plain128, KvFormat::Bf16) => Entry::PagedPrefillD128,
+                    (Tile::Any64, KvFormat::Bf16) => Entry::PagedPrefillAny64,
+                    (Tile::Any128, KvFormat::Bf16) => Entry::PagedPrefillAny128,
+                    (Tile::Any256, KvFormat::Bf16) => Entry::PagedPrefillAny256,
+                    (Tile::Plain64, KvFormat::E4m3) => Entry::PagedPrefillE4m3D64,
+                    (Tile::Plain128, KvFormat::E4m3) => Entry::PagedPrefillE4m3D128,
+                    (Tile::Any64, KvFormat::E4m3) => Entry::PagedPrefillE4m3Any64,
+                    (Tile::Any128, KvFormat::E4m3) => Entry::PagedPrefillE4m3Any128,
+                    (Tile::Any256, KvFormat::E4m3) => Entry::PagedPrefillE4m3Any256,
                 },
                 grid: [count(heads.n_kv), count(n_tiles), count(n_parts)],
                 threads: 128,
@@ -170,12 +195,16 @@ pub fn paged_prefill(n_tiles: usize, spec: AttentionSpec, kernel: PrefillKernel)
         }
         // Two warpgroups consume, one produces.
         PrefillKernel::Wgmma { n_multiprocessors } => Ok(LaunchConfig {
-            entry: match tile {
-                Tile::Plain64 => Entry::PagedPrefillSm90D64,
-                Tile::Plain128 => Entry::PagedPrefillSm90D128,
-                Tile::Any64 => Entry::PagedPrefillSm90Any64,
-                Tile::Any128 => Entry::PagedPrefillSm90Any128,
-                Tile::Any256 => {
+            entry: match (tile, cache) {
+                (Tile::Plain64, KvFormat::Bf16) => Entry::PagedPrefillSm90D64,
+                (Tile::Plain128, KvFormat::Bf16) => Entry::PagedPrefillSm90D128,
+                (Tile::Any64, KvFormat::Bf16) => Entry::PagedPrefillSm90Any64,
+                (Tile::Any128, KvFormat::Bf16) => Entry::PagedPrefillSm90Any128,
+                (Tile::Plain64, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3D64,
+                (Tile::Plain128, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3D128,
+                (Tile::Any64, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any64,
+                (Tile::Any128, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any128,
+                (Tile::Any256, _) => {
                     let (dim, most) = (heads.dim, WGMMA_DIM_MAX);
                     let problem = format!("heads of {dim} are too wide for wgmma's tiles: {most} is the most");
                     return Err(refused(OP, problem));
@@ -215,23 +244,27 @@ mod tests {
 
     #[test]
     fn prefill_on_hopper_takes_one_block_a_multiprocessor_and_no_more_than_there_is_work() {
-        let blocks = |n_tiles| paged_prefill(n_tiles, plain(LLAMA_8B), WGMMA).unwrap().grid;
+        let blocks = |n_tiles| paged_prefill(n_tiles, plain(LLAMA_8B), WGMMA, KvFormat::Bf16).unwrap().grid;
         assert_eq!([1, 16, 17, 500].map(blocks), [[8, 1, 1], [128, 1, 1], [132, 1, 1], [132, 1, 1]]);
     }
 
     #[test]
     fn fixed_pieces_are_taken_in_turn_by_as_many_blocks_as_run_at_once() {
-        let blocks =
-            |n_items, heads| paged_decode(n_items, plain(heads), SplitPolicy::fixed(8192, 264)).unwrap().grid[1];
+        let blocks = |n_items, heads| {
+            paged_decode(n_items, plain(heads), SplitPolicy::fixed(8192, 264), KvFormat::Bf16).unwrap().grid[1]
+        };
         assert_eq!((blocks(8192, LLAMA_8B), blocks(3, LLAMA_8B)), (33, 3));
         assert_eq!(blocks(8192, Heads { n_kv: 4, ..LLAMA_8B }), 65);
     }
 
     #[test]
     fn attention_asks_for_the_shared_memory_its_tiles_need() {
-        let decode = |dim| paged_decode(3, plain(Heads { dim, ..LLAMA_8B }), BALANCED).unwrap().shared_bytes;
+        let decode =
+            |dim| paged_decode(3, plain(Heads { dim, ..LLAMA_8B }), BALANCED, KvFormat::Bf16).unwrap().shared_bytes;
         assert_eq!([48, 64, 96, 128, 256].map(decode), [48, 48, 96, 96, 96].map(|kib| kib * 1024));
-        let prefill = |dim, kernel| paged_prefill(3, plain(Heads { dim, ..LLAMA_8B }), kernel).unwrap();
+        let of_codes = paged_decode(3, plain(LLAMA_8B), BALANCED, KvFormat::E4m3).unwrap();
+        assert_eq!((of_codes.entry, of_codes.shared_bytes), (Entry::PagedDecodeE4m3D128, 64 * 1024));
+        let prefill = |dim, kernel| paged_prefill(3, plain(Heads { dim, ..LLAMA_8B }), kernel, KvFormat::E4m3).unwrap();
         assert_eq!(prefill(128, PrefillKernel::Mma).shared_bytes, 96 * 1024);
         assert_eq!(prefill(128, WGMMA).shared_bytes, 193 * 1024);
         let wide = prefill(256, PrefillKernel::Mma);
@@ -240,7 +273,7 @@ mod tests {
 
     #[test]
     fn heads_of_64_and_128_without_extras_have_kernels_of_their_own() {
-        let entry = |spec| paged_decode(3, spec, BALANCED).unwrap().entry;
+        let entry = |spec| paged_decode(3, spec, BALANCED, KvFormat::Bf16).unwrap().entry;
         assert_eq!(entry(plain(LLAMA_8B)), Entry::PagedDecodeD128);
         assert_eq!(entry(plain(Heads { dim: 112, ..LLAMA_8B })), Entry::PagedDecodeAny128);
         assert_eq!(entry(AttentionSpec { window: Some(9), ..plain(LLAMA_8B) }), Entry::PagedDecodeAny128);

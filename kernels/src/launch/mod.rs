@@ -164,7 +164,7 @@ pub(crate) fn count(n: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::SplitPolicy;
+    use crate::{cache::KvFormat, plan::SplitPolicy};
 
     const LLAMA_8B: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
     const BALANCED: SplitPolicy = SplitPolicy::Balanced { n_slots: 264 };
@@ -181,9 +181,12 @@ mod tests {
         let mut configs = vec![skinny_gemm(GemmShape { m: 1, n: 16, k: 8 }, SkinnyForm::Update, ring).unwrap()];
         for heads in heads {
             let spec = AttentionSpec::plain(heads, 1.0);
-            configs.push(paged_decode(1, spec, BALANCED).unwrap());
+            for cache in KvFormat::ALL {
+                configs.push(paged_decode(1, spec, BALANCED, cache).unwrap());
+            }
             let kernels = [PrefillKernel::Mma, WGMMA].into_iter().filter(|kernel| kernel.has(heads));
-            configs.extend(kernels.map(|kernel| paged_prefill(1, spec, kernel).unwrap()));
+            let both = kernels.flat_map(|kernel| KvFormat::ALL.map(|cache| (kernel, cache)));
+            configs.extend(both.map(|(kernel, cache)| paged_prefill(1, spec, kernel, cache).unwrap()));
         }
         for config in configs {
             let allowed = config.entry.shared_bytes_asked().unwrap_or(48 << 10);
@@ -201,27 +204,37 @@ mod tests {
                 "skinny_gemm: 9 rows are more than 8",
             ),
             (
-                rope_kv(1, RotaryForm::plain(Heads { dim: 100, ..LLAMA_8B })),
+                rope_kv(1, RotaryForm::plain(Heads { dim: 100, ..LLAMA_8B }), KvFormat::Bf16),
                 "rope_kv: head dimension 100 is no multiple of 16 up to 256",
             ),
             (
-                rope_kv(1, RotaryForm { n_pairs: 20, ..RotaryForm::plain(LLAMA_8B) }),
+                rope_kv(1, RotaryForm { n_pairs: 20, ..RotaryForm::plain(LLAMA_8B) }, KvFormat::Bf16),
                 "rope_kv: 40 numbers of each head turn, of 128: multiples of 16 can",
             ),
             (
-                paged_decode(1, AttentionSpec::plain(Heads { n_q: 32, n_kv: 1, dim: 64 }, 1.0), BALANCED),
+                paged_decode(
+                    1,
+                    AttentionSpec::plain(Heads { n_q: 32, n_kv: 1, dim: 64 }, 1.0),
+                    BALANCED,
+                    KvFormat::Bf16,
+                ),
                 "paged_decode: 32 query heads do not share 1 KV heads in groups of 1 to 16",
             ),
             (
-                paged_prefill(70_000, AttentionSpec::plain(LLAMA_8B, 1.0), PrefillKernel::Mma),
+                paged_prefill(70_000, AttentionSpec::plain(LLAMA_8B, 1.0), PrefillKernel::Mma, KvFormat::Bf16),
                 "paged_prefill: 70000 planned pieces are more than 65535 in one launch",
             ),
             (
-                paged_prefill(1, AttentionSpec::plain(Heads { dim: 256, ..LLAMA_8B }, 1.0), WGMMA),
+                paged_prefill(1, AttentionSpec::plain(Heads { dim: 256, ..LLAMA_8B }, 1.0), WGMMA, KvFormat::E4m3),
                 "paged_prefill: heads of 256 are too wide for wgmma's tiles: 128 is the most",
             ),
             (
-                paged_decode(1, AttentionSpec { window: Some(0), ..AttentionSpec::plain(LLAMA_8B, 1.0) }, BALANCED),
+                paged_decode(
+                    1,
+                    AttentionSpec { window: Some(0), ..AttentionSpec::plain(LLAMA_8B, 1.0) },
+                    BALANCED,
+                    KvFormat::E4m3,
+                ),
                 "paged_decode: a window of 0 tokens sees nothing",
             ),
         ];

@@ -1,7 +1,7 @@
 //! Launches of the operations that treat rows one by one: embedding, norms, activation, rotation.
 
 use super::{Entry, Heads, LaunchConfig, Rows, config, count, not_empty, refused, vectors, warps_for};
-use crate::error::KernelError;
+use crate::{cache::KvFormat, error::KernelError};
 
 /// Embedding gather of `rows`.
 pub fn embed(rows: Rows) -> Result<LaunchConfig, KernelError> {
@@ -147,15 +147,19 @@ impl RotaryForm {
 
 /// Rotary embedding and KV write of `n_rows` fused rows: 16 dimensions of a head a thread, blocks of 128 threads so that
 /// few rows still spread over the chip.
-pub fn rope_kv(n_rows: usize, form: RotaryForm) -> Result<LaunchConfig, KernelError> {
+pub fn rope_kv(n_rows: usize, form: RotaryForm, cache: KvFormat) -> Result<LaunchConfig, KernelError> {
     form.check()?;
     not_empty("rope_kv", n_rows)?;
     let heads = form.heads;
     const THREADS: usize = 128;
-    let (entry, head_lanes) = match heads.dim {
-        64 if form == RotaryForm::plain(heads) => (Entry::RopeKvD64, 4),
-        128 if form == RotaryForm::plain(heads) => (Entry::RopeKvD128, 8),
-        _ => (Entry::RopeKvAny, 16),
+    let is_plain = form == RotaryForm::plain(heads);
+    let (entry, head_lanes) = match (heads.dim, cache) {
+        (64, KvFormat::Bf16) if is_plain => (Entry::RopeKvD64, 4),
+        (64, KvFormat::E4m3) if is_plain => (Entry::RopeKvE4m3D64, 4),
+        (128, KvFormat::Bf16) if is_plain => (Entry::RopeKvD128, 8),
+        (128, KvFormat::E4m3) if is_plain => (Entry::RopeKvE4m3D128, 8),
+        (_, KvFormat::Bf16) => (Entry::RopeKvAny, 16),
+        (_, KvFormat::E4m3) => (Entry::RopeKvE4m3Any, 16),
     };
     let heads_per_block = THREADS / head_lanes;
     let n_heads = heads.n_q + 2 * heads.n_kv;
@@ -180,18 +184,19 @@ mod tests {
 
     #[test]
     fn rotation_takes_sixteen_heads_of_128_a_block() {
-        let plain = |dim| rope_kv(7, RotaryForm::plain(Heads { dim, ..LLAMA_8B })).unwrap();
+        let plain = |dim| rope_kv(7, RotaryForm::plain(Heads { dim, ..LLAMA_8B }), KvFormat::Bf16).unwrap();
         assert_eq!([plain(128).grid, plain(64).grid, plain(96).grid], [[7, 3, 1], [7, 2, 1], [7, 6, 1]]);
     }
 
     #[test]
     fn heads_that_turn_in_part_or_have_weights_around_zero_take_the_kernel_for_any() {
         let plain = RotaryForm::plain(LLAMA_8B);
-        let entry = |form| rope_kv(1, form).unwrap().entry;
+        let entry = |form| rope_kv(1, form, KvFormat::Bf16).unwrap().entry;
         assert_eq!(entry(plain), Entry::RopeKvD128);
         assert_eq!(entry(RotaryForm { n_pairs: 48, ..plain }), Entry::RopeKvAny);
         assert_eq!(entry(RotaryForm { n_pairs: 0, ..plain }), Entry::RopeKvAny);
         assert_eq!(entry(RotaryForm { norm_weight: NormWeight::OnePlusFactor, ..plain }), Entry::RopeKvAny);
+        assert_eq!(rope_kv(1, plain, KvFormat::E4m3).unwrap().entry, Entry::RopeKvE4m3D128);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use anyhow::Result;
 use stoker_kernels::{
     CudaSlice,
     attention::{DecodeScratch, PagedDecode, PagedKv, PagedPrefill, PrefillScratch, ScratchSize},
-    bf16,
+    cache::{KvFormat, LayerCache},
     checks::Gpu,
     launch::{AttentionSpec, BLOCK_SIZE, Heads, PrefillKernel},
     plan::{self, Context, PrefillChunk, SplitPolicy},
@@ -25,22 +25,18 @@ pub(crate) fn decode(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
         [(1, 1024), (1, 4096), (8, 1024), (8, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024), (256, 4096)]
     {
         let name = format!("kernel_paged_decode_{batch}x{context}");
-        decode_case(
-            gpu,
-            report,
-            &name,
-            &Decodes { lens: vec![context; batch], n_shared: 0, reading: Reading::Together },
-            PLAIN,
-        )?;
+        let decodes = Decodes { lens: vec![context; batch], n_shared: 0, reading: Reading::Together };
+        decode_case(gpu, report, &name, &decodes, (PLAIN, KvFormat::Bf16))?;
+        decode_case(gpu, report, &format!("{name}_e4m3"), &decodes, (PLAIN, KvFormat::E4m3))?;
     }
     let lens: Vec<usize> = (0..256).map(|_| 64 + gpu.noise.below(4032)).collect();
     let ragged = Decodes { lens, n_shared: 0, reading: Reading::Together };
-    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &ragged, PLAIN)?;
+    decode_case(gpu, report, "kernel_paged_decode_256_ragged", &ragged, (PLAIN, KvFormat::Bf16))?;
     for (batch, n_shared, own) in [(2, 2048, 160), (8, 2048, 160), (64, 2048, 160), (256, 512, 384), (256, 256, 640)] {
         for (kind, reading) in [("shared", Reading::Together), ("shared_apart", Reading::Apart)] {
             let name = format!("kernel_paged_decode_{batch}x{own}_{kind}_{n_shared}");
             let lens = (0..batch).map(|row| n_shared + own - row % 16).collect();
-            decode_case(gpu, report, &name, &Decodes { lens, n_shared, reading }, PLAIN)?;
+            decode_case(gpu, report, &name, &Decodes { lens, n_shared, reading }, (PLAIN, KvFormat::Bf16))?;
         }
     }
     other_decodes(gpu, report)
@@ -52,7 +48,7 @@ fn other_decodes(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
         for (batch, context) in [(1, 4096), (32, 1024), (128, 1024), (32, 8000)] {
             let name = format!("kernel_paged_decode_{kind}_{batch}x{context}");
             let decodes = Decodes { lens: vec![context; batch], n_shared: 0, reading: Reading::Together };
-            decode_case(gpu, report, &name, &decodes, spec)?;
+            decode_case(gpu, report, &name, &decodes, (spec, KvFormat::Bf16))?;
         }
     }
     Ok(())
@@ -84,7 +80,13 @@ enum Reading {
     Apart,
 }
 
-fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, decodes: &Decodes, spec: AttentionSpec) -> Result<()> {
+fn decode_case(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    name: &str,
+    decodes: &Decodes,
+    (spec, format): (AttentionSpec, KvFormat),
+) -> Result<()> {
     if !report.wants(name) {
         return Ok(());
     }
@@ -94,9 +96,9 @@ fn decode_case(gpu: &mut Gpu, report: &mut Report, name: &str, decodes: &Decodes
     let heads = spec.heads;
     let seen = |len: usize| len.min(spec.window.unwrap_or(usize::MAX));
     let kv_tokens = n_shared + lens.iter().map(|&len| seen(len) - n_shared).sum::<usize>();
-    let kv_bytes = 4 * kv_tokens * heads.n_kv * heads.dim;
+    let kv_bytes = 2 * format.bytes() * kv_tokens * heads.n_kv * heads.dim;
     let turns = turns(kv_bytes);
-    let caches = (0..turns).map(|_| Cache::new(gpu, lens, *n_shared, heads)).collect::<Result<Vec<_>>>()?;
+    let caches = (0..turns).map(|_| Cache::new(gpu, lens, *n_shared, heads, format)).collect::<Result<Vec<_>>>()?;
     let policy = SplitPolicy::Balanced { n_slots };
     // The blocks that a cache's sequences share are in the same places of all tables.
     let known = if *reading == Reading::Together { n_shared / BLOCK_SIZE } else { 0 };
@@ -134,20 +136,24 @@ pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
     for (kind, kernel) in kernels {
         for (batch, tokens) in [(1, 2048), (1, 8192), (16, 512)] {
             let name = format!("kernel_paged_prefill_{kind}_{batch}x{tokens}");
-            prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel, PLAIN)?;
+            prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel, (PLAIN, KvFormat::Bf16))?;
+            let name = format!("{name}_e4m3");
+            prefill_case(gpu, report, &name, &vec![(0, tokens); batch], kernel, (PLAIN, KvFormat::E4m3))?;
         }
         for (before, tokens) in [(2048, 128), (8192 - 512, 512)] {
             let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
-            prefill_case(gpu, report, &name, &[(before, tokens)], kernel, PLAIN)?;
+            prefill_case(gpu, report, &name, &[(before, tokens)], kernel, (PLAIN, KvFormat::Bf16))?;
+            let name = format!("{name}_e4m3");
+            prefill_case(gpu, report, &name, &[(before, tokens)], kernel, (PLAIN, KvFormat::E4m3))?;
         }
         let name = format!("kernel_paged_prefill_{kind}_64x128_shared_2048");
-        prefill_case(gpu, report, &name, &[(2048, 128); 64], kernel, PLAIN)?;
+        prefill_case(gpu, report, &name, &[(2048, 128); 64], kernel, (PLAIN, KvFormat::Bf16))?;
     }
     for (kind, spec) in other_specs() {
         let kernel = PrefillKernel::for_device(gpu.kernels.properties(), spec.heads);
         for (before, tokens) in [(0, 2048), (0, 8192), (8192 - 512, 512)] {
             let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
-            prefill_case(gpu, report, &name, &[(before, tokens)], kernel, spec)?;
+            prefill_case(gpu, report, &name, &[(before, tokens)], kernel, (spec, KvFormat::Bf16))?;
         }
     }
     Ok(())
@@ -160,7 +166,7 @@ fn prefill_case(
     name: &str,
     chunks: &[(usize, usize)],
     kernel: PrefillKernel,
-    spec: AttentionSpec,
+    (spec, format): (AttentionSpec, KvFormat),
 ) -> Result<()> {
     if !report.wants(name) {
         return Ok(());
@@ -179,7 +185,7 @@ fn prefill_case(
         })
         .collect();
     let (cache, tiles) = (
-        Cache::new(gpu, &lens, chunks[0].0, heads)?,
+        Cache::new(gpu, &lens, chunks[0].0, heads, format)?,
         gpu.upload(&plan::plan_prefill(&planned, heads, kernel.split()))?,
     );
     let n_pieces = plan::prefill_pieces_max(heads, kernel.split());
@@ -206,30 +212,42 @@ fn prefill_case(
 
 /// Random KV in blocks of any order.
 struct Cache {
-    k: CudaSlice<bf16>,
-    v: CudaSlice<bf16>,
+    cache: LayerCache,
     table: CudaSlice<i32>,
     blocks_per_row: usize,
 }
 
 impl Cache {
     /// Sequences that begin with the same `n_shared` tokens.
-    fn new(gpu: &mut Gpu, lens: &[usize], n_shared: usize, heads: Heads) -> Result<Self> {
+    fn new(gpu: &mut Gpu, lens: &[usize], n_shared: usize, heads: Heads, format: KvFormat) -> Result<Self> {
         let blocks_per_row = lens.iter().max().map_or(1, |len| len.div_ceil(BLOCK_SIZE));
         let mut order = gpu.noise.permutation(lens.len() * blocks_per_row);
         for row in 1..lens.len() {
             order.copy_within(..n_shared / BLOCK_SIZE, row * blocks_per_row);
         }
         let size = order.len() * heads.block_values();
-        Ok(Self { k: gpu.random(size)?, v: gpu.random(size)?, table: gpu.upload(&order)?, blocks_per_row })
+        let cache = match format {
+            KvFormat::Bf16 => LayerCache::Bf16 { k: gpu.random(size)?, v: gpu.random(size)? },
+            KvFormat::E4m3 => {
+                let scales = gpu.upload(&vec![1.0; 2 * heads.n_kv])?;
+                LayerCache::E4m3 { k: random_codes(gpu, size)?, v: random_codes(gpu, size)?, scales }
+            }
+        };
+        Ok(Self { cache, table: gpu.upload(&order)?, blocks_per_row })
     }
 
     fn view(&self) -> PagedKv<'_> {
-        PagedKv {
-            k_cache: self.k.as_view(),
-            v_cache: self.v.as_view(),
-            block_table: self.table.as_view(),
-            blocks_per_row: self.blocks_per_row,
-        }
+        let Self { cache, table, blocks_per_row } = self;
+        PagedKv { cache, block_table: table.as_view(), blocks_per_row: *blocks_per_row }
     }
+}
+
+/// Codes of numbers up to 2: neither is any none, nor are weights all of one token.
+fn random_codes(gpu: &mut Gpu, n: usize) -> Result<CudaSlice<u8>> {
+    // No tile divides it: repeated, it never lines up with rows.
+    const PIECE: usize = (1 << 20) - 24;
+    let piece: Vec<u8> = (0..PIECE).map(|_| (gpu.noise.below(0x41) | gpu.noise.below(2) << 7) as u8).collect();
+    let mut codes = piece.repeat(n.div_ceil(PIECE));
+    codes.truncate(n);
+    Ok(gpu.upload(&codes)?)
 }

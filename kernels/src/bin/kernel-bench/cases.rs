@@ -6,6 +6,7 @@ use anyhow::Result;
 use stoker_kernels::{
     KernelError,
     blas::Algorithm,
+    cache::LayerCache,
     checks::Gpu,
     gemm::GemmPlan,
     launch::{BLOCK_SIZE, Epilogue, GemmShape, Heads, SKINNY_ROWS_MAX, SkinnyKernel},
@@ -113,13 +114,12 @@ fn rope_kv(gpu: &mut Gpu, report: &mut Report, n_rows: usize) -> Result<()> {
     slots.truncate(n_rows);
     let (positions, slots) = (gpu.upload(&positions)?, gpu.upload(&slots)?);
     let mut qkv = gpu.random(turns * n_rows * width)?;
-    let mut caches = [gpu.random(n_blocks * HEADS.block_values())?, gpu.random(n_blocks * HEADS.block_values())?];
+    let size = n_blocks * HEADS.block_values();
+    let mut cache = LayerCache::Bf16 { k: gpu.random(size)?, v: gpu.random(size)? };
     let us = clock::time(gpu, 32, |i| {
-        let [k_cache, v_cache] = &mut caches;
         gpu.kernels.rope_kv(RopeKv {
             qkv: qkv.slice_mut(i % turns * n_rows * width..(i % turns + 1) * n_rows * width),
-            k_cache: k_cache.as_view_mut(),
-            v_cache: v_cache.as_view_mut(),
+            cache: &mut cache,
             bias: None,
             norm: None,
             rotary: Some(Rotary { angles: angles.as_view(), n_pairs: HEADS.dim / 2 }),
