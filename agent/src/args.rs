@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 use stoker_crds::{
-    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, ModelConfig, Quantization},
+    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, Quantization},
     intent::POD_UID_VARIABLE,
 };
 use stoker_engine::DeviceChoice;
@@ -163,6 +163,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "fp8", value_parser = quantization)]
     quantization: Option<Quantization>,
 
+    /// Store keys and values in fewer bits than they are computed in: fp8 takes half the memory, so that twice as many tokens fit and
+    /// decoding reads half as much of them. Scales are the checkpoint's, or measured at start. Needs a GPU. Default: as they are computed.
+    #[arg(long, value_name = "fp8", value_parser = kv_cache_dtype)]
+    kv_cache_dtype: Option<KvCacheDtype>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -174,6 +179,11 @@ pub(crate) struct Flags {
 
 /// As a configuration file writes it.
 fn quantization(name: &str) -> Result<Quantization, String> {
+    serde_json::from_value(name.into()).map_err(|_| "not known: take fp8".to_owned())
+}
+
+/// As a configuration file writes it.
+fn kv_cache_dtype(name: &str) -> Result<KvCacheDtype, String> {
     serde_json::from_value(name.into()).map_err(|_| "not known: take fp8".to_owned())
 }
 
@@ -218,6 +228,7 @@ impl Args {
                 batch_invariant: flags.batch_invariant,
                 itl_target_ms: flags.itl_target_ms,
                 quantization: flags.quantization,
+                kv_cache_dtype: flags.kv_cache_dtype,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, ModelConfig, Quantization};
+use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, Quantization};
 use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 
 use crate::{
@@ -204,6 +204,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         batch_invariant,
         itl_target_ms,
         quantization,
+        kv_cache_dtype,
     } = settings;
     EngineLimits {
         max_model_len,
@@ -217,6 +218,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         batch_invariant: batch_invariant.unwrap_or(defaults.batch_invariant),
         itl_target: itl_target_ms.map(|ms| Duration::from_millis(ms.into())),
         quantization: quantization.map(|Quantization::Fp8| stoker_engine::Quantization::Fp8),
+        kv_cache_dtype: kv_cache_dtype.map(|KvCacheDtype::Fp8| stoker_engine::KvCacheDtype::Fp8),
         ..defaults
     }
 }
@@ -248,9 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn quantisation_reaches_the_engine() {
+    fn formats_reach_the_engine() {
         let asked = EngineSettings { quantization: Some(Quantization::Fp8), ..EngineSettings::default() };
         assert_eq!(settings(config("/m", asked)).limits.quantization, Some(stoker_engine::Quantization::Fp8));
+        let asked = EngineSettings { kv_cache_dtype: Some(KvCacheDtype::Fp8), ..EngineSettings::default() };
+        assert_eq!(settings(config("/m", asked)).limits.kv_cache_dtype, Some(stoker_engine::KvCacheDtype::Fp8));
     }
 
     #[test]

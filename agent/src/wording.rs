@@ -14,7 +14,7 @@ struct Setting {
 }
 
 /// Every setting that a message may name. None is part of another's name.
-const SETTINGS: [Setting; 13] = [
+const SETTINGS: [Setting; 14] = [
     Setting { ours: "model_source", field: "model.source", flag: "--model" },
     Setting { ours: "served_names", field: "model.servedNames", flag: "--served-name" },
     Setting { ours: "tool_call_format", field: "model.toolCallFormat", flag: "--tool-call-format" },
@@ -27,6 +27,7 @@ const SETTINGS: [Setting; 13] = [
     Setting { ours: "memory_fraction", field: "engine.memoryFraction", flag: "--memory-fraction" },
     Setting { ours: "batch_invariant", field: "engine.batchInvariant", flag: "--batch-invariant" },
     Setting { ours: "itl_target_ms", field: "engine.itlTargetMs", flag: "--itl-target-ms" },
+    Setting { ours: "kv_cache_dtype", field: "engine.kvCacheDtype", flag: "--kv-cache-dtype" },
     Setting { ours: "quantization", field: "engine.quantization", flag: "--quantization" },
 ];
 
@@ -44,7 +45,7 @@ pub fn in_words_of(reader: StartedBy, message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
-    use stoker_crds::contract::{EngineSettings, Quantization};
+    use stoker_crds::contract::{EngineSettings, KvCacheDtype, Quantization};
 
     use super::*;
 
@@ -76,6 +77,7 @@ mod tests {
             batch_invariant: Some(true),
             itl_target_ms: Some(40),
             quantization: Some(Quantization::Fp8),
+            kv_cache_dtype: Some(KvCacheDtype::Fp8),
             ..EngineSettings::default()
         });
         for field in fields.unwrap().as_object().unwrap().keys() {

@@ -10,7 +10,7 @@ use stoker_bench::{
     model::{Format, Wanted},
     peers::Peer,
 };
-use stoker_engine::{DeviceChoice, Quantization};
+use stoker_engine::{DeviceChoice, KvCacheDtype, Quantization};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
@@ -208,6 +208,9 @@ pub(crate) struct RunArgs {
     /// Quantise the projections of layers when they are loaded: fp8. The format in figures is then that.
     #[arg(long, value_name = "KIND")]
     pub(crate) quantization: Option<Quantization>,
+    /// Store keys and values in this: fp8. The format in figures then says so.
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
     /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     pub(crate) peers: Vec<Peer>,
@@ -251,7 +254,14 @@ impl RunArgs {
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
             quantization: self.quantization,
+            kv_cache_dtype: self.kv_cache_dtype,
         }
+    }
+
+    /// What figures call the format: of weights as they are multiplied, and of the cache where it is not as it is computed.
+    pub(crate) fn format(&self, stored_as: &str) -> String {
+        let weights = self.quantization.map_or(stored_as, |quantization| quantization.name());
+        self.kv_cache_dtype.map_or(weights.to_owned(), |cache| format!("{weights}, {} KV", cache.name()))
     }
 
     pub(crate) fn agent(&self) -> io::Result<PathBuf> {

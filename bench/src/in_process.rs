@@ -10,8 +10,8 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Quantization, Request,
-    RequestEvent, RequestStream, StopParams, TokenId,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
+    Quantization, Request, RequestEvent, RequestStream, StopParams, TokenId,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -56,6 +56,8 @@ pub struct Tuning {
     pub batch_invariant: bool,
     /// How weights are quantised when they are loaded.
     pub quantization: Option<Quantization>,
+    /// How keys and values are stored.
+    pub kv_cache_dtype: Option<KvCacheDtype>,
 }
 
 impl Tuning {
@@ -81,6 +83,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         threads: tuning.threads,
         batch_invariant: tuning.batch_invariant,
         quantization: tuning.quantization,
+        kv_cache_dtype: tuning.kv_cache_dtype,
         ..EngineLimits::default()
     }
 }

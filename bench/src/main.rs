@@ -76,7 +76,7 @@ fn measure(args: &RunArgs) -> Result<()> {
     let cases = fitting(args.cases(), model.max_position_embeddings)?;
     let subject = Subject {
         model: model.name.clone(),
-        dtype: args.quantization.map_or(model.dtype.clone(), |quantization| quantization.name().to_owned()),
+        dtype: args.format(&model.dtype),
         bytes_per_token: model.bytes_per_token.filter(|bytes| !is_gpu(args) && *bytes > CACHED_BYTES),
     };
     let mut contenders = peers(args, &model.path);

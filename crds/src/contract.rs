@@ -93,6 +93,9 @@ pub struct EngineSettings {
     /// How weights are quantised when they are loaded. Default: not. Left out where nobody asks, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantization: Option<Quantization>,
+    /// How keys and values are stored. Default: as they are computed. Left out where nobody asks, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
 }
 
 /// Multiply with weights in fewer bits than they are stored in: "fp8" quantises the projections of layers when they are loaded, and
@@ -104,6 +107,17 @@ pub struct EngineSettings {
 pub enum Quantization {
     /// Projections of layers in 8-bit floating point, e4m3, with a scale for each of their outputs; rows that are multiplied are
     /// quantised as they come.
+    Fp8,
+}
+
+/// Store keys and values in fewer bits than they are computed in: "fp8" takes half the memory, so that twice as many tokens fit and
+/// decoding reads half as much of them. Each head has scales, the checkpoint's or measured at start. Needs a GPU. Default: as they are
+/// computed.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheDtype {
+    /// 8-bit floating point, e4m3, with a scale for each KV head's keys and one for its values.
     Fp8,
 }
 

@@ -11,7 +11,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    contract::Quantization,
+    contract::{KvCacheDtype, Quantization},
     pod::PodSpec,
     quantity::{Amount, quantity_schema},
     scaling::ScalingSpec,
@@ -63,6 +63,9 @@ use crate::{
     validation = Rule::new(
         "!has(self.spec.engine) || !has(self.spec.engine.quantization) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0)"
     ).message("engine.quantization needs a GPU, an H100 or H200: set resources.gpus to 1 or remove quantization"),
+    validation = Rule::new(
+        "!has(self.spec.engine) || !has(self.spec.engine.kvCacheDtype) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0)"
+    ).message("engine.kvCacheDtype needs a GPU: set resources.gpus to 1 or remove kvCacheDtype"),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
         "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
     )
@@ -233,6 +236,9 @@ pub struct EngineSpec {
     /// Multiply with weights in fewer bits than they are stored in. Default: as they are stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<Quantization>,
+    /// Store keys and values in fewer bits than they are computed in. Default: as they are computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<KvCacheDtype>,
 }
 
 /// How an older revision is replaced: one replica at a time, a new one first.

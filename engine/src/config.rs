@@ -108,6 +108,37 @@ pub struct EngineLimits {
     pub batch_invariant: bool,
     /// Multiply with the weights of layers in fewer bits than they are stored in. `None`: as they are stored.
     pub quantization: Option<Quantization>,
+    /// Keep keys and values in fewer bits than they are computed in. `None`: as they are computed.
+    pub kv_cache_dtype: Option<KvCacheDtype>,
+}
+
+/// How keys and values are stored where that is not as they are computed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum KvCacheDtype {
+    /// In e4m3: half the bytes, so that decoding reads half as much and twice as many tokens fit. Each KV head's keys have a scale, its
+    /// values another one. On GPUs.
+    Fp8,
+}
+
+impl KvCacheDtype {
+    /// All.
+    pub const ALL: [Self; 1] = [Self::Fp8];
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+impl std::str::FromStr for KvCacheDtype {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|known| known.name() == name);
+        known.ok_or_else(|| format!("{name:?} is not known: take fp8"))
+    }
 }
 
 /// How weights are quantised when they are loaded.
@@ -157,6 +188,7 @@ impl Default for EngineLimits {
             prefix_caching: true,
             batch_invariant: false,
             quantization: None,
+            kv_cache_dtype: None,
         }
     }
 }

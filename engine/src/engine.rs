@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, Quantization, StepSizes},
+    config::{DeviceChoice, EngineConfig, EngineLimits, KvCacheDtype, LimitError, ModelFiles, Quantization, StepSizes},
     engine_loop::EngineLoop,
     exec::{
         CpuExecutor, Decoder, Executor,
@@ -58,6 +58,9 @@ pub enum StartError {
     /// Quantised products are a GPU's.
     #[error("quantization {} needs a GPU of compute capability 9.0, and the model would run on the CPU: leave it out", .0.name())]
     QuantizedOnCpu(Quantization),
+    /// The cache was to be in a format that only GPUs have.
+    #[error("a KV cache in {} needs a GPU, and the model would run on the CPU: leave kv_cache_dtype out", .0.name())]
+    KvCacheOnCpu(KvCacheDtype),
     /// The compute threads cannot be started.
     #[error("start {threads} compute threads: {reason}")]
     Threads {
@@ -266,6 +269,9 @@ impl LoadedModel {
     ) -> Result<Self, StartError> {
         if let Some(quantization) = limits.quantization {
             return Err(StartError::QuantizedOnCpu(quantization));
+        }
+        if let Some(dtype) = limits.kv_cache_dtype {
+            return Err(StartError::KvCacheOnCpu(dtype));
         }
         let sched = read.sched_limits(limits, StepSizes::CPU)?;
         let ReadModel { config: model_config, assets, weights } = read;

@@ -33,7 +33,9 @@ pub mod text;
 pub mod token_filter;
 mod wakefulness;
 
-pub use config::{DeviceChoice, EngineConfig, EngineLimits, LimitError, ModelFiles, Quantization, StepSizes};
+pub use config::{
+    DeviceChoice, EngineConfig, EngineLimits, KvCacheDtype, LimitError, ModelFiles, Quantization, StepSizes,
+};
 pub use engine::{Engine, EngineParts, LoadedModel, StartError};
 pub use handle::{EngineHandle, RequestStream};
 pub use info::{GenerationDefaults, ModelInfo};

@@ -364,6 +364,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         batch_invariant: spec.batch_invariant,
         itl_target_ms: spec.itl_target_ms,
         quantization: spec.quantization,
+        kv_cache_dtype: spec.kv_cache_dtype,
     }
 }
 

@@ -33,7 +33,8 @@ fn objects() -> [Value; 2] {
         "resources": {"cpu": "1500m", "memory": "8Gi", "gpus": 1, "gpuResource": "amd.com/gpu"},
         "engine": {
             "maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64,
-            "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "itlTargetMs": 40, "quantization": "fp8"
+            "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "itlTargetMs": 40, "quantization": "fp8",
+            "kvCacheDtype": "fp8"
         },
         "replicas": 3,
         "rollout": {"maxUnavailable": 1, "surgeSeconds": 45, "progressDeadlineSeconds": 900},

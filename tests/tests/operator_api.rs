@@ -108,7 +108,7 @@ fn every_field_of_the_whole_object_is_accepted() {
     accepted(json!({
         "model": {"source": "pvc://weights/llama/8b", "servedNames": ["llama", "meta/llama-3.1:8b"]},
         "resources": {"cpu": "1500m", "memory": "8Gi", "gpus": 1, "gpuResource": "nvidia.com/gpu"},
-        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "quantization": "fp8"},
+        "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "quantization": "fp8", "kvCacheDtype": "fp8"},
         "replicas": 3,
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 0},
         "pod": {
@@ -166,6 +166,13 @@ fn absurd_numbers_name_field_and_limit() {
     accepted(quantised(json!({"gpus": 1})));
     refused(
         ember_with(json!({"resources": {"gpus": 1}, "engine": {"quantization": "int3"}})),
+        &["Unsupported value", "fp8"],
+    );
+    let cached = |resources: Value| ember_with(json!({"resources": resources, "engine": {"kvCacheDtype": "fp8"}}));
+    refused(cached(json!({})), &["engine.kvCacheDtype needs a GPU", "set resources.gpus to 1 or remove kvCacheDtype"]);
+    accepted(cached(json!({"gpus": 1})));
+    refused(
+        ember_with(json!({"resources": {"gpus": 1}, "engine": {"kvCacheDtype": "int8"}})),
         &["Unsupported value", "fp8"],
     );
     refused(ember_with(json!({"resources": {"gpus": 2}})), &["spec.resources.gpus", "less than or equal to 1"]);
@@ -515,10 +522,11 @@ fn kubectl_explains_every_field_with_its_default() {
         "batchInvariant",
         "itlTargetMs",
         "quantization",
+        "kvCacheDtype",
     ] {
         assert!(text.contains(field), "{text}");
     }
-    assert_eq!(text.matches("Default: ").count(), 12, "{text}");
+    assert_eq!(text.matches("Default: ").count(), 13, "{text}");
 }
 
 #[test]

@@ -12,6 +12,7 @@
 #   SAMPLED        1: the cases with sampling options, of both, in place of a sweep
 #   CASES          cases of ours, by comma, in place of a sweep
 #   QUANTIZATION   fp8: both systems quantise the weights when they load them
+#   KV_CACHE_DTYPE fp8: both systems store keys and values in it
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
@@ -60,7 +61,7 @@ program() {
 ours() {
   echo "== stoker, $1"
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
-    ${QUANTIZATION:+--quantization "$QUANTIZATION"} --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
 
 # A whole agent, which reads its weights from disk: written once, then in the page cache.
@@ -79,10 +80,12 @@ vllm() {
   site
   local config=$MODEL
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights)
-  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" ${QUANTIZATION:+"$QUANTIZATION"} > "$OUT/vllm.log" 2>&1 \
+  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" ${QUANTIZATION:+"$QUANTIZATION"} \
+    ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
-  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" \
-    ${QUANTIZATION:+--dtype "$QUANTIZATION"} --command "make bench-gpu" --out "$OUT/vllm.jsonl"
+  # As stoker-bench calls it.
+  local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}
+  "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" --dtype "$format" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
 }
 
 site() {

@@ -1,10 +1,11 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8] [kv=fp8]      needs vLLM; the directory holds a config.json and no weights
 
 With `sampled` the cases are those with sampling options, as bench/src/sampled.rs has them, but for seeds: it has none to keep.
 
-With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come.
+With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
+values in e4m3, with the attention kernels that it chooses for that.
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -33,7 +34,7 @@ OPTIONS = {
 
 
 class Peer:
-    def __init__(self, directory: str, quantization: str | None) -> None:
+    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str) -> None:
         import numpy
         import vllm
 
@@ -49,6 +50,7 @@ class Peer:
             model=directory,
             load_format="dummy",
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             skip_tokenizer_init=True,
             max_model_len=min(16384, config["max_position_embeddings"]),
             gpu_memory_utilization=0.88,
@@ -119,10 +121,10 @@ class Peer:
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8"}:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8", "kv=fp8"}:
         sys.exit(__doc__)
     quick = "quick" in sys.argv
-    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None)
+    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto")
     peer.fresh(4, 128, 16)
     peer.fresh(64, 512, 32)
     if "sampled" in sys.argv:

@@ -11,6 +11,7 @@ mod family;
 mod fields;
 mod files;
 mod gguf;
+mod kv_scales;
 mod layers;
 mod quantization;
 mod rope;

@@ -6,14 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use stoker_kernels::format::WeightFormat;
 
 use super::{
-    CheckpointFormat, ModelError, ModelSpec, QuantisedWeight, Scheme,
+    CheckpointFormat, ModelError, ModelSpec, QuantisedWeight, Scheme, kv_scales,
     quantization::Place,
     spec::{Rank, WeightSpec},
     tensor::{StoredWeight, Tensor},
 };
-
-/// Scales of quantised keys and values, which are kept as they are computed here.
-const CACHE_SCALES: [&str; 4] = [".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 
 /// All tensors of a checkpoint.
 #[derive(Debug)]
@@ -48,6 +45,10 @@ impl WeightStore {
     /// Who named and ordered the tensors.
     pub fn format(&self) -> CheckpointFormat {
         self.format
+    }
+
+    pub(super) fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
     }
 
     /// Finds every weight of a model, and refuses tensors that belong to none: computing without them would be wrong.
@@ -138,7 +139,7 @@ impl WeightStore {
         left.try_for_each(|tensor| match tensor.name.as_str() {
             // Old checkpoints carry the rotary frequencies.
             name if name.ends_with("rotary_emb.inv_freq") => Ok(()),
-            name if is_quantised && CACHE_SCALES.iter().any(|end| name.ends_with(end)) => Ok(()),
+            name if is_quantised && kv_scales::ENDS.iter().any(|end| name.ends_with(end)) => Ok(()),
             // Some who quantise give every projection a bias.
             name if is_quantised && name.ends_with(".bias") && tensor.bytes().iter().all(|byte| *byte == 0) => Ok(()),
             // Some carry the tied output matrix a second time. Another matrix would be an output matrix of its own.

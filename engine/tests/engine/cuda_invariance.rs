@@ -4,13 +4,19 @@
 use std::path::Path;
 
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, PositionLogprobs, Quantization,
-    Request, RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, PositionLogprobs,
+    Quantization, Request, RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
 };
 
 use crate::{common, cuda};
 
 const N_TOKENS: u32 = 40;
+
+/// What is multiplied and what is cached in fewer bits.
+type Formats = (Option<Quantization>, Option<KvCacheDtype>);
+
+const PLAIN: Formats = (None, None);
+const ALL_FP8: Formats = (Some(Quantization::Fp8), Some(KvCacheDtype::Fp8));
 
 /// The mode's settings in a context that both models have.
 fn limits() -> EngineLimits {
@@ -48,20 +54,24 @@ fn logits_are_the_same_bits_at_every_chunk_size() {
         return;
     }
     on_each_model(|model| {
-        same_bits_at_every_chunk_size(model, None);
-        same_bits_at_every_chunk_size(model, Some(Quantization::Fp8));
+        for formats in [PLAIN, (Some(Quantization::Fp8), None), (None, Some(KvCacheDtype::Fp8)), ALL_FP8] {
+            same_bits_at_every_chunk_size(model, formats);
+        }
     });
 }
 
-fn same_bits_at_every_chunk_size(model: &Path, quantization: Option<Quantization>) {
-    let limits = EngineLimits { quantization, ..limits() };
+fn same_bits_at_every_chunk_size(model: &Path, (quantization, kv_cache_dtype): Formats) {
+    let limits = EngineLimits { quantization, kv_cache_dtype, ..limits() };
     let mut opened = CudaModel::open(&config(model, limits), 0, &|_| {}).unwrap();
     let tokens = prompt(3, 250);
     let whole = opened.executor.teacher_forced_logits(&tokens, tokens.len()).unwrap();
     for chunk_len in [128, 64, 37, 16, 1] {
         let found = opened.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
         let odd = (0..tokens.len()).find(|&row| bits(&found[row]) != bits(&whole[row]));
-        assert_eq!(odd, None, "the first row that differs in chunks of {chunk_len}, {quantization:?}");
+        assert_eq!(
+            odd, None,
+            "the first row that differs in chunks of {chunk_len}, {quantization:?}, {kv_cache_dtype:?}"
+        );
     }
 }
 
@@ -130,25 +140,30 @@ fn a_request_is_the_same_bits_alone_among_255_others_chunked_cached_and_preempte
         return;
     }
     on_each_model(|model| {
-        let uncached = start(model, EngineLimits { prefix_caching: false, ..limits() });
-        let cached = start(model, limits());
-        let chunks = EngineLimits { max_batched_tokens: Some(16), max_num_seqs: Some(4), ..limits() };
-        let chunked = start(model, chunks);
-        // 32 sequences of up to 270 tokens do not fit 1024.
-        let tight = start(model, EngineLimits { kv_cache_tokens: Some(1024), expected_completion: None, ..limits() });
-        for request in asked() {
-            let alone = run(&uncached, &request);
-            assert_eq!(alone.tokens.len(), N_TOKENS as usize);
-            assert_eq!(run_among(&uncached, &request, 255), alone, "among 255 others");
-            assert_eq!(run(&chunked, &request), alone, "chunked at 16");
-            assert_eq!(run_among(&chunked, &request, 9), alone, "chunked at what three others leave");
-            assert_eq!(run(&cached, &request), alone, "with an empty cache");
-            assert_eq!(run_among(&cached, &request, 40), alone, "with its prompt cached");
-            assert_eq!(run_among(&tight, &request, 32), alone, "after preemptions");
-        }
-        assert!(tight.load().preemptions > 0, "the tight cache preempted somebody");
-        check_second_turn(&uncached, &cached);
+        [PLAIN, ALL_FP8].into_iter().for_each(|formats| same_bits_whoever_else_runs(model, formats));
     });
+}
+
+fn same_bits_whoever_else_runs(model: &Path, (quantization, kv_cache_dtype): Formats) {
+    let limits = || EngineLimits { quantization, kv_cache_dtype, ..limits() };
+    let uncached = start(model, EngineLimits { prefix_caching: false, ..limits() });
+    let cached = start(model, limits());
+    let chunks = EngineLimits { max_batched_tokens: Some(16), max_num_seqs: Some(4), ..limits() };
+    let chunked = start(model, chunks);
+    // 32 sequences of up to 270 tokens do not fit 1024.
+    let tight = start(model, EngineLimits { kv_cache_tokens: Some(1024), expected_completion: None, ..limits() });
+    for request in asked() {
+        let alone = run(&uncached, &request);
+        assert_eq!(alone.tokens.len(), N_TOKENS as usize);
+        assert_eq!(run_among(&uncached, &request, 255), alone, "among 255 others");
+        assert_eq!(run(&chunked, &request), alone, "chunked at 16");
+        assert_eq!(run_among(&chunked, &request, 9), alone, "chunked at what three others leave");
+        assert_eq!(run(&cached, &request), alone, "with an empty cache");
+        assert_eq!(run_among(&cached, &request, 40), alone, "with its prompt cached");
+        assert_eq!(run_among(&tight, &request, 32), alone, "after preemptions");
+    }
+    assert!(tight.load().preemptions > 0, "the tight cache preempted somebody");
+    check_second_turn(&uncached, &cached);
 }
 
 /// A prompt that holds an earlier answer finds the earlier prompt in the cache, and not what decoding left there.

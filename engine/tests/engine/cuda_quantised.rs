@@ -1,13 +1,14 @@
 //! Quantised weights on a GPU. Checkpoints in every format: a row alone gets what the CPU computes with the same numbers, and where they
 //! are e4m3 they stay so. FP8 at load: a row alone is what the CPU computes with the weights that the numbers and scales stand for, ember's answers
-//! are as right as in bf16, and the batch-invariant mode keeps its promise. Skipped where there is no GPU that has it.
+//! are as right as in bf16, and the batch-invariant mode keeps its promise; the same with a cache in FP8. Skipped where there is no GPU
+//! that has it.
 
 use std::{fs, path::Path};
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, LoadedModel, Quantization, SamplingParams,
-    exec::cuda::CudaModel,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, KvCacheDtype, LoadedModel, Quantization,
+    SamplingParams, exec::cuda::CudaModel,
 };
 use stoker_kernels::{bf16, reference};
 
@@ -106,10 +107,15 @@ fn embers_answers_are_as_right_in_fp8() {
         return;
     }
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let start =
-        |quantization| -> EngineHandle { Engine::start(config(quantization), |_| {}).expect("the model starts") };
-    let [plain, quantised] = [None, Some(Quantization::Fp8)].map(|quantization| {
-        let engine = start(quantization);
+    let start = |(quantization, kv_cache_dtype)| -> EngineHandle {
+        let config = config(quantization);
+        let limits = EngineLimits { kv_cache_dtype, ..config.limits };
+        Engine::start(EngineConfig { limits, ..config }, |_| {}).expect("the model starts")
+    };
+    let (weights, cache) = (Some(Quantization::Fp8), Some(KvCacheDtype::Fp8));
+    let formats = [(None, None), (weights, None), (None, cache), (weights, cache)];
+    let [plain, others @ ..] = formats.map(|formats| {
+        let engine = start(formats);
         let (prompts, expected) = cuda::questions(&engine);
         let answers = cuda::answers(&engine, &prompts, &greedy);
         let alone: Vec<_> = prompts[..100]
@@ -119,16 +125,18 @@ fn embers_answers_are_as_right_in_fp8() {
         let score = cuda::score(&engine, &answers, &expected);
         (answers, score, cuda::score(&engine, &alone, &expected[..100]))
     });
-    let equal = cuda::share_equal(&plain.0, &quantised.0);
-    println!(
-        "answers equal: {:.1} %; right: {:.1} % in bf16, {:.1} % in fp8",
-        100.0 * equal,
-        100.0 * plain.1,
-        100.0 * quantised.1
-    );
-    println!("of a hundred alone: {:.1} % and {:.1} %", 100.0 * plain.2, 100.0 * quantised.2);
-    // Five hundred answers: one is 0.2 points.
-    assert!(quantised.1 >= plain.1 - 0.003 && quantised.2 >= plain.2 - 0.01, "{} {}", plain.1, quantised.1);
+    for ((answers, right, right_alone), formats) in others.into_iter().zip(&formats[1..]) {
+        println!(
+            "{formats:?}: answers equal {:.1} %, right {:.1} % (bf16 {:.1} %), of a hundred alone {:.1} % ({:.1} %)",
+            100.0 * cuda::share_equal(&plain.0, &answers),
+            100.0 * right,
+            100.0 * plain.1,
+            100.0 * right_alone,
+            100.0 * plain.2
+        );
+        // Five hundred answers: one is 0.2 points.
+        assert!(right >= plain.1 - 0.003 && right_alone >= plain.2 - 0.01, "{formats:?}: {} {right}", plain.1);
+    }
 }
 
 #[test]
@@ -139,5 +147,10 @@ fn fp8_is_refused_where_nothing_multiplies_it() {
         refusal,
         "quantization fp8 needs a GPU of compute capability 9.0, and the model would run on the CPU: leave it out"
     );
+    let limits = EngineLimits { kv_cache_dtype: Some(KvCacheDtype::Fp8), ..config(None).limits };
+    let on_cpu = EngineConfig { device: DeviceChoice::Cpu, limits, ..config(None) };
+    let refusal = Engine::start(on_cpu, |_| {}).unwrap_err().to_string();
+    assert_eq!(refusal, "a KV cache in fp8 needs a GPU, and the model would run on the CPU: leave kv_cache_dtype out");
+    assert_eq!("int8".parse::<KvCacheDtype>().unwrap_err(), "\"int8\" is not known: take fp8");
     assert_eq!("fp9".parse::<Quantization>().unwrap_err(), "\"fp9\" is not known: take fp8");
 }

@@ -14,6 +14,7 @@ pub use self::measure::{Decodes, MeasuredProgram};
 use super::{
     batch::{Batch, BatchLimits, decode_shape, prompt_shape},
     forward::{Forward, Part, StepInputs},
+    kv_scales::{self, Found, Scale},
     layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prompt_buckets},
     masks::MaskInputs,
     memory::Capacity,
@@ -115,6 +116,47 @@ impl CudaExecutor {
             max_sampled: capacity.max_sampled,
             device,
         })
+    }
+
+    /// Sets the cache's scales: of each layer and head as they are given, and where there are none as real prompts say. Those go through
+    /// the first KV blocks; what they leave there is overwritten by whoever takes them. `published` are of each layer's keys and values.
+    pub(super) fn find_kv_scales(&mut self, published: &[Option<[f32; 2]>]) -> Result<(), ExecError> {
+        let (heads, limits) = (self.forward.model().heads, self.limits);
+        let of_layer = |known: &Option<[f32; 2]>| match known {
+            Some([k, v]) => [vec![Scale::Published(*k); heads.n_kv], vec![Scale::Published(*v); heads.n_kv]].concat(),
+            None => vec![Scale::Measured(1.0); 2 * heads.n_kv],
+        };
+        let mut scales: Vec<Vec<Scale>> = published.iter().map(of_layer).collect();
+        let tokens = kv_scales::prompt(kv_scales::TOKENS.min(limits.max_model_len), limits.vocab);
+        for round in 0..kv_scales::ROUNDS {
+            self.forward.set_kv_scales(&scales).map_err(|error| self.failed_alone(&error))?;
+            if published.iter().all(Option::is_some) {
+                return Ok(());
+            }
+            // The same prompt whatever a step holds: in the batch-invariant mode scales are the same, too.
+            for (idx, chunk) in tokens.chunks(limits.max_rows).enumerate() {
+                self.probe(chunk, idx * limits.max_rows, Probe::NoRow)?;
+            }
+            let largest = self.forward.largest_stored(blocks_for(tokens.len()));
+            let largest = largest.map_err(|error| self.failed_alone(&error))?;
+            let mut all_found = true;
+            for (scale, largest) in scales.iter_mut().flatten().zip(largest.into_iter().flatten()) {
+                let (next, found) = scale.after(largest);
+                all_found &= found == Found::Yes;
+                *scale = if round + 1 == kv_scales::ROUNDS { next.or_one(found) } else { next };
+            }
+            if all_found {
+                break;
+            }
+        }
+        let values = || scales.iter().flatten().map(|scale| scale.value());
+        let (least, most) = (values().fold(f32::INFINITY, f32::min), values().fold(0.0, f32::max));
+        tracing::info!(least, most, "scales of the KV cache are measured");
+        self.forward.set_kv_scales(&scales).map_err(|error| self.failed_alone(&error))
+    }
+
+    fn failed_alone(&self, error: &KernelError) -> ExecError {
+        self.failed(&decode_shape(1, &self.limits), error)
     }
 
     /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded. What

@@ -7,6 +7,7 @@ use stoker_kernels::{
     attention::{PagedDecode, PagedKv, PagedPrefill},
     bf16,
     blas::Blas,
+    cache::LayerCache,
     choose::{Chip, GemmDesc, GemmKernel, Prologue},
     launch::{Epilogue, GemmShape, NormWeight, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
@@ -23,8 +24,9 @@ use stoker_kernels::{
 
 use super::{
     buffers::{Buffers, Stream},
+    kv_scales::Scale,
     layout::{StepLayout, StepShape},
-    memory::{Capacity, kv_layout},
+    memory::Capacity,
     program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
     shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
@@ -45,8 +47,8 @@ pub(super) struct Forward {
     weights: Weights,
     /// Of each set that layers turn by.
     angles: Vec<Angles>,
-    /// Per layer: keys, values.
-    cache: Vec<(CudaSlice<bf16>, CudaSlice<bf16>)>,
+    /// Per layer.
+    cache: Vec<LayerCache>,
     buffers: Buffers,
 }
 
@@ -95,8 +97,8 @@ impl Forward {
         let ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks } = parts;
         let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
         let device = kernels.device().clone();
-        let layer_values = kv_layout(&shape, n_blocks).layer_values();
-        let layer_cache = |_| Ok((device.zeros(layer_values)?, device.zeros(layer_values)?));
+        let layer_values = n_blocks * shape.heads.block_values();
+        let layer_cache = |_| LayerCache::zeros(&device, shape.kv_format, layer_values, shape.heads);
         Ok(Self {
             kernels,
             blas,
@@ -142,6 +144,22 @@ impl Forward {
             }
         }
         Ok(())
+    }
+
+    /// Scales of the cache: of each layer each head's keys, then each one's values.
+    pub(super) fn set_kv_scales(&mut self, scales: &[Vec<Scale>]) -> Result<(), KernelError> {
+        let device = self.device().clone();
+        for (cache, scales) in self.cache.iter_mut().zip(scales) {
+            cache.set_scales(&device, &scales.iter().map(|scale| scale.value()).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// The largest numbers, without their scales and in their order, of the cache's first blocks.
+    pub(super) fn largest_stored(&self, n_blocks: usize) -> Result<Vec<Vec<f32>>, KernelError> {
+        let heads = self.shape.heads;
+        let largest = |cache: &LayerCache| cache.largest_stored(self.device(), n_blocks * heads.block_values(), heads);
+        self.cache.iter().map(largest).collect()
     }
 
     /// Launches a whole step.
@@ -415,12 +433,11 @@ impl Forward {
     fn rope_kv(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
         let n = step.shape.n_rows;
         let Self { kernels, weights, angles, cache, buffers: b, shape, .. } = self;
-        let (layer, (k_cache, v_cache)) = (&weights.layers[idx], &mut cache[idx]);
+        let layer = &weights.layers[idx];
         let norm = layer.qk_norm.as_ref().filter(|_| shape.block.qk_norm == NormsOfHeads::EveryHead);
         kernels.rope_kv(RopeKv {
             qkv: b.qkv.slice_mut(..n * shape.heads.qkv_width()),
-            k_cache: k_cache.as_view_mut(),
-            v_cache: v_cache.as_view_mut(),
+            cache: &mut cache[idx],
             bias: layer.qkv_bias.as_ref().map(CudaSlice::as_view),
             norm: norm.map(|(q, k)| QkNorm {
                 q_weight: q.as_view(),
@@ -552,13 +569,8 @@ impl Forward {
     }
 }
 
-fn paged_kv<'a>(cache: &'a (CudaSlice<bf16>, CudaSlice<bf16>), step: StepInputs<'a>) -> PagedKv<'a> {
-    PagedKv {
-        k_cache: cache.0.as_view(),
-        v_cache: cache.1.as_view(),
-        block_table: step.packed.view(step.layout.table),
-        blocks_per_row: step.shape.blocks_per_row,
-    }
+fn paged_kv<'a>(cache: &'a LayerCache, step: StepInputs<'a>) -> PagedKv<'a> {
+    PagedKv { cache, block_table: step.packed.view(step.layout.table), blocks_per_row: step.shape.blocks_per_row }
 }
 
 fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> Operand<'a> {

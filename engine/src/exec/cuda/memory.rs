@@ -13,7 +13,6 @@ use stoker_kernels::{
 use super::{batch::BatchLimits, layout::StepLayout, masks, shape::ModelShape, slots};
 use crate::{
     exec::cuda::{batch::decode_shape, layout::StepShape},
-    kv::{KvDtype, KvLayout},
     sched::SchedLimits,
 };
 
@@ -131,16 +130,5 @@ impl Capacity {
     /// What decode attention's scratch is made for.
     pub(super) fn decode_scratch(&self, heads: Heads) -> ScratchSize {
         ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, policy: self.policy, heads }
-    }
-}
-
-/// The cache in bf16.
-pub(super) fn kv_layout(shape: &ModelShape, n_blocks: usize) -> KvLayout {
-    KvLayout {
-        n_layers: shape.n_layers(),
-        n_kv_heads: shape.heads.n_kv,
-        head_dim: shape.heads.dim,
-        n_blocks,
-        dtype: KvDtype::Bf16,
     }
 }

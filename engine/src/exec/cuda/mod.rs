@@ -14,6 +14,7 @@ mod batch;
 mod buffers;
 mod executor;
 mod forward;
+mod kv_scales;
 mod layout;
 mod listing;
 mod masks;

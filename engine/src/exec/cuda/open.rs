@@ -6,6 +6,7 @@ use std::time::Instant;
 use stoker_kernels::{
     Device, KernelError, Kernels,
     blas::Blas,
+    cache::KvFormat,
     choose::{Chip, Numerics},
     launch::PrefillKernel,
     plan::{PrefillSplit, SplitPolicy},
@@ -15,7 +16,7 @@ use super::{
     batch::BatchLimits,
     executor::CudaExecutor,
     forward::{Forward, ForwardParts},
-    memory::{Capacity, kv_layout},
+    memory::Capacity,
     shape::ModelShape,
     weights,
 };
@@ -91,6 +92,7 @@ impl Gpu {
             None => shape,
             Some(asked) => shape.quantised(asked, kernels.properties()).map_err(CudaError::Refused)?,
         };
+        let shape = shape.with_cache_of(limits.kv_cache_dtype);
         let (numerics, blas) = match limits.batch_invariant {
             true => (Numerics::BatchInvariant, None),
             false => (Numerics::Fastest, Some(Blas::new(&device)?)),
@@ -137,10 +139,10 @@ impl CudaModel {
         let needs = MemoryNeeds {
             weights_bytes: shape.weights_bytes(spec.n_params()),
             workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
-            kv_bytes_per_token: kv_layout(&shape, 0).bytes_per_token(),
+            kv_bytes_per_token: shape.kv_bytes_per_token(),
         };
         let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
-        log_plan(&memory, &name);
+        log_plan(&memory, &name, shape.kv_format);
         let began = Instant::now();
         let loaded = load(&kernels, &shape, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
@@ -161,6 +163,9 @@ impl CudaModel {
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
         let began = Instant::now();
         executor.warm_up().map_err(CudaError::WarmUp)?;
+        if let Some(published) = &loaded.kv_scales {
+            executor.find_kv_scales(published).map_err(CudaError::WarmUp)?;
+        }
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
         let stored_as = config.quantization.as_ref().map_or(loaded.dtype, |quantization| quantization.name().into());
@@ -179,6 +184,8 @@ struct LoadedWeights {
     weights: weights::Weights,
     /// Number format as stored.
     dtype: String,
+    /// What the checkpoint says of each layer's keys and values, if the cache has scales.
+    kv_scales: Option<Vec<Option<[f32; 2]>>>,
 }
 
 /// Every weight is found and checked before a byte of any is uploaded.
@@ -189,24 +196,30 @@ fn load(
     source: WeightSource,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<LoadedWeights, CudaError> {
+    let has_scales = shape.kv_format == KvFormat::E4m3;
     match source {
         WeightSource::Stored(store) => {
+            let kv_scales = has_scales.then(|| store.kv_scales(spec)).transpose()?;
             let bound = store.bind(spec, Rank::ALONE)?;
             let weights = weights::load(kernels, shape, spec, &bound, progress)?;
-            Ok(LoadedWeights { weights, dtype: bound.format_name() })
+            Ok(LoadedWeights { weights, dtype: bound.format_name(), kv_scales })
         }
         WeightSource::Random { seed } => {
             let weights = weights::random(kernels, shape, spec, seed)?;
             kernels.device().synchronize()?;
             progress(1.0);
-            Ok(LoadedWeights { weights, dtype: "bf16".into() })
+            Ok(LoadedWeights {
+                weights,
+                dtype: "bf16".into(),
+                kv_scales: has_scales.then(|| vec![None; spec.layers.len()]),
+            })
         }
     }
 }
 
 fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits, limits: &EngineLimits) -> BatchLimits {
     let properties = kernels.properties();
-    // Two blocks of decode attention run on a multiprocessor at once.
+    // Two blocks of decode attention run on a multiprocessor at once. Of e4m3 a third one, where there are more.
     let n_slots = 2 * properties.n_multiprocessors as usize;
     BatchLimits {
         heads: shape.heads,
@@ -231,7 +244,7 @@ fn budget(device: &Device, limits: &EngineLimits) -> Result<MemoryBudget, Kernel
     Ok(MemoryBudget::device(memory, limits.memory_fraction))
 }
 
-fn log_plan(memory: &MemoryPlan, device: &str) {
+fn log_plan(memory: &MemoryPlan, device: &str, kv_format: KvFormat) {
     let mib = |bytes: u64| bytes >> 20;
     tracing::info!(
         device,
@@ -239,6 +252,8 @@ fn log_plan(memory: &MemoryPlan, device: &str) {
         workspace_mib = mib(memory.workspace_bytes),
         kv_mib = mib(memory.kv_bytes),
         kv_tokens = memory.kv_tokens(),
+        kv_bytes_per_token = memory.kv_bytes_per_token,
+        ?kv_format,
         limit_mib = mib(memory.limit_bytes),
         "GPU memory planned"
     );

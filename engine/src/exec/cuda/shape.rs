@@ -2,6 +2,7 @@
 
 use stoker_kernels::{
     KernelError,
+    cache::KvFormat,
     choose::WeightFormat,
     device::Properties,
     launch::{self, AttentionSpec, Heads, NormWeight, RotaryForm, Rows},
@@ -9,7 +10,7 @@ use stoker_kernels::{
 };
 
 use crate::{
-    config::Quantization,
+    config::{KvCacheDtype, Quantization},
     model::{
         Activation, ModelSpec, NormWeight as Stored,
         spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec},
@@ -48,6 +49,8 @@ pub(super) struct ModelShape {
     pub(super) layers: Vec<LayerShape>,
     /// How the projections of layers lie on the device.
     pub(super) projections: WeightFormat,
+    /// How keys and values lie in the cache.
+    pub(super) kv_format: KvFormat,
 }
 
 /// What every layer of a model does.
@@ -130,6 +133,7 @@ impl ModelShape {
             block,
             layers: spec.layers.iter().map(LayerShape::of).collect(),
             projections: WeightFormat::Bf16,
+            kv_format: KvFormat::Bf16,
         })
     }
 
@@ -149,6 +153,20 @@ impl ModelShape {
             )),
             None => Ok(Self { projections: WeightFormat::E4m3, ..self }),
         }
+    }
+
+    /// With keys and values stored as it is asked. There is no head that the kernels take otherwise and not in this format.
+    pub(super) fn with_cache_of(self, asked: Option<KvCacheDtype>) -> Self {
+        let kv_format = match asked {
+            None => KvFormat::Bf16,
+            Some(KvCacheDtype::Fp8) => KvFormat::E4m3,
+        };
+        Self { kv_format, ..self }
+    }
+
+    /// Bytes that one token takes in the cache: keys and values of all layers.
+    pub(super) fn kv_bytes_per_token(&self) -> u64 {
+        (2 * self.n_layers() * self.heads.n_kv * self.heads.dim * self.kv_format.bytes()) as u64
     }
 
     /// The widest row that a projection multiplies.
@@ -213,10 +231,10 @@ impl ModelShape {
         launch::silu_mul(row(self.inner)).map_err(said)?;
         for (idx, layer) in self.layers.iter().enumerate() {
             let one_piece = SplitPolicy::Balanced { n_slots: 1 };
-            launch::paged_decode(1, self.attention(idx), one_piece).map_err(said)?;
+            launch::paged_decode(1, self.attention(idx), one_piece, self.kv_format).map_err(said)?;
             let n_pairs = layer.rope_set.map_or(0, |set| spec.rope_sets[set].width / 2);
             let form = RotaryForm { heads: self.heads, n_pairs, norm_weight: self.norm_weight };
-            launch::rope_kv(1, form).map_err(said)?;
+            launch::rope_kv(1, form, self.kv_format).map_err(said)?;
         }
         if self.block.qk_norm == QkNorm::WholeRow {
             launch::any_norm(row(self.attended_width())).map_err(said)?;
