@@ -8,6 +8,7 @@ SHELL       := bash
 export STOKER_CACHE     ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stoker
 export CARGO_TARGET_DIR ?= $(STOKER_CACHE)/target
 export SKIP_LOG         ?= $(STOKER_CACHE)/skipped.log
+TEST_LOG    ?= $(STOKER_CACHE)/test.log
 CARGO_BIN   := $(STOKER_CACHE)/tools/bin
 CARGO_DENY  := $(CARGO_BIN)/cargo-deny
 CARGO_MUTANTS := $(CARGO_BIN)/cargo-mutants
@@ -31,7 +32,8 @@ demo-down: ## Stop the demo and remove everything it made
 
 test: kube helm binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
-	cargo test --workspace --no-fail-fast
+	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
+	tools/slowest.sh $(TEST_LOG)
 	tools/skipped.sh $(SKIP_LOG)
 
 check: fmt clippy generate-check test chart-check docs-check deny ## Everything CI runs

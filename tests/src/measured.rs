@@ -53,6 +53,21 @@ impl Writes {
     }
 }
 
+/// What an operator tried to write about objects whose names begin so, refused writes included, in the order of the API
+/// server's own log.
+pub fn writes_about(control_plane: &ControlPlane, operator: &Operator, name: &str) -> Result<Vec<String>> {
+    let log = fs::read_to_string(control_plane.audit_log())?;
+    let by = operator.identity();
+    let entries = log.lines().filter(|line| line.contains(&by));
+    let entries = entries.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let writes = entries.filter(|entry| {
+        let ours = entry["userAgent"].as_str().is_some_and(|agent| agent.contains(&by));
+        let reads = ["get", "list", "watch"].contains(&entry["verb"].as_str().unwrap_or_default());
+        ours && !reads && entry["objectRef"]["name"].as_str().is_some_and(|about| about.starts_with(name))
+    });
+    Ok(writes.map(|entry| format!("{} {}", entry["verb"], entry["requestURI"])).collect())
+}
+
 /// The operator's histogram of rounds.
 #[derive(Debug)]
 pub struct Rounds {

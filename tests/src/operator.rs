@@ -64,11 +64,13 @@ impl Rig {
 
     /// The same with another control plane and node.
     pub fn start_with(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self> {
-        let cluster = TestCluster::start_with(options, node);
+        let mut cluster = TestCluster::start_with(options, node);
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
         let client = runtime.block_on(client_of(&cluster.control_plane.kubeconfig_path()))?;
         runtime.block_on(prepare(&client))?;
+        // The garbage collector looks for new kinds of owners every 30 s, and ours is new; at its start it looks at once.
+        cluster.control_plane.restart_controllers()?;
         let operator = Operator::start(&cluster.control_plane)?;
         Ok(Self { operator, cluster, client, runtime })
     }

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeSet,
     process::{Child, Command, Stdio},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     thread::sleep,
     time::Duration,
 };
@@ -15,18 +15,27 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{Rig, condition, get, intent_of, is_ready, revision_of, serves};
+use stoker_tests::{
+    measured,
+    operator::{Rig, condition, get, intent_of, is_ready, revision_of, serves},
+};
 
 /// Long enough for two busy cores.
 const SOON: Duration = Duration::from_secs(40);
-/// The garbage collector looks for new kinds of owners every 30 s, and ours is new.
+/// The garbage collector, on two busy cores.
 const GONE: Duration = Duration::from_secs(90);
 
-/// One cluster for all tests of this file, one test at a time.
-static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
+/// One cluster for all tests of this file; each has names of its own in it.
+static RIG: LazyLock<RwLock<Rig>> = LazyLock::new(|| RwLock::new(Rig::start(Audit::Metadata).unwrap()));
 
-fn rig() -> MutexGuard<'static, Rig> {
-    let mut rig = RIG.lock().unwrap_or_else(PoisonError::into_inner);
+/// The cluster beside other tests.
+fn rig() -> RwLockReadGuard<'static, Rig> {
+    RIG.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The cluster for a test that others would notice.
+fn alone() -> RwLockWriteGuard<'static, Rig> {
+    let mut rig = RIG.write().unwrap_or_else(PoisonError::into_inner);
     rig.operator.restart().unwrap();
     rig
 }
@@ -66,10 +75,19 @@ fn address(pod: &Pod) -> String {
     format!("{}:8000", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap())
 }
 
-/// A stream that a client holds open.
-fn hold(address: &str, seconds: u64) -> Child {
+/// A stream that a client holds open until it is finished.
+fn hold(address: &str) -> Child {
+    hold_for(address, 600)
+}
+
+fn hold_for(address: &str, seconds: u64) -> Child {
     let url = format!("http://{address}/stream/{seconds}");
-    Command::new("curl").args(["-sSN", "--max-time", "90", &url]).stdout(Stdio::piped()).spawn().unwrap()
+    Command::new("curl").args(["-sSN", "--max-time", "300", &url]).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Lets the streams of a replica come to their end.
+fn finish(pod: &Pod) {
+    post(&format!("http://{}/finish", address(pod)));
 }
 
 /// The last line of a stream.
@@ -104,21 +122,23 @@ fn a_deployment_becomes_ready_and_its_status_says_what_there_is() {
     delete(&rig, "smallest");
 }
 
+/// What the operator wrote about a deployment and its children so far.
+fn writes_about(rig: &Rig, name: &str) -> Vec<String> {
+    measured::writes_about(&rig.cluster.control_plane, &rig.operator, name).unwrap()
+}
+
 #[test]
 fn a_settled_deployment_causes_no_writes() {
     let rig = rig();
     rig.apply("settled", spec(2, json!({}))).unwrap();
     rig.wait_ready("settled", SOON).unwrap();
     sleep(Duration::from_secs(4));
-    let writes = |rig: &Rig| -> Vec<String> {
-        let text = rig.operator.metrics().unwrap();
-        text.lines().filter(|line| line.starts_with("stoker_operator_api_writes_total")).map(str::to_owned).collect()
-    };
-    let (before, version) = (writes(&rig), rig.get("settled").unwrap().resource_version());
+    let (before, version) = (writes_about(&rig, "settled"), rig.get("settled").unwrap().resource_version());
+    assert!(!before.is_empty());
     // The same object again, and time for five rounds of readings.
     rig.apply("settled", spec(2, json!({}))).unwrap();
     sleep(Duration::from_secs(10));
-    assert_eq!(writes(&rig), before);
+    assert_eq!(writes_about(&rig, "settled"), before);
     assert_eq!(rig.get("settled").unwrap().resource_version(), version);
     delete(&rig, "settled");
 }
@@ -146,11 +166,12 @@ fn the_idle_replica_goes_and_the_busy_ones_stream_ends_by_itself() {
     let pods = rig.pods("idle").unwrap();
     // The one with the higher ordinal would go otherwise.
     let busy = pods.iter().max_by_key(|pod| pod.name_any()).unwrap();
-    let stream = hold(&address(busy), 8);
+    let stream = hold(&address(busy));
     sleep(Duration::from_secs(4));
     rig.scale("idle", 1).unwrap();
     rig.wait("one pod is left", SOON, |rig| Ok(rig.pods("idle")?.len() == 1)).unwrap();
     assert_eq!(names(&rig.pods("idle").unwrap()), BTreeSet::from([busy.name_any()]));
+    finish(busy);
     assert_eq!(end_of(stream), "done");
     delete(&rig, "idle");
 }
@@ -161,7 +182,7 @@ fn a_busy_replica_is_drained_before_it_is_deleted() {
     rig.apply("drained", spec(1, json!({}))).unwrap();
     rig.wait_ready("drained", SOON).unwrap();
     let pod = rig.pods("drained").unwrap().remove(0);
-    let stream = hold(&address(&pod), 8);
+    let stream = hold(&address(&pod));
     sleep(Duration::from_secs(1));
     rig.scale("drained", 0).unwrap();
     rig.wait("it drains", SOON, |rig| {
@@ -170,7 +191,9 @@ fn a_busy_replica_is_drained_before_it_is_deleted() {
     .unwrap();
     sleep(Duration::from_secs(3));
     let pods = rig.pods("drained").unwrap();
+    assert_eq!(pods.len(), 1);
     assert!(pods.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "deleted while streaming");
+    finish(&pod);
     assert_eq!(end_of(stream), "done");
     rig.wait("it is deleted", SOON, |rig| Ok(rig.pods("drained")?.is_empty())).unwrap();
     delete(&rig, "drained");
@@ -182,7 +205,7 @@ fn demand_that_returns_takes_the_draining_replica_back() {
     rig.apply("back", spec(2, json!({}))).unwrap();
     rig.wait_ready("back", SOON).unwrap();
     let pods = rig.pods("back").unwrap();
-    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod), 12)).collect();
+    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod))).collect();
     sleep(Duration::from_secs(1));
     rig.scale("back", 1).unwrap();
     rig.wait("one drains", SOON, |rig| Ok(serving(&rig.pods("back")?) == 1)).unwrap();
@@ -190,6 +213,7 @@ fn demand_that_returns_takes_the_draining_replica_back() {
     rig.wait("both serve again", SOON, |rig| Ok(serving(&rig.pods("back")?) == 2)).unwrap();
     assert_eq!(names(&rig.pods("back").unwrap()), names(&pods), "a new pod was made");
     rig.wait_ready("back", SOON).unwrap();
+    pods.iter().for_each(finish);
     for stream in streams {
         assert_eq!(end_of(stream), "done");
     }
@@ -213,7 +237,7 @@ fn an_order_that_was_not_heard_is_given_again_and_a_lost_one_is_replaced() {
     rig.apply("ordered", spec(2, json!({}))).unwrap();
     rig.wait_ready("ordered", SOON).unwrap();
     let pods = rig.pods("ordered").unwrap();
-    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod), 30)).collect();
+    let streams: Vec<Child> = pods.iter().map(|pod| hold(&address(pod))).collect();
     for pod in &pods {
         post(&format!("http://{}/lie/deaf", address(pod)));
     }
@@ -246,6 +270,7 @@ fn an_order_that_was_not_heard_is_given_again_and_a_lost_one_is_replaced() {
         Ok(pod.is_some_and(|pod| intent_of(pod) == Some((3, false)) && echoed(pod) == Some(3)))
     })
     .unwrap();
+    pods.iter().for_each(finish);
     for stream in streams {
         assert_eq!(end_of(stream), "done");
     }
@@ -258,11 +283,16 @@ fn a_replica_that_takes_no_orders_is_drained_by_the_kubelet() {
     rig.apply("deaf", spec(1, json!({}))).unwrap();
     rig.wait_ready("deaf", SOON).unwrap();
     let pod = rig.pods("deaf").unwrap().remove(0);
-    let stream = hold(&address(&pod), 25);
+    let stream = hold(&address(&pod));
     post(&format!("http://{}/lie/deaf", address(&pod)));
     rig.scale("deaf", 0).unwrap();
-    rig.wait("it is deleted", SOON * 2, |rig| Ok(rig.pods("deaf")?.is_empty())).unwrap();
+    let is_deleted = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    rig.wait("it is deleted", SOON * 2, |rig| Ok(rig.pods("deaf")?.iter().all(is_deleted))).unwrap();
+    sleep(Duration::from_secs(1));
+    assert_eq!(rig.pods("deaf").unwrap().len(), 1, "ended while streaming");
+    finish(&pod);
     assert_eq!(end_of(stream), "done");
+    rig.wait("it has ended", SOON, |rig| Ok(rig.pods("deaf")?.is_empty())).unwrap();
     delete(&rig, "deaf");
 }
 
@@ -273,7 +303,7 @@ fn a_change_rolls_one_pod_at_a_time_without_serving_fewer() {
     rig.wait_ready("rolled", SOON).unwrap();
     let before = rig.get("rolled").unwrap().status.unwrap().revision;
     let service = rig.service("rolled").unwrap().spec.unwrap().cluster_ip.unwrap();
-    let stream = hold(&format!("{service}:8000"), 10);
+    let stream = hold_for(&format!("{service}:8000"), 10);
     rig.apply("rolled", spec(3, annotated("b"))).unwrap();
     let (mut fewest, mut most) = (usize::MAX, 0);
     rig.wait("the change is rolled out", SOON * 2, |rig| {
@@ -329,7 +359,7 @@ fn blocked(rig: &Rig, name: &str, more: Value) -> (String, String) {
 
 #[test]
 fn the_reason_is_the_schedulers_when_no_node_has_room() {
-    let (reason, message) = blocked(&rig(), "large", json!({"resources": {"cpu": 1000}}));
+    let (reason, message) = blocked(&rig(), "too-large", json!({"resources": {"cpu": 1000}}));
     assert_eq!(reason, "Unschedulable");
     assert!(message.contains("Insufficient cpu"), "{message}");
 }
@@ -418,12 +448,15 @@ fn a_deleted_pod_is_replaced() {
 
 #[test]
 fn delete_leaves_nothing_even_when_the_operator_is_down() {
-    let mut rig = rig();
+    let mut rig = alone();
     rig.apply("orphan", spec(2, json!({}))).unwrap();
     rig.wait_ready("orphan", SOON).unwrap();
     rig.operator.kill().unwrap();
-    delete(&rig, "orphan");
+    rig.delete("orphan").unwrap();
+    let outcome = rig.wait("everything is gone", GONE, |rig| Ok(rig.children("orphan")? == 0));
+    // Others need it, however this ended.
     rig.operator.restart().unwrap();
+    outcome.unwrap();
 }
 
 #[test]
@@ -462,7 +495,7 @@ fn a_change_without_room_for_a_surplus_pod_replaces_in_place() {
 
 #[test]
 fn a_quota_that_refuses_a_pod_is_quoted() {
-    let rig = rig();
+    let rig = alone();
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     let quotas = rig.api::<k8s_openapi::api::core::v1::ResourceQuota>();
     rig.block_on(quotas.create(&Default::default(), &serde_json::from_value(quota).unwrap())).unwrap();
@@ -519,7 +552,7 @@ fn streams_that_outlast_the_deadline_are_ended_by_the_agent() {
     let short = json!({"drain": {"withdrawSeconds": 0, "deadlineSeconds": 2}});
     rig.apply("cut", spec(1, short)).unwrap();
     rig.wait_ready("cut", SOON).unwrap();
-    let stream = hold(&address(&rig.pods("cut").unwrap().remove(0)), 60);
+    let stream = hold(&address(&rig.pods("cut").unwrap().remove(0)));
     sleep(Duration::from_secs(1));
     rig.scale("cut", 0).unwrap();
     assert_eq!(end_of(stream), "cut");

@@ -4,11 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
-    thread::sleep,
-    time::Duration,
-};
+use std::{sync::LazyLock, thread::sleep, time::Duration};
 
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;
@@ -16,6 +12,7 @@ use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_tests::{
     cluster::run_with_input,
+    measured::writes_about,
     operator::{Rig, condition, is_ready, serves},
 };
 
@@ -33,12 +30,11 @@ const FORBIDDEN: &str = "the house rules forbid it";
 /// Words of the API server about the webhook.
 const UNANSWERED: &str = "failed calling webhook \"pods.broken.example\"";
 
-/// One cluster for all tests of this file, one after another: what is refused is refused in all of it.
-static RIG: LazyLock<Mutex<Rig>> = LazyLock::new(|| Mutex::new(Rig::start(Audit::Off).unwrap()));
+/// The label by which what is refused to one deployment is allowed to others.
+const INSTANCE: &str = "app.kubernetes.io/instance";
 
-fn rig() -> MutexGuard<'static, Rig> {
-    RIG.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// One cluster for all tests of this file; what is refused is refused to one deployment.
+static RIG: LazyLock<Rig> = LazyLock::new(|| Rig::start(Audit::Metadata).unwrap());
 
 fn spec(replicas: u32) -> Value {
     json!({
@@ -47,16 +43,19 @@ fn spec(replicas: u32) -> Value {
     })
 }
 
-/// A policy under which the operator may not do this to pods.
-fn forbid(rig: &Rig, operation: &str) {
-    let metadata = json!({"name": "no-pods"});
+/// A policy under which the operator may not do this to pods of a deployment.
+fn forbid(rig: &Rig, name: &str, operation: &str) {
+    let metadata = json!({"name": format!("no-{name}")});
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": metadata,
         "spec": {
             "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]},
-            ]},
+            "matchConstraints": {
+                "objectSelector": {"matchLabels": {INSTANCE: name}},
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]},
+                ],
+            },
             "validations": [{
                 "expression": format!("request.userInfo.username != '{OPERATOR}'"),
                 "message": FORBIDDEN,
@@ -65,36 +64,38 @@ fn forbid(rig: &Rig, operation: &str) {
     });
     let binding = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding", "metadata": metadata,
-        "spec": {"policyName": "no-pods", "validationActions": ["Deny"]},
+        "spec": {"policyName": metadata["name"], "validationActions": ["Deny"]},
     });
     rig.cluster.apply(&policy.to_string()).unwrap();
     rig.cluster.apply(&binding.to_string()).unwrap();
 }
 
-fn allow(rig: &Rig) {
-    rig.cluster.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "no-pods"]);
+fn allow(rig: &Rig, name: &str) {
+    let policy = format!("no-{name}");
+    rig.cluster.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", &policy]);
 }
 
-/// A webhook that is asked about every new pod and that nobody answers.
-fn break_webhook(rig: &Rig) {
+/// A webhook that is asked about every new pod of a deployment and that nobody answers.
+fn break_webhook(rig: &Rig, name: &str) {
     let rule = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]});
     let webhook = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": "broken"},
         "webhooks": [{
             "name": "pods.broken.example", "clientConfig": {"url": "https://127.0.0.1:1/"}, "rules": [rule],
+            "objectSelector": {"matchLabels": {INSTANCE: name}},
             "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 1,
         }],
     });
     rig.cluster.apply(&webhook.to_string()).unwrap();
 }
 
-/// Waits until the API server refuses the operator a new pod in these words: policies and webhooks take a moment to be in
-/// force.
-fn wait_in_force(rig: &Rig, words: &str) {
+/// Waits until the API server refuses the operator a new pod of a deployment in these words: policies and webhooks take a
+/// moment to be in force.
+fn wait_in_force(rig: &Rig, name: &str, words: &str) {
     let container = json!({"name": "probe", "image": "probe"});
-    let pod =
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": {"containers": [container]}});
+    let metadata = json!({"name": "probe", "labels": {INSTANCE: name}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}});
     wait_refused(rig, &["create", "-f", "-"], &pod.to_string(), words);
 }
 
@@ -134,22 +135,21 @@ fn wait_told(rig: &Rig, name: &str, words: &str) {
     .unwrap();
 }
 
-/// Writes to the API server that the operator has tried, refused ones included.
-fn writes(rig: &Rig) -> u64 {
-    let text = rig.operator.metrics().unwrap();
-    let lines = text.lines().filter(|line| line.starts_with("stoker_operator_api_writes_total"));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+/// How often the operator has tried to write something about a deployment, refused writes included.
+fn writes(rig: &Rig, name: &str) -> u64 {
+    writes_about(&rig.cluster.control_plane, &rig.operator, name).unwrap().len() as u64
 }
 
 /// What the operator tries to write in a while in which the object has an event every quarter of a second.
 fn writes_in_a_while(rig: &Rig, namespace: &str, name: &str) -> u64 {
-    let before = writes(rig);
+    let before = writes(rig, name);
+    assert!(before > 0, "the log says what is written");
     for nudge in 0..NUDGES {
         let nudge = format!("nudge={nudge}");
         rig.cluster.kubectl(&["annotate", "--overwrite", "-n", namespace, "infd", name, &nudge]);
         sleep(A_WHILE / NUDGES);
     }
-    writes(rig) - before
+    writes(rig, name) - before
 }
 
 /// One try of one write at most falls into a while, by pauses of 10 s and more; and a status and an Event that were on their
@@ -158,33 +158,33 @@ const FEW: u64 = 4;
 
 #[test]
 fn a_policy_that_forbids_pods_is_quoted_and_asked_rarely() {
-    let rig = rig();
-    forbid(&rig, "CREATE");
-    wait_in_force(&rig, FORBIDDEN);
+    let rig = &*RIG;
+    forbid(rig, "forbidden", "CREATE");
+    wait_in_force(rig, "forbidden", FORBIDDEN);
     rig.apply("forbidden", spec(1)).unwrap();
-    wait_told(&rig, "forbidden", FORBIDDEN);
-    let written = writes_in_a_while(&rig, "default", "forbidden");
+    wait_told(rig, "forbidden", FORBIDDEN);
+    let written = writes_in_a_while(rig, "default", "forbidden");
     assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
-    allow(&rig);
+    allow(rig, "forbidden");
     rig.wait_ready("forbidden", SOON).unwrap();
     rig.delete("forbidden").unwrap();
 }
 
 #[test]
 fn replicas_that_may_not_be_told_to_leave_go_on_serving_and_leave_when_they_may() {
-    let rig = rig();
+    let rig = &*RIG;
     rig.apply("kept", spec(2)).unwrap();
     rig.wait_ready("kept", SOON).unwrap();
-    forbid(&rig, "UPDATE");
+    forbid(rig, "kept", "UPDATE");
     let pod = rig.pods("kept").unwrap().remove(0).name_any();
     let patch = r#"{"metadata":{"annotations":{"probe":"yes"}}}"#;
-    wait_refused(&rig, &["patch", "pod", &pod, "--type=merge", "-p", patch], "", FORBIDDEN);
+    wait_refused(rig, &["patch", "pod", &pod, "--type=merge", "-p", patch], "", FORBIDDEN);
     rig.scale("kept", 1).unwrap();
-    wait_told(&rig, "kept", FORBIDDEN);
-    let written = writes_in_a_while(&rig, "default", "kept");
+    wait_told(rig, "kept", FORBIDDEN);
+    let written = writes_in_a_while(rig, "default", "kept");
     assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
     assert_eq!(rig.pods("kept").unwrap().iter().filter(|pod| serves(pod)).count(), 2);
-    allow(&rig);
+    allow(rig, "kept");
     rig.wait("one is left", SOON, |rig| Ok(rig.pods("kept")?.len() == 1 && is_ready(&rig.get("kept")?))).unwrap();
     let (degraded, _, _) = condition(&rig.get("kept").unwrap(), "Degraded").unwrap();
     assert_eq!(degraded, "False");
@@ -193,12 +193,12 @@ fn replicas_that_may_not_be_told_to_leave_go_on_serving_and_leave_when_they_may(
 
 #[test]
 fn a_webhook_that_nobody_answers_is_named_and_asked_rarely() {
-    let rig = rig();
-    break_webhook(&rig);
-    wait_in_force(&rig, UNANSWERED);
+    let rig = &*RIG;
+    break_webhook(rig, "unanswered");
+    wait_in_force(rig, "unanswered", UNANSWERED);
     rig.apply("unanswered", spec(1)).unwrap();
-    wait_told(&rig, "unanswered", UNANSWERED);
-    let written = writes_in_a_while(&rig, "default", "unanswered");
+    wait_told(rig, "unanswered", UNANSWERED);
+    let written = writes_in_a_while(rig, "default", "unanswered");
     assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
     rig.cluster.kubectl(&["delete", "validatingwebhookconfiguration", "broken"]);
     rig.wait_ready("unanswered", SOON).unwrap();
@@ -208,7 +208,7 @@ fn a_webhook_that_nobody_answers_is_named_and_asked_rarely() {
 /// Pods go first when a namespace ends. One that cannot go holds the rest up, its deployment included.
 #[test]
 fn a_namespace_that_ends_gets_no_pod_and_is_left_in_peace() {
-    let rig = rig();
+    let rig = &*RIG;
     let kubectl = |args: &[&str]| rig.cluster.kubectl(&[args, &["-n", "ending"]].concat());
     rig.cluster.kubectl(&["create", "namespace", "ending"]);
     let deployment = json!({
@@ -226,15 +226,15 @@ fn a_namespace_that_ends_gets_no_pod_and_is_left_in_peace() {
     kubectl(&["patch", pod.trim(), "--type=merge", "-p", r#"{"metadata":{"finalizers":["example.com/held"]}}"#]);
     rig.cluster.kubectl(&["delete", "namespace", "ending", "--wait=false"]);
     rig.wait("it says so", SOON, |_| Ok(says("Degraded", "because it is being terminated"))).unwrap();
-    let written = writes_in_a_while(&rig, "ending", "last");
+    let written = writes_in_a_while(rig, "ending", "last");
     assert!(written <= FEW, "{written} writes in {A_WHILE:?}");
 
     kubectl(&["patch", pod.trim(), "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
     let gone = |rig: &Rig| rig.cluster.try_kubectl(&["get", "namespace", "ending"]).is_err();
     rig.wait("the namespace is gone", SOON, |rig| Ok(gone(rig))).unwrap();
-    let before = writes(&rig);
+    let before = writes(rig, "last");
     sleep(Duration::from_secs(2));
-    assert_eq!(writes(&rig), before, "something is written for a deployment that is gone");
+    assert_eq!(writes(rig, "last"), before, "something is written for a deployment that is gone");
     rig.apply("beside", spec(1)).unwrap();
     rig.wait_ready("beside", SOON).unwrap();
     rig.delete("beside").unwrap();

@@ -4,7 +4,7 @@
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
-//! `GET /stream/SECONDS` holds a stream open; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
+//! `GET /stream/SECONDS` holds a stream open, until `POST /finish` at the latest; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
 //! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true); any other kind
 //! tells the truth again. `deaf` takes no orders from then on.
 
@@ -94,6 +94,8 @@ struct Agent {
     drain: Mutex<Option<Drain>>,
     running: AtomicU32,
     finished: AtomicU32,
+    /// How often streams were told to end well.
+    finishes: AtomicU32,
     lie: Mutex<String>,
     /// What is repeated by who repeats itself.
     said: Mutex<Option<LoadReport>>,
@@ -140,6 +142,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         drain: Mutex::default(),
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
+        finishes: AtomicU32::new(0),
         lie: Mutex::default(),
         said: Mutex::default(),
     });
@@ -159,6 +162,7 @@ fn routes(agent: Shared) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/stream/{seconds}", get(open_stream))
+        .route("/finish", post(finish))
         .route("/lie/{kind}", post(lie))
         .with_state(agent)
 }
@@ -210,6 +214,10 @@ async fn readyz(State(agent): State<Shared>) -> (StatusCode, String) {
 async fn lie(State(agent): State<Shared>, extract::Path(kind): extract::Path<String>) {
     *agent.said.lock().await = Some(report(&agent).await);
     *agent.lie.lock().await = kind;
+}
+
+async fn finish(State(agent): State<Shared>) {
+    agent.finishes.fetch_add(1, Ordering::SeqCst);
 }
 
 async fn load(State(agent): State<Shared>) -> Response {
@@ -287,12 +295,13 @@ async fn open_stream(State(agent): State<Shared>, extract::Path(seconds): extrac
         return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], "draining").into_response();
     }
     let until = Instant::now() + Duration::from_secs(seconds);
+    let finishes = agent.finishes.load(Ordering::SeqCst);
     let ticks = stream::unfold(Some(Held::new(agent)), move |held| async move {
         let held = held?;
         sleep(TICK).await;
         if held.0.past_deadline().await {
             Some((Ok::<_, std::convert::Infallible>("cut\n"), None))
-        } else if Instant::now() < until {
+        } else if Instant::now() < until && held.0.finishes.load(Ordering::SeqCst) == finishes {
             Some((Ok("tick\n"), Some(held)))
         } else {
             Some((Ok("done\n"), None))

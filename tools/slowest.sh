@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Says at the end of `make test` which test programs took longest, and fails if one of them took more than twice what it may on
+# two cores. Usage: tools/slowest.sh LOG [SECONDS]
+set -euo pipefail
+log=${1:?what cargo test wrote}
+aim=${2:-90}
+awk -v aim="$aim" '
+  / Running / || / Doc-tests / { sub(/^ *Running (unittests )?/, ""); sub(/^ *Doc-tests /, "documentation of "); sub(/ \(.*/, ""); name = $0 }
+  /^test result: / && match($0, /finished in [0-9.]+s/) { print substr($0, RSTART + 12, RLENGTH - 13), name; n++ }
+  END { if (n == 0) exit 1 }
+' "$log" | sort -rn | awk -v aim="$aim" '
+  NR <= 5 { printf "%7.1f s  %s%s\n", $1, $2, ($1 > aim) ? "  (aim: " aim " s)" : "" }
+  $1 > 2 * aim { late = late " " $2 }
+  END { if (NR == 0) { print "no test ran"; exit 1 } if (late) { print "longer than twice the aim:" late; exit 1 } }
+'
