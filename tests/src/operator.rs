@@ -260,6 +260,8 @@ pub struct Operator {
     kubeconfig: PathBuf,
     log: PathBuf,
     port: u16,
+    /// What deployments get that name no image.
+    agent_image: String,
     /// Arguments beside those that every test gives.
     more: Vec<String>,
     /// Environment variables beside those of the test.
@@ -277,8 +279,9 @@ impl Operator {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = control_plane.dir().join(format!("operator-{port}.log"));
         let keeper = control_plane.keeper().clone();
+        let agent_image = AGENT_IMAGE.to_owned();
         let mut operator =
-            Self { child: None, keeper, kubeconfig, log, port, more: Vec::new(), environment: Vec::new() };
+            Self { child: None, keeper, kubeconfig, log, port, agent_image, more: Vec::new(), environment: Vec::new() };
         operator.restart()?;
         Ok(operator)
     }
@@ -294,7 +297,7 @@ impl Operator {
             .command(&program("stoker-operator")?)?
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
-            .args(["--agent-image", AGENT_IMAGE, "--lease-namespace", OPERATOR_NAMESPACE])
+            .args(["--agent-image", &self.agent_image, "--lease-namespace", OPERATOR_NAMESPACE])
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
             // As a container that restarts in its pod: it finds its own Lease.
             .args(["--identity", &self.identity()])
@@ -312,6 +315,14 @@ impl Operator {
     pub fn restart_with(&mut self, more: &[&str]) -> Result<()> {
         self.kill()?;
         self.more = more.iter().map(|&argument| argument.to_owned()).collect();
+        self.restart()
+    }
+
+    /// Ends the process and starts it again with another image for agents, as an upgrade of the chart does.
+    pub fn upgrade(&mut self, agent_image: &str) -> Result<()> {
+        self.terminate()?;
+        self.wait_for_end(Duration::from_secs(40))?;
+        self.agent_image = agent_image.to_owned();
         self.restart()
     }
 
