@@ -49,6 +49,12 @@ rolls: kube ## STOKER_ROLLS=1000 rolls, scale-downs, evictions and node drains o
 	@cargo build -p stoker-agent -p stoker-operator -p stoker-tests --bins
 	STOKER_ROLLS=$${STOKER_ROLLS:-1000} cargo test -p stoker-tests --test operator_rolls -- --nocapture
 
+abuse: ## A real agent among clients at their worst, CONNECTIONS=10000 of them for MINUTES=30; docs/faults.md
+	@cargo build -p stoker-agent -p stoker-tests --bins
+	ulimit -n "$$(ulimit -Hn)"
+	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
+	cargo test -p stoker-tests --test agent_abuse -- --nocapture
+
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
 
@@ -115,4 +121,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults rolls explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -13,7 +13,7 @@ use hyper_util::{
 };
 use tokio::sync::Semaphore;
 
-use crate::stalled::Stalled;
+use crate::{allocator, stalled::Stalled};
 
 /// What a client may do with its connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -66,6 +66,7 @@ pub async fn serve(mut listener: impl Listener, router: Router, limits: Limits, 
             if let Err(error) = served.await {
                 tracing::debug!(%error, "connection");
             }
+            allocator::note_connection();
         });
     }
     drop(listener);

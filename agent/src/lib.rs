@@ -5,7 +5,7 @@
 //! API.
 
 pub mod admit;
-mod allocator;
+pub mod allocator;
 pub mod answer;
 pub mod args;
 pub mod builtin;

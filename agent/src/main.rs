@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use axum::{Router, serve::ListenerExt};
 use clap::Parser;
 use stoker_agent::{
+    allocator,
     args::{Args, Command},
     config::{Settings, model_files},
     connections::{self, Limits},
@@ -62,6 +63,7 @@ fn describe(source: &str) -> anyhow::Result<u8> {
 
 fn run(args: &Args) -> anyhow::Result<u8> {
     telemetry::init(&args.log).context("log filter")?;
+    allocator::use_one_heap();
     let settings =
         Settings::from_args(args).map_err(|error| anyhow!(in_words_of(args.started_by(), &error.to_string())))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -91,6 +93,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
+    tokio::spawn(allocator::give_back_after_storms());
     let public = guarded(args, http::router(replica.clone()))?;
     let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));
     tokio::spawn(serve_http(admin_listener, http::admin_router(replica.clone()), ADMIN_LIMITS, exit.clone()));

@@ -1,7 +1,9 @@
 //! Harness of the whole-system tests: processes and clusters that always stop. Holds no test itself.
 
+pub mod abuse;
 pub mod agent;
 pub mod agent_pod;
+pub mod bystanders;
 pub mod clients;
 pub mod cluster;
 pub mod docs;

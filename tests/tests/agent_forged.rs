@@ -6,15 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 use reqwest::{Client, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
 use stoker_crds::{
     contract::{AgentPhase, DrainSettings},
     intent::{INTENT_PATH, Order, SIGNATURE_HEADER, Want},
 };
-use stoker_tests::agent_pod::{AgentPod, signature};
+use stoker_tests::{
+    agent_pod::{AgentPod, signature},
+    bystanders::{Probes, stream},
+};
 
 /// Cuts every stream at once.
 const DRAIN: Want = Want::Drain(DrainSettings { deadline_seconds: 0, withdraw_seconds: 0 });
@@ -23,8 +26,6 @@ const STREAMS: usize = 4;
 const THROWERS: usize = 4;
 /// The number that the operator's own order has.
 const TAKEN: u64 = 8;
-/// Tokens of a stream.
-const TOKENS: u64 = 200;
 
 /// What is thrown, and how the admin port answers.
 struct Forgery {
@@ -100,38 +101,6 @@ async fn throw(pod: &AgentPod, forgeries: &[Forgery], end: Instant) -> Result<BT
     Ok(thrown)
 }
 
-/// Streams one completion after another until the end; how many were whole. One that is not is an error.
-async fn stream(pod: &AgentPod, end: Instant) -> Result<u64> {
-    let body = json!({
-        "prompt": "Once upon a time", "stream": true, "ignore_eos": true, "max_tokens": TOKENS, "seed": 1,
-        "stream_options": {"include_usage": true},
-    });
-    let (http, mut whole) = (Client::new(), 0);
-    while Instant::now() < end {
-        let answer = http.post(pod.agent.url("/v1/completions")).json(&body).send().await?;
-        ensure!(answer.status() == StatusCode::OK, "refused: {}", answer.text().await?);
-        let text = answer.text().await.context("a stream was cut")?;
-        let said = format!("\"completion_tokens\":{TOKENS}");
-        ensure!(text.contains(&said) && text.trim_end().ends_with("data: [DONE]"), "a stream ended early: {text}");
-        whole += 1;
-    }
-    Ok(whole)
-}
-
-/// Asks as a kubelet does, ten times a second, until the end; milliseconds of each answer, the longest last.
-async fn probe(pod: &AgentPod, end: Instant) -> Result<Vec<f64>> {
-    let (http, mut millis) = (Client::new(), Vec::new());
-    while Instant::now() < end {
-        let asked = Instant::now();
-        let answer = http.get(pod.agent.url("/readyz")).send().await?;
-        ensure!(answer.status() == StatusCode::OK, "not ready");
-        millis.push(asked.elapsed().as_secs_f64() * 1e3);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    millis.sort_by(f64::total_cmp);
-    Ok(millis)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orders_of_nobody_thrown_in_a_loop_cut_no_stream_and_leave_a_line_of_each_kind() -> Result<()> {
     let seconds = std::env::var("STOKER_FORGED_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
@@ -140,9 +109,11 @@ async fn orders_of_nobody_thrown_in_a_loop_cut_no_stream_and_leave_a_line_of_eac
     ensure!(pod.give_signed(&operators, 1).await?.0 == 200);
     let forgeries = forgeries(&operators)?;
     let (begun, end) = (Instant::now(), Instant::now() + Duration::from_secs(seconds));
+    let probes = Probes::ask(pod.agent.base(), end);
     let (streams, throws) =
-        ((0..STREAMS).map(|_| stream(&pod, end)), (0..THROWERS).map(|_| throw(&pod, &forgeries, end)));
-    let (streams, thrown, probes) = tokio::try_join!(try_join_all(streams), try_join_all(throws), probe(&pod, end))?;
+        ((0..STREAMS).map(|_| stream(pod.agent.base(), end)), (0..THROWERS).map(|_| throw(&pod, &forgeries, end)));
+    let (streams, thrown) = tokio::try_join!(try_join_all(streams), try_join_all(throws))?;
+    let probes = probes.join().expect("it does not panic")?;
     let lasted = begun.elapsed().as_secs();
 
     let load = pod.agent.load().await?;
@@ -160,13 +131,13 @@ async fn orders_of_nobody_thrown_in_a_loop_cut_no_stream_and_leave_a_line_of_eac
     thrown.iter().flatten().for_each(|(what, count)| *by_kind.entry(what).or_default() += count);
     assert_eq!(by_kind.len(), forgeries.len());
     println!(
-        "{lasted} s: {} orders at each port, {:?}; {} streams whole; /readyz p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
+        "{lasted} s: {} orders at each port, {:?}; {} streams whole; probes p50 {:.1} ms, p99 {:.1} ms, longest {:.1} ms",
         by_kind.values().sum::<u64>(),
         by_kind,
         streams.iter().sum::<u64>(),
-        probes[probes.len() / 2],
-        probes[probes.len() * 99 / 100],
-        probes.last().context("a probe")?,
+        probes.quantile(0.5),
+        probes.quantile(0.99),
+        probes.quantile(1.0),
     );
     Ok(())
 }

@@ -13,7 +13,7 @@ use hyper::body::Body;
 use crate::{
     admit::{Asked, admit},
     allocator,
-    http::{error::ApiError, fields::Fields},
+    http::{error::ApiError, fields::Fields, prompt_work},
     replica::{OpenRequest, Replica},
 };
 
@@ -33,7 +33,7 @@ impl FromRequest<Arc<Replica>> for JsonFields {
 
     async fn from_request(request: Request, _: &Arc<Replica>) -> Result<Self, ApiError> {
         refuse_encoded(&request)?;
-        Ok(Self(Fields::parse(read_body(request).await?.freeze())?))
+        Ok(Self(read_fields(request).await?))
     }
 }
 
@@ -52,13 +52,19 @@ impl FromRequest<Arc<Replica>> for Admitted {
     async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, ApiError> {
         refuse_encoded(&request)?;
         match enter(replica) {
-            Ok(open) => Ok(Self { open, fields: Fields::parse(read_body(request).await?.freeze())? }),
+            Ok(open) => Ok(Self { open, fields: read_fields(request).await? }),
             Err(refused) => {
                 discard(request).await;
                 Err(refused)
             }
         }
     }
+}
+
+/// The fields of a body. A long one is parsed where no probe waits for it.
+async fn read_fields(request: Request) -> Result<Fields, ApiError> {
+    let body = read_body(request).await?.freeze();
+    prompt_work::run(body.len(), move |_| Ok(Fields::parse(body)?)).await
 }
 
 fn enter(replica: &Arc<Replica>) -> Result<OpenRequest, ApiError> {

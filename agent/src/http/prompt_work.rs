@@ -1,6 +1,6 @@
-//! Where prompts are made: rendering a template and tokenizing a text take from microseconds to seconds. What takes longer
-//! runs a few at a time on threads of its own, so that probes and streams are served meanwhile and memory stays bounded, and
-//! ends early when its client has left. Knows neither templates nor tokens.
+//! Where prompts are made: parsing a body, rendering a template and tokenizing a text take from microseconds to seconds. What
+//! takes longer runs a few at a time on threads of its own, so that probes and streams are served meanwhile and memory stays
+//! bounded, and ends early when its client has left. Knows neither templates nor tokens.
 
 use std::{
     num::NonZero,
