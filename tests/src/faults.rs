@@ -58,6 +58,8 @@ pub enum Fault {
     Refused,
     /// Writes are made and their answers lost; answers come late, or half.
     LostAnswer,
+    /// Between operator and API server all is well; agents lie, freeze, and answer badly.
+    Agents,
 }
 
 /// What is done with one request.
@@ -166,6 +168,11 @@ impl FaultProxy {
         self.shared.victim.store(0, Ordering::SeqCst);
         lock(&self.shared.script).fault = Fault::None;
         self.shared.watches_end.send_modify(|count| *count += 1);
+    }
+
+    /// Something else than this proxy did something wrong.
+    pub fn note_fault(&self) {
+        lock(&self.shared.seen).faults += 1;
     }
 
     /// What passed so far.

@@ -1,4 +1,4 @@
-//! Whatever goes wrong between the operator and the API server, while users change their minds: the same end as without
+//! Whatever goes wrong between the operator and the API server, or between the operator and agents, while users change their minds: the same end as without
 //! faults, and no write on the way that may not be. `make faults` runs more seeds; docs/faults.md has the table.
 //!
 //! Deployments of a batch live beside each other under one operator; each is a seed of its own.
@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
+    process::Command,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_tests::{
     faults::{Fault, FaultProxy},
-    operator::{Operator, Rig},
+    operator::{NAMESPACE, Operator, Rig},
 };
 
 /// Deployments beside each other.
@@ -55,6 +56,33 @@ const ALL_ACTS: [Act; 8] = [
     Act::EditService,
     Act::TakeAnnotation,
     Act::MakeAnew,
+];
+
+/// What an agent does wrong.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    /// It lies about its load or answers badly, as the stand-in calls it.
+    Answers(&'static str),
+    Freezes,
+    GoesOn,
+    Dies,
+}
+
+const ALL_TROUBLES: [Trouble; 14] = [
+    Trouble::Answers("html"),
+    Trouble::Answers("nan"),
+    Trouble::Answers("negative"),
+    Trouble::Answers("repeated"),
+    Trouble::Answers("revision"),
+    Trouble::Answers("other"),
+    Trouble::Answers("late"),
+    Trouble::Answers("slow"),
+    Trouble::Answers("cut"),
+    Trouble::Answers("deaf"),
+    Trouble::Answers("none"),
+    Trouble::Freezes,
+    Trouble::GoesOn,
+    Trouble::Dies,
 ];
 
 /// One deployment and what its user wants last.
@@ -114,6 +142,25 @@ impl Life {
         rig.apply(&name, self.spec.clone())
     }
 
+    /// Something else befalls each of its agents.
+    fn trouble(&mut self, rig: &Rig, proxy: &FaultProxy) -> Result<()> {
+        for pod in rig.pods(&self.name)? {
+            let trouble = ALL_TROUBLES[self.random.random_range(0..ALL_TROUBLES.len())];
+            proxy.note_fault();
+            befall(rig, &pod, trouble);
+        }
+        Ok(())
+    }
+
+    /// Its agents are as agents should be again.
+    fn calm(&self, rig: &Rig) -> Result<()> {
+        for pod in rig.pods(&self.name)? {
+            befall(rig, &pod, Trouble::GoesOn);
+            befall(rig, &pod, Trouble::Answers("none"));
+        }
+        Ok(())
+    }
+
     fn take_annotations(&self, rig: &Rig) -> Result<()> {
         let api: Api<Pod> = rig.api();
         for pod in rig.pods(&self.name)? {
@@ -121,6 +168,26 @@ impl Life {
             let _ = rig.block_on(api.patch(&pod.name_any(), &PatchParams::default(), &patch));
         }
         Ok(())
+    }
+}
+
+/// Lets it happen to a pod's agent, if there is one.
+fn befall(rig: &Rig, pod: &Pod, trouble: Trouble) {
+    let (node, name) = (&rig.cluster.node, pod.name_any());
+    match (trouble, pod.status.as_ref().and_then(|status| status.pod_ip.as_ref())) {
+        (Trouble::Answers(badly), Some(ip)) => {
+            let url = format!("http://{ip}:8000/lie/{badly}");
+            // One that is frozen or gone does not hear it.
+            let _ = Command::new("curl").args(["-sS", "--max-time", "0.5", "-X", "POST", &url]).output();
+        }
+        (Trouble::Answers(_), None) => {}
+        (Trouble::Freezes, _) => _ = node.freeze_pod(NAMESPACE, &name),
+        (Trouble::Dies, _) => _ = node.kill_pod(NAMESPACE, &name),
+        (Trouble::GoesOn, _) => {
+            for pid in node.pids_of(NAMESPACE, &name) {
+                let _ = Command::new("kill").args(["-s", "CONT", &pid.to_string()]).output();
+            }
+        }
     }
 }
 
@@ -135,12 +202,16 @@ fn batch(rig: &mut Rig, proxy: &FaultProxy, fault: Fault, seeds: &[u64]) -> Resu
     for _ in 0..ACTS {
         for life in &mut lives {
             revive(rig, proxy, fault)?;
+            if fault == Fault::Agents {
+                life.trouble(rig, proxy)?;
+            }
             life.act(rig)?;
             sleep(Duration::from_millis(random.random_range(0..120)));
         }
         sleep(Duration::from_millis(random.random_range(0..1500)));
     }
     proxy.end();
+    lives.iter().filter(|_| fault == Fault::Agents).try_for_each(|life| life.calm(rig))?;
     for life in &lives {
         revive(rig, proxy, Fault::None)?;
         rig.ends_as_asked(&life.name, &life.spec, SETTLED_WITHIN)?;
@@ -236,4 +307,9 @@ fn requests_that_are_refused() {
 #[test]
 fn answers_that_are_lost_late_or_half() {
     suffer(Fault::LostAnswer);
+}
+
+#[test]
+fn agents_that_lie_freeze_die_and_answer_late_half_or_for_others() {
+    suffer(Fault::Agents);
 }

@@ -5,8 +5,9 @@
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
 //! `GET /stream/SECONDS` holds a stream open, until `POST /finish` at the latest; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
-//! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true); any other kind
-//! tells the truth again. `deaf` takes no orders from then on.
+//! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true), `other`
+//! (as the agent of another pod would); or answer badly: `late`, `slow` (its body in pieces), `cut` (in the middle); any other
+//! kind tells the truth again. `deaf` takes no orders from then on.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,12 +24,15 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{self, State},
-    http::{HeaderMap, StatusCode, header::RETRY_AFTER},
+    http::{
+        HeaderMap, StatusCode,
+        header::{CONTENT_LENGTH, RETRY_AFTER},
+    },
     response::{Html, IntoResponse, Response},
     routing::{get, post, put},
 };
 use clap::Parser;
-use futures::stream;
+use futures::{StreamExt, stream};
 use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
 use stoker_crds::{
     contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
@@ -44,6 +48,8 @@ use tokio::{
 const TOTAL_BLOCKS: u32 = 1000;
 const BLOCKS_PER_STREAM: u32 = 10;
 const TICK: Duration = Duration::from_millis(100);
+/// A reading may take a second.
+const LATE: Duration = Duration::from_millis(1500);
 const CRASH_CODE: u8 = 3;
 const TEN_YEARS_MS: u64 = 10 * 365 * 86_400_000;
 
@@ -234,8 +240,34 @@ async fn load(State(agent): State<Shared>) -> Response {
         "repeated" => Json(agent.said.lock().await.clone().unwrap_or(truth)).into_response(),
         "clock" => Json(LoadReport { time_ms: truth.time_ms + TEN_YEARS_MS, ..truth }).into_response(),
         "revision" => Json(LoadReport { revision: "ffffffff".to_owned(), ..truth }).into_response(),
+        "other" => {
+            let start_id = format!("other than {}", truth.start_id);
+            Json(LoadReport { start_id, up_ms: 7 * 86_400_000, intent: None, running: 3, ..truth }).into_response()
+        }
+        "late" => {
+            sleep(LATE).await;
+            Json(truth).into_response()
+        }
+        "slow" | "cut" => in_pieces(&truth, lie == "cut"),
         _ => Json(truth).into_response(),
     }
+}
+
+/// An answer that takes longer than anybody waits, or ends in the middle.
+fn in_pieces(truth: &LoadReport, cut: bool) -> Response {
+    let text = serde_json::to_string(truth).unwrap_or_default();
+    let length = text.len();
+    let pieces = stream::iter(text.into_bytes().into_iter().enumerate()).then(move |(place, byte)| async move {
+        match cut {
+            true if place == length / 2 => Err(std::io::Error::other("cut")),
+            true => Ok(vec![byte]),
+            false => {
+                sleep(TICK).await;
+                Ok(vec![byte])
+            }
+        }
+    });
+    ([(CONTENT_LENGTH, length.to_string())], Body::from_stream(pieces)).into_response()
 }
 
 async fn report(agent: &Agent) -> LoadReport {
