@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
 use serde_json::Value;
 use stoker_cluster::ControlPlane;
 
@@ -50,6 +51,44 @@ impl Writes {
     /// Of everything else.
     pub fn of_others(&self) -> u64 {
         self.0.values().sum::<u64>() - self.of_lease()
+    }
+}
+
+/// Requests of the operator that the API server has answered, watches left out: where the time of its rounds goes.
+#[derive(Clone, Debug, Default)]
+pub struct Requests(BTreeMap<String, Vec<f64>>);
+
+impl Requests {
+    /// All so far, of a control plane that records requests.
+    pub fn read(control_plane: &ControlPlane) -> Result<Self> {
+        let log = fs::read_to_string(control_plane.audit_log())?;
+        let entries = log.lines().filter(|line| line.contains(OPERATOR_USER));
+        let entries = entries.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut millis: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for entry in entries.filter(|entry| entry["stage"] == "ResponseComplete" && entry["verb"] != "watch") {
+            let moment = |field: &str| entry[field].as_str().and_then(|text| text.parse::<Timestamp>().ok());
+            let (begun, ended) = (moment("requestReceivedTimestamp"), moment("stageTimestamp"));
+            let (begun, ended) = begun.zip(ended).context("a request has a beginning and an end")?;
+            let about = &entry["objectRef"];
+            let what =
+                [&entry["verb"], &about["resource"], &about["subresource"]].map(|word| word.as_str().unwrap_or(""));
+            let took = ended.duration_since(begun).as_secs_f64() * 1e3;
+            millis.entry(what.join(" ").trim().to_owned()).or_default().push(took);
+        }
+        Ok(Self(millis))
+    }
+
+    /// A line for each kind that came after `before`: how many, their seconds together, and milliseconds of the median and the
+    /// 99th of a hundred.
+    pub fn since(&self, before: &Self) -> Vec<String> {
+        let line = |(what, millis): (&String, &Vec<f64>)| {
+            let mut new = millis[before.0.get(what).map_or(0, Vec::len)..].to_vec();
+            new.sort_by(f64::total_cmp);
+            let (n, total) = (new.len(), new.iter().sum::<f64>() / 1e3);
+            let (median, late) = (new.get(n / 2)?, new.get(n * 99 / 100)?);
+            Some(format!("{what}: {n}, {total:.1} s, p50 {median:.1} ms, p99 {late:.1} ms"))
+        };
+        self.0.iter().filter_map(line).collect()
     }
 }
 

@@ -20,7 +20,7 @@ use stoker_crds::InferenceDeployment;
 use stoker_figures::{self as figures, Key, Run};
 use stoker_tests::{
     fleet::Fleet,
-    measured::{Rounds, Writes},
+    measured::{Requests, Rounds, Writes},
     operator::{NAMESPACE, Operator, client_of, is_ready, prepare},
 };
 use tokio::runtime::Runtime;
@@ -141,6 +141,7 @@ impl Bench {
     /// Asks for these deployments, and waits until all there are are ready; how long that took, and its rounds.
     fn change(&self, names: &[String], change: &str) -> Result<(Duration, Rounds)> {
         let (begun, before) = (Instant::now(), Rounds::read(&self.operator)?);
+        let requests = Requests::read(&self.control_plane)?;
         for name in names {
             self.apply(name, change)?;
         }
@@ -148,7 +149,15 @@ impl Bench {
             let list = self.runtime.block_on(self.deployments().list(&ListParams::default()))?.items;
             let ready = list.iter().filter(|deployment| is_ready(deployment)).count();
             if ready == self.args.deployments && self.fleet.count() == self.args.deployments * self.args.replicas {
-                return Ok((begun.elapsed(), Rounds::read(&self.operator)?.since(&before)));
+                let lasted = begun.elapsed();
+                let rounds = Rounds::read(&self.operator)?.since(&before);
+                println!(
+                    "change {change}: {} rounds; the operator's requests, as the API server saw them:",
+                    rounds.count()
+                );
+                let requests = Requests::read(&self.control_plane)?.since(&requests);
+                requests.iter().for_each(|line| println!("  {line}"));
+                return Ok((lasted, rounds));
             }
             ensure!(
                 begun.elapsed() < ALL_READY_WITHIN,
