@@ -167,7 +167,9 @@ fn the_idle_replica_goes_and_the_busy_ones_stream_ends_by_itself() {
     // The one with the higher ordinal would go otherwise.
     let busy = pods.iter().max_by_key(|pod| pod.name_any()).unwrap();
     let stream = hold(&address(busy));
-    sleep(Duration::from_secs(4));
+    // When it is read the second time, the first reading is known.
+    let readings = format!("http://{}/busy-readings", address(busy));
+    rig.wait("it is known who is busy", SOON, |_| Ok(get(&readings)?.parse::<u32>()? >= 2)).unwrap();
     rig.scale("idle", 1).unwrap();
     rig.wait("one pod is left", SOON, |rig| Ok(rig.pods("idle")?.len() == 1)).unwrap();
     assert_eq!(names(&rig.pods("idle").unwrap()), BTreeSet::from([busy.name_any()]));

@@ -7,7 +7,8 @@
 //! `GET /stream/SECONDS` holds a stream open, until `POST /finish` at the latest; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
 //! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true), `other`
 //! (as the agent of another pod would); or answer badly: `late`, `slow` (its body in pieces), `cut` (in the middle); any other
-//! kind tells the truth again. `deaf` takes no orders from then on.
+//! kind tells the truth again. `deaf` takes no orders from then on. `GET /busy-readings` says how often its load was read
+//! while it streamed.
 
 use std::{
     path::{Path, PathBuf},
@@ -102,6 +103,7 @@ struct Agent {
     finished: AtomicU32,
     /// How often streams were told to end well.
     finishes: AtomicU32,
+    busy_readings: AtomicU32,
     lie: Mutex<String>,
     /// What is repeated by who repeats itself.
     said: Mutex<Option<LoadReport>>,
@@ -149,6 +151,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
         finishes: AtomicU32::new(0),
+        busy_readings: AtomicU32::new(0),
         lie: Mutex::default(),
         said: Mutex::default(),
     });
@@ -169,6 +172,7 @@ fn routes(agent: Shared) -> Router {
         .route("/readyz", get(readyz))
         .route("/stream/{seconds}", get(open_stream))
         .route("/finish", post(finish))
+        .route("/busy-readings", get(busy_readings))
         .route("/lie/{kind}", post(lie))
         .with_state(agent)
 }
@@ -226,8 +230,13 @@ async fn finish(State(agent): State<Shared>) {
     agent.finishes.fetch_add(1, Ordering::SeqCst);
 }
 
+async fn busy_readings(State(agent): State<Shared>) -> String {
+    agent.busy_readings.load(Ordering::SeqCst).to_string()
+}
+
 async fn load(State(agent): State<Shared>) -> Response {
     let truth = report(&agent).await;
+    agent.busy_readings.fetch_add(truth.running.min(1), Ordering::SeqCst);
     let lie = agent.lie.lock().await.clone();
     match lie.as_str() {
         "html" => Html("<html><body>502 Bad Gateway</body></html>").into_response(),
