@@ -9,7 +9,7 @@
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                                 \
   stoker::Gemm<uint8_t, groups, columns, panels, stoker::Cluster::cluster>::run(                                                    \
-      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y, stoker::GemmBeside{},   \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y, stoker::GemmBeside{},   \
       stoker::Scales{w_scales, x_scales});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)

@@ -4,7 +4,7 @@
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                            \
   stoker::Gemm<stoker::bf16, groups, columns, panels, stoker::Cluster::cluster>::run(                                          \
-      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, w, x, y_map, y,                    \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y,                    \
       stoker::GemmBeside{weighted, norm, squares, eps, k, squares_tile}, stoker::Scales{});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)

@@ -24,9 +24,12 @@
 // and up of one feature, of which it stores bf16(silu(gate)) * up, as silu_mul.cu would. y is then half as wide.
 // Large m is bound by arithmetic, m to about 128 by memory (2 B * n * k). Figures: docs/benchmarks/NOTES.md.
 #pragma once
+#include <type_traits>
+
 #include "activation.cuh"
 #include "gemm_exchange.cuh"
 #include "gemm_residual.cuh"
+#include "int4.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -42,12 +45,19 @@ struct GemmShape {
   int n_m_tiles;  // along x
   int n_n_tiles;  // along w, a cluster's together
   int band;       // of these, those that are walked together
+  Int4Format int4 = {};
 };
 
 // Of quantised operands, one a row; null where they are bf16.
 struct Scales {
   const float* w;
   const float* x;
+};
+
+// Of the weights: their values or codes, and what groups of codes have in common.
+struct WeightMaps {
+  const TensorMap& values;
+  const TensorMap& groups;
 };
 
 // One of y where gate and up are activated: of two weight rows.
@@ -80,7 +90,10 @@ enum class Cluster { kNone, kSharesX, kSplitsDepth };
 
 template <typename Element, int kWarpgroups, int kColumns, int kPanels, Cluster kKind>
 struct Gemm {
-  static constexpr bool kIsFp8 = sizeof(Element) == 1;
+  static constexpr bool kIsInt4 = std::is_same_v<Element, Int4>, kIsFp8 = std::is_same_v<Element, uint8_t>;
+  // Of int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a warpgroup.
+  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && kWarpgroups == 2 && kColumns >= 64;
+  static_assert(!kIsInt4 || kPanels == (kColumns <= 64 ? 4 : 2));
   static constexpr int kConsumers = kWarpgroups * 128;
   static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
   static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
@@ -117,12 +130,20 @@ struct Gemm {
   }
 
   static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return s.rows * kRowBytes; }
-  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) {
-    return kPanels * (w_panel_bytes(s) + kColumns * kRowBytes);
+  static __device__ __forceinline__ uint32_t codes_bytes(const GemmShape& s) { return s.rows / kInt4Rows * kPanels * kInt4PanelBytes; }
+  static __device__ __forceinline__ uint32_t groups_bytes(const GemmShape& s) {
+    return s.rows / kInt4Rows * (kPanels / 2 * s.int4.n_units) * kInt4GroupBytes;
   }
+  // Where x begins in a stage.
+  static __device__ __forceinline__ uint32_t w_bytes(const GemmShape& s) {
+    if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + 1023) / 1024 * 1024;
+    return kPanels * w_panel_bytes(s);
+  }
+  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) { return w_bytes(s) + kPanels * kColumns * kRowBytes; }
 
   static __device__ __forceinline__ void expect(const GemmShape& s, uint64_t* full) {
-    arrive_expecting(full, kPanels * (w_panel_bytes(s) + s.x_rows * kRowBytes));
+    const uint32_t w = kIsInt4 ? codes_bytes(s) + groups_bytes(s) : kPanels * w_panel_bytes(s);
+    arrive_expecting(full, w + kPanels * s.x_rows * kRowBytes);
   }
 
   // Of a panel of a step, in the whole depth.
@@ -131,18 +152,24 @@ struct Gemm {
     return ((first_step + step) * kPanels + panel) * kPanelValues;
   }
 
-  static __device__ __forceinline__ void load_w(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
+  static __device__ __forceinline__ void load_w(const GemmShape& s, const WeightMaps& maps, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
+    if constexpr (kIsInt4) {
+      const int first = first_value(s, step, 0), tile_row = tile.n / kInt4Rows;
+      copy_box(stage, maps.values, 0, first / kPanelValues, tile_row, full);
+      copy_box(stage + codes_bytes(s), maps.groups, 0, first / kInt4Step * s.int4.n_units, tile_row, full);
+    } else {
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      copy_box(stage + panel * w_panel_bytes(s), map, first_value(s, step, panel), tile.n, full);
+      for (int panel = 0; panel < kPanels; ++panel) {
+        copy_box(stage + panel * w_panel_bytes(s), maps.values, first_value(s, step, panel), tile.n, full);
+      }
     }
   }
 
   // Where rows are shared, this block's half of them to both.
   static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
-    const uint32_t target = stage + kPanels * w_panel_bytes(s);
+    const uint32_t target = stage + w_bytes(s);
     const int first = kShares ? cluster_rank() * (s.x_rows / 2) : 0;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -168,7 +195,7 @@ struct Gemm {
     }
   }
 
-  static __device__ __forceinline__ void produce(const GemmShape& s, const TensorMap& w, const TensorMap& x, Barriers& barriers,
+  static __device__ __forceinline__ void produce(const GemmShape& s, const WeightMaps& w, const TensorMap& x, Barriers& barriers,
                                                  uint32_t stages) {
     int n_ahead = 0;
     walk(s, [&](Tile tile, int step, Slot slot) {
@@ -210,6 +237,84 @@ struct Gemm {
     commit_products();
   }
 
+  static __device__ __forceinline__ void clear(float (&c)[kColumns / 8][4]) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0.f;
+  }
+
+  // The sums of a tile of codes, group by group: while the tensor cores sum one, the next one becomes fragments. Of 128 values there are
+  // `kUnits` groups. Where there is room for two sets of sums, products follow each other without a gap, and the sums of the last group
+  // are added while those of this one are on their way; else in between. A warp without rows takes another's; what it finds is dropped.
+  template <int kUnits>
+  static __device__ __forceinline__ void sum_codes(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
+                                                   Slot& slot) {
+    constexpr int kSteps = kInt4Step / 16 / kUnits, kParts = kHasTwoParts ? 2 : 1, kAtOnce = kParts == 2 || kSteps < 4 ? kSteps : 4;
+    constexpr int kStageUnits = kPanels / 2 * kUnits, kStageWords = kPanels * kPanelValues / 16;
+    const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
+    const uint32_t own_codes = tile * kStageWords * kWarp * 4 + lane * 16;
+    const uint32_t own_groups = codes_bytes(s) + tile * kStageUnits * kInt4GroupBytes + lane / 4 * 8;
+    float part[kParts][kColumns / 8][4], upper[kParts], lower[kParts];
+    clear(c);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) clear(part[i]), upper[i] = lower[i] = 0.f;
+    int last = 0;
+    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+      const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
+      wait_for(&barriers.full[slot.at], slot.parity);
+#pragma unroll
+      for (int unit = 0; unit < kStageUnits; ++unit) {
+        constexpr int kBehind = kSteps / kAtOnce;
+        const int own = unit % kParts, other = (unit + 1) % kParts;
+        uint32_t words[kSteps];
+        load_words(words, stage + own_codes, unit);
+        const Int4Group group = load_group(stage + own_groups + unit * kInt4GroupBytes);
+        const uint32_t upper_zero = group.zero(group.upper), lower_zero = group.zero(group.lower);
+#pragma unroll
+        for (int first = 0; first < kSteps; first += kAtOnce) {
+          // The registers that this writes were read by the products before the last ones.
+          if (kBehind > 1 && first == 0) wait_for_products<1>();
+          uint32_t a[kAtOnce][4];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) to_fragment(a[i], words[first + i], upper_zero, lower_zero);
+          // What is on its way from one step to the next has to be waited for as a whole: the compiler follows no single group there.
+          if (first == 0 && (kParts == 1 || unit == 0)) {
+            wait_for_products<0>();
+            pin(part[other]);
+            add_group(c, part[other], upper[other], lower[other]);
+            if (unit == 0 && step > 0) release(barriers, last);
+          }
+          if (first == 0) upper[own] = group.scale(group.upper, s.int4.is_f16), lower[own] = group.scale(group.lower, s.int4.is_f16);
+          begin_products();
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int at = unit * kSteps + first + i;
+            const uint64_t b = tile_descriptor(x + at / 4 * kColumns * kRowBytes + at % 4 * 32, 0, 1024);
+            wgmma_registers(part[own], a[i], b, first + i > 0);
+          }
+          commit_products();
+        }
+        if (kParts == 2 && unit > 0) {
+          wait_for_products<kBehind>();
+          pin(part[other]);
+          add_group(c, part[other], upper[other], lower[other]);
+        }
+      }
+      last = slot.at;
+    }
+    wait_for_products<0>();
+    pin(part[kParts - 1]);
+    add_group(c, part[kParts - 1], upper[kParts - 1], lower[kParts - 1]);
+    release(barriers, last);
+  }
+
+  static __device__ __forceinline__ void add_group(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4], float upper, float lower) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      c[j][0] = fmaf(upper, part[j][0], c[j][0]), c[j][1] = fmaf(upper, part[j][1], c[j][1]);
+      c[j][2] = fmaf(lower, part[j][2], c[j][2]), c[j][3] = fmaf(lower, part[j][3], c[j][3]);
+    }
+  }
+
   // By each warp, in every block that copies into this stage.
   static __device__ __forceinline__ void release(Barriers& barriers, int slot) {
     const int lane = threadIdx.x % kWarp;
@@ -218,6 +323,22 @@ struct Gemm {
     } else {
       if (lane == 0) arrive(&barriers.empty[slot]);
     }
+  }
+
+  // The sums of a tile.
+  static __device__ __forceinline__ void sum(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages, Slot& slot) {
+    int last = 0;
+    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+      wait_for(&barriers.full[slot.at], slot.parity);
+      multiply_stage(c, s, stages + slot.at * stage_bytes(s), step == 0);
+      // The stage before this one has been read.
+      wait_for_products<1>();
+      if (step > 0) release(barriers, last);
+      last = slot.at;
+    }
+    wait_for_products<0>();
+    pin(c);
+    release(barriers, last);
   }
 
   template <typename Out>
@@ -238,18 +359,11 @@ struct Gemm {
         if (row < s.rows) addends.load(&y->value, beside.norm, {tile.n + row, tile.m}, end, s.n);
       }
       float c[kColumns / 8][4];
-      int last = 0;
-      for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
-        wait_for(&barriers.full[slot.at], slot.parity);
-        multiply_stage(c, s, stages + slot.at * stage_bytes(s), step == 0);
-        // The stage before this one has been read.
-        wait_for_products<1>();
-        if (step > 0) release(barriers, last);
-        last = slot.at;
+      if constexpr (kIsInt4) {
+        s.int4.n_units == 1 ? sum_codes<1>(c, s, barriers, stages, slot) : sum_codes<4>(c, s, barriers, stages, slot);
+      } else {
+        sum(c, s, barriers, stages, slot);
       }
-      wait_for_products<0>();
-      pin(c);
-      release(barriers, last);
       if constexpr (kSplits) {
         float sums[kOwnColumns / 8][4];
         exchange_halves<kConsumers>(sums, c, barriers.exchange, staging, parity);
@@ -418,7 +532,7 @@ struct Gemm {
   }
 
   template <typename Out>
-  static __device__ __forceinline__ void run(const GemmShape& s, const TensorMap& w, const TensorMap& x, const TensorMap& y_map, Out* y,
+  static __device__ __forceinline__ void run(const GemmShape& s, const WeightMaps& w, const TensorMap& x, const TensorMap& y_map, Out* y,
                                              const GemmBeside& beside, const Scales& dequantise) {
     extern __shared__ uint8_t shared[];
     const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
@@ -428,6 +542,13 @@ struct Gemm {
     if (threadIdx.x == kConsumers) init(barriers, s.n_stages);
     __syncthreads();
     if constexpr (kCluster > 1) sync_cluster();
+    if constexpr (kTakesRegisters) {
+      if (threadIdx.x < kConsumers) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+      } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+      }
+    }
     if (threadIdx.x < kConsumers) {
       wait_for_earlier_kernels();
       consume(s, y_map, y, beside, dequantise, barriers, stages, staging);
@@ -437,7 +558,8 @@ struct Gemm {
       produce(s, w, x, barriers, stages);
     } else {
       wait_for_earlier_kernels();
-      if (threadIdx.x >= kConsumers + kWarp && is_scaled<Out>(beside)) {
+      const bool scales = threadIdx.x >= kConsumers + kWarp && threadIdx.x < kConsumers + kWarp + kScalers;
+      if (scales && is_scaled<Out>(beside)) {
         add_up_squares(barriers.scales, beside, s.m, threadIdx.x - kConsumers - kWarp);
         hand_over_scales();
       }

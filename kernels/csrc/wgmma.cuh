@@ -92,6 +92,23 @@ STOKER_WGMMA_ROWS(256, STOKER_NAMES_128, "%128", "%129", "%130", STOKER_32(c, 0)
 #undef STOKER_WGMMA_ROWS
 #undef STOKER_WGMMA
 
+// The same with a from registers, as fragments of `mma` for the 16 rows of each warp; they must stay as they are until the products
+// have been waited for.
+#define STOKER_WGMMA_REGISTERS(columns, names, a_names, b_name, accumulate_name, ...)                                       \
+  __device__ __forceinline__ void wgmma_registers(float (&c)[columns / 8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_name ", 0;\n"                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names "}, " b_name        \
+                 ", p, 1, 1, 0; }\n"                                                                                        \
+                 : __VA_ARGS__                                                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));                  \
+  }
+STOKER_WGMMA_REGISTERS(8, "%0,%1,%2,%3", "%4,%5,%6,%7", "%8", "%9", STOKER_FOUR(c, 0))
+STOKER_WGMMA_REGISTERS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", STOKER_FOUR(c, 0),
+                       STOKER_FOUR(c, 1), STOKER_FOUR(c, 2), STOKER_FOUR(c, 3))
+STOKER_WGMMA_REGISTERS(64, STOKER_NAMES_32, "%32,%33,%34,%35", "%36", "%37", STOKER_32(c, 0))
+STOKER_WGMMA_REGISTERS(128, STOKER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", STOKER_32(c, 0), STOKER_32(c, 8))
+#undef STOKER_WGMMA_REGISTERS
+
 // c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.
 #define STOKER_WGMMA_COLUMNS(name, type)                                                                                             \
   __device__ __forceinline__ void name(float (&c)[8][4], const uint32_t (&a)[4], uint64_t b) {                                      \

@@ -8,7 +8,7 @@ use crate::{
     device::Properties,
     error::KernelError,
     gemm::{self, Depth, Tile},
-    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, skinny_takes_int4},
     table::{ChipTable, Entry, Header},
 };
 
@@ -32,6 +32,8 @@ pub enum WeightFormat {
     Bf16,
     /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
     E4m3,
+    /// In four bits with a scale and a zero point for each group. Rows of x stay bf16.
+    Int4,
 }
 
 /// What the rows of x are.
@@ -169,6 +171,7 @@ impl Chip {
     pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let found = match self.numerics {
             _ if desc.weights == WeightFormat::E4m3 => self.quantised(desc),
+            Numerics::Fastest if desc.weights == WeightFormat::Int4 => self.four_bits(desc),
             Numerics::BatchInvariant => self.batch_invariant(desc),
             Numerics::Fastest => match desc.prologue {
                 Prologue::NormScaled => self.norm_scaled(desc),
@@ -186,7 +189,8 @@ impl Chip {
         };
         let rows = Rows::of(desc.shape.m);
         // Weights of logits are a gigabyte: any tile reads them as fast.
-        let is_ours = self.is_hopper() && rows != Rows::One && desc.epilogue != Epilogue::F32;
+        let is_tiled = rows != Rows::One || desc.weights == WeightFormat::Int4;
+        let is_ours = self.is_hopper() && is_tiled && desc.epilogue != Epilogue::F32;
         let tiles = self
             .tiles(desc, depth)
             .into_iter()
@@ -229,6 +233,21 @@ impl Chip {
             _ if !self.is_hopper() || desc.prologue != Prologue::Plain => None,
             Some(Entry::Tile(tile)) => Some(GemmKernel::Tiled(tile)),
             _ => self.cheapest(desc, depth),
+        }
+    }
+
+    /// Ours by the tile that costs least, at any number of rows; of few with norms and additions inside.
+    fn four_bits(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        let are_few = matches!(Rows::of(desc.shape.m), Rows::One | Rows::Few);
+        let is_gated_alone = desc.epilogue == Epilogue::Gated && desc.prologue == Prologue::Plain;
+        let skinny = GemmKernel::Skinny(SkinnyKernel::for_device(self.properties));
+        if Rows::of(desc.shape.m) == Rows::One && !is_gated_alone && self.is_hopper() && skinny.fits(desc) {
+            return Some(skinny);
+        }
+        match (desc.prologue, desc.epilogue) {
+            (_, Epilogue::F32 | Epilogue::Sum) => None,
+            (Prologue::NormScaled, _) | (_, Epilogue::Update) if !are_few => None,
+            _ => self.ours(desc),
         }
     }
 
@@ -298,6 +317,7 @@ impl Chip {
         let candidates = match desc.weights {
             WeightFormat::Bf16 => gemm::candidates,
             WeightFormat::E4m3 => gemm::candidates_e4m3,
+            WeightFormat::Int4 => gemm::candidates_int4,
         };
         candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors)
     }
@@ -343,8 +363,10 @@ impl GemmKernel {
     /// Whether it can.
     fn fits(self, desc: GemmDesc) -> bool {
         let GemmShape { m, n, k } = desc.shape;
-        if desc.weights == WeightFormat::E4m3 {
-            return self.fits_e4m3(desc);
+        match desc.weights {
+            WeightFormat::Bf16 => {}
+            WeightFormat::E4m3 => return self.fits_e4m3(desc),
+            WeightFormat::Int4 => return self.fits_int4(desc),
         }
         let needs_scale = desc.prologue == Prologue::NormScaled || desc.epilogue == Epilogue::Update;
         match self {
@@ -365,6 +387,14 @@ impl GemmKernel {
             Self::Tiled(tile) => {
                 is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(desc.shape, desc.epilogue)
             }
+            Self::CublasLt(_) => false,
+        }
+    }
+
+    fn fits_int4(self, desc: GemmDesc) -> bool {
+        match self {
+            Self::Tiled(tile) => desc.shape.k.is_multiple_of(8) && tile.fits_int4(desc.shape, desc.epilogue),
+            Self::Skinny(_) => skinny_takes_int4(desc.shape) && !matches!(desc.epilogue, Epilogue::F32 | Epilogue::Sum),
             Self::CublasLt(_) => false,
         }
     }

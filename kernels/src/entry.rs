@@ -4,6 +4,8 @@
 /// Three stages of 16 rows of 1024 values, 64 bytes of padding a row, and 20 KiB more: two blocks do not fit a multiprocessor of
 /// 228 KiB, one beside a block of decode attention does.
 pub(crate) const SKINNY_RING_BYTES: u32 = 3 * 16 * (1024 * 2 + 64) + (20 << 10);
+/// Weights and rows of x of a block, of which two fit a multiprocessor.
+pub(crate) const SKINNY_INT4_BYTES_MAX: u32 = 104 << 10;
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
@@ -74,6 +76,10 @@ entries! {
     SkinnySm90E4m3Update = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_update",
     SkinnySm90E4m3Scaled = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_scaled",
     SkinnySm90E4m3Gated = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_gated",
+    SkinnyInt4Bf16 = "skinny_int4_sm90" "skinny_int4_bf16",
+    SkinnyInt4Update = "skinny_int4_sm90" "skinny_int4_update",
+    SkinnyInt4Scaled = "skinny_int4_sm90" "skinny_int4_scaled",
+    SkinnyInt4Gated = "skinny_int4_sm90" "skinny_int4_gated",
     Gemm1x8Bf16 = "gemm_sm90" "gemm_sm90_1x8_bf16",
     Gemm1x8F32 = "gemm_sm90" "gemm_sm90_1x8_f32",
     Gemm1x8Activated = "gemm_sm90" "gemm_sm90_1x8_activated",
@@ -142,6 +148,37 @@ entries! {
     GemmE4m31x128SplitActivated = "gemm_fp8_sm90" "gemm_fp8_sm90_1x128_split_activated",
     GemmE4m32x128SplitBf16 = "gemm_fp8_sm90" "gemm_fp8_sm90_2x128_split_bf16",
     GemmE4m32x128SplitActivated = "gemm_fp8_sm90" "gemm_fp8_sm90_2x128_split_activated",
+    GemmInt41x8Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x8_bf16",
+    GemmInt41x8Activated = "gemm_int4_sm90" "gemm_int4_sm90_1x8_activated",
+    GemmInt41x8Updated = "gemm_int4_sm90" "gemm_int4_sm90_1x8_updated",
+    GemmInt42x8Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x8_bf16",
+    GemmInt42x8Activated = "gemm_int4_sm90" "gemm_int4_sm90_2x8_activated",
+    GemmInt41x32Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x32_bf16",
+    GemmInt41x32Activated = "gemm_int4_sm90" "gemm_int4_sm90_1x32_activated",
+    GemmInt41x32Updated = "gemm_int4_sm90" "gemm_int4_sm90_1x32_updated",
+    GemmInt42x32Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x32_bf16",
+    GemmInt42x32Activated = "gemm_int4_sm90" "gemm_int4_sm90_2x32_activated",
+    GemmInt41x64Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x64_bf16",
+    GemmInt41x64Activated = "gemm_int4_sm90" "gemm_int4_sm90_1x64_activated",
+    GemmInt41x64Updated = "gemm_int4_sm90" "gemm_int4_sm90_1x64_updated",
+    GemmInt42x64Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x64_bf16",
+    GemmInt42x64Activated = "gemm_int4_sm90" "gemm_int4_sm90_2x64_activated",
+    GemmInt41x128Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x128_bf16",
+    GemmInt41x128Activated = "gemm_int4_sm90" "gemm_int4_sm90_1x128_activated",
+    GemmInt41x128Updated = "gemm_int4_sm90" "gemm_int4_sm90_1x128_updated",
+    GemmInt42x128Bf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x128_bf16",
+    GemmInt42x128Activated = "gemm_int4_sm90" "gemm_int4_sm90_2x128_activated",
+    GemmInt41x32SplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x32_split_bf16",
+    GemmInt41x32SplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_1x32_split_activated",
+    GemmInt41x32SplitUpdated = "gemm_int4_sm90" "gemm_int4_sm90_1x32_split_updated",
+    GemmInt41x64SplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x64_split_bf16",
+    GemmInt41x64SplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_1x64_split_activated",
+    GemmInt41x64SplitUpdated = "gemm_int4_sm90" "gemm_int4_sm90_1x64_split_updated",
+    GemmInt41x128SplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_1x128_split_bf16",
+    GemmInt41x128SplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_1x128_split_activated",
+    GemmInt41x128SplitUpdated = "gemm_int4_sm90" "gemm_int4_sm90_1x128_split_updated",
+    GemmInt42x128SplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x128_split_bf16",
+    GemmInt42x128SplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_2x128_split_activated",
     PagedDecodeD64 = "paged_decode" "paged_decode_d64",
     PagedDecodeD128 = "paged_decode" "paged_decode_d128",
     PagedDecodeAny64 = "paged_decode" "paged_decode_any64",
@@ -195,7 +232,8 @@ impl Entry {
             "paged_decode" | "paged_prefill" => 96 << 10,
             "paged_prefill_sm90" => 193 << 10,
             "skinny_gemm_sm90" => SKINNY_RING_BYTES,
-            "gemm_sm90" | "gemm_fp8_sm90" => crate::gemm::SHARED_BYTES as u32,
+            "skinny_int4_sm90" => SKINNY_INT4_BYTES_MAX,
+            "gemm_sm90" | "gemm_fp8_sm90" | "gemm_int4_sm90" => crate::gemm::SHARED_BYTES as u32,
             _ => 0,
         };
         (most > SHARED_BYTES_UNASKED).then_some(most)

@@ -18,6 +18,7 @@ pub mod error;
 pub mod format;
 pub mod gemm;
 pub mod graph;
+pub mod int4;
 pub mod launch;
 pub mod linear;
 pub mod mark;

@@ -9,7 +9,8 @@ use crate::{
     blas::Blas,
     check_len,
     choose::GemmKernel,
-    gemm::Tile,
+    gemm::{GemmPlan, Tile},
+    int4::Int4View,
     launch::{Epilogue, GemmShape, refused},
 };
 
@@ -33,6 +34,8 @@ pub enum Operand<'a> {
     Bf16(CudaView<'a, bf16>),
     /// In e4m3.
     E4m3(Quantised<'a>),
+    /// In four bits; only weights are.
+    Int4(Int4View<'a>),
 }
 
 /// Rows in e4m3; a value is its scale times its number.
@@ -51,6 +54,15 @@ impl<'a> From<CudaView<'a, bf16>> for Operand<'a> {
 }
 
 impl Operand<'_> {
+    /// Of a product with these weights by a tile that fits it.
+    fn plan(&self, tile: Tile, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        match self {
+            Self::Bf16(_) => tile.plan(shape, epilogue, n_multiprocessors),
+            Self::E4m3(_) => tile.plan_e4m3(shape, epilogue, n_multiprocessors),
+            Self::Int4(w) => tile.plan_int4(shape, epilogue, n_multiprocessors, w.layout.group),
+        }
+    }
+
     /// Exactly so many rows and columns.
     pub(crate) fn check(
         &self,
@@ -63,6 +75,12 @@ impl Operand<'_> {
             Self::E4m3(Quantised { values, scales }) => {
                 check_len(op, what, values.len(), rows * width)?;
                 check_len(op, "scales", scales.len(), rows)
+            }
+            Self::Int4(Int4View { layout, codes, groups }) => {
+                check_len(op, what, layout.n * layout.k, rows * width)?;
+                check_len(op, "outputs", layout.n, rows)?;
+                check_len(op, "codes", codes.len(), layout.n_code_words())?;
+                check_len(op, "groups", groups.len(), layout.n_group_words())
             }
         }
     }
@@ -140,10 +158,7 @@ impl Kernels {
         kernel: GemmKernel,
     ) -> Result<(), KernelError> {
         let (shape, epilogue) = (op.shape, op.y.epilogue());
-        let plan = |tile: Tile| match op.w {
-            Operand::Bf16(_) => tile.plan(shape, epilogue, self.properties().n_multiprocessors),
-            Operand::E4m3(_) => tile.plan_e4m3(shape, epilogue, self.properties().n_multiprocessors),
-        };
+        let plan = |tile: Tile| op.w.plan(tile, shape, epilogue, self.properties().n_multiprocessors);
         match (kernel, scale) {
             (GemmKernel::Skinny(kernel), None) => self.skinny_gemm_by(op, kernel),
             (GemmKernel::Skinny(kernel), Some(scale)) => self.skinny_scaled_by(op, scale, kernel),
@@ -165,7 +180,7 @@ impl Kernels {
         match kernel {
             GemmKernel::Skinny(kernel) => self.skinny_update_by(op, kernel),
             GemmKernel::Tiled(tile) => {
-                let plan = tile.plan(op.shape, Epilogue::Update, self.properties().n_multiprocessors);
+                let plan = op.w.plan(tile, op.shape, Epilogue::Update, self.properties().n_multiprocessors);
                 self.gemm_update_by(op, &plan)
             }
             GemmKernel::CublasLt(_) => Err(refused("gemm", "cuBLASLt leaves nothing for the next norm".to_owned())),

@@ -6,6 +6,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
+    int4::Int4View,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
     linear::{self, Linear, Operand, Output, Quantised, RowScale, Update},
     sys::Launch,
@@ -97,6 +98,9 @@ impl Kernels {
         match w {
             Operand::Bf16(_) => launch::skinny_gemm(shape, form, kernel),
             Operand::E4m3(_) => launch::skinny_gemm_e4m3(shape, form, kernel),
+            Operand::Int4(w) => {
+                launch::skinny_gemm_int4(shape, form, w.layout.group, self.properties().n_multiprocessors)
+            }
         }
     }
 }
@@ -106,5 +110,6 @@ fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Bf16(w) => launch.read(w),
         Operand::E4m3(Quantised { values, scales }) => launch.read(values).read(scales),
+        Operand::Int4(Int4View { codes, groups, layout }) => layout.pass(launch.read(codes).read(groups)),
     }
 }

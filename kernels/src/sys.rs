@@ -32,6 +32,7 @@ fatbins!(
     "embed",
     "feed_tokens",
     "gemm_fp8_sm90",
+    "gemm_int4_sm90",
     "mark_tokens",
     "gemm_sm90",
     "paged_decode",
@@ -46,12 +47,13 @@ fatbins!(
     "silu_mul",
     "skinny_gemm",
     "skinny_gemm_sm90",
+    "skinny_int4_sm90",
     "softcap",
     "unpack_blocks"
 );
 
 /// A kernel takes this many arguments at most.
-const ARGUMENTS_MAX: usize = 21;
+const ARGUMENTS_MAX: usize = 24;
 
 /// Whether this program holds compiled kernels.
 pub fn built_with_kernels() -> bool {

@@ -192,7 +192,7 @@ impl fmt::Display for ChipTable {
             k,
             epilogue: name(epilogue).to_owned(),
             batch_invariant: numerics == Numerics::BatchInvariant,
-            weights: (weights == WeightFormat::E4m3).then(|| E4M3.to_owned()),
+            weights: FORMATS.into_iter().find(|(format, _)| *format == weights).map(|(_, name)| name.to_owned()),
             rows: by_rows.iter().map(|(m, entry)| (*m, entry.to_string())).collect(),
         });
         let lines: Vec<String> = lines.map(|line| json(&line)).collect();
@@ -215,10 +215,11 @@ fn name(epilogue: Epilogue) -> &'static str {
 }
 
 /// As a line says it; one of bf16 says nothing.
-const E4M3: &str = "e4m3";
+const FORMATS: [(WeightFormat, &str); 2] = [(WeightFormat::E4m3, "e4m3"), (WeightFormat::Int4, "int4")];
 
 fn format_named(text: &str) -> Result<WeightFormat, String> {
-    if text == E4M3 { Ok(WeightFormat::E4m3) } else { Err(format!("no format of weights is named {text:?}")) }
+    let found = FORMATS.into_iter().find(|(_, name)| *name == text);
+    found.map(|(format, _)| format).ok_or_else(|| format!("no format of weights is named {text:?}"))
 }
 
 fn epilogue_named(text: &str) -> Result<Epilogue, String> {

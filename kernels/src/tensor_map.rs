@@ -28,14 +28,30 @@ pub(crate) struct TensorMap(pub(crate) sys::CUtensorMap);
 impl TensorMap {
     /// Encodes. `op` is whose tensor it is.
     pub(crate) fn new<const RANK: usize>(op: &'static str, tensor: &BoxedTensor<RANK>) -> Result<Self, KernelError> {
-        let sizes = tensor.sizes.map(|size| size as u64);
-        let strides_bytes = tensor.strides.map(|stride| 2 * stride as u64);
-        let box_sizes = tensor.box_sizes.map(crate::launch::count);
         let swizzle = match tensor.box_sizes[0] {
             64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             width => panic!("a box of {width} values has no swizzle"),
         };
+        Self::encode(op, tensor, swizzle)
+    }
+
+    /// Of a tensor whose boxes lie in shared memory line by line: up to 256 values in each dimension.
+    pub(crate) fn in_lines<const RANK: usize>(
+        op: &'static str,
+        tensor: &BoxedTensor<RANK>,
+    ) -> Result<Self, KernelError> {
+        Self::encode(op, tensor, sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE)
+    }
+
+    fn encode<const RANK: usize>(
+        op: &'static str,
+        tensor: &BoxedTensor<RANK>,
+        swizzle: sys::CUtensorMapSwizzle,
+    ) -> Result<Self, KernelError> {
+        let sizes = tensor.sizes.map(|size| size as u64);
+        let strides_bytes = tensor.strides.map(|stride| 2 * stride as u64);
+        let box_sizes = tensor.box_sizes.map(crate::launch::count);
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         // SAFETY: the arrays hold RANK values (of the strides the first is left out) and live until the call returns, as the
         // map does. The address is only noted.

@@ -7,6 +7,7 @@ use half::bf16;
 use crate::{
     KernelError, Kernels, check_len, check_room,
     gemm::GemmPlan,
+    int4::{self, Int4View},
     launch::{self, GemmShape, UPDATE_ROWS_MAX, refused},
     linear::{self, Linear, Operand, Output, RowScale, Update},
     sys::Launch,
@@ -28,15 +29,14 @@ impl Kernels {
         let GemmShape { m, n, k } = shape;
         check_rows(m)?;
         check_len(OP, "x", x.len(), m * k)?;
-        let w = in_bf16(&w)?;
-        check_len(OP, "w", w.len(), n * k)?;
+        w.check(OP, "w", [n, k])?;
         check_len(OP, "residual", residual.len(), m * n)?;
         check_len(OP, "weighted", weighted.len(), m * n)?;
         check_room(OP, "squares", squares.len(), m * n.div_ceil(plan.rows))?;
         check_len(OP, "the norm's weight", norm.len(), n)?;
-        let [w_map, x_map] = self.gemm_maps((w, &x), shape, plan)?;
+        let maps = self.maps(&w, &Operand::Bf16(x), shape, plan)?;
         // Written by ordinary stores; the kernel does not look at a map of y.
-        let launch = self.functions.launch(OP, plan.config).map(&w_map).map(&x_map).map(&w_map);
+        let launch = maps.pass(self.functions.launch(OP, plan.config)).map(&maps.x);
         let launch = launch
             .write(&mut residual)
             .write(&mut weighted)
@@ -45,7 +45,7 @@ impl Kernels {
             .float(0.0)
             .int(n)
             .int(plan.rows);
-        start(launch, shape, plan)
+        start(format_of(launch, &w), shape, plan)
     }
 
     /// A product with a norm's factor by a given plan, which must be for its shape and type.
@@ -66,19 +66,15 @@ impl Kernels {
     fn gemm_by(&self, mut op: Linear<'_>, scale: Option<RowScale<'_>>, plan: &GemmPlan) -> Result<(), KernelError> {
         let GemmShape { m, n, k } = op.shape;
         linear::check(OP, &op)?;
-        let [w, x] = match (&op.w, &op.x) {
-            (Operand::Bf16(w), Operand::Bf16(x)) => self.gemm_maps((w, x), op.shape, plan)?,
-            (Operand::E4m3(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), op.shape, plan)?,
-            _ => return Err(refused(OP, "one operand is quantised, the other is not".to_owned())),
-        };
+        let maps = self.maps(&op.w, &op.x, op.shape, plan)?;
         let stream = self.device().stream();
         let y = match &mut op.y {
             Output::Bf16(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n, m], plan.boxes.y)?,
             Output::Gated(y) if plan.copies_out() => matrix(y.device_ptr_mut(stream).0, [n / 2, m], plan.boxes.y)?,
             // Written by ordinary stores; the kernel does not look at this map.
-            _ => w,
+            _ => maps.x,
         };
-        let launch = self.functions.launch(OP, plan.config).map(&w).map(&x).map(&y);
+        let launch = maps.pass(self.functions.launch(OP, plan.config)).map(&y);
         let launch = match &mut op.y {
             Output::Bf16(y) | Output::Gated(y) => launch.write(y),
             Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y alone".to_owned())),
@@ -94,7 +90,18 @@ impl Kernels {
         let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
         let (eps, tile) = scale.map_or((0.0, 0), |scale| (scale.eps, scale.tile));
-        start(launch.float(eps).int(k).int(tile), op.shape, plan)
+        start(format_of(launch.float(eps).int(k).int(tile), &op.w), op.shape, plan)
+    }
+
+    /// Of both operands, where the chip has the product.
+    fn maps(&self, w: &Operand<'_>, x: &Operand<'_>, shape: GemmShape, plan: &GemmPlan) -> Result<Maps, KernelError> {
+        self.check_chip()?;
+        match (w, x) {
+            (Operand::Bf16(w), Operand::Bf16(x)) => self.gemm_maps((w, x), shape, plan),
+            (Operand::E4m3(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), shape, plan),
+            (Operand::Int4(w), Operand::Bf16(x)) => self.int4_maps((w, x), shape, plan),
+            _ => Err(refused(OP, "one operand is quantised, the other is not".to_owned())),
+        }
     }
 
     fn check_chip(&self) -> Result<(), KernelError> {
@@ -108,15 +115,14 @@ impl Kernels {
         (w, x): (&CudaView<'_, u8>, &CudaView<'_, u8>),
         shape: GemmShape,
         plan: &GemmPlan,
-    ) -> Result<[TensorMap; 2], KernelError> {
+    ) -> Result<Maps, KernelError> {
         const WHOLE: usize = 16;
         if !shape.k.is_multiple_of(WHOLE) {
             return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
         }
-        self.check_chip()?;
         let (stream, pairs) = (self.device().stream(), shape.k / 2);
         let w = matrix(w.device_ptr(stream).0, [pairs, shape.n], plan.boxes.w)?;
-        Ok([w, matrix(x.device_ptr(stream).0, [pairs, shape.m], plan.boxes.x)?])
+        Ok(Maps { w, groups: None, x: matrix(x.device_ptr(stream).0, [pairs, shape.m], plan.boxes.x)? })
     }
 
     /// Of the operands w and x, where the chip has the product.
@@ -125,19 +131,61 @@ impl Kernels {
         (w, x): (&CudaView<'_, bf16>, &CudaView<'_, bf16>),
         GemmShape { m, n, k }: GemmShape,
         plan: &GemmPlan,
-    ) -> Result<[TensorMap; 2], KernelError> {
-        self.check_chip()?;
+    ) -> Result<Maps, KernelError> {
         let stream = self.device().stream();
         let w = matrix(w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
-        Ok([w, matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)?])
+        Ok(Maps { w, groups: None, x: matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)? })
+    }
+
+    /// Of weights of four bits: chunks of a tile's codes lie together, as groups of a tile do.
+    fn int4_maps(
+        &self,
+        (w, x): (&Int4View<'_>, &CudaView<'_, bf16>),
+        GemmShape { m, k, .. }: GemmShape,
+        plan: &GemmPlan,
+    ) -> Result<Maps, KernelError> {
+        // In values of 16 bits, as which the copy engine moves them.
+        const CHUNK: usize = 256;
+        const GROUP: usize = 32;
+        let (stream, layout) = (self.device().stream(), w.layout);
+        let (tiles, [n_chunks, n_groups]) = (plan.rows / int4::TILE_ROWS, plan.boxes.w);
+        let map = |address: u64, width: usize, n: usize, n_box: usize| {
+            let strides = [1, width, width * n];
+            let sizes = [width, n, layout.n_tiles()];
+            TensorMap::in_lines(OP, &BoxedTensor { address, sizes, strides, box_sizes: [width, n_box, tiles] })
+        };
+        Ok(Maps {
+            w: map(w.codes.device_ptr(stream).0, CHUNK, layout.n_chunks(), n_chunks)?,
+            groups: Some(map(w.groups.device_ptr(stream).0, GROUP, layout.n_groups(), n_groups)?),
+            x: matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)?,
+        })
     }
 }
 
-/// What is added to the residual stream is of bf16.
-fn in_bf16<'a, 'b>(w: &'b Operand<'a>) -> Result<&'b CudaView<'a, bf16>, KernelError> {
+/// What the copy engine knows of the operands of a product.
+struct Maps {
+    w: TensorMap,
+    /// Of weights of four bits.
+    groups: Option<TensorMap>,
+    x: TensorMap,
+}
+
+impl Maps {
+    fn pass<'a>(&'a self, launch: Launch<'a>) -> Launch<'a> {
+        let launch = launch.map(&self.w);
+        match &self.groups {
+            Some(groups) => launch.map(groups),
+            None => launch,
+        }
+        .map(&self.x)
+    }
+}
+
+/// How groups of weights of four bits are stored.
+fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
-        Operand::Bf16(w) => Ok(w),
-        Operand::E4m3(_) => Err(refused(OP, "quantised products do not add to the residual".to_owned())),
+        Operand::Int4(Int4View { layout, .. }) => layout.pass(launch),
+        Operand::Bf16(_) | Operand::E4m3(_) => launch,
     }
 }
 

@@ -8,14 +8,19 @@
 //! model.layers.0.self_attn.kv_scale                                                    AutoFP8: one for both
 //! ```
 
-use super::{ModelError, ModelSpec, spec::LayerSpec, tensor::Tensor, weights::WeightStore};
+use super::{
+    ModelError, ModelSpec,
+    spec::LayerSpec,
+    tensor::Tensor,
+    weights::{BoundWeights, WeightStore},
+};
 
 /// Ends of names of such tensors.
 pub(super) const ENDS: [&str; 4] = [".k_scale", ".v_scale", ".kv_scale", ".output_scale"];
 
 impl WeightStore {
     /// Of each layer the scales of keys and of values, if it has both.
-    pub(crate) fn kv_scales(&self, spec: &ModelSpec) -> Result<Vec<Option<[f32; 2]>>, ModelError> {
+    fn kv_scales(&self, spec: &ModelSpec) -> Result<Vec<Option<[f32; 2]>>, ModelError> {
         spec.layers.iter().map(|layer| self.kv_scales_of(layer)).collect()
     }
 
@@ -33,6 +38,13 @@ impl WeightStore {
             return Ok(Some([number(k)?, number(v)?]));
         }
         Ok(None)
+    }
+}
+
+impl BoundWeights {
+    /// Of each layer of the model that these were found for the scales of keys and of values, if it has both.
+    pub(crate) fn kv_scales(&self, spec: &ModelSpec) -> Result<Vec<Option<[f32; 2]>>, ModelError> {
+        self.store().kv_scales(spec)
     }
 }
 

@@ -204,6 +204,10 @@ fn tensors_of(weight: &WeightSpec) -> Vec<String> {
 }
 
 impl BoundWeights {
+    pub(super) fn store(&self) -> &WeightStore {
+        &self.store
+    }
+
     /// One of the matrices of the model that these were found for.
     pub(crate) fn matrix(&self, weight: &WeightSpec) -> StoredMatrix {
         self.store.matrix(weight, self.rank).expect("every weight was found when they were bound")

@@ -35,9 +35,12 @@ pub(crate) fn has_gpu(test: &str) -> bool {
 
 /// A GPU that has the batch-invariant mode.
 pub(crate) fn has_hopper(test: &str) -> bool {
-    let is_hopper = |device: &Device| device.properties().capability == (9, 0);
-    has_gpu(test)
-        && (Device::open(0).is_ok_and(|device| is_hopper(&device)) || skipped(test, "the GPU is no H100 or H200"))
+    has_gpu(test) && (is_hopper() || skipped(test, "the GPU is no H100 or H200"))
+}
+
+/// Whether the GPU that is there is one.
+pub(crate) fn is_hopper() -> bool {
+    Device::open(0).is_ok_and(|device| device.properties().capability == (9, 0))
 }
 
 /// Records why a test does not run; always false.

@@ -4,6 +4,7 @@
 mod attention;
 mod fixture;
 mod gated;
+mod int4;
 mod linear;
 mod packed;
 mod pointwise;
@@ -44,7 +45,7 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 15] = [
+const GROUPS: [(&str, Group); 16] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
@@ -53,6 +54,7 @@ const GROUPS: [(&str, Group); 15] = [
     ("gated", gated::run),
     ("residual", residual::run),
     ("quantised", quantised::run),
+    ("int4", int4::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
     ("attention-other-decode", attention::other_decodes),

@@ -87,6 +87,31 @@ fn every_plain_product_is_multiplied_by_someone_and_who_is_chosen_can() {
 }
 
 #[test]
+fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and_additions_inside() {
+    let int4 = |desc: GemmDesc| GemmDesc { weights: WeightFormat::Int4, ..desc };
+    let hopper = chip((9, 0));
+    for m in [1, 2, 16, 32, 33, 256, 8192] {
+        let is_few = m <= 32;
+        for (n, k) in [(6144, 4096), (4096, 14_336), (28_672, 4096)] {
+            assert!(hopper.choose(int4(plain(m, n, k, Epilogue::Bf16))).is_some(), "{m} {n}");
+            assert_eq!(hopper.choose(int4(plain(m, n, k, Epilogue::Update))).is_some(), is_few, "{m} {n}");
+            assert_eq!(hopper.choose(int4(plain(m, n, k, Epilogue::Sum))), None);
+        }
+        assert_eq!(hopper.choose(int4(scaled(m, 28_672, Epilogue::Gated))).is_some(), is_few, "{m}");
+    }
+    assert_eq!(hopper.choose(int4(plain(1, 4096, 4096, Epilogue::Bf16))), Some(RING));
+    assert!(is_tiled(hopper.choose(int4(plain(1, 28_672, 4096, Epilogue::Gated)))));
+    assert_eq!(chip((8, 0)).choose(int4(plain(1, 4096, 4096, Epilogue::Bf16))), None);
+    let invariant = Chip::new("of no table", H200, Numerics::BatchInvariant, None).unwrap();
+    for m in [1, 32, 300] {
+        let found = invariant.choose(int4(plain(m, 4096, 4096, Epilogue::Bf16)));
+        assert!(matches!(found, Some(GemmKernel::Tiled(tile)) if !tile.splits_depth()), "{m} {found:?}");
+        assert_eq!(invariant.choose(int4(plain(m, 4096, 4096, Epilogue::Update))), None);
+    }
+    assert!(!hopper.candidates(int4(plain(64, 6144, 4096, Epilogue::Bf16))).contains(&Entry::CublasLt(0)));
+}
+
+#[test]
 fn a_residual_of_odd_width_is_not_updated_by_some_rows() {
     assert_eq!(chip((9, 0)).choose(plain(2, 4097, 4096, Epilogue::Update)), None);
 }

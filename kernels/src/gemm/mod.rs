@@ -9,6 +9,7 @@ pub use self::tile::Tile;
 use self::tile::Tiling;
 use crate::{
     error::KernelError,
+    int4::GroupSize,
     launch::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, refused},
 };
 
@@ -62,7 +63,7 @@ pub struct GemmPlan {
 /// Values that one copy moves: of a row, rows.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GemmBoxes {
-    /// Of weights.
+    /// Of weights; of those of four bits 64 values each of a tile's outputs, groups of each.
     pub w: [usize; 2],
     /// Of x.
     pub x: [usize; 2],
@@ -81,7 +82,9 @@ impl GemmPlan {
 
     /// With the threads that find rows' factors.
     pub(crate) fn scaling(self) -> Self {
-        Self { config: LaunchConfig { threads: self.config.threads + SCALERS, ..self.config }, ..self }
+        // A whole warpgroup beside those that multiply has room for them.
+        let scalers = if self.config.threads.is_multiple_of(128) { 0 } else { SCALERS };
+        Self { config: LaunchConfig { threads: self.config.threads + scalers, ..self.config }, ..self }
     }
 
     /// Of the tiles that give the same bits, the one that costs least on a chip of `n_multiprocessors`.
@@ -101,10 +104,50 @@ pub fn candidates(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multipro
         return Vec::new();
     }
     let cycles = |tile: Tile| Tiling { tile, shape }.cycles(n_multiprocessors as usize);
-    let mut ranked: Vec<_> = Tile::all(shape, epilogue, depth).map(|tile| (tile, cycles(tile))).collect();
+    ranked(Tile::all(shape, epilogue, depth), cycles).near(NEAR, MOST)
+}
+
+/// The same for weights of four bits.
+pub fn candidates_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<Tile> {
+    const NEAR: f64 = 1.5;
+    const MOST: usize = 20;
+    if check(shape, epilogue).is_err() {
+        return Vec::new();
+    }
+    let cycles = |tile: Tile| Tiling { tile, shape }.cycles_int4(n_multiprocessors as usize);
+    ranked(all_int4(shape, epilogue, depth), cycles).near(NEAR, MOST)
+}
+
+fn all_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Tile> {
+    Tile::all(shape, epilogue, depth).filter(move |tile| tile.fits_int4(shape, epilogue))
+}
+
+/// Plans of every tile that the kernel has for a product of weights of four bits: for comparing them.
+pub fn all_plans_int4(
+    shape: GemmShape,
+    epilogue: Epilogue,
+    depth: Depth,
+    n_multiprocessors: u32,
+    group: GroupSize,
+) -> Vec<GemmPlan> {
+    all_int4(shape, epilogue, depth).map(|tile| tile.plan_int4(shape, epilogue, n_multiprocessors, group)).collect()
+}
+
+/// Tiles by what they cost, the least first.
+struct Ranked(Vec<(Tile, f64)>);
+
+fn ranked(tiles: impl Iterator<Item = Tile>, cycles: impl Fn(Tile) -> f64) -> Ranked {
+    let mut ranked: Vec<_> = tiles.map(|tile| (tile, cycles(tile))).collect();
     ranked.sort_by(|(_, a), (_, b)| a.total_cmp(b));
-    let most = ranked.first().map_or(0.0, |(_, least)| NEAR * least);
-    ranked.into_iter().take_while(|(_, cycles)| *cycles <= most).map(|(tile, _)| tile).take(MOST).collect()
+    Ranked(ranked)
+}
+
+impl Ranked {
+    /// Those that cost at most so many times the least.
+    fn near(self, times: f64, most: usize) -> Vec<Tile> {
+        let limit = self.0.first().map_or(0.0, |(_, least)| times * least);
+        self.0.into_iter().take_while(|(_, cycles)| *cycles <= limit).map(|(tile, _)| tile).take(most).collect()
+    }
 }
 
 /// The same for operands in e4m3, whose depth is a multiple of 16.
@@ -230,6 +273,25 @@ mod tests {
             assert_eq!(GemmPlan { config, ..quantised }, plain);
         }
         assert!(all_plans_e4m3(shape, Epilogue::Update, Depth::MaySplit, 132).is_empty());
+    }
+
+    #[test]
+    fn tiles_of_four_bits_are_whole_tiles_of_codes_and_fit_shared_memory_with_a_ring_of_three_or_more() {
+        let shape = GemmShape { m: 300, n: 4096, k: 4100 * 4 };
+        for group in [GroupSize::G32, GroupSize::G128] {
+            for epilogue in [Epilogue::Bf16, Epilogue::Gated, Epilogue::Update] {
+                let plans = all_plans_int4(shape, epilogue, Depth::MaySplit, 132, group);
+                assert!(!plans.is_empty());
+                for plan in plans {
+                    assert!(plan.rows.is_multiple_of(16) && plan.tile.scales(), "{plan:?}");
+                    assert!(plan.config.entry.name().starts_with("gemm_int4_sm90_"), "{plan:?}");
+                    assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
+                    assert!((3..=STAGES_MAX).contains(&plan.n_stages), "{plan:?}");
+                    let depth = plan.n_steps * 64 * plan.boxes.w[0] * if plan.tile.splits_depth() { 2 } else { 1 };
+                    assert!(depth >= shape.k, "{plan:?}");
+                }
+            }
+        }
     }
 
     #[test]

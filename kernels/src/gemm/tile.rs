@@ -7,7 +7,14 @@ use super::{
     BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
     variant::{Cluster, VARIANTS, Variant},
 };
-use crate::launch::{Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count};
+use crate::{
+    int4::{self, GroupSize},
+    launch::{Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count},
+};
+
+/// Bytes of 64 values of 16 outputs, and of a group of each; the same constants as in `csrc/int4.cuh`.
+const INT4_PANEL_BYTES: usize = 512;
+const INT4_GROUP_BYTES: usize = 64;
 
 /// A tile, written as warpgroups x rows of x / weight rows: `2x64/112`; `1x64s/48` if two blocks sum half of the depth each.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -61,6 +68,39 @@ impl Tile {
         let plan = self.plan(in_pairs(shape), epilogue, n_multiprocessors);
         let entry = self.variant.e4m3_entry(epilogue).expect("no tile without an entry for its output is possible");
         GemmPlan { config: LaunchConfig { entry, ..plan.config }, ..plan }
+    }
+
+    /// Whether the kernel has it for this product of weights of four bits: its rows are whole tiles of codes.
+    pub fn fits_int4(self, shape: GemmShape, epilogue: Epilogue) -> bool {
+        let has_entry = self.variant.int4_entry(epilogue).is_some();
+        has_entry && self.rows.is_multiple_of(int4::TILE_ROWS) && self.fits(shape, epilogue)
+    }
+
+    /// The launch for a product of weights of four bits that the tile fits.
+    pub fn plan_int4(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32, group: GroupSize) -> GemmPlan {
+        let plan = self.plan(shape, epilogue, n_multiprocessors);
+        let Variant { warpgroups, columns, cluster, .. } = self.variant;
+        let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.int4_panels());
+        let n_groups = panels / 2 * group.n_units();
+        let w_bytes = (n_tiles * (panels * INT4_PANEL_BYTES + n_groups * INT4_GROUP_BYTES)).next_multiple_of(1024);
+        let stage_bytes = w_bytes + panels * columns * PANEL_ROW_BYTES;
+        // Two warpgroups with many columns take registers from a whole one beside them.
+        let threads = if warpgroups == 2 && columns >= 64 { 384 } else { plan.config.threads };
+        let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
+        let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
+        let entry = self.variant.int4_entry(epilogue).expect("no tile without an entry for its output is possible");
+        GemmPlan {
+            config: LaunchConfig {
+                entry,
+                threads,
+                shared_bytes: count(fixed_bytes + n_stages * stage_bytes),
+                ..plan.config
+            },
+            n_steps: shape.k.div_ceil(64 * panels).div_ceil(cluster.n_parts()),
+            n_stages,
+            boxes: GemmBoxes { w: [panels, n_groups], ..plan.boxes },
+            ..plan
+        }
     }
 
     /// The launch for a product that the tile fits.
@@ -159,6 +199,31 @@ impl Tiling {
         let step = OVERLAP * slowest + (1.0 - OVERLAP) * costs.iter().sum::<f64>();
         let n_parts = cluster.n_parts();
         let ends = ENDS + (n_parts - 1) as f64 * EXCHANGE + (4 * columns / n_parts) as f64;
+        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+    }
+
+    /// The same of weights of four bits: fewer bytes of them, and what makes fragments of codes, by warps that share four schedulers.
+    pub(super) fn cycles_int4(self, n_multiprocessors: usize) -> f64 {
+        const L2: f64 = 5500.0;
+        const MEMORY: f64 = 2900.0;
+        const ENDS: f64 = 500.0;
+        const OVERLAP: f64 = 0.5;
+        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
+        let places = n_multiprocessors / cluster.n_blocks();
+        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
+        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        // For 16 values of k, of which a row of x has 32 bytes, one of weights 8 and its share of a group.
+        let (w_bytes, x_bytes) = (8.5 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
+        let products = (warpgroups * (columns / 2).max(16)) as f64;
+        // One warpgroup alone waits for its own products in between.
+        let fragments = if warpgroups == 1 { 30.0 } else { 36.0 } + (warpgroups * columns) as f64 / 16.0;
+        let l2 = (w_bytes + x_bytes / cluster.n_tiles() as f64) * n_active / L2;
+        let memory = w_bytes * n_active / self.n_m_tiles() as f64 / MEMORY;
+        let costs = [products, fragments, l2, memory];
+        let slowest = costs.into_iter().fold(0.0, f64::max);
+        let step = OVERLAP * slowest + (1.0 - OVERLAP) * (costs.iter().sum::<f64>() - products.min(fragments));
+        let n_parts = cluster.n_parts();
+        let ends = ENDS + (4 * columns / n_parts) as f64;
         n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 

@@ -49,10 +49,12 @@ pub(super) struct Variant {
     pub(super) entries: &'static [(Epilogue, Entry)],
     /// The same of e4m3: to bf16, and gated.
     pub(super) e4m3: [Entry; 2],
+    /// The same of four bits.
+    pub(super) int4: &'static [(Epilogue, Entry)],
 }
 
 macro_rules! variant {
-    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident) => {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident; $($of_int4:ident: $int4:ident),*) => {
         Variant {
             warpgroups: $groups,
             columns: $columns,
@@ -60,6 +62,7 @@ macro_rules! variant {
             cluster: Cluster::$cluster,
             entries: &[$((Epilogue::$output, Entry::$entry)),*],
             e4m3: [Entry::$e4m3, Entry::$gated],
+            int4: &[$((Epilogue::$of_int4, Entry::$int4)),*],
         }
     };
 }
@@ -67,31 +70,43 @@ macro_rules! variant {
 #[rustfmt::skip]
 pub(super) const VARIANTS: [Variant; 13] = [
     variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
-        GemmE4m31x8Bf16, GemmE4m31x8Activated),
+        GemmE4m31x8Bf16, GemmE4m31x8Activated;
+        Bf16: GemmInt41x8Bf16, Gated: GemmInt41x8Activated, Update: GemmInt41x8Updated),
     variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Gated: Gemm2x8Activated;
-        GemmE4m32x8Bf16, GemmE4m32x8Activated),
+        GemmE4m32x8Bf16, GemmE4m32x8Activated;
+        Bf16: GemmInt42x8Bf16, Gated: GemmInt42x8Activated),
     variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated;
-        GemmE4m31x32Bf16, GemmE4m31x32Activated),
+        GemmE4m31x32Bf16, GemmE4m31x32Activated;
+        Bf16: GemmInt41x32Bf16, Gated: GemmInt41x32Activated, Update: GemmInt41x32Updated),
     variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated;
-        GemmE4m32x32Bf16, GemmE4m32x32Activated),
+        GemmE4m32x32Bf16, GemmE4m32x32Activated;
+        Bf16: GemmInt42x32Bf16, Gated: GemmInt42x32Activated),
     variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated;
-        GemmE4m31x64Bf16, GemmE4m31x64Activated),
+        GemmE4m31x64Bf16, GemmE4m31x64Activated;
+        Bf16: GemmInt41x64Bf16, Gated: GemmInt41x64Activated, Update: GemmInt41x64Updated),
     variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated;
-        GemmE4m32x64Bf16, GemmE4m32x64Activated),
+        GemmE4m32x64Bf16, GemmE4m32x64Activated;
+        Bf16: GemmInt42x64Bf16, Gated: GemmInt42x64Activated),
     variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated;
-        GemmE4m31x128Bf16, GemmE4m31x128Activated),
+        GemmE4m31x128Bf16, GemmE4m31x128Activated;
+        Bf16: GemmInt41x128Bf16, Gated: GemmInt41x128Activated, Update: GemmInt41x128Updated),
     variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated;
-        GemmE4m32x128Bf16, GemmE4m32x128Activated),
+        GemmE4m32x128Bf16, GemmE4m32x128Activated;
+        Bf16: GemmInt42x128Bf16, Gated: GemmInt42x128Activated),
     variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated;
-        GemmE4m32x256Bf16, GemmE4m32x256Activated),
+        GemmE4m32x256Bf16, GemmE4m32x256Activated; ),
     variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated;
-        GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated),
+        GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated;
+        Bf16: GemmInt41x32SplitBf16, Gated: GemmInt41x32SplitActivated, Update: GemmInt41x32SplitUpdated),
     variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated;
-        GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated),
+        GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated;
+        Bf16: GemmInt41x64SplitBf16, Gated: GemmInt41x64SplitActivated, Update: GemmInt41x64SplitUpdated),
     variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated;
-        GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated),
+        GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated;
+        Bf16: GemmInt41x128SplitBf16, Gated: GemmInt41x128SplitActivated, Update: GemmInt41x128SplitUpdated),
     variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated;
-        GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated),
+        GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated;
+        Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated),
 ];
 
 impl Variant {
@@ -123,6 +138,16 @@ impl Variant {
             Epilogue::Gated => Some(gated),
             Epilogue::F32 | Epilogue::Sum | Epilogue::Update => None,
         }
+    }
+
+    /// Of weights of four bits.
+    pub(super) fn int4_entry(self, output: Epilogue) -> Option<Entry> {
+        self.int4.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    }
+
+    /// 64 values of k each, of a stage of weights of four bits.
+    pub(super) fn int4_panels(self) -> usize {
+        if self.columns <= 64 { 4 } else { 2 }
     }
 
     /// Bytes where y is turned around, or the other block's sums come in.

@@ -15,7 +15,7 @@ pub use self::{
     },
     product::{
         NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm,
-        skinny_gemm_e4m3,
+        skinny_gemm_e4m3, skinny_gemm_int4, skinny_takes_int4,
     },
     sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,

@@ -11,6 +11,7 @@ use super::{
     layout::Sampled,
     program::{Adds, Between, Gemm, Op, Programs, Reads, RowLimits},
     shape::ModelShape,
+    weights,
 };
 use crate::{
     config::Quantization,
@@ -56,7 +57,7 @@ pub fn list_program(
         format!("no table of GEMMs was measured on {chip}: there are those of {}", Chip::with_tables())
     })?;
     let shape = match quantization {
-        None => shape,
+        None => weights::as_described(shape, spec, chip.properties()),
         Some(asked) => shape.quantised(asked, chip.properties())?,
     };
     let programs = Programs::new(&shape, &chip, RowLimits { max_sampled: n, max_rows: n });
@@ -166,9 +167,13 @@ fn gemm_us(gemm: &Gemm, ceilings: Ceilings) -> f64 {
         Epilogue::F32 | Epilogue::Sum => 4 * m * n,
         Epilogue::Update => 6 * m * n,
     };
-    let value = if gemm.desc.weights == WeightFormat::Bf16 { 2 } else { 1 };
-    let bytes = (value * (n * k + m * k) + written) as f64;
-    // Operands of half the bytes are multiplied at twice the rate.
+    // Bits of a weight, with its share of a group of 128, and bytes of a value of x: of one byte they are multiplied at twice the rate.
+    let (bits, value) = match gemm.desc.weights {
+        WeightFormat::Bf16 => (16.0, 2),
+        WeightFormat::E4m3 => (8.0, 1),
+        WeightFormat::Int4 => (4.25, 2),
+    };
+    let bytes = bits / 8.0 * (n * k) as f64 + (value * m * k + written) as f64;
     (bytes / ceilings.gb_s / 1e3).max((value * m * n * k) as f64 / ceilings.tflop_s / 1e6)
 }
 

@@ -117,7 +117,7 @@ impl Capacity {
     /// Values and rows that are quantised at once, at the most.
     pub(super) fn quantised_rows(&self, shape: &ModelShape) -> (usize, usize) {
         match shape.projections {
-            WeightFormat::Bf16 => (0, 0),
+            WeightFormat::Bf16 | WeightFormat::Int4 => (0, 0),
             WeightFormat::E4m3 => (self.max_rows * shape.widest_input(), self.max_rows),
         }
     }

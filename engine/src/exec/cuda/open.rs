@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use stoker_kernels::{
-    Device, KernelError, Kernels,
+    Device, KernelError, Kernels, Properties,
     blas::Blas,
     cache::KvFormat,
     choose::{Chip, Numerics},
@@ -26,7 +26,7 @@ use crate::{
     exec::ExecError,
     info::{Loaded, ModelInfo},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
-    model::{ModelError, ModelSpec, RopeTable, spec::Rank},
+    model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
     sched::SchedLimits,
 };
 
@@ -132,6 +132,11 @@ impl CudaModel {
             SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
         let ReadModel { config, assets, weights } = read;
         let Gpu { kernels, blas, chip, spec, shape, name } = gpu;
+        let source = Source::of(weights, &spec)?;
+        let shape = match limits.quantization {
+            None => source.keep_four_bits(shape, &spec, kernels.properties()),
+            Some(_) => shape,
+        };
         let device = kernels.device().clone();
         let batch = batch_limits(&shape, &kernels, &sched, limits);
         let capacity = Capacity::new(&sched, &batch);
@@ -144,7 +149,7 @@ impl CudaModel {
         let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
         log_plan(&memory, &name, shape.kv_format);
         let began = Instant::now();
-        let loaded = load(&kernels, &shape, &spec, weights, &|share| progress(WEIGHTS_SHARE * share))?;
+        let loaded = load(&kernels, &shape, &spec, source, &|share| progress(WEIGHTS_SHARE * share))?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
         let rope = |settings| RopeTable::new(settings, shape.heads.dim, sched.max_model_len);
         let rope_sets = spec.rope_sets.iter().map(rope).collect();
@@ -188,23 +193,44 @@ struct LoadedWeights {
     kv_scales: Option<Vec<Option<[f32; 2]>>>,
 }
 
-/// Every weight is found and checked before a byte of any is uploaded.
+/// Where weights come from: found and checked.
+enum Source {
+    Stored(BoundWeights),
+    Random { seed: u64 },
+}
+
+impl Source {
+    fn of(weights: WeightSource, spec: &ModelSpec) -> Result<Self, ModelError> {
+        Ok(match weights {
+            WeightSource::Stored(store) => Self::Stored(store.bind(spec, Rank::ALONE)?),
+            WeightSource::Random { seed } => Self::Random { seed },
+        })
+    }
+
+    /// Projections of four bits are multiplied as they are where the chip can.
+    fn keep_four_bits(&self, shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
+        match self {
+            Self::Stored(bound) => weights::as_stored(shape, spec, bound, properties),
+            Self::Random { .. } => weights::as_described(shape, spec, properties),
+        }
+    }
+}
+
 fn load(
     kernels: &Kernels,
     shape: &ModelShape,
     spec: &ModelSpec,
-    source: WeightSource,
+    source: Source,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<LoadedWeights, CudaError> {
     let has_scales = shape.kv_format == KvFormat::E4m3;
     match source {
-        WeightSource::Stored(store) => {
-            let kv_scales = has_scales.then(|| store.kv_scales(spec)).transpose()?;
-            let bound = store.bind(spec, Rank::ALONE)?;
+        Source::Stored(bound) => {
+            let kv_scales = has_scales.then(|| bound.kv_scales(spec)).transpose()?;
             let weights = weights::load(kernels, shape, spec, &bound, progress)?;
             Ok(LoadedWeights { weights, dtype: bound.format_name(), kv_scales })
         }
-        WeightSource::Random { seed } => {
+        Source::Random { seed } => {
             let weights = weights::random(kernels, shape, spec, seed)?;
             kernels.device().synchronize()?;
             progress(1.0);

@@ -432,10 +432,15 @@ mod tests {
     use super::*;
     use crate::{
         config::Quantization,
+        exec::cuda::weights,
         model::{CheckpointFormat, ModelConfig, ModelSpec},
     };
 
     fn shape(architecture: &str, changes: Value) -> ModelShape {
+        ModelShape::of(&spec(architecture, changes)).unwrap()
+    }
+
+    fn spec(architecture: &str, changes: Value) -> ModelSpec {
         let mut config = json!({"architectures": [architecture], "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
             "vocab_size": 128256, "max_position_embeddings": 8192});
@@ -443,7 +448,7 @@ mod tests {
             config[name] = value.clone();
         }
         let config = ModelConfig::from_json(&config, "config.json").unwrap();
-        ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()).unwrap()
+        ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()
     }
 
     fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
@@ -575,6 +580,41 @@ mod tests {
         );
         let invariant = quantised("LlamaForCausalLM", json!({}), Numerics::BatchInvariant);
         assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
+    }
+
+    const AWQ: &str = r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"}"#;
+
+    fn four_bits(numerics: Numerics) -> (Programs, ModelShape) {
+        let quantization: Value = serde_json::from_str(AWQ).unwrap();
+        let changes = json!({"quantization_config": quantization});
+        let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+        let spec = spec("LlamaForCausalLM", changes);
+        let shape = weights::as_described(ModelShape::of(&spec).unwrap(), &spec, chip.properties());
+        (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+    }
+
+    #[test]
+    fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_rows_are_few() {
+        let (llama, shape) = four_bits(Numerics::Fastest);
+        for n in [1, 8, 32] {
+            check(
+                &llama,
+                n,
+                "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+                &format!(
+                    "attend O:Update scaled-GateUp:Gated Down:Update {} draw",
+                    if n == 1 { "scaled-Head:F32" } else { "norm Head:F32" }
+                ),
+            );
+        }
+        let many = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
+        assert_eq!([64, 4096].map(|n| brief(&llama.body(n).ops)), [many, many]);
+        let invariant = four_bits(Numerics::BatchInvariant).0;
+        assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
+        // Of two layers, half a byte a weight and four bytes a group of 128.
+        let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
+        assert_eq!(shape.int4_bytes, 2 * (values / 2 + values / 128 * 4));
+        assert_eq!(shape.weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
     }
 
     #[test]

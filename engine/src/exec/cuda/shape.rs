@@ -51,6 +51,8 @@ pub(super) struct ModelShape {
     pub(super) projections: WeightFormat,
     /// How keys and values lie in the cache.
     pub(super) kv_format: KvFormat,
+    /// Bytes of those in four bits.
+    pub(super) int4_bytes: u64,
 }
 
 /// What every layer of a model does.
@@ -134,6 +136,7 @@ impl ModelShape {
             layers: spec.layers.iter().map(LayerShape::of).collect(),
             projections: WeightFormat::Bf16,
             kv_format: KvFormat::Bf16,
+            int4_bytes: 0,
         })
     }
 
@@ -169,6 +172,17 @@ impl ModelShape {
         (2 * self.n_layers() * self.heads.n_kv * self.heads.dim * self.kv_format.bytes()) as u64
     }
 
+    /// Whether the chip multiplies such projections in four bits.
+    pub(super) fn may_have_four_bits(&self, properties: Properties) -> bool {
+        let widths = [self.hidden, self.attended_width(), self.inner];
+        properties.capability == (9, 0) && widths.iter().all(|width| width.is_multiple_of(8))
+    }
+
+    /// With the projections of layers in four bits, which take so many bytes.
+    pub(super) fn in_four_bits(self, int4_bytes: u64) -> Self {
+        Self { projections: WeightFormat::Int4, int4_bytes, ..self }
+    }
+
     /// The widest row that a projection multiplies.
     pub(super) fn widest_input(&self) -> usize {
         self.hidden.max(self.attended_width()).max(self.inner)
@@ -180,12 +194,17 @@ impl ModelShape {
             WeightFormat::Bf16 => 2 * n_params,
             WeightFormat::E4m3 => {
                 let Self { hidden, inner, .. } = *self;
-                let (qkv, attended) = (self.heads.qkv_width(), self.attended_width());
-                let values = qkv * hidden + hidden * attended + 3 * inner * hidden;
-                let scales = 4 * (qkv + 2 * inner + 2 * hidden);
-                2 * n_params - (self.n_layers() * (values - scales)) as u64
+                let scales = 4 * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
+                2 * n_params - (self.n_layers() * (self.layer_values() - scales)) as u64
             }
+            WeightFormat::Int4 => 2 * (n_params - (self.n_layers() * self.layer_values()) as u64) + self.int4_bytes,
         }
+    }
+
+    /// Numbers of a layer's projections.
+    fn layer_values(&self) -> usize {
+        let Self { hidden, inner, .. } = *self;
+        self.heads.qkv_width() * hidden + hidden * self.attended_width() + 3 * inner * hidden
     }
 
     /// Layers.

@@ -7,6 +7,8 @@ use std::{convert::Infallible, ops::Range, thread};
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
     choose::WeightFormat,
+    device::Properties,
+    int4::{self, GroupSize, Int4Layout, Int4Matrix, PackedInt4, ScaleFormat},
     launch::GATE_UP_GROUP,
     linear::Operand,
     noise::{self, Noise},
@@ -49,6 +51,7 @@ pub(super) struct Layer<T = CudaSlice<bf16>, P = Projection> {
 pub(super) enum Projection {
     Bf16(CudaSlice<bf16>),
     E4m3(QuantisedRows),
+    Int4(Int4Matrix),
 }
 
 /// All weights.
@@ -74,7 +77,7 @@ impl Projection {
     fn plain(self) -> CudaSlice<bf16> {
         match self {
             Self::Bf16(values) => values,
-            Self::E4m3(_) => unreachable!("only projections of layers are kept quantised"),
+            Self::E4m3(_) | Self::Int4(_) => unreachable!("only projections of layers are kept quantised"),
         }
     }
 
@@ -83,6 +86,7 @@ impl Projection {
         match self {
             Self::Bf16(matrix) => Operand::Bf16(matrix.as_view()),
             Self::E4m3(rows) => Operand::E4m3(rows.all()),
+            Self::Int4(matrix) => Operand::Int4(matrix.view()),
         }
     }
 }
@@ -216,6 +220,8 @@ enum Way {
     Stored,
     /// Numbers of e4m3 as they lie in the file, and the scale of each row.
     Codes(Vec<f32>),
+    /// In four bits, which the host puts in the order of the kernels.
+    FourBits(Int4Layout),
     /// As bf16, which the host makes of codes and scales.
     Dequantised,
 }
@@ -245,22 +251,29 @@ pub(super) fn load(
         buffers.push(match way {
             Way::Stored => Projection::Bf16(kernels.device().zeros(slot.len())?),
             Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?),
-            Way::Dequantised => {
+            Way::FourBits(_) | Way::Dequantised => {
+                let made = match way {
+                    Way::FourBits(layout) => {
+                        let packed = packed(slot.order, parts, *layout);
+                        Projection::Int4(Int4Matrix::holding(kernels.device(), *layout, &packed)?)
+                    }
+                    _ => Projection::Bf16(kernels.device().holding(&dequantised(slot.order, parts))?),
+                };
                 n_done += slot.len();
-                let numbers = kernels.device().holding(&dequantised(slot.order, parts))?;
                 progress(n_done as f32 / n_values as f32);
-                Projection::Bf16(numbers)
+                made
             }
         });
     }
     let first = n_done as f32 / n_values as f32;
     let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
-    let uploads = uploads.filter(|(_, way)| !matches!(way, Way::Dequantised)).map(|((buffer, (slot, parts)), _)| {
-        let target = match buffer {
-            Projection::Bf16(values) => values.as_view_mut(),
-            Projection::E4m3(rows) => rows.pairs_mut(),
+    let uploads = uploads.filter_map(|((buffer, (slot, parts)), way)| {
+        let target = match (buffer, way) {
+            (_, Way::Dequantised | Way::FourBits(_)) | (Projection::Int4(_), _) => return None,
+            (Projection::Bf16(values), _) => values.as_view_mut(),
+            (Projection::E4m3(rows), _) => rows.pairs_mut(),
         };
-        Upload { target, parts: in_order(slot.order, parts) }
+        Some(Upload { target, parts: in_order(slot.order, parts) })
     });
     upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
@@ -272,6 +285,9 @@ fn way(slot: &Slot<'_>, parts: &[StoredMatrix], projections: WeightFormat) -> Wa
     let quantised: Vec<&QuantisedWeight> = parts.iter().filter_map(StoredMatrix::quantised).collect();
     if quantised.is_empty() {
         return Way::Stored;
+    }
+    if slot.is_projection && projections == WeightFormat::Int4 {
+        return Way::FourBits(stored_int4_layout(parts).expect("all projections were asked before the shape was said"));
     }
     let scales: Option<Vec<Vec<f32>>> = parts.iter().map(|part| part.quantised()?.row_scales()).collect();
     match scales.filter(|_| slot.is_projection && projections == WeightFormat::E4m3) {
@@ -288,6 +304,114 @@ pub(super) fn has_rows_of_e4m3(spec: &ModelSpec) -> bool {
     let projections =
         |layer: &LayerSpec| layer.weights().filter(|weight| weight.role == WeightRole::Projection).all(is_so);
     spec.layers.iter().all(projections)
+}
+
+/// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
+pub(super) fn as_described(shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
+    match described_int4_layouts(spec).filter(|_| shape.may_have_four_bits(properties)) {
+        Some(layouts) => shape.in_four_bits(bytes_of(&layouts)),
+        None => shape,
+    }
+}
+
+/// The same by what is stored. Projections that are of four bits and not kept so are made bf16, and that is said.
+pub(super) fn as_stored(
+    shape: ModelShape,
+    spec: &ModelSpec,
+    weights: &BoundWeights,
+    properties: Properties,
+) -> ModelShape {
+    if described_int4_layouts(spec).is_none() || !shape.may_have_four_bits(properties) {
+        return shape;
+    }
+    match int4_layouts(spec, weights) {
+        Ok(layouts) => shape.in_four_bits(bytes_of(&layouts)),
+        Err(reason) => {
+            tracing::warn!(reason, "weights of four bits are made bf16");
+            shape
+        }
+    }
+}
+
+fn bytes_of(layouts: &[Int4Layout]) -> u64 {
+    layouts.iter().map(|layout| layout.n_bytes() as u64).sum()
+}
+
+/// How what layers multiply with lies in four bits, one buffer behind the other; or why it does not.
+fn int4_layouts(spec: &ModelSpec, weights: &BoundWeights) -> Result<Vec<Int4Layout>, String> {
+    let layout = |slot: &Slot<'_>| {
+        let parts: Vec<_> = slot.parts.iter().map(|part| weights.matrix(part)).collect();
+        stored_int4_layout(&parts)
+    };
+    projections(spec).iter().map(layout).collect()
+}
+
+/// The same by a description alone, of which weights are drawn.
+fn described_int4_layouts(spec: &ModelSpec) -> Option<Vec<Int4Layout>> {
+    projections(spec).iter().map(described_int4_layout).collect()
+}
+
+fn projections(spec: &ModelSpec) -> Vec<Slot<'_>> {
+    let mut slots = Vec::new();
+    let Ok(_) = assemble(spec, |slot| -> Result<(), Infallible> {
+        slots.extend(slot.is_projection.then_some(slot));
+        Ok(())
+    });
+    slots
+}
+
+fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
+    let k = slot.parts[0].tensor_shape[1];
+    let groups: Option<Vec<GroupSize>> =
+        slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(part.tensor_shape[1])).collect();
+    let n = slot.parts.iter().map(|part| part.rows.len()).sum();
+    Some(Int4Layout { n, k, group: smallest(groups?), scales: ScaleFormat::F16 })
+}
+
+/// Of a slot whose weights are all of four bits; the groups of one may be those of another in pieces.
+fn stored_int4_layout(parts: &[StoredMatrix]) -> Result<Int4Layout, String> {
+    let quantised =
+        |part: &'_ StoredMatrix| part.quantised().cloned().ok_or("a projection is not quantised".to_owned());
+    let weights: Vec<QuantisedWeight> = parts.iter().map(quantised).collect::<Result<_, _>>()?;
+    let groups: Vec<GroupSize> = weights.iter().map(QuantisedWeight::int4_group).collect::<Result<_, _>>()?;
+    let fits = |format: &ScaleFormat| weights.iter().all(|weight| weight.scales_fit(*format));
+    let scales = ScaleFormat::ALL.into_iter().find(fits).ok_or("scales have more digits than f16 or bf16")?;
+    let n = weights.iter().map(QuantisedWeight::n_outputs).sum();
+    Ok(Int4Layout { n, k: weights[0].n_inputs(), group: smallest(groups), scales })
+}
+
+fn smallest(groups: Vec<GroupSize>) -> GroupSize {
+    if groups.contains(&GroupSize::G32) { GroupSize::G32 } else { GroupSize::G128 }
+}
+
+/// A slot's weights in four bits in its order, by as many threads as there are processors.
+fn packed(order: Order, parts: &[StoredMatrix], layout: Int4Layout) -> PackedInt4 {
+    let rows: Vec<(usize, usize)> =
+        runs(order, parts).flat_map(|(part, rows)| rows.map(move |row| (part, row))).collect();
+    let tiles: Vec<&[(usize, usize)]> = rows.chunks(int4::TILE_ROWS).collect();
+    let n_threads = thread::available_parallelism().map_or(1, usize::from);
+    let pack = |tiles: &[&[(usize, usize)]]| {
+        let mut packed = PackedInt4::empty();
+        for tile in tiles {
+            let (mut codes, mut groups) = (Vec::new(), Vec::new());
+            // Rows of one weight that follow each other are read together.
+            for run in tile.chunk_by(|a, b| (a.0, a.1 + 1) == *b) {
+                let weight = parts[run[0].0].quantised().expect("the layout is of quantised weights");
+                let (own_codes, own_groups) = weight.int4_rows(run[0].1..run[0].1 + run.len(), layout.group);
+                codes.extend(own_codes);
+                groups.extend(own_groups);
+            }
+            packed.extend(layout.pack(&codes, &groups));
+        }
+        packed
+    };
+    thread::scope(|scope| {
+        let shares = tiles.chunks(tiles.len().div_ceil(n_threads).max(1));
+        let workers: Vec<_> = shares.map(|share| scope.spawn(move || pack(share))).collect();
+        let mut all = PackedInt4::empty();
+        workers.into_iter().for_each(|worker| all.extend(worker.join().expect("arithmetic does not panic")));
+        all
+    })
 }
 
 /// The rows of a slot's weights in the order in which it holds them: of which weight, from where to where.
@@ -350,7 +474,12 @@ pub(super) fn random(
     let device = kernels.device();
     let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
+    let mut noise = Noise(seed);
     let weights = assemble(spec, |slot| match slot.parts[0].role {
+        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::Int4 => {
+            let layout = described_int4_layout(&slot).expect("the shape was said by the description");
+            Int4Matrix::random(device, layout, &mut noise, RANDOM_SCALE).map(Projection::Int4)
+        }
         WeightRole::Embedding | WeightRole::Projection => {
             noise::repeated(device, &piece, slot.len()).map(Projection::Bf16)
         }

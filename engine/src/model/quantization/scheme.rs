@@ -16,6 +16,7 @@
 use std::fmt;
 
 use safetensors::Dtype;
+use stoker_kernels::int4::GroupSize;
 
 /// How a projection is quantised.
 #[derive(Clone, Debug, PartialEq)]
@@ -204,6 +205,14 @@ impl Scheme {
     /// Whether numbers are e4m3 and those of a row share a scale.
     pub(crate) fn has_rows_of_e4m3(&self) -> bool {
         self.codes == Codes::E4m3 && matches!(self.shared, SharedBy::Tensor | SharedBy::Output)
+    }
+
+    /// Who shares a scale where a GPU keeps a projection of that many inputs in four bits, if by its description it may.
+    pub(crate) fn int4_group(&self, n_inputs: usize) -> Option<GroupSize> {
+        let is_int4 =
+            matches!(self.codes, Codes::Packed(Bits::Four) | Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq);
+        let size = self.shared.block([1, n_inputs])[1];
+        GroupSize::of(size, n_inputs).filter(|_| is_int4 && self.group_indices != GroupIndices::Needed)
     }
 
     /// The tensors that hold a projection of that shape.

@@ -6,7 +6,11 @@ use std::ops::Range;
 use half::f16;
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use stoker_kernels::{codes, format::WeightFormat};
+use stoker_kernels::{
+    codes,
+    format::WeightFormat,
+    int4::{GroupSize, ScaleFormat},
+};
 
 use super::scheme::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
 use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
@@ -111,6 +115,49 @@ impl QuantisedWeight {
         let are_rows = matches!(self.scheme.shared, SharedBy::Tensor | SharedBy::Output);
         let scale = |row: usize| self.scales.values[row / self.scales.block[0] * self.scales.n_columns];
         (self.scheme.codes == Codes::E4m3 && are_rows && is_whole).then(|| self.slice.rows.clone().map(scale).collect())
+    }
+
+    /// The number of the code 0, where codes are four bits of integers.
+    fn lowest_of_four_bits(&self) -> Option<f32> {
+        match self.scheme.codes {
+            Codes::Packed(Bits::Four) => Some(-Bits::Four.half() as f32),
+            Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq => Some(0.0),
+            _ => None,
+        }
+    }
+
+    /// Who shares a scale where a GPU keeps it in four bits, or why it does not.
+    pub(crate) fn int4_group(&self) -> Result<GroupSize, String> {
+        let lowest =
+            self.lowest_of_four_bits().ok_or_else(|| format!("{} is not four bits of integers", self.scheme))?;
+        let n_inputs = self.shape[1];
+        if self.slice.columns.len() != n_inputs || !self.scales.are_in_order() {
+            return Err(format!("{} has its inputs in any order", self.codes.name));
+        }
+        if let Some(point) = self.scales.zero_points.iter().find(|point| !(0.0..=15.0).contains(&(**point - lowest))) {
+            return Err(format!("{} has the zero point {point}", self.codes.name));
+        }
+        let size = self.scales.block[1];
+        GroupSize::of(size, n_inputs).ok_or_else(|| format!("{} has groups of {size}", self.codes.name))
+    }
+
+    /// Whether that format holds all scales as they are.
+    pub(crate) fn scales_fit(&self, format: ScaleFormat) -> bool {
+        format.holds(&self.scales.values)
+    }
+
+    /// Some rows as a GPU keeps them: codes from 0 on, and of each row and group the scale and the zero point.
+    pub(crate) fn int4_rows(&self, outputs: Range<usize>, group: GroupSize) -> (Vec<u8>, Vec<(f32, u8)>) {
+        let lowest = self.lowest_of_four_bits().expect("it was asked whether codes have four bits");
+        let of = |output: usize, input: usize| {
+            let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, input);
+            (scale, (zero_point - lowest) as u8)
+        };
+        let groups = outputs
+            .clone()
+            .flat_map(|output| (0..self.n_inputs()).step_by(group.values()).map(move |input| of(output, input)));
+        let groups = groups.collect();
+        (self.codes_of(outputs).into_iter().map(|code| (code - lowest) as u8).collect(), groups)
     }
 
     /// The format that a CPU keeps it in: blocks of integers where they are the same numbers, else numbers of the format `plain`.
@@ -278,9 +325,14 @@ impl Scales {
     /// Whether blocks of 32 inputs have one scale each, which f16 holds.
     fn fit_blocks(&self, n_inputs: usize) -> bool {
         let [_, inputs] = self.block;
-        let in_order = || self.column_of.iter().enumerate().all(|(input, column)| input / inputs == *column as usize);
         let is_f16 = |scale: &f32| f16::from_f32(*scale).to_f32() == *scale;
-        (inputs.is_multiple_of(BLOCK) || inputs == n_inputs) && self.values.iter().all(is_f16) && in_order()
+        (inputs.is_multiple_of(BLOCK) || inputs == n_inputs) && self.values.iter().all(is_f16) && self.are_in_order()
+    }
+
+    /// Whether inputs follow each other in groups.
+    fn are_in_order(&self) -> bool {
+        let [_, inputs] = self.block;
+        self.column_of.iter().enumerate().all(|(input, column)| input / inputs == *column as usize)
     }
 
     /// Scale and zero point of one weight.

@@ -6,6 +6,7 @@ mod attention;
 mod cases;
 mod clock;
 mod figures;
+mod int4;
 mod residual;
 
 use std::path::PathBuf;
@@ -31,6 +32,9 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// Products of weights of four bits by every tile.
+    #[arg(long)]
+    tiles: bool,
 }
 
 fn main() -> Result<()> {
@@ -50,6 +54,7 @@ fn main() -> Result<()> {
     cases::linear(&mut gpu, &mut report)?;
     cases::gated(&mut gpu, &mut report)?;
     residual::run(&mut gpu, &mut report)?;
+    int4::run(&mut gpu, &mut report, arguments.tiles)?;
     attention::decode(&mut gpu, &mut report)?;
     attention::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;

@@ -1,0 +1,90 @@
+//! Products with weights of four bits in groups of 128 at the shapes of a step of Llama-3.1-8B: by the tile that costs least by count,
+//! or by every tile. Weights are rotated so that none is found in the L2 cache.
+
+use anyhow::Result;
+use stoker_kernels::{
+    checks::Gpu,
+    gemm::{self, Depth, GemmPlan},
+    int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
+    launch::{Epilogue, GemmShape, NORM_TILE, SkinnyKernel, norm_tiles, skinny_takes_int4},
+    linear::{Linear, Operand, Output, RowScale},
+};
+
+use crate::{
+    cases::{HEADS, HIDDEN, INTERMEDIATE, turns},
+    clock,
+    figures::{Report, Work},
+};
+
+pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Result<()> {
+    let layers = [
+        ("qkv", HEADS.qkv_width(), HIDDEN, Epilogue::Bf16),
+        ("o", HIDDEN, HIDDEN, Epilogue::Bf16),
+        ("gate_up", 2 * INTERMEDIATE, HIDDEN, Epilogue::Gated),
+        ("down", HIDDEN, INTERMEDIATE, Epilogue::Bf16),
+    ];
+    if gpu.kernels.properties().capability != (9, 0) {
+        return Ok(());
+    }
+    for (layer, n, k, epilogue) in layers {
+        for m in [1, 8, 16, 32, 64, 128, 256, 2048, 8192] {
+            let name = format!("kernel_int4_{layer}_m{m}");
+            if report.wants(&name) {
+                product(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn product(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    name: &str,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    every_tile: bool,
+) -> Result<()> {
+    let GemmShape { m, n, k } = shape;
+    let layout = Int4Layout { n, k, group: GroupSize::G128, scales: ScaleFormat::F16 };
+    let device = gpu.kernels.device().clone();
+    let turns = turns(layout.n_bytes());
+    let w: Vec<_> =
+        (0..turns).map(|_| Int4Matrix::random(&device, layout, &mut gpu.noise, 0.02)).collect::<Result<_, _>>()?;
+    let (x, mut y) = (gpu.random(m * k)?, gpu.random(m * n)?);
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    let work = if m < 64 { Work::Bytes(layout.n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
+    let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
+    if skinny_takes_int4(shape) {
+        let kernel = SkinnyKernel::for_device(gpu.kernels.properties());
+        let squares = gpu.upload(&vec![1f32; m * norm_tiles(k)])?;
+        let us = clock::time(gpu, 24, |i| {
+            let y = y.slice_mut(..size);
+            let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
+            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % turns].view()), shape };
+            let scale = RowScale { squares: squares.as_view(), tile: NORM_TILE, eps: 1e-5 };
+            gpu.kernels.skinny_scaled_by(op, scale, kernel)
+        })?;
+        report.add(&format!("{name}_skinny"), "stoker", work, us);
+    }
+    let mut time = |plan: &GemmPlan| {
+        clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
+            let y = y.slice_mut(..size);
+            let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
+            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % turns].view()), shape };
+            gpu.kernels.gemm_by_plan(op, plan)
+        })
+    };
+    if every_tile {
+        let plans = gemm::all_plans_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors, layout.group);
+        // Those of few columns read the weights anew for each of theirs.
+        for plan in plans.into_iter().filter(|plan| plan.n_m_tiles <= m.div_ceil(128)) {
+            report.add(&format!("{name}_{}", plan.tile), "stoker", work, time(&plan)?);
+        }
+        return Ok(());
+    }
+    let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
+    let us = time(&tile.plan_int4(shape, epilogue, n_multiprocessors, layout.group))?;
+    report.add(name, "stoker", work, us);
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! Comparisons of products with weights of four bits: each weight by itself, to the last bit of its published formula in f64; products
+//! of every tile with their references; that a row does not depend on its neighbours, nor on the tile; the residual stream inside.
+
+use super::{
+    Gpu, Outcome, TWO_ROUNDINGS,
+    fixture::widened,
+    linear::bits,
+    relative_error,
+    skinny::{EPS, FACTOR, Values, row_squares},
+};
+use crate::{
+    KernelError, bf16,
+    gemm::{self, Depth, GemmPlan},
+    int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
+    launch::{Epilogue, GemmShape, NORM_TILE, SkinnyKernel, norm_tiles, skinny_takes_int4},
+    linear::{Linear, Operand, Output, RowScale, Update},
+    reference,
+};
+
+const OP: &str = "gemm_int4_sm90";
+/// (m, n, k): row counts on both sides of every tile; outputs, depths and groups that end inside of one.
+const SHAPES: [(usize, usize, usize); 16] = [
+    (1, 64, 128),
+    (2, 17, 64),
+    (3, 16, 32),
+    (7, 48, 1056),
+    (8, 4096, 512),
+    (9, 272, 192),
+    (15, 33, 4096),
+    (16, 304, 1024),
+    (17, 144, 416),
+    (33, 1552, 640),
+    (64, 80, 2048),
+    (65, 272, 160),
+    (128, 112, 1088),
+    (200, 304, 512),
+    (256, 48, 4096),
+    (1000, 176, 384),
+];
+/// (n, k) of products of few rows: tiles, warps and rounds that end inside.
+const FEW: [(usize, usize); 7] = [(16, 32), (33, 128), (17, 1056), (304, 4096), (48, 14336), (8464, 256), (96, 192)];
+/// (n, k) of rows at all counts.
+const INVARIANT_SIZES: [(usize, usize); 3] = [(16, 32), (272, 1056), (768, 2048)];
+const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 16, 32, 33, 64, 65, 128, 200, 300];
+
+pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
+    if gpu.kernels.properties().capability != (9, 0) {
+        return Ok(Vec::new());
+    }
+    let mut outcomes = Vec::new();
+    for (idx, (m, n, k)) in SHAPES.into_iter().enumerate() {
+        let shape = GemmShape { m, n, k };
+        for group in [GroupSize::G32, GroupSize::G128] {
+            let scales = [ScaleFormat::F16, ScaleFormat::Bf16][idx % 2];
+            let weights = Weights::drawn(gpu, Int4Layout { n, k, group, scales })?;
+            outcomes.extend(products(gpu, &weights, shape, Epilogue::Bf16)?);
+            if n.is_multiple_of(16) {
+                outcomes.extend(products(gpu, &weights, shape, Epilogue::Gated)?);
+                outcomes.extend(chained(gpu, &weights, shape)?);
+            }
+        }
+    }
+    for (n, k) in FEW {
+        for group in [GroupSize::G32, GroupSize::G128] {
+            for m in [1, 2, 3, 7, 8] {
+                let (shape, scales) = (GemmShape { m, n, k }, [ScaleFormat::F16, ScaleFormat::Bf16][m % 2]);
+                if skinny_takes_int4(shape) {
+                    let weights = Weights::drawn(gpu, Int4Layout { n, k, group, scales })?;
+                    outcomes.extend(few(gpu, &weights, shape)?);
+                }
+            }
+        }
+    }
+    for group in [GroupSize::G32, GroupSize::G128] {
+        for scales in [ScaleFormat::F16, ScaleFormat::Bf16] {
+            outcomes.push(each_weight(gpu, Int4Layout { n: 80, k: 416, group, scales })?);
+        }
+        for (n, k) in INVARIANT_SIZES {
+            outcomes.push(same_bits(gpu, Int4Layout { n, k, group, scales: ScaleFormat::Bf16 })?);
+        }
+    }
+    Ok(outcomes)
+}
+
+/// A matrix on the device, and what it stands for.
+struct Weights {
+    device: Int4Matrix,
+    values: Vec<f32>,
+    /// The same in f64, by codes, zero points and scales.
+    exact: Vec<f64>,
+}
+
+impl Weights {
+    fn drawn(gpu: &mut Gpu, layout: Int4Layout) -> Result<Self, KernelError> {
+        let Int4Layout { n, k, group, .. } = layout;
+        let n_groups = k.div_ceil(group.values());
+        let codes: Vec<u8> = (0..n * k).map(|_| gpu.noise.below(16) as u8).collect();
+        let unit = 1.0 / (5.0 * (k as f32).sqrt());
+        let scale = |gpu: &mut Gpu| bf16::from_f32(unit * (0.5 + gpu.noise.below(64) as f32 / 64.0)).to_f32();
+        let groups: Vec<(f32, u8)> = (0..n * n_groups).map(|_| (scale(gpu), gpu.noise.below(16) as u8)).collect();
+        let exact: Vec<f64> = (0..n * k)
+            .map(|at| {
+                let (scale, zero) = groups[at / k * n_groups + at % k / group.values()];
+                f64::from(scale) * (f64::from(codes[at]) - f64::from(zero))
+            })
+            .collect();
+        let device = Int4Matrix::holding(gpu.kernels.device(), layout, &layout.pack(&codes, &groups))?;
+        Ok(Self { device, values: exact.iter().map(|w| *w as f32).collect(), exact })
+    }
+}
+
+fn plans(gpu: &Gpu, weights: &Weights, shape: GemmShape, epilogue: Epilogue, depth: Depth) -> Vec<GemmPlan> {
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    gemm::all_plans_int4(shape, epilogue, depth, n_multiprocessors, weights.device.layout().group)
+}
+
+/// By every plan; those that leave the depth whole give the same bits.
+fn products(
+    gpu: &mut Gpu,
+    weights: &Weights,
+    shape: GemmShape,
+    epilogue: Epilogue,
+) -> Result<Vec<Outcome>, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let x = gpu.noise.normals(m * k);
+    let x_gpu = gpu.upload_bf16(&x)?;
+    let sums = reference::linear(&x, &weights.values, shape);
+    let wanted = match epilogue {
+        Epilogue::Gated => reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>()),
+        _ => sums,
+    };
+    let mut first: Option<Vec<u32>> = None;
+    let mut outcomes = Vec::new();
+    for plan in plans(gpu, weights, shape, epilogue, Depth::MaySplit) {
+        let found = multiply(gpu, Operand::Bf16(x_gpu.as_view()), weights, shape, epilogue, &plan)?.unwrap_or_default();
+        let group = weights.device.layout().group;
+        let case = format!("m {m} n {n} k {k} {group:?}, {:?} of {} rows", plan.config.entry, plan.rows);
+        if !plan.tile.splits_depth() {
+            let is_same = bits(&found) == *first.get_or_insert_with(|| bits(&found));
+            let error = if is_same { 0.0 } else { f64::INFINITY };
+            outcomes.push(Outcome { op: OP, case: format!("{case}: the same bits"), error, limit: 0.0 });
+        }
+        outcomes.push(Outcome { op: OP, case, error: relative_error(&found, &wanted), limit: TWO_ROUNDINGS });
+    }
+    Ok(outcomes)
+}
+
+fn multiply(
+    gpu: &Gpu,
+    x: Operand<'_>,
+    weights: &Weights,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    plan: &GemmPlan,
+) -> Result<Option<Vec<f32>>, KernelError> {
+    let size = shape.m * shape.n;
+    let mut y = gpu.poisoned::<bf16>(if epilogue == Epilogue::Gated { size / 2 } else { size })?;
+    let out = if epilogue == Epilogue::Gated { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
+    let w = Operand::Int4(weights.device.view());
+    gpu.kernels.gemm_by_plan(Linear { y: out, x, w, shape }, plan)?;
+    Ok(gpu.written(&y)?.map(|found| widened(&found)))
+}
+
+/// Rows of one 1 each: every weight leaves alone, rounded once to bf16. The error is the number of weights that differ.
+fn each_weight(gpu: &mut Gpu, layout: Int4Layout) -> Result<Outcome, KernelError> {
+    let Int4Layout { n, k, .. } = layout;
+    let weights = Weights::drawn(gpu, layout)?;
+    let x: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
+    let (x, shape) = (gpu.upload_bf16(&x)?, GemmShape { m: k, n, k });
+    let wanted = (0..k * n).map(|at| bf16::from_f64(weights.exact[at % n * k + at / n]).to_f32());
+    let wanted = bits(&wanted.collect::<Vec<_>>());
+    let mut n_different = 0;
+    for plan in plans(gpu, &weights, shape, Epilogue::Bf16, Depth::MaySplit) {
+        let found = multiply(gpu, Operand::Bf16(x.as_view()), &weights, shape, Epilogue::Bf16, &plan)?;
+        let found = bits(&found.unwrap_or_else(|| vec![f32::NAN; k * n]));
+        // Zeros of other groups may leave the sign of a zero open.
+        n_different +=
+            found.iter().zip(&wanted).filter(|(found, wanted)| found != wanted && (*found | *wanted) << 1 != 0).count();
+    }
+    Ok(Outcome { op: OP, case: format!("{layout:?}: each weight"), error: n_different as f64, limit: 0.0 })
+}
+
+/// Rows of every count, by every plan, must equal the same rows of the largest product. The error is the number of products that
+/// differ.
+fn same_bits(gpu: &mut Gpu, layout: Int4Layout) -> Result<Outcome, KernelError> {
+    let (Int4Layout { n, k, group, .. }, most) = (layout, ROW_COUNTS[ROW_COUNTS.len() - 1]);
+    let weights = Weights::drawn(gpu, layout)?;
+    let x = gpu.noise.normals(most * k);
+    let x = gpu.upload_bf16(&x)?;
+    let of = |m: usize, plan: &GemmPlan| {
+        multiply(gpu, Operand::Bf16(x.slice(..m * k)), &weights, GemmShape { m, n, k }, Epilogue::Bf16, plan)
+    };
+    let plans_of = |m| gemm::all_plans_int4(GemmShape { m, n, k }, Epilogue::Bf16, Depth::Whole, 132, group);
+    let whole = of(most, &plans_of(most)[0])?;
+    let (mut n_different, mut n_products) = (0, 0);
+    for m in ROW_COUNTS {
+        for plan in plans_of(m) {
+            let part = of(m, &plan)?;
+            let equal = matches!((&whole, &part), (Some(whole), Some(part)) if bits(&whole[..m * n]) == bits(part));
+            n_different += usize::from(!equal);
+            n_products += 1;
+        }
+    }
+    let case = format!("n {n} k {k} {group:?}: the same rows in {n_products} products");
+    Ok(Outcome { op: OP, case, error: n_different as f64, limit: 0.0 })
+}
+
+/// Products of few rows, alone and with the residual stream inside.
+fn few(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let kernel = SkinnyKernel::for_device(gpu.kernels.properties());
+    let values = Values { w: weights.values.clone(), ..Values::new(gpu, shape) };
+    let (x, norm) = (gpu.upload_bf16(&values.x)?, gpu.upload_bf16(&values.norm)?);
+    let squares = row_squares(&values.x, k);
+    let squares_gpu = gpu.upload(&squares)?;
+    let product = reference::linear(&values.x, &values.w, shape);
+    let scaled = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
+    let case = |what: &str| format!("{what}, m {m} n {n} k {k} {:?}", weights.device.layout().group);
+    let outcome = |what, error, limit| Outcome { op: "skinny_int4", case: case(what), error, limit };
+    let forms = [("plain", m * n), ("scaled", m * n), ("gated", m * n / 2)];
+    let mut outcomes = Vec::new();
+    for (form, size) in forms.into_iter().filter(|(form, _)| *form != "gated" || n.is_multiple_of(16)) {
+        let mut y = gpu.poisoned::<bf16>(size)?;
+        let out = if form == "gated" { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
+        let op = Linear { y: out, x: x.as_view().into(), w: Operand::Int4(weights.device.view()), shape };
+        let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
+        match form {
+            "plain" => gpu.kernels.skinny_gemm_by(op, kernel)?,
+            _ => gpu.kernels.skinny_scaled_by(op, scale, kernel)?,
+        }
+        let activated = || reference::silu_mul(&scaled.iter().map(|sum| reference::rounded(*sum)).collect::<Vec<_>>());
+        let wanted = match form {
+            "plain" => product.clone(),
+            "scaled" => scaled.clone(),
+            _ => activated(),
+        };
+        let found = gpu.written(&y)?.map(|it| widened(&it)).unwrap_or_default();
+        outcomes.push(outcome(form, relative_error(&found, &wanted), TWO_ROUNDINGS));
+    }
+    let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
+    let (mut weighted, mut sums) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<f32>(m * norm_tiles(n))?);
+    let update = Update {
+        residual: residual.view(),
+        weighted: weighted.view(),
+        squares: sums.view(),
+        norm: norm.as_view(),
+        x: x.as_view(),
+        w: Operand::Int4(weights.device.view()),
+        shape,
+    };
+    gpu.kernels.skinny_update_by(update, kernel)?;
+    let wanted: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
+    let found = gpu.written(&residual)?.map(|it| widened(&it)).unwrap_or_default();
+    let (wanted_weighted, wanted_squares) = reference::weighted(&found, &values.norm);
+    let weighted = gpu.written(&weighted)?.map(|it| widened(&it)).unwrap_or_default();
+    let sums = gpu.written(&sums)?.unwrap_or_default();
+    outcomes.push(outcome("residual", relative_error(&found, &wanted), TWO_ROUNDINGS));
+    outcomes.push(outcome("weighted residual", relative_error(&weighted, &wanted_weighted), 0.0));
+    outcomes.push(outcome("squares of the residual", relative_error(&sums, &wanted_squares), FACTOR));
+    Ok(outcomes)
+}
+
+/// Added to the residual stream, and scaled by a norm's factor, by every plan that does.
+fn chained(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let values = Values { w: weights.values.clone(), ..Values::new(gpu, shape) };
+    let (x, norm) = (gpu.upload_bf16(&values.x)?, gpu.upload_bf16(&values.norm)?);
+    let squares = row_squares(&values.x, k);
+    let squares_gpu = gpu.upload(&squares)?;
+    let product = reference::linear(&values.x, &values.w, shape);
+    let wanted: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
+    let scaled = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
+    let mut outcomes = Vec::new();
+    let case = |what: &str, plan: &GemmPlan| {
+        format!("{what}, m {m} n {n} k {k}, {:?} of {} rows", plan.config.entry, plan.rows)
+    };
+    let is_few = |plan: &GemmPlan| m <= crate::launch::UPDATE_ROWS_MAX && plan.tile.scales();
+    for plan in plans(gpu, weights, shape, Epilogue::Update, Depth::MaySplit).into_iter().filter(is_few) {
+        let n_sums = n.div_ceil(plan.rows);
+        let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
+        let (mut weighted, mut sums) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<f32>(m * n_sums)?);
+        gpu.kernels.gemm_update_by(
+            Update {
+                residual: residual.view(),
+                weighted: weighted.view(),
+                squares: sums.view(),
+                norm: norm.as_view(),
+                x: x.as_view(),
+                w: Operand::Int4(weights.device.view()),
+                shape,
+            },
+            &plan,
+        )?;
+        let found = gpu.written(&residual)?.map(|it| widened(&it)).unwrap_or_default();
+        let weighted = gpu.written(&weighted)?.map(|it| widened(&it)).unwrap_or_default();
+        let (wanted_weighted, _) = reference::weighted(&found, &values.norm);
+        let sum = |row: &[f32]| row.iter().map(|value| f64::from(*value)).sum::<f64>() as f32;
+        let total = |values: &[f32]| values.chunks(values.len() / m).map(sum).collect::<Vec<f32>>();
+        let squared: Vec<f32> = found.iter().map(|h| h * h).collect();
+        let sums = gpu.written(&sums)?.map(|sums| total(&sums)).unwrap_or_default();
+        let outcome = |what, error, limit| Outcome { op: OP, case: case(what, &plan), error, limit };
+        outcomes.push(outcome("residual", relative_error(&found, &wanted), TWO_ROUNDINGS));
+        outcomes.push(outcome("weighted residual", relative_error(&weighted, &wanted_weighted), 0.0));
+        let squares_error = if squared.is_empty() { f64::INFINITY } else { relative_error(&sums, &total(&squared)) };
+        outcomes.push(outcome("squares of the residual", squares_error, FACTOR));
+    }
+    for plan in plans(gpu, weights, shape, Epilogue::Bf16, Depth::MaySplit).into_iter().filter(is_few) {
+        let mut y = gpu.poisoned::<bf16>(m * n)?;
+        let op =
+            Linear { y: Output::Bf16(y.view()), x: x.as_view().into(), w: Operand::Int4(weights.device.view()), shape };
+        let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
+        gpu.kernels.gemm_scaled_by(op, scale, &plan)?;
+        let found = gpu.written(&y)?.map(|it| widened(&it)).unwrap_or_default();
+        let error = relative_error(&found, &scaled);
+        outcomes.push(Outcome { op: OP, case: case("scaled", &plan), error, limit: TWO_ROUNDINGS });
+    }
+    Ok(outcomes)
+}

@@ -1,0 +1,348 @@
+//! Weights of four bits in groups along the depth: how they lie on the device, packing them so, buffers of them. The layout is drawn
+//! in `csrc/int4.cuh`. Multiplies nothing.
+//!
+//! ```text
+//! weight = scale (code - zero)       code, zero: 0 to 15; a scale and a zero point for each output and group
+//! ```
+
+use cudarc::driver::{CudaSlice, CudaView};
+use half::{bf16, f16};
+
+use crate::{Device, KernelError, check_len, noise::Noise, sys::Launch};
+
+/// Outputs of a tile.
+pub const TILE_ROWS: usize = 16;
+/// Values of the depth that a stage of the product has.
+pub(crate) const STEP: usize = 128;
+/// Values of the depth that lie together.
+const CHUNK: usize = 64;
+/// Words of a chunk of a tile: four of each lane.
+const CHUNK_WORDS: usize = 32 * 4;
+
+/// Values that share a scale on the device. Larger groups are repeated; of 64, too, as two of 32.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum GroupSize {
+    /// 32.
+    G32,
+    /// 128.
+    G128,
+}
+
+/// How scales are stored, which both hold as they were published.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ScaleFormat {
+    /// As f16.
+    F16,
+    /// As bf16.
+    Bf16,
+}
+
+/// A matrix of that format.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Int4Layout {
+    /// Outputs.
+    pub n: usize,
+    /// Depth.
+    pub k: usize,
+    /// Who shares a scale.
+    pub group: GroupSize,
+    /// How it is stored.
+    pub scales: ScaleFormat,
+}
+
+/// Outputs on their way to the device.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PackedInt4 {
+    codes: Vec<u32>,
+    groups: Vec<u32>,
+}
+
+/// A matrix on the device.
+#[derive(Debug)]
+pub struct Int4Matrix {
+    layout: Int4Layout,
+    codes: CudaSlice<u32>,
+    groups: CudaSlice<u32>,
+}
+
+/// The same, to be multiplied with.
+#[derive(Debug)]
+pub struct Int4View<'a> {
+    /// What it is.
+    pub layout: Int4Layout,
+    /// [`Int4Layout::n_code_words`].
+    pub codes: CudaView<'a, u32>,
+    /// [`Int4Layout::n_group_words`].
+    pub groups: CudaView<'a, u32>,
+}
+
+impl GroupSize {
+    /// The one that groups of so many values of a depth of `k` are stored by, if they can be.
+    pub fn of(size: usize, k: usize) -> Option<Self> {
+        match size {
+            _ if size.is_multiple_of(STEP) || size >= k => Some(Self::G128),
+            _ => size.is_multiple_of(Self::G32.values()).then_some(Self::G32),
+        }
+    }
+
+    /// Values of one.
+    pub fn values(self) -> usize {
+        STEP / self.n_units()
+    }
+
+    /// Of a stage.
+    pub(crate) fn n_units(self) -> usize {
+        if self == Self::G32 { 4 } else { 1 }
+    }
+}
+
+impl ScaleFormat {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::F16, Self::Bf16];
+
+    /// Whether it holds all of them as they are.
+    pub fn holds(self, scales: &[f32]) -> bool {
+        scales.iter().all(|scale| self.value(self.bits(*scale)) == *scale)
+    }
+
+    fn bits(self, scale: f32) -> u16 {
+        match self {
+            Self::F16 => f16::from_f32(scale).to_bits(),
+            Self::Bf16 => bf16::from_f32(scale).to_bits(),
+        }
+    }
+
+    fn value(self, bits: u16) -> f32 {
+        match self {
+            Self::F16 => f16::from_bits(bits).to_f32(),
+            Self::Bf16 => bf16::from_bits(bits).to_f32(),
+        }
+    }
+}
+
+impl Int4Layout {
+    /// Words of all codes.
+    pub fn n_code_words(&self) -> usize {
+        self.n_tiles() * self.n_chunks() * CHUNK_WORDS
+    }
+
+    /// Words of all scales and zero points.
+    pub fn n_group_words(&self) -> usize {
+        self.n_tiles() * self.n_groups() * TILE_ROWS
+    }
+
+    /// Bytes on the device.
+    pub fn n_bytes(&self) -> usize {
+        4 * (self.n_code_words() + self.n_group_words())
+    }
+
+    /// How groups are stored.
+    pub(crate) fn pass<'a>(&self, launch: Launch<'a>) -> Launch<'a> {
+        launch.int(self.group.n_units()).int(usize::from(self.scales == ScaleFormat::F16))
+    }
+
+    pub(crate) fn n_tiles(&self) -> usize {
+        self.n.div_ceil(TILE_ROWS)
+    }
+
+    pub(crate) fn n_chunks(&self) -> usize {
+        self.k.div_ceil(CHUNK)
+    }
+
+    /// Groups of an output, with those behind its end that fill a stage.
+    pub fn n_groups(&self) -> usize {
+        self.k.div_ceil(STEP) * self.group.n_units()
+    }
+
+    /// Packs whole tiles of outputs, or the last ones: `codes` output by output, and for each of these and each group behind each other
+    /// scale and zero point.
+    pub fn pack(&self, codes: &[u8], groups: &[(f32, u8)]) -> PackedInt4 {
+        let (n_groups, k) = (self.k.div_ceil(self.group.values()), self.k);
+        assert_eq!(codes.len() / k, groups.len() / n_groups, "as many outputs on both sides");
+        let tiles = codes.chunks(TILE_ROWS * k).zip(groups.chunks(TILE_ROWS * n_groups));
+        let mut packed = PackedInt4::empty();
+        for (codes, groups) in tiles {
+            self.pack_codes(codes, &mut packed.codes);
+            self.pack_groups(groups, n_groups, &mut packed.groups);
+        }
+        packed
+    }
+
+    fn pack_codes(&self, codes: &[u8], out: &mut Vec<u32>) {
+        let code = |row: usize, at: usize| match at < self.k {
+            true => u32::from(codes.get(row * self.k + at).copied().unwrap_or_default()),
+            false => 0,
+        };
+        for chunk in 0..self.n_chunks() {
+            for lane in 0..32 {
+                let (g, t) = (lane / 4, lane % 4);
+                for step in 0..4 {
+                    let at = chunk * CHUNK + step * 16 + 2 * t;
+                    let pair = |row, at| code(row, at) | code(row, at + 1) << 16;
+                    let pairs = [pair(g, at), pair(g + 8, at), pair(g, at + 8), pair(g + 8, at + 8)];
+                    out.push(pairs.into_iter().enumerate().fold(0, |word, (j, pair)| word | pair << (4 * j)));
+                }
+            }
+        }
+    }
+
+    fn pack_groups(&self, groups: &[(f32, u8)], n_groups: usize, out: &mut Vec<u32>) {
+        let word = |row: usize, group: usize| match (group < n_groups).then(|| groups.get(row * n_groups + group)) {
+            Some(Some((scale, zero))) => {
+                u32::from(self.scales.bits(*scale))
+                    | u32::from(bf16::from_f32(128.0 + f32::from(*zero)).to_bits()) << 16
+            }
+            _ => 0,
+        };
+        for group in 0..self.n_groups() {
+            out.extend((0..TILE_ROWS / 2).flat_map(|g| [word(g, group), word(g + 8, group)]));
+        }
+    }
+
+    /// The weights of what was packed, output by output, as the formula says: for tests and references.
+    pub fn unpack(&self, packed: &PackedInt4) -> Vec<f32> {
+        (0..self.n)
+            .flat_map(|row| (0..self.k).map(move |at| (row, at)))
+            .map(|(row, at)| self.weight(packed, row, at))
+            .collect()
+    }
+
+    fn weight(&self, packed: &PackedInt4, row: usize, at: usize) -> f32 {
+        let (tile, in_tile, in_chunk) = (row / TILE_ROWS, row % TILE_ROWS, at % CHUNK);
+        let (step, in_step) = (in_chunk / 16, in_chunk % 16);
+        let lane = in_tile % 8 * 4 + in_step % 8 / 2;
+        let word = packed.codes[((tile * self.n_chunks() + at / CHUNK) * 32 + lane) * 4 + step];
+        let place = in_tile / 8 + in_step / 8 * 2;
+        let code = word >> (4 * place + 16 * (in_step % 2)) & 15;
+        let group = at / self.group.values();
+        let word = packed.groups[((tile * self.n_groups() + group) * 8 + in_tile % 8) * 2 + in_tile / 8];
+        let zero = bf16::from_bits((word >> 16) as u16).to_f32() - 128.0;
+        self.scales.value(word as u16) * (code as f32 - zero)
+    }
+}
+
+impl PackedInt4 {
+    /// Nothing yet.
+    pub fn empty() -> Self {
+        Self { codes: Vec::new(), groups: Vec::new() }
+    }
+
+    /// With tiles behind these.
+    pub fn extend(&mut self, behind: Self) {
+        self.codes.extend(behind.codes);
+        self.groups.extend(behind.groups);
+    }
+}
+
+impl Int4Matrix {
+    /// With these weights.
+    pub fn holding(device: &Device, layout: Int4Layout, packed: &PackedInt4) -> Result<Self, KernelError> {
+        const OP: &str = "int4";
+        check_len(OP, "codes", packed.codes.len(), layout.n_code_words())?;
+        check_len(OP, "groups", packed.groups.len(), layout.n_group_words())?;
+        Ok(Self { layout, codes: device.holding(&packed.codes)?, groups: device.holding(&packed.groups)? })
+    }
+
+    /// Random ones, whose deviation is about `scale`: a piece on the host, again and again.
+    pub fn random(device: &Device, layout: Int4Layout, noise: &mut Noise, scale: f32) -> Result<Self, KernelError> {
+        // Codes are evenly spread, zero points near the middle: deviation about 4.7 scales.
+        let scales = [0.9, 1.0, 1.1].map(|factor| layout.scales.bits(factor * scale / 4.7));
+        let group = |noise: &mut Noise| {
+            let zero = bf16::from_f32(128.0 + (6 + noise.below(4)) as f32).to_bits();
+            u32::from(scales[noise.below(scales.len())]) | u32::from(zero) << 16
+        };
+        let codes = repeated(device, layout.n_code_words(), || noise.bits() as u32)?;
+        Ok(Self { layout, codes, groups: repeated(device, layout.n_group_words(), || group(noise))? })
+    }
+
+    /// What it is.
+    pub fn layout(&self) -> Int4Layout {
+        self.layout
+    }
+
+    /// All of it.
+    pub fn view(&self) -> Int4View<'_> {
+        Int4View { layout: self.layout, codes: self.codes.as_view(), groups: self.groups.as_view() }
+    }
+}
+
+/// A piece of words, again and again; no tile divides it.
+fn repeated(device: &Device, n: usize, mut word: impl FnMut() -> u32) -> Result<CudaSlice<u32>, KernelError> {
+    const PIECE: usize = (1 << 18) - 24;
+    let failed = KernelError::driver("fill with random codes");
+    let piece: Vec<u32> = (0..PIECE.min(n)).map(|_| word()).collect();
+    let (piece, mut all) = (device.holding(&piece)?, device.zeros::<u32>(n)?);
+    for begin in (0..n).step_by(PIECE) {
+        let len = PIECE.min(n - begin);
+        let mut target = all.slice_mut(begin..begin + len);
+        device.stream().memcpy_dtod(&piece.slice(..len), &mut target).map_err(&failed)?;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random codes and groups of a layout.
+    fn drawn(layout: Int4Layout, seed: u64) -> (Vec<u8>, Vec<(f32, u8)>) {
+        let mut noise = Noise(seed);
+        let codes = (0..layout.n * layout.k).map(|_| noise.below(16) as u8).collect();
+        let n_groups = layout.n * layout.k.div_ceil(layout.group.values());
+        let scale = |noise: &mut Noise| layout.scales.value(layout.scales.bits(noise.normal() / 64.0));
+        (codes, (0..n_groups).map(|_| (scale(&mut noise), noise.below(16) as u8)).collect())
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked_as_the_formula_says() {
+        for (seed, (n, k)) in [(16, 128), (1, 32), (17, 192), (48, 4096), (33, 1064), (100, 8)].into_iter().enumerate()
+        {
+            for group in [GroupSize::G32, GroupSize::G128] {
+                for scales in [ScaleFormat::F16, ScaleFormat::Bf16] {
+                    let layout = Int4Layout { n, k, group, scales };
+                    let (codes, groups) = drawn(layout, seed as u64);
+                    let packed = layout.pack(&codes, &groups);
+                    assert_eq!(
+                        (packed.codes.len(), packed.groups.len()),
+                        (layout.n_code_words(), layout.n_group_words())
+                    );
+                    let n_groups = k.div_ceil(group.values());
+                    let weight = |(at, code): (usize, &u8)| {
+                        let (scale, zero) = groups[at / k * n_groups + at % k / group.values()];
+                        f64::from(scale) * (f64::from(*code) - f64::from(zero))
+                    };
+                    let wanted: Vec<f64> = codes.iter().enumerate().map(weight).collect();
+                    let found: Vec<f64> = layout.unpack(&packed).into_iter().map(f64::from).collect();
+                    assert_eq!(found, wanted, "{layout:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_are_packed_by_themselves_as_together() {
+        let layout = Int4Layout { n: 40, k: 256, group: GroupSize::G32, scales: ScaleFormat::F16 };
+        let (codes, groups) = drawn(layout, 3);
+        let mut apart = PackedInt4::empty();
+        for (codes, groups) in codes.chunks(TILE_ROWS * 256).zip(groups.chunks(TILE_ROWS * 8)) {
+            apart.extend(layout.pack(codes, groups));
+        }
+        assert_eq!(apart, layout.pack(&codes, &groups));
+    }
+
+    #[test]
+    fn groups_that_do_not_fill_thirty_twos_are_not_stored() {
+        let of = |size| GroupSize::of(size, 4096);
+        assert_eq!([32, 64, 96].map(of), [Some(GroupSize::G32); 3]);
+        assert_eq!([128, 256, 4096, 5000].map(of), [Some(GroupSize::G128); 4]);
+        assert_eq!([16, 48].map(of), [None; 2]);
+    }
+
+    #[test]
+    fn scales_keep_the_format_that_holds_all_of_them() {
+        let of = |scales: &[f32]| ScaleFormat::ALL.into_iter().find(|format| format.holds(scales));
+        assert_eq!(of(&[0.5, 2f32.powi(-24)]), Some(ScaleFormat::F16));
+        assert_eq!(of(&[0.5, 2f32.powi(-30)]), Some(ScaleFormat::Bf16));
+        assert_eq!(of(&[1.0 + 2f32.powi(-9), 2f32.powi(-30)]), None);
+    }
+}
