@@ -9,8 +9,9 @@ use stoker_bench::{
     in_process::{Tuning, Weights},
     model::{Format, Wanted},
     peers::Peer,
+    quantised::Quantised,
 };
-use stoker_engine::{DeviceChoice, KvCacheDtype, Quantization};
+use stoker_engine::{DeviceChoice, KvCacheDtype};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
@@ -104,9 +105,9 @@ pub(crate) enum Command {
         /// Only models whose name contains one of these.
         #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
         only: Vec<String>,
-        /// Measure products of quantised weights instead: fp8. Their lines stand beside the others' in a chip's table.
+        /// Measure products of quantised weights instead: fp8, int4. Their lines stand beside the others' in a chip's table.
         #[arg(long, value_name = "KIND")]
-        quantization: Option<Quantization>,
+        quantization: Option<Quantised>,
         /// Where descriptions of models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
@@ -123,9 +124,9 @@ pub(crate) enum Command {
         /// Tokens of each sequence.
         #[arg(long, default_value_t = 1024)]
         context: usize,
-        /// Quantise the projections of layers: fp8.
+        /// Quantise the projections of layers: fp8; or draw them in four bits: int4.
         #[arg(long, value_name = "KIND")]
-        quantization: Option<Quantization>,
+        quantization: Option<Quantised>,
         /// A chip that is not here, by its name in kernels/tables: nothing is measured.
         #[arg(long, value_name = "NAME")]
         chip: Option<String>,
@@ -205,9 +206,10 @@ pub(crate) struct RunArgs {
     /// is, `join` gives ratio_to_stoker-invariant: what the mode costs.
     #[arg(long)]
     batch_invariant: bool,
-    /// Quantise the projections of layers when they are loaded: fp8. The format in figures is then that.
+    /// Quantise the projections of layers when they are loaded: fp8; or draw them in four bits, groups of 128 with zero points:
+    /// int4, with --weights device. The format in figures is then that.
     #[arg(long, value_name = "KIND")]
-    pub(crate) quantization: Option<Quantization>,
+    pub(crate) quantization: Option<Quantised>,
     /// Store keys and values in this: fp8. The format in figures then says so.
     #[arg(long, value_name = "KIND")]
     pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
@@ -253,7 +255,7 @@ impl RunArgs {
             threads: self.threads,
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
-            quantization: self.quantization,
+            quantization: self.quantization.and_then(Quantised::at_start),
             kv_cache_dtype: self.kv_cache_dtype,
         }
     }
@@ -272,7 +274,7 @@ impl RunArgs {
     }
 
     pub(crate) fn wanted(&self) -> Wanted<'_> {
-        Wanted { model: &self.model, format: self.dtype, weights: self.weights }
+        Wanted { model: &self.model, format: self.dtype, weights: self.weights, quantised: self.quantization }
     }
 }
 

@@ -6,11 +6,11 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use stoker_engine::{
-    DeviceChoice, EngineConfig, EngineLimits, ModelFiles, Quantization,
+    DeviceChoice, EngineConfig, EngineLimits, ModelFiles,
     exec::cuda::{ChipTable, CudaModel},
 };
 
-use crate::checkpoint;
+use crate::{checkpoint, quantised::Quantised};
 
 /// Of layers that are timed, more than any L2 cache holds.
 const LAYERS_BYTES: usize = 300 << 20;
@@ -49,25 +49,27 @@ pub const MODELS: [Widths; 11] = [
 ];
 
 impl Widths {
-    fn config(&self) -> Value {
+    fn config(&self, quantised: Option<Quantised>) -> Value {
         let [n_q, n_kv, dim] = self.heads;
         let layer = self.hidden * (2 * (n_q + n_kv) * dim + 3 * self.inner);
         // The last layer is not timed.
         let n_layers = (LAYERS_BYTES / (2 * layer)).clamp(1, 8) + 2;
-        json!({
+        let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_act": "silu",
             "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": n_layers,
             "num_attention_heads": n_q, "num_key_value_heads": n_kv, "head_dim": dim, "vocab_size": self.vocab,
             "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": true,
             "bos_token_id": 1, "eos_token_id": 2,
-        })
+        });
+        quantised.inspect(|kind| kind.describe(&mut config));
+        config
     }
 }
 
 /// Measures `models` on the first GPU, their weights as they are or quantised, and writes the table to `out` after each.
 pub fn autotune(
     models: &[Widths],
-    quantization: Option<Quantization>,
+    quantised: Option<Quantised>,
     cache: &Path,
     out: &Path,
     said: &mut dyn FnMut(&str),
@@ -76,8 +78,9 @@ pub fn autotune(
     for model in models {
         for batch_invariant in [false, true] {
             said(&format!("{}{}", model.name, if batch_invariant { ", batch-invariant" } else { "" }));
+            let quantization = quantised.and_then(Quantised::at_start);
             let limits = EngineLimits { batch_invariant, quantization, ..EngineLimits::default() };
-            let found = measure(model, cache, limits, said)?;
+            let found = measure(model, quantised, cache, limits, said)?;
             match &mut table {
                 Some(table) => table.merge(found),
                 None => table = Some(found),
@@ -89,8 +92,14 @@ pub fn autotune(
     Ok(())
 }
 
-fn measure(model: &Widths, cache: &Path, limits: EngineLimits, said: &mut dyn FnMut(&str)) -> Result<ChipTable> {
-    let directory = checkpoint::described(cache, &format!("{}-layers", model.name), &model.config())?;
+fn measure(
+    model: &Widths,
+    quantised: Option<Quantised>,
+    cache: &Path,
+    limits: EngineLimits,
+    said: &mut dyn FnMut(&str),
+) -> Result<ChipTable> {
+    let directory = checkpoint::described(cache, &format!("{}-layers", model.name), &model.config(quantised))?;
     let files = ModelFiles::Random { directory, seed: 1 };
     let limits = EngineLimits {
         max_model_len: Some(256),

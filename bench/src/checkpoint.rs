@@ -16,7 +16,10 @@ use half::bf16;
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 use serde_json::{Map, Value, json};
 
-use crate::shape::{Fill, Shape, Tensor};
+use crate::{
+    quantised::Quantised,
+    shape::{Fill, Shape, Tensor},
+};
 
 /// The format of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -84,9 +87,12 @@ fn named(model: &str) -> Result<&'static Shape> {
 }
 
 /// The directory of a shape without weights: what an engine needs that makes them itself.
-pub fn without_weights(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
-    let config = named(model)?.config(dtype.torch_name());
-    described(cache, &format!("{model}-{}-weightless", dtype.name()), &config)
+pub fn without_weights(cache: &Path, model: &str, dtype: Dtype, quantised: Option<Quantised>) -> Result<PathBuf> {
+    let mut config = named(model)?.config(dtype.torch_name());
+    let stored = quantised.filter(|kind| kind.at_start().is_none());
+    stored.inspect(|kind| kind.describe(&mut config));
+    let name = stored.map_or(dtype.name(), Quantised::name);
+    described(cache, &format!("{model}-{name}-weightless"), &config)
 }
 
 /// The directory of a model that is a description only.

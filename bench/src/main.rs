@@ -22,6 +22,7 @@ use stoker_bench::{
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
     probe::Probe,
     program,
+    quantised::Quantised,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
@@ -46,7 +47,8 @@ fn main() -> Result<()> {
             autotune::autotune(&models, quantization, &cache, &out, &mut |line| eprintln!("{line}"))
         }
         Command::Program { model, rows, context, quantization, chip, cache } => {
-            let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16)?;
+            let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16, quantization)?;
+            let quantization = quantization.and_then(Quantised::at_start);
             match chip {
                 Some(chip) => program::list(&directory, &chip, &rows, quantization),
                 None => program::measure(&directory, &rows, context, quantization),
@@ -64,8 +66,11 @@ fn main() -> Result<()> {
             Ok(())
         }
         Command::Checkpoint { model, dtype, without_weights, cache } => {
-            let make = if without_weights { checkpoint::without_weights } else { checkpoint::ensure };
-            println!("{}", make(&cache, &model, dtype)?.display());
+            let directory = match without_weights {
+                true => checkpoint::without_weights(&cache, &model, dtype, None)?,
+                false => checkpoint::ensure(&cache, &model, dtype)?,
+            };
+            println!("{}", directory.display());
             Ok(())
         }
     }

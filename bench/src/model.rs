@@ -12,6 +12,7 @@ use crate::{
     checkpoint::{self, Dtype},
     gguf::Toolbox,
     in_process::Weights,
+    quantised::Quantised,
 };
 
 /// The small trained model, in a checkout.
@@ -60,6 +61,8 @@ pub struct Wanted<'a> {
     pub format: Format,
     /// Whether its weights are files.
     pub weights: Weights,
+    /// How they are quantised, if they are.
+    pub quantised: Option<Quantised>,
 }
 
 /// A model on disk.
@@ -80,6 +83,8 @@ pub struct Model {
 impl Model {
     /// Finds it, or makes it in the cache.
     pub fn open(wanted: &Wanted<'_>, cache: &Path) -> Result<Self> {
+        let is_drawn = wanted.weights == Weights::Device && !is_directory(wanted.model);
+        ensure!(is_drawn || wanted.quantised != Some(Quantised::Int4), "int4 is drawn on the device: --weights device");
         let directory = wanted.directory(cache)?;
         let config = read_config(&directory)?;
         let name = if is_directory(wanted.model) { directory.file_name() } else { Some(wanted.model.as_ref()) };
@@ -122,7 +127,9 @@ impl Wanted<'_> {
             }
             (model, _) if is_directory(model) => Ok(model.into()),
             (model, Weights::Disk) => checkpoint::ensure(cache, model, self.format.checkpoint()),
-            (model, Weights::Device) => checkpoint::without_weights(cache, model, self.format.checkpoint()),
+            (model, Weights::Device) => {
+                checkpoint::without_weights(cache, model, self.format.checkpoint(), self.quantised)
+            }
         }
     }
 }
@@ -156,7 +163,7 @@ mod tests {
     #[test]
     fn a_shape_on_the_device_needs_no_file_of_weights() {
         let cache = tempfile::tempdir().unwrap();
-        let wanted = Wanted { model: "llama-3.1-8b", format: Format::Bf16, weights: Weights::Device };
+        let wanted = Wanted { model: "llama-3.1-8b", format: Format::Bf16, weights: Weights::Device, quantised: None };
         let model = Model::open(&wanted, cache.path()).unwrap();
         assert_eq!((model.name.as_str(), model.dtype.as_str(), model.bytes_per_token), ("llama-3.1-8b", "bf16", None));
         assert!(!model.path.join("model.safetensors").exists());
@@ -169,7 +176,8 @@ mod tests {
         fs::create_dir(&path).unwrap();
         let config = json!({"torch_dtype": "float32", "max_position_embeddings": 64});
         fs::write(path.join("config.json"), config.to_string()).unwrap();
-        let wanted = Wanted { model: path.to_str().unwrap(), format: Format::Bf16, weights: Weights::Device };
+        let wanted =
+            Wanted { model: path.to_str().unwrap(), format: Format::Bf16, weights: Weights::Device, quantised: None };
         let model = Model::open(&wanted, dir.path()).unwrap();
         assert_eq!((model.name.as_str(), model.dtype.as_str(), model.max_position_embeddings), ("mine", "f32", 64));
     }
@@ -177,7 +185,8 @@ mod tests {
     #[test]
     fn a_quantised_model_without_llama_cpp_says_how_to_get_it() {
         let cache = tempfile::tempdir().unwrap();
-        let wanted = Wanted { model: "tinyllama-1.1b", format: Format::Q8_0, weights: Weights::Device };
+        let wanted =
+            Wanted { model: "tinyllama-1.1b", format: Format::Q8_0, weights: Weights::Device, quantised: None };
         let error = format!("{:#}", Model::open(&wanted, cache.path()).unwrap_err());
         assert!(error.contains("--weights disk"), "{error}");
         let error = format!("{:#}", Toolbox::open(cache.path()).unwrap_err());
