@@ -321,10 +321,18 @@ pub(super) fn as_stored(
     weights: &BoundWeights,
     properties: Properties,
 ) -> ModelShape {
-    if described_int4_layouts(spec).is_none() || !shape.may_have_four_bits(properties) {
+    let is_int4 = |part: &&WeightSpec| part.scheme.as_ref().is_some_and(Scheme::is_int4);
+    let has_int4 = projections(spec).iter().flat_map(|slot| &slot.parts).any(is_int4);
+    if !has_int4 || !shape.may_have_four_bits(properties) {
         return shape;
     }
-    match int4_layouts(spec, weights) {
+    let layouts =
+        match described_int4_layouts(spec) {
+            Some(_) => int4_layouts(spec, weights),
+            None => Err("some projections are left alone, have inputs in any order or groups that 32 does not divide"
+                .to_owned()),
+        };
+    match layouts {
         Ok(layouts) => shape.in_four_bits(bytes_of(&layouts)),
         Err(reason) => {
             tracing::warn!(reason, "weights of four bits are made bf16");

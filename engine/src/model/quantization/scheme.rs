@@ -207,12 +207,15 @@ impl Scheme {
         self.codes == Codes::E4m3 && matches!(self.shared, SharedBy::Tensor | SharedBy::Output)
     }
 
+    /// Whether codes are integers of four bits.
+    pub(crate) fn is_int4(&self) -> bool {
+        matches!(self.codes, Codes::Packed(Bits::Four) | Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq)
+    }
+
     /// Who shares a scale where a GPU keeps a projection of that many inputs in four bits, if by its description it may.
     pub(crate) fn int4_group(&self, n_inputs: usize) -> Option<GroupSize> {
-        let is_int4 =
-            matches!(self.codes, Codes::Packed(Bits::Four) | Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq);
         let size = self.shared.block([1, n_inputs])[1];
-        GroupSize::of(size, n_inputs).filter(|_| is_int4 && self.group_indices != GroupIndices::Needed)
+        GroupSize::of(size, n_inputs).filter(|_| self.is_int4() && self.group_indices != GroupIndices::Needed)
     }
 
     /// The tensors that hold a projection of that shape.
