@@ -144,6 +144,9 @@ pub(crate) enum Command {
         /// Leave the weights out: for systems that make random ones themselves.
         #[arg(long)]
         without_weights: bool,
+        /// Describe weights that are stored so: int4, with --without-weights.
+        #[arg(long, value_name = "KIND", requires = "without_weights")]
+        quantization: Option<Quantised>,
         /// Where models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,

@@ -65,9 +65,9 @@ fn main() -> Result<()> {
             }
             Ok(())
         }
-        Command::Checkpoint { model, dtype, without_weights, cache } => {
+        Command::Checkpoint { model, dtype, without_weights, quantization, cache } => {
             let directory = match without_weights {
-                true => checkpoint::without_weights(&cache, &model, dtype, None)?,
+                true => checkpoint::without_weights(&cache, &model, dtype, quantization)?,
                 false => checkpoint::ensure(&cache, &model, dtype)?,
             };
             println!("{}", directory.display());

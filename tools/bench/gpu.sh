@@ -11,7 +11,7 @@
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
 #   SAMPLED        1: the cases with sampling options, of both, in place of a sweep
 #   CASES          cases of ours, by comma, in place of a sweep
-#   QUANTIZATION   fp8: both systems quantise the weights when they load them
+#   QUANTIZATION   fp8: both systems quantise the weights when they load them; int4: both take random ones in AWQ's form
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
@@ -79,8 +79,11 @@ vllm() {
   echo "== vLLM"
   site
   local config=$MODEL
-  [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights)
-  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" ${QUANTIZATION:+"$QUANTIZATION"} \
+  # What is stored quantised its description says.
+  local stored=() made=()
+  case ${QUANTIZATION:-} in int4) stored=(--quantization int4) ;; ?*) made=("$QUANTIZATION") ;; esac
+  [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
+  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
     ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.
