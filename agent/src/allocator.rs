@@ -1,6 +1,6 @@
-//! Gives memory back to the system that large bodies and many connections leave behind. glibc keeps what was freed in its heaps, where a storm of long
-//! prompts leaves some hundred megabytes for good: a buffer raises the size from which it maps buffers by themselves when it is
-//! freed. Fixing that size would map every large buffer of a step anew, so what is free is given back instead, when a
+//! Gives memory back to the system that large bodies and many connections leave behind. glibc keeps what was freed in its heaps,
+//! where a storm of long prompts leaves some hundred megabytes for good: a buffer raises the size from which it maps buffers by
+//! themselves when it is freed. Fixing that size would map every large buffer of a step anew, so what is free is given back instead, when a
 //! storm is over. Of all its heaps glibc gives back the end of the first only, and there is one for each thread that asks at a
 //! bad moment: so there is to be one. Other C libraries give it back themselves.
 
