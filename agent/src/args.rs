@@ -3,6 +3,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Parser, Subcommand};
+use serde::de::DeserializeOwned;
 use stoker_crds::{
     contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, Quantization},
     intent::POD_UID_VARIABLE,
@@ -160,12 +161,12 @@ pub(crate) struct Flags {
     /// Multiply with weights in fewer bits than they are stored in: fp8 quantises the projections of layers when they are loaded.
     /// An 8B model on an H200: weights of 9.1 GB instead of 16.1, 1.4 times the tokens a second. Needs an H100 or H200. Default: as they
     /// are stored.
-    #[arg(long, value_name = "fp8", value_parser = quantization)]
+    #[arg(long, value_name = "fp8", value_parser = format::<Quantization>)]
     quantization: Option<Quantization>,
 
     /// Store keys and values in fewer bits than they are computed in: fp8 takes half the memory, so that twice as many tokens fit and
     /// decoding reads half as much of them. Scales are the checkpoint's, or measured at start. Needs a GPU. Default: as they are computed.
-    #[arg(long, value_name = "fp8", value_parser = kv_cache_dtype)]
+    #[arg(long, value_name = "fp8", value_parser = format::<KvCacheDtype>)]
     kv_cache_dtype: Option<KvCacheDtype>,
 
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
@@ -177,13 +178,8 @@ pub(crate) struct Flags {
     drain_withdraw_seconds: u32,
 }
 
-/// As a configuration file writes it.
-fn quantization(name: &str) -> Result<Quantization, String> {
-    serde_json::from_value(name.into()).map_err(|_| "not known: take fp8".to_owned())
-}
-
-/// As a configuration file writes it.
-fn kv_cache_dtype(name: &str) -> Result<KvCacheDtype, String> {
+/// A number format as a configuration file writes it.
+fn format<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     serde_json::from_value(name.into()).map_err(|_| "not known: take fp8".to_owned())
 }
 

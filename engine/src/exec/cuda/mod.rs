@@ -1,4 +1,4 @@
-//! The executor on an NVIDIA GPU: decoders in bf16 over the `kernels` crate.
+//! The executor on an NVIDIA GPU: decoders in bf16, FP8 or four bits over the `kernels` crate.
 //!
 //! It has a forward pass of its own instead of the CPU's operations: the kernels fuse what those keep apart (QKV in one
 //! product, residual and norm in one pass across the layer's border), all activations lie in buffers made at start, and a
