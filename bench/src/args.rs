@@ -108,6 +108,9 @@ pub(crate) enum Command {
         /// Measure products of quantised weights instead: fp8, int4. Their lines stand beside the others' in a chip's table.
         #[arg(long, value_name = "KIND")]
         quantization: Option<Quantised>,
+        /// Measure the products of one of so many GPUs that share a model; one is enough for it.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        tensor_parallel: usize,
         /// Where descriptions of models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
@@ -130,6 +133,9 @@ pub(crate) enum Command {
         /// A chip that is not here, by its name in kernels/tables: nothing is measured.
         #[arg(long, value_name = "NAME")]
         chip: Option<String>,
+        /// GPUs that share the model: what the first of them does.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        tensor_parallel: usize,
         /// Where descriptions of models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
@@ -213,6 +219,9 @@ pub(crate) struct RunArgs {
     /// int4, with --weights device. The format in figures is then that.
     #[arg(long, value_name = "KIND")]
     pub(crate) quantization: Option<Quantised>,
+    /// GPUs that share the model, from the one of --device on.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) tensor_parallel: usize,
     /// Store keys and values in this: fp8. The format in figures then says so.
     #[arg(long, value_name = "KIND")]
     pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
@@ -259,6 +268,7 @@ impl RunArgs {
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
             quantization: self.quantization.and_then(Quantised::at_start),
+            tensor_parallel: self.tensor_parallel,
             kv_cache_dtype: self.kv_cache_dtype,
         }
     }

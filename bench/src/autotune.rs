@@ -66,10 +66,20 @@ impl Widths {
     }
 }
 
-/// Measures `models` on the first GPU, their weights as they are or quantised, and writes the table to `out` after each.
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Whose GEMMs.
+    pub models: &'a [Widths],
+    /// How their weights are quantised.
+    pub quantised: Option<Quantised>,
+    /// GPUs that share a model: GEMMs are those of one.
+    pub tensor_parallel: usize,
+}
+
+/// Measures models on the first GPU, and writes the table to `out` after each.
 pub fn autotune(
-    models: &[Widths],
-    quantised: Option<Quantised>,
+    Wanted { models, quantised, tensor_parallel }: Wanted<'_>,
     cache: &Path,
     out: &Path,
     said: &mut dyn FnMut(&str),
@@ -79,7 +89,7 @@ pub fn autotune(
         for batch_invariant in [false, true] {
             said(&format!("{}{}", model.name, if batch_invariant { ", batch-invariant" } else { "" }));
             let quantization = quantised.and_then(Quantised::at_start);
-            let limits = EngineLimits { batch_invariant, quantization, ..EngineLimits::default() };
+            let limits = EngineLimits { batch_invariant, quantization, tensor_parallel, ..EngineLimits::default() };
             let found = measure(model, quantised, cache, limits, said)?;
             match &mut table {
                 Some(table) => table.merge(found),
@@ -110,8 +120,8 @@ fn measure(
     };
     let batch_invariant = limits.batch_invariant;
     let config = EngineConfig { model: files, limits, device: DeviceChoice::Cuda(0) };
-    let mut opened = CudaModel::open(&config, 0, &|_| ()).with_context(|| format!("open {}", model.name))?;
+    let mut opened = CudaModel::open_share(&config, 0, &|_| ()).with_context(|| format!("open {}", model.name))?;
     // The mode has tiles of ours alone: what is between takes the next larger one's.
     let wants = |m: usize| !batch_invariant || m.is_power_of_two() || m.is_multiple_of(64);
-    Ok(opened.executor.autotune(&wants, said)?)
+    Ok(opened.executor.first().autotune(&wants, said)?)
 }

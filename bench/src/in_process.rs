@@ -46,7 +46,7 @@ pub struct Setup {
 }
 
 /// What of the engine's sizes a user may set.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Tuning {
     /// Compute threads.
     pub threads: Option<usize>,
@@ -56,8 +56,23 @@ pub struct Tuning {
     pub batch_invariant: bool,
     /// How weights are quantised when they are loaded.
     pub quantization: Option<Quantization>,
+    /// GPUs that share the model.
+    pub tensor_parallel: usize,
     /// How keys and values are stored.
     pub kv_cache_dtype: Option<KvCacheDtype>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            max_batched_tokens: None,
+            batch_invariant: false,
+            quantization: None,
+            tensor_parallel: 1,
+            kv_cache_dtype: None,
+        }
+    }
 }
 
 impl Tuning {
@@ -83,6 +98,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         threads: tuning.threads,
         batch_invariant: tuning.batch_invariant,
         quantization: tuning.quantization,
+        tensor_parallel: tuning.tensor_parallel,
         kv_cache_dtype: tuning.kv_cache_dtype,
         ..EngineLimits::default()
     }

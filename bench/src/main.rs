@@ -41,17 +41,18 @@ fn main() -> Result<()> {
         Command::Run(run) => measure(&run),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
-        Command::Autotune { out, only, quantization, cache } => {
+        Command::Autotune { out, only, quantization, tensor_parallel, cache } => {
             let is_wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
             let models: Vec<_> = autotune::MODELS.into_iter().filter(|model| is_wanted(model.name)).collect();
-            autotune::autotune(&models, quantization, &cache, &out, &mut |line| eprintln!("{line}"))
+            let wanted = autotune::Wanted { models: &models, quantised: quantization, tensor_parallel };
+            autotune::autotune(wanted, &cache, &out, &mut |line| eprintln!("{line}"))
         }
-        Command::Program { model, rows, context, quantization, chip, cache } => {
+        Command::Program { model, rows, context, quantization, chip, tensor_parallel, cache } => {
             let directory = checkpoint::without_weights(&cache, &model, Dtype::Bf16, quantization)?;
             let quantization = quantization.and_then(Quantised::at_start);
             match chip {
-                Some(chip) => program::list(&directory, &chip, &rows, quantization),
-                None => program::measure(&directory, &rows, context, quantization),
+                Some(chip) => program::list(&directory, &chip, &rows, (quantization, tensor_parallel)),
+                None => program::measure(&directory, &rows, context, (quantization, tensor_parallel)),
             }
         }
         Command::Masks { tokenizer, rounds, step_ms, beside, steps } => {

@@ -13,20 +13,31 @@ use stoker_engine::{
 const H200: Ceilings = Ceilings { gb_s: 4280.0, tflop_s: 780.0 };
 
 /// As a chip with a built-in table takes it; without that chip.
-pub fn list(directory: &Path, chip: &str, rows: &[usize], quantization: Option<Quantization>) -> Result<()> {
+pub fn list(
+    directory: &Path,
+    chip: &str,
+    rows: &[usize],
+    (quantization, tensor_parallel): (Option<Quantization>, usize),
+) -> Result<()> {
     let path = directory.join("config.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let config = ModelConfig::from_json(&serde_json::from_str(&text)?, "config.json")?;
     let spec = ModelSpec::new(&config, CheckpointFormat::HuggingFace)?;
     for &n in rows {
-        let lines = list_program(&spec, chip, n, quantization, H200).map_err(|problem| anyhow!(problem))?;
+        let lines =
+            list_program(&spec, (chip, tensor_parallel), n, quantization, H200).map_err(|problem| anyhow!(problem))?;
         print(&format!("a step of {n} sequences on {chip}"), &lines);
     }
     Ok(())
 }
 
 /// As the first GPU takes it, measured with random weights over contexts of so many tokens.
-pub fn measure(directory: &Path, rows: &[usize], context: usize, quantization: Option<Quantization>) -> Result<()> {
+pub fn measure(
+    directory: &Path,
+    rows: &[usize],
+    context: usize,
+    (quantization, tensor_parallel): (Option<Quantization>, usize),
+) -> Result<()> {
     let files = ModelFiles::Random { directory: directory.to_owned(), seed: 1 };
     let most = rows.iter().copied().max().unwrap_or(1) as u32;
     let limits = EngineLimits {
@@ -34,12 +45,13 @@ pub fn measure(directory: &Path, rows: &[usize], context: usize, quantization: O
         max_num_seqs: Some(most),
         kv_cache_tokens: Some(most * (context as u32).next_multiple_of(16)),
         quantization,
+        tensor_parallel,
         ..EngineLimits::default()
     };
     let config = EngineConfig { model: files, limits, device: DeviceChoice::Cuda(0) };
     let mut opened = CudaModel::open(&config, 0, &|_| ()).context("open the model on the GPU")?;
     for &n in rows {
-        let measured = opened.executor.measure_program(Decodes { n, context }, H200)?;
+        let measured = opened.executor.measure(|rank| rank.measure_program(Decodes { n, context }, H200))?;
         let title = format!("a step of {n} sequences of {context} tokens: {:.0} us recorded", measured.step_us);
         print(&title, &measured.lines);
     }

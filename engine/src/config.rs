@@ -108,6 +108,8 @@ pub struct EngineLimits {
     pub batch_invariant: bool,
     /// Multiply with the weights of layers in fewer bits than they are stored in. `None`: as they are stored.
     pub quantization: Option<Quantization>,
+    /// GPUs that share the model, each with its part of heads, feed-forward and vocabulary, and of the KV cache.
+    pub tensor_parallel: usize,
     /// Keep keys and values in fewer bits than they are computed in. `None`: as they are computed.
     pub kv_cache_dtype: Option<KvCacheDtype>,
 }
@@ -188,6 +190,7 @@ impl Default for EngineLimits {
             prefix_caching: true,
             batch_invariant: false,
             quantization: None,
+            tensor_parallel: 1,
             kv_cache_dtype: None,
         }
     }
@@ -297,6 +300,7 @@ impl EngineLimits {
             ("max_num_seqs", self.max_num_seqs.unwrap_or(1) as u64),
             ("max_batched_tokens", self.max_batched_tokens.unwrap_or(1) as u64),
             ("max_waiting", self.max_waiting as u64),
+            ("tensor_parallel", self.tensor_parallel as u64),
             ("threads", self.threads.unwrap_or(1) as u64),
             ("kv_cache_tokens", self.kv_cache_tokens.unwrap_or(1) as u64),
             ("memory_limit_bytes", self.memory_limit_bytes.unwrap_or(1)),

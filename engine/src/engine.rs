@@ -15,8 +15,8 @@ use crate::{
     config::{DeviceChoice, EngineConfig, EngineLimits, KvCacheDtype, LimitError, ModelFiles, Quantization, StepSizes},
     engine_loop::EngineLoop,
     exec::{
-        CpuExecutor, Decoder, Executor,
-        cuda::{CudaError, CudaModel, Gpu},
+        CacheSize, CpuExecutor, Executor,
+        cuda::{CudaError, CudaModel, Gpus},
         kv_layout, workspace_bytes,
     },
     handle::{Admission, EngineHandle, Shared},
@@ -27,10 +27,7 @@ use crate::{
     matchers::Matchers,
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{
-        BoundWeights, Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore,
-        spec::Rank,
-    },
+    model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     sched::{Pace, SchedLimits, SchedState},
@@ -208,8 +205,8 @@ fn open(
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<(Box<dyn Executor>, EngineParts), StartError> {
     let read = ReadModel::read(config)?;
-    if let Some(gpu) = choose_gpu(config, &read)? {
-        let CudaModel { executor, parts } = CudaModel::take(gpu, read, &config.limits, progress)?;
+    if let Some(gpus) = choose_gpus(config, &read)? {
+        let CudaModel { executor, parts } = CudaModel::take(gpus, read, &config.limits, progress)?;
         return Ok((Box::new(executor), parts));
     }
     let LoadedModel { mut executor, parts } =
@@ -218,12 +215,12 @@ fn open(
     Ok((Box::new(executor), parts))
 }
 
-/// The GPU, if one was asked for or one that can run the model is there.
-fn choose_gpu(config: &EngineConfig, model: &ReadModel) -> Result<Option<Gpu>, StartError> {
+/// The GPUs, if they were asked for or such that can run the model are there.
+fn choose_gpus(config: &EngineConfig, model: &ReadModel) -> Result<Option<Gpus>, StartError> {
     match config.device {
         DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpu::open(ordinal, model, &config.limits)?)),
-        DeviceChoice::Auto => match Gpu::open(0, model, &config.limits) {
+        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpus::open(ordinal, model, &config.limits)?)),
+        DeviceChoice::Auto => match Gpus::open(0, model, &config.limits) {
             Ok(gpu) => Ok(Some(gpu)),
             Err(absent) if absent.is_absence() => {
                 tracing::info!(reason = %absent, "computing on the CPU");
@@ -253,18 +250,18 @@ const WEIGHTS_SHARE: f32 = 0.95;
 impl LoadedModel {
     /// Reads and checks everything, plans memory, then takes the weights in.
     pub fn open(config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        Self::open_on(cpu_ops(&config.limits)?, config, progress)
+        Self::take(ReadModel::read(config)?, &config.limits, cpu_ops(&config.limits)?, progress)
     }
 
     /// The same on a back end that is there already.
     pub fn open_on(ops: CpuOps, config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        Self::take(ReadModel::read(config)?, &config.limits, ops, progress)
+        Self::take(ReadModel::read(config)?, &config.limits, vec![ops], progress)
     }
 
     fn take(
         read: ReadModel,
         limits: &EngineLimits,
-        mut ops: CpuOps,
+        ops: Vec<CpuOps>,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
         if let Some(quantization) = limits.quantization {
@@ -278,48 +275,48 @@ impl LoadedModel {
         let WeightSource::Stored(weights) = weights else { return Err(StartError::RandomOnCpu) };
         let budget = MemoryBudget::host(limits.memory_limit_bytes.unwrap_or_else(host::memory_limit_bytes));
         // No more exact than the weights are.
-        let kv_dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
-        let needs = memory_needs(&model_config, &weights, &sched, kv_dtype)?;
+        let dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
+        let spec = ModelSpec::new(&model_config, weights.format())?;
+        spec.check_ranks(ops.len())?;
+        let kv_bytes = |rank| kv_layout(&spec, rank, dtype, 0).bytes_per_token();
+        let needs = MemoryNeeds {
+            weights_bytes: weights_bytes(&model_config, &spec, &weights)?,
+            workspace_bytes: workspace_bytes(&model_config, &sched),
+            kv_bytes_per_token: Rank::all(ops.len()).map(kv_bytes).fold(0, u64::saturating_add),
+        };
         let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
-        let spec = ModelSpec::new(&model_config, weights.format())?;
-        let weights = weights.bind(&spec, Rank::ALONE)?;
+        let device = match &ops[..] {
+            [ops] => format!("cpu, {} threads", ops.n_threads()),
+            ranks => format!("cpu, {} ranks of {} threads", ranks.len(), ranks[0].n_threads()),
+        };
+        let cache = CacheSize { dtype, n_blocks: memory.kv_blocks as usize, n_positions: sched.max_model_len };
+        let executor = CpuExecutor::load(ops, &spec, &weights, cache, &take)?;
         let n_params = spec.n_params();
-        let model = Decoder::load(&mut ops, spec, &weights, sched.max_model_len, &take);
-        let device = format!("cpu, {} threads", ops.n_threads());
         let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
-        let layout = kv_layout(&model_config, kv_dtype, info.memory.kv_blocks as usize);
-        let executor = CpuExecutor::new(ops, model, &model_config, layout);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
 }
 
-fn cpu_ops(limits: &EngineLimits) -> Result<CpuOps, StartError> {
-    let threads = limits.threads.unwrap_or_else(host::n_cpus);
-    CpuOps::new(threads).map_err(|error| StartError::Threads { threads, reason: error.to_string() })
+/// A rank's threads each: together as many as there are to be.
+fn cpu_ops(limits: &EngineLimits) -> Result<Vec<CpuOps>, StartError> {
+    let (threads, n_ranks) = (limits.threads.unwrap_or_else(host::n_cpus), limits.tensor_parallel.max(1));
+    let ops = (0..n_ranks).map(|_| CpuOps::new((threads / n_ranks).max(1)));
+    ops.collect::<Result<_, _>>().map_err(|error| StartError::Threads { threads, reason: error.to_string() })
 }
 
-fn memory_needs(
-    config: &ModelConfig,
-    weights: &WeightStore,
-    sched: &SchedLimits,
-    kv_dtype: KvDtype,
-) -> Result<MemoryNeeds, ModelError> {
+fn weights_bytes(config: &ModelConfig, spec: &ModelSpec, weights: &WeightStore) -> Result<u64, ModelError> {
     let quantised_bytes = match &config.quantization {
-        Some(_) => weights.quantised_bytes_by(&ModelSpec::new(config, weights.format())?, CpuOps::weight_bytes)?,
+        Some(_) => weights.quantised_bytes_by(spec, CpuOps::weight_bytes)?,
         None => 0,
     };
-    Ok(MemoryNeeds {
-        weights_bytes: weights.bytes_by(CpuOps::weight_bytes) + quantised_bytes,
-        workspace_bytes: workspace_bytes(config, sched),
-        kv_bytes_per_token: kv_layout(config, kv_dtype, 0).bytes_per_token(),
-    })
+    Ok(weights.bytes_by(CpuOps::weight_bytes) + quantised_bytes)
 }
 
 /// What the weights are stored as, in one word.
-fn dtype_name(config: &ModelConfig, weights: &BoundWeights) -> String {
+fn dtype_name(config: &ModelConfig, weights: &WeightStore) -> String {
     config.quantization.as_ref().map_or_else(|| weights.format_name(), |quantization| quantization.name().into())
 }
 

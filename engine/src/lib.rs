@@ -25,6 +25,7 @@ mod metrics;
 pub mod model;
 pub mod ops;
 mod output;
+mod pool;
 mod request;
 pub mod sample;
 pub mod sched;

@@ -16,68 +16,9 @@
 // of a row. Each step only where its pointer is not null, rows `stride` vectors apart:
 //
 //   x = rms_norm(x) * after;   x = residual += x;   out = rms_norm(x) * weight
-#include "quantise.cuh"
+#include "norm.cuh"
 
 namespace stoker {
-
-// Where rows leave as bf16, or as e4m3.
-struct Rows {
-  uint4* out;
-};
-struct QuantisedRows {
-  uint2* out;
-  float* scales;
-};
-
-template <int kVecs>
-__device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVecs][8], int n_vecs, float*) {
-#pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < n_vecs) rows.out[static_cast<size_t>(blockIdx.x) * n_vecs + i] = pack(y[j]);
-  }
-}
-
-template <int kVecs>
-__device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], int n_vecs, float* scratch) {
-  quantise_row(rows.out + static_cast<size_t>(blockIdx.x) * n_vecs, rows.scales + blockIdx.x, y, n_vecs, scratch);
-}
-
-template <bool kAdd, int kVecs, typename Out>
-__device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) {
-  __shared__ float scratch[kWarp];
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
-  const size_t row = static_cast<size_t>(blockIdx.x) * n_vecs;
-  float value[kVecs][8] = {};
-  float squares = 0.f;
-#pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i >= n_vecs) break;
-    unpack(x[row + i], value[j]);
-    if constexpr (kAdd) {
-      float carried[8];
-      unpack(residual[row + i], carried);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) value[j][e] = rounded(value[j][e] + carried[e]);
-      residual[row + i] = pack(value[j]);
-    }
-#pragma unroll
-    for (int e = 0; e < 8; ++e) squares += value[j][e] * value[j][e];
-  }
-  const float scale = rsqrtf(block_sum(squares, scratch) / (8.f * n_vecs) + eps);
-#pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i >= n_vecs) break;
-    float w[8];
-    unpack(weight[i], w);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) value[j][e] = rounded(rounded(value[j][e] * scale) * w[e]);
-  }
-  store_row(out, value, n_vecs, scratch);
-}
 
 struct AnyNorm {
   uint4* out;
@@ -155,20 +96,20 @@ __device__ __forceinline__ void any_norm_row(const AnyNorm& p) {
 #define RMS_NORM(vecs)                                                                                                \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_v##vecs(uint4* out, const uint4* x, const uint4* weight, int n_vecs, float eps) {                      \
-    stoker::rms_norm_row<false, vecs>(stoker::Rows{out}, nullptr, x, weight, n_vecs, eps);                            \
+    stoker::rms_norm_row<false, vecs>(stoker::Rows{out}, nullptr, stoker::Stored{x}, weight, n_vecs, eps);                            \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       add_rms_norm_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) { \
-    stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, residual, x, weight, n_vecs, eps);                            \
+    stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, residual, stoker::Stored{x}, weight, n_vecs, eps);                            \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_e4m3_v##vecs(uint2* out, float* scales, const uint4* x, const uint4* weight, int n_vecs, float eps) {  \
-    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales}, nullptr, x, weight, n_vecs, eps);           \
+    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales}, nullptr, stoker::Stored{x}, weight, n_vecs, eps); \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       add_rms_norm_e4m3_v##vecs(uint2* out, float* scales, uint4* residual, const uint4* x, const uint4* weight,      \
                                 int n_vecs, float eps) {                                                              \
-    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales}, residual, x, weight, n_vecs, eps);           \
+    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales}, residual, stoker::Stored{x}, weight, n_vecs, eps); \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_any_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* after, const uint4* weight,      \

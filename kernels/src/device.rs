@@ -1,10 +1,10 @@
 //! One GPU as this crate uses it: its context, one stream for everything, and the few properties that launch shapes
 //! depend on. Never panics where a driver is missing.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits,
+    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result,
     sys::{self, CUdevice_attribute as Attribute},
 };
 
@@ -48,6 +48,48 @@ impl Device {
         Ok(Self { context, stream, properties })
     }
 
+    /// Opens GPUs that read and write each other's memory: whatever is allocated on one of them from now on. Allocating there may wait
+    /// until the others are idle, so nothing is allocated while kernels of theirs wait for this one.
+    pub fn open_group(ordinals: &[usize]) -> Result<Vec<Self>, KernelError> {
+        let devices = ordinals.iter().map(|ordinal| Self::open(*ordinal)).collect::<Result<Vec<_>, _>>()?;
+        for (owner, device) in ordinals.iter().zip(&devices) {
+            let others: BTreeSet<usize> = ordinals.iter().copied().filter(|other| other != owner).collect();
+            device.share_memory_with(*owner, &others)?;
+        }
+        Ok(devices)
+    }
+
+    /// Lets other GPUs into what is allocated here. Buffers come from the device's default pool.
+    fn share_memory_with(&self, own: usize, others: &BTreeSet<usize>) -> Result<(), KernelError> {
+        let failed = KernelError::driver("share a GPU's memory with others");
+        let handle = |ordinal: usize| result::device::get(i32::try_from(ordinal).expect("GPUs are few"));
+        let device = handle(own).map_err(&failed)?;
+        let mut granted = Vec::new();
+        for other in others {
+            let mut can = 0;
+            // SAFETY: writes one integer; both handles are valid.
+            unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, handle(*other).map_err(&failed)?, device) }
+                .result()
+                .map_err(&failed)?;
+            if can == 0 || !self.context.has_async_alloc() {
+                return Err(KernelError::NoPeerAccess { from: *other, to: own });
+            }
+            // SAFETY: a C struct of integers, a union of them included; all zeros is a value of it.
+            let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+            access.location = device_location(*other);
+            access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            granted.push(access);
+        }
+        if granted.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the pool is the device's own; the descriptions live until the call returns.
+        unsafe {
+            let pool = result::device::get_mem_pool(device).map_err(&failed)?;
+            sys::cuMemPoolSetAccess(pool, granted.as_ptr(), granted.len()).result().map_err(&failed)
+        }
+    }
+
     /// The stream that all launches go to.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
@@ -87,6 +129,14 @@ impl Device {
     pub fn name(&self) -> Result<String, KernelError> {
         self.context.name().map_err(KernelError::driver("read the device's name"))
     }
+}
+
+fn device_location(ordinal: usize) -> sys::CUmemLocation {
+    // SAFETY: as above.
+    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    location.id = i32::try_from(ordinal).expect("GPUs are few");
+    location
 }
 
 /// The CUDA version of the driver, 13000 for 13.0; refused if it is too old. Needs no device.

@@ -90,6 +90,17 @@ pub enum KernelError {
         /// What the library says.
         source: CublasError,
     },
+    /// GPUs of a group that do not reach each other's memory.
+    #[error(
+        "GPU {from} cannot read the memory of GPU {to}: tensor parallelism needs GPUs of one machine with peer access \
+         (NVLink, or PCIe without isolation): nvidia-smi topo -p2p r shows which have it"
+    )]
+    NoPeerAccess {
+        /// Who would read.
+        from: usize,
+        /// Whose memory.
+        to: usize,
+    },
     /// Any other call of the driver.
     #[error("{call}: {source}")]
     Driver {

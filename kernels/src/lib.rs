@@ -27,6 +27,7 @@ pub mod packed;
 pub mod plan;
 pub mod pointwise;
 pub mod quantise;
+pub mod ranks;
 pub mod readback;
 pub mod reference;
 pub mod sampling;

@@ -13,6 +13,7 @@ use crate::{
     device::Device,
     error::KernelError,
     launch::{Entry, LaunchConfig},
+    ranks::Addresses,
     tensor_map::TensorMap,
 };
 
@@ -39,6 +40,7 @@ fatbins!(
     "paged_prefill",
     "paged_prefill_sm90",
     "quantise_rows",
+    "reduce",
     "rms_norm",
     "rope_kv",
     "sample",
@@ -196,6 +198,7 @@ enum Argument<'a> {
     /// A pointer, an i32 or an f32: eight bytes hold any of them (the low ones of the smaller).
     Word(u64),
     Map(&'a TensorMap),
+    Addresses(&'a Addresses),
 }
 
 impl Argument<'_> {
@@ -203,6 +206,7 @@ impl Argument<'_> {
         match self {
             Self::Word(word) => ptr::from_mut(word).cast(),
             Self::Map(map) => ptr::from_ref(&map.0).cast_mut().cast(),
+            Self::Addresses(addresses) => ptr::from_ref(*addresses).cast_mut().cast(),
         }
     }
 }
@@ -259,6 +263,11 @@ impl<'a> Launch<'a> {
 
     pub(crate) fn map(self, map: &'a TensorMap) -> Self {
         self.argument(Argument::Map(map))
+    }
+
+    /// By value: the kernel's argument is a struct of so many pointers.
+    pub(crate) fn addresses(self, addresses: &'a Addresses) -> Self {
+        self.argument(Argument::Addresses(addresses))
     }
 
     fn raw(self, bits: u64) -> Self {

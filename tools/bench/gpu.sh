@@ -13,6 +13,7 @@
 #   CASES          cases of ours, by comma, in place of a sweep
 #   QUANTIZATION   fp8: both systems quantise the weights when they load them; int4: both take random ones in AWQ's form
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
+#   TENSOR_PARALLEL  GPUs that share the model, in both systems (default 1)
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
@@ -61,7 +62,7 @@ program() {
 ours() {
   echo "== stoker, $1"
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
-    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
 
 # A whole agent, which reads its weights from disk: written once, then in the page cache.
@@ -84,7 +85,7 @@ vllm() {
   case ${QUANTIZATION:-} in int4) stored=(--quantization int4) ;; ?*) made=("$QUANTIZATION") ;; esac
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
   timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
-    ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} > "$OUT/vllm.log" 2>&1 \
+    ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.
   local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}

@@ -1,11 +1,12 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8] [kv=fp8]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8] [kv=fp8] [tp=2]      needs vLLM; the directory holds a config.json and no weights
 
 With `sampled` the cases are those with sampling options, as bench/src/sampled.rs has them, but for seeds: it has none to keep.
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
-values in e4m3, with the attention kernels that it chooses for that.
+values in e4m3, with the attention kernels that it chooses for that. With tp=N as many GPUs share the model, by its own all-reduce and
+NCCL's; NVLink multicast stays off, and what needs it.
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -20,6 +21,8 @@ import time
 STARTED = time.perf_counter()
 for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"):
     os.environ.setdefault(name, "1")
+for name in ("NCCL_NVLS_ENABLE", "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_USE_NCCL_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"):
+    os.environ.setdefault(name, "0")
 
 
 # Of a vocabulary's size.
@@ -33,8 +36,15 @@ OPTIONS = {
 }
 
 
+# Its fusion of all-reduce and norm is FlashInfer's, by NVLink multicast.
+SEVERAL = {
+    "distributed_executor_backend": "mp",
+    "compilation_config": {"pass_config": {"enable_sp": False, "fuse_gemm_comms": False, "fuse_allreduce_rms": False}},
+}
+
+
 class Peer:
-    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str) -> None:
+    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str, n_gpus: int) -> None:
         import numpy
         import vllm
 
@@ -57,6 +67,8 @@ class Peer:
             enable_prefix_caching=True,
             max_num_seqs=256,
             disable_log_stats=True,
+            tensor_parallel_size=n_gpus,
+            **(SEVERAL if n_gpus > 1 else {}),
         )
         self.say("start", "seconds", [time.perf_counter() - STARTED])
 
@@ -121,10 +133,11 @@ class Peer:
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8", "kv=fp8"}:
+    n_gpus = next((int(word[3:]) for word in sys.argv[2:] if word.startswith("tp=")), 1)
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8", "kv=fp8", f"tp={n_gpus}"}:
         sys.exit(__doc__)
     quick = "quick" in sys.argv
-    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto")
+    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto", n_gpus)
     peer.fresh(4, 128, 16)
     peer.fresh(64, 512, 32)
     if "sampled" in sys.argv:

@@ -5,7 +5,8 @@ pub mod cuda;
 mod score;
 pub mod sim;
 
-pub use cpu::{CpuExecutor, Decoder, kv_layout, workspace_bytes};
+pub(crate) use cpu::{CacheSize, kv_layout};
+pub use cpu::{CpuExecutor, workspace_bytes};
 pub use score::{Abilities, Score, ScoreSpec};
 
 use crate::{

@@ -177,6 +177,17 @@ pub enum ModelError {
         /// How many ranks there are.
         ranks: usize,
     },
+    /// A norm runs over what ranks would have in parts.
+    #[error(
+        "{tensor}: {architecture} norms all heads of a row together, and ranks would have some each: take one GPU \
+         (tensor_parallel 1)"
+    )]
+    Undivided {
+        /// The norm's weight.
+        tensor: String,
+        /// The architecture.
+        architecture: String,
+    },
     /// A tensor's number format is not supported.
     #[error("{file}: tensor {tensor} is {found}; supported: F32, BF16, F16")]
     Dtype {

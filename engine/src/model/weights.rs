@@ -12,8 +12,8 @@ use super::{
     tensor::{StoredWeight, Tensor},
 };
 
-/// All tensors of a checkpoint.
-#[derive(Debug)]
+/// All tensors of a checkpoint, where they lie in its files.
+#[derive(Clone, Debug)]
 pub struct WeightStore {
     tensors: BTreeMap<String, Tensor>,
     /// What a missing tensor is missing from.

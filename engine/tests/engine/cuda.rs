@@ -159,7 +159,8 @@ fn a_recorded_step_gives_the_bits_of_its_operations_one_by_one() {
     }
     let mut gpu = CudaModel::open(&config(DeviceChoice::Cuda(0)), 0, &|_| {}).unwrap();
     for n in [1, 8, 32, 40] {
-        let n_differ = gpu.executor.replays_that_differ(Decodes { n, context: 272 }, 20).unwrap();
+        let decodes = Decodes { n, context: 272 };
+        let n_differ = gpu.executor.measure(|gpu| gpu.replays_that_differ(decodes, 20)).unwrap();
         assert_eq!(n_differ, 0, "{n} sequences");
     }
 }

@@ -4,7 +4,9 @@
 
 use std::{fs, path::PathBuf};
 
-use stoker_engine::{DeviceChoice, Engine, EngineConfig, EngineLimits, KvCacheDtype, TokenId, exec::cuda::CudaModel};
+use stoker_engine::{
+    DeviceChoice, Engine, EngineConfig, EngineLimits, KvCacheDtype, StartError, TokenId, exec::cuda::CudaModel,
+};
 use tempfile::TempDir;
 
 use crate::{
@@ -186,6 +188,22 @@ impl Family {
         let prompt = self.tokens(self.number("n_prompt"));
         common::read_all(engine.submit(common::greedy(prompt, 64)).unwrap()).0
     }
+}
+
+/// A family that so many GPUs share.
+pub(crate) fn open_shared(name: &'static str, n_ranks: usize) -> Result<CudaModel, StartError> {
+    let limits = EngineLimits { tensor_parallel: n_ranks, ..limits(8192) };
+    CudaModel::open(&Family::new(name).config(DeviceChoice::Auto, limits), 0, &|_| {})
+}
+
+/// Logits of the input on GPUs that share the model.
+pub(crate) fn check_shared(name: &'static str, n_ranks: usize) {
+    let family = Family::new(name);
+    let tokens = family.tokens(family.number("n_tokens"));
+    let mut gpus = open_shared(name, n_ranks).unwrap_or_else(|error| panic!("{name}: {error}"));
+    family.check_rows("ranks, in chunks", &gpus.executor.teacher_forced_logits(&tokens, CHUNK).unwrap());
+    let begin = &tokens[..N_DECODED];
+    family.check_rows("ranks, token by token", &gpus.executor.teacher_forced_logits(begin, 1).unwrap());
 }
 
 /// Logits of the whole input in chunks, and of its beginning token by token; answers of transformers, of our CPU, and the GPU's own.

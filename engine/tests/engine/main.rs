@@ -11,6 +11,7 @@ mod cuda_families;
 mod cuda_gguf;
 mod cuda_invariance;
 mod cuda_quantised;
+mod cuda_ranks;
 mod families;
 mod gguf;
 mod goldens;
@@ -18,6 +19,7 @@ mod kernel_paths;
 mod overlap;
 mod prefix;
 mod quantised;
+mod ranks;
 mod scores;
 mod sim;
 #[path = "../../../tests/src/skip.rs"]

@@ -10,7 +10,7 @@ use stoker_kernels::{Device, KernelError, checks};
 /// Compares kernels with their references.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, residual, quantised, int4,
+    /// Only groups whose name contains this: packed, pointwise, linear, invariance, gated, residual, quantised, int4, ranks,
     /// attention-decode, attention-prefill, attention-other-decode, attention-other-prefill, sampling-small, sampling-large, unpack.
     #[arg(long, default_value = "")]
     only: String,

@@ -9,6 +9,7 @@ mod linear;
 mod packed;
 mod pointwise;
 mod quantised;
+mod ranks;
 mod residual;
 mod sampling;
 mod skinny;
@@ -45,7 +46,7 @@ impl Outcome {
 type Group = fn(&mut Gpu) -> Result<Vec<Outcome>, KernelError>;
 
 /// All groups by name.
-const GROUPS: [(&str, Group); 16] = [
+const GROUPS: [(&str, Group); 17] = [
     ("packed", packed::run),
     ("pointwise", pointwise::run),
     ("linear", linear::run),
@@ -55,6 +56,7 @@ const GROUPS: [(&str, Group); 16] = [
     ("residual", residual::run),
     ("quantised", quantised::run),
     ("int4", int4::run),
+    ("ranks", ranks::run),
     ("attention-decode", attention::decodes),
     ("attention-prefill", attention::prefills),
     ("attention-other-decode", attention::other_decodes),

@@ -1,28 +1,35 @@
-//! The forward pass on the CPU, of every family: the weights of a [`ModelSpec`] in the order in which it draws them.
+//! The forward pass on the CPU, of every family: the weights of a [`ModelSpec`] in the order in which it draws them. Where ranks share a
+//! model, each has a decoder of its share, and all of them compute every step.
 
+use super::meeting::Meeting;
 use crate::{
     model::{
-        BoundWeights, RopeTable,
-        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, ModelSpec, NormSpec, WeightSpec},
+        AttentionSpec, BoundWeights, RopeTable,
+        spec::{
+            AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, ModelSpec, NormSpec, Rank, Sharding, WeightSpec,
+        },
     },
     ops::{BatchInputs, CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector},
 };
 
 /// A model on the CPU.
 #[derive(Debug)]
-pub struct Decoder {
+pub(super) struct Decoder {
     spec: ModelSpec,
+    meeting: Meeting,
     rope_tables: Vec<RopeTable>,
     embedding: CpuMatrix,
     layers: Vec<Layer>,
     norm: CpuVector,
-    /// `None`: the embedding table is the output matrix too.
+    /// `None`: the embedding table is the output matrix too, and all of it is this rank's.
     head: Option<CpuMatrix>,
 }
 
 /// The weights of one layer.
 #[derive(Debug)]
 struct Layer {
+    /// Of this rank's heads.
+    attention: AttentionSpec,
     before_attention: Option<CpuVector>,
     q: Linear,
     k: Linear,
@@ -46,15 +53,16 @@ struct Linear {
 
 impl Decoder {
     /// Takes the weights over; `progress` hears the share of layers done.
-    pub fn load(
+    pub(super) fn load(
         ops: &mut CpuOps,
+        meeting: Meeting,
         spec: ModelSpec,
         weights: &BoundWeights,
         n_positions: usize,
         progress: &dyn Fn(f32),
     ) -> Self {
         let n_layers = spec.layers.len();
-        let mut loader = Loader { ops, weights };
+        let mut loader = Loader { ops, weights, rank: meeting.rank() };
         let layer = |(idx, layer)| {
             let layer = loader.layer(layer);
             progress((idx + 1) as f32 / n_layers as f32);
@@ -68,13 +76,14 @@ impl Decoder {
             embedding: loader.matrix(&spec.embedding.weight),
             layers,
             norm: loader.norm(&spec.norm),
-            head: spec.head.weight.as_ref().map(|head| loader.matrix(head)),
+            head: loader.head(&spec),
+            meeting,
             spec,
         }
     }
 
     /// What the last layer gives for every row of the batch.
-    pub fn hidden(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
+    pub(super) fn hidden(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
         let mut hidden = ops.embed(&self.embedding, batch);
         if let Some(factor) = self.spec.embedding.scale {
             ops.scale(&mut hidden, factor);
@@ -109,8 +118,9 @@ impl Decoder {
             ops.rope(&mut keys, &self.rope_tables[set], batch);
         }
         ops.store_kv(cache, idx, &keys, &values, batch);
-        let attended = ops.attention(cache, idx, &queries, spec.attention, batch);
+        let attended = ops.attention(cache, idx, &queries, layer.attention, batch);
         let [output] = ops.linear(&attended, [layer.o.parts()]);
+        let output = self.meeting.sum(output);
         norm_if(ops, &output, &layer.after_attention, &spec.after).unwrap_or(output)
     }
 
@@ -121,13 +131,15 @@ impl Decoder {
         let [gate, up] = ops.linear(input, [layer.gate.parts(), layer.up.parts()]);
         let activated = ops.activate_mul(gate, &up, spec.activation);
         let [output] = ops.linear(&activated, [layer.down.parts()]);
+        let output = self.meeting.sum(output);
         norm_if(ops, &output, &layer.after_feed_forward, &spec.after).unwrap_or(output)
     }
 
     /// The logits of some of those rows.
-    pub fn logits(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
+    pub(super) fn logits(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
         let normed = ops.rms_norm(&ops.rows(hidden, rows), &self.norm, self.spec.norm.eps);
-        let [mut logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or(&self.embedding), None)]);
+        let [logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or(&self.embedding), None)]);
+        let mut logits = self.meeting.join(logits);
         if let Some(cap) = self.spec.head.softcap {
             ops.softcap(&mut logits, cap);
         }
@@ -150,6 +162,7 @@ impl Linear {
 struct Loader<'a> {
     ops: &'a mut CpuOps,
     weights: &'a BoundWeights,
+    rank: Rank,
 }
 
 impl Loader<'_> {
@@ -157,6 +170,7 @@ impl Loader<'_> {
         let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &spec.attention;
         let feed: &FeedForwardLayer = &spec.feed_forward;
         Layer {
+            attention: spec.attention.attention.of_rank(self.rank),
             before_attention: before.as_ref().map(|norm| self.norm(norm)),
             q: self.linear(q),
             k: self.linear(k),
@@ -173,8 +187,18 @@ impl Loader<'_> {
     }
 
     fn linear(&mut self, spec: &LinearSpec) -> Linear {
-        let bias = spec.bias.as_ref().map(|bias| CpuVector::new(&self.weights.get(bias)));
+        // What ranks give is added up: one of them adds the bias.
+        let is_partial = matches!(spec.weight.sharding, Sharding::Inputs { .. }) && self.rank.idx > 0;
+        let bias = spec.bias.as_ref().filter(|_| !is_partial);
+        let bias = bias.map(|bias| CpuVector::new(&self.weights.get(bias)));
         Linear { weight: self.matrix(&spec.weight), bias }
+    }
+
+    /// The rank's part of a table that all of them read is a matrix of its own.
+    fn head(&mut self, spec: &ModelSpec) -> Option<CpuMatrix> {
+        let tied =
+            (self.rank.of > 1).then(|| WeightSpec { sharding: Sharding::Vocabulary, ..spec.embedding.weight.clone() });
+        spec.head.weight.as_ref().or(tied.as_ref()).map(|head| self.matrix(head))
     }
 
     fn matrix(&mut self, spec: &WeightSpec) -> CpuMatrix {

@@ -1,17 +1,21 @@
-//! The executor on the CPU: forward pass, then sampling on the same threads.
+//! The executor on the CPU: forward pass, then sampling on the same threads. Ranks that share a model there are for tests of what several
+//! GPUs do: each has threads of its own.
 
 mod decoder;
+mod meeting;
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
-pub use decoder::Decoder;
+use decoder::Decoder;
+use meeting::Meeting;
 
 use super::{Abilities, ExecError, Executor, Score, ScoreSpec};
 use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
-    model::ModelConfig,
+    model::{ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::{BatchInputs, CpuCache, CpuOps, CpuTensor},
+    pool::Pool,
     request::{Request, RequestId, TokenId},
     sample::choose,
     sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
@@ -20,9 +24,9 @@ use crate::{
 /// A model, its KV cache and the threads that compute it.
 #[derive(Debug)]
 pub struct CpuExecutor {
-    model: Decoder,
-    ops: CpuOps,
-    cache: CpuCache,
+    ranks: Vec<CpuRank>,
+    /// One a rank.
+    threads: Pool,
     vocab_size: usize,
     /// Of steps that were launched and not finished, oldest first.
     outputs: VecDeque<StepOutput>,
@@ -33,6 +37,15 @@ pub struct CpuExecutor {
     /// Log-probabilities that the next step is asked for, and those of the last one.
     wanted: Vec<ScoreSpec>,
     scores: Vec<Vec<Score>>,
+}
+
+/// A model or a rank's share of one, its KV cache and the threads that compute it.
+#[derive(Debug)]
+struct CpuRank {
+    model: Decoder,
+    ops: CpuOps,
+    cache: CpuCache,
+    vocab_size: usize,
 }
 
 /// Rows of a prompt whose logits are held at once.
@@ -74,20 +87,43 @@ impl Unmasked {
 }
 
 impl CpuExecutor {
-    /// An executor over an empty cache of that layout.
-    pub fn new(ops: CpuOps, model: Decoder, config: &ModelConfig, layout: KvLayout) -> Self {
-        let (cache, vocab_size) = (CpuCache::new(layout), config.vocab_size);
-        Self {
-            model,
-            ops,
-            cache,
-            vocab_size,
+    /// Takes a model over, for a rank on each of `ops`, over empty caches of that size.
+    pub(crate) fn load(
+        ops: Vec<CpuOps>,
+        spec: &ModelSpec,
+        weights: &WeightStore,
+        cache: CacheSize,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<Self, ModelError> {
+        let mut threads = Pool::named("engine-rank", ops.len()).expect("the operating system gives a rank a thread");
+        let bound = Rank::all(ops.len()).map(|rank| weights.clone().bind(spec, rank));
+        let bound = bound.collect::<Result<Vec<_>, _>>()?;
+        let parts = ops.into_iter().zip(Meeting::of_group(bound.len())).zip(&bound);
+        let mut starting: Vec<_> = parts.map(|part| (Some(part), None)).collect();
+        threads.for_each(&mut starting, |idx, (part, started)| {
+            let ((mut ops, meeting), weights) = part.take().expect("each starts once");
+            let rank = meeting.rank();
+            // The first one's share says how far all are.
+            let told = |share| {
+                if idx == 0 {
+                    progress(share);
+                }
+            };
+            let model = Decoder::load(&mut ops, meeting, spec.clone(), weights, cache.n_positions, &told);
+            let cache = CpuCache::new(kv_layout(spec, rank, cache.dtype, cache.n_blocks));
+            *started = Some(CpuRank { model, ops, cache, vocab_size: spec.vocab_size });
+        });
+        let ranks = starting.into_iter().map(|(_, started)| started.expect("every task runs")).collect();
+        Ok(Self {
+            ranks,
+            threads,
+            vocab_size: spec.vocab_size,
             outputs: VecDeque::new(),
             last_tokens: Vec::new(),
             unmasked: Vec::new(),
             wanted: Vec::new(),
             scores: Vec::new(),
-        }
+        })
     }
 
     /// One real step over the first KV block, so that the first request finds code and weights paged in. What it
@@ -129,20 +165,27 @@ impl CpuExecutor {
     }
 
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
-        let Self { model, ops, cache, .. } = self;
-        let hidden = model.hidden(ops, cache, inputs);
-        model.logits(ops, &hidden, &inputs.sampled_rows).values
+        self.logits_and_scores(inputs, &[]).0
     }
 
-    /// As [`Self::logits`], and what the step was asked for beside.
-    fn logits_and_scores(&mut self, inputs: &BatchInputs) -> Vec<f32> {
-        let hidden = self.model.hidden(&mut self.ops, &mut self.cache, inputs);
-        for spec in std::mem::take(&mut self.wanted) {
+    /// What every rank computes, of the first.
+    fn logits_and_scores(&mut self, inputs: &BatchInputs, wanted: &[ScoreSpec]) -> (Vec<f32>, Vec<Vec<Score>>) {
+        let mut results: Vec<_> = self.ranks.iter_mut().map(|rank| (rank, None)).collect();
+        self.threads.for_each(&mut results, |_, (rank, result)| *result = Some(rank.compute(inputs, wanted)));
+        results.into_iter().find_map(|(_, result)| result).expect("there is a rank")
+    }
+}
+
+impl CpuRank {
+    fn compute(&mut self, inputs: &BatchInputs, wanted: &[ScoreSpec]) -> (Vec<f32>, Vec<Vec<Score>>) {
+        let Self { model, ops, cache, .. } = self;
+        let hidden = model.hidden(ops, cache, inputs);
+        let scores = |spec: &ScoreSpec| {
             let first = inputs.cu_seqlens[spec.chunk_idx] + spec.first_row as u32;
-            let scores = self.scores_of(&hidden, first, &spec);
-            self.scores.push(scores);
-        }
-        self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values
+            self.scores_of(&hidden, first, spec)
+        };
+        let scores = wanted.iter().map(scores).collect();
+        (self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values, scores)
     }
 
     /// Few rows at a time: their logits are as large as the vocabulary.
@@ -185,13 +228,15 @@ impl Executor for CpuExecutor {
         for fed in &inputs.fed_rows {
             inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
         }
-        let logits = self.logits_and_scores(&inputs);
+        let wanted = std::mem::take(&mut self.wanted);
+        let (logits, scores) = self.logits_and_scores(&inputs, &wanted);
+        self.scores.extend(scores);
         let histories: Vec<Cow<'_, [TokenId]>> = step.chunks.iter().map(|chunk| self.history(chunk)).collect();
         let specs = step.chunks.iter().zip(&histories);
         let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));
         let specs: Vec<SampleSpec<'_>> = specs.collect();
         let mut sampled = vec![Sampled::NotANumber; specs.len()];
-        self.ops.pool().for_each(&mut sampled, |row, sampled| {
+        self.ranks[0].ops.pool().for_each(&mut sampled, |row, sampled| {
             if !specs[row].is_constrained() {
                 *sampled = choose(row_of(&logits, row, self.vocab_size), &specs[row], None);
             }
@@ -205,10 +250,10 @@ impl Executor for CpuExecutor {
     }
 
     fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
-        let Self { ops, unmasked, outputs, .. } = self;
+        let Self { ranks, unmasked, outputs, .. } = self;
         let masks: Vec<&[u32]> = masks.iter().collect();
         assert_eq!(masks.len(), unmasked.len(), "one mask for each constrained entry");
-        ops.pool().for_each(unmasked, |idx, draw| draw.sampled = draw.choose(masks[idx]));
+        ranks[0].ops.pool().for_each(unmasked, |idx, draw| draw.sampled = draw.choose(masks[idx]));
         let newest = outputs.back_mut().expect("a step was launched");
         unmasked.drain(..).for_each(|draw| newest.sampled[draw.entry] = draw.sampled);
         self.note_last_tokens();
@@ -220,12 +265,24 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// The cache of a model.
-pub fn kv_layout(config: &ModelConfig, dtype: KvDtype, n_blocks: usize) -> KvLayout {
+/// What a cache is made for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheSize {
+    /// Number format of keys and values.
+    pub(crate) dtype: KvDtype,
+    /// Blocks, on every rank.
+    pub(crate) n_blocks: usize,
+    /// Positions of a sequence.
+    pub(crate) n_positions: usize,
+}
+
+/// The cache of a rank's share of a model.
+pub(crate) fn kv_layout(spec: &ModelSpec, rank: Rank, dtype: KvDtype, n_blocks: usize) -> KvLayout {
+    let heads = spec.layers.first().map(|layer| layer.attention.attention.heads.of_rank(rank));
     KvLayout {
-        n_layers: config.num_hidden_layers,
-        n_kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
+        n_layers: spec.layers.len(),
+        n_kv_heads: heads.map_or(0, |heads| heads.n_kv_heads),
+        head_dim: heads.map_or(0, |heads| heads.head_dim),
         n_blocks,
         dtype,
     }

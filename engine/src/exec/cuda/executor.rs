@@ -1,4 +1,4 @@
-//! The executor: one upload, one graph or one eager forward pass, one copy of tokens back. Two steps may be in flight; a
+//! One GPU's part in a step: one upload, one graph or one eager forward pass, one copy of tokens back. Two steps may be in flight; a
 //! step's tokens reach the next one on the device.
 
 mod autotune;
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     constraint::Masks,
-    exec::{ExecError, Executor},
+    exec::ExecError,
     kv::{BlockId, blocks_for},
     request::{RequestId, TokenId},
     sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, Step, StepChunk, StepOutput},
@@ -32,9 +32,9 @@ use crate::{
 /// The steps in flight, and the one before them.
 const N_SPANS: usize = MAX_STEPS_IN_FLIGHT + 1;
 
-/// A model on one GPU.
+/// A model, or a rank's share of one, on a GPU.
 #[derive(Debug)]
-pub struct CudaExecutor {
+pub struct CudaRank {
     forward: Forward,
     inputs: Packed,
     newcomers: Newcomers,
@@ -90,8 +90,13 @@ enum Probe {
     EveryRow,
 }
 
-impl CudaExecutor {
-    /// An executor that serves steps within these bounds.
+impl CudaRank {
+    /// Tells the ranks of a model where each other's memory is.
+    pub(super) fn connect(ranks: &mut [Self]) {
+        Forward::connect(&mut ranks.iter_mut().map(|rank| &mut rank.forward).collect::<Vec<_>>());
+    }
+
+    /// A rank that computes steps within these bounds.
     pub(super) fn new(
         forward: Forward,
         capacity: &Capacity,
@@ -145,7 +150,8 @@ impl CudaExecutor {
                 all_found &= found == Found::Yes;
                 *scale = if round + 1 == kv_scales::ROUNDS { next.or_one(found) } else { next };
             }
-            if all_found {
+            // Ranks have other heads, and all of them go through a prompt or none.
+            if all_found && !self.forward.model().is_shared() {
                 break;
             }
         }
@@ -161,7 +167,7 @@ impl CudaExecutor {
 
     /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded. What
     /// they leave in the block is overwritten by whoever takes it.
-    pub fn warm_up(&mut self) -> Result<(), ExecError> {
+    pub(super) fn warm_up(&mut self) -> Result<(), ExecError> {
         let limits = self.limits;
         let decodes = buckets(limits.max_num_seqs).map(|n| decode_shape(n, &limits));
         let prompts = prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits));
@@ -177,7 +183,11 @@ impl CudaExecutor {
 
     /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time (no more than sequences may
     /// run) on the path requests take. Uses the first KV blocks: only for an executor that serves nobody.
-    pub fn teacher_forced_logits(&mut self, tokens: &[TokenId], chunk_len: usize) -> Result<Vec<Vec<f32>>, ExecError> {
+    pub(super) fn teacher_forced_logits(
+        &mut self,
+        tokens: &[TokenId],
+        chunk_len: usize,
+    ) -> Result<Vec<Vec<f32>>, ExecError> {
         assert!(chunk_len <= self.max_sampled, "there is room for the logits of {} rows", self.max_sampled);
         let chunks = tokens.chunks(chunk_len).enumerate();
         let rows: Result<Vec<_>, _> = chunks.map(|(idx, chunk)| self.logits_of(chunk, idx * chunk_len)).collect();
@@ -312,24 +322,24 @@ impl CudaExecutor {
     }
 }
 
-impl Executor for CudaExecutor {
-    fn max_steps_in_flight(&self) -> usize {
-        MAX_STEPS_IN_FLIGHT
+impl CudaRank {
+    /// Waits until all that was launched has run.
+    pub(super) fn synchronize(&self) -> Result<(), KernelError> {
+        self.forward.device().synchronize()
     }
 
-    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+    /// As [`Executor`](crate::exec::Executor) does, for one of the ranks that all do.
+    pub(super) fn launch(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
         assert!(self.in_flight.len() < MAX_STEPS_IN_FLIGHT, "a step is finished before a third one is launched");
-        let batch = Batch::new(step, self.limits);
-        let shape = batch.shape();
-        self.launch_step(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+        self.launch_step(batch, shape).map_err(|error| self.failed(shape, &error))
     }
 
-    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+    pub(super) fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
         let shape = self.in_flight.back().expect("a step was launched").shape;
         self.draw_masked(masks).map_err(|error| self.failed(&shape, &error))
     }
 
-    fn nears_end(&mut self) -> Result<bool, ExecError> {
+    pub(super) fn nears_end(&mut self) -> Result<bool, ExecError> {
         let step = self.in_flight.front().expect("asked for a step in flight");
         let can_tell = step.shape.sampled == SampledRows::Listed;
         if can_tell {
@@ -339,13 +349,18 @@ impl Executor for CudaExecutor {
         Ok(can_tell)
     }
 
-    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+    /// The same for a rank whose results are not read: those of the first one are the same.
+    pub(super) fn pass_over(&mut self) {
+        self.in_flight.pop_front().expect("it launched what the first one did");
+    }
+
+    pub(super) fn finish(&mut self) -> Result<StepOutput, ExecError> {
         let step = self.in_flight.pop_front().expect("finish is called once for each launch");
         self.idle_seconds = None;
         self.output_of(&step).map_err(|error| self.failed(&step.shape, &error))
     }
 
-    fn idle_seconds(&self) -> Option<f64> {
+    pub(super) fn idle_seconds(&self) -> Option<f64> {
         self.idle_seconds
     }
 }

@@ -2,6 +2,8 @@
 //! writes. The same function runs a step eagerly and is recorded into a graph. Which operations there are, and by which kernels,
 //! is the program's: `program.rs`.
 
+use std::ops::Range;
+
 use stoker_kernels::{
     CudaSlice, CudaView, Device, KernelError, Kernels,
     attention::{PagedDecode, PagedKv, PagedPrefill},
@@ -18,6 +20,7 @@ use stoker_kernels::{
         Softcap,
     },
     quantise::{QuantiseRows, QuantisedNorm},
+    ranks::{Exchange, Half, NormOf, Sum},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
 };
@@ -50,6 +53,8 @@ pub(super) struct Forward {
     /// Per layer.
     cache: Vec<LayerCache>,
     buffers: Buffers,
+    /// With the other ranks, if there are some.
+    exchange: Option<Exchange>,
 }
 
 /// What heads turn by.
@@ -89,15 +94,26 @@ pub(super) struct ForwardParts {
     pub(super) weights: Weights,
     pub(super) rope_sets: Vec<RopeTable>,
     pub(super) n_blocks: usize,
+    pub(super) others: Others,
+}
+
+/// Whether the other ranks of a model are there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Others {
+    There,
+    /// The rank computes its share alone: for measuring. What it adds up has one term.
+    Away,
 }
 
 impl Forward {
     /// Resolves the programs, allocates cache and buffers.
     pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
-        let ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks } = parts;
+        let ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks, others } = parts;
         let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
         let device = kernels.device().clone();
         let layer_values = n_blocks * shape.heads.block_values();
+        let rank = if others == Others::There { shape.rank.idx } else { 0 };
+        let exchange = capacity.exchange(&shape, others).map(|size| Exchange::new(&device, size, rank));
         let layer_cache = |_| LayerCache::zeros(&device, shape.kv_format, layer_values, shape.heads);
         Ok(Self {
             kernels,
@@ -109,8 +125,15 @@ impl Forward {
             angles: rope_sets.iter().map(|rope| Angles::new(&device, rope)).collect::<Result<_, _>>()?,
             cache: (0..shape.n_layers()).map(layer_cache).collect::<Result<_, KernelError>>()?,
             buffers: Buffers::new(&device, &shape, capacity)?,
+            exchange: exchange.transpose()?,
             shape,
         })
+    }
+
+    /// Tells the ranks of a model where each other's memory is. Nothing was launched yet.
+    pub(super) fn connect(ranks: &mut [&mut Self]) {
+        let exchanges = ranks.iter_mut().filter_map(|rank| rank.exchange.as_mut());
+        Exchange::connect(&mut exchanges.collect::<Vec<_>>());
     }
 
     /// The device it runs on.
@@ -236,6 +259,8 @@ impl Forward {
             Op::RopeKv { layer } => self.rope_kv(step, layer),
             Op::Attention { layer } => self.attend(step, layer),
             Op::KeepDrawn => self.keep_drawn_rows(step),
+            Op::Reduce { half } => self.reduce(half, m),
+            Op::GatherLogits => self.gather_logits(m),
             Op::Softcap => self.softcap(m),
             Op::Draw => self.draw(step),
         }
@@ -268,11 +293,15 @@ impl Forward {
             return self.quantised_norm(between, m);
         }
         let Between { adds, next, .. } = between;
-        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, normed, .. } = &mut b.stream;
         let (residual, out) = (residual.slice_mut(..size), normed.slice_mut(..size));
         let next = next.map(|norm| norm_weight(weights, norm).as_view());
+        if let Adds::Ranks(half) = adds {
+            let norm = NormOf { weight: next.expect("ranks' sums without a norm are rows of their own"), eps };
+            return kernels.reduce(shared(exchange), half, m, Sum::Normed { out, residual, norm });
+        }
         match (adds, next, shape.norm_weight) {
             (Adds::Nothing, Some(weight), NormWeight::Factor) => {
                 kernels.rms_norm(RmsNorm { out, x: residual.as_view(), weight, eps })
@@ -283,7 +312,7 @@ impl Forward {
             (adds, next, weight) => {
                 let after = match adds {
                     Adds::NormedUpdate(norm) => Some(norm_weight(weights, norm).as_view()),
-                    Adds::Nothing | Adds::Update => None,
+                    Adds::Nothing | Adds::Update | Adds::Ranks(_) => None,
                 };
                 let norm = next.map(|next| (out, next));
                 if adds == Adds::Nothing {
@@ -298,15 +327,20 @@ impl Forward {
 
     /// The same where a quantised product is next.
     fn quantised_norm(&mut self, Between { adds, next, .. }: Between, m: usize) -> Result<(), KernelError> {
-        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, .. } = &mut b.stream;
+        let weight = norm_weight(weights, next.expect("what is quantised is a norm")).as_view();
         let (residual, x) = match adds {
+            Adds::Ranks(half) => {
+                let (out, residual) = (b.quantised.rows_mut(m, width), residual.slice_mut(..size));
+                let sum = Sum::Quantised { out, residual, norm: NormOf { weight, eps } };
+                return kernels.reduce(shared(exchange), half, m, sum);
+            }
             Adds::Nothing => (None, residual.slice(..size)),
             Adds::Update => (Some(residual.slice_mut(..size)), update.slice(..size)),
             Adds::NormedUpdate(_) => unreachable!("what is normed before it is added leaves as bf16"),
         };
-        let weight = norm_weight(weights, next.expect("what is quantised is a norm")).as_view();
         kernels.quantised_norm(QuantisedNorm { out: b.quantised.rows_mut(m, width), residual, x, weight, eps })
     }
 
@@ -334,11 +368,14 @@ impl Forward {
 
     /// `y = norm(residual) * w^T`: of the norm, or of the weighted residual that is scaled behind it.
     fn gemm_of_norm(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
-        let Self { kernels, blas, weights, buffers: b, shape: model, .. } = self;
+        let Self { kernels, blas, weights, buffers: b, shape: model, exchange, .. } = self;
         let shape = GemmShape { m, ..gemm.desc.shape };
         let (size, tile, eps) = (m * shape.n, gemm.squares_tile, model.eps);
         let y = match (gemm.desc.epilogue, gemm.matrix) {
-            (Epilogue::F32, _) => Output::F32(b.logits.slice_mut(..size)),
+            (Epilogue::F32, _) => Output::F32(match exchange {
+                Some(exchange) => exchange.logits_mut().slice_mut(..size),
+                None => b.logits.slice_mut(..size),
+            }),
             (Epilogue::Gated, _) => Output::Gated(b.activated.slice_mut(..size / 2)),
             (Epilogue::Bf16, Matrix::GateUp) => Output::Bf16(b.gate_up.slice_mut(..size)),
             (Epilogue::Bf16, _) => Output::Bf16(b.qkv.slice_mut(..size)),
@@ -350,7 +387,7 @@ impl Forward {
             Reads::Residual => Operand::Bf16(residual.slice(..m * shape.k)),
             _ => Operand::Bf16(normed.slice(..m * shape.k)),
         };
-        let op = Linear { y, x, w: matrix(weights, gemm), shape };
+        let op = Linear { y, x, w: matrix(weights, gemm, model), shape };
         let scale = match gemm.desc.prologue {
             Prologue::Plain => None,
             Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
@@ -360,7 +397,7 @@ impl Forward {
 
     /// `residual += x * w^T`, or what the norm behind it adds.
     fn gemm_into_residual(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
-        let Self { kernels, blas, weights, buffers: b, .. } = self;
+        let Self { kernels, blas, weights, buffers: b, shape: model, exchange, .. } = self;
         let shape = GemmShape { m, ..gemm.desc.shape };
         let x = match gemm.reads {
             Reads::Attended => &b.attended,
@@ -368,10 +405,13 @@ impl Forward {
             Reads::Activated => &b.activated,
             Reads::Residual | Reads::Normed => unreachable!("what is of the residual is not added to it"),
         };
-        let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, gemm), m * shape.n);
+        let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, gemm, model), m * shape.n);
         let Stream { residual, update, normed, squares } = &mut b.stream;
         let y = match gemm.desc.epilogue {
-            Epilogue::Bf16 => Output::Bf16(update.slice_mut(..size)),
+            Epilogue::Bf16 => Output::Bf16(match exchange {
+                Some(exchange) => exchange.partial_mut(gemm.matrix.half()).slice_mut(..size),
+                None => update.slice_mut(..size),
+            }),
             Epilogue::Sum => Output::Sum(residual.slice_mut(..size)),
             Epilogue::Update => {
                 let (residual, weighted) = (residual.slice_mut(..size), normed.slice_mut(..size));
@@ -422,6 +462,17 @@ impl Forward {
             kernels.norm_part(NormPart { rows, stride, first, weight: weight.as_view(), eps })?;
         }
         Ok(())
+    }
+
+    /// What all ranks gave, to what is added to the residual.
+    fn reduce(&mut self, half: Half, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, buffers: b, shape, exchange, .. } = self;
+        kernels.reduce(shared(exchange), half, m, Sum::Plain(b.stream.update.slice_mut(..m * shape.hidden)))
+    }
+
+    fn gather_logits(&mut self, m: usize) -> Result<(), KernelError> {
+        let Self { kernels, buffers: b, shape, exchange, .. } = self;
+        kernels.gather_logits(shared(exchange), m, shape.vocab, b.logits.slice_mut(..m * shape.vocab))
     }
 
     fn softcap(&mut self, m: usize) -> Result<(), KernelError> {
@@ -569,18 +620,28 @@ impl Forward {
     }
 }
 
+fn shared(exchange: &mut Option<Exchange>) -> &mut Exchange {
+    exchange.as_mut().expect("the program of a model that ranks share")
+}
+
 fn paged_kv<'a>(cache: &'a LayerCache, step: StepInputs<'a>) -> PagedKv<'a> {
     PagedKv { cache, block_table: step.packed.view(step.layout.table), blocks_per_row: step.shape.blocks_per_row }
 }
 
-fn matrix<'a>(weights: &'a Weights, gemm: &Gemm) -> Operand<'a> {
+fn matrix<'a>(weights: &'a Weights, gemm: &Gemm, shape: &ModelShape) -> Operand<'a> {
     let layer = || &weights.layers[gemm.layer.expect("only the head is of no layer")];
     let matrix = match gemm.matrix {
         Matrix::Qkv => &layer().qkv,
         Matrix::O => &layer().o,
         Matrix::GateUp => &layer().gate_up,
         Matrix::Down => &layer().down,
-        Matrix::Head => return weights.lm_head.as_ref().unwrap_or(&weights.embed).as_view().into(),
+        Matrix::Head => {
+            let tied = || {
+                let Range { start, end } = shape.own_tokens();
+                weights.embed.slice(start * shape.hidden..end * shape.hidden)
+            };
+            return weights.lm_head.as_ref().map_or_else(tied, CudaSlice::as_view).into();
+        }
     };
     matrix.operand()
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     config::Quantization,
-    model::{Activation, ModelSpec},
+    model::{Activation, ModelSpec, spec::Rank},
 };
 
 /// Operations that differ in their layer only.
@@ -44,15 +44,17 @@ pub struct Ceilings {
     pub tflop_s: f64,
 }
 
-/// The program that a chip with a built-in table takes for a step that decodes `n` sequences; none without such a table.
+/// The program that a chip with a built-in table takes for a step that decodes `n` sequences; none without such a table. Of several that
+/// share the model, that of the first.
 pub fn list_program(
     spec: &ModelSpec,
-    chip: &str,
+    (chip, tensor_parallel): (&str, usize),
     n: usize,
     quantization: Option<Quantization>,
     ceilings: Ceilings,
 ) -> Result<Vec<Line>, String> {
-    let shape = ModelShape::of(spec)?;
+    spec.check_ranks(tensor_parallel).map_err(|problem| problem.to_string())?;
+    let shape = ModelShape::of(spec, Rank { idx: 0, of: tensor_parallel })?;
     let chip = Chip::of_table(chip, Numerics::Fastest).ok_or_else(|| {
         format!("no table of GEMMs was measured on {chip}: there are those of {}", Chip::with_tables())
     })?;
@@ -120,6 +122,8 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
         Op::RopeKv { .. } => ("rope, KV".into(), rows, "rope_kv".into(), us(4 * m * shape.heads.qkv_width())),
         Op::Attention { .. } => ("attention".into(), rows, "paged_decode".into(), None),
         Op::KeepDrawn => ("keep drawn".into(), rows, "embed".into(), us(8 * m * shape.hidden)),
+        Op::Reduce { .. } => ("add ranks".into(), rows, "reduce".into(), us(6 * m * shape.hidden)),
+        Op::GatherLogits => ("gather logits".into(), rows, "gather_logits".into(), us(8 * m * shape.vocab)),
         Op::Softcap => ("bound logits".into(), rows, "softcap".into(), us(8 * m * shape.vocab)),
         Op::Draw => ("draw".into(), rows, "sample".into(), us(4 * m * shape.vocab)),
     };
@@ -129,6 +133,8 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
 /// What it does, and how many values of each column of the residual stream it reads and writes.
 fn between_named(Between { adds, next, quantises }: Between) -> (&'static str, usize) {
     match (adds, next) {
+        (Adds::Ranks(_), _) if quantises => ("add ranks, norm, quantise", 5),
+        (Adds::Ranks(_), _) => ("add ranks, norm", 5),
         (Adds::Nothing, _) if quantises => ("norm, quantise", 2),
         (Adds::Update, _) if quantises => ("add, norm, quantise", 4),
         (Adds::Nothing, _) => ("norm", 2),
@@ -143,6 +149,7 @@ fn norm_kernel(between: Between, weight: NormWeight) -> &'static str {
     match (between, weight) {
         (Between { adds: Adds::Nothing, next: Some(_), .. }, NormWeight::Factor) => "rms_norm",
         (Between { adds: Adds::Update, next: Some(_), .. }, NormWeight::Factor) => "add_rms_norm",
+        (Between { adds: Adds::Ranks(_), .. }, _) => "reduce",
         _ => "norm_chain",
     }
 }

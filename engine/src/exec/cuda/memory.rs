@@ -7,10 +7,11 @@ use stoker_kernels::{
     choose::WeightFormat,
     launch::{Heads, UPDATE_ROWS_MAX, norm_tiles},
     plan::{SplitPolicy, prefill_pieces_max},
+    ranks::ExchangeSize,
     sampling::{COUNT_MAX, LOGPROB_WORDS, Marks, SampleRow, SampleScratch},
 };
 
-use super::{batch::BatchLimits, layout::StepLayout, masks, shape::ModelShape, slots};
+use super::{batch::BatchLimits, forward::Others, layout::StepLayout, masks, shape::ModelShape, slots};
 use crate::{
     exec::cuda::{batch::decode_shape, layout::StepShape},
     sched::SchedLimits,
@@ -103,6 +104,7 @@ impl Capacity {
         let angles = 4 * shape.n_rope_sets() * max_model_len * shape.heads.dim;
         let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(shape.hidden);
         let (quantised, scales) = self.quantised_rows(shape);
+        let shared = self.exchange(shape, Others::There).map_or(0, |size| size.bytes());
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
             + 4 * scales
@@ -110,8 +112,20 @@ impl Capacity {
             + sampled
             + scratch
             + angles
+            + shared
             + 8 * inputs;
         bytes as u64 + blas::WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+    }
+
+    /// What ranks of a model share, if there are some.
+    pub(super) fn exchange(&self, shape: &ModelShape, others: Others) -> Option<ExchangeSize> {
+        shape.is_shared().then(|| ExchangeSize {
+            n_ranks: if others == Others::There { shape.rank.of } else { 1 },
+            max_rows: self.max_rows,
+            width: shape.hidden,
+            max_logit_rows: self.max_sampled,
+            logit_share: shape.rank.vocabulary_share(shape.vocab),
+        })
     }
 
     /// Values and rows that are quantised at once, at the most.

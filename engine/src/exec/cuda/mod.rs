@@ -1,4 +1,4 @@
-//! The executor on an NVIDIA GPU: decoders in bf16, FP8 or four bits over the `kernels` crate.
+//! The executor on NVIDIA GPUs, one or several: decoders in bf16, FP8 or four bits over the `kernels` crate.
 //!
 //! It has a forward pass of its own instead of the CPU's operations: the kernels fuse what those keep apart (QKV in one
 //! product, residual and norm in one pass across the layer's border), all activations lie in buffers made at start, and a
@@ -21,15 +21,17 @@ mod masks;
 mod memory;
 mod open;
 mod program;
+mod ranks;
 mod sampling;
 mod shape;
 mod slots;
 mod weights;
 
-pub use executor::{CudaExecutor, Decodes, MeasuredProgram};
+pub use executor::{CudaRank, Decodes, MeasuredProgram};
 pub use listing::{Ceilings, Line, list_program};
-pub(crate) use open::Gpu;
+pub(crate) use open::Gpus;
 pub use open::{CudaError, CudaModel};
+pub use ranks::CudaExecutor;
 pub use stoker_kernels::{
     survey::{Finding, survey},
     table::ChipTable,

@@ -1,4 +1,4 @@
-//! From a model that was read to an executor on a GPU: whether the GPU and the kernels can run it, the memory plan, the
+//! From a model that was read to an executor on its GPUs: whether each GPU and the kernels can run it, the memory plan, the
 //! weights' way there.
 
 use std::time::Instant;
@@ -10,13 +10,15 @@ use stoker_kernels::{
     choose::{Chip, Numerics},
     launch::PrefillKernel,
     plan::{PrefillSplit, SplitPolicy},
+    ranks::RANKS_MAX,
 };
 
 use super::{
     batch::BatchLimits,
-    executor::CudaExecutor,
-    forward::{Forward, ForwardParts},
+    executor::CudaRank,
+    forward::{Forward, ForwardParts, Others},
     memory::Capacity,
+    ranks::{CudaExecutor, on_threads},
     shape::ModelShape,
     weights,
 };
@@ -27,6 +29,7 @@ use crate::{
     info::{Loaded, ModelInfo},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
     model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
+    pool::Pool,
     sched::SchedLimits,
 };
 
@@ -65,28 +68,69 @@ impl CudaError {
     }
 }
 
-/// A GPU with everything loaded that a model needs there.
+/// The GPUs of a model, with everything loaded that it needs there.
 #[derive(Debug)]
-pub(crate) struct Gpu {
+pub(crate) struct Gpus {
+    spec: ModelSpec,
+    ranks: Vec<Gpu>,
+    others: Others,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Gpu {
     kernels: Kernels,
     blas: Option<Blas>,
     chip: Chip,
-    spec: ModelSpec,
     shape: ModelShape,
     name: String,
 }
 
-impl Gpu {
-    /// Opens the GPU `ordinal` for this model, or says why not. Allocates no memory but the libraries' own.
+impl Gpus {
+    /// Opens as many GPUs as share the model, from `ordinal` on, or says why not. Allocates no memory but the libraries' own.
     pub(crate) fn open(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
+        let ordinals: Vec<usize> = (ordinal..ordinal + limits.tensor_parallel).collect();
+        let spec = divided(read, ordinals.len())?;
+        let devices = Device::open_group(&ordinals)?;
+        let gpu =
+            |(rank, (device, ordinal)): (Rank, (&Device, &usize))| Gpu::open(device, *ordinal, rank, &spec, limits);
+        let ranks = Rank::all(ordinals.len()).zip(devices.iter().zip(&ordinals)).map(gpu).collect::<Result<_, _>>()?;
+        Ok(Self { spec, ranks, others: Others::There })
+    }
+
+    /// Opens a GPU for the first of the ranks, which computes its share alone.
+    fn open_share(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
+        let rank = Rank { idx: 0, of: limits.tensor_parallel };
+        let spec = divided(read, rank.of)?;
+        let ranks = vec![Gpu::open(&Device::open(ordinal)?, ordinal, rank, &spec, limits)?];
+        Ok(Self { spec, ranks, others: Others::Away })
+    }
+}
+
+/// The model's description, if so many ranks divide it.
+fn divided(read: &ReadModel, n_ranks: usize) -> Result<ModelSpec, CudaError> {
+    if n_ranks > RANKS_MAX {
+        return Err(CudaError::Refused(format!("tensor_parallel {n_ranks} is more than {RANKS_MAX} GPUs: take fewer")));
+    }
+    let spec = read.spec()?;
+    spec.check_ranks(n_ranks).map_err(|problem| CudaError::Refused(problem.to_string()))?;
+    Ok(spec)
+}
+
+impl Gpu {
+    fn open(
+        device: &Device,
+        ordinal: usize,
+        rank: Rank,
+        spec: &ModelSpec,
+        limits: &EngineLimits,
+    ) -> Result<Self, CudaError> {
         let began = Instant::now();
-        let device = Device::open(ordinal)?;
-        let spec = read.spec()?;
-        let kernels = Kernels::load(&device)?;
-        let shape = ModelShape::of(&spec).map_err(CudaError::Uncovered)?;
+        let kernels = Kernels::load(device)?;
+        let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
         let shape = match limits.quantization {
             // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
-            None if weights::has_rows_of_e4m3(&spec) => {
+            None if weights::has_rows_of_e4m3(spec) => {
                 shape.clone().quantised(Quantization::Fp8, kernels.properties()).unwrap_or(shape)
             }
             None => shape,
@@ -95,17 +139,17 @@ impl Gpu {
         let shape = shape.with_cache_of(limits.kv_cache_dtype);
         let (numerics, blas) = match limits.batch_invariant {
             true => (Numerics::BatchInvariant, None),
-            false => (Numerics::Fastest, Some(Blas::new(&device)?)),
+            false => (Numerics::Fastest, Some(Blas::new(device)?)),
         };
         let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
         let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
-        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
         let name = format!("cuda:{ordinal}, {}", device.name()?);
-        Ok(Self { kernels, blas, chip, spec, shape, name })
+        tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
+        Ok(Self { kernels, blas, chip, shape, name })
     }
 }
 
-/// A model on a GPU, and what the engine needs beside it.
+/// A model on its GPUs, and what the engine needs beside it.
 #[derive(Debug)]
 pub struct CudaModel {
     /// The model with its KV cache.
@@ -114,16 +158,50 @@ pub struct CudaModel {
     pub parts: EngineParts,
 }
 
+/// What is the same for all ranks of a model that starts.
+struct Start<'a> {
+    spec: &'a ModelSpec,
+    sched: &'a SchedLimits,
+    limits: &'a EngineLimits,
+    others: Others,
+}
+
+/// A rank that starts: its share of the weights is found, its memory planned.
+struct StartingRank {
+    gpu: Gpu,
+    source: Source,
+    batch: BatchLimits,
+    capacity: Capacity,
+    memory: MemoryPlan,
+}
+
+/// A rank whose memory is taken.
+struct StartedRank {
+    rank: CudaRank,
+    dtype: String,
+    kv_scales: Option<Vec<Option<[f32; 2]>>>,
+}
+
 impl CudaModel {
-    /// Reads and checks everything, then as the engine's start does on the GPU `ordinal`.
+    /// Reads and checks everything, then as the engine's start does on GPUs from `ordinal` on.
     pub fn open(config: &EngineConfig, ordinal: usize, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
         let read = ReadModel::read(config)?;
-        Self::take(Gpu::open(ordinal, &read, &config.limits)?, read, &config.limits, progress)
+        Self::take(Gpus::open(ordinal, &read, &config.limits)?, read, &config.limits, progress)
+    }
+
+    /// The first rank's share of a model on the GPU `ordinal`, which computes as if what the others add were nothing: for measuring.
+    pub fn open_share(
+        config: &EngineConfig,
+        ordinal: usize,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<Self, StartError> {
+        let read = ReadModel::read(config)?;
+        Self::take(Gpus::open_share(ordinal, &read, &config.limits)?, read, &config.limits, progress)
     }
 
     /// Plans memory, brings the weights over, warms up with real steps.
     pub(crate) fn take(
-        gpu: Gpu,
+        gpus: Gpus,
         read: ReadModel,
         limits: &EngineLimits,
         progress: &(dyn Fn(f32) + Sync),
@@ -131,49 +209,40 @@ impl CudaModel {
         let sched =
             SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
         let ReadModel { config, assets, weights } = read;
-        let Gpu { kernels, blas, chip, spec, shape, name } = gpu;
-        let source = Source::of(weights, &spec)?;
-        let shape = match limits.quantization {
-            None => source.keep_four_bits(shape, &spec, kernels.properties()),
-            Some(_) => shape,
+        let Gpus { spec, ranks: gpus, others } = gpus;
+        let start = Start { spec: &spec, sched: &sched, limits, others };
+        let mut ranks = gpus.into_iter().map(|gpu| start.plan(gpu, &weights)).collect::<Result<Vec<_>, _>>()?;
+        // All have as many KV blocks as the one with the least memory.
+        let smallest = ranks.iter().min_by_key(|rank| rank.memory.kv_blocks).expect("there is a rank");
+        let (memory, batch) = (smallest.memory.clone(), smallest.batch);
+        let name = ranks.iter().map(|rank| rank.gpu.name.as_str()).collect::<Vec<_>>().join("; ");
+        let mut threads = Pool::named("engine-gpu", ranks.len())
+            .map_err(|error| StartError::Threads { threads: ranks.len(), reason: error.to_string() })?;
+        let n_blocks = memory.kv_blocks as usize;
+        // The first one's share says how far all are.
+        let told = |rank: &StartingRank, share| {
+            if rank.gpu.shape.rank.idx == 0 {
+                progress(WEIGHTS_SHARE * share);
+            }
         };
-        let device = kernels.device().clone();
-        let batch = batch_limits(&shape, &kernels, &sched, limits);
-        let capacity = Capacity::new(&sched, &batch);
-        capacity.check(&sched).map_err(CudaError::Refused)?;
-        let needs = MemoryNeeds {
-            weights_bytes: shape.weights_bytes(spec.n_params()),
-            workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
-            kv_bytes_per_token: shape.kv_bytes_per_token(),
-        };
-        let memory = MemoryPlan::new(needs, limits, &sched, budget(&device, limits).map_err(CudaError::from)?)?;
-        log_plan(&memory, &name, shape.kv_format);
-        let began = Instant::now();
-        let loaded = load(&kernels, &shape, &spec, source, &|share| progress(WEIGHTS_SHARE * share))?;
-        tracing::info!(seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
-        let rope = |settings| RopeTable::new(settings, shape.heads.dim, sched.max_model_len);
-        let rope_sets = spec.rope_sets.iter().map(rope).collect();
-        let parts = ForwardParts {
-            kernels,
-            blas,
-            chip,
-            shape,
-            weights: loaded.weights,
-            rope_sets,
-            n_blocks: memory.kv_blocks as usize,
-        };
-        let began = Instant::now();
-        let forward = Forward::new(parts, &capacity).map_err(CudaError::from)?;
-        let mut executor = CudaExecutor::new(forward, &capacity, batch, name.clone()).map_err(CudaError::from)?;
-        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
+        let mut waiting: Vec<Option<StartingRank>> = ranks.drain(..).map(Some).collect();
+        let started = on_threads(&mut threads, &mut waiting, |rank| {
+            let rank = rank.take().expect("each starts once");
+            start.load(rank, n_blocks, &told)
+        })?;
+        let StartedRank { dtype, kv_scales, .. } = &started[0];
+        let (dtype, kv_scales) = (dtype.clone(), kv_scales.clone());
+        let mut ranks: Vec<CudaRank> = started.into_iter().map(|started| started.rank).collect();
+        CudaRank::connect(&mut ranks);
+        let mut executor = CudaExecutor::new(ranks, threads, batch);
         let began = Instant::now();
         executor.warm_up().map_err(CudaError::WarmUp)?;
-        if let Some(published) = &loaded.kv_scales {
+        if let Some(published) = &kv_scales {
             executor.find_kv_scales(published).map_err(CudaError::WarmUp)?;
         }
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "first steps have run");
         let max_waiting = limits.max_waiting as usize;
-        let stored_as = config.quantization.as_ref().map_or(loaded.dtype, |quantization| quantization.name().into());
+        let stored_as = config.quantization.as_ref().map_or(dtype, |quantization| quantization.name().into());
         let dtype = match limits.quantization {
             None => stored_as,
             Some(quantization) => format!("{} of {stored_as}", quantization.name()),
@@ -181,6 +250,54 @@ impl CudaModel {
         let loaded = Loaded { n_params: spec.n_params(), dtype, memory, device: name };
         let info = ModelInfo::new(&config, &assets, &sched, loaded);
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
+    }
+}
+
+impl Start<'_> {
+    /// Finds a rank's weights and plans its memory.
+    fn plan(&self, gpu: Gpu, weights: &WeightSource) -> Result<StartingRank, StartError> {
+        let Self { spec, sched, limits, .. } = *self;
+        let Gpu { kernels, blas, chip, shape, name } = gpu;
+        let source = Source::of(weights, spec, shape.rank)?;
+        let shape = match limits.quantization {
+            None => source.keep_four_bits(shape, spec, kernels.properties()),
+            Some(_) => shape,
+        };
+        let batch = batch_limits(&shape, &kernels, sched, limits);
+        let capacity = Capacity::new(sched, &batch);
+        capacity.check(sched).map_err(CudaError::Refused)?;
+        let needs = MemoryNeeds {
+            weights_bytes: shape.weights_bytes(spec.n_params_of(shape.rank)?),
+            workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
+            kv_bytes_per_token: shape.kv_bytes_per_token(),
+        };
+        let memory = MemoryPlan::new(needs, limits, sched, budget(kernels.device(), limits).map_err(CudaError::from)?)?;
+        log_plan(&memory, &name, shape.kv_format);
+        Ok(StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, source, batch, capacity, memory })
+    }
+
+    /// Brings a rank's weights over and takes its memory.
+    fn load(
+        &self,
+        starting: StartingRank,
+        n_blocks: usize,
+        progress: &(dyn Fn(&StartingRank, f32) + Sync),
+    ) -> Result<StartedRank, CudaError> {
+        let began = Instant::now();
+        let told = |share| progress(&starting, share);
+        let loaded = load(&starting.gpu.kernels, &starting.gpu.shape, self.spec, &starting.source, &told)?;
+        let StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, batch, capacity, .. } = starting;
+        tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
+        let rope = |settings| RopeTable::new(settings, shape.heads.dim, self.sched.max_model_len);
+        let rope_sets = self.spec.rope_sets.iter().map(rope).collect();
+        let LoadedWeights { weights, dtype, kv_scales } = loaded;
+        let parts = ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks, others: self.others };
+        let began = Instant::now();
+        let forward = Forward::new(parts, &capacity)?;
+        let rank = CudaRank::new(forward, &capacity, batch, name)?;
+        rank.synchronize()?;
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
+        Ok(StartedRank { rank, dtype, kv_scales })
     }
 }
 
@@ -200,10 +317,10 @@ enum Source {
 }
 
 impl Source {
-    fn of(weights: WeightSource, spec: &ModelSpec) -> Result<Self, ModelError> {
+    fn of(weights: &WeightSource, spec: &ModelSpec, rank: Rank) -> Result<Self, ModelError> {
         Ok(match weights {
-            WeightSource::Stored(store) => Self::Stored(store.bind(spec, Rank::ALONE)?),
-            WeightSource::Random { seed } => Self::Random { seed },
+            WeightSource::Stored(store) => Self::Stored(store.clone().bind(spec, rank)?),
+            WeightSource::Random { seed } => Self::Random { seed: *seed },
         })
     }
 
@@ -220,18 +337,18 @@ fn load(
     kernels: &Kernels,
     shape: &ModelShape,
     spec: &ModelSpec,
-    source: Source,
+    source: &Source,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<LoadedWeights, CudaError> {
     let has_scales = shape.kv_format == KvFormat::E4m3;
     match source {
         Source::Stored(bound) => {
             let kv_scales = has_scales.then(|| bound.kv_scales(spec)).transpose()?;
-            let weights = weights::load(kernels, shape, spec, &bound, progress)?;
+            let weights = weights::load(kernels, shape, spec, bound, progress)?;
             Ok(LoadedWeights { weights, dtype: bound.format_name(), kv_scales })
         }
         Source::Random { seed } => {
-            let weights = weights::random(kernels, shape, spec, seed)?;
+            let weights = weights::random(kernels, shape, spec, *seed)?;
             kernels.device().synchronize()?;
             progress(1.0);
             Ok(LoadedWeights {

@@ -9,13 +9,15 @@
 //! tail, drawn rows:   the rest of the last layer; logits = norm(residual) Whead; draw
 //! ```
 //!
-//! Norms that a family has not are not there: `before` or `after` is then what it is of.
+//! Norms that a family has not are not there: `before` or `after` is then what it is of. Of several GPUs each has a share of heads, of
+//! the feed-forward and of the vocabulary: what the two halves of a layer give is added up where it is added to the residual.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use stoker_kernels::{
     choose::{Chip, GemmDesc, GemmKernel, Prologue, WeightFormat},
     launch::{Epilogue, GemmShape, NormWeight},
+    ranks::Half,
 };
 
 use super::{
@@ -55,6 +57,12 @@ pub(super) enum Op {
     },
     /// Drawn rows of the residual and of what attention gave come to the front.
     KeepDrawn,
+    /// What all ranks gave in a half of a layer is added up, where more than an addition and a norm stand behind it.
+    Reduce {
+        half: Half,
+    },
+    /// The logits of all ranks' tokens.
+    GatherLogits,
     /// Bounds logits.
     Softcap,
     /// A token for each row of logits.
@@ -88,6 +96,8 @@ pub(super) enum Adds {
     Nothing,
     Update,
     NormedUpdate(Norm),
+    /// What all ranks gave in a half of the layer.
+    Ranks(Half),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -152,6 +162,8 @@ enum Left {
     Residual,
     /// Its result, to be added; through this norm, if the family has one there.
     Update { after: Option<Norm> },
+    /// What is this rank's of the result, to be added up and added.
+    Partial(Half),
     /// The residual with its result added, weighted, and sums of so many squares each.
     Weighted { squares_tile: usize },
 }
@@ -236,6 +248,13 @@ impl Op {
     }
 }
 
+impl Matrix {
+    /// The half of a layer whose last projection it is.
+    pub(super) fn half(self) -> Half {
+        if self == Self::O { Half::Attention } else { Half::FeedForward }
+    }
+}
+
 impl Gemm {
     /// Whether its x is in e4m3 as its weights are: the kernel for few rows takes bf16.
     pub(super) fn reads_quantised(&self) -> bool {
@@ -286,6 +305,7 @@ impl<'a> Builder<'a> {
             }
         }
         self.of_residual(Some(Norm::Final), (Matrix::Head, None), Epilogue::F32);
+        self.ops.extend(self.shape.is_shared().then_some(Op::GatherLogits));
         self.ops.extend(self.shape.logit_softcap.map(|_| Op::Softcap));
         self.ops.push(Op::Draw);
         self.ops
@@ -361,6 +381,7 @@ impl<'a> Builder<'a> {
         let adds = match self.left {
             Left::Update { after: Some(norm) } => Adds::NormedUpdate(norm),
             Left::Update { after: None } => Adds::Update,
+            Left::Partial(half) => Adds::Ranks(half),
             Left::Residual | Left::Weighted { .. } => Adds::Nothing,
         };
         self.left = Left::Residual;
@@ -377,9 +398,11 @@ impl<'a> Builder<'a> {
         let after = self.shape.block.norms.after.then_some(after);
         let Biases { o, down, .. } = self.shape.block.biases;
         let has_bias = if matrix == Matrix::O { o } else { down };
-        let may_add = after.is_none() && !has_bias;
+        let is_plain = after.is_none() && !has_bias;
+        let may_add = is_plain && !self.shape.is_shared();
         // Who weighs the residual knows weights that are the factors themselves.
-        let may_weigh = may_add && next.is_some() && self.shape.norm_weight == NormWeight::Factor;
+        let has_plain_norm = next.is_some() && self.shape.norm_weight == NormWeight::Factor;
+        let may_weigh = may_add && has_plain_norm;
         let epilogues = [(may_weigh, Epilogue::Update), (may_add, Epilogue::Sum), (true, Epilogue::Bf16)];
         let by = |(_, epilogue)| self.gemm((matrix, Some(layer)), (Prologue::Plain, epilogue), reads);
         let gemm = epilogues.into_iter().filter(|(may, _)| *may).find_map(by);
@@ -393,6 +416,13 @@ impl<'a> Builder<'a> {
             self.ops.push(Op::Quantise(reads));
         }
         self.ops.push(Op::Gemm(Gemm { next, ..gemm }));
+        if self.shape.is_shared() {
+            let half = matrix.half();
+            match is_plain && has_plain_norm {
+                true => self.left = Left::Partial(half),
+                false => self.ops.push(Op::Reduce { half }),
+            }
+        }
         if has_bias {
             self.ops.push(Op::AddBias { matrix, layer });
         }
@@ -419,7 +449,7 @@ impl<'a> Builder<'a> {
             Matrix::O => (shape.hidden, shape.attended_width()),
             Matrix::GateUp => (2 * shape.inner, shape.hidden),
             Matrix::Down => (shape.hidden, shape.inner),
-            Matrix::Head => (shape.vocab, shape.hidden),
+            Matrix::Head => (shape.own_tokens().len(), shape.hidden),
         }
     }
 }
@@ -433,11 +463,11 @@ mod tests {
     use crate::{
         config::Quantization,
         exec::cuda::weights,
-        model::{CheckpointFormat, ModelConfig, ModelSpec},
+        model::{CheckpointFormat, ModelConfig, ModelSpec, spec::Rank},
     };
 
     fn shape(architecture: &str, changes: Value) -> ModelShape {
-        ModelShape::of(&spec(architecture, changes)).unwrap()
+        ModelShape::of(&spec(architecture, changes), Rank::ALONE).unwrap()
     }
 
     fn spec(architecture: &str, changes: Value) -> ModelSpec {
@@ -467,6 +497,7 @@ mod tests {
                     Adds::Nothing => "",
                     Adds::Update => "add+",
                     Adds::NormedUpdate(_) => "norm+add+",
+                    Adds::Ranks(_) => "reduce+add+",
                 };
                 let next = if next.is_some() { "norm" } else { "." };
                 format!("{adds}{next}{}", if *quantises { "-quantised" } else { "" })
@@ -482,6 +513,8 @@ mod tests {
             Op::RopeKv { .. } => "rope".to_owned(),
             Op::Attention { .. } => "attend".to_owned(),
             Op::KeepDrawn => "keep".to_owned(),
+            Op::Reduce { .. } => "reduce".to_owned(),
+            Op::GatherLogits => "gather".to_owned(),
             Op::Softcap => "softcap".to_owned(),
             Op::Draw => "draw".to_owned(),
         });
@@ -543,6 +576,53 @@ mod tests {
         );
     }
 
+    fn shared(architecture: &str, changes: Value, quantization: Option<Quantization>) -> (Programs, ModelShape) {
+        let chip = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap();
+        let shape = ModelShape::of(&spec(architecture, changes), Rank { idx: 1, of: 2 }).unwrap();
+        let shape = match quantization {
+            Some(quantization) => shape.quantised(quantization, chip.properties()).unwrap(),
+            None => shape,
+        };
+        (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+    }
+
+    #[test]
+    fn ranks_add_up_what_they_gave_where_it_is_added_to_the_residual() {
+        let (llama, shape) = shared("LlamaForCausalLM", json!({}), None);
+        assert_eq!((shape.heads.n_q, shape.heads.n_kv, shape.inner, shape.own_tokens()), (16, 4, 7168, 64128..128256));
+        for n in [1, 8, 64, 4096] {
+            let layer = "O:Bf16 reduce+add+norm GateUp:Gated Down:Bf16 reduce+add+norm";
+            let body = format!("embed norm Qkv:Bf16 rope attend {layer} Qkv:Bf16 rope");
+            assert_eq!(brief(&llama.body(n).ops), body, "body of {n} rows");
+            if n <= 256 {
+                let tail = format!("attend {layer} Head:F32 gather draw");
+                assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
+            }
+        }
+        let widths =
+            |matrix| Builder::new(&shape, &Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap(), 1).sizes(matrix);
+        assert_eq!(widths(Matrix::Qkv), (3072, 4096));
+        assert_eq!((widths(Matrix::O), widths(Matrix::Down)), ((4096, 2048), (4096, 7168)));
+        assert_eq!((widths(Matrix::GateUp), widths(Matrix::Head)), ((14336, 4096), (64128, 4096)));
+        let (fp8, _) = shared("LlamaForCausalLM", json!({}), Some(Quantization::Fp8));
+        assert!(brief(&fp8.body(64).ops).contains("O:Bf16 reduce+add+norm-quantised GateUp:Gated quantise-Activated"));
+    }
+
+    #[test]
+    fn what_ranks_gave_is_a_row_of_its_own_where_a_bias_or_a_norm_is_between_it_and_the_residual() {
+        let (biased, _) = shared("LlamaForCausalLM", json!({"mlp_bias": true, "attention_bias": true}), None);
+        let body = brief(&biased.body(8).ops);
+        assert!(
+            body.contains("O:Bf16 reduce bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 reduce bias-Down"),
+            "{body}"
+        );
+        let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+        let (gemma, _) = shared("Gemma2ForCausalLM", gemma, None);
+        let tail = brief(&gemma.tail(8, Sampled::Every));
+        let expected = "attend O:Bf16 reduce norm+add+norm GateUp:Bf16 act Down:Bf16 reduce norm+add+norm Head:F32 gather softcap draw";
+        assert_eq!(tail, expected);
+    }
+
     fn quantised(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
         let shape = shape(architecture, changes);
         let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
@@ -589,7 +669,7 @@ mod tests {
         let changes = json!({"quantization_config": quantization});
         let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
         let spec = spec("LlamaForCausalLM", changes);
-        let shape = weights::as_described(ModelShape::of(&spec).unwrap(), &spec, chip.properties());
+        let shape = weights::as_described(ModelShape::of(&spec, Rank::ALONE).unwrap(), &spec, chip.properties());
         (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
     }
 

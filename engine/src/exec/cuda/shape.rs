@@ -1,5 +1,7 @@
 //! What the GPU executor needs to know of a model: its sizes, what its layers do, and whether the kernels take it. Pure.
 
+use std::ops::Range;
+
 use stoker_kernels::{
     KernelError,
     cache::KvFormat,
@@ -13,7 +15,7 @@ use crate::{
     config::{KvCacheDtype, Quantization},
     model::{
         Activation, ModelSpec, NormWeight as Stored,
-        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec},
+        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec, Rank},
     },
 };
 
@@ -34,6 +36,8 @@ pub(super) struct ModelShape {
     pub(super) hidden: usize,
     pub(super) inner: usize,
     pub(super) vocab: usize,
+    /// Of several GPUs, which this is: heads, the width of the feed-forward and logits are its share.
+    pub(super) rank: Rank,
     pub(super) heads: Heads,
     /// Of all norms.
     pub(super) eps: f32,
@@ -102,16 +106,16 @@ pub(super) struct LayerShape {
 }
 
 impl ModelShape {
-    /// The shape, or what of the model the kernels do not take.
-    pub(super) fn of(spec: &ModelSpec) -> Result<Self, String> {
-        let shape = Self::described(spec).and_then(|shape| {
+    /// The shape of a rank's share, or what of the model the kernels do not take. Ranks divide the model.
+    pub(super) fn of(spec: &ModelSpec, rank: Rank) -> Result<Self, String> {
+        let shape = Self::described(spec, rank).and_then(|shape| {
             shape.check_launches(spec)?;
             Ok(shape)
         });
         shape.map_err(|problem| format!("{}: {problem}", spec.architecture))
     }
 
-    fn described(spec: &ModelSpec) -> Result<Self, String> {
+    fn described(spec: &ModelSpec, rank: Rank) -> Result<Self, String> {
         let first = spec.layers.first().ok_or("it has no layers")?;
         let block = Block::of(first)?;
         for (idx, layer) in spec.layers.iter().enumerate() {
@@ -119,11 +123,12 @@ impl ModelShape {
                 return Err(format!("layer {idx} is not built as layer 0 is: windows and angles alone may differ"));
             }
         }
-        let heads = first.attention.attention.heads;
+        let heads = first.attention.attention.heads.of_rank(rank);
         Ok(Self {
             hidden: spec.hidden_size,
-            inner: first.feed_forward.gate.weight.rows.len(),
+            inner: first.feed_forward.gate.weight.rows.len() / rank.of,
             vocab: spec.vocab_size,
+            rank,
             heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
             eps: spec.norm.eps,
             norm_weight: match spec.norm.stored {
@@ -207,6 +212,16 @@ impl ModelShape {
         self.heads.qkv_width() * hidden + hidden * self.attended_width() + 3 * inner * hidden
     }
 
+    /// Tokens whose logits this rank computes.
+    pub(super) fn own_tokens(&self) -> Range<usize> {
+        self.rank.vocabulary(self.vocab)
+    }
+
+    /// Whether others have the rest of the model.
+    pub(super) fn is_shared(&self) -> bool {
+        self.rank.of > 1
+    }
+
     /// Layers.
     pub(super) fn n_layers(&self) -> usize {
         self.layers.len()
@@ -238,7 +253,7 @@ impl ModelShape {
             return self.n_layers().min(1);
         }
         let layer = self.hidden * (self.heads.qkv_width() + self.attended_width() + 3 * self.inner);
-        let (layer_bytes, head_bytes) = (2 * layer, 2 * self.hidden * self.vocab);
+        let (layer_bytes, head_bytes) = (2 * layer, 2 * self.hidden * self.own_tokens().len());
         (NEAR_THE_END_BYTES.saturating_sub(head_bytes) / layer_bytes).min(self.n_layers())
     }
 
@@ -315,7 +330,7 @@ mod tests {
             config[name] = value.clone();
         }
         let config = ModelConfig::from_json(&config, "config.json").unwrap();
-        ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap())
+        ModelShape::of(&ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap(), Rank::ALONE)
     }
 
     #[test]

@@ -19,7 +19,9 @@ use stoker_kernels::{
 use super::shape::ModelShape;
 use crate::model::{
     BoundWeights, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
-    spec::{AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, WeightRole, WeightSpec},
+    spec::{
+        AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice, WeightSpec,
+    },
 };
 
 /// Deviation of random weights: with it, logits of the common shapes are of a trained model's size.
@@ -126,6 +128,8 @@ impl Weights<Projection, Projection> {
 struct Slot<'a> {
     order: Order,
     parts: Vec<&'a WeightSpec>,
+    /// Whose share of them.
+    rank: Rank,
     /// Whether it is what a layer multiplies with.
     is_projection: bool,
 }
@@ -145,15 +149,21 @@ impl Slot<'_> {
     }
 
     fn len(&self) -> usize {
-        self.parts.iter().map(|weight| weight.n_values() as usize).sum()
+        self.shares().map(|share| share.rows.len() * share.columns.len()).sum()
+    }
+
+    fn shares(&self) -> impl Iterator<Item = WeightSlice> {
+        self.parts.iter().map(|weight| weight.slice(self.rank).expect("ranks divide every weight: that was seen"))
     }
 }
 
 /// What `buffer` gives for each slot of a model, asked in one order.
 fn assemble<'a, T, E>(
     spec: &'a ModelSpec,
+    rank: Rank,
     mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>,
 ) -> Result<Weights<T, T>, E> {
+    let mut buffer = |slot: Slot<'a>| buffer(Slot { rank, ..slot });
     Ok(Weights {
         embed: buffer(one(&spec.embedding.weight))?,
         layers: spec.layers.iter().map(|layer| assemble_layer(layer, &mut buffer)).collect::<Result<_, E>>()?,
@@ -199,11 +209,11 @@ fn biases<const N: usize>(linears: [&LinearSpec; N]) -> Option<Vec<&WeightSpec>>
 }
 
 fn in_turn<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into(), is_projection: false }
+    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into(), rank: Rank::ALONE, is_projection: false }
 }
 
 fn behind<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::Behind, parts: parts.into(), is_projection: false }
+    Slot { order: Order::Behind, parts: parts.into(), rank: Rank::ALONE, is_projection: false }
 }
 
 fn one(weight: &WeightSpec) -> Slot<'_> {
@@ -237,7 +247,7 @@ pub(super) fn load(
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<Weights, KernelError> {
     let mut slots = Vec::new();
-    let Ok(_) = assemble(spec, |slot| -> Result<(), Infallible> {
+    let Ok(_) = assemble(spec, shape.rank, |slot| -> Result<(), Infallible> {
         slots.push(slot);
         Ok(())
     });
@@ -277,7 +287,8 @@ pub(super) fn load(
     });
     upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
-    let Ok(loaded) = assemble(spec, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
+    let Ok(loaded) =
+        assemble(spec, shape.rank, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
     loaded.stored_as(kernels, shape)
 }
 
@@ -308,7 +319,7 @@ pub(super) fn has_rows_of_e4m3(spec: &ModelSpec) -> bool {
 
 /// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
 pub(super) fn as_described(shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
-    match described_int4_layouts(spec).filter(|_| shape.may_have_four_bits(properties)) {
+    match described_int4_layouts(spec, shape.rank).filter(|_| shape.may_have_four_bits(properties)) {
         Some(layouts) => shape.in_four_bits(bytes_of(&layouts)),
         None => shape,
     }
@@ -322,13 +333,13 @@ pub(super) fn as_stored(
     properties: Properties,
 ) -> ModelShape {
     let is_int4 = |part: &&WeightSpec| part.scheme.as_ref().is_some_and(Scheme::is_int4);
-    let has_int4 = projections(spec).iter().flat_map(|slot| &slot.parts).any(is_int4);
+    let has_int4 = projections(spec, shape.rank).iter().flat_map(|slot| &slot.parts).any(is_int4);
     if !has_int4 || !shape.may_have_four_bits(properties) {
         return shape;
     }
     let layouts =
-        match described_int4_layouts(spec) {
-            Some(_) => int4_layouts(spec, weights),
+        match described_int4_layouts(spec, shape.rank) {
+            Some(_) => int4_layouts(spec, shape.rank, weights),
             None => Err("some projections are left alone, have inputs in any order or groups that 32 does not divide"
                 .to_owned()),
         };
@@ -346,22 +357,22 @@ fn bytes_of(layouts: &[Int4Layout]) -> u64 {
 }
 
 /// How what layers multiply with lies in four bits, one buffer behind the other; or why it does not.
-fn int4_layouts(spec: &ModelSpec, weights: &BoundWeights) -> Result<Vec<Int4Layout>, String> {
+fn int4_layouts(spec: &ModelSpec, rank: Rank, weights: &BoundWeights) -> Result<Vec<Int4Layout>, String> {
     let layout = |slot: &Slot<'_>| {
         let parts: Vec<_> = slot.parts.iter().map(|part| weights.matrix(part)).collect();
         stored_int4_layout(&parts)
     };
-    projections(spec).iter().map(layout).collect()
+    projections(spec, rank).iter().map(layout).collect()
 }
 
 /// The same by a description alone, of which weights are drawn.
-fn described_int4_layouts(spec: &ModelSpec) -> Option<Vec<Int4Layout>> {
-    projections(spec).iter().map(described_int4_layout).collect()
+fn described_int4_layouts(spec: &ModelSpec, rank: Rank) -> Option<Vec<Int4Layout>> {
+    projections(spec, rank).iter().map(described_int4_layout).collect()
 }
 
-fn projections(spec: &ModelSpec) -> Vec<Slot<'_>> {
+fn projections(spec: &ModelSpec, rank: Rank) -> Vec<Slot<'_>> {
     let mut slots = Vec::new();
-    let Ok(_) = assemble(spec, |slot| -> Result<(), Infallible> {
+    let Ok(_) = assemble(spec, rank, |slot| -> Result<(), Infallible> {
         slots.extend(slot.is_projection.then_some(slot));
         Ok(())
     });
@@ -369,10 +380,9 @@ fn projections(spec: &ModelSpec) -> Vec<Slot<'_>> {
 }
 
 fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
-    let k = slot.parts[0].tensor_shape[1];
-    let groups: Option<Vec<GroupSize>> =
-        slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(part.tensor_shape[1])).collect();
-    let n = slot.parts.iter().map(|part| part.rows.len()).sum();
+    let k = slot.shares().next()?.columns.len();
+    let groups: Option<Vec<GroupSize>> = slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(k)).collect();
+    let n = slot.shares().map(|share| share.rows.len()).sum();
     Some(Int4Layout { n, k, group: smallest(groups?), scales: ScaleFormat::F16 })
 }
 
@@ -483,7 +493,7 @@ pub(super) fn random(
     let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
     let mut noise = Noise(seed);
-    let weights = assemble(spec, |slot| match slot.parts[0].role {
+    let weights = assemble(spec, shape.rank, |slot| match slot.parts[0].role {
         WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::Int4 => {
             let layout = described_int4_layout(&slot).expect("the shape was said by the description");
             Int4Matrix::random(device, layout, &mut noise, RANDOM_SCALE).map(Projection::Int4)

@@ -37,7 +37,7 @@ struct Group<'a, const N: usize> {
     separate: [Part<'a>; N],
     fused: Part<'a>,
     widths: [usize; N],
-    unit: usize,
+    sharding: [Sharding; N],
     has_bias: bool,
 }
 
@@ -63,8 +63,7 @@ impl ModelSpec {
         }
         let whole = Builder { config, format, layer: None };
         let layers = (0..n_layers).map(|idx| Builder { layer: Some(idx), ..whole }.layer(idx)).collect();
-        let sharding = Sharding::Outputs { unit: 1 };
-        let head = || whole.matrix(&part("lm_head", "output"), config.vocab_size, sharding);
+        let head = || whole.matrix(&part("lm_head", "output"), config.vocab_size, Sharding::Vocabulary);
         Ok(Self {
             architecture: config.family.architecture,
             hidden_size: config.hidden_size,
@@ -104,7 +103,11 @@ impl Builder<'_> {
             ],
             fused: part("self_attn.qkv_proj", "attn_qkv"),
             widths: [q_width, kv_width, kv_width],
-            unit: head_dim,
+            sharding: [
+                Sharding::Outputs { unit: head_dim },
+                Sharding::KvHeads { unit: head_dim },
+                Sharding::KvHeads { unit: head_dim },
+            ],
             has_bias: biases.qkv,
         });
         [&mut q, &mut k].into_iter().for_each(|linear| self.order_rows(linear, head_dim));
@@ -133,7 +136,7 @@ impl Builder<'_> {
             // There gate and up in one matrix go by the name of up.
             fused: part("mlp.gate_up_proj", "ffn_up"),
             widths: [inner, inner],
-            unit: 1,
+            sharding: [Sharding::Outputs { unit: 1 }; 2],
             has_bias: biases.feed_forward,
         });
         let sharding = Sharding::Inputs { unit: 1 };
@@ -148,7 +151,7 @@ impl Builder<'_> {
     }
 
     fn group<const N: usize>(&self, group: Group<'_, N>) -> [LinearSpec; N] {
-        let Group { separate, fused, widths, unit, has_bias } = group;
+        let Group { separate, fused, widths, sharding, has_bias } = group;
         let of = widths.iter().sum();
         let mut first = 0;
         std::array::from_fn(|idx| {
@@ -157,7 +160,7 @@ impl Builder<'_> {
                 Projections::Fused => (&fused, Rows { first, len: widths[idx], of }),
             };
             first += widths[idx];
-            self.linear(part, rows, self.config.hidden_size, Sharding::Outputs { unit }, has_bias)
+            self.linear(part, rows, self.config.hidden_size, sharding[idx], has_bias)
         })
     }
 
@@ -168,7 +171,7 @@ impl Builder<'_> {
 
     fn linear(&self, part: &Part<'_>, rows: Rows, n_inputs: usize, sharding: Sharding, has_bias: bool) -> LinearSpec {
         let of_bias = match sharding {
-            Sharding::Outputs { .. } => sharding,
+            Sharding::Outputs { .. } | Sharding::KvHeads { .. } | Sharding::Vocabulary => sharding,
             Sharding::Inputs { .. } | Sharding::Replicated => Sharding::Replicated,
         };
         let bias = || WeightSpec {
@@ -204,9 +207,10 @@ impl Builder<'_> {
         let [q, k] = match self.config.family.qk_norm {
             QkNorm::None => return None,
             QkNorm::EveryHead => [(heads.head_dim, Sharding::Replicated); 2],
-            QkNorm::WholeRow => {
-                [heads.q_width(), heads.kv_width()].map(|width| (width, Sharding::Outputs { unit: heads.head_dim }))
-            }
+            QkNorm::WholeRow => [
+                (heads.q_width(), Sharding::Outputs { unit: heads.head_dim }),
+                (heads.kv_width(), Sharding::KvHeads { unit: heads.head_dim }),
+            ],
         };
         Some(QkNormSpec {
             q: self.norm(&part("self_attn.q_norm", "attn_q_norm"), q.0, q.1),

@@ -16,9 +16,9 @@ mod weight;
 
 pub use build::{CheckpointFormat, LAYERS_MAX};
 pub use print::Description;
-pub use weight::{Rank, RowOrder, Sharding, WeightRole, WeightSlice, WeightSpec};
+pub use weight::{Rank, RowOrder, Sharding, VOCABULARY_STEP, WeightRole, WeightSlice, WeightSpec};
 
-use super::{RopeSettings, family::NormWeight};
+use super::{ModelError, RopeSettings, family::NormWeight};
 
 /// A decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -182,6 +182,22 @@ impl ModelSpec {
         self.weights().any(|weight| weight.scheme.is_some())
     }
 
+    /// Whether a group of so many ranks can share it, before anything of it is read.
+    pub fn check_ranks(&self, of: usize) -> Result<(), ModelError> {
+        if of == 1 {
+            return Ok(());
+        }
+        if let Some(norm) = self.layers.iter().find_map(LayerSpec::undivided) {
+            return Err(ModelError::Undivided { tensor: norm.name.clone(), architecture: self.architecture.into() });
+        }
+        Rank::all(of).try_for_each(|rank| self.weights().try_for_each(|weight| weight.slice(rank).map(|_| ())))
+    }
+
+    /// Numbers of a rank's share of all weights.
+    pub fn n_params_of(&self, rank: Rank) -> Result<u64, ModelError> {
+        self.weights().try_fold(0u64, |sum, weight| Ok(sum.saturating_add(weight.n_values_of(rank)?)))
+    }
+
     /// Numbers of all weights, tied ones counted once.
     pub fn n_params(&self) -> u64 {
         self.weights().fold(0, |sum, weight| sum.saturating_add(weight.n_values()))
@@ -189,6 +205,13 @@ impl ModelSpec {
 }
 
 impl LayerSpec {
+    /// Why ranks cannot share it: what runs over a whole row that each has a part of.
+    fn undivided(&self) -> Option<&WeightSpec> {
+        let AttentionLayer { qk_norm, attention, .. } = &self.attention;
+        let norm = qk_norm.as_ref().map(|norms| &norms.q.weight)?;
+        (norm.rows.len() != attention.heads.head_dim).then_some(norm)
+    }
+
     /// Every weight of the layer, in the order of the computation.
     pub fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
         let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &self.attention;
@@ -216,7 +239,19 @@ impl LinearSpec {
     }
 }
 
+impl AttentionSpec {
+    /// A rank's share of it.
+    pub fn of_rank(self, rank: Rank) -> Self {
+        Self { heads: self.heads.of_rank(rank), ..self }
+    }
+}
+
 impl HeadShape {
+    /// A rank's share of them.
+    pub fn of_rank(self, rank: Rank) -> Self {
+        Self { n_heads: self.n_heads / rank.of, n_kv_heads: rank.kv_heads(self.n_kv_heads), ..self }
+    }
+
     /// Width of all queries of a token.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.head_dim

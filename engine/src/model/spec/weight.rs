@@ -60,12 +60,22 @@ pub enum Sharding {
         /// Rows that stay together: a head, or one.
         unit: usize,
     },
+    /// Each has some heads of as many rows, as many as the others; where ranks are more than heads, neighbours have the same one.
+    KvHeads {
+        /// Rows of a head.
+        unit: usize,
+    },
+    /// Each has some tokens' rows, in steps of [`VOCABULARY_STEP`]: the last ones may have fewer, or none.
+    Vocabulary,
     /// Each has some inputs (columns), as many units of them as the others (row parallel).
     Inputs {
         /// Columns that stay together: a head, or one.
         unit: usize,
     },
 }
+
+/// Rows of a vocabulary that stay together.
+pub const VOCABULARY_STEP: usize = 16;
 
 /// One device's share of a model.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -79,6 +89,27 @@ pub struct Rank {
 impl Rank {
     /// The only one.
     pub const ALONE: Self = Self { idx: 0, of: 1 };
+
+    /// All ranks of a group.
+    pub fn all(of: usize) -> impl Iterator<Item = Self> {
+        (0..of).map(move |idx| Self { idx, of })
+    }
+
+    /// How many of so many heads are this rank's: the same for all ranks.
+    pub fn kv_heads(self, n_heads: usize) -> usize {
+        (n_heads / self.of).max(1)
+    }
+
+    /// The tokens of a vocabulary whose rows are this rank's.
+    pub fn vocabulary(self, n_tokens: usize) -> Range<usize> {
+        let share = self.vocabulary_share(n_tokens);
+        (self.idx * share).min(n_tokens)..((self.idx + 1) * share).min(n_tokens)
+    }
+
+    /// How many they are at most.
+    pub fn vocabulary_share(self, n_tokens: usize) -> usize {
+        if self.of == 1 { n_tokens } else { n_tokens.div_ceil(self.of).next_multiple_of(VOCABULARY_STEP) }
+    }
 }
 
 /// The part of a tensor that is a rank's share of a weight.
@@ -104,20 +135,45 @@ impl WeightSpec {
     /// A rank's share, or why there is none.
     pub fn slice(&self, rank: Rank) -> Result<WeightSlice, ModelError> {
         let columns = 0..self.tensor_shape.get(1).copied().unwrap_or(1);
+        let indivisible = |n_units: usize, unit: usize| {
+            let what = if unit == 1 { "parts".into() } else { format!("heads of {unit}") };
+            ModelError::Indivisible { tensor: self.name.clone(), n_units, what, ranks: rank.of }
+        };
         let share = |all: Range<usize>, unit: usize| {
             let n_units = all.len() / unit;
             if !n_units.is_multiple_of(rank.of) {
-                let what = if unit == 1 { "parts".into() } else { format!("heads of {unit}") };
-                return Err(ModelError::Indivisible { tensor: self.name.clone(), n_units, what, ranks: rank.of });
+                return Err(indivisible(n_units, unit));
             }
             let len = n_units / rank.of * unit;
             Ok(all.start + rank.idx * len..all.start + (rank.idx + 1) * len)
         };
+        let heads = |all: Range<usize>, unit: usize| {
+            let n_heads = all.len() / unit;
+            if n_heads >= rank.of || n_heads == 0 {
+                return share(all, unit);
+            }
+            if !rank.of.is_multiple_of(n_heads) {
+                return Err(indivisible(n_heads, unit));
+            }
+            let first = all.start + rank.idx * n_heads / rank.of * unit;
+            Ok(first..first + unit)
+        };
         Ok(match self.sharding {
             Sharding::Replicated => WeightSlice { rows: self.rows.clone(), columns },
             Sharding::Outputs { unit } => WeightSlice { rows: share(self.rows.clone(), unit)?, columns },
+            Sharding::KvHeads { unit } => WeightSlice { rows: heads(self.rows.clone(), unit)?, columns },
+            Sharding::Vocabulary => {
+                let Range { start, end } = rank.vocabulary(self.rows.len());
+                WeightSlice { rows: self.rows.start + start..self.rows.start + end, columns }
+            }
             Sharding::Inputs { unit } => WeightSlice { rows: self.rows.clone(), columns: share(columns, unit)? },
         })
+    }
+
+    /// How many numbers a rank's share has, of a weight that ranks divide.
+    pub fn n_values_of(&self, rank: Rank) -> Result<u64, ModelError> {
+        let WeightSlice { rows, columns } = self.slice(rank)?;
+        Ok((rows.len() as u64).saturating_mul(columns.len() as u64))
     }
 
     /// The module that it belongs to, by its name in the checkpoint.
@@ -140,6 +196,8 @@ impl fmt::Display for Sharding {
             Self::Replicated => f.write_str("every rank"),
             Self::Outputs { unit: 1 } => f.write_str("by outputs"),
             Self::Outputs { unit } => write!(f, "by heads of {unit} outputs"),
+            Self::KvHeads { unit } => write!(f, "by KV heads of {unit} outputs"),
+            Self::Vocabulary => f.write_str("by tokens"),
             Self::Inputs { unit: 1 } => f.write_str("by inputs"),
             Self::Inputs { unit } => write!(f, "by heads of {unit} inputs"),
         }
@@ -173,6 +231,22 @@ mod tests {
         let [first, second] = slices(Sharding::Replicated);
         assert_eq!(first, second);
         assert_eq!(keys(Sharding::Outputs { unit: 8 }).slice(Rank::ALONE).unwrap().rows, 64..96);
+    }
+
+    #[test]
+    fn ranks_beyond_kv_heads_share_them_and_the_last_rank_of_a_vocabulary_has_what_is_left() {
+        let rows =
+            |sharding, of| Rank::all(of).map(|rank| keys(sharding).slice(rank).map(|slice| slice.rows)).collect();
+        let heads: Vec<_> = rows(Sharding::KvHeads { unit: 16 }, 4);
+        assert_eq!(heads.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [64..80, 64..80, 80..96, 80..96]);
+        let heads: Vec<_> = rows(Sharding::KvHeads { unit: 8 }, 2);
+        assert_eq!(heads.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [64..80, 80..96]);
+        let refused: Vec<_> = rows(Sharding::KvHeads { unit: 16 }, 3);
+        assert!(refused.iter().all(Result::is_err));
+        assert_eq!(Rank::all(3).map(|rank| rank.vocabulary(1003)).collect::<Vec<_>>(), [0..336, 336..672, 672..1003]);
+        assert_eq!(Rank { idx: 3, of: 4 }.vocabulary(40), 40..40);
+        assert_eq!(Rank::ALONE.vocabulary(1003), 0..1003);
+        assert_eq!([2, 8].map(|of| Rank { idx: 0, of }.kv_heads(4)), [2, 1]);
     }
 
     #[test]

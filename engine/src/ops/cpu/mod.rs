@@ -7,16 +7,17 @@ mod activation;
 mod attention;
 mod cache;
 mod kernel;
-mod pool;
 mod weights;
 
 pub use cache::CpuCache;
 use kernel::Isa;
-use pool::{Pool, RowRuns};
 pub use weights::{CpuMatrix, CpuVector};
 
 use super::BatchInputs;
-use crate::model::{Activation, AttentionSpec, RopeTable, StoredMatrix, WeightFormat};
+use crate::{
+    model::{Activation, AttentionSpec, RopeTable, StoredMatrix, WeightFormat},
+    pool::{Pool, RowRuns},
+};
 
 /// Work below this many numbers is not worth handing to another thread.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;

@@ -3,13 +3,13 @@
 
 use std::borrow::Cow;
 
-use super::{
-    kernel::{Format, Panels, Quant, WeightRows, Weights, widen},
-    pool::{Pool, RowRuns},
-};
+use super::kernel::{Format, Panels, Quant, WeightRows, Weights, widen};
 use half::{bf16, f16};
 
-use crate::model::{NormWeight, QuantisedWeight, StoredMatrix as Stored, StoredWeight, WeightFormat, to_q8_0};
+use crate::{
+    model::{NormWeight, QuantisedWeight, StoredMatrix as Stored, StoredWeight, WeightFormat, to_q8_0},
+    pool::{Pool, RowRuns},
+};
 
 /// Rows that are dequantised at once: a cache line of words along outputs has as many codes, so that it is read once.
 const ROWS_AT_ONCE: usize = 128;

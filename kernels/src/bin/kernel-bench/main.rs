@@ -7,6 +7,7 @@ mod cases;
 mod clock;
 mod figures;
 mod int4;
+mod ranks;
 mod residual;
 
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ fn main() -> Result<()> {
     cases::linear(&mut gpu, &mut report)?;
     cases::gated(&mut gpu, &mut report)?;
     residual::run(&mut gpu, &mut report)?;
+    ranks::run(&mut report)?;
     int4::run(&mut gpu, &mut report, arguments.tiles)?;
     attention::decode(&mut gpu, &mut report)?;
     attention::prefill(&mut gpu, &mut report)?;

@@ -17,7 +17,7 @@ use super::{
         layout::{Sampled, buckets},
         program::{Gemm, Matrix, Op},
     },
-    CudaExecutor, Decodes,
+    CudaRank, Decodes,
 };
 use crate::exec::ExecError;
 
@@ -40,7 +40,7 @@ struct Way {
     graph: Graph,
 }
 
-impl CudaExecutor {
+impl CudaRank {
     /// Measures every recorded step of [`ROWS_MIN`] sequences and more, where `wants` says so, as if nothing had been measured before. `said`
     /// hears a line for each GEMM.
     pub fn autotune(

@@ -10,7 +10,7 @@ use super::{
         listing::{Ceilings, Line, groups, line},
         program::Op,
     },
-    CudaExecutor, Recorded, StepInputs,
+    CudaRank, Recorded, StepInputs,
 };
 use crate::{
     exec::ExecError,
@@ -39,7 +39,7 @@ pub struct Decodes {
     pub context: usize,
 }
 
-impl CudaExecutor {
+impl CudaRank {
     /// The program of a step, measured.
     pub fn measure_program(&mut self, decodes: Decodes, ceilings: Ceilings) -> Result<MeasuredProgram, ExecError> {
         let measured = self.measured(decodes, ceilings);

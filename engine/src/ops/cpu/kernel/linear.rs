@@ -7,7 +7,7 @@ use super::{
     Format, Isa, Line, PackedRows, Panels, Product, Target, WeightRows,
     blocks::{BlockRows, PANEL_OUTPUTS, PanelProduct},
 };
-use crate::ops::cpu::pool::{Pool, RowRuns};
+use crate::pool::{Pool, RowRuns};
 
 /// Weight bytes below which a task costs more to hand over than it brings.
 const MIN_TASK_BYTES: usize = 32 << 10;

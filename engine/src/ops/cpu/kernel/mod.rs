@@ -28,8 +28,7 @@ pub(super) use linear::{Weights, multiply};
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
 
-use super::pool::Pool;
-use crate::{kv::KvDtype, model::AttentionSpec};
+use crate::{kv::KvDtype, model::AttentionSpec, pool::Pool};
 use product::{Product, Target};
 
 /// How weights, keys or values are stored.

@@ -16,7 +16,7 @@ use half::f16;
 use memmap2::MmapMut;
 
 use super::{BLOCK, Quant};
-use crate::ops::cpu::pool::{Pool, RowRuns};
+use crate::pool::{Pool, RowRuns};
 
 /// Outputs of a panel.
 pub(in super::super) const OUTPUTS: usize = 32;

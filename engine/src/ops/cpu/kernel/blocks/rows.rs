@@ -3,7 +3,7 @@
 //! A number is off by at most half a scale: the largest of its block divided by 254.
 
 use super::{BLOCK, BlockKernel, Isa, lanes::BlockLanes};
-use crate::ops::cpu::pool::{Pool, RowRuns};
+use crate::pool::{Pool, RowRuns};
 
 /// Values below which quantising is not worth sharing out.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;

@@ -6,7 +6,7 @@ use std::{borrow::Cow, ops::Range};
 use half::f16;
 
 use super::*;
-use crate::ops::cpu::{kernel::product::Target, pool::Pool};
+use crate::{ops::cpu::kernel::product::Target, pool::Pool};
 
 /// Below, at and above a panel; one block to many.
 const SHAPES: [[usize; 2]; 7] = [[1, 32], [8, 64], [31, 96], [32, 32], [33, 320], [70, 1120], [129, 4864]];

@@ -57,11 +57,16 @@ struct Shared {
 impl Pool {
     /// A pool that computes on `n_threads` threads, the caller's among them.
     pub(crate) fn new(n_threads: usize) -> std::io::Result<Self> {
+        Self::named("engine-cpu", n_threads)
+    }
+
+    /// The same with another name for its threads, which has a number behind it.
+    pub(crate) fn named(name: &str, n_threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(n_threads.max(1)));
         let mut pool = Self { shared, threads: Vec::new() };
         for idx in 1..n_threads {
             let shared = Arc::clone(&pool.shared);
-            let builder = thread::Builder::new().name(format!("engine-cpu-{idx}"));
+            let builder = thread::Builder::new().name(format!("{name}-{idx}"));
             pool.threads.push(builder.spawn(move || shared.serve(idx))?);
         }
         Ok(pool)

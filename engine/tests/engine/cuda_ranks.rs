@@ -1,0 +1,160 @@
+//! Models that several GPUs share, of which each holds a rank. Skipped where there are fewer.
+
+use std::slice;
+
+use stoker_engine::{
+    Engine, EngineHandle, EngineLimits, KvCacheDtype, Quantization, SamplingParams, StartError, TokenId,
+    exec::cuda::CudaModel,
+};
+use stoker_kernels::Device;
+
+use crate::{common, cuda, cuda_families, skip::skip};
+
+/// As many GPUs; else the reason why not is recorded.
+fn has_gpus(n_ranks: usize, test: &str) -> bool {
+    let n_gpus = (0..n_ranks).filter(|ordinal| Device::open(*ordinal).is_ok()).count();
+    if n_gpus > 0 && n_gpus < n_ranks {
+        skip(test, &format!("{n_ranks} GPUs are needed, {n_gpus} there"));
+    }
+    (n_gpus == 0 || n_gpus == n_ranks) && cuda::has_gpu(test)
+}
+
+fn limits() -> EngineLimits {
+    EngineLimits { kv_cache_tokens: Some(64 * 1024), memory_fraction: 0.45, ..EngineLimits::default() }
+}
+
+fn open(n_ranks: usize, limits: EngineLimits) -> CudaModel {
+    let limits = EngineLimits { tensor_parallel: n_ranks, ..limits };
+    CudaModel::open(&common::config(&common::ember(), limits), 0, &|_| {}).unwrap()
+}
+
+fn start(n_ranks: usize, limits: EngineLimits) -> EngineHandle {
+    let CudaModel { executor, parts } = open(n_ranks, limits);
+    Engine::start_with(Box::new(executor), parts)
+}
+
+#[test]
+fn logits_of_several_gpus_are_the_cpus_within_the_noise_of_bf16() {
+    if !has_gpus(2, "logits_of_several_gpus_are_the_cpus_within_the_noise_of_bf16") {
+        return;
+    }
+    let tokens = cuda::golden().0;
+    let expected = common::open(&common::ember()).unwrap().executor.teacher_forced_logits(&tokens, tokens.len());
+    // Four ranks are more than ember's KV heads.
+    let has_four = has_gpus(4, "logits of four GPUs");
+    for n_ranks in [2, 4].into_iter().filter(|n_ranks| *n_ranks == 2 || has_four) {
+        let mut gpus = open(n_ranks, limits());
+        for chunk_len in [64, 37, 1] {
+            let found = gpus.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+            cuda::check_noise(&format!("{n_ranks} ranks, chunks of {chunk_len}"), &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn greedy_answers_of_two_gpus_are_right_as_often_and_a_request_gets_the_same_every_time() {
+    if !has_gpus(2, "greedy_answers_of_two_gpus_are_right_as_often_and_a_request_gets_the_same_every_time") {
+        return;
+    }
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let (one, two) = (start(1, limits()), start(2, limits()));
+    let (prompts, expected) = cuda::questions(&one);
+    let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
+    let equal = cuda::share_equal(&answers[0], &answers[1]);
+    let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
+    println!("one and two GPUs: {:.1} % of answers equal, right {scores:?}", 100.0 * equal);
+    assert!(equal >= 0.99, "{equal}");
+    assert!((scores[0] - scores[1]).abs() <= 0.005, "{scores:?}");
+    let sampled = SamplingParams {
+        temperature: 0.8,
+        top_p: 0.9,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        seed: 7,
+        ..SamplingParams::default()
+    };
+    for prompt in prompts.iter().step_by(50) {
+        let ask = || cuda::answers(&two, slice::from_ref(prompt), &sampled);
+        assert_eq!(ask(), ask(), "the same seed");
+    }
+    for engine in [one, two] {
+        assert_eq!(engine.load().stopped, None);
+    }
+}
+
+#[test]
+fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
+    if !has_gpus(2, "quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one") || !cuda::is_hopper() {
+        return;
+    }
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    for (quantization, kv_cache_dtype) in [
+        (Some(Quantization::Fp8), None),
+        (None, Some(KvCacheDtype::Fp8)),
+        (Some(Quantization::Fp8), Some(KvCacheDtype::Fp8)),
+    ] {
+        let limits = || EngineLimits { quantization, kv_cache_dtype, ..limits() };
+        let (one, two) = (start(1, limits()), start(2, limits()));
+        let (prompts, expected) = cuda::questions(&one);
+        let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
+        let equal = cuda::share_equal(&answers[0], &answers[1]);
+        let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
+        println!("{quantization:?}, {kv_cache_dtype:?}: {:.1} % equal, right {scores:?}", 100.0 * equal);
+        assert!(equal >= 0.98 && (scores[0] - scores[1]).abs() <= 0.005, "{equal}, {scores:?}");
+    }
+}
+
+#[test]
+fn a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size() {
+    if !has_gpus(2, "a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size") || !cuda::is_hopper() {
+        return;
+    }
+    let tokens: Vec<TokenId> = cuda::golden().0;
+    let mut gpus = open(2, EngineLimits { batch_invariant: true, max_model_len: Some(512), ..limits() });
+    let mut bits = |chunk_len: usize| -> Vec<Vec<u32>> {
+        let rows = gpus.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+        rows.into_iter().map(|row| row.into_iter().map(f32::to_bits).collect()).collect()
+    };
+    let whole = bits(64);
+    for chunk_len in [37, 16, 1] {
+        let found = bits(chunk_len);
+        let odd = (0..tokens.len()).find(|&row| found[row] != whole[row]);
+        assert_eq!(odd, None, "the first row that differs in chunks of {chunk_len}");
+    }
+}
+
+#[test]
+fn every_family_that_ranks_can_share_is_transformers_on_two_gpus_too() {
+    if !has_gpus(2, "every_family_that_ranks_can_share_is_transformers_on_two_gpus_too") {
+        return;
+    }
+    for name in [
+        "llama-heads-of-80",
+        "llama-biases-everywhere",
+        "mistral-window",
+        "qwen2-windows-yarn",
+        "qwen3",
+        "smollm3",
+        "phi3-heads-of-96",
+        "phi4-longrope",
+        "gemma2",
+        "gemma3",
+    ] {
+        cuda_families::check_shared(name, 2);
+    }
+}
+
+/// What is normed over a whole row is not a rank's to norm.
+#[test]
+fn a_family_or_a_number_of_gpus_that_does_not_divide_is_refused_by_name() {
+    if !cuda::has_gpu("a_family_or_a_number_of_gpus_that_does_not_divide_is_refused_by_name") {
+        return;
+    }
+    let refusal = |error: StartError| error.to_string();
+    let olmo = refusal(cuda_families::open_shared("olmo2", 2).unwrap_err());
+    assert!(olmo.contains("q_norm.weight: Olmo2ForCausalLM norms all heads of a row together"), "{olmo}");
+    let three = EngineLimits { tensor_parallel: 3, ..limits() };
+    let three = CudaModel::open(&common::config(&common::ember(), three), 0, &|_| {}).unwrap_err();
+    let three = refusal(three);
+    assert!(three.contains("3 ranks do not divide its 4 heads of 64"), "{three}");
+}

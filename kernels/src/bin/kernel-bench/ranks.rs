@@ -1,0 +1,87 @@
+//! Sums over two and more GPUs, with the addition and the norm that stand behind them in a step: recorded on every rank, one behind the
+//! other. Skipped where there is one GPU.
+
+use anyhow::Result;
+use cudarc::driver::{CudaContext, sys};
+use stoker_kernels::{
+    Device, KernelError,
+    checks::Gpu,
+    graph::Graph,
+    ranks::{Exchange, ExchangeSize, Half, NormOf, Sum},
+};
+
+use crate::{
+    cases::HIDDEN,
+    figures::{Report, Work},
+};
+
+/// Sums of a graph: starting ranks one behind the other is little beside them.
+const N_SUMS: usize = 200;
+const REPLAYS: usize = 15;
+const WARM: usize = 2;
+const EPS: f32 = 1e-5;
+
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let n_gpus = CudaContext::device_count()?.unsigned_abs() as usize;
+    if n_gpus < 2 {
+        println!("skipped: kernel_reduce_norm: one GPU");
+    }
+    for n_ranks in [2, 4, 8].into_iter().filter(|n| *n <= n_gpus) {
+        for n_rows in [1, 8, 32, 64, 128, 1024, 8192] {
+            let name = format!("kernel_reduce_norm_m{n_rows}_ranks{n_ranks}");
+            if report.wants(&name) {
+                let us = time(n_ranks, n_rows)?;
+                // What a rank gets from the others at least.
+                report.add(&name, "stoker", Work::Bytes((2 * n_rows * HIDDEN * (n_ranks - 1)) as f64), us);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn time(n_ranks: usize, n_rows: usize) -> Result<Vec<f64>> {
+    let devices = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
+    let mut gpus = devices.iter().map(Gpu::new).collect::<Result<Vec<_>, _>>()?;
+    let size = ExchangeSize { n_ranks, max_rows: n_rows, width: HIDDEN, max_logit_rows: 1, logit_share: 16 };
+    let exchange = |(rank, device): (usize, &Device)| Exchange::new(device, size, rank);
+    let mut exchanges = devices.iter().enumerate().map(exchange).collect::<Result<Vec<_>, _>>()?;
+    devices.iter().try_for_each(Device::synchronize)?;
+    Exchange::connect(&mut exchanges.iter_mut().collect::<Vec<_>>());
+    let mut graphs = Vec::new();
+    let mut buffers = Vec::new();
+    for (gpu, exchange) in gpus.iter_mut().zip(&mut exchanges) {
+        let (mut out, mut residual, weight) =
+            (gpu.random(n_rows * HIDDEN)?, gpu.random(n_rows * HIDDEN)?, gpu.random(HIDDEN)?);
+        let mut sums = || -> Result<(), KernelError> {
+            for idx in 0..N_SUMS {
+                let half = if idx % 2 == 0 { Half::Attention } else { Half::FeedForward };
+                let norm = NormOf { weight: weight.as_view(), eps: EPS };
+                let sum = Sum::Normed { out: out.as_view_mut(), residual: residual.as_view_mut(), norm };
+                gpu.kernels.reduce(exchange, half, n_rows, sum)?;
+            }
+            Ok(())
+        };
+        graphs.push(gpu.kernels.device().capture(&mut sums)?);
+        buffers.push((out, residual, weight));
+    }
+    let mut samples = Vec::with_capacity(REPLAYS);
+    for round in 0..WARM + REPLAYS {
+        let ms = replay(&devices, &mut graphs)?;
+        if round >= WARM {
+            samples.push(f64::from(ms) * 1e3 / N_SUMS as f64);
+        }
+    }
+    Ok(samples)
+}
+
+fn replay(devices: &[Device], graphs: &mut [Graph]) -> Result<f32> {
+    let event = || devices[0].context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+    let (begin, end) = (event()?, event()?);
+    // The first rank begins last: it waits for nobody who has not begun.
+    graphs[1..].iter_mut().try_for_each(Graph::launch)?;
+    begin.record(devices[0].stream())?;
+    graphs[0].launch()?;
+    end.record(devices[0].stream())?;
+    devices.iter().try_for_each(Device::synchronize)?;
+    Ok(begin.elapsed_ms(&end)?)
+}
