@@ -32,7 +32,7 @@ const GPU_BATCHED_TOKENS: u32 = 8192;
 ///     tools/bench/llama-cpp.sh
 ///     stoker-bench run --model tinyllama-1.1b --peers llama.cpp,transformers
 ///
-/// Models: ember, tinyllama-1.1b, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, qwen3-8b, or a directory in Hugging Face's layout.
+/// Models: ember, tinyllama-1.1b, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen3-8b, or a directory in Hugging Face's layout.
 ///
 /// Cases (prompts are fresh random tokens, greedy, end tokens ignored):
 ///

@@ -34,7 +34,7 @@ const fn widths(name: &'static str, hidden: usize, heads: [usize; 3], inner: usi
 }
 
 /// Those that are measured.
-pub const MODELS: [Widths; 11] = [
+pub const MODELS: [Widths; 12] = [
     widths("llama-3.1-8b", 4096, [32, 8, 128], 14336, 128_256),
     widths("qwen3-8b", 4096, [32, 8, 128], 12288, 151_936),
     widths("llama-3.2-1b", 2048, [32, 8, 64], 8192, 128_256),
@@ -46,6 +46,7 @@ pub const MODELS: [Widths; 11] = [
     widths("qwen3-4b", 2560, [32, 8, 128], 9728, 151_936),
     widths("olmo-2-7b", 4096, [32, 32, 128], 11008, 100_352),
     widths("tinyllama-1.1b", 2048, [32, 4, 64], 5632, 32_000),
+    widths("llama-3.1-70b", 8192, [64, 8, 128], 28672, 128_256),
 ];
 
 impl Widths {

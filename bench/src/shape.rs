@@ -66,7 +66,7 @@ pub enum Fill {
     One,
 }
 
-const SHAPES: [Shape; 5] = [
+const SHAPES: [Shape; 6] = [
     Shape {
         name: "llama-3.1-8b",
         family: Family::Llama,
@@ -74,6 +74,22 @@ const SHAPES: [Shape; 5] = [
         intermediate_size: 14336,
         num_hidden_layers: 32,
         num_attention_heads: 32,
+        num_key_value_heads: 8,
+        head_dim: 128,
+        vocab_size: 128_256,
+        max_position_embeddings: 131_072,
+        rope_theta: 500_000.0,
+        rope_factor: 8.0,
+        rms_norm_eps: 1e-5,
+        tie_word_embeddings: false,
+    },
+    Shape {
+        name: "llama-3.1-70b",
+        family: Family::Llama,
+        hidden_size: 8192,
+        intermediate_size: 28672,
+        num_hidden_layers: 80,
+        num_attention_heads: 64,
         num_key_value_heads: 8,
         head_dim: 128,
         vocab_size: 128_256,
@@ -252,6 +268,7 @@ mod tests {
     #[test]
     fn shapes_have_the_published_number_of_parameters() {
         assert_eq!(n_params("llama-3.1-8b"), 8_030_261_248);
+        assert_eq!(n_params("llama-3.1-70b"), 70_553_706_496);
         assert_eq!(n_params("qwen3-8b"), 8_190_735_360);
         assert_eq!(n_params("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(n_params("qwen2.5-0.5b"), 494_032_768);

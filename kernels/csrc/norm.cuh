@@ -1,5 +1,6 @@
-// RMSNorm of a row by a block, over where its values come from (Stored; the ranks' sums of reduce.cuh) and how they leave (Rows,
-// QuantisedRows). The row stays in registers between the two passes.
+// RMSNorm of a row by a block, over where its values come from (Stored; the ranks' sums of reduce.cuh), how they are shared out
+// over threads (Vectors; the lines of reduce.cuh) and how they leave (Rows, QuantisedRows). The row stays in registers between the
+// two passes.
 #pragma once
 #include "quantise.cuh"
 
@@ -9,14 +10,13 @@ namespace stoker {
 struct Stored {
   const uint4* x;
 
-  __device__ __forceinline__ void give(int) {}
+  __device__ __forceinline__ void give(const Vectors&) {}
 
   template <int kVecs>
-  __device__ __forceinline__ void take(float (&value)[kVecs][8], int n_vecs) const {
+  __device__ __forceinline__ void take(float (&value)[kVecs][8], const Vectors& map) const {
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int i = threadIdx.x + j * blockDim.x;
-      if (i < n_vecs) unpack(x[static_cast<size_t>(blockIdx.x) * n_vecs + i], value[j]);
+      if (map.has(j)) unpack(map.load(map.own_row(x), j), value[j]);
     }
   }
 };
@@ -30,63 +30,58 @@ struct QuantisedRows {
   float* scales;
 };
 
-template <int kVecs>
-__device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVecs][8], int n_vecs, float*) {
+template <int kVecs, typename Map>
+__device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVecs][8], const Map& map, float*) {
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < n_vecs) rows.out[static_cast<size_t>(blockIdx.x) * n_vecs + i] = pack(y[j]);
+    if (map.has(j)) map.store(map.own_row(rows.out), j, pack(y[j]));
   }
 }
 
-template <int kVecs>
-__device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], int n_vecs, float* scratch) {
-  quantise_row(rows.out + static_cast<size_t>(blockIdx.x) * n_vecs, rows.scales + blockIdx.x, y, n_vecs, scratch);
+template <int kVecs, typename Map>
+__device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], const Map& map, float* scratch) {
+  quantise_row(map.own_row(rows.out), rows.scales + blockIdx.x, y, map, scratch);
 }
 
-template <bool kAdd, int kVecs, typename In, typename Out>
-__device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In x, const uint4* weight, int n_vecs, float eps) {
+template <bool kAdd, int kVecs, typename Map, typename In, typename Out>
+__device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In x, const uint4* weight, const Map& map, float eps) {
   __shared__ float scratch[kWarp];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const size_t row = static_cast<size_t>(blockIdx.x) * n_vecs;
-  x.give(n_vecs);
+  x.give(map);
   uint4 carried[kVecs];
   if constexpr (kAdd) {
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int i = threadIdx.x + j * blockDim.x;
-      if (i < n_vecs) carried[j] = residual[row + i];
+      if (map.has(j)) carried[j] = map.load(map.own_row(residual), j);
     }
   }
   float value[kVecs][8] = {};
-  x.take(value, n_vecs);
+  x.take(value, map);
   float squares = 0.f;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i >= n_vecs) break;
+    if (!map.has(j)) break;
     if constexpr (kAdd) {
       float before[8];
       unpack(carried[j], before);
 #pragma unroll
       for (int e = 0; e < 8; ++e) value[j][e] = rounded(value[j][e] + before[e]);
-      residual[row + i] = pack(value[j]);
+      map.store(map.own_row(residual), j, pack(value[j]));
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) squares += value[j][e] * value[j][e];
   }
-  const float scale = rsqrtf(block_sum(squares, scratch) / (8.f * n_vecs) + eps);
+  const float scale = rsqrtf(block_sum(squares, scratch) / map.width() + eps);
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i >= n_vecs) break;
+    if (!map.has(j)) break;
     float w[8];
-    unpack(weight[i], w);
+    unpack(map.load(weight, j), w);
 #pragma unroll
     for (int e = 0; e < 8; ++e) value[j][e] = rounded(rounded(value[j][e] * scale) * w[e]);
   }
-  store_row(out, value, n_vecs, scratch);
+  store_row(out, value, map, scratch);
 }
 
 }  // namespace stoker

@@ -31,9 +31,27 @@ __device__ __forceinline__ uint32_t four_e4m3(const float* x) {
   return low | high << 16;
 }
 
-// By a block, of whose row a thread has the vectors threadIdx.x, threadIdx.x + blockDim.x ...; zeros where there are none.
-template <int kVecs>
-__device__ __forceinline__ void quantise_row(uint2* out, float* row_scale, const float (&value)[kVecs][8], int n_vecs, float* scratch) {
+// How the values of a row are shared out over the threads of a block: 16-byte vectors threadIdx.x, threadIdx.x + blockDim.x ...
+struct Vectors {
+  int n_vecs;
+
+  __device__ __forceinline__ int at(int j) const { return threadIdx.x + j * blockDim.x; }
+  __device__ __forceinline__ bool has(int j) const { return at(j) < n_vecs; }
+  __device__ __forceinline__ float width() const { return 8.f * n_vecs; }
+
+  __device__ __forceinline__ uint4 load(const uint4* row, int j) const { return row[at(j)]; }
+  __device__ __forceinline__ void store(uint4* row, int j, const uint4& values) const { row[at(j)] = values; }
+  __device__ __forceinline__ void store_codes(uint2* row, int j, uint2 codes) const { row[at(j)] = codes; }
+  // To the row of this block.
+  template <typename T>
+  __device__ __forceinline__ T* own_row(T* rows) const {
+    return rows + static_cast<size_t>(blockIdx.x) * n_vecs;
+  }
+};
+
+// By a block; zeros where a thread has no values.
+template <int kVecs, typename Map>
+__device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const float (&value)[kVecs][8], const Map& map, float* scratch) {
   float largest = 0.f;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
@@ -45,12 +63,11 @@ __device__ __forceinline__ void quantise_row(uint2* out, float* row_scale, const
   if (threadIdx.x == 0) *row_scale = scale;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i >= n_vecs) break;
+    if (!map.has(j)) break;
     float scaled[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) scaled[e] = __fdiv_rn(value[j][e], scale);
-    out[i] = make_uint2(four_e4m3(scaled), four_e4m3(scaled + 4));
+    map.store_codes(row, j, make_uint2(four_e4m3(scaled), four_e4m3(scaled + 4)));
   }
 }
 

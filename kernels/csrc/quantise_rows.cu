@@ -11,14 +11,13 @@ __device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const u
   __shared__ float scratch[kWarp];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const size_t row = static_cast<size_t>(blockIdx.x) * n_vecs;
+  const Vectors map{n_vecs};
   float value[kVecs][8] = {};
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = threadIdx.x + j * blockDim.x;
-    if (i < n_vecs) unpack(x[row + i], value[j]);
+    if (map.has(j)) unpack(map.load(map.own_row(x), j), value[j]);
   }
-  quantise_row(out + row, scales + blockIdx.x, value, n_vecs, scratch);
+  quantise_row(map.own_row(out), scales + blockIdx.x, value, map, scratch);
 }
 
 }  // namespace stoker

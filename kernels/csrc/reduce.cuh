@@ -1,10 +1,11 @@
 // Sums over the ranks of a tensor-parallel group, row by row, in memory that all of them read and write. A block has a row; the same
 // launches run on every rank in the same order. Ranks are added in their order in f32, so all of them get the same bits.
 //
-// Few rows are pushed: a rank writes its row into an inbox of every other one, each eight bytes of values with the number of the sum
-// beside them (the "LL" protocol of NCCL: a store of 8 bytes is seen whole), and waits for the others' in its own. One way over the
-// link, no fence. There are two inboxes, taken in turn: who writes into one for the sum e + 2 has got everybody's row for e + 1, which
-// they gave after they were done with e.
+// Few rows are pushed: a rank writes its row into an inbox of every other one, with the number of the sum beside the values, and waits
+// for the others' in its own. One way over the link, no fence. Beside every four bytes (words, the "LL" protocol of NCCL: a store of
+// eight bytes is seen whole), or at the end of every 120 (lines, "LL128": NVLink hands over what a warp stores to a line of 128 bytes
+// whole). There are two inboxes, taken in turn: who writes into one for the sum e + 2 has got everybody's row for e + 1, which they
+// gave after they were done with e.
 //
 // More rows are pulled: a rank says that its rows are there, and reads the others' where they lie: half as many bytes. It does not
 // overwrite them before the next sum is over, for which it has other memory. Where rows are many, ranks meet once, in a launch of
@@ -73,9 +74,9 @@ __device__ __forceinline__ void count_sum(const Group& group, uint32_t number) {
   if (threadIdx.x == 0) group.counts[blockIdx.x] = number;
 }
 
-// Rows that are pushed. kVecs is of the block: vectors of 8 values that a thread has.
+// Rows that are pushed in words. kVecs is of the block: vectors of 8 values that a thread has.
 template <int kVecs>
-struct Pushed {
+struct PushedWords {
   const uint4* x;  // what this rank gives
   const Ranks& inboxes;
   Group group;
@@ -83,26 +84,24 @@ struct Pushed {
   uint32_t number;
 
   // Inboxes, ranks that gave, rows: two words of 16 bytes a vector.
-  __device__ __forceinline__ uint4* slot(int of, int from, int n_vecs) const {
+  __device__ __forceinline__ uint4* slot(int of, int from, const Vectors& map) const {
     const size_t row = (static_cast<size_t>(number & 1) * group.n_ranks + from) * group.max_rows + blockIdx.x;
-    return inboxes.at[of] + row * 2 * n_vecs;
+    return inboxes.at[of] + row * 2 * map.n_vecs;
   }
 
-  __device__ __forceinline__ void give(int n_vecs) {
+  __device__ __forceinline__ void give(const Vectors& map) {
     number = next_sum(group);
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int i = threadIdx.x + j * blockDim.x;
-      if (i < n_vecs) own[j] = x[static_cast<size_t>(blockIdx.x) * n_vecs + i];
+      if (map.has(j)) own[j] = map.load(map.own_row(x), j);
     }
     for (int p = 1; p < group.n_ranks; ++p) {
-      uint4* to = slot((group.rank + p) % group.n_ranks, group.rank, n_vecs);
+      uint4* to = slot((group.rank + p) % group.n_ranks, group.rank, map);
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        const int i = threadIdx.x + j * blockDim.x;
-        if (i >= n_vecs) break;
-        store_fresh(to + 2 * i, own[j].x, number, own[j].y, number);
-        store_fresh(to + 2 * i + 1, own[j].z, number, own[j].w, number);
+        if (!map.has(j)) break;
+        store_fresh(to + 2 * map.at(j), own[j].x, number, own[j].y, number);
+        store_fresh(to + 2 * map.at(j) + 1, own[j].z, number, own[j].w, number);
       }
     }
   }
@@ -116,14 +115,103 @@ struct Pushed {
     }
   }
 
-  __device__ __forceinline__ void take(float (&value)[kVecs][8], int n_vecs) {
+  __device__ __forceinline__ void take(float (&value)[kVecs][8], const Vectors& map) {
     for (int rank = 0; rank < group.n_ranks; ++rank) {
-      const uint4* from = slot(group.rank, rank, n_vecs);
+      const uint4* from = slot(group.rank, rank, map);
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        const int i = threadIdx.x + j * blockDim.x;
-        if (i < n_vecs) add_to(value[j], rank == group.rank ? own[j] : received(from + 2 * i));
+        if (map.has(j)) add_to(value[j], rank == group.rank ? own[j] : received(from + 2 * map.at(j)));
       }
+    }
+    count_sum(group, number);
+  }
+};
+
+// How lines share a row out: of each 8 neighbours, 7 have two units of 4 values, the last one has one and the number behind it.
+struct Lines {
+  static constexpr int kThreads = 8, kUnits = 15;
+  int n_units;  // of the row
+
+  __device__ __forceinline__ int slot(int j) const { return threadIdx.x + j * blockDim.x; }
+  __device__ __forceinline__ int n_lines() const { return (n_units + kUnits - 1) / kUnits; }
+  __device__ __forceinline__ bool in_line(int j) const { return slot(j) < n_lines() * kThreads; }
+  __device__ __forceinline__ bool is_last(int j) const { return slot(j) % kThreads == kThreads - 1; }
+  __device__ __forceinline__ int first(int j) const { return slot(j) / kThreads * kUnits + slot(j) % kThreads * 2; }
+  __device__ __forceinline__ bool has(int j) const { return first(j) < n_units; }
+  __device__ __forceinline__ bool has_both(int j) const { return !is_last(j) && first(j) + 1 < n_units; }
+  __device__ __forceinline__ float width() const { return 4.f * n_units; }
+
+  __device__ __forceinline__ uint4 load(const uint4* row, int j) const {
+    const uint2* units = reinterpret_cast<const uint2*>(row) + first(j);
+    const uint2 low = units[0], high = has_both(j) ? units[1] : make_uint2(0, 0);
+    return make_uint4(low.x, low.y, high.x, high.y);
+  }
+  __device__ __forceinline__ void store(uint4* row, int j, const uint4& values) const {
+    uint2* units = reinterpret_cast<uint2*>(row) + first(j);
+    units[0] = make_uint2(values.x, values.y);
+    if (has_both(j)) units[1] = make_uint2(values.z, values.w);
+  }
+  __device__ __forceinline__ void store_codes(uint2* row, int j, uint2 codes) const {
+    uint32_t* units = reinterpret_cast<uint32_t*>(row) + first(j);
+    units[0] = codes.x;
+    if (has_both(j)) units[1] = codes.y;
+  }
+  template <typename T>
+  __device__ __forceinline__ T* own_row(T* rows) const {
+    return rows + static_cast<size_t>(blockIdx.x) * (n_units / 2);
+  }
+};
+
+// Rows that are pushed in lines. Whole warps have slots.
+template <int kSlots>
+struct PushedLines {
+  const uint4* x;
+  const Ranks& inboxes;
+  Group group;
+  uint4 own[kSlots];
+  uint32_t number;
+
+  __device__ __forceinline__ uint4* lines(int of, int from, const Lines& map) const {
+    const size_t row = (static_cast<size_t>(number & 1) * group.n_ranks + from) * group.max_rows + blockIdx.x;
+    return inboxes.at[of] + row * map.n_lines() * Lines::kThreads;
+  }
+
+  __device__ __forceinline__ void give(const Lines& map) {
+    number = next_sum(group);
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) own[j] = map.has(j) ? map.load(map.own_row(x), j) : make_uint4(0, 0, 0, 0);
+    for (int p = 1; p < group.n_ranks; ++p) {
+      uint4* to = lines((group.rank + p) % group.n_ranks, group.rank, map);
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) {
+        const bool is_last = map.is_last(j);
+        if (map.in_line(j)) store_fresh(to + map.slot(j), own[j].x, own[j].y, is_last ? number : own[j].z, is_last ? number : own[j].w);
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint4 received(const uint4* from, const Lines& map, int j) const {
+    Patience patience;
+    while (true) {
+      uint4 values = make_uint4(0, 0, 0, 0);
+      bool is_missing = false;
+      if (map.in_line(j)) {
+        values = load_fresh(from + map.slot(j));
+        is_missing = map.is_last(j) && values.z != number;
+      }
+      if (!__any_sync(~0u, is_missing)) {
+        if (map.is_last(j)) values.z = values.w = 0;
+        return values;
+      }
+      patience.spin();
+    }
+  }
+
+  __device__ __forceinline__ void take(float (&value)[kSlots][8], const Lines& map) {
+    for (int rank = 0; rank < group.n_ranks; ++rank) {
+      const uint4* from = lines(group.rank, rank, map);
+#pragma unroll
+      for (int j = 0; j < kSlots; ++j) add_to(value[j], rank == group.rank ? own[j] : received(from, map, j));
     }
     count_sum(group, number);
   }
@@ -158,17 +246,15 @@ struct Pulled {
   Group group;
   bool have_met;
 
-  __device__ __forceinline__ void give(int) {}
+  __device__ __forceinline__ void give(const Vectors&) {}
 
-  template <int kCount>
-  __device__ __forceinline__ void take(float (&value)[kCount][8], int n_vecs) {
+  __device__ __forceinline__ void take(float (&value)[kVecs][8], const Vectors& map) {
     if (!have_met) meet(flags, group, next_sum(group));
     for (int rank = 0; rank < group.n_ranks; ++rank) {
-      const uint4* row = rows.at[rank] + static_cast<size_t>(blockIdx.x) * n_vecs;
+      const uint4* row = map.own_row(rows.at[rank]);
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        const int i = threadIdx.x + j * blockDim.x;
-        if (i < n_vecs) add_to(value[j], load_fresh(row + i));
+        if (map.has(j)) add_to(value[j], load_fresh(row + map.at(j)));
       }
     }
   }

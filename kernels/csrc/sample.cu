@@ -11,44 +11,7 @@
 // A row is cut into gridDim.x pieces so that few rows still fill the chip; the block that finishes last compares them.
 // 4 B a logit. One row of 128256 takes 4.8 us greedy and 6.8 drawn, 256 rows 66 and 167 (the read alone would be 31): bound by
 // instructions, a draw's by its hash and two logarithms for each token that may still win.
-#include "draw.cuh"
-
-namespace stoker {
-
-__device__ __forceinline__ Best scan(const float* logits, const SampleRow& row, int begin, int end) {
-  constexpr int kAtOnce = 8;  // loads in flight a thread
-  const uint64_t stream = mix(mix(row.seed) + row.position);
-  Best best{-INFINITY, static_cast<uint32_t>(begin)};
-  for (int base = begin + threadIdx.x; base < end; base += kAtOnce * blockDim.x) {
-    float logit[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int token = base + i * blockDim.x;
-      logit[i] = token < end ? logits[token] : -INFINITY;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) best = consider(best, logit[i], base + i * blockDim.x, row, -INFINITY, stream);
-  }
-  return best;
-}
-
-// The last piece of a row to finish compares all of them and puts the ticket counter back. By the first warp.
-__device__ __forceinline__ void finish_row(uint32_t* tokens, Best mine, Best* pieces, uint32_t* ticket) {
-  const int lane = threadIdx.x;
-  uint32_t n_before = 0;
-  if (lane == 0) {
-    pieces[blockIdx.x] = mine;
-    __threadfence();
-    n_before = atomicAdd(ticket, 1u);
-    __threadfence();
-  }
-  if (__shfl_sync(~0u, n_before, 0) != gridDim.x - 1) return;
-  const int piece = min(lane, gridDim.x - 1);
-  const Best best = warp_best({__ldcg(&pieces[piece].score), __ldcg(&pieces[piece].token)});
-  if (lane == 0) tokens[blockIdx.y] = best.token, *ticket = 0;
-}
-
-}  // namespace stoker
+#include "sample.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) sample(uint32_t* tokens, const float* logits, const stoker::SampleRow* rows,
                                                          stoker::Best* pieces, uint32_t* tickets, int vocab) {
@@ -58,7 +21,9 @@ extern "C" __global__ void __launch_bounds__(512) sample(uint32_t* tokens, const
   if (how.options != 0) return;
   const int n_each = (vocab + gridDim.x - 1) / gridDim.x, begin = min(blockIdx.x * n_each, vocab);
   const float* row = logits + static_cast<size_t>(blockIdx.y) * vocab;
-  const stoker::Best best = stoker::block_best(stoker::scan(row, how, begin, min(begin + n_each, vocab)));
+  const stoker::Best best = stoker::block_best(stoker::scan(row, how, begin, min(begin + n_each, vocab), 0));
   if (threadIdx.x >= stoker::kWarp) return;
-  stoker::finish_row(tokens, best, pieces + blockIdx.y * gridDim.x, tickets + blockIdx.y);
+  stoker::finish_row(best, pieces + blockIdx.y * gridDim.x, tickets + blockIdx.y, [&](stoker::Best best) {
+    if (threadIdx.x == 0) tokens[blockIdx.y] = best.token;
+  });
 }

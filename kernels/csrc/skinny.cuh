@@ -35,7 +35,7 @@ struct Product {
 struct Beside {
   bf16* weighted;    // written by updates
   const bf16* norm;  // read by updates
-  float* squares;    // written by updates, read by what is scaled
+  float* squares;    // written by updates, read by what is scaled; null: x is normed already
   float eps;         // of the norm that scales
 };
 
@@ -98,7 +98,7 @@ struct RowScales {
 template <Form kForm>
 __device__ __forceinline__ void add_up_squares(Partials& partial, const Beside& beside, const Product& p) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n_tiles = (p.k + kTileRows - 1) / kTileRows;
-  if (kForm == Form::kPlain || kForm == Form::kUpdate || warp >= p.m) return;
+  if (kForm == Form::kPlain || kForm == Form::kUpdate || beside.squares == nullptr || warp >= p.m) return;
   const float* squares = beside.squares + static_cast<size_t>(warp) * n_tiles;
   float sum = 0.f;
 #pragma unroll 8
@@ -165,7 +165,7 @@ __device__ __forceinline__ void finish_tile(const Partials& partial, const Adden
     return;
   }
   if (!place.present) return;
-  const float scale = kForm == Form::kPlain ? 1.f : rsqrtf(partial.squares[place.column] / p.k + beside.eps);
+  const float scale = kForm == Form::kPlain || beside.squares == nullptr ? 1.f : rsqrtf(partial.squares[place.column] / p.k + beside.eps);
   sum *= scale;
   if constexpr (kForm == Form::kGated) {
     sum = silu_mul_of_sums(sum, total(partial, place.column, place.row + place.kRows) * scale);

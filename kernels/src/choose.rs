@@ -225,8 +225,7 @@ impl Chip {
     /// One row is the skinny kernel's, which widens weights on their way; more are ours on Hopper, by the tile that costs least.
     fn quantised(&self, desc: GemmDesc) -> Option<GemmKernel> {
         if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One {
-            let is_gated_alone = desc.epilogue == Epilogue::Gated && desc.prologue == Prologue::Plain;
-            return (desc.epilogue != Epilogue::Sum && !is_gated_alone).then(|| self.one_row(desc.shape));
+            return (desc.epilogue != Epilogue::Sum).then(|| self.one_row(desc.shape));
         }
         let depth = if self.numerics == Numerics::Fastest { Depth::MaySplit } else { Depth::Whole };
         match self.measured(desc) {
@@ -239,9 +238,8 @@ impl Chip {
     /// Ours by the tile that costs least, at any number of rows; of few with norms and additions inside.
     fn four_bits(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let are_few = matches!(Rows::of(desc.shape.m), Rows::One | Rows::Few);
-        let is_gated_alone = desc.epilogue == Epilogue::Gated && desc.prologue == Prologue::Plain;
         let skinny = GemmKernel::Skinny(SkinnyKernel::for_device(self.properties));
-        if Rows::of(desc.shape.m) == Rows::One && !is_gated_alone && self.is_hopper() && skinny.fits(desc) {
+        if Rows::of(desc.shape.m) == Rows::One && self.is_hopper() && skinny.fits(desc) {
             return Some(skinny);
         }
         match (desc.prologue, desc.epilogue) {
@@ -265,8 +263,9 @@ impl Chip {
         let GemmShape { m, n, k } = desc.shape;
         match (desc.epilogue, Rows::of(m)) {
             (Epilogue::Bf16 | Epilogue::F32, _) if !k.is_multiple_of(8) => Some(self.guess(desc, 0)),
-            (Epilogue::Bf16 | Epilogue::F32 | Epilogue::Update, Rows::One) => Some(self.one_row(desc.shape)),
-            (Epilogue::Gated, Rows::One) => None,
+            (Epilogue::Bf16 | Epilogue::F32 | Epilogue::Update | Epilogue::Gated, Rows::One) => {
+                Some(self.one_row(desc.shape))
+            }
             (Epilogue::Bf16, Rows::Few) if self.is_hopper() => self.ours(desc),
             (Epilogue::Bf16 | Epilogue::F32, Rows::Few)
                 if m <= SKINNY_ROWS_MAX && self.has_ring() && is_small(n, k) =>

@@ -34,6 +34,15 @@ pub struct Properties {
     pub shared_bytes_max: u32,
 }
 
+/// What GPUs reach each other's memory over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Link {
+    /// What a warp stores to a line of 128 bytes is seen whole.
+    NvLink,
+    /// What a thread stores to 8 bytes is.
+    Pcie,
+}
+
 impl Device {
     /// Opens the GPU `ordinal`. All work of this crate goes to one stream of it, in order: the context's own tracking of
     /// buffers by events is switched off, because a stream under capture cannot wait for it.
@@ -50,13 +59,16 @@ impl Device {
 
     /// Opens GPUs that read and write each other's memory: whatever is allocated on one of them from now on. Allocating there may wait
     /// until the others are idle, so nothing is allocated while kernels of theirs wait for this one.
-    pub fn open_group(ordinals: &[usize]) -> Result<Vec<Self>, KernelError> {
+    pub fn open_group(ordinals: &[usize]) -> Result<(Vec<Self>, Link), KernelError> {
         let devices = ordinals.iter().map(|ordinal| Self::open(*ordinal)).collect::<Result<Vec<_>, _>>()?;
         for (owner, device) in ordinals.iter().zip(&devices) {
             let others: BTreeSet<usize> = ordinals.iter().copied().filter(|other| other != owner).collect();
             device.share_memory_with(*owner, &others)?;
         }
-        Ok(devices)
+        let pairs = ordinals.iter().flat_map(|a| ordinals.iter().map(move |b| [*a, *b])).filter(|[a, b]| a != b);
+        let links = pairs.map(link).collect::<Result<Vec<_>, _>>()?;
+        let link = if links.iter().all(|link| *link == Link::NvLink) { Link::NvLink } else { Link::Pcie };
+        Ok((devices, link))
     }
 
     /// Lets other GPUs into what is allocated here. Buffers come from the device's default pool.
@@ -129,6 +141,26 @@ impl Device {
     pub fn name(&self) -> Result<String, KernelError> {
         self.context.name().map_err(KernelError::driver("read the device's name"))
     }
+}
+
+/// What is between two GPUs.
+fn link([a, b]: [usize; 2]) -> Result<Link, KernelError> {
+    let failed = KernelError::driver("ask what is between two GPUs");
+    let handle = |ordinal: usize| result::device::get(i32::try_from(ordinal).expect("GPUs are few"));
+    let mut has_atomics = 0;
+    // SAFETY: writes one integer; both handles are valid.
+    unsafe {
+        sys::cuDeviceGetP2PAttribute(
+            &raw mut has_atomics,
+            sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+            handle(a).map_err(&failed)?,
+            handle(b).map_err(&failed)?,
+        )
+    }
+    .result()
+    .map_err(&failed)?;
+    // PCIe has no atomic operations of a GPU on another one's memory.
+    Ok(if has_atomics == 1 { Link::NvLink } else { Link::Pcie })
 }
 
 fn device_location(ordinal: usize) -> sys::CUmemLocation {

@@ -1,13 +1,16 @@
 //! What the GPUs of a tensor-parallel group share: memory that each of them reads and writes, and the sums of what they gave. Every
 //! rank launches the same operations in the same order, or all of them wait until they are taken for lost (`csrc/reduce.cuh`).
 
+use std::ops::Range;
+
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 use half::bf16;
 
 use crate::{
-    Device, KernelError, Kernels, check_len,
-    launch::{self, LOGIT_CHUNKS, PUSHED_ROWS_MAX, Reduced, Rows, Way, refused},
+    Device, KernelError, Kernels, check_len, check_room,
+    launch::{self, Entry, LOGIT_CHUNKS, LaunchConfig, Push, Reduced, Rows, Way, refused},
     quantise::QuantisedMut,
+    sampling::{SampleRow, SampleScratch},
 };
 
 /// Ranks of a group at most; the same constant as in `csrc/reduce.cuh`.
@@ -21,6 +24,8 @@ pub(crate) type Addresses = [u64; RANKS_MAX];
 pub struct ExchangeSize {
     /// Ranks of the group.
     pub n_ranks: usize,
+    /// How few rows go to the others.
+    pub push: Push,
     /// Rows of a sum at most.
     pub max_rows: usize,
     /// Values of each.
@@ -35,20 +40,46 @@ impl ExchangeSize {
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
         4 * self.max_rows * self.width
-            + 4 * self.inbox_words()
+            + self.inbox_bytes()
+            + 16 * self.n_bests()
             + 4 * self.max_logit_rows * self.logit_share
             + 4 * self.n_ranks * (self.max_rows + self.max_logit_rows * LOGIT_CHUNKS)
             + 4 * self.n_counts()
     }
 
-    /// Two inboxes with room for each rank, and for a number beside every four bytes of values.
-    fn inbox_words(&self) -> usize {
-        2 * self.n_ranks * PUSHED_ROWS_MAX * self.width
+    /// Two inboxes with room for each rank.
+    fn inbox_bytes(&self) -> usize {
+        2 * self.n_ranks * self.push.max_rows() * self.push.row_bytes(self.width)
+    }
+
+    /// The same for the best tokens of rows.
+    fn n_bests(&self) -> usize {
+        2 * self.n_ranks * self.max_logit_rows
     }
 
     fn n_counts(&self) -> usize {
-        PUSHED_ROWS_MAX + self.max_rows + self.max_logit_rows * LOGIT_CHUNKS
+        self.first_count(Counted::Draws) + self.max_logit_rows
     }
+
+    /// Where the counts of what has been summed lie.
+    fn first_count(&self, counted: Counted) -> usize {
+        let (pulled, logits) = (self.push.max_rows(), self.push.max_rows() + self.max_rows);
+        match counted {
+            Counted::Pushed => 0,
+            Counted::Pulled => pulled,
+            Counted::Logits => logits,
+            Counted::Draws => logits + self.max_logit_rows * LOGIT_CHUNKS,
+        }
+    }
+}
+
+/// What is counted on the device, a count for each row or block.
+#[derive(Clone, Copy)]
+enum Counted {
+    Pushed,
+    Pulled,
+    Logits,
+    Draws,
 }
 
 /// Which half of a layer gave what is summed. What one gave stays untouched until the sum of the other is over.
@@ -67,11 +98,13 @@ pub struct Exchange {
     rank: usize,
     /// What the rank gives, by half.
     partials: [CudaSlice<bf16>; 2],
-    inbox: CudaSlice<u32>,
+    inbox: CudaSlice<u8>,
+    /// Best tokens, four words each.
+    bests: CudaSlice<u32>,
     flags: CudaSlice<u32>,
     logits: CudaSlice<f32>,
     logit_flags: CudaSlice<u32>,
-    /// Sums so far: of rows that are pushed, of those that are pulled, of blocks of logits.
+    /// Sums and draws so far.
     counts: CudaSlice<u32>,
     peers: Peers,
 }
@@ -81,6 +114,7 @@ pub struct Exchange {
 struct Peers {
     partials: [Addresses; 2],
     inbox: Addresses,
+    bests: Addresses,
     flags: Addresses,
     logits: Addresses,
     logit_flags: Addresses,
@@ -92,7 +126,8 @@ impl Exchange {
         let rows = || device.zeros(size.max_rows * size.width);
         Ok(Self {
             partials: [rows()?, rows()?],
-            inbox: device.zeros(size.inbox_words())?,
+            inbox: device.zeros(size.inbox_bytes())?,
+            bests: device.zeros(4 * size.n_bests())?,
             flags: device.zeros(size.n_ranks * size.max_rows)?,
             logits: device.zeros(size.max_logit_rows * size.logit_share)?,
             logit_flags: device.zeros(size.n_ranks * size.max_logit_rows * LOGIT_CHUNKS)?,
@@ -111,6 +146,7 @@ impl Exchange {
             peers.partials[0][at] = address(&rank.partials[0]);
             peers.partials[1][at] = address(&rank.partials[1]);
             peers.inbox[at] = address(&rank.inbox);
+            peers.bests[at] = address(&rank.bests);
             peers.flags[at] = address(&rank.flags);
             peers.logits[at] = address(&rank.logits);
             peers.logit_flags[at] = address(&rank.logit_flags);
@@ -158,6 +194,19 @@ pub enum Sum<'a> {
     },
 }
 
+/// The draw of one token for each row without options, where ranks have shares of the vocabulary.
+#[derive(Debug)]
+pub struct SampleShared<'a> {
+    /// One a row; those of other rows stay.
+    pub tokens: CudaViewMut<'a, u32>,
+    /// One a row.
+    pub rows: CudaView<'a, SampleRow>,
+    /// This rank's tokens.
+    pub own: Range<usize>,
+    /// Shared by all steps.
+    pub scratch: &'a mut SampleScratch,
+}
+
 /// What a norm needs.
 #[derive(Debug)]
 pub struct NormOf<'a> {
@@ -173,7 +222,7 @@ impl Kernels {
         const OP: &str = "reduce";
         let Exchange { size, rank, partials, counts, peers, .. } = exchange;
         let rows = Rows { n_rows, width: size.width };
-        let (n_values, way) = (n_rows * size.width, Way::of(n_rows));
+        let (n_values, way) = (n_rows * size.width, Way::of(n_rows, size.push));
         if n_rows > size.max_rows {
             return Err(refused(OP, format!("{n_rows} rows are more than {}", size.max_rows)));
         }
@@ -184,7 +233,8 @@ impl Kernels {
         };
         if way == Way::PulledBehindMeeting {
             let launch = self.functions.launch("meet_ranks", launch::meet_ranks()).addresses(&peers.flags);
-            let launch = launch.write_at(&mut counts.as_view_mut(), PUSHED_ROWS_MAX).int(*rank).int(size.n_ranks);
+            let first = size.first_count(Counted::Pulled);
+            let launch = launch.write_at(&mut counts.as_view_mut(), first).int(*rank).int(size.n_ranks);
             launch.int(size.max_rows).start()?;
         }
         let launch = self.functions.launch(OP, launch::reduce(rows, way, gives)?);
@@ -213,19 +263,40 @@ impl Kernels {
             None => launch,
         };
         let at = half as usize;
-        let (launch, first_count, max_rows) = match way {
-            Way::Pushed => (launch.read(&partials[at].as_view()).addresses(&peers.inbox), 0, PUSHED_ROWS_MAX),
+        let (launch, counted, max_rows) = match way {
+            Way::Pushed(push) => {
+                let launch = launch.read(&partials[at].as_view()).addresses(&peers.inbox);
+                (launch, Counted::Pushed, push.max_rows())
+            }
             Way::Pulled | Way::PulledBehindMeeting => {
                 let launch = launch.addresses(&peers.partials[at]).addresses(&peers.flags);
-                (launch, PUSHED_ROWS_MAX, size.max_rows)
+                (launch, Counted::Pulled, size.max_rows)
             }
         };
-        let launch = launch.write_at(&mut counts.as_view_mut(), first_count).int(*rank).int(size.n_ranks);
+        let launch = launch.write_at(&mut counts.as_view_mut(), size.first_count(counted)).int(*rank).int(size.n_ranks);
         let launch = launch.int(max_rows).int(size.width / 8);
         match way {
-            Way::Pushed => launch.start(),
+            Way::Pushed(_) => launch.start(),
             Way::Pulled | Way::PulledBehindMeeting => launch.int(usize::from(way == Way::PulledBehindMeeting)).start(),
         }
+    }
+
+    /// Draws the tokens of rows without options: each rank from its share of the logits, and everywhere the best of all.
+    pub fn sample_shared(&self, exchange: &mut Exchange, op: SampleShared<'_>) -> Result<(), KernelError> {
+        const OP: &str = "sample_shared";
+        let SampleShared { mut tokens, rows, own, scratch } = op;
+        let Exchange { size, rank, logits, counts, peers, .. } = exchange;
+        let shape = Rows { n_rows: tokens.len(), width: own.len() };
+        check_len(OP, "rows", rows.len(), shape.n_rows)?;
+        check_room(OP, "the scratch", scratch.tickets.len(), shape.n_rows)?;
+        check_room(OP, "logits", logits.len(), shape.n_rows * shape.width)?;
+        check_room(OP, "what ranks share", size.max_logit_rows, shape.n_rows)?;
+        let config = LaunchConfig { entry: Entry::SampleShared, ..launch::sample(shape)? };
+        let launch = self.functions.launch(OP, config).write(&mut tokens).read(&logits.as_view()).read(&rows);
+        let launch = launch.write(&mut scratch.pieces.as_view_mut()).write(&mut scratch.tickets.as_view_mut());
+        let launch = launch.int(own.len()).int(own.start).addresses(&peers.bests);
+        let launch = launch.write_at(&mut counts.as_view_mut(), size.first_count(Counted::Draws)).int(*rank);
+        launch.int(size.n_ranks).int(size.max_logit_rows).start()
     }
 
     /// Brings the logits of `n_rows` from all ranks together: `out` has rows of `vocab`.
@@ -244,7 +315,7 @@ impl Kernels {
         }
         let launch = self.functions.launch(OP, launch::gather_logits(n_rows)?).write(&mut out);
         let launch = launch.addresses(&peers.logits).addresses(&peers.logit_flags);
-        let launch = launch.write_at(&mut counts.as_view_mut(), PUSHED_ROWS_MAX + size.max_rows);
+        let launch = launch.write_at(&mut counts.as_view_mut(), size.first_count(Counted::Logits));
         let launch = launch.int(*rank).int(size.n_ranks).int(size.max_logit_rows * LOGIT_CHUNKS);
         launch.int(vocab).int(size.logit_share).start()
     }

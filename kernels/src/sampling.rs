@@ -237,8 +237,8 @@ pub enum Selection {
 #[derive(Debug)]
 pub struct SampleScratch {
     floors: CudaSlice<f32>,
-    pieces: CudaSlice<u64>,
-    tickets: CudaSlice<u32>,
+    pub(crate) pieces: CudaSlice<u64>,
+    pub(crate) tickets: CudaSlice<u32>,
 }
 
 impl SampleScratch {

@@ -20,9 +20,8 @@ impl Kernels {
         let form = match &op.y {
             Output::Bf16(_) => SkinnyForm::Bf16,
             Output::F32(_) => SkinnyForm::F32,
-            Output::Sum(_) | Output::Gated(_) => {
-                return Err(launch::refused(OP, "alone it neither adds to y nor activates it".to_owned()));
-            }
+            Output::Gated(_) => SkinnyForm::Gated,
+            Output::Sum(_) => return Err(launch::refused(OP, "it does not add to y".to_owned())),
         };
         self.skinny(op, form, None, kernel)
     }

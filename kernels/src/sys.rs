@@ -45,6 +45,7 @@ fatbins!(
     "rope_kv",
     "sample",
     "sample_options",
+    "sample_shared",
     "sampling_floor_sm90",
     "silu_mul",
     "skinny_gemm",

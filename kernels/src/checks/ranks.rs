@@ -9,27 +9,33 @@ use super::{
 };
 use crate::{
     Device, KernelError, bf16,
+    device::Link,
+    launch::Push,
     quantise::{QuantiseRows, QuantisedRows},
-    ranks::{Exchange, ExchangeSize, Half, NormOf, Sum},
+    ranks::{Exchange, ExchangeSize, Half, NormOf, SampleShared, Sum},
     reference,
+    sampling::{Sample, SampleRow, SampleScratch},
 };
 
 const EPS: f32 = 1e-5;
 /// Sums of one case, one behind the other: more than there are inboxes.
 const ROUNDS: usize = 5;
+
 pub(super) fn run(first: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     let n_gpus = CudaContext::device_count().map_err(KernelError::driver("count GPUs"))?.unsigned_abs() as usize;
     let mut outcomes = Vec::new();
     for n_ranks in [1, 2, 3, 4, 8].into_iter().filter(|n_ranks| *n_ranks <= n_gpus) {
         let mut group = Group::open(n_ranks, first.noise.bits())?;
-        for (n_rows, width) in
-            [(1, 8), (3, 320), (17, 4096), (32, 8192), (33, 4096), (100, 1024), (5, 16384), (257, 4096), (700, 2880)]
-        {
-            outcomes.extend(group.sums(n_rows, width)?);
-            outcomes.push(group.quantised(n_rows, width)?);
+        let pushes: &[Push] = if group.link == Link::NvLink { &[Push::Words, Push::Lines] } else { &[Push::Words] };
+        let shapes =
+            [(1, 8), (3, 320), (17, 4096), (32, 8192), (33, 4096), (100, 1024), (5, 16384), (257, 4096), (700, 2880)];
+        for (&push, (n_rows, width)) in pushes.iter().flat_map(|push| shapes.map(|shape| (push, shape))) {
+            outcomes.extend(group.sums(n_rows, width, push)?);
+            outcomes.push(group.quantised(n_rows, width, push)?);
         }
         for (n_rows, vocab) in [(1, 16 * n_ranks), (3, 1003), (9, 128_256)] {
             outcomes.push(group.logits(n_rows, vocab)?);
+            outcomes.push(group.draws(n_rows, vocab)?);
         }
     }
     Ok(outcomes)
@@ -37,14 +43,15 @@ pub(super) fn run(first: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
 
 struct Group {
     gpus: Vec<Gpu>,
+    link: Link,
 }
 
 impl Group {
     fn open(n_ranks: usize, seed: u64) -> Result<Self, KernelError> {
-        let gpus = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
+        let (gpus, link) = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
         let mut gpus = gpus.iter().map(Gpu::new).collect::<Result<Vec<_>, _>>()?;
         gpus.iter_mut().for_each(|gpu| gpu.noise.0 ^= seed);
-        Ok(Self { gpus })
+        Ok(Self { gpus, link })
     }
 
     fn exchanges(&self, size: ExchangeSize) -> Result<Vec<Exchange>, KernelError> {
@@ -56,8 +63,8 @@ impl Group {
         Ok(exchanges)
     }
 
-    fn size(&self, max_rows: usize, width: usize) -> ExchangeSize {
-        ExchangeSize { n_ranks: self.gpus.len(), max_rows, width, max_logit_rows: 1, logit_share: 16 }
+    fn size(&self, max_rows: usize, width: usize, push: Push) -> ExchangeSize {
+        ExchangeSize { n_ranks: self.gpus.len(), push, max_rows, width, max_logit_rows: 1, logit_share: 16 }
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {
@@ -78,9 +85,9 @@ impl Group {
     }
 
     /// Sums, plain and with what stands behind them.
-    fn sums(&mut self, n_rows: usize, width: usize) -> Result<Vec<Outcome>, KernelError> {
+    fn sums(&mut self, n_rows: usize, width: usize, push: Push) -> Result<Vec<Outcome>, KernelError> {
         let n = n_rows * width;
-        let mut exchanges = self.exchanges(self.size(n_rows.max(2), width))?;
+        let mut exchanges = self.exchanges(self.size(n_rows.max(2), width, push))?;
         let residual = self.gpus[0].noise.normals(n);
         let weight = self.gpus[0].noise.normals(width);
         let upload =
@@ -115,7 +122,7 @@ impl Group {
                 }
             }
         }
-        let case = format!("{n_rows} x {width} of {} ranks", self.gpus.len());
+        let case = format!("{n_rows} x {width} of {} ranks, {push:?}", self.gpus.len());
         Ok(vec![
             Outcome { op: "reduce", case: case.clone(), error, limit: TWO_ROUNDINGS },
             Outcome { op: "reduce_norm", case, error: normed_error, limit: TWO_ROUNDINGS },
@@ -123,9 +130,9 @@ impl Group {
     }
 
     /// The norm that leaves quantised is the norm, quantised.
-    fn quantised(&mut self, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    fn quantised(&mut self, n_rows: usize, width: usize, push: Push) -> Result<Outcome, KernelError> {
         let n = n_rows * width;
-        let mut exchanges = self.exchanges(self.size(n_rows.max(2), width))?;
+        let mut exchanges = self.exchanges(self.size(n_rows.max(2), width, push))?;
         let (residual, weight) = (self.gpus[0].noise.normals(n), self.gpus[0].noise.normals(width));
         self.give(&mut exchanges, Half::Attention, n)?;
         // Nothing is allocated while a rank waits: memory that others see is made known to them when they are idle.
@@ -160,7 +167,7 @@ impl Group {
                 error = f64::INFINITY;
             }
         }
-        let case = format!("{n_rows} x {width} of {} ranks", self.gpus.len());
+        let case = format!("{n_rows} x {width} of {} ranks, {push:?}", self.gpus.len());
         Ok(Outcome { op: "reduce_norm_e4m3", case, error, limit: 0.0 })
     }
 
@@ -168,7 +175,7 @@ impl Group {
     fn logits(&mut self, n_rows: usize, vocab: usize) -> Result<Outcome, KernelError> {
         let n_ranks = self.gpus.len();
         let share = vocab.div_ceil(n_ranks).next_multiple_of(16);
-        let size = ExchangeSize { max_logit_rows: n_rows + 1, logit_share: share, ..self.size(2, 8) };
+        let size = ExchangeSize { max_logit_rows: n_rows + 1, logit_share: share, ..self.size(2, 8, Push::Words) };
         let mut exchanges = self.exchanges(size)?;
         let mut error = 0.0;
         for _ in 0..3 {
@@ -192,6 +199,57 @@ impl Group {
         }
         let case = format!("{n_rows} x {vocab} of {n_ranks} ranks");
         Ok(Outcome { op: "gather_logits", case, error, limit: 0.0 })
+    }
+
+    /// Draws by shares are the draws of one GPU that has all logits, greedy and with noise, ties and what is not a number included.
+    fn draws(&mut self, n_rows: usize, vocab: usize) -> Result<Outcome, KernelError> {
+        let n_ranks = self.gpus.len();
+        let share = vocab.div_ceil(n_ranks).next_multiple_of(16);
+        let size = ExchangeSize { max_logit_rows: n_rows + 1, logit_share: share, ..self.size(2, 8, Push::Words) };
+        let mut exchanges = self.exchanges(size)?;
+        let own = |rank: usize| (rank * share).min(vocab)..((rank + 1) * share).min(vocab);
+        let mut error = 0.0;
+        for round in 0..4u64 {
+            let mut logits = self.gpus[0].noise.normals(n_rows * vocab);
+            match round {
+                // The best token twice, of different ranks' shares.
+                1 => (logits[1], logits[vocab - 1]) = (50.0, 50.0),
+                2 => logits[vocab - 1] = f32::NAN,
+                _ => {}
+            }
+            let temperature = if round == 3 { 0.7 } else { 0.0 };
+            let row = |position| SampleRow { seed: 11, position, temperature, ..SampleRow::GREEDY };
+            let rows: Vec<SampleRow> = (0..n_rows as u64).map(row).collect();
+            for (rank, (gpu, exchange)) in self.gpus.iter().zip(&mut exchanges).enumerate() {
+                let part: Vec<f32> = logits.chunks(vocab).flat_map(|row| row[own(rank)].to_vec()).collect();
+                let mut target = exchange.logits_mut().slice_mut(..part.len());
+                gpu.stream().memcpy_htod(&part, &mut target).map_err(KernelError::driver("copy to the device"))?;
+            }
+            let prepare = |gpu: &Gpu| -> Result<_, KernelError> {
+                Ok((gpu.upload(&rows)?, SampleScratch::new(gpu.kernels.device(), n_rows)?))
+            };
+            let mut inputs = self.gpus.iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
+            let mut outs = self.poisoned::<u32>(n_rows)?;
+            let wanted = {
+                let (gpu, (rows, scratch)) = (&self.gpus[0], &mut inputs[0]);
+                let (logits, mut tokens) = (gpu.upload(&logits)?, gpu.poisoned::<u32>(n_rows)?);
+                let (tokens_view, logits) = (tokens.view(), logits.as_view());
+                gpu.kernels.sample(Sample { tokens: tokens_view, logits, rows: rows.as_view(), scratch, vocab })?;
+                gpu.written(&tokens)?
+            };
+            for (rank, (gpu, exchange)) in self.gpus.iter().zip(&mut exchanges).enumerate() {
+                let (rows, scratch) = &mut inputs[rank];
+                let (tokens, rows, own) = (outs[rank].view(), rows.as_view(), own(rank));
+                gpu.kernels.sample_shared(exchange, SampleShared { tokens, rows, own, scratch })?;
+            }
+            for (gpu, out) in self.gpus.iter().zip(&outs) {
+                if wanted.is_none() || gpu.written(out)? != wanted {
+                    error = f64::INFINITY;
+                }
+            }
+        }
+        let case = format!("{n_rows} x {vocab} of {n_ranks} ranks");
+        Ok(Outcome { op: "sample_shared", case, error, limit: 0.0 })
     }
 
     fn poisoned<T>(&self, n: usize) -> Result<Vec<Poisoned<T>>, KernelError>

@@ -32,7 +32,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
                 outcomes.extend(scaled(gpu, GemmShape { m, n, k }, kernel)?);
             }
             for (n, k) in GATED_SIZES {
-                outcomes.push(gated(gpu, GemmShape { m, n, k }, kernel)?);
+                outcomes.extend(gated(gpu, GemmShape { m, n, k }, kernel)?);
             }
         }
         outcomes.push(independence(gpu, 304, 4104, kernel)?);
@@ -86,22 +86,28 @@ fn scaled(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outc
     ])
 }
 
-/// Gate and up of a norm, activated: the same as the product of its own and the activation behind it, but for sums that round
+/// Gate and up of a norm, and of rows as they are, activated: the same as the product of its own and the activation behind it, but for sums that round
 /// to the other neighbour.
-fn gated(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Outcome, KernelError> {
+fn gated(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outcome; 2], KernelError> {
     let GemmShape { m, n, k } = shape;
     let mut values = Values::new(gpu, shape);
     // Sums of the size of one: where the activation bends.
     values.w.iter_mut().for_each(|w| *w = reference::rounded(*w / (k as f32).sqrt()));
     let squares = row_squares(&values.x, k);
     let (operands, squares_gpu) = (Operands::new(gpu, &values)?, gpu.upload(&squares)?);
-    let mut out = gpu.poisoned(m * n / 2)?;
+    let (mut out, mut plain) = (gpu.poisoned(m * n / 2)?, gpu.poisoned(m * n / 2)?);
     let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
     gpu.kernels.skinny_scaled_by(operands.linear(Output::Gated(out.view()), shape), scale, kernel)?;
-    let sums = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
-    let wanted = reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>());
-    let error = gpu.written(&out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
-    Ok(Outcome { op: OP, case: case("gated", shape, kernel), error, limit: TWO_ROUNDINGS })
+    gpu.kernels.skinny_gemm_by(operands.linear(Output::Gated(plain.view()), shape), kernel)?;
+    let outcome = |what, out, sums: Vec<f32>| {
+        let wanted = reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>());
+        let error = gpu.written(out)?.map_or(f64::INFINITY, |found| relative_error(&widened(&found), &wanted));
+        Ok(Outcome { op: OP, case: case(what, shape, kernel), error, limit: TWO_ROUNDINGS })
+    };
+    Ok([
+        outcome("scaled and gated", &out, reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape))?,
+        outcome("gated", &plain, reference::linear(&values.x, &values.w, shape))?,
+    ])
 }
 
 /// An update and the product behind it, of the first row of many and of the row alone: the same bits.

@@ -18,7 +18,7 @@ pub use self::{
         NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm,
         skinny_gemm_e4m3, skinny_gemm_int4, skinny_takes_int4,
     },
-    reduce::{LOGIT_CHUNKS, MEETING_ROWS_MIN, PUSHED_ROWS_MAX, Reduced, Way, gather_logits, meet_ranks, reduce},
+    reduce::{LOGIT_CHUNKS, Push, Reduced, Way, gather_logits, meet_ranks, reduce},
     sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
 };

@@ -1,20 +1,56 @@
 //! Launches of sums over the ranks of a group.
 
-use super::{Entry, LaunchConfig, Residual, Rows, config, count, not_empty, rms_norm};
+use super::{Entry, LaunchConfig, Residual, Rows, config, count, not_empty, refused, rms_norm, vectors};
 use crate::error::KernelError;
 
-/// Rows up to which a sum pushes them to the other ranks: above, bytes cost more than waiting.
-pub const PUSHED_ROWS_MAX: usize = 32;
+/// Rows up to which a sum pushes them in words: above, bytes cost more than waiting.
+const WORDS_ROWS_MAX: usize = 32;
+/// The same in lines, which are hardly more bytes than the rows.
+const LINES_ROWS_MAX: usize = 256;
 /// Rows from which on ranks meet in a launch of their own.
-pub const MEETING_ROWS_MIN: usize = 256;
+const MEETING_ROWS_MIN: usize = 256;
 /// Blocks of a row of logits; the same constant as in `csrc/reduce.cu`.
 pub const LOGIT_CHUNKS: usize = 8;
+/// Units of 8 bytes in a line, and threads that move it; the same constants as in `csrc/reduce.cuh`.
+const LINE_UNITS: usize = 15;
+const LINE_THREADS: usize = 8;
+
+/// How rows are pushed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Push {
+    /// Over any link: a number beside every four bytes. A row's norm is summed in the order of all other rows', however many there are.
+    Words,
+    /// Over NVLink: a number in every line of 128 bytes.
+    Lines,
+}
+
+impl Push {
+    /// Rows that are pushed at most.
+    pub fn max_rows(self) -> usize {
+        match self {
+            Self::Words => WORDS_ROWS_MAX,
+            Self::Lines => LINES_ROWS_MAX,
+        }
+    }
+
+    /// Bytes that a row takes in an inbox.
+    pub fn row_bytes(self, width: usize) -> usize {
+        match self {
+            Self::Words => 4 * width,
+            Self::Lines => n_lines(width) * LINE_THREADS * 16,
+        }
+    }
+}
+
+fn n_lines(width: usize) -> usize {
+    (width / 4).div_ceil(LINE_UNITS)
+}
 
 /// How the ranks' rows come together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Each sends its own to the others.
-    Pushed,
+    Pushed(Push),
     /// Each reads the others' where they lie, when these have said that they are there, row by row.
     Pulled,
     /// The same behind a launch in which they say so for all rows.
@@ -23,9 +59,9 @@ pub enum Way {
 
 impl Way {
     /// For so many rows.
-    pub fn of(n_rows: usize) -> Self {
+    pub fn of(n_rows: usize, push: Push) -> Self {
         match n_rows {
-            ..=PUSHED_ROWS_MAX => Self::Pushed,
+            n if n <= push.max_rows() => Self::Pushed(push),
             ..MEETING_ROWS_MIN => Self::Pulled,
             _ => Self::PulledBehindMeeting,
         }
@@ -43,19 +79,40 @@ pub enum Reduced {
     QuantisedNorm,
 }
 
-/// Sums of `rows`: a block a row, a 16-byte vector or four a thread.
+/// Sums of `rows`: a block a row, one 16-byte vector or several a thread.
 pub fn reduce(rows: Rows, way: Way, gives: Reduced) -> Result<LaunchConfig, KernelError> {
+    if way == Way::Pushed(Push::Lines) {
+        return reduce_lines(rows, gives);
+    }
     let config = rms_norm(rows, Residual::Added)?;
-    let is_narrow = config.entry == Entry::AddRmsNormV1;
-    let entry = match (gives, way) {
-        (Reduced::Sum, Way::Pushed) => [Entry::ReducePushedV1, Entry::ReducePushedV4],
+    let [one, four] = match (gives, way) {
+        (Reduced::Sum, Way::Pushed(_)) => [Entry::ReduceWordsV1, Entry::ReduceWordsV4],
         (Reduced::Sum, _) => [Entry::ReducePulledV1, Entry::ReducePulledV4],
-        (Reduced::Norm, Way::Pushed) => [Entry::ReduceNormPushedV1, Entry::ReduceNormPushedV4],
+        (Reduced::Norm, Way::Pushed(_)) => [Entry::ReduceNormWordsV1, Entry::ReduceNormWordsV4],
         (Reduced::Norm, _) => [Entry::ReduceNormPulledV1, Entry::ReduceNormPulledV4],
-        (Reduced::QuantisedNorm, Way::Pushed) => [Entry::ReduceNormE4m3PushedV1, Entry::ReduceNormE4m3PushedV4],
+        (Reduced::QuantisedNorm, Way::Pushed(_)) => [Entry::ReduceNormE4m3WordsV1, Entry::ReduceNormE4m3WordsV4],
         (Reduced::QuantisedNorm, _) => [Entry::ReduceNormE4m3PulledV1, Entry::ReduceNormE4m3PulledV4],
     };
-    Ok(LaunchConfig { entry: entry[usize::from(!is_narrow)], ..config })
+    Ok(LaunchConfig { entry: if config.entry == Entry::AddRmsNormV1 { one } else { four }, ..config })
+}
+
+fn reduce_lines(rows: Rows, gives: Reduced) -> Result<LaunchConfig, KernelError> {
+    vectors("reduce", rows)?;
+    let [one, two, four] = match gives {
+        Reduced::Sum => [Entry::ReduceLinesV1, Entry::ReduceLinesV2, Entry::ReduceLinesV4],
+        Reduced::Norm => [Entry::ReduceNormLinesV1, Entry::ReduceNormLinesV2, Entry::ReduceNormLinesV4],
+        Reduced::QuantisedNorm => {
+            [Entry::ReduceNormE4m3LinesV1, Entry::ReduceNormE4m3LinesV2, Entry::ReduceNormE4m3LinesV4]
+        }
+    };
+    let n_slots = n_lines(rows.width) * LINE_THREADS;
+    let (entry, per_thread) = match n_slots {
+        ..=1024 => (one, 1),
+        ..=2048 => (two, 2),
+        ..=4096 => (four, 4),
+        _ => return Err(refused("reduce", format!("width {} is more than 30720", rows.width))),
+    };
+    Ok(config(entry, [count(rows.n_rows), 1, 1], count(n_slots.div_ceil(per_thread).next_multiple_of(32))))
 }
 
 /// Ranks wait for each other.
@@ -75,11 +132,27 @@ mod tests {
 
     #[test]
     fn few_rows_are_pushed_and_many_pulled_by_a_block_each() {
-        assert_eq!([32, 33, 255, 256].map(Way::of), [Way::Pushed, Way::Pulled, Way::Pulled, Way::PulledBehindMeeting]);
-        let narrow = reduce(Rows { n_rows: 7, width: 4096 }, Way::Pushed, Reduced::Norm).unwrap();
-        assert_eq!((narrow.entry, narrow.grid, narrow.threads), (Entry::ReduceNormPushedV1, [7, 1, 1], 512));
+        let ways = |push| [32, 33, 255, 256, 257].map(|n| Way::of(n, push));
+        let (words, lines, late) = (Way::Pushed(Push::Words), Way::Pushed(Push::Lines), Way::PulledBehindMeeting);
+        assert_eq!(ways(Push::Words), [words, Way::Pulled, Way::Pulled, late, late]);
+        assert_eq!(ways(Push::Lines), [lines, lines, lines, lines, late]);
+        let narrow = reduce(Rows { n_rows: 7, width: 4096 }, words, Reduced::Norm).unwrap();
+        assert_eq!((narrow.entry, narrow.grid, narrow.threads), (Entry::ReduceNormWordsV1, [7, 1, 1], 512));
         let wide = reduce(Rows { n_rows: 1, width: 16384 }, Way::Pulled, Reduced::QuantisedNorm).unwrap();
         assert_eq!((wide.entry, wide.threads), (Entry::ReduceNormE4m3PulledV4, 512));
         assert_eq!(gather_logits(3).unwrap().grid, [24, 1, 1]);
+    }
+
+    #[test]
+    fn a_line_has_120_bytes_of_a_row_and_eight_threads() {
+        let threads = |width| {
+            let config = reduce(Rows { n_rows: 1, width }, Way::Pushed(Push::Lines), Reduced::Sum).unwrap();
+            (config.entry, config.threads)
+        };
+        // 8192 bytes are 68 lines and a part of one more.
+        assert_eq!(threads(4096), (Entry::ReduceLinesV1, 576));
+        assert_eq!(threads(8192), (Entry::ReduceLinesV2, 576));
+        assert_eq!(threads(16384), (Entry::ReduceLinesV4, 576));
+        assert_eq!(Push::Lines.row_bytes(4096), 69 * 128);
     }
 }

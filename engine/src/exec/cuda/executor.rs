@@ -197,7 +197,8 @@ impl CudaRank {
     fn logits_of(&mut self, tokens: &[TokenId], start: usize) -> Result<Vec<Vec<f32>>, ExecError> {
         let rows = 0..tokens.len();
         self.probe(tokens, start, Probe::EveryRow)?;
-        let rows = rows.map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, KernelError>>();
+        let gathered = self.forward.gather_logits(tokens.len());
+        let rows = gathered.and_then(|()| rows.map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, _>>());
         rows.map_err(|error| self.failed(&decode_shape(tokens.len(), &self.limits), &error))
     }
 

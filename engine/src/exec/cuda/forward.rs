@@ -20,7 +20,7 @@ use stoker_kernels::{
         Softcap,
     },
     quantise::{QuantiseRows, QuantisedNorm},
-    ranks::{Exchange, Half, NormOf, Sum},
+    ranks::{Exchange, Half, NormOf, SampleShared, Sum},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
 };
@@ -141,7 +141,7 @@ impl Forward {
         self.kernels.device()
     }
 
-    /// The logits of drawn row `row`, copied to the host after everything launched so far has run.
+    /// The logits of drawn row `row`, gathered where ranks have shares of them, copied to the host after everything launched so far has run.
     pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, KernelError> {
         let vocab = self.shape.vocab;
         let stream = self.device().stream();
@@ -260,7 +260,6 @@ impl Forward {
             Op::Attention { layer } => self.attend(step, layer),
             Op::KeepDrawn => self.keep_drawn_rows(step),
             Op::Reduce { half } => self.reduce(half, m),
-            Op::GatherLogits => self.gather_logits(m),
             Op::Softcap => self.softcap(m),
             Op::Draw => self.draw(step),
         }
@@ -470,15 +469,20 @@ impl Forward {
         kernels.reduce(shared(exchange), half, m, Sum::Plain(b.stream.update.slice_mut(..m * shape.hidden)))
     }
 
-    fn gather_logits(&mut self, m: usize) -> Result<(), KernelError> {
+    /// Brings the logits of `m` drawn rows from the other ranks, where there are some, for who looks at whole rows.
+    pub(super) fn gather_logits(&mut self, m: usize) -> Result<(), KernelError> {
         let Self { kernels, buffers: b, shape, exchange, .. } = self;
-        kernels.gather_logits(shared(exchange), m, shape.vocab, b.logits.slice_mut(..m * shape.vocab))
+        match exchange {
+            Some(exchange) => kernels.gather_logits(exchange, m, shape.vocab, b.logits.slice_mut(..m * shape.vocab)),
+            None => Ok(()),
+        }
     }
 
     fn softcap(&mut self, m: usize) -> Result<(), KernelError> {
-        let Self { kernels, buffers: b, shape, .. } = self;
+        let Self { kernels, buffers: b, shape, exchange, .. } = self;
         let cap = shape.logit_softcap.expect("the program bounds where there is a bound");
-        kernels.softcap(Softcap { logits: b.logits.slice_mut(..m * shape.vocab), cap })
+        let logits = exchange.as_mut().map_or(&mut b.logits, Exchange::logits_mut);
+        kernels.softcap(Softcap { logits: logits.slice_mut(..m * shape.own_tokens().len()), cap })
     }
 
     fn rope_kv(&mut self, step: StepInputs<'_>, idx: usize) -> Result<(), KernelError> {
@@ -588,14 +592,14 @@ impl Forward {
         if m == 0 {
             return Ok(());
         }
-        let Self { kernels, buffers: b, shape, .. } = self;
-        kernels.sample(Sample {
-            tokens: b.sampled.slice_mut(..m),
-            logits: b.logits.slice(..m * shape.vocab),
-            rows: step.packed.view(step.layout.rows),
-            scratch: &mut b.sample_scratch,
-            vocab: shape.vocab,
-        })
+        let Self { kernels, buffers: b, shape, exchange, .. } = self;
+        let (tokens, rows) = (b.sampled.slice_mut(..m), step.packed.view(step.layout.rows));
+        let scratch = &mut b.sample_scratch;
+        if let Some(exchange) = exchange {
+            return kernels.sample_shared(exchange, SampleShared { tokens, rows, own: shape.own_tokens(), scratch });
+        }
+        let logits = b.logits.slice(..m * shape.vocab);
+        kernels.sample(Sample { tokens, logits, rows, scratch, vocab: shape.vocab })
     }
 
     /// Draws a token for each row with options whose turn it is.
@@ -605,7 +609,9 @@ impl Forward {
         turn: Turn<'_>,
         selection: Selection,
     ) -> Result<(), KernelError> {
-        let (m, b) = (step.shape.n_sampled, &mut self.buffers);
+        let m = step.shape.n_sampled;
+        self.gather_logits(m)?;
+        let b = &mut self.buffers;
         let (mut tokens, logprobs) = b.sampled.split_at_mut(b.max_sampled);
         self.kernels.sample_options(SampleOptions {
             tokens: tokens.slice_mut(..m),

@@ -123,9 +123,8 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
         Op::Attention { .. } => ("attention".into(), rows, "paged_decode".into(), None),
         Op::KeepDrawn => ("keep drawn".into(), rows, "embed".into(), us(8 * m * shape.hidden)),
         Op::Reduce { .. } => ("add ranks".into(), rows, "reduce".into(), us(6 * m * shape.hidden)),
-        Op::GatherLogits => ("gather logits".into(), rows, "gather_logits".into(), us(8 * m * shape.vocab)),
-        Op::Softcap => ("bound logits".into(), rows, "softcap".into(), us(8 * m * shape.vocab)),
-        Op::Draw => ("draw".into(), rows, "sample".into(), us(4 * m * shape.vocab)),
+        Op::Softcap => ("bound logits".into(), rows, "softcap".into(), us(8 * m * shape.own_tokens().len())),
+        Op::Draw => ("draw".into(), rows, "sample".into(), us(4 * m * shape.own_tokens().len())),
     };
     Line { op, shape: sizes, kernel, n: ops.len(), predicted_us, measured_us: None }
 }

@@ -121,6 +121,7 @@ impl Capacity {
     pub(super) fn exchange(&self, shape: &ModelShape, others: Others) -> Option<ExchangeSize> {
         shape.is_shared().then(|| ExchangeSize {
             n_ranks: if others == Others::There { shape.rank.of } else { 1 },
+            push: shape.push,
             max_rows: self.max_rows,
             width: shape.hidden,
             max_logit_rows: self.max_sampled,

@@ -8,6 +8,7 @@ use stoker_kernels::{
     blas::Blas,
     cache::KvFormat,
     choose::{Chip, Numerics},
+    device::Link,
     launch::PrefillKernel,
     plan::{PrefillSplit, SplitPolicy},
     ranks::RANKS_MAX,
@@ -91,9 +92,10 @@ impl Gpus {
     pub(crate) fn open(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
         let ordinals: Vec<usize> = (ordinal..ordinal + limits.tensor_parallel).collect();
         let spec = divided(read, ordinals.len())?;
-        let devices = Device::open_group(&ordinals)?;
-        let gpu =
-            |(rank, (device, ordinal)): (Rank, (&Device, &usize))| Gpu::open(device, *ordinal, rank, &spec, limits);
+        let (devices, link) = Device::open_group(&ordinals)?;
+        let gpu = |(rank, (device, ordinal)): (Rank, (&Device, &usize))| {
+            Gpu::open(device, *ordinal, (rank, link), &spec, limits)
+        };
         let ranks = Rank::all(ordinals.len()).zip(devices.iter().zip(&ordinals)).map(gpu).collect::<Result<_, _>>()?;
         Ok(Self { spec, ranks, others: Others::There })
     }
@@ -102,7 +104,7 @@ impl Gpus {
     fn open_share(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
         let rank = Rank { idx: 0, of: limits.tensor_parallel };
         let spec = divided(read, rank.of)?;
-        let ranks = vec![Gpu::open(&Device::open(ordinal)?, ordinal, rank, &spec, limits)?];
+        let ranks = vec![Gpu::open(&Device::open(ordinal)?, ordinal, (rank, Link::NvLink), &spec, limits)?];
         Ok(Self { spec, ranks, others: Others::Away })
     }
 }
@@ -121,7 +123,7 @@ impl Gpu {
     fn open(
         device: &Device,
         ordinal: usize,
-        rank: Rank,
+        (rank, link): (Rank, Link),
         spec: &ModelSpec,
         limits: &EngineLimits,
     ) -> Result<Self, CudaError> {
@@ -141,6 +143,7 @@ impl Gpu {
             true => (Numerics::BatchInvariant, None),
             false => (Numerics::Fastest, Some(Blas::new(device)?)),
         };
+        let shape = shape.over(link, numerics);
         let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
         let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
         let name = format!("cuda:{ordinal}, {}", device.name()?);

@@ -61,8 +61,6 @@ pub(super) enum Op {
     Reduce {
         half: Half,
     },
-    /// The logits of all ranks' tokens.
-    GatherLogits,
     /// Bounds logits.
     Softcap,
     /// A token for each row of logits.
@@ -305,7 +303,6 @@ impl<'a> Builder<'a> {
             }
         }
         self.of_residual(Some(Norm::Final), (Matrix::Head, None), Epilogue::F32);
-        self.ops.extend(self.shape.is_shared().then_some(Op::GatherLogits));
         self.ops.extend(self.shape.logit_softcap.map(|_| Op::Softcap));
         self.ops.push(Op::Draw);
         self.ops
@@ -514,7 +511,6 @@ mod tests {
             Op::Attention { .. } => "attend".to_owned(),
             Op::KeepDrawn => "keep".to_owned(),
             Op::Reduce { .. } => "reduce".to_owned(),
-            Op::GatherLogits => "gather".to_owned(),
             Op::Softcap => "softcap".to_owned(),
             Op::Draw => "draw".to_owned(),
         });
@@ -595,7 +591,7 @@ mod tests {
             let body = format!("embed norm Qkv:Bf16 rope attend {layer} Qkv:Bf16 rope");
             assert_eq!(brief(&llama.body(n).ops), body, "body of {n} rows");
             if n <= 256 {
-                let tail = format!("attend {layer} Head:F32 gather draw");
+                let tail = format!("attend {layer} Head:F32 draw");
                 assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
             }
         }
@@ -619,7 +615,8 @@ mod tests {
         let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
         let (gemma, _) = shared("Gemma2ForCausalLM", gemma, None);
         let tail = brief(&gemma.tail(8, Sampled::Every));
-        let expected = "attend O:Bf16 reduce norm+add+norm GateUp:Bf16 act Down:Bf16 reduce norm+add+norm Head:F32 gather softcap draw";
+        let expected =
+            "attend O:Bf16 reduce norm+add+norm GateUp:Bf16 act Down:Bf16 reduce norm+add+norm Head:F32 softcap draw";
         assert_eq!(tail, expected);
     }
 

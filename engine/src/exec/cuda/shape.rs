@@ -5,9 +5,9 @@ use std::ops::Range;
 use stoker_kernels::{
     KernelError,
     cache::KvFormat,
-    choose::WeightFormat,
-    device::Properties,
-    launch::{self, AttentionSpec, Heads, NormWeight, RotaryForm, Rows},
+    choose::{Numerics, WeightFormat},
+    device::{Link, Properties},
+    launch::{self, AttentionSpec, Heads, NormWeight, Push, RotaryForm, Rows},
     plan::SplitPolicy,
 };
 
@@ -38,6 +38,8 @@ pub(super) struct ModelShape {
     pub(super) vocab: usize,
     /// Of several GPUs, which this is: heads, the width of the feed-forward and logits are its share.
     pub(super) rank: Rank,
+    /// How few rows go from rank to rank.
+    pub(super) push: Push,
     pub(super) heads: Heads,
     /// Of all norms.
     pub(super) eps: f32,
@@ -129,6 +131,7 @@ impl ModelShape {
             inner: first.feed_forward.gate.weight.rows.len() / rank.of,
             vocab: spec.vocab_size,
             rank,
+            push: Push::Words,
             heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
             eps: spec.norm.eps,
             norm_weight: match spec.norm.stored {
@@ -161,6 +164,15 @@ impl ModelShape {
             )),
             None => Ok(Self { projections: WeightFormat::E4m3, ..self }),
         }
+    }
+
+    /// Over that link, where only speed counts. Else every row's norm is summed in one order, however many go at once.
+    pub(super) fn over(self, link: Link, numerics: Numerics) -> Self {
+        let push = match (link, numerics) {
+            (Link::NvLink, Numerics::Fastest) => Push::Lines,
+            (Link::NvLink, Numerics::BatchInvariant) | (Link::Pcie, _) => Push::Words,
+        };
+        Self { push, ..self }
     }
 
     /// With keys and values stored as it is asked. There is no head that the kernels take otherwise and not in this format.

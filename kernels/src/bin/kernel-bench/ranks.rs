@@ -7,6 +7,7 @@ use stoker_kernels::{
     Device, KernelError,
     checks::Gpu,
     graph::Graph,
+    launch::Push,
     ranks::{Exchange, ExchangeSize, Half, NormOf, Sum},
 };
 
@@ -27,10 +28,13 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
         println!("skipped: kernel_reduce_norm: one GPU");
     }
     for n_ranks in [2, 4, 8].into_iter().filter(|n| *n <= n_gpus) {
-        for n_rows in [1, 8, 32, 64, 128, 1024, 8192] {
-            let name = format!("kernel_reduce_norm_m{n_rows}_ranks{n_ranks}");
-            if report.wants(&name) {
-                let us = time(n_ranks, n_rows)?;
+        for (n_rows, push) in
+            [1, 8, 32, 64, 128, 256, 1024, 8192].into_iter().flat_map(|n| [(n, Push::Words), (n, Push::Lines)])
+        {
+            let words = if push == Push::Words { "_words" } else { "" };
+            let name = format!("kernel_reduce_norm_m{n_rows}_ranks{n_ranks}{words}");
+            if report.wants(&name) && (push == Push::Lines || n_rows <= push.max_rows()) {
+                let us = time(n_ranks, n_rows, push)?;
                 // What a rank gets from the others at least.
                 report.add(&name, "stoker", Work::Bytes((2 * n_rows * HIDDEN * (n_ranks - 1)) as f64), us);
             }
@@ -39,10 +43,10 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn time(n_ranks: usize, n_rows: usize) -> Result<Vec<f64>> {
-    let devices = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
+fn time(n_ranks: usize, n_rows: usize, push: Push) -> Result<Vec<f64>> {
+    let (devices, _) = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
     let mut gpus = devices.iter().map(Gpu::new).collect::<Result<Vec<_>, _>>()?;
-    let size = ExchangeSize { n_ranks, max_rows: n_rows, width: HIDDEN, max_logit_rows: 1, logit_share: 16 };
+    let size = ExchangeSize { n_ranks, push, max_rows: n_rows, width: HIDDEN, max_logit_rows: 1, logit_share: 16 };
     let exchange = |(rank, device): (usize, &Device)| Exchange::new(device, size, rank);
     let mut exchanges = devices.iter().enumerate().map(exchange).collect::<Result<Vec<_>, _>>()?;
     devices.iter().try_for_each(Device::synchronize)?;

@@ -91,7 +91,8 @@ impl CudaRank {
         Ok(n_differ)
     }
 
-    fn logit_bits(&self, n: usize) -> Result<Vec<u32>, KernelError> {
+    fn logit_bits(&mut self, n: usize) -> Result<Vec<u32>, KernelError> {
+        self.forward.gather_logits(n)?;
         let rows = (0..n).map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, _>>()?;
         Ok(rows.into_iter().flatten().map(f32::to_bits).collect())
     }
