@@ -6,7 +6,7 @@ With `sampled` the cases are those with sampling options, as bench/src/sampled.r
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
 values in e4m3, with the attention kernels that it chooses for that. With tp=N as many GPUs share the model, by its own all-reduce and
-NCCL's; NVLink multicast stays off, and what needs it.
+NCCL's; NVLink multicast stays off, and what needs it. $CASES names cases, by comma, in place of all.
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -145,14 +145,16 @@ def main() -> None:
             for kind in OPTIONS:
                 peer.sampled(kind, requests)
         return
-    for prompt in (128, 2048, 8192):
-        peer.ttft(prompt)
-    peer.single_stream()
-    for requests in (32, 256) if quick else (8, 32, 64, 128, 256):
-        peer.concurrent(requests)
-    peer.prefixes()
-    if not quick:
-        peer.offline(1000)
+    cases = [(f"ttft_{prompt}", lambda prompt=prompt: peer.ttft(prompt)) for prompt in (128, 2048, 8192)]
+    cases += [("single_stream", peer.single_stream)]
+    at_once = (32, 256) if quick else (8, 32, 64, 128, 256)
+    cases += [(f"concurrent_{requests}", lambda requests=requests: peer.concurrent(requests)) for requests in at_once]
+    cases += [("prefixes", peer.prefixes)]
+    cases += [] if quick else [("offline_1000", lambda: peer.offline(1000))]
+    wanted = [case for case in os.environ.get("CASES", "").split(",") if case]
+    for name, run in cases:
+        if not wanted or name in wanted:
+            run()
 
 
 if __name__ == "__main__":

@@ -3,27 +3,21 @@
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
 mod skip;
+mod trap;
 
 use std::{
-    ffi::CString,
     path::Path,
-    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
-use cudarc::driver::result;
 use skip::skip;
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, ModelFiles, Request, RequestEvent,
-    RequestStream, SamplingParams, StopParams,
+    SamplingParams, StopParams,
 };
 use stoker_kernels::Device;
-
-/// A kernel that ends in a trap: every later call in the context fails, as after any fault of a kernel or of the chip.
-const TRAP: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry stop() { trap; }";
-/// A hang would be the worst outcome of all.
-const PATIENCE: Duration = Duration::from_secs(20);
+use trap::{PATIENCE, terminal, trap};
 
 fn start() -> EngineHandle {
     let model = ModelFiles::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
@@ -35,32 +29,6 @@ fn long_request() -> Request {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let stop = StopParams { max_tokens: 100_000, ignore_eos: true, ..StopParams::default() };
     Request { prompt: vec![5, 6, 7], sampling, stop, logprobs: None, ..Request::default() }
-}
-
-fn trap(device: &Device) {
-    device.context().bind_to_thread().expect("the context is there");
-    let stream = device.context().new_stream().expect("a stream");
-    let [image, name] = [TRAP, "stop"].map(|text| CString::new(text).expect("no NUL in it"));
-    // SAFETY: the image is PTX that ends with a NUL; the kernel takes no arguments and touches no memory.
-    let launched = unsafe {
-        result::module::load_data(image.as_ptr().cast())
-            .and_then(|module| result::module::get_function(module, name))
-            .and_then(|stop| result::launch_kernel(stop, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut []))
-    };
-    launched.expect("it starts");
-}
-
-/// The stream's last event, or nothing if it does not end in time.
-fn terminal(mut stream: RequestStream) -> Option<RequestEvent> {
-    let (send, received) = mpsc::channel();
-    thread::spawn(move || {
-        while let Some(event) = stream.blocking_next() {
-            if matches!(event, RequestEvent::Finished { .. }) {
-                let _ = send.send(event);
-            }
-        }
-    });
-    received.recv_timeout(PATIENCE).ok()
 }
 
 #[test]

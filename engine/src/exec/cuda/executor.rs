@@ -319,7 +319,12 @@ impl CudaRank {
     fn failed(&self, shape: &StepShape, error: &KernelError) -> ExecError {
         let StepShape { n_rows, n_decode, n_sequences, .. } = shape;
         let step = format!("step of {n_rows} rows ({n_decode} decode) of {n_sequences} sequences");
-        ExecError(format!("{} stream 0: {step}: {error}", self.device))
+        // A fault of one shows at whoever waits for it, too.
+        let shared = match self.forward.model().rank.of {
+            1 => String::new(),
+            of => format!("one of {of} GPUs that share the model, which fail together: "),
+        };
+        ExecError(format!("{shared}{} stream 0: {step}: {error}", self.device))
     }
 }
 
