@@ -1,9 +1,10 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `intent` and `scaling` are plain serde, all that agent and decision link; the Kubernetes resource stands
+//! `contract`, `endpoints`, `intent` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
+pub mod endpoints;
 pub mod intent;
 pub mod scaling;
 

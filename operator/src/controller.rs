@@ -42,6 +42,7 @@ use crate::{
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
     clock::Clock,
     desired::{Desired, config_map_name, desired, labels},
+    endpoints::{Published, Publisher},
     error::ReconcileError,
     events::{events_of, old_crd},
     intake,
@@ -95,6 +96,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Decisions on numbers of replicas.
     pub ledger: Ledger,
+    /// What gateways are told.
+    pub endpoints: Published,
     /// Signs of life.
     pub vitals: Vitals,
 }
@@ -126,7 +129,7 @@ pub async fn run(
     signing: (KeyStore, Keyring),
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let Shared { leadership, metrics, ledger, vitals } = shared;
+    let Shared { leadership, metrics, ledger, endpoints, vitals } = shared;
     let scope = options.namespace.as_deref();
     let pods_of = PodIndex::default();
     let noted = pods_of.clone();
@@ -165,9 +168,18 @@ pub async fn run(
         metrics: metrics.clone(),
         vitals: vitals.clone(),
     };
+    let publisher = Publisher {
+        deployments: deployments.clone(),
+        pods: pods.clone(),
+        readings: readings.clone(),
+        published: endpoints,
+        source: format!("{}-{}", options.identity, readings.now().as_millisecond()),
+        vitals: vitals.clone(),
+    };
     let mut parts = JoinSet::new();
     parts.spawn(probe.run());
     parts.spawn(autoscaler.run());
+    parts.spawn(publisher.run());
     parts.spawn(renew(key_store, keyring.clone(), deployments.clone(), changed));
 
     let reporter =

@@ -11,6 +11,7 @@ pub mod cause;
 pub mod clock;
 pub mod controller;
 pub mod desired;
+pub mod endpoints;
 pub mod error;
 pub mod events;
 pub mod fence;

@@ -13,6 +13,7 @@ use kube::{
 use stoker_operator::{
     allow::{AllowList, Allowed},
     controller,
+    endpoints::Published,
     fence::Fence,
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
@@ -57,7 +58,7 @@ struct Args {
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
-    /// Address of /metrics, /healthz, /readyz and /v1/scaling.
+    /// Address of /metrics, /healthz, /readyz, /v1/scaling and /v1/endpoints.
     #[arg(long, env = "STOKER_LISTEN", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
     /// Kubeconfig file. Default: $KUBECONFIG, then ~/.kube/config, then the pod's service account.
@@ -101,7 +102,13 @@ async fn main() -> anyhow::Result<()> {
     let client = ClientBuilder::try_from(config).context("make a client")?;
     let client = client.with_layer(&Fence(leadership.clone())).build();
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
-    let shared = controller::Shared { leadership, metrics, ledger: Ledger::default(), vitals: Vitals::default() };
+    let shared = controller::Shared {
+        leadership,
+        metrics,
+        ledger: Ledger::default(),
+        endpoints: Published::default(),
+        vitals: Vitals::default(),
+    };
     let server = tokio::spawn(server::serve(listener, shared.clone()));
     info!(listen = %args.listen, version = env!("CARGO_PKG_VERSION"), "operator started");
 

@@ -1,16 +1,20 @@
-//! The operator's own HTTP: `/metrics`, `/healthz`, `/readyz`, and the full records of scaling decisions. Reads only.
+//! The operator's own HTTP: `/metrics`, `/healthz`, `/readyz`, the full records of scaling decisions, and what gateways are told.
+//! Reads only.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::{
-    Router,
+    Json, Router,
     extract::{Path, Query, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
 };
 use serde::Deserialize;
-use stoker_crds::scaling_status::RECORDS_PATH;
+use stoker_crds::{
+    endpoints::{ENDPOINTS_PATH, WAIT_SECONDS_MAX},
+    scaling_status::RECORDS_PATH,
+};
 use tokio::net::TcpListener;
 
 use crate::controller::Shared;
@@ -22,6 +26,7 @@ pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()>
         .route("/healthz", get(healthz))
         .route("/readyz", get(|| async { "ok" }))
         .route(&format!("{RECORDS_PATH}/{{namespace}}/{{name}}"), get(records))
+        .route(ENDPOINTS_PATH, get(endpoints))
         .with_state(shared);
     axum::serve(listener, routes).await
 }
@@ -62,4 +67,39 @@ async fn records(
     };
     let lines: String = records.iter().map(|record| record.to_line() + "\n").collect();
     ([(CONTENT_TYPE, "application/jsonl")], lines).into_response()
+}
+
+/// What a gateway has already.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Known {
+    /// Who numbered it.
+    source: String,
+    /// The number.
+    after: u64,
+    /// Seconds to wait for another one.
+    wait: u64,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self { source: String::new(), after: 0, wait: FIRST_WAIT_SECONDS }
+    }
+}
+
+/// For the first document, which is made once somebody asks.
+const FIRST_WAIT_SECONDS: u64 = 5;
+
+/// Where all replicas are, once that is something else than what is known. Only the leader reads agents: another one says so at
+/// once, and who asks again reaches the leader by and by.
+async fn endpoints(State(shared): State<Shared>, Query(known): Query<Known>) -> Response {
+    let refuse = |why: &'static str| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    if !shared.leadership.holds() {
+        return refuse("another operator leads: ask again\n");
+    }
+    let wait = Duration::from_secs(known.wait.min(WAIT_SECONDS_MAX));
+    match shared.endpoints.other_than(&known.source, known.after, wait).await {
+        Some(document) => Json(&*document).into_response(),
+        None => refuse("nothing is known yet: ask again\n"),
+    }
 }
