@@ -47,7 +47,7 @@ pub(crate) fn note_body(n_bytes: usize) {
 }
 
 /// To be called for every connection that was closed.
-pub(crate) fn note_connection() {
+pub fn note_connection() {
     USED.fetch_add(CONNECTION_BYTES, Ordering::Relaxed);
 }
 

@@ -1,7 +1,7 @@
 //! The node agent: one process that serves one replica over an OpenAI-compatible HTTP API.
 //!
-//! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it over
-//! `connections`, `lifecycle`, `intent` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes
+//! `config` says what to run, `startup` loads it, `replica` is what runs, `http` is how clients reach it,
+//! `lifecycle`, `intent` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes
 //! API.
 
 pub mod admit;
@@ -11,7 +11,6 @@ pub mod args;
 pub mod builtin;
 pub mod chat_template;
 pub mod config;
-pub mod connections;
 pub mod grammars;
 pub mod health;
 pub mod http;
@@ -20,7 +19,6 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
-mod stalled;
 pub mod startup;
 pub mod telemetry;
 pub mod wording;

@@ -9,7 +9,6 @@ use stoker_agent::{
     allocator,
     args::{Args, Command},
     config::{Settings, model_files},
-    connections::{self, Limits},
     http::{
         self,
         access::{self, ApiKeys},
@@ -18,6 +17,7 @@ use stoker_agent::{
     shutdown, startup, telemetry,
     wording::in_words_of,
 };
+use stoker_edge::connections::{self, Limits};
 use stoker_engine::exec::cuda::survey;
 use tokio::{net::TcpListener, sync::watch};
 
@@ -138,7 +138,7 @@ async fn serve_http(listener: TcpListener, router: Router, limits: Limits, mut e
         // The sender lives in the replica, which outlives this server.
         let _ = exit.wait_for(Option::is_some).await;
     };
-    connections::serve(listener, router, limits, ended).await;
+    connections::serve(listener, router, limits, allocator::note_connection, ended).await;
 }
 
 /// Loads in the background. Returns only if the process must end because of it.

@@ -13,7 +13,7 @@ use hyper_util::{
 };
 use tokio::sync::Semaphore;
 
-use crate::{allocator, stalled::Stalled};
+use crate::stalled::Stalled;
 
 /// What a client may do with its connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,7 +42,14 @@ impl Default for Limits {
 }
 
 /// Serves what the listener accepts until `ended`, then until the last answer is written.
-pub async fn serve(mut listener: impl Listener, router: Router, limits: Limits, ended: impl Future<Output = ()>) {
+/// `closed` is told of every connection that is gone.
+pub async fn serve(
+    mut listener: impl Listener,
+    router: Router,
+    limits: Limits,
+    closed: fn(),
+    ended: impl Future<Output = ()>,
+) {
     let open = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head);
@@ -66,7 +73,7 @@ pub async fn serve(mut listener: impl Listener, router: Router, limits: Limits, 
             if let Err(error) = served.await {
                 tracing::debug!(%error, "connection");
             }
-            allocator::note_connection();
+            closed();
         });
     }
     drop(listener);

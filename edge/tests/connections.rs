@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, routing::get};
-use stoker_agent::connections::{self, Limits};
+use stoker_edge::connections::{self, Limits};
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -49,7 +49,7 @@ impl Server {
         let (tell, asked) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let ended = async move { ended.await.unwrap_or_default() };
-        let serving = runtime.spawn(connections::serve(listener, slow_router(tell), limits, ended));
+        let serving = runtime.spawn(connections::serve(listener, slow_router(tell), limits, || {}, ended));
         Self { address, end, serving, asked, runtime }
     }
 
