@@ -113,7 +113,7 @@ helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
 binaries: ## The programs that tests start
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen
 
 $(CARGO_MUTANTS):
 	@cargo install cargo-mutants --version 26.0.0 --locked --root $(STOKER_CACHE)/tools

@@ -9,6 +9,8 @@ pub mod cluster;
 pub mod docs;
 pub mod faults;
 pub mod fleet;
+pub mod gateway;
 pub mod measured;
 pub mod operator;
+pub mod process;
 pub mod skip;

@@ -1,0 +1,117 @@
+//! The one line in the log that each request has, written when its answer has ended, however it did. No prompt and no key is in it.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::http::{HeaderMap, HeaderValue, Method};
+
+use crate::metrics::Metrics;
+
+/// What is said of a request. Writes its line when it is dropped.
+#[derive(Debug)]
+pub struct Access {
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    method: Method,
+    path: String,
+    request_id: HeaderValue,
+    trace_id: String,
+    /// `NAME.NAMESPACE` of the deployment that was asked.
+    pub deployment: String,
+    /// Pod of the replica that answered.
+    pub pod: String,
+    /// Why that one.
+    pub reason: &'static str,
+    /// Replicas that were asked.
+    pub attempts: u32,
+    /// Status of the answer; 0: there was none.
+    pub status: u16,
+    n_bytes: u64,
+    head_seconds: f64,
+    ending: &'static str,
+}
+
+impl Access {
+    /// A request came.
+    pub fn begin(
+        metrics: Arc<Metrics>,
+        method: Method,
+        path: &str,
+        headers: &HeaderMap,
+        request_id: HeaderValue,
+    ) -> Self {
+        metrics.in_flight.inc();
+        Self {
+            metrics,
+            begun: Instant::now(),
+            method,
+            path: path.to_owned(),
+            request_id,
+            trace_id: trace_id(headers).unwrap_or_default().to_owned(),
+            deployment: String::new(),
+            pod: String::new(),
+            reason: "",
+            attempts: 0,
+            status: 0,
+            n_bytes: 0,
+            head_seconds: 0.0,
+            ending: "left",
+        }
+    }
+
+    /// The head of the answer is there.
+    pub fn answered(&mut self, status: u16) {
+        self.status = status;
+        self.head_seconds = self.begun.elapsed().as_secs_f64();
+    }
+
+    /// Bytes of a replica's answer came.
+    pub fn passed(&mut self, n_bytes: usize) {
+        self.n_bytes += n_bytes as u64;
+    }
+
+    /// The answer ended as it should.
+    pub fn whole(&mut self) {
+        self.ending = "whole";
+    }
+
+    /// The replica was lost in the middle of it.
+    pub fn cut(&mut self) {
+        self.ending = "cut";
+        self.metrics.cut.with_label_values(&[&self.deployment]).inc();
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        // Of a client that left before there was an answer, as common proxies count it.
+        let code = if self.status == 0 { 499 } else { self.status };
+        self.metrics.requests.with_label_values(&[self.deployment.as_str(), &code.to_string()]).inc();
+        if self.head_seconds > 0.0 {
+            self.metrics.head_seconds.with_label_values(&[&self.deployment]).observe(self.head_seconds);
+        }
+        tracing::info!(
+            method = %self.method,
+            path = self.path,
+            status = code,
+            deployment = self.deployment,
+            pod = self.pod,
+            reason = self.reason,
+            attempts = self.attempts,
+            bytes = self.n_bytes,
+            head_seconds = self.head_seconds,
+            seconds = self.begun.elapsed().as_secs_f64(),
+            ending = self.ending,
+            request_id = self.request_id.to_str().unwrap_or_default(),
+            trace_id = self.trace_id,
+            "request"
+        );
+    }
+}
+
+/// The trace that a request is part of, as W3C's `traceparent: 00-TRACE-PARENT-FLAGS` names it. It is logged, so only what looks like one.
+fn trace_id(headers: &HeaderMap) -> Option<&str> {
+    let trace = headers.get("traceparent")?.to_str().ok()?.split('-').nth(1)?;
+    let is_hex = trace.len() == 32 && trace.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_hex.then_some(trace)
+}

@@ -1,0 +1,79 @@
+//! The command line. Parses only.
+
+use std::{net::SocketAddr, time::Duration};
+
+use clap::Parser;
+use hyper::Uri;
+
+use crate::{gateway::Settings, server::Leaving};
+
+/// One address for all replicas of all InferenceDeployments.
+///
+/// It asks the operator where replicas are, and sends each request to the one that begins with it soonest: who holds the
+/// beginning of its prompt, and who has how much to do. In a cluster the chart starts it (gateway.enabled); by hand, beside
+/// an operator that listens on port 8080:
+///
+///     stoker-gateway --operator http://127.0.0.1:8080 --listen 127.0.0.1:8000
+///
+/// Then ask it as you would ask a replica. The field `model` says who is meant, or the host NAME.NAMESPACE:
+///
+///     curl http://127.0.0.1:8000/v1/chat/completions -d '{"model": "chat", "messages": [{"role": "user", "content": "Hello!"}]}'
+///
+/// Why a request went where it went is in a header of its answer:
+///
+///     curl -i -H 'x-stoker-route: explain' ...
+///
+/// GET /v1/models lists models, /readyz says whether it has heard of replicas, /metrics what it did.
+#[derive(Debug, Parser)]
+#[command(version, verbatim_doc_comment)]
+pub struct Args {
+    /// URL of the operator, whose GET /v1/endpoints says where replicas are. While it does not answer, the gateway goes on
+    /// with what it knows.
+    #[arg(long, env = "STOKER_OPERATOR", value_name = "URL")]
+    pub operator: Uri,
+
+    /// Address to listen on; port 0 picks a free one, which the log names.
+    #[arg(long, env = "STOKER_LISTEN", default_value = "0.0.0.0:8000")]
+    pub listen: SocketAddr,
+
+    /// Largest body of a request. Replicas take 8 MiB.
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    body_bytes_max: usize,
+
+    /// Beginnings of prompts that are remembered; a million take some 100 MB.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    prefixes_max: usize,
+
+    /// Time for an answer that is not streamed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    answer_timeout: u64,
+
+    /// At SIGTERM: unready and still taking requests for this long, so that load balancers stop sending first.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3)]
+    withdraw: u64,
+
+    /// After that: what is being answered may take this much longer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    drain: u64,
+
+    /// What to log: error, warn, info, debug, or a filter. One line a request is at info.
+    #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+}
+
+impl Args {
+    /// What the gateway is made with.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            body_bytes_max: self.body_bytes_max,
+            prefixes_max: self.prefixes_max,
+            answer_timeout: Duration::from_secs(self.answer_timeout),
+            ..Settings::default()
+        }
+    }
+
+    /// How it ends.
+    pub fn leaving(&self) -> Leaving {
+        Leaving { withdraw: Duration::from_secs(self.withdraw), drain: Duration::from_secs(self.drain) }
+    }
+}

@@ -1,0 +1,207 @@
+//! What all requests share: the fleet, the prefix index, the retry budget, connections to replicas. Takes in what the operator says,
+//! and makes choices with [`stoker_routing::route`].
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::{
+    client::legacy::{Client, Error, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use stoker_crds::endpoints::{EndpointState, Endpoints};
+use stoker_routing::{Ask, Chain, Choice, PrefixIndex, Rules, route};
+
+use crate::{
+    budget::RetryBudget,
+    fleet::{Deployment, Fleet, Member, Registry, Version},
+    metrics::Metrics,
+};
+
+/// For a connection to a replica in the same cluster.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// An agent closes what is idle for 100 s: the gateway has to be the first, or the request that it sends at that moment is lost.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What an operator of the gateway may set.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Largest body of a request.
+    pub body_bytes_max: usize,
+    /// Beginnings of prompts that are remembered.
+    pub prefixes_max: usize,
+    /// For the head of an answer that is not streamed: as long as its generation may take.
+    pub answer_timeout: Duration,
+    /// Constants of the choice.
+    pub rules: Rules,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 8 << 20,
+            prefixes_max: 1 << 20,
+            answer_timeout: Duration::from_secs(600),
+            rules: Rules::default(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Gateway {
+    /// What was set.
+    pub settings: Settings,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    upstream: Client<HttpConnector, Full<Bytes>>,
+    fleet: RwLock<Arc<Fleet>>,
+    registry: Mutex<Registry>,
+    index: Mutex<PrefixIndex>,
+    budget: Mutex<RetryBudget>,
+    begun: Instant,
+    leaves: AtomicBool,
+}
+
+/// A choice and what it was made of.
+pub struct Routed<'a> {
+    /// Who was chosen.
+    pub member: &'a Member,
+    /// Why.
+    pub choice: Choice,
+}
+
+impl Gateway {
+    /// One that has heard of nobody yet.
+    pub fn new(settings: Settings) -> prometheus::Result<Arc<Self>> {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let upstream = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Ok(Arc::new(Self {
+            settings,
+            metrics: Arc::new(Metrics::new()?),
+            upstream,
+            fleet: RwLock::default(),
+            registry: Mutex::default(),
+            index: Mutex::new(PrefixIndex::bounded(settings.prefixes_max)),
+            budget: Mutex::default(),
+            begun: Instant::now(),
+            leaves: AtomicBool::new(false),
+        }))
+    }
+
+    /// Milliseconds since it began.
+    pub fn now_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64
+    }
+
+    /// What is known now.
+    pub fn fleet(&self) -> Arc<Fleet> {
+        self.fleet.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The last document that was taken in.
+    pub fn version(&self) -> Option<Version> {
+        self.fleet().version.clone()
+    }
+
+    /// Takes in a document of the operator.
+    pub fn learn(&self, endpoints: Endpoints) {
+        let change = lock(&self.registry).after(&self.fleet(), endpoints, self.now_ms());
+        for slot in change.forgotten {
+            lock(&self.index).forget(slot);
+        }
+        *self.fleet.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(change.fleet);
+    }
+
+    /// Chooses a replica of a deployment that was not tried before, and remembers that it will hold the prompt.
+    pub fn choose<'a>(
+        &self,
+        deployment: &'a Deployment,
+        chain: &Chain,
+        session: Option<u64>,
+        tried: &[u32],
+    ) -> Option<Routed<'a>> {
+        let begun = Instant::now();
+        let now_ms = self.now_ms();
+        let (members, views) = deployment.candidates(now_ms, tried);
+        let mut index = lock(&self.index);
+        let matches = index.matches(chain, |slot| deployment.kv_blocks(slot));
+        let choice = route(&Ask { chain, session, now_ms }, &views, &matches, &self.settings.rules)?;
+        let member = members[choice.place];
+        index.note(chain, member.slot, choice.matched);
+        drop(index);
+        self.metrics.route_seconds.observe(begun.elapsed().as_secs_f64());
+        let host = deployment.host();
+        self.metrics.routes.with_label_values(&[host.as_str(), choice.reason.word()]).inc();
+        let count = |kind, tokens: u32| {
+            self.metrics.prompt_tokens.with_label_values(&[host.as_str(), kind]).inc_by(tokens.into())
+        };
+        count("cached", choice.terms.cached_tokens);
+        count("uncached", choice.terms.uncached_tokens);
+        Some(Routed { member, choice })
+    }
+
+    /// Sends a request to a replica.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        self.upstream.request(request).await
+    }
+
+    /// A request came: it earns a part of a retry.
+    pub fn earn_retry(&self) {
+        lock(&self.budget).earn();
+    }
+
+    /// Whether a request may be sent again.
+    pub fn spend_retry(&self) -> bool {
+        let may = lock(&self.budget).spend();
+        if !may {
+            self.metrics.retries_refused.inc();
+        }
+        may
+    }
+
+    /// From now on it is not ready.
+    pub fn leave(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether requests should come here.
+    pub fn is_ready(&self) -> bool {
+        !self.leaves.load(Ordering::Relaxed) && self.fleet().version.is_some()
+    }
+
+    /// Metrics as text, with what is counted only when somebody looks.
+    pub fn render_metrics(&self) -> prometheus::Result<String> {
+        let (fleet, now_ms) = (self.fleet(), self.now_ms());
+        self.metrics.prefixes.set(lock(&self.index).len() as i64);
+        self.metrics.replicas.reset();
+        self.metrics.broken.reset();
+        for deployment in fleet.deployments() {
+            let host = deployment.host();
+            for state in EndpointState::ALL {
+                let count = deployment.count(state) as i64;
+                self.metrics.replicas.with_label_values(&[host.as_str(), state.word()]).set(count);
+            }
+            let serving = deployment.members.iter().filter(|member| member.state == EndpointState::Serving);
+            let broken = serving.filter(|member| !member.is_healthy(now_ms)).count() as i64;
+            self.metrics.broken.with_label_values(&[&host]).set(broken);
+        }
+        self.metrics.render()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

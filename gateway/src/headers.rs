@@ -1,0 +1,110 @@
+//! Headers on their way through: those that are about one connection stay there, all others pass. And the names a request is known by.
+
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{
+        CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+        TRANSFER_ENCODING, UPGRADE,
+    },
+};
+
+/// By which a request is found in all logs.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Asks for the reasons of a choice, and has them in the answer.
+pub const ROUTE: HeaderName = HeaderName::from_static("x-stoker-route");
+/// Longer ids are replaced: they end up in logs.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+const OF_ONE_CONNECTION: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// A request's headers for a replica. Its length and host are the connection's own there.
+pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue) -> HeaderMap {
+    remove_hops(&mut headers);
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE] {
+        headers.remove(name);
+    }
+    headers.insert(REQUEST_ID, request_id.clone());
+    headers
+}
+
+/// An answer's headers for a client.
+pub fn to_client(headers: &mut HeaderMap) {
+    remove_hops(headers);
+}
+
+fn remove_hops(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .collect();
+    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+        headers.remove(name);
+    }
+}
+
+/// The id that the client sent, or one of our own.
+pub fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let sent = headers.get(REQUEST_ID).filter(|id| id.len() <= REQUEST_ID_BYTES_MAX && id.to_str().is_ok());
+    sent.cloned().unwrap_or_else(|| {
+        let drawn = format!("req-{:016x}", rand::random::<u64>());
+        HeaderValue::from_str(&drawn).expect("hexadecimal digits are visible ASCII")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let header =
+            |(name, value): &(&str, &str)| (HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
+        pairs.iter().map(header).collect()
+    }
+
+    #[test]
+    fn what_is_about_one_connection_stays_there() {
+        let sent = headers(&[
+            ("Connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("proxy-authorization", "secret"),
+            ("host", "chat.default"),
+            ("content-length", "12"),
+            ("expect", "100-continue"),
+            ("x-stoker-route", "explain"),
+            ("authorization", "Bearer key"),
+            ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+            ("x-request-id", "mine"),
+        ]);
+        let id = request_id(&sent);
+        let passed = to_replica(sent, &id);
+        let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["authorization", "traceparent", "x-request-id"]);
+        assert_eq!(passed[REQUEST_ID], "mine");
+    }
+
+    #[test]
+    fn an_id_that_does_not_belong_into_a_log_is_replaced() {
+        let long = "x".repeat(129);
+        for sent in [headers(&[("x-request-id", &long)]), HeaderMap::new()] {
+            assert!(request_id(&sent).to_str().unwrap().starts_with("req-"));
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The gateway: one address for all replicas of all deployments.
+//!
+//! `feed` follows the operator, `fleet` is what is known, `scan` reads what routing needs of a body, `stoker_routing` chooses,
+//! `proxy` sends and `relay` passes the answer on. Stateless: what it remembers makes choices better, and no answer depends on it.
+
+pub mod access;
+pub mod args;
+pub mod body;
+pub mod breaker;
+pub mod budget;
+pub mod error;
+pub mod events;
+pub mod explain;
+pub mod feed;
+pub mod fleet;
+pub mod gateway;
+pub mod headers;
+pub mod metrics;
+pub mod proxy;
+pub mod relay;
+pub mod scan;
+pub mod server;

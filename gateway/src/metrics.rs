@@ -1,0 +1,108 @@
+//! What the gateway counts: families `stoker_gateway_*` in Prometheus' text form.
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+/// From 100 µs to a minute.
+const SECONDS: [f64; 14] = [1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 20.0, 30.0, 60.0];
+/// From 1 µs to 10 ms.
+const DECISION_SECONDS: [f64; 9] = [1e-6, 3e-6, 1e-5, 2e-5, 5e-5, 1e-4, 3e-4, 1e-3, 1e-2];
+
+/// See the module.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Requests by deployment and status.
+    pub requests: IntCounterVec,
+    /// Time to the head of an answer, by deployment.
+    pub head_seconds: HistogramVec,
+    /// Choices by their reason.
+    pub routes: IntCounterVec,
+    /// Time for a choice.
+    pub route_seconds: Histogram,
+    /// Prompt tokens by what was thought of them: cached or not.
+    pub prompt_tokens: IntCounterVec,
+    /// Replicas that were asked and gave no answer for the client, by why.
+    pub failed_attempts: IntCounterVec,
+    /// Requests not sent again because too many were.
+    pub retries_refused: IntCounter,
+    /// Answers that were cut by the loss of a replica.
+    pub cut: IntCounterVec,
+    /// Requests being answered.
+    pub in_flight: IntGauge,
+    /// Replicas by deployment and state.
+    pub replicas: IntGaugeVec,
+    /// Replicas that serve and do not answer, by deployment.
+    pub broken: IntGaugeVec,
+    /// Beginnings of prompts that are remembered.
+    pub prefixes: IntGauge,
+    /// Questions to the operator, by how they ended.
+    pub feed: IntCounterVec,
+    /// Since the operator answered last.
+    pub feed_age_seconds: IntGauge,
+}
+
+impl Metrics {
+    /// Registers all families.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let named = |name: &str, help: &str| Opts::new(format!("stoker_gateway_{name}"), help);
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let family = IntCounterVec::new(named(name, help), labels)?;
+            registry.register(Box::new(family.clone())).map(|()| family)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let family = IntGaugeVec::new(named(name, help), labels)?;
+            registry.register(Box::new(family.clone())).map(|()| family)
+        };
+        let gauge = |name: &str, help: &str| {
+            let family = IntGauge::with_opts(named(name, help))?;
+            registry.register(Box::new(family.clone())).map(|()| family)
+        };
+        let histogram =
+            |name: &str, help: &str, buckets: &[f64]| HistogramOpts::from(named(name, help)).buckets(buckets.to_vec());
+        let head_seconds =
+            HistogramVec::new(histogram("head_seconds", "Time to the head of an answer", &SECONDS), &["deployment"])?;
+        let route_seconds =
+            Histogram::with_opts(histogram("route_seconds", "Time for the choice of a replica", &DECISION_SECONDS))?;
+        let retries_refused =
+            IntCounter::with_opts(named("retries_refused_total", "Requests not sent again because too many were"))?;
+        registry.register(Box::new(head_seconds.clone()))?;
+        registry.register(Box::new(route_seconds.clone()))?;
+        registry.register(Box::new(retries_refused.clone()))?;
+        Ok(Self {
+            requests: counters("requests_total", "Requests by deployment and status", &["deployment", "code"])?,
+            routes: counters("routes_total", "Choices of a replica by their reason", &["deployment", "reason"])?,
+            prompt_tokens: counters(
+                "prompt_tokens_total",
+                "Prompt tokens, estimated, by whether they were thought to be cached",
+                &["deployment", "kind"],
+            )?,
+            failed_attempts: counters(
+                "failed_attempts_total",
+                "Replicas asked that gave no answer for the client, by why",
+                &["deployment", "why"],
+            )?,
+            cut: counters("answers_cut_total", "Answers that were cut by the loss of a replica", &["deployment"])?,
+            in_flight: gauge("requests_in_flight", "Requests being answered")?,
+            replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
+            broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
+            prefixes: gauge("prefixes", "Beginnings of prompts that are remembered")?,
+            feed: counters("feed_total", "Questions to the operator by how they ended", &["outcome"])?,
+            feed_age_seconds: gauge("feed_age_seconds", "Since the operator answered last")?,
+            head_seconds,
+            route_seconds,
+            retries_refused,
+            registry,
+        })
+    }
+
+    /// All families as text.
+    pub fn render(&self) -> prometheus::Result<String> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}

@@ -1,0 +1,254 @@
+//! One request: read, find its deployment, choose a replica, send it there and, while nothing has come back, to another one if that is
+//! of use. What comes back is relayed.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{
+        HeaderMap, HeaderValue, Method, StatusCode, Uri,
+        header::{CONTENT_TYPE, HOST},
+    },
+    response::Response,
+};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use stoker_routing::{Chain, hash};
+
+use crate::{
+    access::Access,
+    body,
+    error::{Dialect, GatewayError},
+    explain::explained,
+    fleet::{Deployment, Fleet, Flight},
+    gateway::{Gateway, Routed},
+    headers::{REQUEST_ID, ROUTE, request_id, to_client, to_replica},
+    relay::{Relay, SILENCE},
+    scan::Facts,
+};
+
+/// Replicas that are asked for one request at most.
+const ATTEMPTS_MAX: u32 = 3;
+
+/// A request that was read.
+struct Asked {
+    method: Method,
+    path_and_query: String,
+    headers: HeaderMap,
+    body: Bytes,
+    chain: Chain,
+    session: Option<u64>,
+    streams: bool,
+    explains: bool,
+    dialect: Dialect,
+}
+
+/// What came of asking one replica.
+enum Attempt {
+    /// An answer for the client.
+    Answered(hyper::Response<Incoming>, Flight),
+    /// It said that another one should be asked.
+    Refused(hyper::Response<Incoming>, Flight),
+    /// No connection came about: it has not seen the request.
+    Unreachable(String),
+    /// It was lost after the request was sent.
+    Lost(String),
+}
+
+/// Answers a request that a replica is to answer.
+pub async fn forward(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let id = request_id(&parts.headers);
+    let path = parts.uri.path().to_owned();
+    let dialect = Dialect::of(&path);
+    let metrics = Arc::clone(&gateway.metrics);
+    let mut access = Access::begin(metrics, parts.method.clone(), &path, &parts.headers, id.clone());
+    let host = host_of(&parts.uri, &parts.headers);
+    let read = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await;
+    let fleet = gateway.fleet();
+    let asked = read.and_then(|body| {
+        let (asked, deployment) = ask(&fleet, &host, parts.method, &parts.uri, parts.headers, &id, body)?;
+        Ok((asked, Arc::clone(deployment)))
+    });
+    let mut response = match asked {
+        Ok((asked, deployment)) => match answer(&gateway, &asked, deployment, &mut access).await {
+            Ok(Relayed { response, flight }) => relayed(response, flight, access, &asked),
+            Err(error) => refused(&error, dialect, access),
+        },
+        Err(error) => refused(&error, dialect, access),
+    };
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Response {
+    access.answered(error.status.as_u16());
+    access.whole();
+    error.response(dialect)
+}
+
+/// The host that was asked, however the request line says it.
+fn host_of(uri: &Uri, headers: &HeaderMap) -> String {
+    let header = || headers.get(HOST).and_then(|host| host.to_str().ok());
+    uri.authority().map(|authority| authority.as_str()).or_else(header).unwrap_or_default().to_owned()
+}
+
+/// Reads what routing needs, and finds who is asked.
+fn ask<'a>(
+    fleet: &'a Fleet,
+    host: &str,
+    method: Method,
+    uri: &Uri,
+    headers: HeaderMap,
+    id: &HeaderValue,
+    body: Bytes,
+) -> Result<(Asked, &'a Arc<Deployment>), GatewayError> {
+    if fleet.version.is_none() {
+        return Err(GatewayError::no_endpoints_yet());
+    }
+    let facts = Facts::scan(&body)?;
+    let found = fleet.find(host, facts.model.as_deref());
+    let deployment = found.map_err(|lost| GatewayError::lost(&lost, &fleet.models()))?;
+    let asked = Asked {
+        chain: Chain::of(deployment.salt, &facts.prompt(&body)),
+        session: facts.session.as_deref().map(|session| hash(deployment.salt, session.as_bytes())),
+        streams: facts.stream,
+        explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
+        dialect: Dialect::of(uri.path()),
+        path_and_query: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        headers: to_replica(headers, id),
+        method,
+        body: body.clone(),
+    };
+    Ok((asked, deployment))
+}
+
+/// An answer of a replica that goes to the client.
+struct Relayed {
+    response: hyper::Response<Incoming>,
+    flight: Flight,
+}
+
+/// Asks replicas until one answers, none is left or enough were asked.
+async fn answer(
+    gateway: &Gateway,
+    asked: &Asked,
+    mut deployment: Arc<Deployment>,
+    access: &mut Access,
+) -> Result<Relayed, GatewayError> {
+    gateway.earn_retry();
+    access.deployment = deployment.host();
+    let (mut tried, mut refusal, mut silence, mut n_lost) = (Vec::new(), None, None, 0);
+    while access.attempts < ATTEMPTS_MAX {
+        if access.attempts > 0 {
+            if !gateway.spend_retry() {
+                break;
+            }
+            // Who is there may have changed meanwhile.
+            let now = gateway.fleet().of_host(&access.deployment).cloned();
+            deployment = now.unwrap_or(deployment);
+        }
+        let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tried) else { break };
+        access.attempts += 1;
+        access.pod.clone_from(&routed.member.pod);
+        access.reason = routed.choice.reason.word();
+        tried.push(routed.member.slot);
+        let why = match attempt(gateway, asked, &routed).await {
+            Attempt::Answered(mut response, flight) => {
+                explain(asked, &routed, access, &mut response);
+                return Ok(Relayed { response, flight });
+            }
+            Attempt::Refused(response, flight) => {
+                let why = if response.status() == StatusCode::TOO_MANY_REQUESTS { "full" } else { "unavailable" };
+                refusal = Some(Relayed { response, flight });
+                why
+            }
+            Attempt::Unreachable(error) => {
+                tracing::warn!(pod = access.pod, error, "no connection to a replica");
+                silence = Some(error);
+                "unreachable"
+            }
+            Attempt::Lost(error) => {
+                tracing::warn!(pod = access.pod, error, "a replica was lost before it answered");
+                // Once: what ended two replicas must not be given to a third.
+                n_lost += 1;
+                if n_lost > 1 {
+                    return Err(GatewayError::lost_before_answer(&deployment, &error));
+                }
+                silence = Some(error);
+                "lost"
+            }
+        };
+        gateway.metrics.failed_attempts.with_label_values(&[access.deployment.as_str(), why]).inc();
+    }
+    match (refusal, silence) {
+        (Some(refusal), _) => Ok(refusal),
+        (None, Some(error)) => Err(GatewayError::no_answer(&deployment, access.attempts, &error)),
+        (None, None) => Err(GatewayError::no_replica(&deployment)),
+    }
+}
+
+async fn attempt(gateway: &Gateway, asked: &Asked, routed: &Routed<'_>) -> Attempt {
+    let vital = &routed.member.vital;
+    let flight = Flight::begin(vital, routed.choice.terms.uncached_tokens);
+    let address = routed.member.address.as_deref().unwrap_or_default();
+    let request = match request(asked, address) {
+        Ok(request) => request,
+        Err(error) => return Attempt::Unreachable(error.to_string()),
+    };
+    let limit = if asked.streams { SILENCE } else { gateway.settings.answer_timeout };
+    let (lost, limit_seconds) = (|| vital.breaker(|breaker| breaker.failed(gateway.now_ms())), limit.as_secs());
+    match tokio::time::timeout(limit, gateway.send(request)).await {
+        Ok(Ok(response)) => {
+            vital.breaker(|breaker| breaker.answered());
+            match response.status() {
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
+                _ => Attempt::Answered(response, flight),
+            }
+        }
+        Ok(Err(error)) => {
+            lost();
+            let text = chain_of(&error);
+            if error.is_connect() { Attempt::Unreachable(text) } else { Attempt::Lost(text) }
+        }
+        Err(_) => {
+            lost();
+            Attempt::Lost(format!("no answer began within {limit_seconds} s"))
+        }
+    }
+}
+
+fn request(asked: &Asked, address: &str) -> hyper::http::Result<hyper::Request<Full<Bytes>>> {
+    let uri = format!("http://{address}{}", asked.path_and_query);
+    let mut request =
+        hyper::Request::builder().method(asked.method.clone()).uri(uri).body(Full::new(asked.body.clone()))?;
+    *request.headers_mut() = asked.headers.clone();
+    Ok(request)
+}
+
+/// An error with its causes: the outermost alone says only that something failed.
+fn chain_of(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    std::iter::once(error.to_string()).chain(causes.map(ToString::to_string)).collect::<Vec<_>>().join(": ")
+}
+
+fn explain(asked: &Asked, routed: &Routed<'_>, access: &Access, response: &mut hyper::Response<Incoming>) {
+    if asked.explains
+        && let Ok(value) = HeaderValue::from_str(&explained(&routed.member.pod, &routed.choice, access.attempts))
+    {
+        response.headers_mut().insert(ROUTE, value);
+    }
+}
+
+/// The answer as the client gets it.
+fn relayed(response: hyper::Response<Incoming>, flight: Flight, mut access: Access, asked: &Asked) -> Response {
+    let (mut parts, incoming) = response.into_parts();
+    access.answered(parts.status.as_u16());
+    to_client(&mut parts.headers);
+    let is_stream =
+        parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    let relay = Relay::new(incoming, flight, access, is_stream.then_some(asked.dialect));
+    Response::from_parts(parts, Body::new(relay))
+}

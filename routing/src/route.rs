@@ -1,0 +1,270 @@
+//! The choice itself: of the replicas that admit anything, the one that begins with the prompt soonest.
+//!
+//! What a replica would have to do first is counted in tokens of prefill: those of the prompt that it does not hold, those of prompts
+//! that wait there, and for each sequence beside it what it slows prefill by. Replicas that have more than their share of requests are
+//! left out. Among those that are nearly equal the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
+//! each other send prompts that begin alike to the same replica. Where no replica has told its load, the first two by the key are
+//! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
+//!
+//! Pure: the same values, the same choice, whatever the order of replicas.
+
+use crate::{BYTES_PER_TOKEN, chain::Chain, index::Matches, load::Load, mix::mix};
+
+/// Constants of the choice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    /// A replica has at most this many times the mean of requests,
+    pub balance: f64,
+    /// and this many more: where there is little to do, nobody is late for it.
+    pub slack: f64,
+    /// Tokens of prefill that a sequence in progress counts as.
+    pub sequence_tokens: f64,
+    /// Costs that differ by at most this many tokens are equal.
+    pub near_tokens: f64,
+    /// From this share of referenced KV blocks on, a replica is likely to preempt.
+    pub kv_high: f64,
+    /// Tokens of prefill that a full cache counts as.
+    pub kv_full_tokens: f64,
+    /// A replica takes its whole share when it has served for this long.
+    pub slow_start_ms: u64,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            balance: 1.25,
+            slack: 2.0,
+            sequence_tokens: 64.0,
+            near_tokens: 256.0,
+            kv_high: 0.8,
+            kv_full_tokens: 8192.0,
+            slow_start_ms: 10_000,
+        }
+    }
+}
+
+/// The least part of its share that a replica takes in slow start.
+const FIRST_SHARE: f64 = 0.1;
+/// Weight of a whole replica: constants of rules are about one of them.
+const WHOLE: u32 = 100;
+
+/// What is asked, as far as the choice depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The prompt.
+    pub chain: &'a Chain,
+    /// What the client said that belongs together, instead of the prompt's beginning.
+    pub session: Option<u64>,
+    /// By the clock of the replicas' `serving_since_ms`.
+    pub now_ms: u64,
+}
+
+/// One replica that may be sent something.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReplicaView {
+    /// By which the index knows it.
+    pub slot: u32,
+    /// The same number at every gateway, another for every replica.
+    pub seed: u64,
+    /// Its share beside others', in hundredths of a replica; 0: it gets nothing.
+    pub weight: u32,
+    /// Since when it serves.
+    pub serving_since_ms: u64,
+    /// Whether it answered when it was asked last. Those that did not are asked only if no other is left.
+    pub is_healthy: bool,
+    /// What it has to do.
+    pub load: Load,
+}
+
+/// Why a replica was chosen.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Reason {
+    /// It holds a part of the prompt.
+    Prefix,
+    /// It has the least to do.
+    Load,
+    /// It is the prompt's own among equals.
+    Key,
+    /// Of the prompt's first two, it has less to do; nobody told its load.
+    TwoChoices,
+    /// No other was left.
+    Only,
+}
+
+impl Reason {
+    /// One word, for metrics and for who asks.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Prefix => "prefix",
+            Self::Load => "load",
+            Self::Key => "key",
+            Self::TwoChoices => "two_choices",
+            Self::Only => "only",
+        }
+    }
+}
+
+/// What a choice was made by.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Terms {
+    /// Tokens of the prompt that need prefill there.
+    pub uncached_tokens: u32,
+    /// Tokens of it that are held there.
+    pub cached_tokens: u32,
+    /// Tokens of other prompts that come first.
+    pub waiting_tokens: u64,
+    /// Requests there.
+    pub requests: u32,
+    /// All of it, in tokens.
+    pub cost: f64,
+}
+
+/// Which replica, and why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Its place among the views.
+    pub place: usize,
+    /// Bytes of the prompt that it holds.
+    pub matched: u32,
+    /// Why.
+    pub reason: Reason,
+    /// What it was chosen by.
+    pub terms: Terms,
+    /// Replicas that could have been chosen.
+    pub n_candidates: usize,
+    /// Of these, those with more than their share of requests.
+    pub n_over_share: usize,
+}
+
+/// A replica that may be chosen, by its place, and what it costs.
+#[derive(Clone, Copy)]
+struct Candidate {
+    place: usize,
+    cost: f64,
+}
+
+/// What a choice is made of.
+struct Scene<'a> {
+    ask: &'a Ask<'a>,
+    replicas: &'a [ReplicaView],
+    matches: &'a Matches,
+    rules: &'a Rules,
+    key: u64,
+}
+
+/// Chooses; `None` if there is nobody to choose.
+pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Option<Choice> {
+    let healthy = replicas.iter().any(|replica| replica.weight > 0 && replica.is_healthy);
+    let may = |replica: &ReplicaView| replica.weight > 0 && (replica.is_healthy || !healthy);
+    let (mut requests, mut shares, mut n_candidates, mut fresh) = (0.0, 0.0, 0, false);
+    for replica in replicas.iter().filter(|replica| may(replica)) {
+        requests += f64::from(replica.load.requests);
+        shares += share(replica, ask.now_ms, rules);
+        n_candidates += 1;
+        fresh |= replica.load.is_fresh;
+    }
+    let bound = rules.balance * (requests + 1.0) / shares + rules.slack / f64::from(WHOLE);
+    let scene = Scene { ask, replicas, matches, rules, key: ask.session.unwrap_or(ask.chain.key()) };
+    let (mut fitting, mut over) = (Vec::with_capacity(replicas.len()), Vec::new());
+    for (place, replica) in replicas.iter().enumerate().filter(|(_, replica)| may(replica)) {
+        let most = (bound * share(replica, ask.now_ms, rules)).max(1.0);
+        let candidates = if f64::from(replica.load.requests) < most { &mut fitting } else { &mut over };
+        candidates.push(Candidate { place, cost: scene.terms(replica).cost });
+    }
+    let n_over_share = over.len();
+    let candidates = if fitting.is_empty() { over } else { fitting };
+    let (place, reason) = match (n_candidates, fresh) {
+        (0, _) => return None,
+        (1, _) => (candidates.first()?.place, Reason::Only),
+        (_, true) => scene.least(&candidates)?,
+        (_, false) => scene.of_two(&candidates)?,
+    };
+    let (matched, terms) = (matches.of(replicas[place].slot), scene.terms(&replicas[place]));
+    Some(Choice { place, matched, reason, terms, n_candidates, n_over_share })
+}
+
+/// How much of a whole replica's load this one may have.
+fn share(replica: &ReplicaView, now_ms: u64, rules: &Rules) -> f64 {
+    let served_ms = now_ms.saturating_sub(replica.serving_since_ms);
+    if served_ms >= rules.slow_start_ms {
+        return replica.weight.into();
+    }
+    f64::from(replica.weight) * (served_ms as f64 / rules.slow_start_ms as f64).max(FIRST_SHARE)
+}
+
+/// What a cache that is nearly full counts as.
+fn kv_tokens(kv_share: f64, rules: &Rules) -> f64 {
+    if kv_share <= rules.kv_high {
+        return 0.0;
+    }
+    rules.kv_full_tokens * ((kv_share - rules.kv_high) / (1.0 - rules.kv_high)).min(1.0)
+}
+
+/// Weighted rendezvous hashing: the replica with the highest number has the key, and shares of keys are as weights are.
+fn affinity(key: u64, replica: &ReplicaView) -> f64 {
+    // In (0, 1): of 52 bits, and never an end.
+    let drawn = ((mix(key, replica.seed) >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
+    -f64::from(replica.weight) / drawn.ln()
+}
+
+impl Scene<'_> {
+    fn terms(&self, replica: &ReplicaView) -> Terms {
+        let (load, rules) = (&replica.load, self.rules);
+        let cached_tokens = self.matches.of(replica.slot) / BYTES_PER_TOKEN;
+        let uncached_tokens = self.ask.chain.n_tokens().saturating_sub(cached_tokens);
+        let sequences = rules.sequence_tokens * f64::from(load.requests);
+        let before = load.prefill_tokens as f64 + sequences + kv_tokens(load.kv_share.into(), rules);
+        // A replica of half the weight, or that has just begun, is taken for one that is half as fast.
+        let share = share(replica, self.ask.now_ms, rules);
+        let before = if share == f64::from(WHOLE) { before } else { before * f64::from(WHOLE) / share };
+        Terms {
+            uncached_tokens,
+            cached_tokens,
+            waiting_tokens: load.prefill_tokens,
+            requests: load.requests,
+            cost: f64::from(uncached_tokens) + before,
+        }
+    }
+
+    fn matched(&self, candidate: &Candidate) -> u32 {
+        self.matches.of(self.replicas[candidate.place].slot)
+    }
+
+    fn affinity(&self, candidate: &Candidate) -> f64 {
+        affinity(self.key, &self.replicas[candidate.place])
+    }
+
+    /// The key's own among those that cost nearly as little as the least.
+    fn least(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
+        let lowest = candidates.iter().map(|candidate| candidate.cost).min_by(f64::total_cmp)?;
+        let is_near = |candidate: &&Candidate| candidate.cost <= lowest + self.rules.near_tokens;
+        let (mut n_near, mut best) = (0, None::<(f64, &Candidate)>);
+        for candidate in candidates.iter().filter(is_near) {
+            let affinity = self.affinity(candidate);
+            n_near += 1;
+            if best.is_none_or(|(highest, _)| affinity > highest) {
+                best = Some((affinity, candidate));
+            }
+        }
+        let (_, chosen) = best?;
+        let reason = match (self.matched(chosen), n_near) {
+            (1.., _) => Reason::Prefix,
+            (0, 1) => Reason::Load,
+            (0, _) => Reason::Key,
+        };
+        Some((chosen.place, reason))
+    }
+
+    /// The cheaper of the key's first two and of those that hold a prefix.
+    fn of_two(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
+        let mut by_key: Vec<(f64, &Candidate)> =
+            candidates.iter().map(|candidate| (self.affinity(candidate), candidate)).collect();
+        by_key.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let compared =
+            by_key.iter().enumerate().filter(|(rank, (_, candidate))| *rank < 2 || self.matched(candidate) > 0);
+        // Of equals the first: it has the key.
+        let (_, (_, chosen)) = compared.min_by(|(_, (_, a)), (_, (_, b))| a.cost.total_cmp(&b.cost))?;
+        let reason = if self.matched(chosen) > 0 { Reason::Prefix } else { Reason::TwoChoices };
+        Some((chosen.place, reason))
+    }
+}

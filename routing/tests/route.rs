@@ -1,0 +1,229 @@
+//! The choice: what it looks at, case by case, and what holds for all of them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, route};
+
+const NOW_MS: u64 = 1_000_000;
+const BLOCKS: u32 = 1 << 20;
+
+fn replica(slot: u32) -> ReplicaView {
+    let load = Load { requests: 0, prefill_tokens: 0, kv_share: 0.0, is_fresh: true };
+    ReplicaView { slot, seed: u64::from(slot) * 7919 + 1, weight: 100, serving_since_ms: 0, is_healthy: true, load }
+}
+
+fn fleet(n: u32, change: impl Fn(&mut ReplicaView)) -> Vec<ReplicaView> {
+    (0..n)
+        .map(replica)
+        .map(|mut view| {
+            change(&mut view);
+            view
+        })
+        .collect()
+}
+
+fn prompt(seed: u8, n_bytes: usize) -> Chain {
+    Chain::of(1, &[&vec![seed; n_bytes]])
+}
+
+fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
+    let ask = Ask { chain, session: None, now_ms: NOW_MS };
+    route(&ask, replicas, &index.matches(chain, |_| BLOCKS), &Rules::default())
+}
+
+fn slot_of(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> (u32, Reason) {
+    let choice = choose(chain, replicas, index).unwrap();
+    (replicas[choice.place].slot, choice.reason)
+}
+
+#[test]
+fn nobody_is_chosen_of_nobody_and_the_only_one_of_one() {
+    let (chain, index) = (prompt(1, 4000), PrefixIndex::bounded(100));
+    assert_eq!(choose(&chain, &[], &index), None);
+    assert_eq!(choose(&chain, &fleet(3, |view| view.weight = 0), &index), None);
+    let mut replicas = fleet(3, |view| view.weight = 0);
+    (replicas[1].weight, replicas[1].load.requests) = (100, 500);
+    assert_eq!(slot_of(&chain, &replicas, &index), (1, Reason::Only));
+}
+
+#[test]
+fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
+    let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
+    index.note(&chain, 2, 0);
+    let with_waiting = |tokens| {
+        let mut replicas = fleet(4, |_| {});
+        replicas[2].load.prefill_tokens = tokens;
+        slot_of(&chain, &replicas, &index)
+    };
+    assert_eq!(with_waiting(0), (2, Reason::Prefix));
+    assert_eq!(with_waiting(8_000), (2, Reason::Prefix), "it holds some 10,000 tokens");
+    assert_ne!(with_waiting(12_000).0, 2);
+}
+
+#[test]
+fn the_longer_prefix_counts_more() {
+    let (long, short) = (prompt(1, 40_000), prompt(1, 20_000));
+    let mut index = PrefixIndex::bounded(1000);
+    index.note(&short, 0, 0);
+    index.note(&long, 3, 0);
+    assert_eq!(slot_of(&long, &fleet(4, |_| {}), &index).0, 3);
+}
+
+#[test]
+fn the_least_loaded_is_chosen_where_nobody_holds_anything() {
+    let index = PrefixIndex::bounded(100);
+    let mut replicas = fleet(8, |view| view.load.requests = 10);
+    replicas[5].load.requests = 2;
+    for seed in 0..20 {
+        assert_eq!(slot_of(&prompt(seed, 4000), &replicas, &index), (5, Reason::Load));
+    }
+}
+
+#[test]
+fn a_full_cache_and_a_stall_of_prompts_count() {
+    let index = PrefixIndex::bounded(100);
+    let full = fleet(2, |view| view.load.kv_share = if view.slot == 0 { 0.99 } else { 0.7 });
+    let long_line = fleet(2, |view| view.load.prefill_tokens = if view.slot == 0 { 5000 } else { 0 });
+    for seed in 0..20 {
+        assert_eq!(slot_of(&prompt(seed, 400), &full, &index).0, 1);
+        assert_eq!(slot_of(&prompt(seed, 400), &long_line, &index).0, 1);
+    }
+}
+
+#[test]
+fn equals_share_keys_by_weight_and_a_new_replica_takes_only_its_own() {
+    let index = PrefixIndex::bounded(100);
+    let keys: Vec<Chain> = (0..4000u64).map(|key| Chain::of(key, &[b"x"])).collect();
+    let mut replicas = fleet(5, |view| view.weight = if view.slot == 0 { 200 } else { 100 });
+    let before: Vec<u32> = keys.iter().map(|key| slot_of(key, &replicas, &index).0).collect();
+    let of = |slot| before.iter().filter(|chosen| **chosen == slot).count();
+    assert!((1200..1470).contains(&of(0)), "a third: {}", of(0));
+    assert!((1..5).all(|slot| (560..780).contains(&of(slot))), "a sixth each");
+    replicas.push(replica(5));
+    for (key, before) in keys.iter().zip(before) {
+        let after = slot_of(key, &replicas, &index).0;
+        assert!(after == before || after == 5, "{before} to {after}");
+    }
+}
+
+#[test]
+fn a_session_keeps_its_replica_whatever_it_asks() {
+    let (index, replicas) = (PrefixIndex::bounded(100), fleet(16, |_| {}));
+    let slot = |seed: u8, session: u64| {
+        let chain = prompt(seed, 2000);
+        let ask = Ask { chain: &chain, session: Some(session), now_ms: NOW_MS };
+        replicas[route(&ask, &replicas, &Matches::default(), &Rules::default()).unwrap().place].slot
+    };
+    assert!((0..50).all(|seed| slot(seed, 7) == slot(0, 7)));
+    assert!((0..50).any(|session| slot(0, session) != slot(0, 7)));
+    let _ = index;
+}
+
+#[test]
+fn who_does_not_answer_is_asked_only_if_nobody_does() {
+    let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
+    index.note(&chain, 1, 0);
+    let mut replicas = fleet(3, |view| view.is_healthy = view.slot != 1);
+    assert_ne!(slot_of(&chain, &replicas, &index).0, 1);
+    replicas.iter_mut().for_each(|view| view.is_healthy = false);
+    assert_eq!(slot_of(&chain, &replicas, &index).0, 1);
+}
+
+#[test]
+fn a_replica_that_has_just_begun_takes_a_part_of_its_share() {
+    let index = PrefixIndex::bounded(100);
+    let chosen_at = |since_ms| {
+        let mut replicas = fleet(4, |view| view.load.requests = 20);
+        (replicas[0].load.requests, replicas[0].serving_since_ms) = (8, since_ms);
+        slot_of(&prompt(1, 400), &replicas, &index).0
+    };
+    assert_ne!(chosen_at(NOW_MS), 0, "eight are more than a tenth of a share");
+    assert_eq!(chosen_at(NOW_MS - 20_000), 0);
+}
+
+#[test]
+fn without_any_report_two_are_compared_and_holders_stay_first() {
+    let mut index = PrefixIndex::bounded(1000);
+    let replicas = fleet(16, |view| view.load.is_fresh = false);
+    let chain = prompt(1, 4000);
+    let (first, reason) = slot_of(&chain, &replicas, &index);
+    assert_eq!(reason, Reason::TwoChoices);
+    let mut busy = replicas.clone();
+    busy[first as usize].load.requests = 2;
+    let (second, _) = slot_of(&chain, &busy, &index);
+    assert_ne!(second, first);
+    busy[second as usize].load.requests = 2;
+    assert!([first, second].contains(&slot_of(&chain, &busy, &index).0), "no third is looked at");
+    index.note(&chain, 9, 0);
+    assert_eq!(slot_of(&chain, &replicas, &index), (9, Reason::Prefix));
+}
+
+/// A fleet in any state, and a prompt that some of it hold.
+fn worlds() -> impl Strategy<Value = (Vec<ReplicaView>, Chain, PrefixIndex)> {
+    let load = (0..60u32, 0..20_000u64, 0.0..1.0f32, prop::bool::weighted(0.9)).prop_map(
+        |(requests, prefill_tokens, kv_share, is_fresh)| Load { requests, prefill_tokens, kv_share, is_fresh },
+    );
+    let view = (load, prop::sample::select(vec![0, 25, 100, 300]), prop::bool::weighted(0.9), 0..NOW_MS);
+    (prop::collection::vec(view, 1..40), 0..60_000usize, prop::collection::vec(0..40u32, 0..6)).prop_map(
+        |(views, n_bytes, holders)| {
+            let (chain, mut index) = (prompt(1, n_bytes), PrefixIndex::bounded(10_000));
+            holders.iter().for_each(|slot| index.note(&prompt(1, n_bytes / (*slot as usize + 1)), *slot, 0));
+            let views = views.into_iter().enumerate().map(|(slot, (load, weight, is_healthy, since))| ReplicaView {
+                load,
+                weight,
+                is_healthy,
+                serving_since_ms: since,
+                ..replica(slot as u32)
+            });
+            (views.collect(), chain, index)
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn the_chosen_may_be_chosen((replicas, chain, index) in worlds()) {
+        let Some(choice) = choose(&chain, &replicas, &index) else {
+            prop_assert!(replicas.iter().all(|view| view.weight == 0));
+            return Ok(());
+        };
+        let chosen = &replicas[choice.place];
+        let any_healthy = replicas.iter().any(|view| view.weight > 0 && view.is_healthy);
+        prop_assert!(chosen.weight > 0 && (chosen.is_healthy || !any_healthy));
+        prop_assert!(choice.terms.cost.is_finite() && choice.n_over_share <= choice.n_candidates);
+    }
+
+    #[test]
+    fn nobody_is_sent_more_than_the_bound_while_others_have_room((mut replicas, chain, index) in worlds()) {
+        let rules = Rules::default();
+        replicas.iter_mut().for_each(|view| (view.weight, view.is_healthy, view.serving_since_ms) = (100, true, 0));
+        let choice = choose(&chain, &replicas, &index).unwrap();
+        let requests = |view: &ReplicaView| f64::from(view.load.requests);
+        let mean = (replicas.iter().map(requests).sum::<f64>() + 1.0) / replicas.len() as f64;
+        // The least loaded is never above it.
+        prop_assert!(requests(&replicas[choice.place]) < rules.balance * mean + rules.slack);
+    }
+
+    #[test]
+    fn the_order_of_replicas_changes_nothing((replicas, chain, index) in worlds(), turn in 0..40usize) {
+        let slot = |replicas: &[ReplicaView]| choose(&chain, replicas, &index).map(|choice| replicas[choice.place].slot);
+        let mut turned = replicas.clone();
+        turned.rotate_left(turn % replicas.len());
+        prop_assert_eq!(slot(&replicas), slot(&turned));
+    }
+
+    #[test]
+    fn more_work_elsewhere_never_drives_a_request_there((mut replicas, chain, index) in worlds(), other in 0..40usize) {
+        replicas.iter_mut().for_each(|view| view.load.is_fresh = true);
+        let Some(choice) = choose(&chain, &replicas, &index) else { return Ok(()) };
+        let other = other % replicas.len();
+        if other == choice.place {
+            return Ok(());
+        }
+        let mut busier = replicas.clone();
+        busier[other].load.prefill_tokens += 10_000;
+        let after = choose(&chain, &busier, &index).unwrap();
+        prop_assert_ne!(after.place, other);
+    }
+}

@@ -1,0 +1,159 @@
+//! A real `stoker-gateway` process before real agents, and who tells it where they are in the operator's place.
+
+use std::{
+    process::ExitStatus,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use axum::{
+    Json, Router,
+    extract::{Query, State},
+    routing::get,
+};
+use serde_json::Value;
+use stoker_crds::endpoints::{
+    DeploymentEndpoints, ENDPOINTS_PATH, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT,
+};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+
+use crate::{
+    agent::AgentProcess,
+    process::{PATIENCE, Process},
+};
+
+/// Answers `/v1/endpoints` with what it is told to, as the operator does: at once if it is new, else after a wait.
+pub struct Teller {
+    told: Arc<watch::Sender<Endpoints>>,
+    url: String,
+    server: JoinHandle<()>,
+}
+
+/// What a gateway asks with.
+type Known = Query<std::collections::HashMap<String, String>>;
+
+impl Teller {
+    /// Starts it without any deployment.
+    pub async fn start() -> Result<Self> {
+        let told = Arc::new(watch::Sender::new(Endpoints { source: "test".into(), number: 1, deployments: vec![] }));
+        let routes = Router::new().route(ENDPOINTS_PATH, get(answer)).with_state(Arc::clone(&told));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let server = tokio::spawn(async move {
+            // It ends with the test.
+            let _ = axum::serve(listener, routes).await;
+        });
+        Ok(Self { told, url, server })
+    }
+
+    /// Says something else from now on; the number of it.
+    pub fn tell(&self, deployments: Vec<DeploymentEndpoints>) -> u64 {
+        self.told.send_modify(|told| {
+            told.number += 1;
+            told.deployments = deployments;
+        });
+        self.told.borrow().number
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn answer(State(told): State<Arc<watch::Sender<Endpoints>>>, Query(known): Known) -> Json<Endpoints> {
+    let after = known.get("after").and_then(|number| number.parse().ok()).unwrap_or(0);
+    let mut newest = told.subscribe();
+    let _ = tokio::time::timeout(Duration::from_secs(30), newest.wait_for(|newest| newest.number > after)).await;
+    let newest = newest.borrow().clone();
+    Json(newest)
+}
+
+/// A deployment `NAME.default` of these replicas that serves the model `NAME` and ember.
+pub fn deployment(name: &str, models: &[&str], replicas: Vec<ReplicaEndpoint>) -> DeploymentEndpoints {
+    DeploymentEndpoints {
+        namespace: "default".into(),
+        name: name.into(),
+        models: models.iter().map(|model| (*model).to_owned()).collect(),
+        replicas_wanted: replicas.len() as u32,
+        replicas,
+    }
+}
+
+/// An agent as the operator would tell it.
+pub async fn replica(pod: &str, agent: &AgentProcess) -> Result<ReplicaEndpoint> {
+    let load = agent.load().await?;
+    Ok(ReplicaEndpoint {
+        pod: pod.into(),
+        uid: format!("uid-{pod}"),
+        address: Some(agent.base().trim_start_matches("http://").to_owned()),
+        revision: load.revision.clone(),
+        weight: WHOLE_WEIGHT,
+        state: EndpointState::of(load.phase),
+        load: Some((&load).into()),
+    })
+}
+
+/// A running gateway on a free port of the loopback.
+pub struct GatewayProcess {
+    process: Process,
+    base: String,
+}
+
+impl GatewayProcess {
+    /// Starts a gateway that asks `teller`.
+    pub fn start(teller: &Teller, args: &[&str]) -> Result<Self> {
+        let own = ["--operator", &teller.url, "--listen", "127.0.0.1:0"];
+        let process = Process::start("stoker-gateway", &[&own, args].concat())?;
+        Ok(Self { base: process.url("address")?, process })
+    }
+
+    /// Its URL without a path.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The URL of a path.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    /// Waits until it knows a replica in each of these states, of the deployment `NAME.default`.
+    pub async fn knows(&self, name: &str, state: EndpointState, count: usize) -> Result<()> {
+        let line =
+            format!("stoker_gateway_replicas{{deployment=\"{name}.default\",state=\"{}\"}} {count}", state.word());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let metrics = reqwest::get(self.url("/metrics")).await?.text().await?;
+            if metrics.lines().any(|found| found == line) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "no {line} in\n{metrics}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Sends a signal by its name without SIG.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        self.process.signal(name)
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> Result<ExitStatus> {
+        self.process.ended().await
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Its lines about requests, oldest first.
+    pub fn access_lines(&self) -> Vec<Value> {
+        let lines = self.log();
+        let requests = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        requests.filter(|line| line["message"] == "request").collect()
+    }
+}
