@@ -27,10 +27,12 @@ use stoker_tests::skip::skip;
 
 const IMAGES: [&str; 2] =
     ["image.repository=registry.example/stoker-operator", "agent.image.repository=registry.example/stoker-agent"];
+/// One address for all deployments.
+const GATEWAY: [&str; 2] = ["gateway.enabled=true", "gateway.image.repository=registry.example/stoker-gateway"];
 /// Who may reach the operator's port.
 const PEER: &str = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring";
 /// The shapes that change which objects there are.
-const SHAPES: [&[&str]; 7] = [
+const SHAPES: [&[&str]; 9] = [
     &[],
     &["platformIds=true"],
     &["watchNamespace=default"],
@@ -43,6 +45,8 @@ const SHAPES: [&[&str]; 7] = [
     ],
     &["networkPolicy.enabled=true"],
     &["networkPolicy.enabled=true", PEER],
+    &[GATEWAY[0], GATEWAY[1]],
+    &[GATEWAY[0], GATEWAY[1], "gateway.replicas=2", "networkPolicy.enabled=true", "platformIds=true"],
     &["imagePullSecrets[0].name=pull", "nodeSelector.disk=ssd", "tolerations[0].operator=Exists"],
 ];
 
@@ -191,6 +195,36 @@ fn who_may_reach_replicas_is_told_to_the_operator_as_it_reads_it() {
     assert_eq!(labels(peers.inference[0].namespace_selector.clone())["team"], "gateway");
     let typo = "agent.networkPolicy.inferenceFrom[0].namespaceSelecter.matchLabels.team=gateway";
     assert!(refusal(&[&IMAGES[..], &[typo]].concat()).contains("namespaceSelecter"));
+}
+
+#[test]
+fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
+    if cannot_run("the_gateway_has_no_rights_and_reaches_operator_and_replicas") {
+        return;
+    }
+    assert!(!manifests(&[]).contains("stoker-gateway"));
+    assert!(refusal(&[&IMAGES[..], &GATEWAY[..1]].concat()).contains("gateway.image.repository: name the image"));
+    let text = manifests(&GATEWAY);
+    assert!(text.contains("--operator=http://stoker-operator.default.svc:8080\n"), "{text}");
+    let gateway = text
+        .split("\n---\n")
+        .find(|object| object.contains("kind: Deployment\n") && object.contains("stoker-gateway\n"));
+    let gateway = gateway.unwrap();
+    assert!(
+        gateway.contains("automountServiceAccountToken: false") && !gateway.contains("serviceAccountName"),
+        "{gateway}"
+    );
+
+    let rule = "agent.networkPolicy.inferenceFrom[0].podSelector.matchLabels.team=web";
+    let limited =
+        manifests(&[&GATEWAY[..], &["agent.networkPolicy.enabled=true", rule, "networkPolicy.enabled=true"]].concat());
+    let peers = limited.lines().find(|line| line.contains("--replica-network-policy=")).unwrap();
+    assert!(peers.contains("stoker-gateway") && peers.contains("web"), "{peers}");
+    let policy = limited.split("\n---\n").find(|object| object.contains("kind: NetworkPolicy")).unwrap();
+    assert!(policy.contains("stoker-gateway"), "the operator answers it: {policy}");
+    let everybody = manifests(&[&GATEWAY[..], &["agent.networkPolicy.enabled=true"]].concat());
+    let peers = everybody.lines().find(|line| line.contains("--replica-network-policy=")).unwrap();
+    assert!(!peers.contains("stoker-gateway"), "a list of one would be a limit: {peers}");
 }
 
 #[test]

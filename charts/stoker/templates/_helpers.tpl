@@ -21,6 +21,29 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{- define "stoker.gatewayName" -}}
+{{ printf "%s-gateway" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "stoker.gatewaySelector" -}}
+app.kubernetes.io/name: stoker-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "stoker.gatewayLabels" -}}
+{{ include "stoker.gatewaySelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: stoker
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* The gateway's pods as a peer of a NetworkPolicy. */}}
+{{- define "stoker.gatewayPeer" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{ dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.gatewaySelector" . | fromYaml)) | toJson }}
+{{- end }}
+
 {{/* REPOSITORY:TAG. Takes a list: the image's values, the name of the value, the chart. */}}
 {{- define "stoker.image" -}}
 {{- $image := index . 0 -}}
@@ -28,11 +51,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ $repository }}:{{ default (index . 2).AppVersion $image.tag }}
 {{- end }}
 
-{{/* Who may reach replicas, as the operator takes it. */}}
+{{/* Who may reach replicas, as the operator takes it. An empty list means everybody, the gateway too. */}}
 {{- define "stoker.replicaPeers" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
-{{ dict "operator" $operator "inference" .Values.agent.networkPolicy.inferenceFrom | toJson }}
+{{- $inference := .Values.agent.networkPolicy.inferenceFrom -}}
+{{- if and $inference .Values.gateway.enabled -}}
+{{- $inference = append $inference (include "stoker.gatewayPeer" . | fromJson) -}}
+{{- end -}}
+{{ dict "operator" $operator "inference" $inference | toJson }}
 {{- end }}
 
 {{/* What the operator may do where it watches. Each rule says what for. */}}
