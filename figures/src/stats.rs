@@ -21,7 +21,8 @@ impl Better {
 
 /// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, and counts
 /// of what should not happen.
-const LOWER: [&str; 10] = ["ms", "us", "seconds", "mb", "writes", "misses", "preemptions", "hour", "hours", "loss"];
+const LOWER: [&str; 11] =
+    ["imbalance", "ms", "us", "seconds", "mb", "writes", "misses", "preemptions", "hour", "hours", "loss"];
 
 /// The good direction of a metric, by the last word of its name.
 pub fn better(metric: &str) -> Better {

@@ -1,4 +1,4 @@
-//! The simulator: scaling rules against a model of replicas, in virtual time.
+//! The simulator: scaling rules, and in `routing` rules of where requests go, against models of replicas, in virtual time.
 //!
 //! A [`World`] is a load and the replicas that meet it; [`simulate`] lets a [`Rule`] decide over it; `compare` asks each
 //! rival for its best at equal GPU-hours; [`Oracle`] knows what comes. Nothing here reads a clock; every number follows
@@ -15,6 +15,7 @@ pub mod plot;
 mod recorded;
 mod replica;
 mod rival;
+pub mod routing;
 pub mod rules;
 mod world;
 

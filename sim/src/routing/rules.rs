@@ -1,0 +1,284 @@
+//! Rules that choose a replica: ours, the usual ones, and two of the field written from their documents. A rule sees what its
+//! gateway could: what replicas said when they were asked last, and what it sent itself.
+//!
+//! - llm-d's endpoint picker with its chart's weights: 2 · queue + 2 · kv + 3 · prefix, each 0 to 1, highest wins, equals by chance.
+//!   Replicas are asked every 50 ms; prefixes are those that it sent, by blocks of 64 characters, at most 31,250 a replica.
+//! - Dynamo's router: cost = prefill blocks + decode blocks, lowest wins. Which blocks a replica holds it knows at once, from events;
+//!   what is active it counts itself.
+//! - Consistent hashing with bounded loads of the prompt's first hundred tokens, at most 1.25 times the mean (KubeAI's PrefixHash).
+
+use stoker_routing::{Ask, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
+use stoker_workload::Rng;
+
+use super::{
+    load::Request,
+    prompt::BLOCK_TOKENS,
+    replica::{CACHE_BLOCKS, Cache, Replica, Said},
+};
+
+/// Which rule.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum RuleName {
+    /// Ours, one gateway.
+    Stoker,
+    /// Ours, three gateways that take turns and do not know of each other.
+    StokerOfThree,
+    /// By chance.
+    Random,
+    /// In turn.
+    RoundRobin,
+    /// Fewest requests.
+    LeastRequests,
+    /// Consistent hashing with bounded loads.
+    ConsistentHash,
+    /// llm-d's endpoint picker.
+    LlmD,
+    /// Dynamo's router.
+    Dynamo,
+}
+
+impl RuleName {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Stoker,
+        Self::StokerOfThree,
+        Self::Random,
+        Self::RoundRobin,
+        Self::LeastRequests,
+        Self::ConsistentHash,
+        Self::LlmD,
+        Self::Dynamo,
+    ];
+
+    /// As it is called in figures.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Stoker => "stoker",
+            Self::StokerOfThree => "stoker, 3 gateways",
+            Self::Random => "random",
+            Self::RoundRobin => "round robin",
+            Self::LeastRequests => "least requests",
+            Self::ConsistentHash => "consistent hashing",
+            Self::LlmD => "llm-d rules",
+            Self::Dynamo => "dynamo rules",
+        }
+    }
+
+    /// How old what replicas said may be, in seconds.
+    pub(crate) fn asks_every(self) -> f64 {
+        match self {
+            Self::Stoker | Self::StokerOfThree => 2.0,
+            _ => 0.05,
+        }
+    }
+
+    /// The rule on so many replicas.
+    pub fn rule(self, n_replicas: usize, seed: u64) -> Rule {
+        let gateways = if self == Self::StokerOfThree { 3 } else { 1 };
+        let own = || (0..n_replicas).map(|_| Sent::default()).collect();
+        Rule {
+            name: self,
+            rng: Rng::seeded(seed),
+            turn: 0,
+            gateways: (0..gateways).map(|_| Gateway { index: PrefixIndex::bounded(1 << 20), sent: own() }).collect(),
+            seen: match self {
+                Self::LlmD => (0..n_replicas).map(|_| Cache::of(31_250)).collect(),
+                _ => Vec::new(),
+            },
+            sent: vec![(0, 0); n_replicas],
+            open: Vec::new(),
+        }
+    }
+}
+
+/// What a gateway of ours has on a replica.
+#[derive(Clone, Debug, Default)]
+struct Sent {
+    now: Own,
+    /// When the replica was asked.
+    then: Own,
+}
+
+#[derive(Debug)]
+struct Gateway {
+    index: PrefixIndex,
+    sent: Vec<Sent>,
+}
+
+/// A request on its way: where, by which gateway, how much prefill it was thought to need.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    replica: usize,
+    gateway: usize,
+    prefill_tokens: u32,
+    blocks: u64,
+    began: bool,
+}
+
+/// A rule and what it remembers.
+#[derive(Debug)]
+pub struct Rule {
+    name: RuleName,
+    rng: Rng,
+    turn: usize,
+    gateways: Vec<Gateway>,
+    /// Blocks that were sent to each replica (llm-d).
+    seen: Vec<Cache>,
+    /// Prefill blocks and decode blocks active on each replica (Dynamo).
+    sent: Vec<(u64, u64)>,
+    open: Vec<Open>,
+}
+
+impl Rule {
+    /// Which rule it is.
+    pub fn name(&self) -> RuleName {
+        self.name
+    }
+
+    /// Replicas were asked.
+    pub(crate) fn asked(&mut self) {
+        for gateway in &mut self.gateways {
+            gateway.sent.iter_mut().for_each(|sent| sent.then = sent.now);
+        }
+    }
+
+    /// Where the next request goes. `in_flight` are the requests on each replica; requests are numbered in this order.
+    pub(crate) fn choose(
+        &mut self,
+        request: &Request,
+        said: &[Said],
+        in_flight: &[u32],
+        replicas: &[Replica],
+    ) -> usize {
+        self.turn += 1;
+        let gateway = self.turn % self.gateways.len();
+        let n = said.len();
+        let replica = match self.name {
+            RuleName::Stoker | RuleName::StokerOfThree => return self.ours(gateway, request, said),
+            RuleName::Random => self.any(n),
+            RuleName::RoundRobin => self.turn % n,
+            RuleName::LeastRequests => self.best(n, |at| -f64::from(in_flight[at])),
+            RuleName::ConsistentHash => consistent(request.prompt.head, in_flight),
+            RuleName::LlmD => self.llm_d(request, said),
+            RuleName::Dynamo => self.dynamo(request, replicas),
+        };
+        let held = replicas[replica].cache.held(&request.prompt.blocks) as u32 * BLOCK_TOKENS;
+        self.opens(Open {
+            replica,
+            gateway,
+            prefill_tokens: request.prompt.tokens.saturating_sub(held),
+            blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
+            began: false,
+        })
+    }
+
+    /// A request has its first token.
+    pub(crate) fn began(&mut self, id: usize) {
+        let open = &mut self.open[id];
+        open.began = true;
+        let prefill = u64::from(open.prefill_tokens);
+        self.gateways[open.gateway].sent[open.replica].now.prefill_tokens -= prefill;
+        self.sent[open.replica].0 -= prefill / u64::from(BLOCK_TOKENS);
+    }
+
+    /// A request has its last token.
+    pub(crate) fn ended(&mut self, id: usize) {
+        let open = self.open[id];
+        self.gateways[open.gateway].sent[open.replica].now.requests -= 1;
+        self.sent[open.replica].1 -= open.blocks;
+    }
+
+    fn opens(&mut self, open: Open) -> usize {
+        let own = &mut self.gateways[open.gateway].sent[open.replica].now;
+        own.requests += 1;
+        own.prefill_tokens += u64::from(open.prefill_tokens);
+        let (prefill, decode) = &mut self.sent[open.replica];
+        *prefill += u64::from(open.prefill_tokens / BLOCK_TOKENS);
+        *decode += open.blocks;
+        self.open.push(open);
+        open.replica
+    }
+
+    fn ours(&mut self, at: usize, request: &Request, said: &[Said]) -> usize {
+        let gateway = &mut self.gateways[at];
+        let view = |(replica, (said, sent)): (usize, (&Said, &Sent))| {
+            let reported = Reported {
+                running: said.running,
+                waiting: said.waiting,
+                prefill_tokens: said.prefill_tokens,
+                kv_share: said.referenced_blocks as f32 / CACHE_BLOCKS as f32,
+            };
+            ReplicaView {
+                slot: replica as u32,
+                seed: mix(17, replica as u64),
+                weight: 100,
+                serving_since_ms: 0,
+                is_healthy: true,
+                load: load(Some(reported), sent.then, sent.now),
+            }
+        };
+        let views: Vec<ReplicaView> = said.iter().zip(&gateway.sent).enumerate().map(view).collect();
+        let chain = &*request.prompt.chain;
+        let matches = gateway.index.matches(chain, |_| CACHE_BLOCKS as u32);
+        let ask = Ask { chain, session: None, now_ms: 1_000_000 };
+        let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
+        gateway.index.note(chain, choice.place as u32, choice.matched);
+        self.opens(Open {
+            replica: choice.place,
+            gateway: at,
+            prefill_tokens: choice.terms.uncached_tokens,
+            blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
+            began: false,
+        })
+    }
+
+    fn llm_d(&mut self, request: &Request, said: &[Said]) -> usize {
+        let blocks = &request.prompt.blocks;
+        let queues = said.iter().map(|said| said.waiting);
+        let (least, most) = (queues.clone().min().unwrap_or(0), queues.max().unwrap_or(0));
+        let scores: Vec<f64> = said
+            .iter()
+            .zip(&self.seen)
+            .map(|(said, seen)| {
+                let queue = if most == least { 1.0 } else { f64::from(most - said.waiting) / f64::from(most - least) };
+                let kv = 1.0 - f64::from(said.referenced_blocks) / CACHE_BLOCKS as f64;
+                let prefix = seen.held(blocks) as f64 / blocks.len().max(1) as f64;
+                2.0 * queue + 2.0 * kv + 3.0 * prefix
+            })
+            .collect();
+        let chosen = self.best(scores.len(), |at| scores[at]);
+        self.seen[chosen].touch(blocks);
+        chosen
+    }
+
+    fn dynamo(&mut self, request: &Request, replicas: &[Replica]) -> usize {
+        let blocks = u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS));
+        let costs: Vec<f64> = replicas
+            .iter()
+            .zip(&self.sent)
+            .map(|(replica, (prefill, decode))| {
+                let overlap = replica.cache.held(&request.prompt.blocks) as u64;
+                ((prefill + blocks).saturating_sub(overlap) + decode + blocks) as f64
+            })
+            .collect();
+        self.best(costs.len(), |at| -costs[at])
+    }
+
+    fn any(&mut self, n: usize) -> usize {
+        ((self.rng.uniform() * n as f64) as usize).min(n - 1)
+    }
+
+    /// The one with the highest score, of equals any.
+    fn best(&mut self, n: usize, score: impl Fn(usize) -> f64) -> usize {
+        let highest = (0..n).map(&score).max_by(f64::total_cmp).unwrap_or_default();
+        let equals: Vec<usize> = (0..n).filter(|at| score(*at) >= highest).collect();
+        equals[self.any(equals.len())]
+    }
+}
+
+fn consistent(key: u64, in_flight: &[u32]) -> usize {
+    let total: u32 = in_flight.iter().sum();
+    let bound = (1.25 * f64::from(total + 1) / in_flight.len() as f64).ceil() as u32;
+    let fits = (0..in_flight.len()).filter(|at| in_flight[*at] < bound);
+    fits.max_by_key(|at| mix(key, *at as u64)).unwrap_or_default()
+}

@@ -1,0 +1,34 @@
+//! Rules of routing on small fleets: what ours promises, beside the usual ones, on the same load.
+
+use stoker_sim::routing::{Kind, Load, Outcome, RuleName, Setting, run, shared_cache_hits};
+
+fn load(kind: Kind) -> Load {
+    Load { kind, n_replicas: 4, seconds: 30.0, seed: 3 }
+}
+
+fn outcome(kind: Kind, rule: RuleName) -> Outcome {
+    run(&Setting { load: load(kind), rule })
+}
+
+#[test]
+fn conversations_and_agents_find_their_prefix() {
+    for kind in [Kind::Conversations, Kind::Agents] {
+        let (ours, in_turn) = (outcome(kind, RuleName::Stoker), outcome(kind, RuleName::RoundRobin));
+        let oracle = shared_cache_hits(&load(kind));
+        assert!(ours.hit_share > 0.9 * oracle, "{kind:?}: {:.3} of {oracle:.3}", ours.hit_share);
+        assert!(ours.ttft.p50 < in_turn.ttft.p50 && ours.ttft.p99 < in_turn.ttft.p99, "{kind:?}: {ours:?} {in_turn:?}");
+    }
+}
+
+#[test]
+fn without_anything_to_share_it_is_no_worse_than_the_least_loaded() {
+    let [ours, least] = [RuleName::Stoker, RuleName::LeastRequests].map(|rule| outcome(Kind::NoSharing, rule));
+    assert!(ours.ttft.p50 <= 1.02 * least.ttft.p50 && ours.ttft.p99 <= 1.02 * least.ttft.p99, "{ours:?} {least:?}");
+    assert!(ours.imbalance < 1.3, "{ours:?}");
+}
+
+#[test]
+fn a_run_is_its_loads_and_seeds() {
+    let [first, second] = [(); 2].map(|()| outcome(Kind::SharedPrompts, RuleName::Stoker));
+    assert_eq!(format!("{first:?}"), format!("{second:?}"));
+}
