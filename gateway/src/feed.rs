@@ -21,22 +21,24 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Follows for ever.
 pub async fn follow(gateway: Arc<Gateway>, operator: Uri) {
-    let (mut pause, mut heard) = (FIRST_PAUSE, Instant::now());
+    let (mut pause, mut heard, mut complaint) = (FIRST_PAUSE, Instant::now(), None);
     loop {
         let asked = ask(&gateway, &operator).await;
         let outcome = if asked.is_ok() { "ok" } else { "failed" };
         gateway.metrics.feed.with_label_values(&[outcome]).inc();
         match asked {
             Ok(endpoints) => {
-                (pause, heard) = (FIRST_PAUSE, Instant::now());
+                (pause, heard, complaint) = (FIRST_PAUSE, Instant::now(), None);
                 if gateway.version() != Some(version(&endpoints)) {
                     gateway.learn(endpoints);
                 }
             }
             Err(error) => {
-                if pause == FIRST_PAUSE {
-                    tracing::warn!(operator = %operator, error = format!("{error:#}"), "no endpoints, going on with the last");
+                let error = format!("{error:#}");
+                if complaint.as_ref() != Some(&error) {
+                    tracing::warn!(operator = %operator, error, "no endpoints, going on with the last");
                 }
+                complaint = Some(error);
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

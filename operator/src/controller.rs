@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::bail;
-use futures::{StreamExt, stream::BoxStream};
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -34,7 +34,10 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use stoker_crds::{InferenceDeployment, InferenceDeploymentStatus};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+};
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 use crate::{
@@ -144,7 +147,17 @@ pub async fn run(
     let (deployments, writer) = reflector::store();
     let clock = Clock::of(&client).await;
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
-    let deployment_events = watched.modify(strip).reflect(writer).applied_objects();
+    let listed = Arc::new(Notify::new());
+    let all_listed = Arc::clone(&listed);
+    let deployment_events = watched
+        .modify(strip)
+        .reflect(writer)
+        .inspect_ok(move |event| {
+            if matches!(event, watcher::Event::InitDone) {
+                all_listed.notify_one();
+            }
+        })
+        .applied_objects();
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
     let readings = Readings::by(clock);
@@ -172,6 +185,7 @@ pub async fn run(
         deployments: deployments.clone(),
         pods: pods.clone(),
         readings: readings.clone(),
+        listed,
         published: endpoints,
         source: format!("{}-{}", options.identity, readings.now().as_millisecond()),
         vitals: vitals.clone(),

@@ -20,7 +20,7 @@ use stoker_crds::{
     endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT},
 };
 use stoker_replica::{Replica, Stage};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::{observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals};
 
@@ -88,6 +88,8 @@ pub struct Publisher {
     pub pods: Store<Pod>,
     /// What agents said.
     pub readings: Readings,
+    /// Told once all deployments were listed. The store itself wakes one waiter only, and that is the controller.
+    pub listed: Arc<Notify>,
     /// Where documents go.
     pub published: Published,
     /// Who numbers them.
@@ -99,7 +101,8 @@ pub struct Publisher {
 impl Publisher {
     /// Makes documents. An empty cache is no empty cluster: waits for the first lists.
     pub async fn run(self) {
-        if self.deployments.wait_until_ready().await.is_err() || self.pods.wait_until_ready().await.is_err() {
+        self.listed.notified().await;
+        if self.pods.wait_until_ready().await.is_err() {
             return;
         }
         let mut looks = tokio::time::interval(LOOK_EVERY);

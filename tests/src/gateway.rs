@@ -47,6 +47,11 @@ impl Teller {
         Ok(Self { told, url, server })
     }
 
+    /// Its URL without a path.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Says something else from now on; the number of it.
     pub fn tell(&self, deployments: Vec<DeploymentEndpoints>) -> u64 {
         self.told.send_modify(|told| {
@@ -103,9 +108,9 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Starts a gateway that asks `teller`.
-    pub fn start(teller: &Teller, args: &[&str]) -> Result<Self> {
-        let own = ["--operator", &teller.url, "--listen", "127.0.0.1:0"];
+    /// Starts a gateway that asks the operator at this URL, or who stands in for it.
+    pub fn start(operator: &str, args: &[&str]) -> Result<Self> {
+        let own = ["--operator", operator, "--listen", "127.0.0.1:0"];
         let process = Process::start("stoker-gateway", &[&own, args].concat())?;
         Ok(Self { base: process.url("address")?, process })
     }

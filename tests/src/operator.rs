@@ -391,15 +391,20 @@ impl Operator {
         Ok(child.wait()?.code())
     }
 
+    /// Its URL without a path.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
     /// The text of `/metrics`.
     pub fn metrics(&self) -> Result<String> {
-        get(&format!("http://127.0.0.1:{}/metrics", self.port))
+        get(&format!("{}/metrics", self.url()))
     }
 
     /// Full records of the decisions about a deployment, made after a Unix time in milliseconds.
     pub fn records(&self, name: &str, after_ms: u64) -> Result<Vec<DecisionRecord>> {
         let path = format!("{RECORDS_PATH}/{NAMESPACE}/{name}?after={after_ms}");
-        let text = get(&format!("http://127.0.0.1:{}{path}", self.port))?;
+        let text = get(&format!("{}{path}", self.url()))?;
         text.lines().map(|line| Ok(DecisionRecord::parse(line)?)).collect()
     }
 

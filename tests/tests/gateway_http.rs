@@ -35,7 +35,7 @@ impl Rig {
     async fn start(n_agents: usize, agent_args: &[&str], gateway_args: &[&str]) -> Result<Self> {
         let agents = try_join_all((0..n_agents).map(|_| AgentProcess::ready(agent_args))).await?;
         let teller = Teller::start().await?;
-        let gateway = GatewayProcess::start(&teller, gateway_args)?;
+        let gateway = GatewayProcess::start(teller.url(), gateway_args)?;
         let rig = Self { agents, teller, gateway };
         rig.tell(|_, _| {}).await?;
         rig.gateway.knows("chat", EndpointState::Serving, n_agents).await?;
@@ -450,7 +450,8 @@ async fn requests_within_requests_and_bodies_without_end_are_refused() -> Result
 #[tokio::test]
 async fn it_goes_on_without_the_operator_and_ends_when_its_streams_have() -> Result<()> {
     let mut rig = Rig::start(1, &[], &["--withdraw", "1"]).await?;
-    let bare = GatewayProcess::start(&Teller::start().await?, &[])?;
+    let nobody = Teller::start().await?;
+    let bare = GatewayProcess::start(nobody.url(), &[])?;
     drop(std::mem::replace(&mut rig.teller, Teller::start().await?));
     assert_eq!(rig.ask(CHAT, &chat("Hi", 1, "s")).send().await?.status(), 200);
     let empty = Client::new().post(bare.url(CHAT)).body("{\"model\":\"x\"}").send().await?;
