@@ -9,6 +9,7 @@ use axum::{
     http::{
         HeaderMap, HeaderValue, Method, StatusCode, Uri,
         header::{CONTENT_TYPE, HOST},
+        request::Parts,
     },
     response::Response,
 };
@@ -22,7 +23,7 @@ use crate::{
     body,
     error::{Dialect, GatewayError},
     explain::explained,
-    fleet::{Deployment, Fleet, Flight},
+    fleet::{Deployment, Fleet, Flight, Member},
     gateway::{Gateway, Routed},
     headers::{REQUEST_ID, ROUTE, request_id, to_client, to_replica},
     relay::{Relay, SILENCE},
@@ -41,8 +42,29 @@ struct Asked {
     chain: Chain,
     session: Option<u64>,
     streams: bool,
+    /// It goes on with a response that one replica keeps.
+    follows: bool,
     explains: bool,
     dialect: Dialect,
+}
+
+impl Asked {
+    /// One that no prompt is in.
+    fn without_prompt(parts: Parts, id: &HeaderValue, body: Bytes) -> Self {
+        Self {
+            path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+            method: parts.method,
+            headers: to_replica(parts.headers, id),
+            body,
+            chain: Chain::default(),
+            session: None,
+            // Nothing is computed for it: who is silent is lost.
+            streams: true,
+            follows: false,
+            explains: false,
+            dialect: Dialect::Responses,
+        }
+    }
 }
 
 /// What came of asking one replica.
@@ -55,6 +77,41 @@ enum Attempt {
     Unreachable(String),
     /// It was lost after the request was sent.
     Lost(String),
+}
+
+/// Answers a request about a response that one replica keeps: asks one after the other until one knows it.
+pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let id = request_id(&parts.headers);
+    let metrics = Arc::clone(&gateway.metrics);
+    let mut access = Access::begin(metrics, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
+    let host = host_of(&parts.uri, &parts.headers);
+    let asked = match body::read(&parts.headers, body, gateway.settings.body_bytes_max).await {
+        Ok(body) => Asked::without_prompt(parts, &id, body),
+        Err(error) => return refused(&error, Dialect::Responses, access),
+    };
+    let fleet = gateway.fleet();
+    let named = fleet.of_host(&host).map(std::slice::from_ref);
+    let mut last = GatewayError::new(StatusCode::NOT_FOUND, "response_not_found", "no replica keeps this response");
+    for deployment in named.unwrap_or(fleet.deployments()) {
+        access.deployment = deployment.host();
+        for member in deployment.candidates(gateway.now_ms(), &[]).0 {
+            access.attempts += 1;
+            access.pod.clone_from(&member.pod);
+            match attempt(&gateway, &asked, member, 0).await {
+                Attempt::Answered(response, _) if response.status() == StatusCode::NOT_FOUND => {}
+                Attempt::Answered(response, flight) | Attempt::Refused(response, flight) => {
+                    let mut response = relayed(response, flight, access, &asked);
+                    response.headers_mut().insert(REQUEST_ID, id);
+                    return response;
+                }
+                Attempt::Unreachable(error) | Attempt::Lost(error) => {
+                    last = GatewayError::no_answer(deployment, access.attempts, &error);
+                }
+            }
+        }
+    }
+    refused(&last, Dialect::Responses, access)
 }
 
 /// Answers a request that a replica is to answer.
@@ -115,6 +172,7 @@ fn ask<'a>(
         chain: Chain::of(deployment.salt, &facts.prompt(&body)),
         session: facts.session.as_deref().map(|session| hash(deployment.salt, session.as_bytes())),
         streams: facts.stream,
+        follows: facts.follows,
         explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
         dialect: Dialect::of(uri.path()),
         path_and_query: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -141,9 +199,11 @@ async fn answer(
     gateway.earn_retry();
     access.deployment = deployment.host();
     let (mut tried, mut refusal, mut silence, mut n_lost) = (Vec::new(), None, None, 0);
-    while access.attempts < ATTEMPTS_MAX {
+    // Who keeps a response is found by asking.
+    let attempts_max = if asked.follows { u32::MAX } else { ATTEMPTS_MAX };
+    while access.attempts < attempts_max {
         if access.attempts > 0 {
-            if !gateway.spend_retry() {
+            if !asked.follows && !gateway.spend_retry() {
                 break;
             }
             // Who is there may have changed meanwhile.
@@ -155,13 +215,17 @@ async fn answer(
         access.pod.clone_from(&routed.member.pod);
         access.reason = routed.choice.reason.word();
         tried.push(routed.member.slot);
-        let why = match attempt(gateway, asked, &routed).await {
+        let why = match attempt(gateway, asked, routed.member, routed.choice.terms.uncached_tokens).await {
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
                 return Ok(Relayed { response, flight });
             }
             Attempt::Refused(response, flight) => {
-                let why = if response.status() == StatusCode::TOO_MANY_REQUESTS { "full" } else { "unavailable" };
+                let why = match response.status() {
+                    StatusCode::TOO_MANY_REQUESTS => "full",
+                    StatusCode::NOT_FOUND => "elsewhere",
+                    _ => "unavailable",
+                };
                 refusal = Some(Relayed { response, flight });
                 why
             }
@@ -190,10 +254,10 @@ async fn answer(
     }
 }
 
-async fn attempt(gateway: &Gateway, asked: &Asked, routed: &Routed<'_>) -> Attempt {
-    let vital = &routed.member.vital;
-    let flight = Flight::begin(vital, routed.choice.terms.uncached_tokens);
-    let address = routed.member.address.as_deref().unwrap_or_default();
+async fn attempt(gateway: &Gateway, asked: &Asked, member: &Member, prefill_tokens: u32) -> Attempt {
+    let vital = &member.vital;
+    let flight = Flight::begin(vital, prefill_tokens);
+    let address = member.address.as_deref().unwrap_or_default();
     let request = match request(asked, address) {
         Ok(request) => request,
         Err(error) => return Attempt::Unreachable(error.to_string()),
@@ -205,6 +269,7 @@ async fn attempt(gateway: &Gateway, asked: &Asked, routed: &Routed<'_>) -> Attem
             vital.breaker(|breaker| breaker.answered());
             match response.status() {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
+                StatusCode::NOT_FOUND if asked.follows => Attempt::Refused(response, flight),
                 _ => Attempt::Answered(response, flight),
             }
         }

@@ -18,6 +18,8 @@ pub struct Facts<'a> {
     pub stream: bool,
     /// What the client says that belongs together: `prompt_cache_key`, or else `user`.
     pub session: Option<Cow<'a, str>>,
+    /// Whether it goes on with a response that one replica keeps: `previous_response_id` is there.
+    pub follows: bool,
     /// Where the parts of the prompt lie that come before messages, in the order of [`PARTS`].
     parts: [Option<Range<usize>>; PARTS.len()],
 }
@@ -83,7 +85,7 @@ struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     fn object(&mut self) -> Result<Facts<'a>, ScanError> {
         let mut facts = Facts::default();
-        let mut seen: [bool; 4] = [false; 4];
+        let mut seen = [false; 5];
         let mut user = None;
         self.space();
         self.expect(b'{', "it does not begin with {")?;
@@ -101,6 +103,7 @@ impl<'a> Scanner<'a> {
                 "model" => facts.model = self.text("model", &mut seen[0])?,
                 "user" => user = self.text("user", &mut seen[1])?,
                 "prompt_cache_key" => facts.session = self.text("prompt_cache_key", &mut seen[2])?,
+                "previous_response_id" => facts.follows = self.text("previous_response_id", &mut seen[4])?.is_some(),
                 "stream" => facts.stream = self.flag("stream", &mut seen[3])?,
                 key => self.part(key, &mut facts)?,
             }
@@ -338,6 +341,12 @@ mod tests {
         assert_eq!(session(r#"{"user":"u"}"#).as_deref(), Some("u"));
         assert_eq!(session(r#"{"prompt_cache_key":"k","user":"u"}"#).as_deref(), Some("k"));
         assert_eq!(session("{}"), None);
+    }
+
+    #[test]
+    fn what_follows_a_kept_response_is_known() {
+        let follows = |body: &str| Facts::scan(body.as_bytes()).unwrap().follows;
+        assert!(follows(r#"{"previous_response_id":"resp_1"}"#) && !follows(r#"{"previous_response_id":null}"#));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::{
     error::{Dialect, GatewayError},
     fleet::{Fleet, Lost},
     gateway::Gateway,
-    proxy::forward,
+    proxy::{forward, forward_stored},
 };
 
 /// What replicas answer.
@@ -47,6 +47,8 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
     let own = Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
+        .route("/v1/responses/{id}", get(forward_stored).delete(forward_stored))
+        .route("/v1/responses/{id}/cancel", post(forward_stored))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/health", get(readyz))

@@ -366,6 +366,34 @@ async fn what_cannot_be_answered_is_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_response_that_one_replica_keeps_is_found_and_followed() -> Result<()> {
+    let rig = Rig::start(3, &[], &[]).await?;
+    let ask = async |session: usize, more: Value| {
+        let mut body = json!({"model": "ember", "input": "What is 12 + 30?", "temperature": 0, "store": true, "user": format!("u{session}")});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = rig.ask("/v1/responses", &body).send().await?;
+        anyhow::Ok((answer.status().as_u16(), replica_of(&answer).ok(), answer.json::<Value>().await?))
+    };
+    let mut homes = [false; 3];
+    for session in 0..6 {
+        let (status, home, first) = ask(session, json!({})).await?;
+        assert_eq!(status, 200, "{first}");
+        homes[home.unwrap()] = true;
+        // Somebody else's next request is anybody's, but for what it follows.
+        let (status, next, second) = ask(session + 10, json!({"previous_response_id": first["id"]})).await?;
+        assert_eq!((status, next), (200, home), "{second}");
+        let url = rig.gateway.url(&format!("/v1/responses/{}", first["id"].as_str().unwrap()));
+        assert_eq!(reqwest::get(&url).await?.json::<Value>().await?["id"], first["id"]);
+        assert_eq!(Client::new().delete(&url).send().await?.status(), 200);
+        assert_eq!(reqwest::get(&url).await?.status(), 404);
+    }
+    assert!(homes.iter().filter(|home| **home).count() > 1, "all on one replica: {homes:?}");
+    let (status, _, unknown) = ask(0, json!({"previous_response_id": "resp_none"})).await?;
+    assert_eq!((status, &unknown["error"]["code"]), (404, &json!("response_not_found")));
+    Ok(())
+}
+
+#[tokio::test]
 async fn hosts_tell_deployments_apart_that_serve_one_name() -> Result<()> {
     let rig = Rig::start(2, &[], &[]).await?;
     let told = [replica("pod-0", &rig.agents[0]).await?, replica("pod-1", &rig.agents[1]).await?];
