@@ -71,6 +71,11 @@ bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, in a n
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-routes: ## Where requests go: our rule beside others' on simulated replicas, and the time of a choice; append figures, render
+	@cargo build --release -p stoker-sim -p stoker-figures --bins
+	$(RELEASE)/stoker-routes --out docs/benchmarks/results/routing.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
 check-gpu: ## All that only a machine with a GPU can check: kernels, engine beside transformers, memory and race checkers
 	@tools/bench/gpu-check.sh
 
@@ -121,4 +126,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fleet check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

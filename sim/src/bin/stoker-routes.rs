@@ -17,7 +17,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_value = "4,16,64")]
     replicas: Vec<usize>,
     /// Virtual seconds for which requests come.
-    #[arg(long, default_value_t = 120.0)]
+    #[arg(long, default_value_t = 60.0)]
     seconds: f64,
     /// Of everything that is left to chance.
     #[arg(long, default_value_t = 1)]
