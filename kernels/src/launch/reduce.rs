@@ -62,7 +62,7 @@ impl Way {
     pub fn of(n_rows: usize, push: Push) -> Self {
         match n_rows {
             n if n <= push.max_rows() => Self::Pushed(push),
-            ..MEETING_ROWS_MIN => Self::Pulled,
+            n if n < MEETING_ROWS_MIN => Self::Pulled,
             _ => Self::PulledBehindMeeting,
         }
     }
