@@ -273,10 +273,13 @@ impl RunArgs {
         }
     }
 
-    /// What figures call the format: of weights as they are multiplied, and of the cache where it is not as it is computed.
+    /// What figures call the format: of weights as they are multiplied, of the cache where it is not as it is computed, and how many GPUs
+    /// have a share of it.
     pub(crate) fn format(&self, stored_as: &str) -> String {
         let weights = self.quantization.map_or(stored_as, |quantization| quantization.name());
-        self.kv_cache_dtype.map_or(weights.to_owned(), |cache| format!("{weights}, {} KV", cache.name()))
+        let cache = self.kv_cache_dtype.map_or_else(String::new, |cache| format!(", {} KV", cache.name()));
+        let gpus = if self.tensor_parallel > 1 { format!(", {} GPUs", self.tensor_parallel) } else { String::new() };
+        format!("{weights}{cache}{gpus}")
     }
 
     pub(crate) fn agent(&self) -> io::Result<PathBuf> {

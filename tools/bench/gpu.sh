@@ -88,7 +88,7 @@ vllm() {
     ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.
-  local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}
+  local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}${TENSOR_PARALLEL:+, $TENSOR_PARALLEL GPUs}
   "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" --dtype "$format" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
 }
 
