@@ -5,7 +5,10 @@ use std::{net::IpAddr, path::PathBuf};
 use clap::{Parser, Subcommand};
 use serde::de::DeserializeOwned;
 use stoker_crds::{
-    contract::{AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, Quantization},
+    contract::{
+        AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, ParallelSettings,
+        Quantization, TENSOR_PARALLEL_MAX,
+    },
     intent::POD_UID_VARIABLE,
 };
 use stoker_engine::DeviceChoice;
@@ -136,6 +139,13 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceChoice,
 
+    /// GPUs that share the model, 1 to 8: each holds and computes its part of the attention heads, the feed-forward and the
+    /// vocabulary. For a model that one GPU has no room for, or to have its tokens sooner: --model /models/llama-3.1-70b
+    /// --tensor-parallel 2. Takes GPU 0 and those after it (--device cuda:4: from there on); they must reach each other's memory,
+    /// and the number must divide the model's heads. With --device cpu groups of threads take their place, to try it. Default: 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(TENSOR_PARALLEL_MAX)))]
+    tensor_parallel: Option<u32>,
+
     /// Share of the GPU's memory that the engine may use, above 0 and to at most 1. Default: 0.9.
     #[arg(long, value_name = "SHARE")]
     memory_fraction: Option<f64>,
@@ -212,6 +222,9 @@ impl Args {
                 reasoning_format: flags.reasoning_format,
             },
             gpus: 0,
+            parallelism: flags
+                .tensor_parallel
+                .map_or_else(ParallelSettings::default, |tensor| ParallelSettings { tensor }),
             engine: EngineSettings {
                 max_model_len: flags.max_model_len,
                 max_num_seqs: flags.max_num_seqs,
@@ -266,5 +279,17 @@ mod tests {
         assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--threads", "2"]).is_err());
         assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--model", "x"]).is_err());
         assert!(Args::try_parse_from(["stoker-agent", "--max-num-seqs", "0"]).is_err());
+        assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--tensor-parallel", "2"]).is_err());
+    }
+
+    #[test]
+    fn a_number_of_ranks_is_refused_with_those_there_are() {
+        let parsed = |n| Args::try_parse_from(["stoker-agent", "--tensor-parallel", n]);
+        for n in ["0", "9"] {
+            let refusal = parsed(n).map(drop).unwrap_err().to_string();
+            assert!(refusal.contains("--tensor-parallel") && refusal.contains("1..=8"), "{n}: {refusal}");
+        }
+        let tensor = |args: Args| args.agent_config().parallelism.tensor;
+        assert_eq!((tensor(Args::parse_from(["stoker-agent"])), tensor(parsed("8").unwrap())), (1, 8));
     }
 }

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use stoker_crds::contract::{AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, Quantization};
+use stoker_crds::contract::{
+    AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, ParallelSettings, Quantization,
+    TENSOR_PARALLEL_MAX,
+};
 use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
 
 use crate::{
@@ -86,6 +89,24 @@ pub enum ConfigError {
     /// A format of tool calls or reasoning that nobody knows.
     #[error("tool_call_format or reasoning_format: {0}")]
     UnknownFormat(#[from] UnknownFormat),
+    /// A number of ranks that no model is shared by.
+    #[error(
+        "tensor_parallel is {tensor}: take 1 to {TENSOR_PARALLEL_MAX}, a number that divides the model's attention heads"
+    )]
+    Ranks {
+        /// What was asked.
+        tensor: u32,
+    },
+    /// The pod has other GPUs than its ranks need.
+    #[error(
+        "resources.gpus is {gpus} and tensor_parallel {tensor}: each rank has a GPU of its own, so make them equal"
+    )]
+    Gpus {
+        /// GPUs of the pod.
+        gpus: u32,
+        /// Ranks.
+        tensor: u32,
+    },
     /// A builtin model this program does not carry.
     #[error("model_source {BUILTIN_SCHEME}{name}: this agent carries {}", builtin::names().collect::<Vec<_>>().join(", "))]
     UnknownBuiltin {
@@ -116,7 +137,7 @@ impl Settings {
                     config.model.served_names.push(own_name(&config.model.source));
                 }
                 let mut settings = Self::validate(config, StartedBy::Person)?;
-                settings.device = args.flags.device;
+                settings.device = device_of_person(args.flags.device, settings.limits.tensor_parallel);
                 Ok(settings)
             }
         }
@@ -124,13 +145,14 @@ impl Settings {
 
     /// Checks a configuration as far as it can be checked without looking for the model.
     pub fn validate(config: AgentConfig, started_by: StartedBy) -> Result<Self, ConfigError> {
-        let AgentConfig { revision, model, gpus, engine, drain } = config;
+        let AgentConfig { revision, model, gpus, parallelism, engine, drain } = config;
         if model.source.is_empty() {
             return Err(ConfigError::NoSource);
         }
         if model.served_names.is_empty() || model.served_names.iter().any(String::is_empty) {
             return Err(ConfigError::NoName);
         }
+        check_ranks(parallelism, gpus)?;
         let ModelConfig { source, served_names, tool_call_format, reasoning_format } = model;
         let formats = FormatChoice::named(tool_call_format.as_deref(), reasoning_format.as_deref())?;
         Ok(Self {
@@ -138,7 +160,7 @@ impl Settings {
             source,
             served_names,
             formats,
-            limits: limits(engine),
+            limits: limits(engine, parallelism),
             device: device_of_pod(gpus),
             drain,
             started_by,
@@ -189,8 +211,24 @@ fn device_of_pod(gpus: u32) -> DeviceChoice {
     if gpus == 0 { DeviceChoice::Cpu } else { DeviceChoice::Cuda(0) }
 }
 
+/// Who asks for several GPUs has asked for GPUs: the CPUs do not take their place.
+fn device_of_person(device: DeviceChoice, n_ranks: usize) -> DeviceChoice {
+    if device == DeviceChoice::Auto && n_ranks > 1 { DeviceChoice::Cuda(0) } else { device }
+}
+
+/// Which numbers divide the model is the engine's to say.
+fn check_ranks(ParallelSettings { tensor }: ParallelSettings, gpus: u32) -> Result<(), ConfigError> {
+    if !(1..=TENSOR_PARALLEL_MAX).contains(&tensor) {
+        return Err(ConfigError::Ranks { tensor });
+    }
+    if gpus != 0 && gpus != tensor {
+        return Err(ConfigError::Gpus { gpus, tensor });
+    }
+    Ok(())
+}
+
 /// Ranges are the engine's to check: it knows the model's own limits.
-fn limits(settings: EngineSettings) -> EngineLimits {
+fn limits(settings: EngineSettings, parallelism: ParallelSettings) -> EngineLimits {
     let defaults = EngineLimits::default();
     let EngineSettings {
         max_model_len,
@@ -218,6 +256,7 @@ fn limits(settings: EngineSettings) -> EngineLimits {
         batch_invariant: batch_invariant.unwrap_or(defaults.batch_invariant),
         itl_target: itl_target_ms.map(|ms| Duration::from_millis(ms.into())),
         quantization: quantization.map(|Quantization::Fp8| stoker_engine::Quantization::Fp8),
+        tensor_parallel: parallelism.tensor as usize,
         kv_cache_dtype: kv_cache_dtype.map(|KvCacheDtype::Fp8| stoker_engine::KvCacheDtype::Fp8),
         ..defaults
     }
@@ -229,7 +268,14 @@ mod tests {
 
     fn config(source: &str, engine: EngineSettings) -> AgentConfig {
         let model = ModelConfig { source: source.into(), served_names: vec!["m".into()], ..ModelConfig::default() };
-        AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() }
+        AgentConfig {
+            revision: "r1".into(),
+            model,
+            gpus: 0,
+            parallelism: ParallelSettings::default(),
+            engine,
+            drain: DrainSettings::default(),
+        }
     }
 
     fn settings(config: AgentConfig) -> Settings {
@@ -270,6 +316,39 @@ mod tests {
     fn a_replica_computes_on_the_gpu_it_was_given_and_on_no_other() {
         let device = |gpus| settings(AgentConfig { gpus, ..config("/m", EngineSettings::default()) }).device;
         assert_eq!([device(0), device(1)], [DeviceChoice::Cpu, DeviceChoice::Cuda(0)]);
+    }
+
+    #[test]
+    fn as_many_ranks_as_gpus_reach_the_engine() {
+        let asked = |gpus, tensor| {
+            let parallelism = ParallelSettings { tensor };
+            let config = AgentConfig { gpus, parallelism, ..config("/m", EngineSettings::default()) };
+            let settings = Settings::validate(config, StartedBy::Operator).map_err(|error| error.to_string())?;
+            Ok::<_, String>((settings.device, settings.limits.tensor_parallel))
+        };
+        assert_eq!(asked(0, 1), Ok((DeviceChoice::Cpu, 1)));
+        assert_eq!(asked(4, 4), Ok((DeviceChoice::Cuda(0), 4)));
+        assert_eq!(asked(0, 2), Ok((DeviceChoice::Cpu, 2)));
+        for (gpus, tensor) in [(0, 0), (9, 9)] {
+            let refusal = asked(gpus, tensor).unwrap_err();
+            assert!(refusal.starts_with(&format!("tensor_parallel is {tensor}: take 1 to 8")), "{refusal}");
+        }
+        for (gpus, tensor) in [(2, 1), (1, 2)] {
+            let refusal = asked(gpus, tensor).unwrap_err();
+            assert!(
+                refusal.starts_with(&format!("resources.gpus is {gpus} and tensor_parallel {tensor}")),
+                "{refusal}"
+            );
+        }
+    }
+
+    #[test]
+    fn several_gpus_are_gpus_or_nothing_unless_another_device_is_named() {
+        use DeviceChoice::{Auto, Cpu, Cuda};
+        let cases = [(Auto, 1, Auto), (Auto, 2, Cuda(0)), (Cpu, 2, Cpu), (Cuda(4), 2, Cuda(4)), (Cpu, 1, Cpu)];
+        for (device, n_ranks, expected) in cases {
+            assert_eq!(device_of_person(device, n_ranks), expected, "{device} for {n_ranks} ranks");
+        }
     }
 
     #[test]

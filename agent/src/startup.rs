@@ -64,7 +64,7 @@ pub fn load(replica: &Arc<Replica>, address: SocketAddr) -> anyhow::Result<Loade
 
 /// A replica that the operator started stays up and reports why; one started by hand exits with the reason.
 fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<Loaded> {
-    let error = error.context(format!("load {}", replica.settings().source));
+    let error = error.context(what_was_asked(replica.settings()));
     match replica.settings().started_by {
         StartedBy::Person => Err(error),
         StartedBy::Operator => {
@@ -73,6 +73,16 @@ fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<Loaded> {
             replica.apply(Event::LoadFailed(format!("{reason} ({TRIED_AGAIN})")));
             Ok(Loaded::Failed)
         }
+    }
+}
+
+/// What failed. Where ranks share the model they are named: what fails then, a GPU that is not there or heads that are not divided,
+/// may be about their number.
+fn what_was_asked(settings: &Settings) -> String {
+    let Settings { source, started_by, limits, .. } = settings;
+    match limits.tensor_parallel {
+        1 => format!("load {source}"),
+        n_ranks => format!("load {source} with {} {n_ranks}", in_words_of(*started_by, "tensor_parallel")),
     }
 }
 

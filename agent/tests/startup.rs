@@ -9,11 +9,28 @@ use stoker_agent::{
     replica::Replica,
     startup::{self, Loaded, TRIED_AGAIN},
 };
-use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig};
+use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig, ParallelSettings};
+
+fn config(source: &str, engine: EngineSettings) -> AgentConfig {
+    AgentConfig {
+        revision: "r1".into(),
+        model: ModelConfig { source: source.into(), served_names: vec!["m".into()], ..ModelConfig::default() },
+        gpus: 0,
+        parallelism: ParallelSettings::default(),
+        engine,
+        drain: DrainSettings::default(),
+    }
+}
 
 fn replica(source: &str, engine: EngineSettings, started_by: StartedBy) -> Arc<Replica> {
-    let model = ModelConfig { source: source.into(), served_names: vec!["m".into()], ..ModelConfig::default() };
-    let config = AgentConfig { revision: "r1".into(), model, gpus: 0, engine, drain: DrainSettings::default() };
+    Replica::new(Settings::validate(config(source, engine), started_by).unwrap())
+}
+
+/// One of ember that so many ranks share, on as many GPUs or on the CPUs.
+fn shared(gpus: u32, tensor: u32, started_by: StartedBy) -> Arc<Replica> {
+    let engine = EngineSettings { threads: Some(2), ..EngineSettings::default() };
+    let parallelism = ParallelSettings { tensor };
+    let config = AgentConfig { gpus, parallelism, ..config("builtin://ember", engine) };
     Replica::new(Settings::validate(config, started_by).unwrap())
 }
 
@@ -72,4 +89,35 @@ fn a_size_that_cannot_work_is_called_as_its_reader_wrote_it() {
     let message =
         reported("builtin://ember", EngineSettings { kv_cache_tokens: Some(32), ..EngineSettings::default() });
     assert!(message.contains("lower engine.maxModelLen to 32, or raise engine.kvCacheTokens"), "{message}");
+}
+
+#[test]
+fn ranks_share_a_model_and_what_is_served_says_so() {
+    let replica = shared(0, 2, StartedBy::Operator);
+    assert_eq!(load(&replica).unwrap(), Loaded::Serving);
+    assert_eq!(replica.served().ok().unwrap().engine.model().device, "cpu, 2 ranks of 1 threads");
+}
+
+#[test]
+fn heads_that_ranks_do_not_divide_are_reported_with_the_setting() {
+    let why = "load model: model.layers.0.self_attn.q_proj.weight: 3 ranks do not divide its 4 heads of 64; take a number of ranks that does";
+    let replica = shared(0, 3, StartedBy::Operator);
+    assert_eq!(load(&replica).unwrap(), Loaded::Failed);
+    let error = replica.load_report().error.unwrap();
+    assert_eq!(error, format!("load builtin://ember with parallelism.tensor 3: {why} ({TRIED_AGAIN})"));
+    let error = load(&shared(0, 3, StartedBy::Person)).unwrap_err();
+    assert_eq!(format!("{error:#}"), format!("load builtin://ember with --tensor-parallel 3: {why}"));
+}
+
+/// A machine with two GPUs or more serves; any other says what it has not.
+#[test]
+fn gpus_that_are_not_there_are_reported_with_the_setting() {
+    let replica = shared(2, 2, StartedBy::Operator);
+    match load(&replica).unwrap() {
+        Loaded::Serving => assert!(replica.served().ok().unwrap().engine.model().device.contains("; cuda:1, ")),
+        Loaded::Failed => {
+            let error = replica.load_report().error.unwrap();
+            assert!(error.starts_with("load builtin://ember with parallelism.tensor 2: GPU: "), "{error}");
+        }
+    }
 }

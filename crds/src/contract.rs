@@ -20,6 +20,8 @@ pub const CONFIG_DIR: &str = "/etc/stoker";
 pub const CONFIG_FILE: &str = "agent.json";
 /// Tokens in one KV block. One definition for agent, operator and router.
 pub const KV_BLOCK_TOKENS: u32 = 16;
+/// Ranks that share a model at most: GPUs of one machine that reach each other's memory.
+pub const TENSOR_PARALLEL_MAX: u32 = 8;
 
 /// Everything one replica needs to know. The operator writes it, the agent validates it before serving.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -33,6 +35,9 @@ pub struct AgentConfig {
     /// still read their configuration.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpus: u32,
+    /// How ranks share the model. Left out where there is one, for the same reason.
+    #[serde(default, skip_serializing_if = "ParallelSettings::is_one")]
+    pub parallelism: ParallelSettings,
     /// Sizes of the engine.
     #[serde(default)]
     pub engine: EngineSettings,
@@ -43,6 +48,27 @@ pub struct AgentConfig {
 
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// How ranks share a model.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ParallelSettings {
+    /// Ranks, each with a part of heads, feed-forward and vocabulary; as many as GPUs where there are GPUs.
+    pub tensor: u32,
+}
+
+impl Default for ParallelSettings {
+    fn default() -> Self {
+        Self { tensor: 1 }
+    }
+}
+
+impl ParallelSettings {
+    /// Nobody shares.
+    pub fn is_one(&self) -> bool {
+        self.tensor == 1
+    }
 }
 
 /// Which weights a replica serves and under which names.

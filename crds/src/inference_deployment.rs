@@ -11,7 +11,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    contract::{KvCacheDtype, Quantization},
+    contract::{KvCacheDtype, Quantization, TENSOR_PARALLEL_MAX},
+    parallelism::ParallelismSpec,
     pod::PodSpec,
     quantity::{Amount, quantity_schema},
     scaling::ScalingSpec,
@@ -61,11 +62,26 @@ use crate::{
         "spec.replicas and spec.scaling exclude each other: remove replicas to let the operator decide the number, or set scaling.mode to external or advisory to keep it"
     ),
     validation = Rule::new(
-        "!has(self.spec.engine) || !has(self.spec.engine.quantization) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0)"
+        "!has(self.spec.engine) || !has(self.spec.engine.quantization) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
+         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
     ).message("engine.quantization needs a GPU, an H100 or H200: set resources.gpus to 1 or remove quantization"),
     validation = Rule::new(
-        "!has(self.spec.engine) || !has(self.spec.engine.kvCacheDtype) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0)"
+        "!has(self.spec.engine) || !has(self.spec.engine.kvCacheDtype) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
+         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
     ).message("engine.kvCacheDtype needs a GPU: set resources.gpus to 1 or remove kvCacheDtype"),
+    validation = Rule::new(
+        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus == 0 \
+         || self.spec.resources.gpus == (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) ? self.spec.parallelism.tensor : 1)"
+    ).message(
+        "resources.gpus and parallelism.tensor differ, and each of the ranks that share a model has a GPU of its own: set parallelism.tensor to the number of GPUs, and remove resources.gpus, which follows from it"
+    ),
+    // Ranks on CPUs are for tests: they have the memory and the threads that one rank would have.
+    validation = Rule::new(
+        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus > 0 \
+         || !has(self.spec.parallelism) || !has(self.spec.parallelism.tensor) || self.spec.parallelism.tensor == 1"
+    ).message(
+        "parallelism.tensor shares a model among GPUs, and resources.gpus 0 asks for none, where a replica has one rank: remove resources.gpus, which follows from parallelism.tensor, or remove parallelism"
+    ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
         "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
     )
@@ -77,6 +93,9 @@ pub struct InferenceDeploymentSpec {
     /// What each replica asks of its node. Default: nothing asked, nothing limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourcesSpec>,
+    /// How several GPUs share the model of a replica. Default: they do not, a replica computes on one GPU or on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallelism: Option<ParallelismSpec>,
     /// Sizes of the engine in each replica. Default: derived from the model and the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineSpec>,
@@ -163,11 +182,11 @@ pub struct ResourcesSpec {
         "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('64Mi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0"
     ).message("resources.memory: a quantity of bytes from 64Mi to 64Ti, for example \"8Gi\""))]
     pub memory: Option<Amount>,
-    /// GPUs per replica, 0 or 1. With 1 a replica computes on the GPU that its node gives it, and fails with the reason if
-    /// it cannot; with 0 on CPUs, whatever the node has. A replica on several GPUs is not there yet. Nodes with taints
-    /// need pod.tolerations. Default: 0.
+    /// GPUs per replica, 0 to 8. A replica computes on the GPUs that its node gives it, and fails with the reason if it cannot;
+    /// with 0 on CPUs, whatever the node has. Several share the model, as many as `parallelism.tensor` says. Nodes with taints
+    /// need pod.tolerations. Default: `parallelism.tensor` if that is above 1, else 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 1))]
+    #[schemars(range(min = 0, max = TENSOR_PARALLEL_MAX))]
     pub gpus: Option<u32>,
     /// What the cluster calls its GPUs: the extended resource that its device plugin offers. Default: "nvidia.com/gpu".
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -15,6 +15,8 @@ pub mod crd;
 #[cfg(feature = "resource")]
 pub mod inference_deployment;
 #[cfg(feature = "resource")]
+pub mod parallelism;
+#[cfg(feature = "resource")]
 pub mod pod;
 #[cfg(feature = "resource")]
 pub mod quantity;

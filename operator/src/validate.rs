@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
-    contract::{DrainSettings, EngineSettings},
+    contract::{DrainSettings, EngineSettings, ParallelSettings},
     inference_deployment::{DrainSpec, EngineSpec, ResourcesSpec, RolloutSpec},
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::Amount,
@@ -97,6 +97,9 @@ pub struct ReplicaInputs {
     /// GPUs it computes on.
     #[serde(skip_serializing_if = "is_zero")]
     pub gpus: u32,
+    /// Ranks that share the model.
+    #[serde(skip_serializing_if = "ParallelSettings::is_one")]
+    pub parallelism: ParallelSettings,
     /// Sizes of the engine.
     pub engine: EngineSettings,
     /// How the replica leaves.
@@ -267,12 +270,14 @@ fn replica_inputs(
     let spec = &deployment.spec;
     let source = model_source(&spec.model.source)?;
     let pod = spec.pod.clone().unwrap_or_default();
-    let resources = spec.resources.clone().unwrap_or_default();
+    let gpus = spec.gpus();
+    let resources = ResourcesSpec { gpus: Some(gpus), ..spec.resources.clone().unwrap_or_default() };
     Ok(ReplicaInputs {
         model_source: source.path,
         model_claim: source.claim,
         served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
-        gpus: resources.gpus.unwrap_or_default(),
+        gpus,
+        parallelism: ParallelSettings { tensor: spec.tensor() },
         engine: engine_settings(spec.engine.as_ref()),
         drain: drain_settings(spec.drain.as_ref()),
         resources: quantities(resources),

@@ -43,6 +43,7 @@ fn objects() -> [Value; 2] {
     });
     let scaled = json!({
         "model": {"source": "builtin://ember"},
+        "parallelism": {"tensor": 2},
         "pod": {"securityContext": {"platformIds": true}},
         "scaling": {
             "min": 2, "max": 8, "mode": "advisory",

@@ -102,6 +102,54 @@ fn volumes_are_mounted_to_be_read_unless_they_are_there_to_be_written() {
     check("{}", "/volumes/2", "null");
 }
 
+/// What the pod of a deployment with these resources and parallelism asks for and what its agent is told: GPUs and ranks.
+fn gpus_of(resources: &str, parallelism: &str) -> (Value, Value, Value) {
+    let mut deployment = deployment(&json!({}));
+    deployment.spec.resources = serde_norway::from_str(resources).unwrap();
+    deployment.spec.parallelism = serde_norway::from_str(parallelism).unwrap();
+    let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+    let desired = desired(&validate(&deployment, &defaults).unwrap(), "");
+    let config: Value = serde_json::from_str(&desired.config_map.data.as_ref().unwrap()["agent.json"]).unwrap();
+    let pod = serde_json::to_value(desired.pod(0)).unwrap();
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    assert_eq!(resources["limits"], resources["requests"]);
+    assert_eq!(pod["spec"]["volumes"].as_array().unwrap().len(), 2, "ranks are threads of one process: no /dev/shm");
+    (resources["limits"].clone(), config["gpus"].clone(), config["parallelism"].clone())
+}
+
+#[test]
+fn ranks_have_a_gpu_each_and_the_agent_is_told() {
+    let cases = [
+        ("{}", "{tensor: 2}", "{nvidia.com/gpu: '2'}", "2", "{tensor: 2}"),
+        ("{gpus: 4}", "{tensor: 4}", "{nvidia.com/gpu: '4'}", "4", "{tensor: 4}"),
+        ("{gpuResource: amd.com/gpu}", "{tensor: 8}", "{amd.com/gpu: '8'}", "8", "{tensor: 8}"),
+        // One rank is what agents before there were several compute with: nothing is said of it.
+        ("{gpus: 1}", "{tensor: 1}", "{nvidia.com/gpu: '1'}", "1", "null"),
+        ("{gpus: 1}", "null", "{nvidia.com/gpu: '1'}", "1", "null"),
+        ("{}", "{}", "null", "null", "null"),
+        ("{gpus: 0}", "{tensor: 1}", "null", "null", "null"),
+    ];
+    for (resources, parallelism, asked, gpus, told) in cases {
+        let expected = (yaml(asked), yaml(gpus), yaml(told));
+        assert_eq!(gpus_of(resources, parallelism), expected, "{resources} {parallelism}");
+    }
+}
+
+#[test]
+fn more_ranks_are_another_revision_and_one_is_the_revision_of_none() {
+    let revision = |parallelism: &str, gpus: &str| {
+        let mut deployment = deployment(&json!({}));
+        deployment.spec.resources = serde_norway::from_str(gpus).unwrap();
+        deployment.spec.parallelism = serde_norway::from_str(parallelism).unwrap();
+        let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+        desired(&validate(&deployment, &defaults).unwrap(), "").revision
+    };
+    assert_eq!(revision("{tensor: 1}", "{gpus: 1}"), revision("null", "{gpus: 1}"));
+    assert_eq!(revision("{tensor: 2}", "null"), revision("{tensor: 2}", "{gpus: 2}"));
+    assert_ne!(revision("{tensor: 2}", "null"), revision("{tensor: 4}", "null"));
+    assert_ne!(revision("{tensor: 2}", "null"), revision("null", "{gpus: 1}"));
+}
+
 #[test]
 fn ids_are_the_agents_own_the_users_or_the_platforms() {
     let security = |pod: &str, platform_ids: bool| {

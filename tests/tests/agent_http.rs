@@ -93,6 +93,46 @@ async fn every_endpoint_answers() -> Result<()> {
     Ok(())
 }
 
+/// Answers of the model's own writing, to several requests at once.
+async fn written_by(agent: &AgentProcess) -> Result<Vec<String>> {
+    let questions =
+        ["What is 12 + 30?", "What is the capital of France?", "What is the opposite of hot?", "Who are you?"];
+    let asked = questions.map(|question| async move {
+        let (status, answer) = post(agent, "/v1/chat/completions", &chat(question, 40)).await?;
+        assert_eq!(status, 200, "{answer}");
+        Ok(answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned())
+    });
+    join_all(asked).await.into_iter().collect()
+}
+
+#[tokio::test]
+async fn ranks_that_share_the_model_answer_as_one_does() -> Result<()> {
+    let agent = |n_ranks| async move {
+        AgentProcess::ready(&["--device", "cpu", "--threads", "2", "--tensor-parallel", n_ranks]).await
+    };
+    let (one, two) = (agent("1").await?, agent("2").await?);
+    let answers = written_by(&one).await?;
+    assert_eq!(answers[0], "42");
+    assert!(answers.iter().all(|answer| !answer.is_empty()), "{answers:?}");
+    assert_eq!(written_by(&two).await?, answers);
+    Ok(())
+}
+
+#[test]
+fn ranks_that_do_not_divide_the_model_end_the_agent_with_the_flag_and_the_heads() -> Result<()> {
+    let keeper = Keeper::start()?;
+    let mut command = keeper.command(&agent::binary()?)?;
+    let output =
+        command.args(["--host", "127.0.0.1", "--port", "0", "--device", "cpu", "--tensor-parallel", "3"]).output()?;
+    let said = String::from_utf8(output.stderr)?;
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("with --tensor-parallel 3: ") && said.contains("3 ranks do not divide its 4 heads"),
+        "{said}"
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn bad_input_is_a_clear_4xx_and_the_next_request_works() -> Result<()> {
     let agent = AgentProcess::ready(&[]).await?;

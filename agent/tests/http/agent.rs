@@ -28,6 +28,7 @@ use stoker_crds::contract::AgentConfig;
 use stoker_crds::contract::DrainSettings;
 use stoker_crds::contract::EngineSettings;
 use stoker_crds::contract::ModelConfig;
+use stoker_crds::contract::ParallelSettings;
 use stoker_engine::EngineLimits;
 use stoker_engine::exec::sim::SimExecutor;
 use stoker_engine::exec::sim::SimScript;
@@ -55,6 +56,7 @@ impl Agent {
                 ..ModelConfig::default()
             },
             gpus: 0,
+            parallelism: ParallelSettings::default(),
             engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
             drain: DrainSettings::default(),
         };

@@ -178,10 +178,7 @@ pub enum ModelError {
         ranks: usize,
     },
     /// A norm runs over what ranks would have in parts.
-    #[error(
-        "{tensor}: {architecture} norms all heads of a row together, and ranks would have some each: take one GPU \
-         (tensor_parallel 1)"
-    )]
+    #[error("{tensor}: {architecture} norms all heads of a row together, and ranks would have some each: take one GPU")]
     Undivided {
         /// The norm's weight.
         tensor: String,

@@ -54,6 +54,7 @@ fn agent_config(inputs: &ReplicaInputs, revision: &str) -> AgentConfig {
             ..ModelConfig::default()
         },
         gpus: inputs.gpus,
+        parallelism: inputs.parallelism,
         engine: inputs.engine.clone(),
         drain: inputs.drain,
     }

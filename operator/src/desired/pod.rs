@@ -148,6 +148,8 @@ fn resource_requirements(inputs: &ReplicaInputs) -> Option<ResourceRequirements>
     Some(ResourceRequirements { requests: Some(quantities.clone()), limits: Some(quantities), claims: None })
 }
 
+/// The ranks that share a model are threads of one process that write into each other's GPU memory by its address
+/// (`kernels/src/ranks.rs`), so a replica on several GPUs needs no larger `/dev/shm`.
 fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
     let of_config_map = |volume: &str, name: String| Volume {
         name: volume.to_owned(),
