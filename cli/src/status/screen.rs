@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use kube::ResourceExt;
 use stoker_crds::{
-    InferenceDeployment, InferenceDeploymentStatus,
+    InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
 };
 
@@ -29,7 +29,7 @@ pub(super) fn screen(facts: &Facts) -> String {
         let _ = writeln!(text, "{label:<12} {words}");
     };
     line("deployment", title(deployment, status, *now));
-    line("model", deployment.spec.model.source.clone());
+    line("model", model(&deployment.spec));
     line("replicas", replicas(status));
     line("kv", kv(status, *now));
     line("preemptions", preemptions(status, *now));
@@ -46,6 +46,15 @@ fn title(deployment: &InferenceDeployment, status: &InferenceDeploymentStatus, n
     let age = deployment.metadata.creation_timestamp.as_ref().map_or_else(String::new, |made| ago(made.0, now));
     let [revision, url] = [&status.revision, &status.url].map(|text| if text.is_empty() { "none yet" } else { text });
     format!("{namespace}/{}, {age} old, revision {revision}, {url}", deployment.name_any())
+}
+
+fn model(spec: &InferenceDeploymentSpec) -> String {
+    let source = &spec.model.source;
+    match spec.gpus() {
+        0 => format!("{source}, on CPUs"),
+        1 => format!("{source}, on a GPU each"),
+        gpus => format!("{source}, on {gpus} GPUs each"),
+    }
 }
 
 fn replicas(status: &InferenceDeploymentStatus) -> String {
@@ -204,6 +213,19 @@ mod tests {
             assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
         assert!(!text.contains("stale"), "{text}");
+    }
+
+    #[test]
+    fn what_a_replica_computes_on_stands_beside_its_model() {
+        let said = |more: Value| {
+            let mut spec = json!({"model": {"source": "pvc://w"}});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            model(&serde_json::from_value(spec).unwrap())
+        };
+        assert_eq!(said(json!({})), "pvc://w, on CPUs");
+        assert_eq!(said(json!({"resources": {"gpus": 1}})), "pvc://w, on a GPU each");
+        assert_eq!(said(json!({"parallelism": {"tensor": 2}})), "pvc://w, on 2 GPUs each");
+        assert_eq!(said(json!({"parallelism": {"tensor": 4}, "resources": {"gpus": 4}})), "pvc://w, on 4 GPUs each");
     }
 
     #[test]
