@@ -13,7 +13,7 @@ use stoker_crds::{
 };
 use stoker_engine::DeviceChoice;
 
-use crate::{config::StartedBy, intent::Authority};
+use crate::{config::StartedBy, fetch::FetchArgs, intent::Authority};
 
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
@@ -94,6 +94,9 @@ pub enum Command {
         #[arg(long, default_value = "builtin://ember")]
         model: String,
     },
+    /// Bring a model from a hub into a cache of this node: only the files it needs, in parallel, each verified by its
+    /// published hash. Who is killed goes on where it was. Prints the model's directory, which --model takes.
+    Fetch(Box<FetchArgs>),
 }
 
 /// What the configuration file says in a pod.

@@ -9,6 +9,7 @@ use stoker_agent::{
     allocator,
     args::{Args, Command},
     config::{Settings, model_files},
+    fetch,
     http::{
         self,
         access::{self, ApiKeys},
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let ended = match &args.command {
         Some(Command::Doctor) => return doctor(),
         Some(Command::Describe { model }) => describe(model),
+        Some(Command::Fetch(args)) => fetch::run(args),
         None => run(&args),
     };
     match ended {

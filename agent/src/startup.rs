@@ -3,6 +3,7 @@
 use std::{
     io::{self, IsTerminal, Write},
     net::SocketAddr,
+    path::Path,
     sync::Arc,
     thread::sleep,
     time::Duration,
@@ -10,6 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelInfo, StartError};
+use stoker_fetch::lease;
 
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
@@ -89,6 +91,11 @@ fn what_was_asked(settings: &Settings) -> String {
 fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     let settings = replica.settings();
     let reader = settings.started_by;
+    // Before a file of it is opened: a cache that is full keeps what is used. It is held for as long as the process lives.
+    if !settings.source.contains("://") {
+        let lease = lease::hold(Path::new(&settings.source)).context("hold the model in its cache")?;
+        std::mem::forget(lease);
+    }
     let config = settings.engine().map_err(|error| anyhow!(in_words_of(reader, &error.to_string())))?;
     let progress = ProgressLine::new(&settings.source);
     let noted = replica.clone();

@@ -1,0 +1,125 @@
+//! `stoker-agent fetch`: brings a model from a hub into a cache of this node, says how far it is, and lets a link lead to
+//! it. Serves nothing and loads nothing.
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use stoker_fetch::{Fetched, HubModel, Order, Progress, cache, fetch, progress::Snapshot, source::is_commit};
+
+/// Between two lines where nobody sits.
+const LINE_PAUSE: Duration = Duration::from_secs(5);
+/// Between two looks at how far it is: the speed is computed from them.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// Threads that write what comes: a disk that stalls one of them stalls no other.
+const THREADS: usize = 4;
+
+/// What to fetch, from where to where.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FetchArgs {
+    /// The model: hf://ORG/MODEL[/FILE.gguf][@REVISION].
+    model: HubModel,
+
+    /// Directory that models are kept in: shared by all that fetch on a node, safe against being killed.
+    #[arg(long, value_name = "DIR")]
+    cache: PathBuf,
+
+    /// Link that is to lead to the model's directory. If it does already, that commit is taken again.
+    #[arg(long, value_name = "PATH")]
+    link: Option<PathBuf>,
+
+    /// The hub, or a mirror that speaks as it does.
+    #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = "https://huggingface.co")]
+    endpoint: String,
+
+    /// Token with read access; a variable, so that it is in no list of processes.
+    #[arg(long, env = "HF_TOKEN", hide_env_values = true, default_value = "")]
+    token: String,
+
+    /// What the token is called in messages.
+    #[arg(long, value_name = "NAME")]
+    token_name: Option<String>,
+
+    /// Commit that others took already, whatever the revision is now.
+    #[arg(long, value_name = "SHA", value_parser = commit)]
+    commit: Option<String>,
+
+    /// Bytes that the cache may hold: what was used least recently goes, what is used never. Default: what the disk holds.
+    #[arg(long, value_name = "BYTES")]
+    cache_limit: Option<u64>,
+
+    /// Requests at the same time.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    connections: u8,
+}
+
+fn commit(text: &str) -> Result<String, String> {
+    if is_commit(text) { Ok(text.to_owned()) } else { Err("a commit has 40 hexadecimal digits".to_owned()) }
+}
+
+/// Fetches; the exit code.
+pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
+    let (progress, begun) = (Arc::new(Progress::default()), Instant::now());
+    let fetched = runtime.block_on(async {
+        let lines = tokio::spawn(show(args.model.to_string(), progress.clone()));
+        let fetched = fetch(order(args), progress.clone()).await;
+        lines.abort();
+        fetched
+    });
+    // Files that are being hashed when another one failed are of no use any more.
+    runtime.shutdown_background();
+    let Fetched { dir, commit } = fetched.with_context(|| format!("fetch {}", args.model))?;
+    let dir = fs::canonicalize(&dir).with_context(|| format!("find {}", dir.display()))?;
+    if let Some(link) = &args.link {
+        cache::point(link, &dir)?;
+    }
+    let Snapshot { bytes_total, .. } = progress.at(Instant::now());
+    let (gb, seconds) = (bytes_total as f64 / 1e9, begun.elapsed().as_secs_f64());
+    let how = if bytes_total == 0 { "found".to_owned() } else { format!("fetched {gb:.2} GB in {seconds:.1} s") };
+    eprintln!("{}: {how}, commit {commit}", args.model);
+    println!("{}", dir.display());
+    Ok(0)
+}
+
+fn order(args: &FetchArgs) -> Order {
+    let FetchArgs { model, cache, link, endpoint, token, token_name, commit, cache_limit, connections } = args.clone();
+    Order {
+        model,
+        endpoint,
+        token: Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
+        token_name,
+        commit: commit.or_else(|| linked_commit(link.as_deref()?)),
+        cache,
+        limit: cache_limit,
+        connections: connections.into(),
+    }
+}
+
+/// What the link leads to since before: who starts again serves the same bytes.
+fn linked_commit(link: &Path) -> Option<String> {
+    cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned)
+}
+
+/// One line on a terminal that is written over; elsewhere one every few seconds.
+async fn show(label: String, progress: Arc<Progress>) {
+    let terminal = io::stderr().is_terminal();
+    let mut said = Instant::now();
+    loop {
+        tokio::time::sleep(LOOK_PAUSE).await;
+        let now = Instant::now();
+        let line = progress.at(now).line();
+        // A reader that went away is no reason to stop.
+        if terminal {
+            let _ = write!(io::stderr(), "\r\x1b[K{label}: {line}");
+        } else if now.duration_since(said) >= LINE_PAUSE {
+            let _ = writeln!(io::stderr(), "{label}: {line}");
+            said = now;
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Which files of a repository a model needs. Pure.
+//!
+//! Weights are safetensors or one .gguf file. The same weights in other formats (.bin, .pth, .onnx, `consolidated`) are
+//! left where they are.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use crate::digest::Digest;
+
+/// Where large safetensors say which files they are.
+const INDEX: &str = "model.safetensors.index.json";
+/// Small ones.
+const WEIGHTS: &str = "model.safetensors";
+/// Taken if they are there.
+const BESIDE_WEIGHTS: &[&str] = &[
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "quantize_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// A file of a repository.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RemoteFile {
+    /// Path inside the repository.
+    pub path: String,
+    /// Bytes.
+    pub size: u64,
+    /// What it must be.
+    pub digest: Digest,
+}
+
+/// What is needed, as far as the listing tells.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Choice {
+    /// Files that are needed in any case.
+    pub files: Vec<RemoteFile>,
+    /// The one of them that names the shards; read it and call [`Choice::with_shards`].
+    pub index: Option<RemoteFile>,
+}
+
+/// A repository that holds no model that can be served.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum Unfit {
+    /// The file that the source names is not there.
+    #[error("there is no {file}; its .gguf files: {}", named(.found))]
+    NoSuchFile {
+        /// What was asked for.
+        file: String,
+        /// What there is.
+        found: Vec<String>,
+    },
+    /// Several .gguf files and no word on which.
+    #[error("there are several .gguf files, name one behind the model (hf://ORG/MODEL/FILE.gguf): {}", named(.0))]
+    WhichGguf(Vec<String>),
+    /// No `config.json`.
+    #[error("there is no config.json and no .gguf file: this is no model in transformers' layout")]
+    NoConfig,
+    /// Without it text is not tokens.
+    #[error("there is no tokenizer.json, without which text cannot be made tokens")]
+    NoTokenizer,
+    /// No safetensors.
+    #[error("there are no weights in safetensors; what there is: {}", named(.0))]
+    NoWeights(Vec<String>),
+    /// The index cannot be read.
+    #[error("{INDEX} is no index of safetensors: {0}")]
+    BadIndex(String),
+    /// Not everything was uploaded.
+    #[error("{INDEX} names files that are not there, the upload is not complete: {}", named(.0))]
+    MissingShards(Vec<String>),
+}
+
+/// At most six names; the rest as a number.
+fn named(names: &[String]) -> String {
+    let shown = names.iter().take(6).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => "none".to_owned(),
+        n if n > 6 => format!("{shown} and {} more", n - 6),
+        _ => shown,
+    }
+}
+
+/// Picks what the model needs of all files of its repository.
+pub fn choose(listing: &[RemoteFile], file: Option<&str>) -> Result<Choice, Unfit> {
+    if let Some(file) = file {
+        let found = || Unfit::NoSuchFile { file: file.to_owned(), found: paths(listing, is_gguf) };
+        return by_path(listing, file).cloned().map(alone).ok_or_else(found);
+    }
+    let Some(config) = by_path(listing, "config.json") else { return gguf(listing) };
+    let weights = match by_path(listing, INDEX) {
+        Some(index) => index,
+        None => by_path(listing, WEIGHTS).ok_or_else(|| Unfit::NoWeights(paths(listing, is_weights)))?,
+    };
+    let tokenizer = by_path(listing, "tokenizer.json").ok_or(Unfit::NoTokenizer)?;
+    let beside = BESIDE_WEIGHTS.iter().filter_map(|name| by_path(listing, name));
+    let files = [config, tokenizer].into_iter().chain(beside).chain([weights]).cloned().collect();
+    Ok(Choice { files, index: Some(weights).filter(|weights| weights.path == INDEX).cloned() })
+}
+
+impl Choice {
+    /// The files with the shards that the index names.
+    pub fn with_shards(self, listing: &[RemoteFile], index: &[u8]) -> Result<Vec<RemoteFile>, Unfit> {
+        let index: Index = serde_json::from_slice(index).map_err(|error| Unfit::BadIndex(error.to_string()))?;
+        let names: BTreeSet<String> = index.weight_map.0;
+        let missing: Vec<String> = names.iter().filter(|name| by_path(listing, name).is_none()).cloned().collect();
+        if !missing.is_empty() {
+            return Err(Unfit::MissingShards(missing));
+        }
+        let shards = names.iter().filter_map(|name| by_path(listing, name)).cloned();
+        Ok(self.files.into_iter().chain(shards).collect())
+    }
+}
+
+/// Of `model.safetensors.index.json`: the files, each once.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: FileNames,
+}
+
+#[derive(Deserialize)]
+#[serde(from = "std::collections::BTreeMap<String, String>")]
+struct FileNames(BTreeSet<String>);
+
+impl From<std::collections::BTreeMap<String, String>> for FileNames {
+    fn from(files: std::collections::BTreeMap<String, String>) -> Self {
+        Self(files.into_values().collect())
+    }
+}
+
+/// A repository of .gguf files only.
+fn gguf(listing: &[RemoteFile]) -> Result<Choice, Unfit> {
+    let mut found = listing.iter().filter(|file| is_gguf(&file.path));
+    match (found.next(), found.next()) {
+        (None, _) => Err(Unfit::NoConfig),
+        (Some(only), None) => Ok(alone(only.clone())),
+        (Some(_), Some(_)) => Err(Unfit::WhichGguf(paths(listing, is_gguf))),
+    }
+}
+
+fn alone(file: RemoteFile) -> Choice {
+    Choice { files: vec![file], index: None }
+}
+
+fn by_path<'a>(listing: &'a [RemoteFile], path: &str) -> Option<&'a RemoteFile> {
+    listing.iter().find(|file| file.path == path)
+}
+
+fn paths(listing: &[RemoteFile], which: fn(&str) -> bool) -> Vec<String> {
+    listing.iter().map(|file| &file.path).filter(|path| which(path)).cloned().collect()
+}
+
+fn is_gguf(path: &str) -> bool {
+    path.ends_with(".gguf")
+}
+
+fn is_weights(path: &str) -> bool {
+    [".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx", ".safetensors", ".gguf"].iter().any(|end| path.ends_with(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(names: &[&str]) -> Vec<RemoteFile> {
+        let digest = |number| Digest::git_blob(&format!("{number:040x}")).unwrap();
+        let file =
+            |(number, name): (usize, &&str)| RemoteFile { path: (*name).to_owned(), size: 1, digest: digest(number) };
+        names.iter().enumerate().map(file).collect()
+    }
+
+    fn chosen(names: &[&str], index: Option<&str>) -> Result<Vec<String>, String> {
+        let listing = listing(names);
+        let choice = choose(&listing, None).map_err(|unfit| unfit.to_string())?;
+        let files = match index {
+            Some(index) => choice.with_shards(&listing, index.as_bytes()).map_err(|unfit| unfit.to_string())?,
+            None => choice.files,
+        };
+        Ok(files.into_iter().map(|file| file.path).collect())
+    }
+
+    /// As repositories of the hub are: Llama's, GPT-2's, Mistral's.
+    #[test]
+    fn other_formats_of_the_same_weights_stay_where_they_are() {
+        let names = [
+            ".gitattributes",
+            "README.md",
+            "config.json",
+            "flax_model.msgpack",
+            "generation_config.json",
+            "model.safetensors",
+            "onnx/decoder_model.onnx",
+            "original/consolidated.00.pth",
+            "pytorch_model.bin",
+            "tf_model.h5",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "vocab.json",
+        ];
+        let wanted = [
+            "config.json",
+            "tokenizer.json",
+            "generation_config.json",
+            "tokenizer_config.json",
+            "vocab.json",
+            "model.safetensors",
+        ];
+        assert_eq!(chosen(&names, None).unwrap(), wanted);
+    }
+
+    #[test]
+    fn the_index_says_which_shards_and_others_are_left() {
+        let names = [
+            "config.json",
+            "consolidated.safetensors",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+        ];
+        let index = r#"{"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors", "c": "model-00001-of-00002.safetensors"}}"#;
+        let files = chosen(&names, Some(index)).unwrap();
+        assert_eq!(files[2..], [names[4], names[2], names[3]]);
+        let half = [names[0], names[2], names[4], names[5]];
+        assert!(chosen(&half, Some(index)).unwrap_err().contains("not complete: model-00002-of-00002.safetensors"));
+        assert!(chosen(&names, Some("<html>")).unwrap_err().contains("no index of safetensors"));
+    }
+
+    #[test]
+    fn what_cannot_be_served_says_what_is_missing() {
+        let refused = |names: &[&str]| chosen(names, None).unwrap_err();
+        assert!(refused(&["README.md"]).contains("no config.json"));
+        assert!(refused(&["config.json", "model.safetensors"]).contains("no tokenizer.json"));
+        let pickled = refused(&["config.json", "tokenizer.json", "pytorch_model.bin"]);
+        assert!(pickled.contains("no weights in safetensors") && pickled.contains("pytorch_model.bin"), "{pickled}");
+        assert!(refused(&["a-q4.gguf", "a-q8.gguf"]).contains("name one behind the model"));
+        let many: Vec<String> = (0..9).map(|number| format!("{number}.gguf")).collect();
+        assert!(refused(&many.iter().map(String::as_str).collect::<Vec<_>>()).ends_with("5.gguf and 3 more"));
+    }
+
+    #[test]
+    fn a_gguf_file_is_a_model_alone() {
+        assert_eq!(chosen(&["README.md", "a-q8.gguf"], None).unwrap(), ["a-q8.gguf"]);
+        let listing = listing(&["a-q4.gguf", "a-q8.gguf"]);
+        assert_eq!(choose(&listing, Some("a-q8.gguf")).unwrap().files[0].path, "a-q8.gguf");
+        let absent = choose(&listing, Some("a-q2.gguf")).unwrap_err().to_string();
+        assert_eq!(absent, "there is no a-q2.gguf; its .gguf files: a-q4.gguf, a-q8.gguf");
+    }
+}
