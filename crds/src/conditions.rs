@@ -49,6 +49,8 @@ pub const REASON_NAME_TAKEN: &str = "NameTaken";
 pub const REASON_REFUSED: &str = "ChildRefused";
 /// The agent could not load the model; the message has path and reason.
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
+/// The model could not be fetched; the message says what to change.
+pub const REASON_MODEL_FETCH_FAILED: &str = "ModelFetchFailed";
 /// A pod has waited for its image, volumes or network for longer than `rollout.progressDeadlineSeconds`.
 pub const REASON_DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
 /// Pods fail soon after they are made; the next one waits. The message has the last one's reason.

@@ -120,15 +120,29 @@ pub struct InferenceDeploymentSpec {
 /// Which weights to serve and under which names.
 #[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.tokenSecret) || self.source.startsWith('hf://')").message(
+        "model.tokenSecret is for a model.source that is fetched (hf://ORG/MODEL): remove it or change source"
+    ),
+    validation = Rule::new("!has(self.cache) || self.source.startsWith('hf://')").message(
+        "model.cache is for a model.source that is fetched (hf://ORG/MODEL): remove it or change source"
+    )
+)]
 pub struct ModelSpec {
-    /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `pvc://CLAIM/PATH` (on a
-    /// PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (in the agent's image). A path is
-    /// a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with one .gguf file, or that
-    /// file itself.
+    /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `hf://ORG/MODEL` (fetched
+    /// from a hub before the agent starts; more precisely hf://ORG/MODEL/FILE.gguf and …@REVISION, a branch, tag or commit),
+    /// `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (in the
+    /// agent's image). A path is a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with
+    /// one .gguf file, or that file itself.
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(
-        validation = Rule::new("self.startsWith('builtin://') || self.startsWith('pvc://') || self.startsWith('file://')").message(
-            "model.source: unknown scheme; use builtin://NAME, pvc://CLAIM/PATH or file:///PATH"
+        validation = Rule::new("self.startsWith('builtin://') || self.startsWith('hf://') || self.startsWith('pvc://') || self.startsWith('file://')").message(
+            "model.source: unknown scheme; use builtin://NAME, hf://ORG/MODEL, pvc://CLAIM/PATH or file:///PATH"
+        ),
+        validation = Rule::new(
+            "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._/-]*[.]gguf)?(@[A-Za-z0-9_-][A-Za-z0-9._/-]*)?$')"
+        ).message(
+            "model.source: use hf://ORG/MODEL, hf://ORG/MODEL/FILE.gguf or either with @REVISION, for example hf://Qwen/Qwen2.5-0.5B-Instruct"
         ),
         validation = Rule::new("!self.startsWith('builtin://') || self.matches('^builtin://[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message(
             "model.source: after builtin:// comes the name of a model inside the agent, for example builtin://ember"
@@ -152,6 +166,45 @@ pub struct ModelSpec {
         "model.servedNames: each name once; remove the repeated one"
     ))]
     pub served_names: Option<Vec<String>>,
+    /// Token that a fetched model needs. Only the container that fetches gets it. Default: none is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_secret: Option<TokenSecret>,
+    /// Where a fetched model is kept. Default: as the operator was installed, else in the pod, which fetches again when it
+    /// is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<ModelCache>,
+}
+
+/// A key of a Secret of the same namespace.
+#[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenSecret {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Key of the token in it. Default: "token".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]
+    pub key: Option<String>,
+}
+
+/// Where a fetched model is kept.
+#[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelCache {
+    /// PersistentVolumeClaim of the same namespace that replicas share; on several nodes it has to be ReadWriteMany. The
+    /// agent's user must be able to write to it (pod.securityContext.fsGroup). Default: as the operator was installed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub claim_name: Option<String>,
+    /// Bytes that it may hold as a Kubernetes quantity ("200Gi"), from 1Mi: what was used least recently goes, what is used
+    /// never. Default: as much as its volume has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity_schema")]
+    #[x_kube(validation = Rule::new(
+        "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1000Ti')) <= 0"
+    ).message("model.cache.sizeLimit: a quantity of bytes from 1Mi, for example \"200Gi\""))]
+    pub size_limit: Option<Amount>,
 }
 
 /// A list of names whose length is bounded, so that CEL can estimate its cost.

@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn only_a_whole_hash_is_a_commit() {
         let commit = |revision: &str| format!("hf://a/b@{revision}").parse::<HubModel>().unwrap().commit().is_some();
-        assert!(commit(&"0123456789abcdef0123456789abcdef01234567"));
+        assert!(commit("0123456789abcdef0123456789abcdef01234567"));
         assert!(!commit("0123456"));
         assert!(!commit("main"));
     }

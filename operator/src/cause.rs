@@ -161,5 +161,9 @@ fn starting(pod: &Replica) -> (Trouble, Severity) {
 }
 
 fn blocked_severity(trouble: &Trouble) -> Severity {
-    if trouble.reason == "CrashLoopBackOff" { Severity::Crashing } else { Severity::CannotStart }
+    match trouble.reason.as_str() {
+        "CrashLoopBackOff" => Severity::Crashing,
+        conditions::REASON_MODEL_FETCH_FAILED => Severity::ModelFailed,
+        _ => Severity::CannotStart,
+    }
 }

@@ -22,7 +22,7 @@ use stoker_operator::{
     scaling::Ledger,
     server,
     telemetry::{self, LogFormat},
-    validate::Defaults,
+    validate::{Defaults, ModelDefaults},
     vitals::Vitals,
 };
 use tokio::{
@@ -55,6 +55,16 @@ struct Args {
     /// port and a list `inference` for clients (empty: everybody). Default: none, and those made before are removed.
     #[arg(long, value_name = "JSON", value_parser = peers)]
     replica_network_policy: Option<Peers>,
+    /// URL of a mirror that models are fetched from. Default: the hub itself, as agents know it.
+    #[arg(long, value_name = "URL")]
+    hub_endpoint: Option<String>,
+    /// Directory of every node that keeps fetched models; it must be there and belong to the agents' user. Default: each pod
+    /// keeps its own.
+    #[arg(long, value_name = "PATH")]
+    model_cache: Option<String>,
+    /// Bytes that such a directory may hold. Default: what its disk has.
+    #[arg(long, value_name = "BYTES", requires = "model_cache")]
+    model_cache_limit: Option<u64>,
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
@@ -120,6 +130,11 @@ async fn main() -> anyhow::Result<()> {
             service_accounts: AllowList::new(args.allow_service_account),
         },
         peers: args.replica_network_policy,
+        models: ModelDefaults {
+            endpoint: args.hub_endpoint,
+            node_cache: args.model_cache,
+            node_cache_limit: args.model_cache_limit,
+        },
     };
     let options = controller::Options { namespace: args.namespace, defaults, identity };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);

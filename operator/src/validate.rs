@@ -15,17 +15,23 @@ use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings, ParallelSettings},
-    inference_deployment::{DrainSpec, EngineSpec, ResourcesSpec, RolloutSpec},
+    inference_deployment::{DrainSpec, EngineSpec, ModelSpec, ResourcesSpec, RolloutSpec},
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::Amount,
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, peers::Peers, rollout::Replacing};
+use crate::{allow::Allowed, peers::Peers, quantity::amount, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
+/// Where the link to a fetched model is.
+pub const LINK_DIR: &str = "/run/stoker/model";
+/// That link: what the agent serves, whatever commit it leads to.
+pub const MODEL_LINK: &str = "/run/stoker/model/current";
+/// Key of a token's Secret that names none.
+const TOKEN_KEY: &str = "token";
 /// What NVIDIA's device plugin calls a GPU.
 const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
@@ -43,6 +49,19 @@ pub struct Defaults {
     pub allowed: Allowed,
     /// Who may reach replicas; `None`: everybody, as far as this operator says.
     pub peers: Option<Peers>,
+    /// How models are fetched.
+    pub models: ModelDefaults,
+}
+
+/// How models are fetched where a deployment does not say.
+#[derive(Clone, Debug, Default)]
+pub struct ModelDefaults {
+    /// The hub, or a mirror of it; `None`: the agent's own default.
+    pub endpoint: Option<String>,
+    /// Directory of every node that keeps models; `None`: each pod keeps its own.
+    pub node_cache: Option<String>,
+    /// Bytes that such a directory may hold.
+    pub node_cache_limit: Option<u64>,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
@@ -92,6 +111,9 @@ pub struct ReplicaInputs {
     /// PersistentVolumeClaim mounted at [`MODEL_MOUNT`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_claim: Option<String>,
+    /// How the model comes, if a hub has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<ModelFetch>,
     /// Names accepted in requests; never empty.
     pub served_names: Vec<String>,
     /// GPUs it computes on.
@@ -156,12 +178,56 @@ pub struct ReplicaInputs {
     pub security: Option<PodSecurity>,
 }
 
+/// A model that is fetched before the agent starts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelFetch {
+    /// `hf://…`.
+    pub source: String,
+    /// The hub, or a mirror of it; `None`: the agent's own default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Where its token is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<SecretKey>,
+    /// Where it is kept.
+    pub cache: CacheVolume,
+    /// Bytes that may be kept there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+}
+
+/// A key of a Secret.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SecretKey {
+    /// Name of the Secret.
+    pub name: String,
+    /// Key in it.
+    pub key: String,
+}
+
+/// Where fetched models are kept.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum CacheVolume {
+    /// In the pod, and gone with it.
+    Pod,
+    /// On a PersistentVolumeClaim.
+    Claim(String),
+    /// In a directory of the node.
+    Node(String),
+}
+
 /// Why an object cannot be deployed, and what to change.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SpecError {
     /// The source has none of the known forms.
-    #[error("spec.model.source: \"{found}\" is not builtin://NAME, pvc://CLAIM/PATH or file:///PATH")]
+    #[error("spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, pvc://CLAIM/PATH or file:///PATH")]
     ModelSource {
+        /// What the object says.
+        found: String,
+    },
+    /// A limit that is no number of bytes.
+    #[error("spec.model.cache.sizeLimit: \"{found}\" is no quantity of bytes, for example \"200Gi\"")]
+    CacheLimit {
         /// What the object says.
         found: String,
     },
@@ -269,12 +335,14 @@ fn replica_inputs(
 ) -> Result<ReplicaInputs, SpecError> {
     let spec = &deployment.spec;
     let source = model_source(&spec.model.source)?;
+    let fetch = if source.is_fetched { Some(model_fetch(&spec.model, &defaults.models)?) } else { None };
     let pod = spec.pod.clone().unwrap_or_default();
     let gpus = spec.gpus();
     let resources = ResourcesSpec { gpus: Some(gpus), ..spec.resources.clone().unwrap_or_default() };
     Ok(ReplicaInputs {
         model_source: source.path,
         model_claim: source.claim,
+        fetch,
         served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
         gpus,
         parallelism: ParallelSettings { tensor: spec.tensor() },
@@ -305,13 +373,23 @@ fn replica_inputs(
 struct ResolvedSource {
     path: String,
     claim: Option<String>,
+    is_fetched: bool,
+}
+
+impl ResolvedSource {
+    fn at(path: &str) -> Self {
+        Self { path: path.to_owned(), claim: None, is_fetched: false }
+    }
 }
 
 fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
     let (scheme, rest) = source.split_once("://").unwrap_or_default();
     match (scheme, rest.split_once('/')) {
-        ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource { path: source.to_owned(), claim: None }),
-        ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource { path: rest.to_owned(), claim: None }),
+        ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource::at(source)),
+        ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource::at(rest)),
+        ("hf", Some((org, model))) if !org.is_empty() && !model.is_empty() => {
+            Ok(ResolvedSource { is_fetched: true, ..ResolvedSource::at(MODEL_LINK) })
+        }
         ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
         ("pvc", None) if !rest.is_empty() => Ok(claimed(rest, "")),
         _ => Err(SpecError::ModelSource { found: source.to_owned() }),
@@ -321,7 +399,32 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
 fn claimed(claim: &str, path: &str) -> ResolvedSource {
     let path = path.trim_end_matches('/');
     let path = if path.is_empty() { MODEL_MOUNT.to_owned() } else { format!("{MODEL_MOUNT}/{path}") };
-    ResolvedSource { path, claim: Some(claim.to_owned()) }
+    ResolvedSource { claim: Some(claim.to_owned()), ..ResolvedSource::at(&path) }
+}
+
+/// A claim stands before a directory of the node; the limit of the one says nothing of the other.
+fn model_fetch(model: &ModelSpec, defaults: &ModelDefaults) -> Result<ModelFetch, SpecError> {
+    let asked = model.cache.clone();
+    let limit = asked.as_ref().and_then(|cache| cache.size_limit.clone()).map(bytes_of).transpose()?;
+    let (cache, default_limit) = match (asked.and_then(|cache| cache.claim_name), &defaults.node_cache) {
+        (Some(claim), _) => (CacheVolume::Claim(claim), None),
+        (None, Some(path)) => (CacheVolume::Node(path.clone()), defaults.node_cache_limit),
+        (None, None) => (CacheVolume::Pod, None),
+    };
+    let token = model.token_secret.as_ref().map(|secret| SecretKey {
+        name: secret.name.clone(),
+        key: secret.key.clone().unwrap_or_else(|| TOKEN_KEY.to_owned()),
+    });
+    let (source, endpoint) = (model.source.clone(), defaults.endpoint.clone());
+    Ok(ModelFetch { source, endpoint, token, cache, limit_bytes: limit.or(default_limit) })
+}
+
+fn bytes_of(limit: Amount) -> Result<u64, SpecError> {
+    let Quantity(text) = as_quantity(limit);
+    match amount(&text) {
+        Some(bytes) if bytes >= 1.0 => Ok(bytes as u64),
+        _ => Err(SpecError::CacheLimit { found: text }),
+    }
 }
 
 fn image(pod: &PodSpec, defaults: &Defaults) -> Result<String, SpecError> {
@@ -444,11 +547,22 @@ mod tests {
         assert_eq!(resolved("file:///models/chat"), ("/models/chat".into(), None));
         assert_eq!(resolved("pvc://weights/llama/8b/"), ("/models/llama/8b".into(), Some("weights".into())));
         assert_eq!(resolved("pvc://weights"), ("/models".into(), Some("weights".into())));
+        assert_eq!(resolved("hf://Qwen/Qwen3-8B@v1"), (MODEL_LINK.into(), None));
     }
 
     #[test]
     fn other_sources_are_refused_by_name() {
-        for source in ["", "ember", "builtin://", "file://relative", "pvc:///x", "http://host/x", "builtin://a/b"] {
+        for source in [
+            "",
+            "ember",
+            "builtin://",
+            "file://relative",
+            "pvc:///x",
+            "http://host/x",
+            "builtin://a/b",
+            "hf://a",
+            "hf:///b",
+        ] {
             let refused = model_source(source).unwrap_err();
             assert_eq!(refused, SpecError::ModelSource { found: source.into() });
         }

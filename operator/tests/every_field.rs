@@ -12,7 +12,7 @@ use stoker_operator::{
 };
 
 /// Objects that have every field, none of them at its default.
-fn objects() -> [Value; 2] {
+fn objects() -> [Value; 3] {
     let pod = json!({
         "image": "registry.example/agent:1", "imagePullPolicy": "Always", "imagePullSecrets": [{"name": "pull"}],
         "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -55,7 +55,11 @@ fn objects() -> [Value; 2] {
             }
         }
     });
-    [fixed, scaled]
+    let fetched = json!({"model": {
+        "source": "hf://org/model@v1", "tokenSecret": {"name": "hub", "key": "read"},
+        "cache": {"claimName": "models", "sizeLimit": "200Gi"},
+    }});
+    [fixed, scaled, fetched]
 }
 
 /// All that the operator wants for a spec, as text; the refusal if it wants none of it.

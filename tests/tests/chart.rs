@@ -176,6 +176,17 @@ fn what_deployments_may_name_reaches_the_operator() {
     ];
     assert!(lines.iter().all(|line| text.contains(line)), "{text}");
     assert!(refusal(&[&IMAGES[..], &["allow.images[0]="]].concat()).contains("/allow/images/0"));
+    let text = manifests(&[
+        "models.hub.endpoint=https://hub.example",
+        "models.cache.hostPath=/srv/models",
+        "models.cache.limitBytes=500000000000",
+    ]);
+    for argument in
+        ["\"--hub-endpoint=https://hub.example\"", "\"--model-cache=/srv/models\"", "--model-cache-limit=500000000000"]
+    {
+        assert!(text.contains(&format!("            - {argument}\n")), "{argument}: {text}");
+    }
+    assert!(refusal(&[&IMAGES[..], &["models.hub.endpoint=hub"]].concat()).contains("/models/hub/endpoint"));
 }
 
 #[test]

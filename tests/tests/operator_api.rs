@@ -130,6 +130,13 @@ fn every_field_of_the_whole_object_is_accepted() {
     }})));
     accepted(ember_with(json!({"resources": {"cpu": 2, "memory": 8_589_934_592_u64}, "replicas": 0})));
     accepted(json!({"model": {"source": "file:///models/chat"}}));
+    let cache = json!({"claimName": "models", "sizeLimit": "200Gi"});
+    accepted(
+        json!({"model": {"source": "hf://Qwen/Qwen2.5-0.5B-Instruct", "tokenSecret": {"name": "hub", "key": "read"}, "cache": cache}}),
+    );
+    accepted(
+        json!({"model": {"source": "hf://Qwen/Qwen2.5-0.5B-Instruct-GGUF/q8/model-q8_0.gguf@refs/pr/3", "tokenSecret": {"name": "hub"}}}),
+    );
 }
 
 #[test]
@@ -140,6 +147,16 @@ fn a_wrong_source_names_the_right_ones() {
     refused(source("builtin://"), &["for example builtin://ember"]);
     refused(source("file://relative/path"), &["file:///PATH with an absolute directory"]);
     refused(source("pvc://Weights/x"), &["CLAIM is a PersistentVolumeClaim of this namespace"]);
+    for wrong in ["hf://Qwen", "hf://Qwen/", "hf://a/b/c", "hf://a/b/c.bin", "hf://a/b@", "hf://a b/c"] {
+        refused(source(wrong), &["model.source: use hf://ORG/MODEL"]);
+    }
+    refused(source("hf://a/../b"), &["'..' parts"]);
+    let with = |field: &str, value: Value| json!({"model": {"source": "builtin://ember", field: value}});
+    refused(with("tokenSecret", json!({"name": "hub"})), &["model.tokenSecret is for a model.source that is fetched"]);
+    refused(with("cache", json!({"claimName": "models"})), &["model.cache is for a model.source that is fetched"]);
+    let limit = json!({"source": "hf://a/b", "cache": {"sizeLimit": "much"}});
+    refused(json!({"model": limit}), &["model.cache.sizeLimit: a quantity of bytes from 1Mi"]);
+    refused(json!({"model": {"source": "hf://a/b", "tokenSecret": {"name": "Hub"}}}), &["spec.model.tokenSecret.name"]);
     refused(source("pvc://weights/../../etc"), &["'..' parts"]);
     refused(source("file:///models/../etc"), &["'..' parts"]);
     refused(json!({"model": {}}), &["spec.model.source", "Required"]);

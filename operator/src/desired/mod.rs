@@ -4,6 +4,7 @@
 mod additions;
 mod budget;
 mod config_map;
+mod fetch;
 pub mod labels;
 mod network_policy;
 mod pod;
@@ -20,7 +21,10 @@ use k8s_openapi::{
 use kube::Resource;
 use stoker_crds::InferenceDeployment;
 
-pub use self::pod::{AGENT_CONTAINER, grace_period_seconds};
+pub use self::{
+    fetch::FETCH_CONTAINER,
+    pod::{AGENT_CONTAINER, grace_period_seconds},
+};
 use crate::{
     revision::revision,
     validate::{Identity, ValidatedDeployment},

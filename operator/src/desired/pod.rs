@@ -21,7 +21,7 @@ use stoker_crds::{
     pod::SeLinux,
 };
 
-use super::{additions, config_map_name, keys_name, labels, owner};
+use super::{additions, config_map_name, fetch, keys_name, labels, owner};
 use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
 
 /// Name of the agent's container.
@@ -65,6 +65,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
 
 fn pod_spec(inputs: &ReplicaInputs, config_maps: [String; 2]) -> PodSpec {
     PodSpec {
+        init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch)]),
         containers: vec![container(inputs)],
         volumes: Some(volumes(inputs, config_maps)),
         affinity: inputs.affinity.clone(),
@@ -148,6 +149,16 @@ fn resource_requirements(inputs: &ReplicaInputs) -> Option<ResourceRequirements>
     Some(ResourceRequirements { requests: Some(quantities.clone()), limits: Some(quantities), claims: None })
 }
 
+/// What holds for the replica without its GPUs: a container that uses none, and asks for no less of the rest, so that the
+/// pod is in the same class of service.
+pub(super) fn resources_without_gpus(inputs: &ReplicaInputs) -> Option<ResourceRequirements> {
+    let mut resources = resource_requirements(inputs)?;
+    for quantities in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
+        quantities.retain(|name, _| matches!(name.as_str(), "cpu" | "memory"));
+    }
+    Some(resources)
+}
+
 /// The ranks that share a model are threads of one process that write into each other's GPU memory by its address
 /// (`kernels/src/ranks.rs`), so a replica on several GPUs needs no larger `/dev/shm`.
 fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
@@ -165,17 +176,20 @@ fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
         ..Volume::default()
     });
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume(place, volume));
-    [of_config_map("config", config), of_config_map("keys", keys)].into_iter().chain(model).chain(added).collect()
+    let fetched = inputs.fetch.iter().flat_map(fetch::volumes);
+    let own = [of_config_map("config", config), of_config_map("keys", keys)];
+    own.into_iter().chain(model).chain(fetched).chain(added).collect()
 }
 
 fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
     let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
+    let fetched = inputs.fetch.iter().flat_map(|_| fetch::mounts());
     let own = [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)];
-    own.into_iter().chain(model).chain(added).collect()
+    own.into_iter().chain(model).chain(fetched).chain(added).collect()
 }
 
-fn read_only_mount(volume: &str, path: &str) -> VolumeMount {
+pub(super) fn read_only_mount(volume: &str, path: &str) -> VolumeMount {
     VolumeMount {
         name: volume.to_owned(),
         mount_path: path.to_owned(),
@@ -231,7 +245,7 @@ fn se_linux(label: SeLinux) -> SELinuxOptions {
     SELinuxOptions { level: label.level, type_, ..SELinuxOptions::default() }
 }
 
-fn container_security() -> SecurityContext {
+pub(super) fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),

@@ -3,9 +3,10 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 use kube::ResourceExt;
+use stoker_crds::conditions;
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
-use crate::desired::{AGENT_CONTAINER, labels};
+use crate::desired::{AGENT_CONTAINER, FETCH_CONTAINER, labels};
 
 /// Reads one pod and joins what is known of its agent.
 pub fn observe_replica(pod: &Pod, reading: Reading) -> Replica {
@@ -68,6 +69,9 @@ fn stage(pod: &Pod) -> Stage {
         let trouble = Trouble::new("PodPending", "no kubelet has begun with it");
         return Stage::Preparing { trouble, since: scheduled };
     };
+    if let Some(stage) = fetching(&status) {
+        return stage;
+    }
     if let Some(reason) = preparing(container) {
         let sandbox = condition("PodReadyToStartContainers").is_some_and(|sandbox| sandbox.status == "True");
         let waits_for = if sandbox { "its image or its container" } else { "its volumes or its network" };
@@ -77,6 +81,41 @@ fn stage(pod: &Pod) -> Stage {
         };
     }
     container_stage(container, condition("Ready"))
+}
+
+/// Where the pod is while its model is fetched; `None` before and after. How long that takes is the model's and the
+/// network's matter, so it is no waiting that becomes overdue.
+fn fetching(status: &PodStatus) -> Option<Stage> {
+    let fetch = fetcher(status)?;
+    let state = fetch.state.clone().unwrap_or_default();
+    let before = fetch.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    let failed = |ended: Option<&ContainerStateTerminated>| Some(Stage::Blocked(not_fetched(ended)));
+    match (state.waiting, state.terminated, before) {
+        (_, Some(ended), _) if ended.exit_code != 0 => failed(Some(&ended)),
+        (Some(waiting), _, before) => match waiting.reason.as_deref() {
+            Some("CrashLoopBackOff") => failed(before),
+            None | Some("ContainerCreating" | "PodInitializing") => None,
+            Some(reason) => Some(Stage::Blocked(Trouble::new(reason, waiting.message.unwrap_or_default()))),
+        },
+        // Between two tries it runs for a moment: still the same trouble.
+        (None, None, Some(before)) if before.exit_code != 0 && state.running.is_some() => failed(Some(before)),
+        (None, None, _) => state.running.map(|_| Stage::Starting),
+        (None, Some(_), _) => None,
+    }
+}
+
+/// The fetcher's last words say what to change.
+fn not_fetched(ended: Option<&ContainerStateTerminated>) -> Trouble {
+    let message = ended.and_then(|ended| ended.message.as_deref()).unwrap_or_default().trim();
+    let last = message.lines().last().map(|line| line.trim_start_matches("stoker-agent: "));
+    let code = ended.map_or(0, |ended| ended.exit_code);
+    let silent = format!("the fetcher ended with exit code {code} and said nothing");
+    Trouble::new(conditions::REASON_MODEL_FETCH_FAILED, last.map_or(silent, str::to_owned))
+}
+
+/// The container that fetches the model, where there is one.
+pub(crate) fn fetcher(status: &PodStatus) -> Option<&ContainerStatus> {
+    status.init_container_statuses.iter().flatten().find(|container| container.name == FETCH_CONTAINER)
 }
 
 /// The kubelet's word for a container that it has not begun to start.
@@ -170,6 +209,32 @@ mod tests {
             {"type": "PodScheduled", "status": "True"},
             {"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "containers with unready status: [agent]",
              "lastTransitionTime": "2026-11-21T10:00:00Z"}]})
+    }
+
+    #[test]
+    fn a_model_that_is_fetched_is_on_its_way_and_one_that_does_not_come_says_why() {
+        let stage = |state: Value, more: Value| {
+            let mut fetch =
+                json!({"name": "fetch", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+            fetch.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let mut status = container(json!({"waiting": {"reason": "PodInitializing"}}), json!({}));
+            status["initContainerStatuses"] = json!([fetch]);
+            stage_of(status)
+        };
+        let failed = |message: &str| Stage::Blocked(Trouble::new("ModelFetchFailed", message));
+        let ended = json!({"exitCode": 1, "message": "1 of 2 GB\nstoker-agent: fetch hf://a/b: 401 from hub\n"});
+        let said = failed("fetch hf://a/b: 401 from hub");
+        assert_eq!(stage(json!({"running": {}}), json!({})), Stage::Starting);
+        assert_eq!(stage(json!({"terminated": ended}), json!({})), said);
+        let before = json!({"lastState": {"terminated": ended}});
+        assert_eq!(stage(json!({"waiting": {"reason": "CrashLoopBackOff"}}), before.clone()), said);
+        assert_eq!(stage(json!({"running": {}}), before), said, "between two tries");
+        let secret =
+            json!({"waiting": {"reason": "CreateContainerConfigError", "message": "secret \"hub\" not found"}});
+        let trouble = Trouble::new("CreateContainerConfigError", "secret \"hub\" not found");
+        assert_eq!(stage(secret, json!({})), Stage::Blocked(trouble));
+        let fetched = stage(json!({"terminated": {"exitCode": 0}}), json!({}));
+        assert!(matches!(fetched, Stage::Preparing { .. }), "{fetched:?}");
     }
 
     #[test]

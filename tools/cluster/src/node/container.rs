@@ -42,10 +42,20 @@ const MESSAGE_MAX_LINES: usize = 80;
 /// When the container must be gone; `None` while it may run.
 pub(crate) type StopAt = Option<Instant>;
 
+/// What a container is in its pod.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Role {
+    /// Runs to its end before others start.
+    Init,
+    /// Runs beside others.
+    Main,
+}
+
 /// One container and where to report.
 pub(crate) struct ContainerLoop {
     pub(crate) ctx: Arc<NodeContext>,
     pub(crate) pod: Arc<Pod>,
+    pub(crate) role: Role,
     pub(crate) container_idx: usize,
     pub(crate) container: Container,
     pub(crate) address: Ipv4Addr,
@@ -87,7 +97,7 @@ impl ContainerLoop {
             self.view.started = false;
             self.view.ready = false;
             self.show(ContainerPhase::Terminated(ended.clone()));
-            if self.is_stopping() || !restarts(&self.pod, ended.exit_code) {
+            if self.is_stopping() || !restarts(&self.pod, self.role, ended.exit_code) {
                 return;
             }
             if self.wait_for_restart(backoff.after(begun.elapsed()), ended).await == Waited::Stopped {
@@ -332,12 +342,17 @@ fn unsupported(pod: &Pod, container: &Container) -> Option<&'static str> {
     let hooks = container.lifecycle.as_ref();
     let only_sleeps = hooks.and_then(|hooks| hooks.pre_stop.as_ref()).is_none_or(|hook| hook.sleep.is_some());
     let checks = [
-        (spec.init_containers.as_ref().is_some_and(|containers| !containers.is_empty()), "init containers"),
+        (spec.init_containers.iter().flatten().any(goes_on), "init containers that go on running"),
         (hooks.is_some_and(|hooks| hooks.post_start.is_some()), "postStart hooks"),
         (!only_sleeps, "preStop hooks other than sleep"),
         (container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()), "envFrom"),
     ];
     checks.into_iter().find(|(asked, _)| *asked).map(|(_, what)| what)
+}
+
+/// Kubernetes calls it a sidecar.
+fn goes_on(init: &Container) -> bool {
+    init.restart_policy.as_deref() == Some("Always")
 }
 
 fn grace(pod: &Pod) -> Duration {
@@ -351,11 +366,11 @@ fn pre_stop_sleep(container: &Container) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-fn restarts(pod: &Pod, exit_code: i32) -> bool {
-    match pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always") {
-        "Never" => false,
-        "OnFailure" => exit_code != 0,
-        _ => true,
+fn restarts(pod: &Pod, role: Role, exit_code: i32) -> bool {
+    match (pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always"), role) {
+        ("Never", _) => false,
+        ("OnFailure", _) | (_, Role::Init) => exit_code != 0,
+        (_, Role::Main) => true,
     }
 }
 
@@ -396,9 +411,11 @@ mod tests {
             unsupported(&pod, &container)
         };
         assert_eq!(check(serde_json::json!({"containers": [plain]})), None);
+        assert_eq!(check(serde_json::json!({"containers": [plain], "initContainers": [plain]})), None);
+        let sidecar = serde_json::json!({"name": "b", "restartPolicy": "Always"});
         assert_eq!(
-            check(serde_json::json!({"containers": [plain], "initContainers": [plain]})),
-            Some("init containers")
+            check(serde_json::json!({"containers": [plain], "initContainers": [sidecar]})),
+            Some("init containers that go on running")
         );
         let sleeps = serde_json::json!({"name": "a", "lifecycle": {"preStop": {"sleep": {"seconds": 1}}}});
         assert_eq!(check(serde_json::json!({"containers": [sleeps]})), None);
@@ -409,9 +426,11 @@ mod tests {
         let pod = |policy: &str| {
             serde_json::from_value(serde_json::json!({"spec": {"containers": [], "restartPolicy": policy}})).unwrap()
         };
-        let decided = |policy: &str| [0, 1].map(|code| restarts(&pod(policy), code));
-        assert_eq!(decided("Always"), [true, true]);
-        assert_eq!(decided("OnFailure"), [false, true]);
-        assert_eq!(decided("Never"), [false, false]);
+        let decided = |policy: &str, role| [0, 1].map(|code| restarts(&pod(policy), role, code));
+        assert_eq!(decided("Always", Role::Main), [true, true]);
+        assert_eq!(decided("OnFailure", Role::Main), [false, true]);
+        assert_eq!(decided("Never", Role::Main), [false, false]);
+        assert_eq!(decided("Always", Role::Init), [false, true]);
+        assert_eq!(decided("Never", Role::Init), [false, false]);
     }
 }

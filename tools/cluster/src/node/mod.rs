@@ -2,7 +2,7 @@
 //! namespaces. It registers itself, renews its lease, runs what the scheduler binds to it, probes, restarts with
 //! back-off, and writes pod status as a kubelet does. It also offers what a kubelet does not: faults on demand.
 //!
-//! What it does not do: init and ephemeral containers, exec and gRPC probes, resource limits, security contexts, in-place
+//! What it does not do: ephemeral containers and init containers that go on running, exec and gRPC probes, resource limits, security contexts, in-place
 //! updates, refreshed ConfigMaps. What a pod asks for beyond that is refused in its status, or (limits and security
 //! contexts) has no effect.
 

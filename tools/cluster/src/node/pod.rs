@@ -4,7 +4,7 @@
 use std::{fs, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    container::{ContainerLoop, StopAt},
+    container::{ContainerLoop, Role, StopAt},
     context::{EventKind, NodeContext},
     status::{PodFacts, is_ready, says_ready, status_of},
     view::ContainerView,
@@ -51,6 +51,9 @@ pub(crate) struct PodRun {
     updates: watch::Receiver<PodUpdate>,
     address: Ipv4Addr,
     started_at: Timestamp,
+    /// In the order of `spec.initContainers`.
+    init_views: watch::Receiver<Vec<ContainerView>>,
+    /// In the order of `spec.containers`.
     views: watch::Receiver<Vec<ContainerView>>,
     published: Option<Published>,
     state: ApiState,
@@ -60,6 +63,12 @@ pub(crate) struct PodRun {
 struct Published {
     status: PodStatus,
     version: u64,
+}
+
+/// Where containers show what they do.
+struct Shows {
+    init: Arc<watch::Sender<Vec<ContainerView>>>,
+    main: Arc<watch::Sender<Vec<ContainerView>>>,
 }
 
 /// Whether the API server knows what we know.
@@ -82,30 +91,34 @@ pub(crate) async fn run_pod(ctx: Arc<NodeContext>, updates: watch::Receiver<PodU
         );
     };
     let dir = ctx.pod_dir(&pod);
+    let n_init = init_containers(&pod).len();
     let n_containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
-    let (show, views) = watch::channel(vec![ContainerView::creating(); n_containers]);
+    let first = if n_init == 0 { ContainerView::creating() } else { ContainerView::initializing() };
+    let (show_init, init_views) = watch::channel(vec![ContainerView::creating(); n_init]);
+    let (show, views) = watch::channel(vec![first; n_containers]);
     let run = PodRun {
         ctx: Arc::clone(&ctx),
         pod,
         updates,
         address,
         started_at: Timestamp::now(),
+        init_views,
         views,
         published: None,
         state: ApiState::Behind,
     };
-    run.live(Arc::new(show)).await;
+    run.live(Shows { init: Arc::new(show_init), main: Arc::new(show) }).await;
     ctx.addresses.give_back(address);
     // A folder that does not go is removed with the node's.
     let _left = fs::remove_dir_all(dir);
 }
 
 impl PodRun {
-    async fn live(mut self, show: Arc<watch::Sender<Vec<ContainerView>>>) {
+    async fn live(mut self, shows: Shows) {
         if !self.is_over() {
             self.publish().await;
             if let Some(volumes) = self.make_volumes().await {
-                self.run_containers(show, &volumes).await;
+                self.run_containers(&shows, &volumes).await;
             }
         }
         self.leave().await;
@@ -137,12 +150,32 @@ impl PodRun {
         None
     }
 
-    async fn run_containers(&mut self, show: Arc<watch::Sender<Vec<ContainerView>>>, volumes: &VolumeDirs) {
+    /// One init container after the other, then the others together.
+    async fn run_containers(&mut self, shows: &Shows, volumes: &VolumeDirs) {
         let (stop, stopped) = watch::channel(self.stop_at());
-        let mut containers = self.start_containers(&show, &stopped, volumes);
+        let pod = self.pod.clone();
+        for (container_idx, container) in init_containers(&pod).iter().enumerate() {
+            let init = self.container_loop((Role::Init, container_idx, container), &shows.init, &stopped, volumes);
+            self.supervise(JoinSet::from_iter([init.run()]), &stop).await;
+            if !self.init_views.borrow()[container_idx].succeeded() {
+                return;
+            }
+        }
+        shows.main.send_modify(|views| views.fill(ContainerView::creating()));
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers).enumerate();
+        let containers = containers.map(|(idx, container)| {
+            self.container_loop((Role::Main, idx, container), &shows.main, &stopped, volumes).run()
+        });
+        let containers = containers.collect();
+        self.supervise(containers, &stop).await;
+    }
+
+    /// Hears the API server and shows what containers do until they have ended.
+    async fn supervise(&mut self, mut containers: JoinSet<()>, stop: &watch::Sender<StopAt>) {
         while !containers.is_empty() {
             tokio::select! {
                 Some(_) = containers.join_next() => {}
+                Ok(()) = self.init_views.changed() => {}
                 Ok(()) = self.views.changed() => {}
                 Ok(()) = self.updates.changed() => {
                     self.hear();
@@ -155,27 +188,26 @@ impl PodRun {
         }
     }
 
-    fn start_containers(
+    fn container_loop(
         &self,
+        (role, container_idx, container): (Role, usize, &Container),
         show: &Arc<watch::Sender<Vec<ContainerView>>>,
         stop: &watch::Receiver<StopAt>,
         volumes: &VolumeDirs,
-    ) -> JoinSet<()> {
-        let containers = self.pod.spec.iter().flat_map(|spec| &spec.containers).enumerate();
-        let container_loop =
-            |(container_idx, container): (usize, &k8s_openapi::api::core::v1::Container)| ContainerLoop {
-                ctx: Arc::clone(&self.ctx),
-                pod: Arc::clone(&self.pod),
-                container_idx,
-                container: container.clone(),
-                address: self.address,
-                mounts: mounts(container, volumes),
-                dir: self.ctx.pod_dir(&self.pod),
-                views: Arc::clone(show),
-                stop: stop.clone(),
-                view: ContainerView::creating(),
-            };
-        containers.map(|container| container_loop(container).run()).collect()
+    ) -> ContainerLoop {
+        ContainerLoop {
+            ctx: Arc::clone(&self.ctx),
+            pod: Arc::clone(&self.pod),
+            role,
+            container_idx,
+            container: container.clone(),
+            address: self.address,
+            mounts: mounts(container, volumes),
+            dir: self.ctx.pod_dir(&self.pod),
+            views: Arc::clone(show),
+            stop: stop.clone(),
+            view: ContainerView::creating(),
+        }
     }
 
     /// Writes the last status, waits for the deletion if nobody asked for it yet, and lets the API server forget the pod.
@@ -217,12 +249,14 @@ impl PodRun {
     }
 
     async fn publish(&mut self) {
+        let init_views = self.init_views.borrow_and_update().clone();
         let views = self.views.borrow_and_update().clone();
         let facts = PodFacts {
             host: self.ctx.host,
             address: self.address,
             node: &self.ctx.name,
             started_at: self.started_at,
+            init_views: &init_views,
             views: &views,
             now: Timestamp::now(),
         };
@@ -307,6 +341,10 @@ fn bring_forward(at: &mut StopAt, wanted: StopAt) -> bool {
         *at = wanted;
     }
     earlier
+}
+
+fn init_containers(pod: &Pod) -> &[Container] {
+    pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default()
 }
 
 /// Equal but for the moment of the last change: a status is not written again because time has passed.

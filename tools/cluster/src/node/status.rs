@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{
-        ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-        HostIP, Pod, PodCondition, PodIP, PodStatus,
+        Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+        ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
     },
     apimachinery::pkg::apis::meta::v1::Time,
 };
@@ -20,6 +20,8 @@ pub(crate) struct PodFacts<'a> {
     pub(crate) address: Ipv4Addr,
     pub(crate) node: &'a str,
     pub(crate) started_at: Timestamp,
+    /// In the order of `spec.initContainers`.
+    pub(crate) init_views: &'a [ContainerView],
     /// In the order of `spec.containers`.
     pub(crate) views: &'a [ContainerView],
     pub(crate) now: Timestamp,
@@ -27,10 +29,14 @@ pub(crate) struct PodFacts<'a> {
 
 /// The status to write for `pod`. Conditions that others own (scheduler, readiness gates) are kept.
 pub(crate) fn status_of(pod: &Pod, facts: &PodFacts) -> PodStatus {
-    let phase = phase(pod, facts.views);
+    let phase = phase(pod, facts);
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let main = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let init_statuses = container_statuses(pod, facts, (init, facts.init_views));
     PodStatus {
         conditions: Some(conditions(pod, facts, phase)),
-        container_statuses: Some(container_statuses(pod, facts)),
+        container_statuses: Some(container_statuses(pod, facts, (main, facts.views))),
+        init_container_statuses: Some(init_statuses).filter(|statuses| !statuses.is_empty()),
         host_ip: Some(facts.host.to_string()),
         host_ips: Some(vec![HostIP { ip: facts.host.to_string() }]),
         observed_generation: pod.metadata.generation,
@@ -42,7 +48,13 @@ pub(crate) fn status_of(pod: &Pod, facts: &PodFacts) -> PodStatus {
     }
 }
 
-fn phase(pod: &Pod, views: &[ContainerView]) -> &'static str {
+fn phase(pod: &Pod, facts: &PodFacts) -> &'static str {
+    let views = facts.views;
+    let never = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) == Some("Never");
+    let gave_up = |view: &ContainerView| matches!(view.state, ContainerPhase::Terminated(_)) && !view.succeeded();
+    if never && facts.init_views.iter().any(gave_up) {
+        return "Failed";
+    }
     let restarts = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always") == "Always";
     let ended = |view: &ContainerView| match &view.state {
         ContainerPhase::Terminated(ended) => Some(ended.exit_code),
@@ -68,13 +80,25 @@ type Problem = (&'static str, String);
 fn conditions(pod: &Pod, facts: &PodFacts, phase: &str) -> Vec<PodCondition> {
     let containers = unready_containers(pod, facts, phase);
     let ready = containers.clone().or_else(|| missing_gate(pod));
-    let owned =
-        [("PodReadyToStartContainers", None), ("Initialized", None), ("ContainersReady", containers), ("Ready", ready)];
+    let owned = [
+        ("PodReadyToStartContainers", None),
+        ("Initialized", uninitialized(pod, facts)),
+        ("ContainersReady", containers),
+        ("Ready", ready),
+    ];
     let is_owned = |condition: &PodCondition| owned.iter().any(|(name, _)| *name == condition.type_);
     let mut conditions: Vec<PodCondition> =
         existing(pod).iter().filter(|condition| !is_owned(condition)).cloned().collect();
     conditions.extend(owned.iter().map(|(name, problem)| condition(pod, name, problem.as_ref(), facts.now)));
     conditions
+}
+
+fn uninitialized(pod: &Pod, facts: &PodFacts) -> Option<Problem> {
+    let names = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let unfinished = names.zip(facts.init_views).filter(|(_, view)| !view.succeeded());
+    let names: Vec<&str> = unfinished.map(|(container, _)| container.name.as_str()).collect();
+    let message = || format!("containers with incomplete status: [{}]", names.join(" "));
+    (!names.is_empty()).then(|| ("ContainersNotInitialized", message()))
 }
 
 fn unready_containers(pod: &Pod, facts: &PodFacts, phase: &str) -> Option<Problem> {
@@ -134,11 +158,15 @@ fn container_names(pod: &Pod) -> Vec<&str> {
     pod.spec.iter().flat_map(|spec| &spec.containers).map(|container| container.name.as_str()).collect()
 }
 
-fn container_statuses(pod: &Pod, facts: &PodFacts) -> Vec<ContainerStatus> {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+fn container_statuses(
+    pod: &Pod,
+    facts: &PodFacts,
+    (containers, views): (&[Container], &[ContainerView]),
+) -> Vec<ContainerStatus> {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     containers
-        .zip(facts.views)
+        .iter()
+        .zip(views)
         .map(|(container, view)| {
             let image = container.image.clone().unwrap_or_default();
             ContainerStatus {
@@ -214,6 +242,7 @@ mod tests {
             address: Ipv4Addr::new(127, 77, 0, 2),
             node: "n",
             started_at: second(1),
+            init_views: &[],
             views: &[view],
             now: second(9),
         };
@@ -246,6 +275,33 @@ mod tests {
             (status.phase.as_deref(), condition_of(&status, "Ready").status.as_str()),
             (Some("Running"), "True")
         );
+    }
+
+    #[test]
+    fn a_pod_waits_for_its_init_containers_and_fails_with_them_if_it_never_restarts() {
+        let of = |policy: &str, init: ContainerView| {
+            let pod =
+                pod(json!({"spec": {"restartPolicy": policy, "initContainers": [{"name": "first", "image": "i"}]}}));
+            let facts = PodFacts {
+                host: Ipv4Addr::LOCALHOST,
+                address: Ipv4Addr::LOCALHOST,
+                node: "n",
+                started_at: Timestamp::UNIX_EPOCH,
+                init_views: &[init],
+                views: &[ContainerView::initializing()],
+                now: Timestamp::UNIX_EPOCH,
+            };
+            status_of(&pod, &facts)
+        };
+        let failed = ContainerView { state: ContainerPhase::Terminated(ended(1)), ready: false, ..running() };
+        let waits = of("Always", running());
+        assert_eq!(waits.phase.as_deref(), Some("Pending"));
+        let initialized = condition_of(&waits, "Initialized");
+        assert_eq!(initialized.message.as_deref(), Some("containers with incomplete status: [first]"));
+        let init = &waits.init_container_statuses.as_ref().unwrap()[0];
+        assert!(init.name == "first" && init.state.as_ref().unwrap().running.is_some());
+        assert_eq!(of("Always", failed.clone()).phase.as_deref(), Some("Pending"));
+        assert_eq!(of("Never", failed).phase.as_deref(), Some("Failed"));
     }
 
     #[test]

@@ -44,6 +44,17 @@ impl ContainerView {
         Self { state, last: None, restarts: 0, started: false, ready: false }
     }
 
+    /// While init containers run.
+    pub(crate) fn initializing() -> Self {
+        let state = ContainerPhase::Waiting { reason: "PodInitializing", message: String::new() };
+        Self { state, ..Self::creating() }
+    }
+
+    /// Whether it ended with success and will not run again.
+    pub(crate) fn succeeded(&self) -> bool {
+        matches!(&self.state, ContainerPhase::Terminated(ended) if ended.exit_code == 0)
+    }
+
     /// Whether its process has ever run.
     pub(crate) fn has_run(&self) -> bool {
         self.last.is_some() || !matches!(self.state, ContainerPhase::Waiting { .. })

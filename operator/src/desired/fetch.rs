@@ -1,0 +1,88 @@
+//! How a model comes that a hub has: a container that fetches it before the agent starts, the cache it is kept in, the link
+//! that leads to it. Pure.
+//!
+//! Only that container gets the token. The agent sees the cache read-only, and the link under a name that is known before
+//! anybody knows the commit.
+
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, HostPathVolumeSource, PersistentVolumeClaimVolumeSource,
+    SecretKeySelector, Volume, VolumeMount,
+};
+
+use super::{
+    additions,
+    pod::{container_security, read_only_mount, resources_without_gpus},
+};
+use crate::validate::{CacheVolume, LINK_DIR, MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs};
+
+/// Name of the container that fetches.
+pub const FETCH_CONTAINER: &str = "fetch";
+const CACHE_VOLUME: &str = "model-cache";
+const LINK_VOLUME: &str = "model-link";
+
+/// What runs before the agent.
+pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch) -> Container {
+    let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
+    Container {
+        name: FETCH_CONTAINER.to_owned(),
+        image: Some(inputs.image.clone()),
+        image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
+        args: Some(args(fetch)),
+        env: Some(inputs.env.iter().map(additions::env).chain(token(fetch)).collect()),
+        resources: resources_without_gpus(inputs),
+        volume_mounts: Some(mounts().into_iter().map(writable).chain(added).collect()),
+        security_context: Some(container_security()),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        ..Container::default()
+    }
+}
+
+/// The agent's mounts for it.
+pub(super) fn mounts() -> [VolumeMount; 2] {
+    [read_only_mount(CACHE_VOLUME, MODEL_MOUNT), read_only_mount(LINK_VOLUME, LINK_DIR)]
+}
+
+fn writable(mount: VolumeMount) -> VolumeMount {
+    VolumeMount { read_only: None, ..mount }
+}
+
+/// Cache and link.
+pub(super) fn volumes(fetch: &ModelFetch) -> [Volume; 2] {
+    let volume = |name: &str| Volume { name: name.to_owned(), ..Volume::default() };
+    let cache = match &fetch.cache {
+        CacheVolume::Pod => Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume(CACHE_VOLUME) },
+        CacheVolume::Claim(name) => {
+            let claim = PersistentVolumeClaimVolumeSource { claim_name: name.clone(), read_only: None };
+            Volume { persistent_volume_claim: Some(claim), ..volume(CACHE_VOLUME) }
+        }
+        CacheVolume::Node(path) => {
+            // It must be there: one that the kubelet makes belongs to root, and nobody could write to it.
+            let path = HostPathVolumeSource { path: path.clone(), type_: Some("Directory".to_owned()) };
+            Volume { host_path: Some(path), ..volume(CACHE_VOLUME) }
+        }
+    };
+    [cache, Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume(LINK_VOLUME) }]
+}
+
+fn args(fetch: &ModelFetch) -> Vec<String> {
+    let flag = |name: &str, value: Option<String>| value.map(|value| [name.to_owned(), value]);
+    let secret = fetch.token.as_ref().map(|token| format!("key {} of Secret {}", token.key, token.name));
+    let flags = [
+        flag("--cache", Some(MODEL_MOUNT.to_owned())),
+        flag("--link", Some(MODEL_LINK.to_owned())),
+        flag("--endpoint", fetch.endpoint.clone()),
+        flag("--token-name", secret),
+        flag("--cache-limit", fetch.limit_bytes.map(|bytes| bytes.to_string())),
+    ];
+    ["fetch".to_owned(), fetch.source.clone()].into_iter().chain(flags.into_iter().flatten().flatten()).collect()
+}
+
+fn token(fetch: &ModelFetch) -> Option<EnvVar> {
+    let token = fetch.token.as_ref()?;
+    let key = SecretKeySelector { name: token.name.clone(), key: token.key.clone(), optional: None };
+    Some(EnvVar {
+        name: "HF_TOKEN".to_owned(),
+        value_from: Some(EnvVarSource { secret_key_ref: Some(key), ..EnvVarSource::default() }),
+        value: None,
+    })
+}
