@@ -127,10 +127,7 @@ impl Settings {
     /// The settings the command line asks for.
     pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
         match &args.config {
-            Some(path) => {
-                let settings = Self::validate(read(path)?, StartedBy::Operator)?;
-                Ok(Self { authority: args.authority(), ..settings })
-            }
+            Some(path) => Self::of_operator(path, args.authority()),
             None => {
                 let mut config = args.agent_config();
                 if config.model.served_names.is_empty() {
@@ -141,6 +138,11 @@ impl Settings {
                 Ok(settings)
             }
         }
+    }
+
+    /// The settings in the operator's file.
+    pub fn of_operator(path: &Path, authority: Authority) -> Result<Self, ConfigError> {
+        Ok(Self { authority, ..Self::validate(read(path)?, StartedBy::Operator)? })
     }
 
     /// Checks a configuration as far as it can be checked without looking for the model.

@@ -1,17 +1,33 @@
 //! `stoker-agent fetch`: brings a model from a hub into a cache of this node, says how far it is, and lets a link lead to
-//! it. Serves nothing and loads nothing.
+//! it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
 
 use std::{
     fs,
     io::{self, IsTerminal, Write},
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
+use stoker_crds::{
+    contract::{ADMIN_PORT, FetchReport, ModelReport},
+    intent::POD_UID_VARIABLE,
+};
+use stoker_edge::connections::{self, ADMIN_LIMITS};
 use stoker_fetch::{Fetched, HubModel, Order, Progress, cache, fetch, progress::Snapshot, source::is_commit};
 
+use crate::{
+    config::Settings,
+    http,
+    intent::Authority,
+    replica::Replica,
+    shutdown,
+};
+
+/// What a process says that SIGTERM ended: 128 and the signal, as a shell does.
+const TERMINATED: i32 = 143;
 /// Between two lines where nobody sits.
 const LINE_PAUSE: Duration = Duration::from_secs(5);
 /// Between two looks at how far it is: the speed is computed from them.
@@ -56,6 +72,26 @@ pub struct FetchArgs {
     /// Requests at the same time.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     connections: u8,
+
+    /// The agent's configuration file. With it the operator is told how far the fetch is.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// File with the public keys of the operators whose orders are taken.
+    #[arg(long, value_name = "FILE", requires = "config")]
+    operator_keys: Option<PathBuf>,
+
+    /// UID of the pod that this process runs in.
+    #[arg(long, env = POD_UID_VARIABLE, value_name = "UID", hide_env_values = true)]
+    pod_uid: Option<String>,
+
+    /// Address that the operator asks.
+    #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
+    host: IpAddr,
+
+    /// Port that the operator asks.
+    #[arg(long, default_value_t = ADMIN_PORT)]
+    admin_port: u16,
 }
 
 fn commit(text: &str) -> Result<String, String> {
@@ -67,14 +103,19 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     let (progress, begun) = (Arc::new(Progress::default()), Instant::now());
     let fetched = runtime.block_on(async {
-        let lines = tokio::spawn(show(args.model.to_string(), progress.clone()));
+        tokio::spawn(end_on_sigterm());
+        let replica = replica(args)?;
+        if let Some(replica) = &replica {
+            answer_operator(args, replica.clone()).await?;
+        }
+        let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), replica));
         let fetched = fetch(order(args), progress.clone()).await;
         lines.abort();
-        fetched
+        fetched.with_context(|| format!("fetch {}", args.model))
     });
     // Files that are being hashed when another one failed are of no use any more.
     runtime.shutdown_background();
-    let Fetched { dir, commit } = fetched.with_context(|| format!("fetch {}", args.model))?;
+    let Fetched { dir, commit } = fetched?;
     let dir = fs::canonicalize(&dir).with_context(|| format!("find {}", dir.display()))?;
     if let Some(link) = &args.link {
         cache::point(link, &dir)?;
@@ -88,7 +129,8 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
 }
 
 fn order(args: &FetchArgs) -> Order {
-    let FetchArgs { model, cache, link, endpoint, token, token_name, commit, cache_limit, connections } = args.clone();
+    let FetchArgs { model, cache, link, endpoint, token, token_name, commit, cache_limit, connections, .. } =
+        args.clone();
     Order {
         model,
         endpoint,
@@ -106,14 +148,51 @@ fn linked_commit(link: &Path) -> Option<String> {
     cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned)
 }
 
+/// The first process of a container is not ended by a signal that it does not hear.
+async fn end_on_sigterm() {
+    use tokio::signal::unix::{SignalKind, signal};
+    if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+        terminated.recv().await;
+        std::process::exit(TERMINATED);
+    }
+}
+
+/// What the operator asks about: a replica that loads, whatever comes after this process.
+fn replica(args: &FetchArgs) -> anyhow::Result<Option<Arc<Replica>>> {
+    let Some(config) = &args.config else { return Ok(None) };
+    let authority = Authority { pod_uid: args.pod_uid.clone(), keys: args.operator_keys.clone() };
+    Ok(Some(Replica::new(Settings::of_operator(config, authority)?)))
+}
+
+async fn answer_operator(args: &FetchArgs, replica: Arc<Replica>) -> anyhow::Result<()> {
+    let (host, port) = (args.host, args.admin_port);
+    let listener = tokio::net::TcpListener::bind((host, port)).await;
+    let listener = listener.with_context(|| format!("listen on {host}:{port}"))?;
+    tokio::spawn(shutdown::tick(replica.clone()));
+    tokio::spawn(connections::serve(listener, http::admin_router(replica), ADMIN_LIMITS, std::future::pending()));
+    Ok(())
+}
+
+fn tell(replica: &Replica, snapshot: &Snapshot) {
+    let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
+    let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
+    replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
+    // Progress or not, it goes on or gives up by itself: it does not hang.
+    replica.note_load_progress(0.0);
+}
+
 /// One line on a terminal that is written over; elsewhere one every few seconds.
-async fn show(label: String, progress: Arc<Progress>) {
+async fn show(label: String, progress: Arc<Progress>, replica: Option<Arc<Replica>>) {
     let terminal = io::stderr().is_terminal();
     let mut said = Instant::now();
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;
         let now = Instant::now();
-        let line = progress.at(now).line();
+        let snapshot = progress.at(now);
+        if let Some(replica) = &replica {
+            tell(replica, &snapshot);
+        }
+        let line = snapshot.line();
         // A reader that went away is no reason to stop.
         if terminal {
             let _ = write!(io::stderr(), "\r\x1b[K{label}: {line}");

@@ -18,7 +18,7 @@ use stoker_agent::{
     shutdown, startup, telemetry,
     wording::in_words_of,
 };
-use stoker_edge::connections::{self, Limits};
+use stoker_edge::connections::{self, ADMIN_LIMITS, Limits};
 use stoker_engine::exec::cuda::survey;
 use tokio::{net::TcpListener, sync::watch};
 
@@ -26,10 +26,6 @@ use tokio::{net::TcpListener, sync::watch};
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// Long texts being tokenized at once; more wait.
 const MAX_BLOCKING_THREADS: usize = 8;
-
-/// Of the admin port: one operator asks, every two seconds, and keeps its connection for ten.
-const ADMIN_LIMITS: Limits =
-    Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256 };
 
 fn main() -> ExitCode {
     let args = Args::parse();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use stoker_crds::{
-    contract::{AgentPhase, LoadReport},
+    contract::{AgentPhase, LoadReport, ModelReport},
     intent::Want,
 };
 use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
@@ -55,6 +55,8 @@ struct Life {
     open: usize,
     load_progress: f64,
     load_moved: Instant,
+    /// What is served, if a hub has it.
+    model: Option<ModelReport>,
     /// What the log last said about health, so that a hang is reported once and not every tick.
     reported: Result<(), Unhealthy>,
     /// The order taken last.
@@ -84,6 +86,7 @@ impl Replica {
                 open: 0,
                 load_progress: 0.0,
                 load_moved: now,
+                model: None,
                 reported: Ok(()),
                 taken: None,
                 up_ms: 0,
@@ -155,6 +158,11 @@ impl Replica {
         let mut life = self.life();
         life.load_progress = f64::from(progress);
         life.load_moved = Instant::now();
+    }
+
+    /// Notes what of a hub is served, or how far it is on its way.
+    pub fn note_model(&self, model: Option<ModelReport>) {
+        self.life().model = model;
     }
 
     /// Lets an event happen and carries out what follows from it. Returns the phase after it.
@@ -267,6 +275,7 @@ impl Replica {
             itl_p95_seconds: load.itl_p95_seconds,
             prefill_tokens_per_second: load.prefill_tokens_per_second,
             stalled_seconds: load.stalled_seconds,
+            model: life.model.clone(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Loading: starts the engine off the threads that serve HTTP, shows how far it is, and says at the end what is served.
 
 use std::{
+    fs,
     io::{self, IsTerminal, Write},
     net::SocketAddr,
     path::Path,
@@ -10,8 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use stoker_crds::contract::{ModelReport, is_commit};
 use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelInfo, StartError};
-use stoker_fetch::lease;
+use stoker_fetch::{cache, lease};
 
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
@@ -95,6 +97,7 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     if !settings.source.contains("://") {
         let lease = lease::hold(Path::new(&settings.source)).context("hold the model in its cache")?;
         std::mem::forget(lease);
+        replica.note_model(fetched(Path::new(&settings.source)));
     }
     let config = settings.engine().map_err(|error| anyhow!(in_words_of(reader, &error.to_string())))?;
     let progress = ProgressLine::new(&settings.source);
@@ -106,6 +109,13 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     let engine = started.map_err(|error| for_reader(reader, error))?;
     let template = chat_template(&engine).context("chat template")?;
     Ok(Served::new(engine, template, settings.formats))
+}
+
+/// What a cache of fetched models calls the directory; `None` for one that is in none.
+fn fetched(source: &Path) -> Option<ModelReport> {
+    let dir = fs::canonicalize(source).ok()?;
+    let commit = cache::commit_of(&dir).filter(|commit| is_commit(commit))?.to_owned();
+    Some(ModelReport { commit, fetch: None })
 }
 
 /// What is wrong with a model's files names files and no settings; a file may be called like a setting.

@@ -49,6 +49,8 @@ pub const REASON_NAME_TAKEN: &str = "NameTaken";
 pub const REASON_REFUSED: &str = "ChildRefused";
 /// The agent could not load the model; the message has path and reason.
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
+/// The model is on its way from its hub; the message says how far.
+pub const REASON_FETCHING: &str = "FetchingModel";
 /// The model could not be fetched; the message says what to change.
 pub const REASON_MODEL_FETCH_FAILED: &str = "ModelFetchFailed";
 /// A pod has waited for its image, volumes or network for longer than `rollout.progressDeadlineSeconds`.

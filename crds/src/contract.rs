@@ -227,6 +227,37 @@ pub struct LoadReport {
     pub prefill_tokens_per_second: Option<f64>,
     /// Seconds since the last completed step while work was waiting; 0 when idle.
     pub stalled_seconds: f64,
+    /// What is served, if it comes from a hub and is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelReport>,
+}
+
+/// A model of a hub in one replica.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelReport {
+    /// Its commit.
+    pub commit: String,
+    /// How far it is, while it is fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<FetchReport>,
+}
+
+/// How far the fetch of a model is.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FetchReport {
+    /// Bytes that are there.
+    pub bytes_done: u64,
+    /// Bytes in all; 0 while nobody knows.
+    pub bytes_total: u64,
+    /// Speed of the last seconds.
+    pub bytes_per_second: u64,
+}
+
+/// Whether `revision` is a commit, written out: it can never mean other bytes.
+pub fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl LoadReport {
@@ -254,6 +285,7 @@ impl LoadReport {
             itl_p95_seconds: None,
             prefill_tokens_per_second: None,
             stalled_seconds: 0.0,
+            model: None,
         }
     }
 }

@@ -41,6 +41,9 @@ pub struct InferenceDeploymentStatus {
     /// Hash of everything that a replica's pod depends on.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub revision: String,
+    /// What a `model.source` that is fetched turned out to be: all replicas get this commit, until the source is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelStatus>,
     /// Base URL for OpenAI clients inside the cluster.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
@@ -57,6 +60,16 @@ pub struct InferenceDeploymentStatus {
     /// The replica that is furthest behind in starting; absent when none is starting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup: Option<StartupStatus>,
+}
+
+/// A model that was fetched.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// The source that was asked for.
+    pub source: String,
+    /// Its commit when the first replica asked the hub.
+    pub commit: String,
 }
 
 /// KV cache of the serving replicas together.
@@ -92,6 +105,8 @@ pub enum StartupPhase {
     Scheduling,
     /// Its image and volumes.
     Preparing,
+    /// Its model, from a hub.
+    Fetching,
     /// Weights being read, memory planned, a warm-up step.
     Loading,
     /// Its first good answer to the readiness probe.

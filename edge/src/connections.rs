@@ -27,6 +27,10 @@ pub struct Limits {
     pub n_connections: usize,
 }
 
+/// Of the admin port: one operator asks, every two seconds, and keeps its connection for ten.
+pub const ADMIN_LIMITS: Limits =
+    Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256 };
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

@@ -5,7 +5,10 @@
 use std::cmp::Reverse;
 
 use jiff::{SignedDuration, Timestamp};
-use stoker_crds::{conditions, contract::AgentPhase};
+use stoker_crds::{
+    conditions,
+    contract::{AgentPhase, FetchReport},
+};
 use stoker_replica::{Replica, Stage, Trouble};
 
 use crate::{
@@ -156,8 +159,24 @@ fn starting(pod: &Replica) -> (Trouble, Severity) {
             let message = error.unwrap_or("the agent gives no reason");
             (Trouble::new(conditions::REASON_MODEL_LOAD_FAILED, message), Severity::ModelFailed)
         }
-        _ => (Trouble::new(conditions::REASON_STARTING, "the model is being loaded"), Severity::Passing),
+        _ => match report.and_then(|report| report.model.as_ref()?.fetch) {
+            Some(fetch) => (Trouble::new(conditions::REASON_FETCHING, so_far(fetch)), Severity::Passing),
+            None => (Trouble::new(conditions::REASON_STARTING, "the model is being loaded"), Severity::Passing),
+        },
     }
+}
+
+/// `35 % of 16.06 GB fetched, 410 MB/s`: coarse, as every change of a status is a write.
+fn so_far(fetch: FetchReport) -> String {
+    let FetchReport { bytes_done, bytes_total, bytes_per_second } = fetch;
+    if bytes_total == 0 {
+        return "the hub is being asked what the model is".to_owned();
+    }
+    let percent = u128::from(bytes_done) * 20 / u128::from(bytes_total) * 5;
+    let mb = bytes_per_second / 1_000_000;
+    let step = 10_u64.pow(mb.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    let mb = mb / step * step;
+    format!("{percent} % of {:.2} GB fetched, {mb} MB/s", bytes_total as f64 / 1e9)
 }
 
 fn blocked_severity(trouble: &Trouble) -> Severity {
@@ -165,5 +184,22 @@ fn blocked_severity(trouble: &Trouble) -> Severity {
         "CrashLoopBackOff" => Severity::Crashing,
         conditions::REASON_MODEL_FETCH_FAILED => Severity::ModelFailed,
         _ => Severity::CannotStart,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_a_fetch_is_moves_in_steps() {
+        let said = |bytes_done, bytes_per_second| {
+            so_far(FetchReport { bytes_done, bytes_total: 16_060_000_000, bytes_per_second })
+        };
+        assert_eq!(said(0, 0), "0 % of 16.06 GB fetched, 0 MB/s");
+        assert_eq!(said(5_700_000_000, 412_345_678), "35 % of 16.06 GB fetched, 410 MB/s");
+        assert_eq!(said(5_800_000_000, 418_000_000), "35 % of 16.06 GB fetched, 410 MB/s");
+        assert_eq!(said(16_060_000_000, 7_900_000), "100 % of 16.06 GB fetched, 7 MB/s");
+        assert!(so_far(FetchReport::default()).contains("is being asked"));
     }
 }

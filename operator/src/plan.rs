@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
 use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
-use stoker_replica::Needs;
+use stoker_replica::{Needs, Replica};
 
 use crate::{
     desired::{Desired, config_map_name, labels},
@@ -96,12 +96,28 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),
         network_policy: network_policy(desired, observed),
-        pods: plan_rollout(&wanted, &observed.replicas, now),
+        pods: one_asks_first(deployment, observed, plan_rollout(&wanted, &observed.replicas, now), &desired.revision),
         revision: desired.revision.clone(),
         prune_config_maps: prunable(desired, observed),
         handover: handover(deployment, &observed.deployment),
         taken,
     }
+}
+
+/// Until the commit of a branch or tag is known one replica of the revision asks for it; the others are made with it. Where one
+/// serves already and said nothing, nobody will: then they are not kept from being made.
+fn one_asks_first(
+    deployment: &ValidatedDeployment,
+    observed: &Observed,
+    mut pods: RolloutPlan,
+    revision: &str,
+) -> RolloutPlan {
+    let of_revision = |replica: &&Replica| replica.is_live() && replica.pod.revision == revision;
+    let mut asking = observed.replicas.iter().filter(of_revision);
+    if deployment.awaits_commit() && !asking.clone().any(Replica::serves) {
+        pods.create.truncate(usize::from(asking.next().is_none()));
+    }
+    pods
 }
 
 /// A budget of this name that somebody else made stands in the place of ours: with two for one pod nobody could evict it.

@@ -8,7 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{
     ResourceExt,
     runtime::reflector::{ObjectRef, Store},
@@ -28,7 +28,7 @@ use crate::{
     keys::Keyring,
     lease::Leadership,
     metrics::Metrics,
-    observe::{agent, intent_of},
+    observe::{agent, fetcher, intent_of},
     pace::{Candidate, Pace, TICK_MS},
     readings::{Readings, millis},
     vitals::Vitals,
@@ -151,10 +151,11 @@ impl Probe {
     }
 }
 
-/// The agent of a pod, if it runs.
+/// The agent of a pod, or what fetches its model, if it runs.
 fn candidate(pod: &Pod) -> Option<Candidate<'_>> {
-    let container = agent(pod.status.as_ref()?)?;
-    container.state.as_ref()?.running.as_ref()?;
+    let status = pod.status.as_ref()?;
+    let running = |container: &&ContainerStatus| container.state.as_ref().is_some_and(|state| state.running.is_some());
+    let container = [agent(status), fetcher(status)].into_iter().flatten().find(running)?;
     let draining = intent_of(pod).is_some_and(|intent| intent.drain_since().is_some());
     Some(Candidate { uid: pod.metadata.uid.as_deref()?, moving: draining || !container.ready })
 }

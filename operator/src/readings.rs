@@ -8,7 +8,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use stoker_crds::contract::AgentPhase;
+use stoker_crds::contract::{AgentPhase, FetchReport};
 use stoker_replica::{Answer, Expected, Judge, Reading};
 
 use crate::clock::Clock;
@@ -39,6 +39,8 @@ pub struct Signature {
     intent: Option<u64>,
     kv_twentieths: u64,
     preempts: bool,
+    commit: Option<String>,
+    fetched_twentieths: u64,
 }
 
 impl Readings {
@@ -116,8 +118,16 @@ impl Signature {
             intent: report.intent,
             kv_twentieths: u64::from(report.referenced_blocks) * 20 / u64::from(report.total_blocks.max(1)),
             preempts,
+            commit: report.model.as_ref().map(|model| model.commit.clone()),
+            fetched_twentieths: report.model.as_ref().and_then(|model| model.fetch).map_or(0, twentieths),
         }
     }
+}
+
+/// So that a fetch asks for twenty rounds, however long it takes.
+fn twentieths(fetch: FetchReport) -> u64 {
+    let FetchReport { bytes_done, bytes_total, .. } = fetch;
+    u64::try_from(u128::from(bytes_done) * 20 / u128::from(bytes_total.max(1))).unwrap_or(u64::MAX)
 }
 
 /// A time as judges count it.

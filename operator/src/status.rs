@@ -6,10 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use stoker_crds::{
     conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED},
-    contract::{AgentPhase, KV_BLOCK_TOKENS},
+    contract::{AgentPhase, KV_BLOCK_TOKENS, is_commit},
     scaling::ScalingMode,
     scaling_status::ScalingStatus,
-    status::{CapacityStatus, InferenceDeploymentStatus, StartupPhase, StartupStatus},
+    status::{CapacityStatus, InferenceDeploymentStatus, ModelStatus, StartupPhase, StartupStatus},
 };
 use stoker_replica::{Replica, Stage, Trouble};
 
@@ -91,6 +91,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         ready_of_wanted: format!("{}/{}", counts.serving, counts.wanted),
         selector: labels::selector_text(&deployment.identity.name),
         revision: desired.revision.clone(),
+        model: model(round),
         url: url(&deployment.identity),
         capacity,
         scaling,
@@ -355,12 +356,27 @@ fn startup(pods: &[Replica], revision: &str) -> Option<StartupStatus> {
     Some(StartupStatus { pod: pod.pod.name.clone(), phase })
 }
 
+fn is_fetching(pod: &Replica) -> bool {
+    let model = pod.reading.report().and_then(|report| report.model.as_ref());
+    model.is_some_and(|model| model.fetch.is_some())
+}
+
+/// The commit of a source that is fetched: what was written down stands, else what a replica of the revision says first.
+fn model(round: &Round<'_>) -> Option<ModelStatus> {
+    let fetch = round.deployment.replica.fetch.as_ref()?;
+    let said = |replica: &Replica| Some(replica.reading.report()?.model.as_ref()?.commit.clone());
+    let replicas = round.observed.replicas.iter().filter(|replica| replica.pod.revision == round.desired.revision);
+    let commit = round.deployment.commit.clone().or_else(|| replicas.filter_map(said).find(|commit| is_commit(commit)));
+    Some(ModelStatus { source: fetch.source.clone(), commit: commit? })
+}
+
 fn startup_phase(pod: &Replica) -> Option<StartupPhase> {
     match &pod.pod.stage {
         Stage::Unscheduled { .. } => Some(StartupPhase::Scheduling),
         Stage::Preparing { .. } | Stage::Blocked(_) => Some(StartupPhase::Preparing),
         Stage::Starting => Some(match pod.reading.report().map(|report| report.phase) {
             Some(AgentPhase::Ready) => StartupPhase::BecomingReady,
+            _ if is_fetching(pod) => StartupPhase::Fetching,
             _ => StartupPhase::Loading,
         }),
         Stage::Serving | Stage::Faltering { .. } | Stage::Finished { .. } | Stage::Leaving => None,

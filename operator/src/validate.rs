@@ -14,7 +14,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
-    contract::{DrainSettings, EngineSettings, ParallelSettings},
+    contract::{DrainSettings, EngineSettings, ParallelSettings, is_commit},
     inference_deployment::{DrainSpec, EngineSpec, ModelSpec, ResourcesSpec, RolloutSpec},
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::Amount,
@@ -79,6 +79,9 @@ pub struct ValidatedDeployment {
     pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
     pub replica: ReplicaInputs,
+    /// The commit of a model that is fetched, once it is written down. No part of the revision: it is what the revision's first
+    /// replica found.
+    pub commit: Option<String>,
     /// Who may reach replicas, where that is limited.
     pub peers: Option<Peers>,
     /// Keeps every other module from building one.
@@ -289,9 +292,25 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         progress_deadline,
         scaling,
         replica,
+        commit: commit(deployment),
         peers,
         _checked: Checked,
     })
+}
+
+/// The commit that the status says of this very source.
+fn commit(deployment: &InferenceDeployment) -> Option<String> {
+    let written = deployment.status.as_ref()?.model.as_ref()?;
+    let stands = written.source == deployment.spec.model.source && is_commit(&written.commit);
+    stands.then(|| written.commit.clone())
+}
+
+impl ValidatedDeployment {
+    /// Whether replicas that ask the hub at different times could get different models.
+    pub fn awaits_commit(&self) -> bool {
+        let names_one = |source: &str| source.rsplit_once('@').is_some_and(|(_, revision)| is_commit(revision));
+        self.commit.is_none() && self.replica.fetch.as_ref().is_some_and(|fetch| !names_one(&fetch.source))
+    }
 }
 
 /// Replicas to work towards. With native scaling that is the decision in the status: it was written down before anything

@@ -4,12 +4,10 @@ use std::{fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_crds::status::StartupPhase;
 use stoker_tests::{
     cluster::built,
     hub::{Access, Commit, Hub, Repository},
@@ -109,12 +107,56 @@ fn a_model_of_a_hub_is_fetched_once_a_node_and_answers() -> Result<()> {
         fs::read_dir(node_cache.path().join("models"))?.flatten().map(|model| model.file_name()).collect();
     ensure!(kept == [format!("tests--ember@{}", ember()?.sha()).as_str()], "{kept:?}");
 
-    // Another replica finds the bytes on the node.
+    // Another replica gets the same bytes, finds them on the node and asks nobody, though the branch has moved.
+    let commit = ember()?.sha().to_owned();
+    ensure!(commit_of(&rig, "chat")? == commit, "the status says which commit it is");
+    hub.set(vec![Repository::public(MODEL, Commit::of(vec![("config.json", b"{}".to_vec())]))]);
     hub.take_asked();
     rig.apply("chat", spec(2))?;
     rig.wait("both serve", LIMIT, |rig| Ok(rig.get("chat")?.status.is_some_and(|status| status.ready_replicas == 2)))?;
-    let asked = hub.take_asked();
-    ensure!(asked.iter().all(|asked| asked.what.contains("/api/")), "{asked:?}");
-    ensure!(rig.pods("chat")?.iter().all(|other| other.name_any().starts_with("chat-")), "replicas of chat");
+    ensure!(hub.take_asked().is_empty(), "the hub was asked again");
+    ensure!(commit_of(&rig, "chat")? == commit, "another commit");
     Ok(())
+}
+
+#[test]
+fn one_replica_asks_what_the_branch_is_and_the_status_says_how_far_its_fetch_is() -> Result<()> {
+    let hub = Hub::start(vec![Repository::public(MODEL, ember()?)])?;
+    let mut rig = Rig::start(Audit::Off)?;
+    rig.cluster.node.add_image(IMAGE, built("stoker-agent"));
+    rig.operator.restart_with(&["--hub-endpoint", &hub.endpoint()])?;
+    hub.slow_down(Duration::from_millis(100));
+    let mut two = spec(2);
+    two["model"] = json!({"source": format!("hf://{MODEL}")});
+    rig.apply("chat", two)?;
+    rig.wait("the status says how far the fetch is", LIMIT, |rig| {
+        let deployment = rig.get("chat")?;
+        let (_, reason, message) = condition(&deployment, "Ready").unwrap_or_default();
+        let startup = deployment.status.and_then(|status| status.startup).map(|startup| startup.phase);
+        let says = message.contains(" % of 0.") && message.contains(" GB fetched, ") && message.contains(" MB/s");
+        Ok(reason == "FetchingModel" && says && startup == Some(StartupPhase::Fetching))
+    })?;
+    rig.wait("both are made", LIMIT, |rig| Ok(rig.pods("chat")?.len() == 2))?;
+    hub.slow_down(Duration::ZERO);
+    rig.wait_ready("chat", LIMIT)?;
+    let told = rig.pods("chat")?.iter().map(told_commit).collect::<Vec<_>>();
+    ensure!(told == [None, Some(ember()?.sha().to_owned())], "{told:?}");
+    let asked = hub.take_asked();
+    let resolved = asked.iter().filter(|asked| asked.what.contains("/revision/"));
+    ensure!(resolved.count() == 1, "{asked:?}");
+    Ok(())
+}
+
+/// The commit that the status says.
+fn commit_of(rig: &Rig, name: &str) -> Result<String> {
+    let model = rig.get(name)?.status.and_then(|status| status.model).context("the status says the model")?;
+    ensure!(model.source == format!("hf://{MODEL}"), "{model:?}");
+    Ok(model.commit)
+}
+
+/// The commit that a pod was made with.
+fn told_commit(pod: &Pod) -> Option<String> {
+    let args = pod.spec.as_ref()?.init_containers.as_ref()?[0].args.clone()?;
+    let place = args.iter().position(|arg| arg == "--commit")?;
+    args.get(place + 1).cloned()
 }

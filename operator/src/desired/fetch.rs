@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::{
     additions,
-    pod::{container_security, read_only_mount, resources_without_gpus},
+    pod::{container_security, own_mounts, pod_uid, read_only_mount, resources_without_gpus, told_by_operator},
 };
 use crate::validate::{CacheVolume, LINK_DIR, MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs};
 
@@ -21,16 +21,16 @@ const CACHE_VOLUME: &str = "model-cache";
 const LINK_VOLUME: &str = "model-link";
 
 /// What runs before the agent.
-pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch) -> Container {
+pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Option<&str>) -> Container {
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
     Container {
         name: FETCH_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
-        args: Some(args(fetch)),
-        env: Some(inputs.env.iter().map(additions::env).chain(token(fetch)).collect()),
+        args: Some(args(fetch, commit)),
+        env: Some(inputs.env.iter().map(additions::env).chain(token(fetch)).chain([pod_uid()]).collect()),
         resources: resources_without_gpus(inputs),
-        volume_mounts: Some(mounts().into_iter().map(writable).chain(added).collect()),
+        volume_mounts: Some(mounts().into_iter().map(writable).chain(own_mounts()).chain(added).collect()),
         security_context: Some(container_security()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
@@ -64,7 +64,7 @@ pub(super) fn volumes(fetch: &ModelFetch) -> [Volume; 2] {
     [cache, Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume(LINK_VOLUME) }]
 }
 
-fn args(fetch: &ModelFetch) -> Vec<String> {
+fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
     let flag = |name: &str, value: Option<String>| value.map(|value| [name.to_owned(), value]);
     let secret = fetch.token.as_ref().map(|token| format!("key {} of Secret {}", token.key, token.name));
     let flags = [
@@ -73,8 +73,10 @@ fn args(fetch: &ModelFetch) -> Vec<String> {
         flag("--endpoint", fetch.endpoint.clone()),
         flag("--token-name", secret),
         flag("--cache-limit", fetch.limit_bytes.map(|bytes| bytes.to_string())),
+        flag("--commit", commit.map(str::to_owned)),
     ];
-    ["fetch".to_owned(), fetch.source.clone()].into_iter().chain(flags.into_iter().flatten().flatten()).collect()
+    let command = ["fetch".to_owned(), fetch.source.clone()].into_iter();
+    command.chain(flags.into_iter().flatten().flatten()).chain(told_by_operator()).collect()
 }
 
 fn token(fetch: &ModelFetch) -> Option<EnvVar> {

@@ -57,15 +57,19 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             topology_spread_constraints: some_unless_empty(
                 inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
             ),
-            ..pod_spec(inputs, [config_map_name(&identity.name, revision), keys_name(&identity.name)])
+            ..pod_spec(
+                inputs,
+                deployment.commit.as_deref(),
+                [config_map_name(&identity.name, revision), keys_name(&identity.name)],
+            )
         }),
         status: None,
     }
 }
 
-fn pod_spec(inputs: &ReplicaInputs, config_maps: [String; 2]) -> PodSpec {
+fn pod_spec(inputs: &ReplicaInputs, commit: Option<&str>, config_maps: [String; 2]) -> PodSpec {
     PodSpec {
-        init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch)]),
+        init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch, commit)]),
         containers: vec![container(inputs)],
         volumes: Some(volumes(inputs, config_maps)),
         affinity: inputs.affinity.clone(),
@@ -89,7 +93,7 @@ fn container(inputs: &ReplicaInputs) -> Container {
         name: AGENT_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
-        args: Some(args()),
+        args: Some(told_by_operator()),
         env: Some(inputs.env.iter().map(additions::env).chain([pod_uid()]).collect()),
         ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
         resources: resource_requirements(inputs),
@@ -103,14 +107,15 @@ fn container(inputs: &ReplicaInputs) -> Container {
     }
 }
 
-fn args() -> Vec<String> {
+/// Where a process of the pod finds what the operator says.
+pub(super) fn told_by_operator() -> Vec<String> {
     let config = format!("{CONFIG_DIR}/{CONFIG_FILE}");
     let keys = format!("{KEYS_DIR}/{KEYS_FILE}");
     vec!["--config".to_owned(), config, "--operator-keys".to_owned(), keys]
 }
 
 /// An agent refuses orders for another pod.
-fn pod_uid() -> EnvVar {
+pub(super) fn pod_uid() -> EnvVar {
     let field = ObjectFieldSelector { api_version: None, field_path: "metadata.uid".to_owned() };
     EnvVar {
         name: POD_UID_VARIABLE.to_owned(),
@@ -185,8 +190,12 @@ fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
     let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
     let fetched = inputs.fetch.iter().flat_map(|_| fetch::mounts());
-    let own = [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)];
-    own.into_iter().chain(model).chain(fetched).chain(added).collect()
+    own_mounts().into_iter().chain(model).chain(fetched).chain(added).collect()
+}
+
+/// The configuration and the operator's keys.
+pub(super) fn own_mounts() -> [VolumeMount; 2] {
+    [read_only_mount("config", CONFIG_DIR), read_only_mount("keys", KEYS_DIR)]
 }
 
 pub(super) fn read_only_mount(volume: &str, path: &str) -> VolumeMount {

@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use stoker_crds::InferenceDeployment;
 use stoker_replica::Replica;
 
-pub(crate) use self::pod::agent;
+pub(crate) use self::pod::{agent, fetcher};
 pub use self::{
     index::PodIndex,
     pod::{intent_of, observe_replica},

@@ -114,5 +114,6 @@ fn load_report(member: &Member, now_ms: u64) -> LoadReport {
         itl_p95_seconds: None,
         prefill_tokens_per_second: replica.prefill_rate(),
         stalled_seconds: 0.0,
+        model: None,
     }
 }
