@@ -66,6 +66,10 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/bench-scaling --out docs/benchmarks/results/scaling.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-fetch: ## 4 GiB from a hub on loopback into memory, beside curl (12 GB of memory); prints GB/s
+	@cargo build --release -p stoker-agent -p stoker-tests --bins
+	$(RELEASE)/bench-fetch
+
 bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, in a network namespace (ten minutes, 8 GB); append figures, render
 	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
@@ -126,4 +130,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

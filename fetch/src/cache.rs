@@ -96,14 +96,10 @@ impl Cache {
             fs::remove_dir_all(&dir).map_err(FetchError::io("remove", &dir))?;
             return Ok(None);
         }
-        self.note_use(&dir)?;
+        // Where another user fetched it, its age is told by that one alone.
+        let lease = File::options().write(true).open(dir.join(LEASE_FILE));
+        let _untold = lease.and_then(|file| file.set_modified(SystemTime::now()));
         Ok(Some(dir))
-    }
-
-    fn note_use(&self, dir: &Path) -> Result<(), FetchError> {
-        let lease = dir.join(LEASE_FILE);
-        let touched = File::options().write(true).open(&lease).and_then(|file| file.set_modified(SystemTime::now()));
-        touched.map_err(FetchError::io("touch", lease))
     }
 
     /// Makes room for what is missing of `files`, and keeps others from taking away what is there of them.
@@ -165,9 +161,9 @@ impl Cache {
 
     /// Takes the least recently used models away, and every blob that nobody needs then.
     fn evict(&self, bytes: u64) -> Result<(), FetchError> {
-        let entries = self.entries();
+        let entries: Vec<Entry> = self.models().into_iter().chain(self.fetches()).collect();
         for name in evictions(&entries, bytes, SystemTime::now()) {
-            let (dir, gone) = (self.model_dir(name), self.root.join("models").join(format!(".gone-{name}")));
+            let (dir, gone) = (self.root.join(name), self.root.join("partial").join(".gone"));
             let _absent = fs::remove_dir_all(&gone);
             fs::rename(&dir, &gone).map_err(FetchError::io("rename", dir))?;
             fs::remove_dir_all(&gone).map_err(FetchError::io("remove", gone))?;
@@ -180,7 +176,7 @@ impl Cache {
         Ok(())
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn models(&self) -> Vec<Entry> {
         let (references, wanted) = (self.references(), self.wanted());
         let mut users: BTreeMap<&String, usize> = wanted.iter().map(|blob| (blob, 1)).collect();
         references.values().flatten().for_each(|blob| *users.entry(blob).or_default() += 1);
@@ -190,13 +186,30 @@ impl Cache {
             let size = |blob: &String| fs::metadata(self.root.join("blobs").join(blob)).map_or(0, |file| file.len());
             let last_used = fs::metadata(dir.join(LEASE_FILE)).and_then(|lease| lease.modified());
             Entry {
-                name: name.clone(),
+                name: format!("models/{name}"),
                 bytes: own.map(size).sum(),
                 last_used: last_used.unwrap_or(SystemTime::UNIX_EPOCH),
                 in_use: lease::is_held(&dir),
             }
         };
         references.iter().map(entry).collect()
+    }
+
+    /// Fetches that came to no end; one that goes on holds its lock.
+    fn fetches(&self) -> Vec<Entry> {
+        let entry = |key: String| {
+            let dir = self.partial_dir(&key);
+            let files = names_in(&dir).into_iter().filter_map(|name| fs::metadata(dir.join(name)).ok());
+            let last_used = files.filter_map(|file| file.modified().ok()).max();
+            Entry {
+                name: format!("partial/{key}"),
+                bytes: size_of_all(&dir),
+                last_used: last_used.unwrap_or(SystemTime::UNIX_EPOCH),
+                in_use: lease::is_locked(&self.lock_path(&key)),
+            }
+        };
+        let keys = names_in(&self.root.join("partial")).into_iter().filter(|key| !key.starts_with('.'));
+        keys.map(entry).collect()
     }
 
     /// Blobs that each model links to.
@@ -326,6 +339,26 @@ mod tests {
         assert!(!cache.blob(&old[0].0.digest).exists() && cache.blob(&shared.0.digest).exists());
         let full = put(&cache, "new", &[new[0].clone(), file("x", &block("x").repeat(2))]).await.unwrap_err();
         assert!(matches!(full, FetchError::CacheFull { .. }), "{full}");
+    }
+
+    #[tokio::test]
+    async fn a_fetch_that_nobody_goes_on_with_makes_room_and_one_under_way_does_not() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = Cache::open(root.path(), Some(8 * 8192)).unwrap();
+        let begin = async |key: &str| {
+            let (half, content) = file(key, &"h".repeat(3 * 8192));
+            cache.make_room(key, std::slice::from_ref(&half)).await.unwrap();
+            fs::write(cache.partial_dir(key).join(half.digest.to_string()), content).unwrap();
+            for name in names_in(&cache.partial_dir(key)) {
+                let file = File::options().write(true).open(cache.partial_dir(key).join(name)).unwrap();
+                file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+            }
+        };
+        begin("left").await;
+        begin("goes-on").await;
+        let _fetching = lease::lock(cache.lock_path("goes-on"), || ()).await.unwrap();
+        put(&cache, "new", &[file("w", &"n".repeat(3 * 8192))]).await.unwrap();
+        assert!(!cache.partial_dir("left").exists() && cache.partial_dir("goes-on").exists());
     }
 
     #[tokio::test]

@@ -1,14 +1,16 @@
-//! Which models leave a cache that is full: those used least recently, never one that is used. Pure.
+//! What leaves a cache that is full, models and fetches that nobody goes on with: what was used least recently, never what is
+//! used. Pure.
 
 use std::time::{Duration, SystemTime};
 
-/// Between the end of a fetch and the agent that opens the model: a container starts meanwhile.
+/// Between the end of a fetch and the agent that opens the model a container starts; between two tries of a fetch that fails
+/// its kubelet waits.
 const KEPT_AFTER_USE: Duration = Duration::from_secs(600);
 
-/// A model of the cache.
+/// A model of the cache, or what is there of one that is fetched.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// Its name in the cache.
+    /// Its directory in the cache.
     pub name: String,
     /// Bytes that are there for it alone.
     pub bytes: u64,

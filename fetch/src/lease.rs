@@ -34,6 +34,11 @@ pub(crate) fn is_held(dir: &Path) -> bool {
     !free
 }
 
+/// Whether somebody holds the lock on a file.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+}
+
 /// Waits for the lock on a file, which is made if it is not there. `waiting` is called as often as it is not to be had.
 pub(crate) async fn lock(path: PathBuf, mut waiting: impl FnMut()) -> io::Result<File> {
     let file = File::options().create(true).append(true).open(path)?;

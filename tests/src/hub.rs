@@ -4,6 +4,7 @@
 //! Held to the official client by `tests/tests/fetch.rs`. It remembers every request with what was sent of it.
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     fs,
     io::{self, BufRead, BufReader, Write},
@@ -459,10 +460,10 @@ fn write_file(
     if request.method == "HEAD" {
         return Ok(Connection::Goes);
     }
-    let mut body = file.content[start..end].to_vec();
+    let mut body = Cow::Borrowed(&file.content[start..end]);
     let mut ends_at = body.len();
     match fault {
-        Some(Fault::Wrong(place)) if (start..end).contains(&place) => body[place - start] ^= 1,
+        Some(Fault::Wrong(place)) if (start..end).contains(&place) => body.to_mut()[place - start] ^= 1,
         Some(Fault::Cut(count)) => ends_at = count.min(body.len()),
         _ => {}
     }

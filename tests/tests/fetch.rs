@@ -315,6 +315,21 @@ fn what_is_there_is_found_without_the_hub_and_a_moved_branch_moves_nobody() {
 }
 
 #[test]
+fn sigterm_ends_it_at_once() {
+    let site = Site::of(sharded([20 << 20, 1 << 20]));
+    site.hub.slow_down(Duration::from_millis(20));
+    let mut fetch = site.start(&format!("hf://{MODEL}"), &[]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while site.present() == 0 {
+        assert!(Instant::now() < deadline, "nothing comes");
+        sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-TERM", &fetch.id().to_string()]).status().unwrap().success());
+    // The first process of a container has to hear it; that it says 143 shows that it did.
+    assert_eq!(fetch.wait().unwrap().code(), Some(143));
+}
+
+#[test]
 fn two_at_once_fetch_once() {
     let site = Site::of(sharded([20 << 20, 1 << 20]));
     site.hub.slow_down(Duration::from_millis(1));
