@@ -125,7 +125,8 @@ fn one_replica_asks_what_the_branch_is_and_the_status_says_how_far_its_fetch_is(
     let mut rig = Rig::start(Audit::Off)?;
     rig.cluster.node.add_image(IMAGE, built("stoker-agent"));
     rig.operator.restart_with(&["--hub-endpoint", &hub.endpoint()])?;
-    hub.slow_down(Duration::from_millis(100));
+    // It does not end before it is let go: whoever looks late sees it, too.
+    hub.slow_down(Duration::from_secs(2));
     let mut two = spec(2);
     two["model"] = json!({"source": format!("hf://{MODEL}")});
     rig.apply("chat", two)?;
