@@ -18,13 +18,7 @@ use stoker_crds::{
 use stoker_edge::connections::{self, ADMIN_LIMITS};
 use stoker_fetch::{Fetched, HubModel, Order, Progress, cache, fetch, progress::Snapshot, source::is_commit};
 
-use crate::{
-    config::Settings,
-    http,
-    intent::Authority,
-    replica::Replica,
-    shutdown,
-};
+use crate::{config::Settings, http, intent::Authority, replica::Replica, shutdown};
 
 /// What a process says that SIGTERM ended: 128 and the signal, as a shell does.
 const TERMINATED: i32 = 143;
@@ -169,7 +163,13 @@ async fn answer_operator(args: &FetchArgs, replica: Arc<Replica>) -> anyhow::Res
     let listener = tokio::net::TcpListener::bind((host, port)).await;
     let listener = listener.with_context(|| format!("listen on {host}:{port}"))?;
     tokio::spawn(shutdown::tick(replica.clone()));
-    tokio::spawn(connections::serve(listener, http::admin_router(replica), ADMIN_LIMITS, std::future::pending()));
+    tokio::spawn(connections::serve(
+        listener,
+        http::admin_router(replica),
+        ADMIN_LIMITS,
+        || {},
+        std::future::pending(),
+    ));
     Ok(())
 }
 

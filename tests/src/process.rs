@@ -24,9 +24,16 @@ pub struct Process {
     _keeper: Keeper,
 }
 
+/// What TLS of HTTP clients in this process computes with: they make none before it is chosen, also those that never use it.
+pub fn choose_crypto() {
+    // An error means that it was chosen before.
+    let _chosen_before = rustls::crypto::ring::default_provider().install_default();
+}
+
 impl Process {
     /// Starts the program of this name with `args` and waits until it listens.
     pub fn start(name: &str, args: &[&str]) -> Result<Self> {
+        choose_crypto();
         let keeper = Keeper::start().context("start the keeper")?;
         let program = binary(name)?;
         let mut child = keeper
