@@ -107,9 +107,9 @@ fn reduce_lines(rows: Rows, gives: Reduced) -> Result<LaunchConfig, KernelError>
     };
     let n_slots = n_lines(rows.width) * LINE_THREADS;
     let (entry, per_thread) = match n_slots {
-        ..=1024 => (one, 1),
-        ..=2048 => (two, 2),
-        ..=4096 => (four, 4),
+        0..=1024 => (one, 1),
+        1025..=2048 => (two, 2),
+        2049..=4096 => (four, 4),
         _ => return Err(refused("reduce", format!("width {} is more than 30720", rows.width))),
     };
     Ok(config(entry, [count(rows.n_rows), 1, 1], count(n_slots.div_ceil(per_thread).next_multiple_of(32))))

@@ -101,6 +101,31 @@ fn what_a_rank_reads_and_some_rows_are_slices_of_the_whole() {
     }
 }
 
+/// Codes, scales and zero points as a GPU keeps them stand for the same numbers, of a whole weight and of a rank's part.
+#[test]
+fn four_bits_of_a_rank_are_slices_of_the_whole() {
+    let mut n_checked = 0;
+    for Golden { name, spec, store, .. } in goldens() {
+        for weight in spec.weights().filter(|weight| weight.scheme.as_ref().is_some_and(Scheme::is_int4)) {
+            for rank in [Rank::ALONE].into_iter().chain(Rank::all(2)) {
+                let part = quantised(&store, weight, rank);
+                let Ok(group) = part.int4_group() else { continue };
+                let (codes, groups) = part.int4_rows(0..part.n_outputs(), group);
+                let n_groups = part.n_inputs().div_ceil(group.values());
+                let number = |(at, code): (usize, &u8)| {
+                    let (row, input) = (at / part.n_inputs(), at % part.n_inputs());
+                    let (scale, zero_point) = groups[row * n_groups + input / group.values()];
+                    scale * (f32::from(*code) - f32::from(zero_point))
+                };
+                let found: Vec<f32> = codes.iter().enumerate().map(number).collect();
+                assert_eq!(found, part.dequantise(0..part.n_outputs()), "{name}: {}, {rank:?}", weight.name);
+                n_checked += usize::from(rank.of == 2 && part.n_inputs() < weight.tensor_shape[1]);
+            }
+        }
+    }
+    assert!(n_checked > 0, "no rank has a part of some inputs");
+}
+
 /// One of each way of storing codes, of 16 outputs and 32 inputs.
 fn schemes() -> Vec<Scheme> {
     let group = SharedBy::Group(16);

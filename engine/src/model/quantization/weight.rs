@@ -111,10 +111,9 @@ impl QuantisedWeight {
 
     /// The scale of each row, if its numbers are e4m3 and share one.
     pub(crate) fn row_scales(&self) -> Option<Vec<f32>> {
-        let is_whole = self.slice.columns.len() == self.shape[1];
         let are_rows = matches!(self.scheme.shared, SharedBy::Tensor | SharedBy::Output);
         let scale = |row: usize| self.scales.values[row / self.scales.block[0] * self.scales.n_columns];
-        (self.scheme.codes == Codes::E4m3 && are_rows && is_whole).then(|| self.slice.rows.clone().map(scale).collect())
+        (self.scheme.codes == Codes::E4m3 && are_rows).then(|| self.slice.rows.clone().map(scale).collect())
     }
 
     /// The number of the code 0, where codes are four bits of integers.
@@ -131,14 +130,21 @@ impl QuantisedWeight {
         let lowest =
             self.lowest_of_four_bits().ok_or_else(|| format!("{} is not four bits of integers", self.scheme))?;
         let n_inputs = self.shape[1];
-        if self.slice.columns.len() != n_inputs || !self.scales.are_in_order() {
+        if !self.scales.are_in_order() {
             return Err(format!("{} has its inputs in any order", self.codes.name));
         }
         if let Some(point) = self.scales.zero_points.iter().find(|point| !(0.0..=15.0).contains(&(**point - lowest))) {
             return Err(format!("{} has the zero point {point}", self.codes.name));
         }
         let size = self.scales.block[1];
-        GroupSize::of(size, n_inputs).ok_or_else(|| format!("{} has groups of {size}", self.codes.name))
+        let group = GroupSize::of(size, n_inputs).ok_or_else(|| format!("{} has groups of {size}", self.codes.name))?;
+        // A rank's inputs: of all of them a group may end early, and of one that is as long as a row any part has its scale.
+        let cuts_groups =
+            self.n_inputs() != n_inputs && size < n_inputs && !self.n_inputs().is_multiple_of(group.values());
+        match cuts_groups {
+            true => Err(format!("{} has groups of {size}, and {} inputs a rank", self.codes.name, self.n_inputs())),
+            false => Ok(group),
+        }
     }
 
     /// Whether that format holds all scales as they are.
@@ -150,7 +156,7 @@ impl QuantisedWeight {
     pub(crate) fn int4_rows(&self, outputs: Range<usize>, group: GroupSize) -> (Vec<u8>, Vec<(f32, u8)>) {
         let lowest = self.lowest_of_four_bits().expect("it was asked whether codes have four bits");
         let of = |output: usize, input: usize| {
-            let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, input);
+            let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, self.slice.columns.start + input);
             (scale, (zero_point - lowest) as u8)
         };
         let groups = outputs
