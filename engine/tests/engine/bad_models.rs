@@ -260,9 +260,13 @@ fn absurd_sizes_in_config_json_are_refused_without_allocating_them() {
         copy.edit_json("config.json", |config| config[field] = json!(ABSURD));
         copy.refused_with(&[]);
     }
+    // More layers than any model has are refused before anything is counted.
     let all = Copy::of("gqa-f32");
     all.edit_json("config.json", |config| fields.iter().for_each(|field| config[*field] = json!(ABSURD)));
-    all.refused_with(&["raise the memory limit"]);
+    all.refused_with(&["num_hidden_layers", "more than any model has"]);
+    let wide = Copy::of("gqa-f32");
+    wide.edit_json("config.json", |config| fields[1..].iter().for_each(|field| config[*field] = json!(ABSURD)));
+    wide.refused_with(&["raise the memory limit"]);
 }
 
 /// A file of the model, where in it to write, and what.
