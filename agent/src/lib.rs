@@ -21,5 +21,4 @@ pub mod metrics;
 pub mod replica;
 pub mod shutdown;
 pub mod startup;
-pub mod telemetry;
 pub mod wording;

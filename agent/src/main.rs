@@ -15,10 +15,13 @@ use stoker_agent::{
         access::{self, ApiKeys},
     },
     replica::Replica,
-    shutdown, startup, telemetry,
+    shutdown, startup,
     wording::in_words_of,
 };
-use stoker_edge::connections::{self, ADMIN_LIMITS, Limits};
+use stoker_edge::{
+    connections::{self, ADMIN_LIMITS, Limits},
+    telemetry,
+};
 use stoker_engine::exec::cuda::survey;
 use tokio::{net::TcpListener, sync::watch};
 

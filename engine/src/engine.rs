@@ -30,6 +30,7 @@ use crate::{
     model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
+    pool::Pool,
     sched::{Pace, SchedLimits, SchedState},
     text::Tokenizer,
 };
@@ -291,7 +292,8 @@ impl LoadedModel {
             ranks => format!("cpu, {} ranks of {} threads", ranks.len(), ranks[0].n_threads()),
         };
         let cache = CacheSize { dtype, n_blocks: memory.kv_blocks as usize, n_positions: sched.max_model_len };
-        let executor = CpuExecutor::load(ops, &spec, &weights, cache, &take)?;
+        let threads = rank_threads("engine-rank", ops.len())?;
+        let executor = CpuExecutor::load((ops, threads), &spec, &weights, cache, &take)?;
         let n_params = spec.n_params();
         let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
@@ -305,6 +307,11 @@ fn cpu_ops(limits: &EngineLimits) -> Result<Vec<CpuOps>, StartError> {
     let (threads, n_ranks) = (limits.threads.unwrap_or_else(host::n_cpus), limits.tensor_parallel.max(1));
     let ops = (0..n_ranks).map(|_| CpuOps::new((threads / n_ranks).max(1)));
     ops.collect::<Result<_, _>>().map_err(|error| StartError::Threads { threads, reason: error.to_string() })
+}
+
+/// A thread a rank, the caller's for the first.
+pub(crate) fn rank_threads(name: &str, n_ranks: usize) -> Result<Pool, StartError> {
+    Pool::named(name, n_ranks).map_err(|error| StartError::Threads { threads: n_ranks, reason: error.to_string() })
 }
 
 fn weights_bytes(config: &ModelConfig, spec: &ModelSpec, weights: &WeightStore) -> Result<u64, ModelError> {

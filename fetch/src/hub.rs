@@ -18,6 +18,8 @@ use crate::{
 pub(crate) const TRIES: u32 = 9;
 /// A listing longer than this is no model's.
 const PAGES: usize = 100;
+/// A file larger than this is none: what a listing claims is counted with.
+const FILE_BYTES_MAX: u64 = 1 << 44;
 /// Of a file that is read into memory: an index of shards has some hundred kilobytes.
 const SMALL_FILE_BYTES: u64 = 64 << 20;
 
@@ -169,8 +171,12 @@ fn remote(url: &Url, entry: TreeEntry) -> Result<RemoteFile, FetchError> {
         Some(lfs) => (lfs.size, Digest::sha256(&lfs.oid)),
         None => (entry.size, Digest::git_blob(&entry.oid)),
     };
-    let wrong = || FetchError::Answer { url: url.to_string(), reason: format!("{} has no hash", entry.path) };
-    Ok(RemoteFile { size, digest: digest.ok_or_else(wrong)?, path: entry.path })
+    let wrong = |what: &str| FetchError::Answer { url: url.to_string(), reason: format!("{} {what}", entry.path) };
+    if size > FILE_BYTES_MAX {
+        return Err(wrong(&format!("has {size} bytes, more than a file has")));
+    }
+    let digest = digest.ok_or_else(|| wrong("has no hash"))?;
+    Ok(RemoteFile { size, digest, path: entry.path })
 }
 
 /// A revision is one part of the API's paths.
@@ -211,5 +217,7 @@ mod tests {
         assert_eq!((large.size, large.digest.to_string()), (9, format!("sha256-{}", "a".repeat(64))));
         assert_eq!(entry("").unwrap().digest.to_string(), format!("git-{}", "1".repeat(40)));
         assert!(entry(r#", "lfs": {"oid": "../x", "size": 9}"#).unwrap_err().to_string().contains("w has no hash"));
+        let vast = entry(&format!(r#", "lfs": {{"oid": "{}", "size": {}}}"#, "a".repeat(64), u64::MAX)).unwrap_err();
+        assert!(vast.to_string().contains("more than a file has"), "{vast}");
     }
 }

@@ -1,15 +1,15 @@
 //! `stoker-gateway`: arguments, log, listen, follow the operator, serve until SIGTERM.
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use stoker_edge::telemetry;
 use stoker_gateway::{args::Args, feed, gateway::Gateway, server};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
 };
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 
 #[tokio::main]
 async fn run(args: &Args) -> anyhow::Result<()> {
-    start_log(&args.log).context("log filter")?;
+    telemetry::init(&args.log).context("log filter")?;
     let gateway = Gateway::new(args.settings()).context("register metrics")?;
     let mut terminate = signal(SignalKind::terminate()).context("watch SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch SIGINT")?;
@@ -38,19 +38,5 @@ async fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     server::serve(listener, gateway, args.leaving(), stop).await;
-    Ok(())
-}
-
-/// Text for a person at a terminal, one JSON object a line for a log collector.
-fn start_log(filter: &str) -> anyhow::Result<()> {
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(filter)?)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
-    if std::io::stderr().is_terminal() {
-        builder.init()
-    } else {
-        builder.json().flatten_event(true).init()
-    }
     Ok(())
 }

@@ -18,7 +18,7 @@
 namespace stoker {
 
 constexpr int kRanksMax = 8;
-// A rank that has not come by then is taken for lost: the kernel fails, and with it the engine. The host asks for no less.
+// A rank that has not come by then is taken for lost: the kernel fails, and with it the engine.
 constexpr uint64_t kPatienceNs = 5'000'000'000;
 constexpr uint32_t kSpins = 4096;  // between two looks at the clock
 
@@ -31,6 +31,11 @@ struct Group {
   uint32_t* counts;  // sums so far, by row
   int rank, n_ranks;
   int max_rows;  // rows that the memory of a rank has room for
+
+  // The place of a row in an inbox: two inboxes, in each the ranks that gave, of each its rows.
+  __device__ __forceinline__ size_t place(uint32_t number, int from, uint32_t row) const {
+    return (static_cast<size_t>(number & 1) * n_ranks + from) * max_rows + row;
+  }
 };
 
 class Patience {
@@ -83,10 +88,9 @@ struct PushedWords {
   uint4 own[kVecs];
   uint32_t number;
 
-  // Inboxes, ranks that gave, rows: two words of 16 bytes a vector.
+  // Two words of 16 bytes a vector.
   __device__ __forceinline__ uint4* slot(int of, int from, const Vectors& map) const {
-    const size_t row = (static_cast<size_t>(number & 1) * group.n_ranks + from) * group.max_rows + blockIdx.x;
-    return inboxes.at[of] + row * 2 * map.n_vecs;
+    return inboxes.at[of] + group.place(number, from, blockIdx.x) * 2 * map.n_vecs;
   }
 
   __device__ __forceinline__ void give(const Vectors& map) {
@@ -172,8 +176,7 @@ struct PushedLines {
   uint32_t number;
 
   __device__ __forceinline__ uint4* lines(int of, int from, const Lines& map) const {
-    const size_t row = (static_cast<size_t>(number & 1) * group.n_ranks + from) * group.max_rows + blockIdx.x;
-    return inboxes.at[of] + row * map.n_lines() * Lines::kThreads;
+    return inboxes.at[of] + group.place(number, from, blockIdx.x) * map.n_lines() * Lines::kThreads;
   }
 
   __device__ __forceinline__ void give(const Lines& map) {

@@ -57,6 +57,13 @@ impl Device {
         Ok(Self { context, stream, properties })
     }
 
+    /// How many GPUs the driver finds.
+    pub fn count() -> Result<usize, KernelError> {
+        driver_version()?;
+        let n = CudaContext::device_count().map_err(KernelError::driver("count GPUs"))?;
+        Ok(n.unsigned_abs() as usize)
+    }
+
     /// Opens GPUs that read and write each other's memory: whatever is allocated on one of them from now on. Allocating there may wait
     /// until the others are idle, so nothing is allocated while kernels of theirs wait for this one.
     pub fn open_group(ordinals: &[usize]) -> Result<(Vec<Self>, Link), KernelError> {

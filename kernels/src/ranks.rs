@@ -121,7 +121,7 @@ struct Peers {
 }
 
 impl Exchange {
-    /// Allocates a rank's part. Until it is [connected](Self::connect), it is a group of its own: sums have one term.
+    /// Allocates a rank's part. Nothing is summed before it is [connected](Self::connect), also where it is the only one.
     pub fn new(device: &Device, size: ExchangeSize, rank: usize) -> Result<Self, KernelError> {
         let rows = || device.zeros(size.max_rows * size.width);
         Ok(Self {

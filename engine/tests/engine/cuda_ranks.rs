@@ -84,7 +84,8 @@ fn greedy_answers_of_two_gpus_are_right_as_often_and_a_request_gets_the_same_eve
 
 #[test]
 fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
-    if !has_gpus(2, "quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one") || !cuda::is_hopper() {
+    let test = "quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one";
+    if !cuda::has_hopper(test) || !has_gpus(2, test) {
         return;
     }
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
@@ -106,7 +107,8 @@ fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
 
 #[test]
 fn a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size() {
-    if !has_gpus(2, "a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size") || !cuda::is_hopper() {
+    let test = "a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size";
+    if !cuda::has_hopper(test) || !has_gpus(2, test) {
         return;
     }
     let tokens: Vec<TokenId> = cuda::golden().0;

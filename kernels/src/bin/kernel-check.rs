@@ -37,6 +37,9 @@ fn main() -> Result<ExitCode> {
         let n_passed = own.clone().filter(|outcome| outcome.passes()).count();
         println!("{op:14} {n_passed:3} of {:3} agree, largest error {worst:.2e}", own.count());
     }
+    if Device::count()? == 1 && outcomes.iter().any(|outcome| outcome.op == "reduce") {
+        println!("skipped: sums over several GPUs: one is there");
+    }
     let failed = outcomes.iter().any(|outcome| !outcome.passes());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -1,7 +1,5 @@
 //! Comparisons of sums over ranks, on as many GPUs as there are: kernels that wait for each other need one each.
 
-use cudarc::driver::CudaContext;
-
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::{Poisoned, widened},
@@ -22,7 +20,7 @@ const EPS: f32 = 1e-5;
 const ROUNDS: usize = 5;
 
 pub(super) fn run(first: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
-    let n_gpus = CudaContext::device_count().map_err(KernelError::driver("count GPUs"))?.unsigned_abs() as usize;
+    let n_gpus = Device::count()?;
     let mut outcomes = Vec::new();
     for n_ranks in [1, 2, 3, 4, 8].into_iter().filter(|n_ranks| *n_ranks <= n_gpus) {
         let mut group = Group::open(n_ranks, first.noise.bits())?;

@@ -87,15 +87,14 @@ impl Unmasked {
 }
 
 impl CpuExecutor {
-    /// Takes a model over, for a rank on each of `ops`, over empty caches of that size.
+    /// Takes a model over, for a rank on each of `ops` and a thread of `threads`, over empty caches of that size.
     pub(crate) fn load(
-        ops: Vec<CpuOps>,
+        (ops, mut threads): (Vec<CpuOps>, Pool),
         spec: &ModelSpec,
         weights: &WeightStore,
         cache: CacheSize,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, ModelError> {
-        let mut threads = Pool::named("engine-rank", ops.len()).expect("the operating system gives a rank a thread");
         let bound = Rank::all(ops.len()).map(|rank| weights.clone().bind(spec, rank));
         let bound = bound.collect::<Result<Vec<_>, _>>()?;
         let parts = ops.into_iter().zip(Meeting::of_group(bound.len())).zip(&bound);

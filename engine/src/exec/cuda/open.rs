@@ -25,12 +25,11 @@ use super::{
 };
 use crate::{
     config::{EngineConfig, EngineLimits, Quantization, StepSizes},
-    engine::{EngineParts, ReadModel, StartError, WeightSource},
+    engine::{EngineParts, ReadModel, StartError, WeightSource, rank_threads},
     exec::ExecError,
     info::{Loaded, ModelInfo},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
     model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
-    pool::Pool,
     sched::SchedLimits,
 };
 
@@ -90,7 +89,7 @@ struct Gpu {
 impl Gpus {
     /// Opens as many GPUs as share the model, from `ordinal` on, or says why not. Allocates no memory but the libraries' own.
     pub(crate) fn open(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
-        let ordinals: Vec<usize> = (ordinal..ordinal + limits.tensor_parallel).collect();
+        let ordinals: Vec<usize> = (0..limits.tensor_parallel).map(|rank| ordinal.saturating_add(rank)).collect();
         let spec = divided(read, ordinals.len())?;
         let (devices, link) = Device::open_group(&ordinals)?;
         let gpu = |(rank, (device, ordinal)): (Rank, (&Device, &usize))| {
@@ -219,8 +218,7 @@ impl CudaModel {
         let smallest = ranks.iter().min_by_key(|rank| rank.memory.kv_blocks).expect("there is a rank");
         let (memory, batch) = (smallest.memory.clone(), smallest.batch);
         let name = ranks.iter().map(|rank| rank.gpu.name.as_str()).collect::<Vec<_>>().join("; ");
-        let mut threads = Pool::named("engine-gpu", ranks.len())
-            .map_err(|error| StartError::Threads { threads: ranks.len(), reason: error.to_string() })?;
+        let mut threads = rank_threads("engine-gpu", ranks.len())?;
         let n_blocks = memory.kv_blocks as usize;
         // The first one's share says how far all are.
         let told = |rank: &StartingRank, share| {

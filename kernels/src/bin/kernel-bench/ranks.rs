@@ -2,7 +2,7 @@
 //! other. Skipped where there is one GPU.
 
 use anyhow::Result;
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::sys;
 use stoker_kernels::{
     Device, KernelError,
     checks::Gpu,
@@ -23,7 +23,7 @@ const WARM: usize = 2;
 const EPS: f32 = 1e-5;
 
 pub(crate) fn run(report: &mut Report) -> Result<()> {
-    let n_gpus = CudaContext::device_count()?.unsigned_abs() as usize;
+    let n_gpus = Device::count()?;
     if n_gpus < 2 {
         println!("skipped: kernel_reduce_norm: one GPU");
     }

@@ -1,0 +1,278 @@
+//! Programs of families, formats and shares of ranks, in a word an operation.
+
+use serde_json::{Value, json};
+use stoker_kernels::{choose::Numerics, device::Properties};
+
+use super::*;
+use crate::{
+    config::Quantization,
+    exec::cuda::weights,
+    model::{CheckpointFormat, ModelConfig, ModelSpec, spec::Rank},
+};
+
+fn shape(architecture: &str, changes: Value) -> ModelShape {
+    ModelShape::of(&spec(architecture, changes), Rank::ALONE).unwrap()
+}
+
+fn spec(architecture: &str, changes: Value) -> ModelSpec {
+    let mut config = json!({"architectures": [architecture], "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256, "max_position_embeddings": 8192});
+    for (name, value) in changes.as_object().unwrap() {
+        config[name] = value.clone();
+    }
+    let config = ModelConfig::from_json(&config, "config.json").unwrap();
+    ModelSpec::new(&config, CheckpointFormat::HuggingFace).unwrap()
+}
+
+fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+    let shape = shape(architecture, changes);
+    let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+    Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+}
+
+/// A word an operation.
+fn brief(ops: &[Op]) -> String {
+    let words = ops.iter().map(|op| match op {
+        Op::Embed => "embed".to_owned(),
+        Op::Quantise(reads) => format!("quantise-{reads:?}"),
+        Op::Norm(Between { adds, next, quantises }) => {
+            let adds = match adds {
+                Adds::Nothing => "",
+                Adds::Update => "add+",
+                Adds::NormedUpdate(_) => "norm+add+",
+                Adds::Ranks(_) => "reduce+add+",
+            };
+            let next = if next.is_some() { "norm" } else { "." };
+            format!("{adds}{next}{}", if *quantises { "-quantised" } else { "" })
+        }
+        Op::Gemm(Gemm { matrix, desc, reads, .. }) => {
+            let scaled = if desc.prologue == Prologue::NormScaled { "scaled-" } else { "" };
+            let of = if *reads == Reads::Residual { "-of-residual" } else { "" };
+            format!("{scaled}{matrix:?}{of}:{:?}", desc.epilogue)
+        }
+        Op::AddBias { matrix, .. } => format!("bias-{matrix:?}"),
+        Op::Activate => "act".to_owned(),
+        Op::NormQk { .. } => "norm-qk".to_owned(),
+        Op::RopeKv { .. } => "rope".to_owned(),
+        Op::Attention { .. } => "attend".to_owned(),
+        Op::KeepDrawn => "keep".to_owned(),
+        Op::Reduce { .. } => "reduce".to_owned(),
+        Op::Softcap => "softcap".to_owned(),
+        Op::Draw => "draw".to_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn check(programs: &Programs, n: usize, body: &str, tail: &str) {
+    assert_eq!(brief(&programs.body(n).ops), body, "body of {n} rows");
+    assert_eq!(brief(&programs.tail(n, Sampled::Every)), tail, "tail of {n} rows");
+}
+
+#[test]
+fn norms_and_additions_go_inside_of_gemms_where_rows_are_few() {
+    let llama = programs("LlamaForCausalLM", json!({}), Numerics::Fastest);
+    check(
+        &llama,
+        8,
+        "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+        "attend O:Update scaled-GateUp:Gated Down:Update norm Head:F32 draw",
+    );
+    check(
+        &llama,
+        64,
+        "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope",
+        "attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Head:F32 draw",
+    );
+    let body = brief(&llama.body(4096).ops);
+    assert!(body.starts_with("embed norm Qkv:Bf16 rope attend O:Sum norm GateUp:Gated Down:Sum norm"), "{body}");
+    let listed = brief(&llama.tail(1, Sampled::Listed));
+    assert_eq!(listed, "attend keep O:Update scaled-GateUp:Gated Down:Update scaled-Head:F32 draw");
+}
+
+#[test]
+fn what_a_gemm_gives_is_normed_and_then_added_where_a_family_does_so() {
+    let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+    check(
+        &programs("Gemma2ForCausalLM", gemma, Numerics::Fastest),
+        8,
+        "embed norm Qkv:Bf16 rope attend O:Bf16 norm+add+norm GateUp:Bf16 act Down:Bf16 norm+add+norm Qkv:Bf16 rope",
+        "attend O:Bf16 norm+add+norm GateUp:Bf16 act Down:Bf16 norm+add+norm Head:F32 softcap draw",
+    );
+    check(
+        &programs("Olmo2ForCausalLM", json!({}), Numerics::Fastest),
+        8,
+        "embed Qkv-of-residual:Bf16 norm-qk rope attend O:Bf16 norm+add+. GateUp-of-residual:Gated Down:Bf16 \
+         norm+add+. Qkv-of-residual:Bf16 norm-qk rope",
+        "attend O:Bf16 norm+add+. GateUp-of-residual:Gated Down:Bf16 norm+add+norm Head:F32 draw",
+    );
+}
+
+#[test]
+fn biases_are_added_to_what_a_gemm_gave_before_it_is_added_or_activated() {
+    check(
+        &programs("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}), Numerics::Fastest),
+        8,
+        "embed norm Qkv:Bf16 rope attend O:Bf16 bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 bias-Down \
+         add+norm Qkv:Bf16 rope",
+        "attend O:Bf16 bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 bias-Down add+norm Head:F32 draw",
+    );
+}
+
+fn shared(architecture: &str, changes: Value, quantization: Option<Quantization>) -> (Programs, ModelShape) {
+    let chip = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap();
+    let shape = ModelShape::of(&spec(architecture, changes), Rank { idx: 1, of: 2 }).unwrap();
+    let shape = match quantization {
+        Some(quantization) => shape.quantised(quantization, chip.properties()).unwrap(),
+        None => shape,
+    };
+    (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+}
+
+#[test]
+fn ranks_add_up_what_they_gave_where_it_is_added_to_the_residual() {
+    let (llama, shape) = shared("LlamaForCausalLM", json!({}), None);
+    assert_eq!((shape.heads.n_q, shape.heads.n_kv, shape.inner, shape.own_tokens()), (16, 4, 7168, 64128..128256));
+    for n in [1, 8, 64, 4096] {
+        let layer = "O:Bf16 reduce+add+norm GateUp:Gated Down:Bf16 reduce+add+norm";
+        let body = format!("embed norm Qkv:Bf16 rope attend {layer} Qkv:Bf16 rope");
+        assert_eq!(brief(&llama.body(n).ops), body, "body of {n} rows");
+        if n <= 256 {
+            let tail = format!("attend {layer} Head:F32 draw");
+            assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
+        }
+    }
+    let widths =
+        |matrix| Builder::new(&shape, &Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap(), 1).sizes(matrix);
+    assert_eq!(widths(Matrix::Qkv), (3072, 4096));
+    assert_eq!((widths(Matrix::O), widths(Matrix::Down)), ((4096, 2048), (4096, 7168)));
+    assert_eq!((widths(Matrix::GateUp), widths(Matrix::Head)), ((14336, 4096), (64128, 4096)));
+    let (fp8, _) = shared("LlamaForCausalLM", json!({}), Some(Quantization::Fp8));
+    assert!(brief(&fp8.body(64).ops).contains("O:Bf16 reduce+add+norm-quantised GateUp:Gated quantise-Activated"));
+}
+
+#[test]
+fn what_ranks_gave_is_a_row_of_its_own_where_a_bias_or_a_norm_is_between_it_and_the_residual() {
+    let (biased, _) = shared("LlamaForCausalLM", json!({"mlp_bias": true, "attention_bias": true}), None);
+    let body = brief(&biased.body(8).ops);
+    assert!(
+        body.contains("O:Bf16 reduce bias-O add+norm GateUp:Bf16 bias-GateUp act Down:Bf16 reduce bias-Down"),
+        "{body}"
+    );
+    let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+    let (gemma, _) = shared("Gemma2ForCausalLM", gemma, None);
+    let tail = brief(&gemma.tail(8, Sampled::Every));
+    let expected =
+        "attend O:Bf16 reduce norm+add+norm GateUp:Bf16 act Down:Bf16 reduce norm+add+norm Head:F32 softcap draw";
+    assert_eq!(tail, expected);
+}
+
+fn quantised(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
+    let shape = shape(architecture, changes);
+    let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+    let shape = shape.quantised(Quantization::Fp8, chip.properties()).unwrap();
+    Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+}
+
+#[test]
+fn quantised_products_read_what_norms_leave_quantised_and_one_row_stays_as_it_is() {
+    let llama = quantised("LlamaForCausalLM", json!({}), Numerics::Fastest);
+    check(
+        &llama,
+        1,
+        "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+        "attend O:Update scaled-GateUp:Gated Down:Update scaled-Head:F32 draw",
+    );
+    let layer = "quantise-Attended O:Bf16 add+norm-quantised GateUp:Gated quantise-Activated Down:Bf16";
+    for n in [8, 64, 256] {
+        check(
+            &llama,
+            n,
+            &format!("embed norm-quantised Qkv:Bf16 rope attend {layer} add+norm-quantised Qkv:Bf16 rope"),
+            &format!("attend {layer} add+norm Head:F32 draw"),
+        );
+    }
+    assert_eq!(brief(&llama.body(256).ops), brief(&llama.body(8192).ops));
+    let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+    check(
+        &quantised("Gemma2ForCausalLM", gemma, Numerics::Fastest),
+        8,
+        "embed norm quantise-Normed Qkv:Bf16 rope attend quantise-Attended O:Bf16 norm+add+norm quantise-Normed \
+         GateUp:Bf16 act quantise-Activated Down:Bf16 norm+add+norm quantise-Normed Qkv:Bf16 rope",
+        "attend quantise-Attended O:Bf16 norm+add+norm quantise-Normed GateUp:Bf16 act quantise-Activated Down:Bf16 \
+         norm+add+norm Head:F32 softcap draw",
+    );
+    let invariant = quantised("LlamaForCausalLM", json!({}), Numerics::BatchInvariant);
+    assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
+}
+
+const AWQ: &str = r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"}"#;
+
+fn four_bits(numerics: Numerics) -> (Programs, ModelShape) {
+    let quantization: Value = serde_json::from_str(AWQ).unwrap();
+    let changes = json!({"quantization_config": quantization});
+    let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
+    let spec = spec("LlamaForCausalLM", changes);
+    let shape = weights::as_described(ModelShape::of(&spec, Rank::ALONE).unwrap(), &spec, chip.properties());
+    (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+}
+
+#[test]
+fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_rows_are_few() {
+    let (llama, shape) = four_bits(Numerics::Fastest);
+    for n in [1, 8, 32] {
+        check(
+            &llama,
+            n,
+            "embed norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Update scaled-Qkv:Bf16 rope",
+            &format!(
+                "attend O:Update scaled-GateUp:Gated Down:Update {} draw",
+                if n == 1 { "scaled-Head:F32" } else { "norm Head:F32" }
+            ),
+        );
+    }
+    let many = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
+    assert_eq!([64, 4096].map(|n| brief(&llama.body(n).ops)), [many, many]);
+    let invariant = four_bits(Numerics::BatchInvariant).0;
+    assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
+    // Of two layers, half a byte a weight and four bytes a group of 128.
+    let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
+    assert_eq!(shape.int4_bytes, 2 * (values / 2 + values / 128 * 4));
+    assert_eq!(shape.weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
+}
+
+#[test]
+fn a_chip_or_a_width_that_e4m3_is_not_for_is_refused_with_what_would_run() {
+    let of = |capability, changes| {
+        let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
+        shape("LlamaForCausalLM", changes).quantised(Quantization::Fp8, Properties { capability, ..h200 }).unwrap_err()
+    };
+    assert_eq!(
+        of((8, 0), json!({})),
+        "quantization fp8 needs a GPU of compute capability 9.0 (H100, H200, GH200), this one has 8.0: leave it out"
+    );
+    assert_eq!(
+        of((9, 0), json!({"intermediate_size": 14328})),
+        "quantization fp8 takes rows of multiples of 16 values, this model has rows of 14328: leave it out"
+    );
+}
+
+#[test]
+fn weights_in_e4m3_take_the_bytes_that_their_numbers_and_scales_have() {
+    let plain = shape("LlamaForCausalLM", json!({}));
+    let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
+    let n_params = 1_000_000_000;
+    let saved = plain.weights_bytes(n_params)
+        - plain.clone().quantised(Quantization::Fp8, h200).unwrap().weights_bytes(n_params);
+    // Of a layer: qkv 6144 x 4096, o 4096 x 4096, gate and up 28672 x 4096, down 4096 x 14336.
+    let (values, rows) = (6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336, 6144 + 4096 + 28672 + 4096);
+    assert_eq!(saved, 2 * (values - 4 * rows));
+}
+
+#[test]
+fn a_batch_invariant_step_is_the_same_program_at_every_row_count() {
+    let llama = programs("LlamaForCausalLM", json!({}), Numerics::BatchInvariant);
+    let [one, ten, many] = [1, 10, 4096].map(|n| brief(&llama.body(n).ops));
+    assert_eq!((&one, &one), (&ten, &many));
+    assert!(!one.contains("Update") && !one.contains("Sum"), "{one}");
+}
