@@ -1,6 +1,6 @@
 //! Named model shapes: the published hyper-parameters of models whose weights do not matter for speed. Reads no file.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The architecture a shape has, where architectures differ in tensors.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -11,6 +11,10 @@ pub enum Family {
     Qwen2,
     /// Qwen 3: norms on query and key heads.
     Qwen3,
+    /// Gemma 2: norms on both sides, soft-caps, every second layer with a window.
+    Gemma2,
+    /// Phi-3 and Phi-4: queries, keys and values in one matrix, gate and up in another.
+    Phi3,
 }
 
 /// Hyper-parameters of a model, by the names of `config.json`.
@@ -66,7 +70,7 @@ pub enum Fill {
     One,
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 8] = [
     Shape {
         name: "llama-3.1-8b",
         family: Family::Llama,
@@ -113,6 +117,38 @@ const SHAPES: [Shape; 6] = [
         rope_theta: 1_000_000.0,
         rope_factor: 1.0,
         rms_norm_eps: 1e-6,
+        tie_word_embeddings: false,
+    },
+    Shape {
+        name: "gemma-2-9b",
+        family: Family::Gemma2,
+        hidden_size: 3584,
+        intermediate_size: 14336,
+        num_hidden_layers: 42,
+        num_attention_heads: 16,
+        num_key_value_heads: 8,
+        head_dim: 256,
+        vocab_size: 256_000,
+        max_position_embeddings: 8192,
+        rope_theta: 10_000.0,
+        rope_factor: 1.0,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: true,
+    },
+    Shape {
+        name: "phi-4",
+        family: Family::Phi3,
+        hidden_size: 5120,
+        intermediate_size: 17_920,
+        num_hidden_layers: 40,
+        num_attention_heads: 40,
+        num_key_value_heads: 10,
+        head_dim: 128,
+        vocab_size: 100_352,
+        max_position_embeddings: 16_384,
+        rope_theta: 250_000.0,
+        rope_factor: 1.0,
+        rms_norm_eps: 1e-5,
         tie_word_embeddings: false,
     },
     Shape {
@@ -182,8 +218,10 @@ impl Shape {
             Family::Llama => ("LlamaForCausalLM", "llama"),
             Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
             Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+            Family::Gemma2 => ("Gemma2ForCausalLM", "gemma2"),
+            Family::Phi3 => ("Phi3ForCausalLM", "phi3"),
         };
-        json!({
+        let mut config = json!({
             "architectures": [architecture], "model_type": model_type, "torch_dtype": dtype, "hidden_act": "silu",
             "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads,
@@ -192,7 +230,23 @@ impl Shape {
             "rms_norm_eps": self.rms_norm_eps, "rope_theta": self.rope_theta, "rope_scaling": self.rope_scaling(),
             "tie_word_embeddings": self.tie_word_embeddings, "attention_bias": false, "mlp_bias": false,
             "bos_token_id": 1, "eos_token_id": 2,
-        })
+        });
+        self.add_of_family(config.as_object_mut().expect("it is an object"));
+        config
+    }
+
+    fn add_of_family(&self, config: &mut Map<String, Value>) {
+        let added = match self.family {
+            Family::Gemma2 => json!({
+                "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+                "query_pre_attn_scalar": self.head_dim, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+            }),
+            Family::Phi3 => json!({
+                "original_max_position_embeddings": self.max_position_embeddings, "sliding_window": null, "pad_token_id": 0,
+            }),
+            Family::Llama | Family::Qwen2 | Family::Qwen3 => json!({}),
+        };
+        config.extend(added.as_object().cloned().unwrap_or_default());
     }
 
     fn rope_scaling(&self) -> Value {
@@ -222,7 +276,13 @@ impl Shape {
         let kv = self.num_key_value_heads * self.head_dim;
         let named = |name: &str| format!("{prefix}.{name}");
         tensors.push(norm(&named("input_layernorm"), hidden));
-        for (name, rows) in [("q_proj", query), ("k_proj", kv), ("v_proj", kv)] {
+        let is_fused = self.family == Family::Phi3;
+        let attention: &[(&str, u32)] = if is_fused {
+            &[("qkv_proj", query + 2 * kv)]
+        } else {
+            &[("q_proj", query), ("k_proj", kv), ("v_proj", kv)]
+        };
+        for &(name, rows) in attention {
             let name = named(&format!("self_attn.{name}"));
             tensors.push(weight(&name, &[rows, hidden]));
             if self.family == Family::Qwen2 {
@@ -235,8 +295,15 @@ impl Shape {
             tensors.push(norm(&named("self_attn.k_norm"), self.head_dim));
         }
         tensors.push(norm(&named("post_attention_layernorm"), hidden));
-        tensors.push(weight(&named("mlp.gate_proj"), &[wide, hidden]));
-        tensors.push(weight(&named("mlp.up_proj"), &[wide, hidden]));
+        if self.family == Family::Gemma2 {
+            tensors.push(norm(&named("pre_feedforward_layernorm"), hidden));
+            tensors.push(norm(&named("post_feedforward_layernorm"), hidden));
+        }
+        let feed_forward: &[(&str, u32)] =
+            if is_fused { &[("gate_up_proj", 2 * wide)] } else { &[("gate_proj", wide), ("up_proj", wide)] };
+        for &(name, rows) in feed_forward {
+            tensors.push(weight(&named(&format!("mlp.{name}")), &[rows, hidden]));
+        }
         tensors.push(weight(&named("mlp.down_proj"), &[hidden, wide]));
     }
 }
@@ -270,6 +337,8 @@ mod tests {
         assert_eq!(n_params("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(n_params("llama-3.1-70b"), 70_553_706_496);
         assert_eq!(n_params("qwen3-8b"), 8_190_735_360);
+        assert_eq!(n_params("gemma-2-9b"), 9_241_705_984);
+        assert_eq!(n_params("phi-4"), 14_659_507_200);
         assert_eq!(n_params("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(n_params("qwen2.5-0.5b"), 494_032_768);
         assert_eq!(n_params("tinyllama-1.1b"), 1_100_048_384);
