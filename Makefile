@@ -27,6 +27,14 @@ demo-load: kube ## On the demo's cluster: a step of load; replicas follow and co
 	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli -p stoker-loadgen
 	$(RELEASE)/stoker-cluster demo-load $(DEMO_ARGS) --load $(RELEASE)/stoker-load
 
+demo-gpu: kube ## On a machine with GPUs: pods that have them are served, scaled, rolled, made to fail and deleted (MODEL=DIR: a large one too)
+	@command -v nvidia-smi >/dev/null || { echo "skipped: demo-gpu: no NVIDIA driver on this machine"; exit 0; }
+	cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli -p stoker-loadgen -p stoker-gpu-fault
+	$(RELEASE)/stoker-cluster demo-gpu $(DEMO_ARGS) --load $(RELEASE)/stoker-load --fault $(RELEASE)/libstoker_gpu_fault.so $(if $(MODEL),--model $(MODEL))
+
+demo-gpu-carry: ## The same packed for another machine, 60 MB: unpack it there and run ./demo-gpu.sh
+	@tools/cluster/carry.sh $(STOKER_CACHE)/demo-gpu.tar.xz
+
 demo-down: ## Stop the demo and remove everything it made
 	@if [ -x $(RELEASE)/stoker-cluster ]; then $(RELEASE)/stoker-cluster down --dir $(DEMO_DIR); else echo "no demo was built here"; fi
 
@@ -130,4 +138,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_cluster::{Capacity, ControlPlaneOptions, Controllers, NodeOptions};
+use stoker_cluster::{Capacity, ControlPlaneOptions, Controllers, Gpus, NodeOptions};
 use stoker_tests::{
     agent,
     operator::{Rig, condition},
@@ -40,7 +40,7 @@ fn told(rig: &Rig, name: &str, expected: &str) -> String {
 #[test]
 fn a_replica_gets_all_its_gpus_of_one_node_and_says_what_is_missing_on_them() {
     let options = ControlPlaneOptions { controllers: Controllers::all(), ..ControlPlaneOptions::default() };
-    let capacity = Capacity { gpus: 2, ..Capacity::default() };
+    let capacity = Capacity { gpus: Gpus::Pretended(2), ..Capacity::default() };
     let rig = Rig::start_with(options, NodeOptions { capacity, ..NodeOptions::default() }).unwrap();
     rig.cluster.node.add_image(REAL_AGENT, agent::binary().unwrap());
 

@@ -4,6 +4,8 @@
 #
 #   tools/kube/build.sh [NAME...]      build what is missing of: etcd kube-apiserver kube-controller-manager
 #                                      kube-scheduler kubectl kubelet kube-proxy helm   (default: the first five)
+#                                      kube-all: the first five as one program that goes by the name it is called by,
+#                                      a third of their size, to carry
 #   tools/kube/build.sh --where NAME   print where NAME is, or will be
 #
 # KUBEBUILDER_ASSETS=DIR  use the Kubernetes and etcd binaries of DIR, build none
@@ -36,8 +38,8 @@ die() { echo "build.sh: $*" >&2; exit 1; }
 
 check_name() {
   case $1 in
-    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm) ;;
-    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm" ;;
+    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | kube-all) ;;
+    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm kube-all" ;;
   esac
 }
 
@@ -76,11 +78,12 @@ build() { # NAME PATH: built beside its place, then moved there whole
 family() { case $1 in etcd | helm) echo "$1" ;; *) echo kube ;; esac; }
 
 compile_kube() { # GO NAME DIR; unstamped binaries would call themselves v0.0.0-master
-  local stamp=k8s.io/component-base/version major minor
+  local stamp=k8s.io/component-base/version package=k8s.io/kubernetes/cmd/$2 major minor
+  [ "$2" != kube-all ] || package=./all
   IFS=. read -r major minor _ <<< "${KUBE_VERSION#v}"
   CGO_ENABLED=0 GOFLAGS=-mod=readonly "$1" build -C "$HERE" -trimpath -o "$3/$2" \
     -ldflags "-s -w -X $stamp.gitVersion=$KUBE_VERSION -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor" \
-    "k8s.io/kubernetes/cmd/$2"
+    "$package"
 }
 
 compile_etcd() {
@@ -108,7 +111,7 @@ show_progress() { # PID NAME STARTED: a moving line on a terminal, one line ever
 expected_seconds() { # cold build cache, 2 cores, in the default order
   case $1 in
     etcd) echo 20 ;; kube-apiserver) echo 250 ;; kube-controller-manager) echo 60 ;; kube-scheduler) echo 10 ;;
-    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;;
+    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; kube-all) echo 45 ;;
   esac
 }
 

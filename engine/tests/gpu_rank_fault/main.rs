@@ -3,8 +3,8 @@
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
 mod skip;
-#[path = "../gpu_fault/trap.rs"]
-mod trap;
+#[path = "../gpu_fault/terminal.rs"]
+mod terminal;
 
 use std::{
     path::Path,
@@ -18,7 +18,7 @@ use stoker_engine::{
     StopParams,
 };
 use stoker_kernels::Device;
-use trap::{PATIENCE, terminal, trap};
+use terminal::{PATIENCE, terminal};
 
 /// From the fault to an engine that says that it has stopped.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -29,10 +29,9 @@ fn a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds() 
     if !stoker_kernels::built_with_kernels() {
         return skip(test, "built without GPU kernels");
     }
-    let device = match Device::open(1) {
-        Ok(device) => device,
-        Err(absent) => return skip(test, &format!("two GPUs are needed: {absent}")),
-    };
+    if let Err(absent) = Device::open(1) {
+        return skip(test, &format!("two GPUs are needed: {absent}"));
+    }
     let model = ModelFiles::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
     let limits = EngineLimits { tensor_parallel: 2, kv_cache_tokens: Some(64 * 1024), ..EngineLimits::default() };
     let config = EngineConfig { model, limits, device: DeviceChoice::Cuda(0) };
@@ -47,7 +46,7 @@ fn a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds() 
         assert!(matches!(stream.blocking_next(), Some(RequestEvent::Delta { .. })), "every one runs");
     }
     let failed = Instant::now();
-    trap(&device);
+    stoker_gpu_fault::fail(1).expect("it starts");
     for stream in streams {
         let event = terminal(stream).expect("a terminal, not a hang");
         let RequestEvent::Finished { reason: FinishReason::Error(reason), .. } = event else { panic!("{event:?}") };

@@ -46,6 +46,9 @@ pub enum ClusterError {
     /// Every address range for a local cluster is taken.
     #[error("all {0} address ranges for local clusters on this machine are taken; stop one (stoker-cluster down)")]
     NoFreeSlot(usize),
+    /// There is no GPU to offer.
+    #[error("nvidia-smi lists no GPUs: {0}")]
+    NoGpus(String),
     /// Certificates could not be made.
     #[error("make certificates: {0}")]
     Certificates(#[from] rcgen::Error),

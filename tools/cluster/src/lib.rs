@@ -23,7 +23,7 @@ pub use control_plane::{Audit, ControlPlane, ControlPlaneOptions, Controllers};
 pub use credentials::{Credentials, Identity, KUBELET_NODE};
 pub use error::ClusterError;
 pub use keeper::Keeper;
-pub use node::{BackoffLimits, Capacity, ImageBinary, ImageMap, NodeOptions, ProcessNode};
+pub use node::{BackoffLimits, Capacity, Gpus, ImageBinary, ImageMap, NodeOptions, ProcessNode};
 pub use operator::{OperatorOptions, OperatorProcess};
 pub use proxy::ServiceProxy;
 pub use servers::{Addresses, Servers, flag};

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use stoker_cluster::Gpus;
 
 use super::{
     ClusterArgs, DemoArgs, background,
@@ -21,20 +22,20 @@ const QUESTION: &str = "What is 12 plus 30?";
 
 pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let state = cluster(args)?;
+    let state = cluster(args, Gpus::Pretended(0))?;
     let kubectl = Kubectl::of(&state, &args.dir.dir);
     let example = args.source.join("examples/chat.yaml");
     timed("apply", || kubectl.run(&["apply", "-f", &example.to_string_lossy()]))?;
     timed("ready", || kubectl.wait_until_ready(DEPLOYMENT))?;
     let url = kubectl.service_url(DEPLOYMENT)?;
-    let total = ask(&url, begun)?;
+    let (total, _) = ask(&url, DEPLOYMENT, begun)?;
     println!("\nFirst token {:.1} s after the start of this command.\n", total.as_secs_f64());
     print_next_steps(&state, args, &url);
     Ok(())
 }
 
 /// The cluster that runs already, or a new one.
-pub(super) fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
+pub(super) fn cluster(args: &DemoArgs, gpus: Gpus) -> anyhow::Result<State> {
     if let Found::Running(state) = Files::at(&args.dir.dir).find() {
         println!("A demo is running already; using it (`make demo-down` stops it, for a fresh one).");
         return Ok(state);
@@ -45,7 +46,7 @@ pub(super) fn cluster(args: &DemoArgs) -> anyhow::Result<State> {
         agent: Some(args.agent.clone()),
         operator: Some(args.operator.clone()),
         owner: args.owner,
-        gpus: 0,
+        gpus,
         source: args.source.canonicalize().with_context(|| format!("find {}", args.source.display()))?,
     };
     background::start(&args, &mut |stage| print_stage(&stage.stage, stage.seconds))
@@ -62,9 +63,9 @@ pub(super) fn timed<T>(stage: &str, work: impl FnOnce() -> anyhow::Result<T>) ->
     Ok(done)
 }
 
-/// Streams an answer with curl and prints it as it comes; says how long after `begun` its first token came.
-fn ask(url: &str, begun: Instant) -> anyhow::Result<Duration> {
-    let body = json!({"model": DEPLOYMENT, "stream": true, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}).to_string();
+/// Streams an answer with curl and prints it as it comes; says how long after `begun` its first token came, and what it was.
+pub(super) fn ask(url: &str, deployment: &str, begun: Instant) -> anyhow::Result<(Duration, String)> {
+    let body = json!({"model": deployment, "stream": true, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}).to_string();
     let endpoint = format!("{url}/v1/chat/completions");
     println!("\n$ curl -N {endpoint} -H 'content-type: application/json' \\\n    -d '{body}'\n");
     let asked = Instant::now();
@@ -74,22 +75,22 @@ fn ask(url: &str, begun: Instant) -> anyhow::Result<Duration> {
         .spawn()
         .context("run curl; install it to see the answer")?;
     let lines = BufReader::new(curl.stdout.take().expect("stdout is piped")).lines();
-    let first = print_answer(lines, &mut io::stdout())?;
+    let (first, text) = print_answer(lines, &mut io::stdout())?;
     if !curl.wait().context("wait for curl")?.success() {
         bail!("{endpoint} did not answer");
     }
     let first = first.with_context(|| format!("{endpoint} answered without a token"))?;
     println!("\n");
     print_stage("first token", (first - asked).as_secs_f64());
-    Ok(first - begun)
+    Ok((first - begun, text))
 }
 
-/// Prints the text of a stream of server-sent events; says when its first piece came.
+/// Prints the text of a stream of server-sent events; says when its first piece came, and the whole.
 fn print_answer(
     lines: impl Iterator<Item = io::Result<String>>,
     out: &mut impl Write,
-) -> anyhow::Result<Option<Instant>> {
-    let mut first = None;
+) -> anyhow::Result<(Option<Instant>, String)> {
+    let (mut first, mut whole) = (None, String::new());
     for line in lines {
         let line = line.context("read the answer")?;
         let Some(event) = line.strip_prefix("data: ").and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
@@ -98,11 +99,12 @@ fn print_answer(
         let text = event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
         if !text.is_empty() {
             first = first.or_else(|| Some(Instant::now()));
+            whole.push_str(text);
             write!(out, "{text}")?;
             out.flush()?;
         }
     }
-    Ok(first)
+    Ok((first, whole))
 }
 
 fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
@@ -156,8 +158,8 @@ mod tests {
             "data: [DONE]",
         ];
         let mut out = Vec::new();
-        let first = print_answer(stream.iter().map(|line| Ok((*line).to_owned())), &mut out).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "42");
+        let (first, whole) = print_answer(stream.iter().map(|line| Ok((*line).to_owned())), &mut out).unwrap();
+        assert_eq!((String::from_utf8(out).unwrap().as_str(), whole.as_str()), ("42", "42"));
         assert!(first.is_some());
     }
 }

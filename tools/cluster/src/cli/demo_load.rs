@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Read},
+    path::Path,
     process::{Child, Command, Stdio},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+use stoker_cluster::Gpus;
 
 use super::{DemoLoadArgs, demo, kubectl::Kubectl};
 
@@ -19,13 +21,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const COME_BACK_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) fn demo_load(args: &DemoLoadArgs) -> anyhow::Result<()> {
-    let state = demo::cluster(&args.demo)?;
+    let state = demo::cluster(&args.demo, Gpus::Pretended(0))?;
     let kubectl = Kubectl::of(&state, &args.demo.dir.dir);
     let example = args.demo.source.join("examples/chat-load.yaml");
     demo::timed("apply", || kubectl.run(&["apply", "-f", &example.to_string_lossy()]))?;
     demo::timed("ready", || kubectl.wait_until_ready(DEPLOYMENT))?;
-    let mut load = send(args, &kubectl.service_url(DEPLOYMENT)?)?;
-    let course = follow(&kubectl, &mut load);
+    let url = kubectl.service_url(DEPLOYMENT)?;
+    let words =
+        ["--url", &url, "--step", &args.step, "--prompt-tokens", "40..120", "--max-tokens", "300", "--ignore-eos"];
+    let mut load = start_load(&args.load, &words.map(str::to_owned))?;
+    let course = follow(&kubectl, DEPLOYMENT, &mut load);
     // Whatever became of the deployment, nothing goes on sending.
     let _ended = load.kill();
     let most = course?;
@@ -36,13 +41,11 @@ pub(crate) fn demo_load(args: &DemoLoadArgs) -> anyhow::Result<()> {
 }
 
 /// The load generator. Its lines come between ours, whole.
-fn send(args: &DemoLoadArgs, url: &str) -> anyhow::Result<Child> {
-    let words =
-        ["--url", url, "--step", &args.step, "--prompt-tokens", "40..120", "--max-tokens", "300", "--ignore-eos"];
+pub(super) fn start_load(program: &Path, words: &[String]) -> anyhow::Result<Child> {
     println!("\n$ stoker-load {}\n", words.join(" "));
-    let mut command = Command::new(&args.load);
+    let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut load = command.spawn().with_context(|| format!("start {}", args.load.display()))?;
+    let mut load = command.spawn().with_context(|| format!("start {}", program.display()))?;
     relay(load.stdout.take().expect("stdout is piped"));
     relay(load.stderr.take().expect("stderr is piped"));
     Ok(load)
@@ -53,11 +56,11 @@ fn relay(pipe: impl Read + Send + 'static) {
 }
 
 /// Tells every change of the number until the load is over and one replica is left; the most replicas that served.
-fn follow(kubectl: &Kubectl<'_>, load: &mut Child) -> anyhow::Result<u64> {
+pub(super) fn follow(kubectl: &Kubectl<'_>, name: &str, load: &mut Child) -> anyhow::Result<u64> {
     let begun = Instant::now();
     let (mut told, mut most, mut load_over) = (None, 0, None);
     loop {
-        let seen = Seen::of(&kubectl.get("inferencedeployment", DEPLOYMENT)?);
+        let seen = Seen::of(&kubectl.get("inferencedeployment", name)?);
         if told.as_ref() != Some(&seen.number()) {
             println!("{:>4.0} s  {seen}", begun.elapsed().as_secs_f64());
             told = Some(seen.number());
@@ -71,7 +74,7 @@ fn follow(kubectl: &Kubectl<'_>, load: &mut Child) -> anyhow::Result<u64> {
         }
         match load_over {
             Some(_) if seen.is_back() && most > 1 => return Ok(most),
-            Some(over) if over.elapsed() > COME_BACK_TIMEOUT => bail!("{}", seen.complaint(most)),
+            Some(over) if over.elapsed() > COME_BACK_TIMEOUT => bail!("{}", seen.complaint(name, most)),
             _ => sleep(POLL_INTERVAL),
         }
     }
@@ -107,11 +110,11 @@ impl Seen {
         self.number() == (1, 1)
     }
 
-    fn complaint(&self, most: u64) -> String {
+    fn complaint(&self, name: &str, most: u64) -> String {
         if most > 1 {
-            format!("{DEPLOYMENT} did not come back within {} s: {self}", COME_BACK_TIMEOUT.as_secs())
+            format!("{name} did not come back within {} s: {self}", COME_BACK_TIMEOUT.as_secs())
         } else {
-            format!("{DEPLOYMENT} did not scale up: {self}")
+            format!("{name} did not scale up: {self}")
         }
     }
 }
@@ -135,8 +138,8 @@ mod tests {
         assert_eq!(seen.to_string(), "## 2 of 3 replicas serve: pressure 126 % from arrivals, bound by nothing");
         assert!(
             !seen.is_back()
-                && seen.complaint(2).contains("did not come back")
-                && seen.complaint(1).contains("scale up")
+                && seen.complaint("chat", 2).contains("did not come back")
+                && seen.complaint("chat", 1).contains("scale up")
         );
     }
 }

@@ -1,8 +1,9 @@
 //! kubectl on a running cluster, with the few questions that the demos ask.
 
 use std::{
+    io::Write,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -28,11 +29,25 @@ impl<'a> Kubectl<'a> {
     }
 
     pub(super) fn run(&self, args: &[&str]) -> anyhow::Result<String> {
+        self.run_with(args, "")
+    }
+
+    /// Makes an object, or changes it to this.
+    pub(super) fn apply(&self, object: &Value) -> anyhow::Result<()> {
+        self.run_with(&["apply", "-f", "-"], &object.to_string()).map(drop)
+    }
+
+    fn run_with(&self, args: &[&str], input: &str) -> anyhow::Result<String> {
         let mut command = Command::new(self.state.binaries.join("kubectl"));
         command
             .env("KUBECONFIG", &self.state.kubeconfig)
             .env("KUBECACHEDIR", self.files.cluster_dir().join("kubectl-cache"));
-        let output = command.args(args).output().context("run kubectl")?;
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("run kubectl")?;
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        stdin.write_all(input.as_bytes()).context("write to kubectl")?;
+        drop(stdin);
+        let output = child.wait_with_output().context("run kubectl")?;
         if !output.status.success() {
             bail!("kubectl {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
         }

@@ -2,6 +2,7 @@
 
 mod background;
 mod demo;
+mod demo_gpu;
 mod demo_load;
 mod kubectl;
 mod serve;
@@ -10,7 +11,7 @@ mod state;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use stoker_cluster::{ImageBinary, cache_dir};
+use stoker_cluster::{Gpus, ImageBinary, cache_dir};
 
 /// A Kubernetes cluster on this machine, without root, containers or images.
 ///
@@ -42,6 +43,8 @@ enum Command {
     Demo(DemoArgs),
     /// Send a step of load to a deployment that scales, on the demo's cluster, and show its replicas follow and come back.
     DemoLoad(DemoLoadArgs),
+    /// On a machine with GPUs: pods that have them are served, scaled, rolled, made to fail and deleted, each step checked.
+    DemoGpu(DemoGpuArgs),
     /// The cluster itself, in the foreground.
     #[command(hide = true)]
     Serve(ClusterArgs),
@@ -77,9 +80,10 @@ struct ClusterArgs {
     #[arg(long, value_name = "PID")]
     owner: Option<u32>,
 
-    /// `nvidia.com/gpu` devices that the node pretends to have.
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    gpus: u32,
+    /// `nvidia.com/gpu` devices that the node offers: a number that it pretends to have, or `here` for those of this machine (`here:2`: each
+    /// twice, for pods that share it by time).
+    #[arg(long, default_value_t = Gpus::Pretended(0), value_name = "N|here[:SHARES]")]
+    gpus: Gpus,
 
     /// The source tree: where charts/ and examples/ are.
     #[arg(long, default_value = ".", value_name = "DIR")]
@@ -124,6 +128,25 @@ struct DemoLoadArgs {
     step: String,
 }
 
+/// What the demo on GPUs needs beside the demo.
+#[derive(Args, Clone, Debug)]
+struct DemoGpuArgs {
+    #[command(flatten)]
+    demo: DemoArgs,
+
+    /// The load generator, `stoker-load`.
+    #[arg(long, value_name = "BINARY")]
+    load: PathBuf,
+
+    /// The library that makes a GPU fail, `libstoker_gpu_fault.so`.
+    #[arg(long, value_name = "LIBRARY")]
+    fault: PathBuf,
+
+    /// A large checkpoint to serve on all GPUs as well: a directory in Hugging Face's layout.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+}
+
 pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Up(args) => background::up(&args),
@@ -131,6 +154,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Status(args) => background::status(&args.dir),
         Command::Demo(args) => demo::demo(&args),
         Command::DemoLoad(args) => demo_load::demo_load(&args),
+        Command::DemoGpu(args) => demo_gpu::demo_gpu(&args),
         Command::Serve(args) => serve::serve(&args),
     }
 }

@@ -77,7 +77,11 @@ fn node_options(args: &ClusterArgs) -> anyhow::Result<NodeOptions> {
     if let Some(agent) = &args.agent {
         images.insert(AGENT_IMAGE, absolute(agent)?);
     }
-    Ok(NodeOptions { images, capacity: Capacity { gpus: args.gpus, ..Default::default() }, ..Default::default() })
+    Ok(NodeOptions {
+        images,
+        capacity: Capacity { gpus: args.gpus.clone(), ..Default::default() },
+        ..Default::default()
+    })
 }
 
 fn start_operator(control_plane: &ControlPlane, binary: &Path, source: &Path) -> anyhow::Result<OperatorProcess> {

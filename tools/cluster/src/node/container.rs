@@ -24,6 +24,7 @@ use super::{
     backoff::Backoff,
     context::{EventKind, NodeContext},
     environment::environment,
+    gpus::GpusOfPod,
     launch::{Launch, launch},
     probe::{ProbeKind, ProbeSpec, Verdict},
     processes::ProcessKey,
@@ -59,6 +60,7 @@ pub(crate) struct ContainerLoop {
     pub(crate) container_idx: usize,
     pub(crate) container: Container,
     pub(crate) address: Ipv4Addr,
+    pub(crate) gpus: Arc<GpusOfPod>,
     pub(crate) mounts: Vec<Mount>,
     pub(crate) dir: PathBuf,
     pub(crate) views: Arc<watch::Sender<Vec<ContainerView>>>,
@@ -158,6 +160,7 @@ impl ContainerLoop {
             ("KUBERNETES_SERVICE_HOST".to_owned(), self.ctx.api.ip().to_string()),
             ("KUBERNETES_SERVICE_PORT".to_owned(), self.ctx.api.port().to_string()),
         ]);
+        env.extend(self.gpus.variables(&self.container));
         let understood =
             |probe: &Option<Probe>| probe.as_ref().map(|probe| ProbeSpec::of(probe, &self.container)).transpose();
         let probes = Probes {

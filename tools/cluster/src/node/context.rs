@@ -14,7 +14,8 @@ use kube::{Api, Client, Resource, ResourceExt, api::PostParams, core::ObjectMeta
 use tokio::sync::watch;
 
 use super::{
-    addresses::AddressPool, backoff::BackoffLimits, environment::Place, images::ImageMap, processes::Processes,
+    addresses::AddressPool, backoff::BackoffLimits, environment::Place, gpus::GpuPool, images::ImageMap,
+    processes::Processes,
 };
 
 /// Whether the node takes part in the cluster.
@@ -38,6 +39,7 @@ pub(crate) struct NodeContext {
     pub(crate) backoff: BackoffLimits,
     pub(crate) processes: Processes,
     pub(crate) addresses: AddressPool,
+    pub(crate) gpus: GpuPool,
     pub(crate) voice: watch::Sender<Voice>,
 }
 

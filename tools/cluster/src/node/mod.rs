@@ -11,6 +11,7 @@ mod backoff;
 mod container;
 mod context;
 mod environment;
+mod gpus;
 mod images;
 mod launch;
 mod logs;
@@ -42,12 +43,14 @@ use tokio::{runtime::Runtime, sync::watch};
 use self::{
     addresses::AddressPool,
     context::{NodeContext, Voice},
+    gpus::GpuPool,
     logs::LogServer,
     pod::{PodUpdate, run_pod},
     processes::{Processes, signal_group},
 };
 pub use self::{
     backoff::BackoffLimits,
+    gpus::Gpus,
     images::{ImageBinary, ImageMap},
     registration::Capacity,
 };
@@ -177,6 +180,7 @@ async fn context(control_plane: &ControlPlane, options: &NodeOptions) -> Result<
         backoff: options.backoff,
         processes: Processes::new(Arc::clone(control_plane.keeper())),
         addresses: AddressPool::new(addresses),
+        gpus: GpuPool::new(&options.capacity.gpus),
         voice: watch::Sender::new(Voice::Speaking),
     })
 }

@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     container::{ContainerLoop, Role, StopAt},
     context::{EventKind, NodeContext},
+    gpus::GpusOfPod,
     status::{PodFacts, is_ready, says_ready, status_of},
     view::ContainerView,
     volumes::{VolumeDirs, VolumeMaker, mounts},
@@ -50,6 +51,7 @@ pub(crate) struct PodRun {
     pod: Arc<Pod>,
     updates: watch::Receiver<PodUpdate>,
     address: Ipv4Addr,
+    gpus: Arc<GpusOfPod>,
     started_at: Timestamp,
     /// In the order of `spec.initContainers`.
     init_views: watch::Receiver<Vec<ContainerView>>,
@@ -90,6 +92,10 @@ pub(crate) async fn run_pod(ctx: Arc<NodeContext>, updates: watch::Receiver<PodU
             "the node has no free address".to_owned(),
         );
     };
+    let gpus = Arc::new(ctx.gpus.take(&pod).await);
+    if !gpus.uuids().is_empty() {
+        ctx.event(&pod, EventKind::Normal, "GPUsAllocated", gpus.uuids().join(", "));
+    }
     let dir = ctx.pod_dir(&pod);
     let n_init = init_containers(&pod).len();
     let n_containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
@@ -101,6 +107,7 @@ pub(crate) async fn run_pod(ctx: Arc<NodeContext>, updates: watch::Receiver<PodU
         pod,
         updates,
         address,
+        gpus,
         started_at: Timestamp::now(),
         init_views,
         views,
@@ -202,6 +209,7 @@ impl PodRun {
             container_idx,
             container: container.clone(),
             address: self.address,
+            gpus: Arc::clone(&self.gpus),
             mounts: mounts(container, volumes),
             dir: self.ctx.pod_dir(&self.pod),
             views: Arc::clone(show),

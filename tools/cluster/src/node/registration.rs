@@ -20,7 +20,11 @@ use kube::{
 };
 use tokio::time::sleep;
 
-use super::{NodeOptions, context::NodeContext};
+use super::{
+    NodeOptions,
+    context::NodeContext,
+    gpus::{GPU_RESOURCE, Gpus},
+};
 use crate::error::ClusterError;
 
 const FIELD_MANAGER: &str = "process-node";
@@ -35,14 +39,14 @@ pub struct Capacity {
     pub memory: String,
     /// Pods at most.
     pub pods: u32,
-    /// `nvidia.com/gpu` devices that exist only in the scheduler's books.
-    pub gpus: u32,
+    /// `nvidia.com/gpu` devices.
+    pub gpus: Gpus,
 }
 
 impl Default for Capacity {
     /// More than the machine has: replicas of the tests are small, and the scheduler must not be what stops them.
     fn default() -> Self {
-        Self { cpu: "64".to_owned(), memory: "256Gi".to_owned(), pods: 110, gpus: 0 }
+        Self { cpu: "64".to_owned(), memory: "256Gi".to_owned(), pods: 110, gpus: Gpus::Pretended(0) }
     }
 }
 
@@ -50,7 +54,8 @@ impl Capacity {
     fn quantities(&self) -> BTreeMap<String, Quantity> {
         let mut quantities =
             vec![("cpu", self.cpu.clone()), ("memory", self.memory.clone()), ("pods", self.pods.to_string())];
-        quantities.extend((self.gpus > 0).then(|| ("nvidia.com/gpu", self.gpus.to_string())));
+        let n_gpus = self.gpus.count();
+        quantities.extend((n_gpus > 0).then(|| (GPU_RESOURCE, n_gpus.to_string())));
         quantities.into_iter().map(|(name, quantity)| (name.to_owned(), Quantity(quantity))).collect()
     }
 }
