@@ -3,6 +3,8 @@
 mod cluster;
 mod explain;
 mod operator;
+mod output;
+mod plan;
 mod records;
 mod settings;
 mod simulate;
@@ -25,6 +27,8 @@ struct Cli {
 enum Word {
     /// One deployment on one screen: replicas, KV, preemptions, the last decision, conditions.
     Status(status::Status),
+    /// Does the model fit? Says the numbers before anything is scheduled, and what to change where it does not.
+    Plan(plan::PlanArgs),
     /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
     Explain(explain::Explain),
     /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
@@ -35,6 +39,7 @@ enum Word {
 async fn main() -> Result<ExitCode> {
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Plan(args) => plan::plan(&args).await,
         Word::Explain(args) => explain::explain(&args).await,
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }

@@ -26,7 +26,6 @@ pub mod pause;
 pub mod peers;
 pub mod plan;
 pub mod probe;
-pub mod quantity;
 pub mod readings;
 pub mod refused;
 pub mod revision;

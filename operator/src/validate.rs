@@ -17,12 +17,12 @@ use stoker_crds::{
     contract::{DrainSettings, EngineSettings, ParallelSettings, is_commit},
     inference_deployment::{DrainSpec, EngineSpec, ModelSpec, ResourcesSpec, RolloutSpec},
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
-    quantity::Amount,
+    quantity::{Amount, amount},
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, peers::Peers, quantity::amount, rollout::Replacing};
+use crate::{allow::Allowed, peers::Peers, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
