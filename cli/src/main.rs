@@ -6,6 +6,7 @@ mod operator;
 mod output;
 mod plan;
 mod records;
+mod rollout;
 mod settings;
 mod simulate;
 mod status;
@@ -29,6 +30,8 @@ enum Word {
     Status(status::Status),
     /// Does the model fit? Says the numbers before anything is scheduled, and what to change where it does not.
     Plan(plan::PlanArgs),
+    /// How a change goes, holding it, undoing it.
+    Rollout(rollout::Rollout),
     /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
     Explain(explain::Explain),
     /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
@@ -40,6 +43,7 @@ async fn main() -> Result<ExitCode> {
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Plan(args) => plan::plan(&args).await,
+        Word::Rollout(args) => rollout::rollout(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Explain(args) => explain::explain(&args).await,
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }

@@ -44,6 +44,7 @@ use crate::{
     agent_client::AgentClient,
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
     clock::Clock,
+    course,
     desired::{Desired, config_map_name, desired, labels},
     endpoints::{Published, Publisher},
     error::ReconcileError,
@@ -327,7 +328,7 @@ struct Decision {
 
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
-        let deployment = validate(&observed.deployment, &self.defaults)?;
+        let deployment = course::settle(validate(&observed.deployment, &self.defaults)?, observed);
         let desired = desired(&deployment, &self.keyring.public());
         let plan = plan::plan(&deployment, &desired, observed, now);
         let scaling = self.ledger.latest(&observed.deployment);
