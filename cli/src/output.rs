@@ -21,6 +21,11 @@ pub(crate) enum Form {
 }
 
 impl Output {
+    /// Whether programs read it.
+    pub(crate) fn is_json(self) -> bool {
+        self.output == Form::Json
+    }
+
     /// Prints it.
     pub(crate) fn print(self, text: &str, json: impl FnOnce() -> Value) {
         match self.output {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -102,6 +102,8 @@ pub struct Shared {
     pub ledger: Ledger,
     /// What gateways are told.
     pub endpoints: Published,
+    /// What agents said, once they are asked.
+    pub readings: Arc<OnceLock<Readings>>,
     /// Signs of life.
     pub vitals: Vitals,
 }
@@ -133,7 +135,7 @@ pub async fn run(
     signing: (KeyStore, Keyring),
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let Shared { leadership, metrics, ledger, endpoints, vitals } = shared;
+    let Shared { leadership, metrics, ledger, endpoints, readings: told, vitals } = shared;
     let scope = options.namespace.as_deref();
     let pods_of = PodIndex::default();
     let noted = pods_of.clone();
@@ -162,6 +164,8 @@ pub async fn run(
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
     let readings = Readings::by(clock);
+    // It is set once a process.
+    _ = told.set(readings.clone());
     let (key_store, keyring) = signing;
     let probe = Probe {
         pods: pods.clone(),
