@@ -191,7 +191,7 @@ impl Bench {
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: self.vocab_size as u32,
             eos: vec![self.end],
-            memory: MemoryPlan::new(needs, &limits, &sched, MemoryBudget::host(u32::MAX.into()))?,
+            memory: MemoryPlan::new(needs, limits.cache_use(&sched), MemoryBudget::host(u32::MAX.into()))?,
             defaults: GenerationDefaults::default(),
             chat_template: None,
             bos_token: None,

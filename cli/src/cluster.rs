@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Config,
     api::ListParams,
@@ -63,6 +64,16 @@ impl Cluster {
         let names: Vec<_> = others.items.into_iter().filter_map(|other| other.metadata.name).collect();
         let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         anyhow::bail!("no InferenceDeployment {name} in namespace {}; there is: {there}", self.namespace)
+    }
+
+    /// The pods that a deployment's status selects.
+    pub(crate) async fn pods_of(&self, deployment: &InferenceDeployment) -> Result<Vec<Pod>> {
+        let selector = deployment.status.as_ref().map(|status| status.selector.clone()).unwrap_or_default();
+        if selector.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pods = self.namespaced::<Pod>().list(&ListParams::default().labels(&selector)).await;
+        Ok(pods.context("list its pods")?.items)
     }
 
     /// Objects of a kind in the namespace.

@@ -1,19 +1,27 @@
-//! `kubectl stoker`: why a deployment has the replicas it has, and what other settings would have done. Reads only.
+//! `kubectl stoker`: what a deployment does and why, whether its model fits, how a change goes. Writes only what it is told to: a
+//! change that is paused, resumed or undone, a pod that is drained.
 
 mod cluster;
+mod drain;
+mod events;
 mod explain;
+mod logs;
 mod operator;
+mod output;
+mod plan;
 mod records;
+mod rollout;
 mod settings;
 mod simulate;
 mod status;
+mod top;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-/// Looks at InferenceDeployments, explains their scaling and tries other settings.
+/// Looks at InferenceDeployments, explains their scaling, plans, rolls and drains.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-stoker", bin_name = "kubectl stoker", version)]
 struct Cli {
@@ -25,8 +33,27 @@ struct Cli {
 enum Word {
     /// One deployment on one screen: replicas, KV, preemptions, the last decision, conditions.
     Status(status::Status),
+    /// All deployments in one table, as their replicas say at this moment.
+    Top(top::Top),
+    /// What all replicas log, merged, each line with its pod.
+    Logs(logs::Logs),
+    /// What happened to a deployment and its pods.
+    Events(events::Events),
+    /// One replica leaves: its streams finish, another one takes its place.
+    Drain(drain::Drain),
+    /// Does the model fit? Says the numbers before anything is scheduled, and what to change where it does not.
+    Plan(plan::PlanArgs),
+    /// How a change goes, holding it, undoing it.
+    Rollout(rollout::Rollout),
     /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
     Explain(explain::Explain),
+    /// Completions for a shell, to be sourced by it.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// The manual page, for man.
+    Man,
     /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
     Simulate(simulate::Simulate),
 }
@@ -35,7 +62,31 @@ enum Word {
 async fn main() -> Result<ExitCode> {
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Top(args) => top::top(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Logs(args) => logs::logs(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Events(args) => events::events(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Drain(args) => drain::drain(&args).await.map(|()| ExitCode::SUCCESS),
+        Word::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "kubectl-stoker", &mut io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Word::Man => manual().map(|()| ExitCode::SUCCESS),
+        Word::Plan(args) => plan::plan(&args).await,
+        Word::Rollout(args) => rollout::rollout(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Explain(args) => explain::explain(&args).await,
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// One page: the command, then each of its words.
+fn manual() -> Result<()> {
+    let command = Cli::command();
+    clap_mangen::Man::new(command.clone()).render(&mut io::stdout())?;
+    for word in command.get_subcommands().filter(|word| word.get_name() != "help") {
+        let page = clap_mangen::Man::new(word.clone().display_name(format!("kubectl stoker {}", word.get_name())));
+        page.render_name_section(&mut io::stdout())?;
+        page.render_synopsis_section(&mut io::stdout())?;
+        page.render_options_section(&mut io::stdout())?;
+    }
+    Ok(())
 }

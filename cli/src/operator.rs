@@ -41,11 +41,15 @@ pub(crate) struct OperatorArgs {
 
 /// Asks for the records of a deployment that were made after `after_ms`: lines of JSON, oldest first.
 pub(crate) async fn records(args: &OperatorArgs, cluster: &Cluster, name: &str, after_ms: u64) -> Result<String> {
-    let path = format!("{RECORDS_PATH}/{}/{name}?after={after_ms}", cluster.namespace);
+    ask(args, cluster, &format!("{RECORDS_PATH}/{}/{name}?after={after_ms}", cluster.namespace)).await
+}
+
+/// Asks for a path.
+pub(crate) async fn ask(args: &OperatorArgs, cluster: &Cluster, path: &str) -> Result<String> {
     let asked = async {
         match &args.url {
-            Some(url) => by_url(url, &path).await,
-            None => by_pod(args, cluster, &path).await,
+            Some(url) => by_url(url, path).await,
+            None => by_pod(args, cluster, path).await,
         }
     };
     timeout(ANSWER_TIMEOUT, asked).await.with_context(|| format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))?

@@ -34,6 +34,10 @@ pub const REASON_STARTING: &str = "Starting";
 pub const REASON_ROLLING: &str = "RollingOut";
 /// As [`REASON_ROLLING`], but the surplus pod does not fit the cluster: one replica goes before its successor starts.
 pub const REASON_REPLACING: &str = "ReplacingInPlace";
+/// `Ready`, `Progressing`: `rollout.paused` holds a change.
+pub const REASON_PAUSED: &str = "Paused";
+/// `Ready`, `Degraded`: the revision that is asked for was given up, an older one serves.
+pub const REASON_ROLLED_BACK: &str = "RolledBack";
 /// Surplus replicas are drained.
 pub const REASON_DRAINING: &str = "Draining";
 /// Nothing is on its way.

@@ -18,6 +18,8 @@ pub const ADMIN_PORT_NAME: &str = "admin";
 pub const CONFIG_DIR: &str = "/etc/stoker";
 /// File name of [`AgentConfig`] (JSON) inside [`CONFIG_DIR`].
 pub const CONFIG_FILE: &str = "agent.json";
+/// File beside it with what of the spec the revision was made from (JSON): what undoing a change puts back.
+pub const SPEC_FILE: &str = "spec.json";
 /// Tokens in one KV block. One definition for agent, operator and router.
 pub const KV_BLOCK_TOKENS: u32 = 16;
 /// Ranks that share a model at most: GPUs of one machine that reach each other's memory.

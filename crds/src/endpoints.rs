@@ -10,6 +10,8 @@ use crate::contract::{AgentPhase, LoadReport};
 
 /// Path of the document on the operator's port.
 pub const ENDPOINTS_PATH: &str = "/v1/endpoints";
+/// Path of what all replicas say at this moment, for people who look.
+pub const FLEET_PATH: &str = "/v1/fleet";
 /// Longest wait for a change, in seconds. Common proxies give up a silent server after 60.
 pub const WAIT_SECONDS_MAX: u64 = 30;
 /// Weight of a replica that takes a whole replica's part.
@@ -61,6 +63,40 @@ pub struct ReplicaEndpoint {
     pub state: EndpointState,
     /// What its agent said last, if that can be believed.
     pub load: Option<EndpointLoad>,
+}
+
+/// What all replicas say at this moment.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetLoad {
+    /// Every deployment, also one without replicas.
+    pub deployments: Vec<DeploymentLoad>,
+}
+
+/// What the replicas of a deployment say.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeploymentLoad {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Replicas that it should have.
+    pub replicas_wanted: u32,
+    /// Those that it has.
+    pub replicas: Vec<ReplicaLoad>,
+}
+
+/// What a replica says.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaLoad {
+    /// Name of its pod.
+    pub pod: String,
+    /// Whether it takes requests.
+    pub state: EndpointState,
+    /// Its whole report, if it can be believed now.
+    pub load: Option<LoadReport>,
 }
 
 /// Whether a replica takes requests.

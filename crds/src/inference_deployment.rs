@@ -331,10 +331,24 @@ pub struct RolloutSpec {
     pub surge_seconds: Option<u32>,
     /// Seconds without success after which waiting counts as a fault, 30 to 86400: a pod whose image, volumes or network are
     /// not ready by then makes the deployment Degraded with the cause, and a deployment that is Degraded for as long and
-    /// short of replicas is Stalled. Nothing is given up. Default: 600.
+    /// short of replicas is Stalled. A new revision that came no further for as long is given up, see `autoRollback`. Default: 600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 30, max = 86_400))]
     pub progress_deadline_seconds: Option<u32>,
+    /// Hold a change: replicas of another revision than the one that serves are not made, and none that serves goes for them. The
+    /// number of replicas still follows what is asked, and failed ones are replaced. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// Older revisions whose configuration is kept, so that a change can be undone, 0 to 20. With 0 only those of replicas that there
+    /// are. Default: 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 20))]
+    pub keep_revisions: Option<u32>,
+    /// Go back to the last revision that served when no replica of a new one ever did and, for `progressDeadlineSeconds`, none came any
+    /// further: image, model or settings are wrong. It is not tried again until the spec asks for another one. Want of room and
+    /// refusals of the API server are waited for. Default: true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_rollback: Option<bool>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

@@ -13,6 +13,8 @@ pub mod conditions;
 #[cfg(feature = "resource")]
 pub mod crd;
 #[cfg(feature = "resource")]
+pub mod fit;
+#[cfg(feature = "resource")]
 pub mod inference_deployment;
 #[cfg(feature = "resource")]
 pub mod parallelism;

@@ -41,6 +41,9 @@ pub struct InferenceDeploymentStatus {
     /// Hash of everything that a replica's pod depends on.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub revision: String,
+    /// Revisions that there were, and how the change to the newest one goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// What a `model.source` that is fetched turned out to be: all replicas get this commit, until the source is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelStatus>,
@@ -60,6 +63,70 @@ pub struct InferenceDeploymentStatus {
     /// The replica that is furthest behind in starting; absent when none is starting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup: Option<StartupStatus>,
+}
+
+/// Revisions, and how a change goes.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStatus {
+    /// The revision that the spec asks for.
+    pub asked: String,
+    /// How far the change to it is.
+    pub phase: RolloutPhase,
+    /// When a revision that never served was last seen to come further.
+    pub moved_at: Time,
+    /// How far it came; a number that only grows.
+    #[serde(default)]
+    pub progress: i32,
+    /// Why the revision that is asked for is not tried any more, if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolled_back: Option<RolledBack>,
+    /// Revisions whose configuration is kept, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub revisions: Vec<RevisionStatus>,
+}
+
+/// How far a change is.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum RolloutPhase {
+    /// All replicas are of one revision.
+    Settled,
+    /// Replicas are made, or replaced.
+    Progressing,
+    /// `rollout.paused` holds it.
+    Paused,
+    /// The revision that is asked for was given up.
+    RolledBack,
+}
+
+/// A revision that was given up.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolledBack {
+    /// It.
+    pub revision: String,
+    /// The one that serves instead.
+    pub to: String,
+    /// When.
+    pub at: Time,
+    /// What kept it from serving.
+    pub message: String,
+}
+
+/// A revision whose configuration is kept.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionStatus {
+    /// Its number; the newest has the highest.
+    pub number: i64,
+    /// Its hash.
+    pub revision: String,
+    /// Whether a replica of it ever served.
+    #[serde(default)]
+    pub served: bool,
+    /// The commit of its model, if that is fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
 }
 
 /// A model that was fetched.

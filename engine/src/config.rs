@@ -2,6 +2,9 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+pub use stoker_fit::StepSizes;
+use stoker_fit::{AskedSizes, memory::CacheUse};
+
 use crate::{request::TokenId, sched::SchedLimits};
 
 /// Tokens that a completion is taken to have before any has ended: what chats have on average.
@@ -196,32 +199,6 @@ impl Default for EngineLimits {
     }
 }
 
-/// Sizes of a step where nobody says.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct StepSizes {
-    /// Sequences decoded together at most.
-    pub max_num_seqs: u32,
-    /// Tokens computed in one step at most.
-    pub max_batched_tokens: u32,
-}
-
-impl StepSizes {
-    /// For CPUs: a longer step would hold up the sequences that decode.
-    pub const CPU: Self = Self { max_num_seqs: 64, max_batched_tokens: 512 };
-    /// For a GPU: 256 sequences read the weights once for all, 8192 tokens of a prompt take a fifth of a second for 8 billion
-    /// parameters.
-    pub const GPU: Self = Self { max_num_seqs: 256, max_batched_tokens: 8192 };
-
-    /// With what was asked; what was not asked gives way to it.
-    fn with(self, limits: &EngineLimits) -> Self {
-        let EngineLimits { max_num_seqs, max_batched_tokens, .. } = *limits;
-        Self {
-            max_num_seqs: max_num_seqs.unwrap_or(self.max_num_seqs.min(max_batched_tokens.unwrap_or(u32::MAX))),
-            max_batched_tokens: max_batched_tokens.unwrap_or(self.max_batched_tokens.max(max_num_seqs.unwrap_or(0))),
-        }
-    }
-}
-
 /// A size that cannot work; names the setting, its value and what would.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LimitError {
@@ -269,7 +246,8 @@ impl EngineLimits {
     pub fn validate(&self, model_limit: u32, eos: &[TokenId], defaults: StepSizes) -> Result<SchedLimits, LimitError> {
         let max_model_len = self.max_model_len.unwrap_or(model_limit);
         self.refuse_zeros()?;
-        let StepSizes { max_num_seqs, max_batched_tokens } = defaults.with(self);
+        let asked = AskedSizes { max_num_seqs: self.max_num_seqs, max_batched_tokens: self.max_batched_tokens };
+        let StepSizes { max_num_seqs, max_batched_tokens } = defaults.with(asked);
         if max_batched_tokens < max_num_seqs {
             return Err(LimitError::BatchBelowSeqs { max_batched_tokens, max_num_seqs });
         }
@@ -293,6 +271,15 @@ impl EngineLimits {
             itl_target: self.itl_target,
             expected_completion: self.expected_completion.map(|tokens| tokens as usize),
         })
+    }
+
+    /// What the KV cache of an engine with those bounds is for.
+    pub fn cache_use(&self, sched: &SchedLimits) -> CacheUse {
+        CacheUse {
+            max_model_len: sched.max_model_len,
+            max_num_seqs: sched.max_num_seqs,
+            asked_tokens: self.kv_cache_tokens,
+        }
     }
 
     fn refuse_zeros(&self) -> Result<(), LimitError> {

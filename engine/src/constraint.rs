@@ -17,7 +17,7 @@ use crate::request::TokenId;
 
 /// Words of a mask over `vocab_size` tokens.
 pub fn mask_words(vocab_size: usize) -> usize {
-    vocab_size.div_ceil(32)
+    stoker_fit::gpu::mask_words(vocab_size)
 }
 
 /// Whether a mask allows a token. Nothing is allowed beyond its end.

@@ -11,13 +11,17 @@ use std::{
     time::Instant,
 };
 
+use stoker_fit::{
+    host::{kv_bytes_per_token, workspace_bytes},
+    memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
+};
+
 use crate::{
     config::{DeviceChoice, EngineConfig, EngineLimits, KvCacheDtype, LimitError, ModelFiles, Quantization, StepSizes},
     engine_loop::EngineLoop,
     exec::{
         CacheSize, CpuExecutor, Executor,
         cuda::{CudaError, CudaModel, Gpus},
-        kv_layout, workspace_bytes,
     },
     handle::{Admission, EngineHandle, Shared},
     host,
@@ -25,9 +29,8 @@ use crate::{
     kv::KvDtype,
     ledger::Ledger,
     matchers::Matchers,
-    memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
     metrics::Meters,
-    model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
+    model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore},
     ops::CpuOps,
     output::{self, OUTPUT_QUEUE_MESSAGES},
     pool::Pool,
@@ -279,13 +282,12 @@ impl LoadedModel {
         let dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
         let spec = ModelSpec::new(&model_config, weights.format())?;
         spec.check_ranks(ops.len())?;
-        let kv_bytes = |rank| kv_layout(&spec, rank, dtype, 0).bytes_per_token();
         let needs = MemoryNeeds {
             weights_bytes: weights_bytes(&model_config, &spec, &weights)?,
-            workspace_bytes: workspace_bytes(&model_config, &sched),
-            kv_bytes_per_token: Rank::all(ops.len()).map(kv_bytes).fold(0, u64::saturating_add),
+            workspace_bytes: workspace_bytes(&model_config, sched.host_step()),
+            kv_bytes_per_token: kv_bytes_per_token(&spec, ops.len(), dtype.bytes()),
         };
-        let memory = MemoryPlan::new(needs, limits, &sched, budget)?;
+        let memory = MemoryPlan::new(needs, limits.cache_use(&sched), budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
         let device = match &ops[..] {
             [ops] => format!("cpu, {} threads", ops.n_threads()),

@@ -1,7 +1,8 @@
 //! What a started engine says about its model. Plain values, fixed at start.
 
+use stoker_fit::memory::MemoryPlan;
+
 use crate::{
-    memory::MemoryPlan,
     model::{ChatTemplates, ModelAssets, ModelConfig},
     request::TokenId,
     sched::SchedLimits,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr};
 use half::bf16;
+pub use stoker_fit::gpu::ScratchSize;
 
 use crate::{
     KernelError, Kernels,
@@ -99,36 +100,6 @@ impl PrefillScratch {
             partial_sum: stream.alloc_zeros(n_rows * 2).map_err(&failed)?,
             tickets: stream.alloc_zeros(n_pieces.max(1) * heads.n_kv).map_err(&failed)?,
         })
-    }
-
-    /// Bytes on the device, for the memory plan.
-    pub fn bytes(n_pieces: usize, heads: Heads) -> usize {
-        4 * n_pieces.max(1) * heads.n_kv * (PREFILL_TILE_ROWS * (heads.dim + 2) + 1)
-    }
-}
-
-/// What a scratch is made for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ScratchSize {
-    /// Sequences of the largest batch.
-    pub n_sequences: usize,
-    /// Pieces of the largest plan (`plan::decode_items_max`).
-    pub n_items: usize,
-    /// How contexts are cut.
-    pub policy: SplitPolicy,
-    /// The rank's heads.
-    pub heads: Heads,
-}
-
-impl ScratchSize {
-    /// Bytes on the device, for the memory plan.
-    pub fn bytes(self) -> usize {
-        4 * (self.rows() * (self.heads.dim + 2) + self.n_sequences * self.heads.n_kv)
-    }
-
-    /// Rows of all results of pieces.
-    fn rows(self) -> usize {
-        self.n_items * self.heads.n_kv * self.policy.slot_rows(self.heads)
     }
 }
 

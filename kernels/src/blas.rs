@@ -13,14 +13,15 @@ use cudarc::{
     driver::{CudaSlice, DevicePtr, DevicePtrMut},
 };
 
+/// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
+pub use stoker_fit::gpu::WORKSPACE_BYTES;
+
 use crate::{
     Device, KernelError,
     launch::{Epilogue, GemmShape, refused},
     linear::{self, Linear, Operand, Output},
 };
 
-/// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
-pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// The library's name for a transposed operand; the bindings have the enum only in another module.
 const CUBLAS_OP_T: i32 = 1;
 /// Guesses of the library for one shape that may be chosen.

@@ -2,35 +2,13 @@
 
 use cudarc::driver::CudaSlice;
 use half::bf16;
+pub use stoker_fit::gpu::KvFormat;
 
 use crate::{
     Device, KernelError, check_len, check_room, codes,
     launch::{BLOCK_SIZE, Heads},
     sys::Launch,
 };
-
-/// Number format of keys and values.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub enum KvFormat {
-    /// As they are computed.
-    #[default]
-    Bf16,
-    /// Half the bytes: a byte each, and two scales a KV head, one for its keys and one for its values.
-    E4m3,
-}
-
-impl KvFormat {
-    /// All.
-    pub const ALL: [Self; 2] = [Self::Bf16, Self::E4m3];
-
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::Bf16 => 2,
-            Self::E4m3 => 1,
-        }
-    }
-}
 
 /// Keys, and values of the same shape: blocks x KV heads x 16 x dim.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+pub use stoker_fit::gpu::WeightFormat;
+
 use crate::{
     blas::{self, Algorithm},
     device::Properties,
@@ -23,17 +25,6 @@ pub struct GemmDesc {
     pub prologue: Prologue,
     /// What is done with the sums.
     pub epilogue: Epilogue,
-}
-
-/// How the weights of a GEMM are stored.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub enum WeightFormat {
-    /// As bf16.
-    Bf16,
-    /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
-    E4m3,
-    /// In four bits with a scale and a zero point for each group. Rows of x stay bf16.
-    Int4,
 }
 
 /// What the rows of x are.

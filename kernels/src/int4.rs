@@ -7,26 +7,11 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 use half::{bf16, f16};
+pub(crate) use stoker_fit::gpu::STEP;
+use stoker_fit::gpu::{CHUNK, Int4Size};
+pub use stoker_fit::gpu::{GroupSize, TILE_ROWS};
 
 use crate::{Device, KernelError, check_len, noise::Noise, sys::Launch};
-
-/// Outputs of a tile.
-pub const TILE_ROWS: usize = 16;
-/// Values of the depth that a stage of the product has.
-pub(crate) const STEP: usize = 128;
-/// Values of the depth that lie together.
-const CHUNK: usize = 64;
-/// Words of a chunk of a tile: four of each lane.
-const CHUNK_WORDS: usize = 32 * 4;
-
-/// Values that share a scale on the device. Larger groups are repeated; of 64, too, as two of 32.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum GroupSize {
-    /// 32.
-    G32,
-    /// 128.
-    G128,
-}
 
 /// How scales are stored, which both hold as they were published.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -76,26 +61,6 @@ pub struct Int4View<'a> {
     pub groups: CudaView<'a, u32>,
 }
 
-impl GroupSize {
-    /// The one that groups of so many values of a depth of `k` are stored by, if they can be.
-    pub fn of(size: usize, k: usize) -> Option<Self> {
-        match size {
-            _ if size.is_multiple_of(STEP) || size >= k => Some(Self::G128),
-            _ => size.is_multiple_of(Self::G32.values()).then_some(Self::G32),
-        }
-    }
-
-    /// Values of one.
-    pub fn values(self) -> usize {
-        STEP / self.n_units()
-    }
-
-    /// Of a stage.
-    pub(crate) fn n_units(self) -> usize {
-        if self == Self::G32 { 4 } else { 1 }
-    }
-}
-
 impl ScaleFormat {
     /// Both.
     pub const ALL: [Self; 2] = [Self::F16, Self::Bf16];
@@ -121,19 +86,23 @@ impl ScaleFormat {
 }
 
 impl Int4Layout {
+    fn size(&self) -> Int4Size {
+        Int4Size { n: self.n, k: self.k, group: self.group }
+    }
+
     /// Words of all codes.
     pub fn n_code_words(&self) -> usize {
-        self.n_tiles() * self.n_chunks() * CHUNK_WORDS
+        self.size().n_code_words()
     }
 
     /// Words of all scales and zero points.
     pub fn n_group_words(&self) -> usize {
-        self.n_tiles() * self.n_groups() * TILE_ROWS
+        self.size().n_group_words()
     }
 
     /// Bytes on the device.
     pub fn n_bytes(&self) -> usize {
-        4 * (self.n_code_words() + self.n_group_words())
+        self.size().n_bytes()
     }
 
     /// How groups are stored.
@@ -142,16 +111,16 @@ impl Int4Layout {
     }
 
     pub(crate) fn n_tiles(&self) -> usize {
-        self.n.div_ceil(TILE_ROWS)
+        self.size().n_tiles()
     }
 
     pub(crate) fn n_chunks(&self) -> usize {
-        self.k.div_ceil(CHUNK)
+        self.size().n_chunks()
     }
 
     /// Groups of an output, with those behind its end that fill a stage.
     pub fn n_groups(&self) -> usize {
-        self.k.div_ceil(STEP) * self.group.n_units()
+        self.size().n_groups()
     }
 
     /// Packs whole tiles of outputs, or the last ones: `codes` output by output, and for each of these and each group behind each other

@@ -12,11 +12,10 @@ use std::{marker::PhantomData, ptr};
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaView, DevicePtr, PinnedHostSlice, sys};
+use stoker_fit::gpu::end_of_field;
 
 use crate::{Device, KernelError};
 
-/// Words between the beginnings of fields are even: kernels read 16 bytes at once.
-const ALIGN_WORDS: usize = 2;
 /// A table up to this size is sent whole: a copy of its own costs as much.
 const WHOLE_TABLE_BYTES: usize = 64 << 10;
 
@@ -62,7 +61,7 @@ impl Layout {
     /// Room for `len` values behind everything so far.
     pub fn field<T: Pod>(&mut self, len: usize) -> Field<T> {
         let field = Field { begin: self.n_words, len, marker: PhantomData };
-        self.n_words = (field.begin + field.n_words()).next_multiple_of(ALIGN_WORDS);
+        self.n_words = end_of_field(field.begin, len * size_of::<T>());
         field
     }
 

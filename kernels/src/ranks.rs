@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
 use half::bf16;
+use stoker_fit::gpu::Counted;
+pub use stoker_fit::gpu::ExchangeSize;
 
 use crate::{
     Device, KernelError, Kernels, check_len, check_room,
-    launch::{self, Entry, LOGIT_CHUNKS, LaunchConfig, Push, Reduced, Rows, Way, refused},
+    launch::{self, Entry, LOGIT_CHUNKS, LaunchConfig, Reduced, Rows, Way, refused},
     quantise::QuantisedMut,
     sampling::{SampleRow, SampleScratch},
 };
@@ -18,69 +20,6 @@ pub const RANKS_MAX: usize = 8;
 
 /// The same memory of each rank, by its address.
 pub(crate) type Addresses = [u64; RANKS_MAX];
-
-/// What the shared memory of a rank has room for.
-#[derive(Clone, Copy, Debug)]
-pub struct ExchangeSize {
-    /// Ranks of the group.
-    pub n_ranks: usize,
-    /// How few rows go to the others.
-    pub push: Push,
-    /// Rows of a sum at most.
-    pub max_rows: usize,
-    /// Values of each.
-    pub width: usize,
-    /// Rows of logits at most.
-    pub max_logit_rows: usize,
-    /// Logits of a row that a rank computes at most.
-    pub logit_share: usize,
-}
-
-impl ExchangeSize {
-    /// Bytes of device memory.
-    pub fn bytes(&self) -> usize {
-        4 * self.max_rows * self.width
-            + self.inbox_bytes()
-            + 16 * self.n_bests()
-            + 4 * self.max_logit_rows * self.logit_share
-            + 4 * self.n_ranks * (self.max_rows + self.max_logit_rows * LOGIT_CHUNKS)
-            + 4 * self.n_counts()
-    }
-
-    /// Two inboxes with room for each rank.
-    fn inbox_bytes(&self) -> usize {
-        2 * self.n_ranks * self.push.max_rows() * self.push.row_bytes(self.width)
-    }
-
-    /// The same for the best tokens of rows.
-    fn n_bests(&self) -> usize {
-        2 * self.n_ranks * self.max_logit_rows
-    }
-
-    fn n_counts(&self) -> usize {
-        self.first_count(Counted::Draws) + self.max_logit_rows
-    }
-
-    /// Where the counts of what has been summed lie.
-    fn first_count(&self, counted: Counted) -> usize {
-        let (pulled, logits) = (self.push.max_rows(), self.push.max_rows() + self.max_rows);
-        match counted {
-            Counted::Pushed => 0,
-            Counted::Pulled => pulled,
-            Counted::Logits => logits,
-            Counted::Draws => logits + self.max_logit_rows * LOGIT_CHUNKS,
-        }
-    }
-}
-
-/// What is counted on the device, a count for each row or block.
-#[derive(Clone, Copy)]
-enum Counted {
-    Pushed,
-    Pulled,
-    Logits,
-    Draws,
-}
 
 /// Which half of a layer gave what is summed. What one gave stays untouched until the sum of the other is over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

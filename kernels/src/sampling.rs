@@ -9,6 +9,8 @@
 //! ```
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use stoker_fit::gpu;
+pub use stoker_fit::gpu::{COUNT_MAX, EDITS_MAX, LOGPROB_WORDS, LOGPROBS_MAX};
 
 use crate::{
     Device, KernelError, Kernels, check_len, check_room,
@@ -17,15 +19,6 @@ use crate::{
 
 /// The token of a row with a NaN among its logits. Its embedding is zeros.
 pub const NO_TOKEN: u32 = u32::MAX;
-/// Tokens of one sequence whose logits may have an edit. The same constant as in `csrc/sampling.cuh`.
-pub const EDITS_MAX: usize = 2047;
-/// Times that a token may occur in a completion: what the bits of a mark count.
-pub const COUNT_MAX: usize = (1 << 20) - 1;
-/// Likeliest tokens that a row may ask for.
-pub const LOGPROBS_MAX: usize = 20;
-/// Words of one row's log-probabilities: the drawn token's, how many follow, then pairs. The same constant as in
-/// `csrc/sample_options.cu`.
-pub const LOGPROB_WORDS: usize = 2 + 2 * LOGPROBS_MAX;
 /// A larger top-k needs a selection over the whole row. The same constant as in `csrc/sampling.cuh`.
 const TOP_K_MAX: u32 = 256;
 
@@ -143,6 +136,11 @@ macro_rules! records {
 }
 records!(SampleRow, TokenEdit, SlotEntry);
 
+// The memory plan counts by these.
+const _: () = assert!(size_of::<SampleRow>() == gpu::SAMPLE_ROW_BYTES);
+const _: () = assert!(size_of::<TokenEdit>() == gpu::TOKEN_EDIT_BYTES);
+const _: () = assert!(size_of::<SlotEntry>() == gpu::SLOT_ENTRY_BYTES);
+
 /// What draws know of running sequences: one slot each. What the tokens of prompt and completion, and edits, mean to each
 /// token of the vocabulary is one word, so no draw looks at a history.
 #[derive(Debug)]
@@ -158,11 +156,6 @@ impl Marks {
     /// For this many running sequences.
     pub fn new(device: &Device, n_slots: usize, vocab: usize) -> Result<Self, KernelError> {
         Ok(Self { marks: device.zeros(n_slots * vocab)?, edits: device.zeros(n_slots * EDITS_MAX)?, vocab })
-    }
-
-    /// Bytes on the device, for the memory plan.
-    pub fn bytes(n_slots: usize, vocab: usize) -> usize {
-        n_slots * (4 * vocab + 8 * EDITS_MAX)
     }
 }
 
@@ -249,11 +242,6 @@ impl SampleScratch {
             pieces: device.zeros(n_rows * SAMPLE_PIECES_MAX)?,
             tickets: device.zeros(n_rows)?,
         })
-    }
-
-    /// Bytes on the device, for the memory plan.
-    pub fn bytes(n_rows: usize) -> usize {
-        n_rows * (4 + 8 * SAMPLE_PIECES_MAX + 4)
     }
 }
 

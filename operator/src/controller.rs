@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -44,6 +44,7 @@ use crate::{
     agent_client::AgentClient,
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
     clock::Clock,
+    course,
     desired::{Desired, config_map_name, desired, labels},
     endpoints::{Published, Publisher},
     error::ReconcileError,
@@ -101,6 +102,8 @@ pub struct Shared {
     pub ledger: Ledger,
     /// What gateways are told.
     pub endpoints: Published,
+    /// What agents said, once they are asked.
+    pub readings: Arc<OnceLock<Readings>>,
     /// Signs of life.
     pub vitals: Vitals,
 }
@@ -132,7 +135,7 @@ pub async fn run(
     signing: (KeyStore, Keyring),
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let Shared { leadership, metrics, ledger, endpoints, vitals } = shared;
+    let Shared { leadership, metrics, ledger, endpoints, readings: told, vitals } = shared;
     let scope = options.namespace.as_deref();
     let pods_of = PodIndex::default();
     let noted = pods_of.clone();
@@ -161,6 +164,8 @@ pub async fn run(
 
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
     let readings = Readings::by(clock);
+    // It is set once a process.
+    _ = told.set(readings.clone());
     let (key_store, keyring) = signing;
     let probe = Probe {
         pods: pods.clone(),
@@ -327,7 +332,7 @@ struct Decision {
 
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
-        let deployment = validate(&observed.deployment, &self.defaults)?;
+        let deployment = course::settle(validate(&observed.deployment, &self.defaults)?, observed);
         let desired = desired(&deployment, &self.keyring.public());
         let plan = plan::plan(&deployment, &desired, observed, now);
         let scaling = self.ledger.latest(&observed.deployment);

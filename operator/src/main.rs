@@ -117,6 +117,7 @@ async fn main() -> anyhow::Result<()> {
         metrics,
         ledger: Ledger::default(),
         endpoints: Published::default(),
+        readings: Arc::default(),
         vitals: Vitals::default(),
     };
     let server = tokio::spawn(server::serve(listener, shared.clone()));

@@ -145,6 +145,7 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         revision: desired.revision.clone(),
         drain: deployment.replica.drain,
         replacing: deployment.replacing,
+        paused: deployment.paused,
         needs: Needs {
             requests: deployment
                 .replica
@@ -201,11 +202,13 @@ fn own_config_maps(observed: &Observed) -> impl Iterator<Item = &ConfigMap> {
     })
 }
 
-/// ConfigMaps of revisions that are not wanted and that no pod may still read.
+/// ConfigMaps of revisions that are not wanted, that no pod may still read, and that are not kept for going back.
 fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
     let name = observed.deployment.name_any();
-    let used: BTreeSet<String> =
-        observed.replicas.iter().map(|replica| config_map_name(&name, &replica.pod.revision)).collect();
+    let of_pods = observed.replicas.iter().map(|replica| &replica.pod.revision);
+    let rollout = observed.deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let kept = rollout.into_iter().flat_map(|rollout| rollout.revisions.iter().map(|entry| &entry.revision));
+    let used: BTreeSet<String> = of_pods.chain(kept).map(|revision| config_map_name(&name, revision)).collect();
     let unused = own_config_maps(observed).filter(|map| map.labels().contains_key(labels::REVISION));
     let names = unused.map(|map| map.name_any());
     names.filter(|name| *name != desired.config_map.name_any() && !used.contains(name)).collect()
@@ -317,6 +320,7 @@ fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revision: &str) ->
         Strategy::Settled => {}
         Strategy::Surge => writeln!(f, "rolling: surge")?,
         Strategy::ReplaceInPlace => writeln!(f, "rolling: replace in place")?,
+        Strategy::Held => writeln!(f, "rolling: held")?,
     }
     look_again.iter().try_for_each(|moment| writeln!(f, "look again at {moment}"))
 }

@@ -37,6 +37,8 @@ pub struct Wanted {
     pub drain: DrainSettings,
     /// How an older revision is replaced.
     pub replacing: Replacing,
+    /// Older revisions are not replaced.
+    pub paused: bool,
     /// What a pod of the revision asks of a node.
     pub needs: Needs,
     /// Names of pods that exist and are not ours.
@@ -93,6 +95,8 @@ pub enum Strategy {
     Surge,
     /// The surplus pod does not fit: an old one goes before the new one starts.
     ReplaceInPlace,
+    /// Nobody is replaced: somebody paused it.
+    Held,
 }
 
 /// A pod that a plan names.
@@ -204,6 +208,9 @@ fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut Rollo
     if fleet.old.is_empty() {
         return Strategy::Settled;
     }
+    if wanted.paused {
+        return Strategy::Held;
+    }
     if wanted.replacing.max_unavailable == 0 {
         return Strategy::Surge;
     }
@@ -224,8 +231,9 @@ fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut
     let staying = fleet.current.len() + fleet.old.len();
     let missing = wanted.replicas.saturating_sub(staying);
     let surge = fleet.old.len().min(1).min(wanted.replicas.saturating_sub(fleet.current.len()));
-    let room_to_surge =
-        staying + fleet.draining.len() <= wanted.replicas && fleet.current.iter().all(|pod| pod.serves());
+    let room_to_surge = !wanted.paused
+        && staying + fleet.draining.len() <= wanted.replicas
+        && fleet.current.iter().all(|pod| pod.serves());
     let count = if missing > 0 {
         missing
     } else if room_to_surge {

@@ -12,12 +12,14 @@ use axum::{
 };
 use serde::Deserialize;
 use stoker_crds::{
-    endpoints::{ENDPOINTS_PATH, WAIT_SECONDS_MAX},
+    endpoints::{
+        DeploymentEndpoints, DeploymentLoad, ENDPOINTS_PATH, FLEET_PATH, FleetLoad, ReplicaLoad, WAIT_SECONDS_MAX,
+    },
     scaling_status::RECORDS_PATH,
 };
 use tokio::net::TcpListener;
 
-use crate::controller::Shared;
+use crate::{controller::Shared, readings::Readings};
 
 /// Serves until the process ends. A standby is as ready as a leader.
 pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
@@ -27,6 +29,7 @@ pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()>
         .route("/readyz", get(|| async { "ok" }))
         .route(&format!("{RECORDS_PATH}/{{namespace}}/{{name}}"), get(records))
         .route(ENDPOINTS_PATH, get(endpoints))
+        .route(FLEET_PATH, get(fleet))
         .with_state(shared);
     axum::serve(listener, routes).await
 }
@@ -101,5 +104,34 @@ async fn endpoints(State(shared): State<Shared>, Query(known): Query<Known>) -> 
     match shared.endpoints.other_than(&known.source, known.after, wait).await {
         Some(document) => Json(&*document).into_response(),
         None => refuse("nothing is known yet: ask again\n"),
+    }
+}
+
+/// What all replicas say now. Only the leader asks them.
+async fn fleet(State(shared): State<Shared>) -> Response {
+    let refuse = |why: &'static str| (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
+    if !shared.leadership.holds() {
+        return refuse("another operator leads: ask that one\n");
+    }
+    let document = shared.endpoints.other_than("", 0, Duration::from_secs(FIRST_WAIT_SECONDS)).await;
+    let Some((document, readings)) = document.zip(shared.readings.get()) else {
+        return refuse("nothing is known yet: ask again\n");
+    };
+    Json(FleetLoad { deployments: document.deployments.iter().map(|chat| loads(chat, readings)).collect() })
+        .into_response()
+}
+
+fn loads(deployment: &DeploymentEndpoints, readings: &Readings) -> DeploymentLoad {
+    let DeploymentEndpoints { namespace, name, replicas_wanted, replicas, models: _ } = deployment;
+    let replicas = replicas.iter().map(|replica| ReplicaLoad {
+        pod: replica.pod.clone(),
+        state: replica.state,
+        load: readings.of(&replica.uid).report().cloned(),
+    });
+    DeploymentLoad {
+        namespace: namespace.clone(),
+        name: name.clone(),
+        replicas_wanted: *replicas_wanted,
+        replicas: replicas.collect(),
     }
 }

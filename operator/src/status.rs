@@ -9,7 +9,10 @@ use stoker_crds::{
     contract::{AgentPhase, KV_BLOCK_TOKENS, is_commit},
     scaling::ScalingMode,
     scaling_status::ScalingStatus,
-    status::{CapacityStatus, InferenceDeploymentStatus, ModelStatus, StartupPhase, StartupStatus},
+    status::{
+        CapacityStatus, InferenceDeploymentStatus, ModelStatus, RolledBack, RolloutPhase, RolloutStatus, StartupPhase,
+        StartupStatus,
+    },
 };
 use stoker_replica::{Replica, Stage, Trouble};
 
@@ -20,6 +23,7 @@ use crate::{
     desired::{Desired, labels, url},
     observe::Observed,
     plan::Plan,
+    rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
     validate::{SpecError, ValidatedDeployment},
@@ -70,16 +74,21 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let scene = cause::Scene { plan, applied, replicas: &observed.replicas, deadline, now };
     let cause = root_cause(&scene).map(|cause| in_hand(cause, round));
     let scaling = scaling(round, previous.scaling.as_ref(), now);
+    let (rollout, judged_at) = rollout_status(round, cause.as_ref(), now);
     let verdicts = [
         (READY, ready(&counts, cause.as_ref(), plan)),
         (AVAILABLE, available(&counts)),
         (PROGRESSING, progressing(&counts, plan)),
         (DEGRADED, degraded(cause.as_ref(), &strays)),
     ];
+    let verdicts =
+        verdicts.map(|(type_, verdict)| (type_, by_course(type_, verdict, &rollout, &deployment.progress_deadline)));
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
     let of_pods: Vec<Condition> =
         verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict)).collect();
-    let (of_tools, stalls_at) = for_tools(&of_pods, deadline, now);
+    // One that was given up had its time.
+    let patience = if rollout.rolled_back.is_some() { SignedDuration::ZERO } else { deadline };
+    let (of_tools, stalls_at) = for_tools(&of_pods, patience, now);
     let of_scaling = scaling_conditions(round, scaling.as_ref(), &dated);
     let (capacity, look_again) = capacity(observed, previous.capacity.as_ref(), now);
     let status = InferenceDeploymentStatus {
@@ -91,6 +100,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         ready_of_wanted: format!("{}/{}", counts.serving, counts.wanted),
         selector: labels::selector_text(&deployment.identity.name),
         revision: desired.revision.clone(),
+        rollout: Some(rollout),
         model: model(round),
         url: url(&deployment.identity),
         capacity,
@@ -98,8 +108,30 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         stray_pods: strays,
         startup: startup(&observed.replicas, &desired.revision),
     };
-    let moments = [look_again, stalls_at, cause::overdue_at(&observed.replicas, deadline, now)];
+    let moments = [look_again, stalls_at, judged_at, cause::overdue_at(&observed.replicas, deadline, now)];
     Outlook { status, look_again: moments.into_iter().flatten().min() }
+}
+
+/// What is said of a revision that waits or was given up, before what is said of the one that serves.
+fn by_course(type_: &str, verdict: Verdict, rollout: &RolloutStatus, deadline: &SignedDuration) -> Verdict {
+    let given_up = |gone: &RolledBack| {
+        let RolledBack { revision, to, message, .. } = gone;
+        format!(
+            "revision {revision} came no further for {} s and was given up, revision {to} serves instead; change the spec, or undo \
+             the change with kubectl stoker rollout undo (the same revision is tried again with rollout.autoRollback: false). {message}",
+            deadline.as_secs()
+        )
+    };
+    match (&rollout.rolled_back, rollout.phase, type_) {
+        (Some(gone), _, READY) => Verdict::new(false, conditions::REASON_ROLLED_BACK, given_up(gone)),
+        (Some(gone), _, DEGRADED) => Verdict::new(true, conditions::REASON_ROLLED_BACK, given_up(gone)),
+        (None, RolloutPhase::Paused, READY) => Verdict::new(
+            false,
+            conditions::REASON_PAUSED,
+            format!("revision {} waits, as rollout.paused says: kubectl stoker rollout resume goes on", rollout.asked),
+        ),
+        _ => verdict,
+    }
 }
 
 /// What tools that wait for objects look at: Stalled or Reconciling while the object is not what was asked for, and
@@ -232,6 +264,7 @@ fn progressing(counts: &Counts, plan: &Plan) -> Verdict {
 fn rolling_reason(plan: &Plan) -> &'static str {
     match plan.pods.strategy {
         Strategy::ReplaceInPlace => conditions::REASON_REPLACING,
+        Strategy::Held => conditions::REASON_PAUSED,
         Strategy::Surge | Strategy::Settled => conditions::REASON_ROLLING,
     }
 }
@@ -263,7 +296,7 @@ fn in_hand(cause: Cause, round: &Round<'_>) -> Cause {
             let message = format!("{message} {WAITS_FOR_ROOM}");
             Cause { trouble: Trouble { reason, message }, ..cause }
         }
-        Strategy::Surge | Strategy::Settled => cause,
+        Strategy::Surge | Strategy::Settled | Strategy::Held => cause,
     }
 }
 

@@ -11,18 +11,19 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::ResourceExt;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use stoker_crds::{
-    InferenceDeployment,
+    InferenceDeployment, InferenceDeploymentSpec,
     contract::{DrainSettings, EngineSettings, ParallelSettings, is_commit},
     inference_deployment::{DrainSpec, EngineSpec, ModelSpec, ResourcesSpec, RolloutSpec},
+    parallelism::ParallelismSpec,
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
-    quantity::Amount,
+    quantity::{Amount, amount},
     scaling::{self, ScalingMode, ScalingSpec},
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, peers::Peers, quantity::amount, rollout::Replacing};
+use crate::{allow::Allowed, course::Course, peers::Peers, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -37,6 +38,9 @@ const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// How long waiting is no fault, where the deployment does not say.
 pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
+
+/// Older revisions whose configuration is kept, where the deployment does not say.
+const KEEP_REVISIONS: u32 = 3;
 
 /// What the operator was started with and every deployment falls back to.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +79,16 @@ pub struct ValidatedDeployment {
     pub replacing: Replacing,
     /// How long waiting is no fault.
     pub progress_deadline: SignedDuration,
+    /// Changes are held.
+    pub paused: bool,
+    /// Older revisions whose configuration is kept.
+    pub keep_revisions: u32,
+    /// A revision that never serves is given up.
+    pub auto_rollback: bool,
+    /// How the revision that is worked towards was chosen: [`course::settle`](crate::course::settle) says.
+    pub course: Course,
+    /// What of the spec replicas are made from, as it was written: what undoing a change puts back.
+    pub asked: AskedSpec,
     /// How the number follows the load.
     pub scaling: Option<ScalingSpec>,
     /// Everything a replica's pod depends on.
@@ -86,6 +100,35 @@ pub struct ValidatedDeployment {
     pub peers: Option<Peers>,
     /// Keeps every other module from building one.
     _checked: Checked,
+}
+
+/// What of a spec replicas are made from.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct AskedSpec {
+    /// Which weights.
+    pub model: ModelSpec,
+    /// What of a node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourcesSpec>,
+    /// How many share a model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallelism: Option<ParallelismSpec>,
+    /// Sizes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineSpec>,
+    /// How replicas leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainSpec>,
+    /// Where and as what pods run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodSpec>,
+}
+
+impl AskedSpec {
+    fn of(spec: &InferenceDeploymentSpec) -> Self {
+        let InferenceDeploymentSpec { model, resources, parallelism, engine, drain, pod, .. } = spec.clone();
+        Self { model, resources, parallelism, engine, drain, pod }
+    }
 }
 
 /// Only [`validate`] has one to give.
@@ -107,100 +150,100 @@ pub struct Identity {
 
 /// Everything a replica's pod depends on; hashed into its revision. Absent options are left out of the hash, so that a
 /// later operator with more options does not roll pods that use none of them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ReplicaInputs {
     /// `builtin://NAME` or a directory inside the container.
     pub model_source: String,
     /// PersistentVolumeClaim mounted at [`MODEL_MOUNT`].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_claim: Option<String>,
     /// How the model comes, if a hub has it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<ModelFetch>,
     /// Names accepted in requests; never empty.
     pub served_names: Vec<String>,
     /// GPUs it computes on.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub gpus: u32,
     /// Ranks that share the model.
-    #[serde(skip_serializing_if = "ParallelSettings::is_one")]
+    #[serde(default, skip_serializing_if = "ParallelSettings::is_one")]
     pub parallelism: ParallelSettings,
     /// Sizes of the engine.
     pub engine: EngineSettings,
     /// How the replica leaves.
     pub drain: DrainSettings,
     /// Quantities asked for and limited to, by resource name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub resources: BTreeMap<String, Quantity>,
     /// Image of the agent.
     pub image: String,
     /// When the node pulls it; `None`: by its tag.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image_pull_policy: Option<&'static str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<String>,
     /// Names of Secrets with registry credentials.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub image_pull_secrets: Vec<String>,
     /// Labels a node must have.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
     /// Taints the pods tolerate.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
     /// More labels of the pods.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// More annotations of the pods.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// ServiceAccount of the pods.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
     /// PriorityClass of the pods.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
     /// Where they may, should and should not run.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
     /// How they are spread.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// RuntimeClass of the pods.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_class_name: Option<String>,
     /// Who places them.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
     /// More variables of the agent.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<EnvVariable>,
     /// More volumes of the agent.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<PodVolume>,
     /// As whom the agent runs; `None`: as its own user.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security: Option<PodSecurity>,
 }
 
 /// A model that is fetched before the agent starts.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelFetch {
     /// `hf://…`.
     pub source: String,
     /// The hub, or a mirror of it; `None`: the agent's own default.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Where its token is.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<SecretKey>,
     /// Where it is kept.
     pub cache: CacheVolume,
     /// Bytes that may be kept there.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
 }
 
 /// A key of a Secret.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct SecretKey {
     /// Name of the Secret.
     pub name: String,
@@ -209,7 +252,7 @@ pub struct SecretKey {
 }
 
 /// Where fetched models are kept.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum CacheVolume {
     /// In the pod, and gone with it.
     Pod,
@@ -290,6 +333,11 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         replicas,
         replacing,
         progress_deadline,
+        paused: rollout.and_then(|rollout| rollout.paused).unwrap_or(false),
+        keep_revisions: rollout.and_then(|rollout| rollout.keep_revisions).unwrap_or(KEEP_REVISIONS),
+        auto_rollback: rollout.and_then(|rollout| rollout.auto_rollback).unwrap_or(true),
+        course: Course::AsAsked,
+        asked: AskedSpec::of(&deployment.spec),
         scaling,
         replica,
         commit: commit(deployment),
@@ -306,6 +354,11 @@ fn commit(deployment: &InferenceDeployment) -> Option<String> {
 }
 
 impl ValidatedDeployment {
+    /// The same on another revision, which was checked when its configuration was written.
+    pub(crate) fn working_on(self, replica: ReplicaInputs, commit: Option<String>, course: Course) -> Self {
+        Self { replica, commit, course, ..self }
+    }
+
     /// Whether replicas that ask the hub at different times could get different models.
     pub fn awaits_commit(&self) -> bool {
         let names_one = |source: &str| source.rsplit_once('@').is_some_and(|(_, revision)| is_commit(revision));
@@ -371,7 +424,7 @@ fn replica_inputs(
         image: image(&pod, defaults)?,
         service_account_name: service_account(&pod, defaults)?,
         security: security(&pod, defaults),
-        image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str()),
+        image_pull_policy: pod.image_pull_policy.map(|policy| policy.as_str().to_owned()),
         image_pull_secrets: pod.image_pull_secrets.into_iter().map(|secret| secret.name).collect(),
         node_selector: pod.node_selector,
         tolerations: pod.tolerations,

@@ -73,6 +73,7 @@ fn plan(replicas: &[Replica], now: Timestamp) -> RolloutPlan {
     let wanted = Wanted {
         revision: "aaaaaaaa".to_owned(),
         replicas: REPLICAS,
+        paused: false,
         needs: Needs::default(),
         drain: DRAIN,
         replacing: Replacing { max_unavailable: 1, surge_patience: SignedDuration::from_secs(60) },

@@ -37,7 +37,10 @@ fn objects() -> [Value; 3] {
             "kvCacheDtype": "fp8"
         },
         "replicas": 3,
-        "rollout": {"maxUnavailable": 1, "surgeSeconds": 45, "progressDeadlineSeconds": 900},
+        "rollout": {
+            "maxUnavailable": 1, "surgeSeconds": 45, "progressDeadlineSeconds": 900, "paused": true, "keepRevisions": 2,
+            "autoRollback": false
+        },
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 7},
         "pod": pod
     });

@@ -66,6 +66,7 @@ impl World {
             revision: REVISIONS[0].into(),
             drain,
             replacing: Replacing::default(),
+            paused: false,
             needs: Needs::default(),
             foreign_pods: BTreeSet::new(),
         };

@@ -28,6 +28,7 @@ use stoker_cluster::{
 };
 use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
 use stoker_operator::{
+    desired::config_map_name,
     observe,
     revision::revision,
     validate::{Defaults, validate},
@@ -192,7 +193,7 @@ impl Rig {
             Ok(is_ready(&rig.get(name)?)
                 && pods.len() == replicas
                 && pods.iter().all(|pod| serves(pod) && is_selected(pod))
-                && rig.config_maps(name)?.len() == 1)
+                && rig.keeps_what_it_says(name)?)
         })?;
         let deployment = self.get(name)?;
         let stored = serde_json::to_value(&deployment.spec)?;
@@ -207,6 +208,18 @@ impl Rig {
             ensure!(intent_of(&pod).is_none_or(|(_, drains)| !drains), "{}: still draining", pod.name_any());
         }
         Ok(())
+    }
+
+    /// Whether there are the configuration of the revision that serves and of older ones that the status names, no more of them than
+    /// are kept, and no others.
+    fn keeps_what_it_says(&self, name: &str) -> Result<bool> {
+        const KEPT: usize = 3;
+        let status = self.get(name)?.status.unwrap_or_default();
+        let revisions = status.rollout.map(|rollout| rollout.revisions).unwrap_or_default();
+        let named: Vec<String> = revisions.iter().map(|entry| config_map_name(name, &entry.revision)).collect();
+        let there: Vec<String> = self.config_maps(name)?.iter().map(ResourceExt::name_any).collect();
+        let serving = config_map_name(name, &status.revision);
+        Ok(named.len() <= KEPT + 1 && there.contains(&serving) && there.iter().all(|map| named.contains(map)))
     }
 
     /// What there is, for failures.

@@ -235,3 +235,77 @@ fn what_cannot_be_explained_says_why_and_what_to_do() {
     assert!(stage.refused(&missing).contains("no InferenceDeployment chat in namespace elsewhere"));
     assert!(stage.refused(&["explain", "chat", "--operator", "ftp://x"]).contains("is no URL"));
 }
+
+/// Fields of a published config.json.
+fn published(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("goldens/specs/{name}.json"))
+}
+
+fn manifest(dir: &std::path::Path, spec: &Value) -> String {
+    let object = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"}, "spec": spec
+    });
+    let path = dir.join("chat.yaml");
+    fs::write(&path, object.to_string()).unwrap();
+    path.display().to_string()
+}
+
+/// The plugin by itself, with no cluster to ask.
+fn offline(args: &[&str]) -> Output {
+    Command::new(built("kubectl-stoker")).args(args).env("KUBECONFIG", "/dev/null").env_remove("HOME").output().unwrap()
+}
+
+#[test]
+fn a_plan_needs_no_cluster_and_what_it_advises_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = published("llama-3.1-8b").display().to_string();
+    let plan = |spec: &Value, gpu: &str| {
+        let file = manifest(dir.path(), spec);
+        offline(&["plan", "-f", &file, "--config", &config, "--gpu", gpu, "--output", "json"])
+    };
+    let said = |output: &Output| {
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+    };
+    let mut spec = json!({"model": {"source": "hf://meta-llama/Llama-3.1-8B"}, "resources": {"gpus": 1}});
+
+    let fits = plan(&spec, "H200");
+    assert!(fits.status.success());
+    assert_eq!(said(&fits)[0]["plan"]["parameters"], 8_030_261_248_u64);
+    assert_eq!(said(&fits)[0]["plan"]["kvBytesPerToken"], 131_072);
+
+    let refused = plan(&spec, "L4");
+    assert_eq!(refused.status.code(), Some(1));
+    let remedies = said(&refused)[0]["plan"]["remedies"].as_array().unwrap().clone();
+    let context = remedies.iter().find_map(|remedy| remedy.as_str()?.split("maxModelLen: ").nth(1)).unwrap();
+    spec["engine"] = json!({"maxModelLen": context.trim_end_matches(')').parse::<u32>().unwrap()});
+    assert!(plan(&spec, "L4").status.success(), "the context that was advised");
+    spec.as_object_mut().unwrap().remove("engine");
+    spec["resources"] = json!({});
+    spec["parallelism"] = json!({"tensor": 2});
+    assert!(plan(&spec, "L4").status.success(), "the GPUs that were advised");
+
+    let file = manifest(dir.path(), &spec);
+    let unknown = offline(&["plan", "-f", &file, "--gpu", "H200"]);
+    assert!(text(&unknown.stderr).contains("give its config.json with --config"), "{}", text(&unknown.stderr));
+    let unknown = offline(&["plan", "-f", &file, "--config", &config, "--gpu", "Voodoo"]);
+    assert!(text(&unknown.stderr).contains("take one of T4"), "{}", text(&unknown.stderr));
+}
+
+#[test]
+fn a_plan_against_a_cluster_counts_the_gpus_of_its_nodes() {
+    let stage = Stage::set();
+    let labels = json!({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"});
+    stage.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-0", "labels": labels}}));
+    let gpus =
+        json!({"status": {"allocatable": {"nvidia.com/gpu": "8"}, "capacity": {"nvidia.com/gpu": "8"}}}).to_string();
+    stage.kubectl(&["patch", "node", "gpu-0", "--subresource=status", "--type=merge", "-p", &gpus], "").unwrap();
+    let spec = json!({"model": {"source": "hf://meta-llama/Llama-3.1-8B"}, "parallelism": {"tensor": 2}});
+    let file = manifest(stage.dir.path(), &spec);
+    let config = published("llama-3.1-8b").display().to_string();
+    let said = stage.said(&["plan", "-f", &file, "--config", &config]);
+    assert!(
+        said.contains("2 x NVIDIA-H100-80GB-HBM3, 79.6 GiB each (1 nodes, 8 GPUs free, room for 4 replicas now)"),
+        "{said}"
+    );
+    assert!(said.contains("131,072 tokens of context"), "{said}");
+}

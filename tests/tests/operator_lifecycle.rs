@@ -306,7 +306,9 @@ fn a_change_rolls_one_pod_at_a_time_without_serving_fewer() {
     let before = rig.get("rolled").unwrap().status.unwrap().revision;
     let service = rig.service("rolled").unwrap().spec.unwrap().cluster_ip.unwrap();
     let stream = hold_for(&format!("{service}:8000"), 10);
-    rig.apply("rolled", spec(3, annotated("b"))).unwrap();
+    let mut change = annotated("b");
+    change["rollout"] = json!({"keepRevisions": 0});
+    rig.apply("rolled", spec(3, change)).unwrap();
     let (mut fewest, mut most) = (usize::MAX, 0);
     rig.wait("the change is rolled out", SOON * 2, |rig| {
         let pods = rig.pods("rolled")?;

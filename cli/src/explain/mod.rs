@@ -11,6 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
+use serde_json::json;
 use stoker_scaling::DecisionRecord;
 
 use self::{
@@ -19,7 +20,7 @@ use self::{
     source::Source,
     words::Verdict,
 };
-use crate::{cluster::ClusterArgs, operator::OperatorArgs, settings};
+use crate::{cluster::ClusterArgs, operator::OperatorArgs, output::Output, settings};
 
 pub(crate) use self::words::ago;
 
@@ -44,6 +45,8 @@ pub(crate) struct Explain {
     /// Appends the records that FILE does not have yet; with --watch also those to come. `simulate` takes it as a trace.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     cluster: ClusterArgs,
     #[command(flatten)]
@@ -101,7 +104,13 @@ pub(crate) async fn explain(args: &Explain) -> Result<ExitCode> {
 }
 
 fn show(args: &Explain, records: &[DecisionRecord]) -> Result<ExitCode> {
-    for record in pick::picked(records, args.which.pick(Timestamp::now()), args.which.changes)? {
+    let picked = pick::picked(records, args.which.pick(Timestamp::now()), args.which.changes)?;
+    if args.output.is_json() {
+        let verdict = Verdict::of(records);
+        println!("{:#}", json!({"decisions": picked, "reproduced": verdict.is_reproduced()}));
+        return Ok(verdict.exit_code());
+    }
+    for record in picked {
         println!("{}", words::decision(record));
         if !args.settings.is_empty() {
             let other = record.what_if(&settings::spec(record.spec.clone(), &args.settings)?);

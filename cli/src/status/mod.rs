@@ -2,21 +2,23 @@
 
 mod screen;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use stoker_crds::InferenceDeployment;
 
 use self::screen::Facts;
-use crate::cluster::{Cluster, ClusterArgs};
+use crate::{
+    cluster::{Cluster, ClusterArgs},
+    output::Output,
+};
 
 /// Whose status.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
     /// The InferenceDeployment.
     name: String,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -25,17 +27,8 @@ pub(crate) struct Status {
 pub(crate) async fn status(args: &Status) -> Result<()> {
     let cluster = Cluster::find(&args.cluster).await?;
     let deployment = cluster.deployment(&args.name).await?;
-    let pods = pods(&cluster, &deployment).await?;
-    print!("{}", screen::screen(&Facts { deployment, pods, now: Timestamp::now() }));
+    let pods = cluster.pods_of(&deployment).await?;
+    let facts = Facts { deployment, pods, now: Timestamp::now() };
+    args.output.print(&screen::screen(&facts), || screen::json(&facts));
     Ok(())
-}
-
-/// The pods that its status selects.
-async fn pods(cluster: &Cluster, deployment: &InferenceDeployment) -> Result<Vec<Pod>> {
-    let selector = deployment.status.as_ref().map(|status| status.selector.clone()).unwrap_or_default();
-    if selector.is_empty() {
-        return Ok(Vec::new());
-    }
-    let pods = cluster.namespaced::<Pod>().list(&ListParams::default().labels(&selector)).await;
-    Ok(pods.context("list its pods")?.items)
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use kube::ResourceExt;
+use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
@@ -39,6 +40,26 @@ pub(super) fn screen(facts: &Facts) -> String {
         line("stale", format!("generation {generation} of the spec was not looked at yet"));
     }
     text + "\n" + &conditions(status, *now) + "\n" + &replicas_table(pods, *now)
+}
+
+/// The same for programs.
+pub(super) fn json(facts: &Facts) -> Value {
+    let Facts { deployment, pods, now: _ } = facts;
+    let pod = |pod: &Pod| {
+        let status = pod.status.as_ref();
+        let ready = status
+            .into_iter()
+            .flat_map(|status| status.conditions.iter().flatten())
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+        json!({
+            "name": pod.name_any(), "node": pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()),
+            "phase": status.and_then(|status| status.phase.as_ref()), "ready": ready,
+        })
+    };
+    json!({
+        "name": deployment.name_any(), "namespace": deployment.namespace(), "model": deployment.spec.model.source,
+        "status": deployment.status, "pods": pods.iter().map(pod).collect::<Vec<_>>(),
+    })
 }
 
 fn title(deployment: &InferenceDeployment, status: &InferenceDeploymentStatus, now: Timestamp) -> String {

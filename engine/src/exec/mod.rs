@@ -5,8 +5,8 @@ pub mod cuda;
 mod score;
 pub mod sim;
 
-pub(crate) use cpu::{CacheSize, kv_layout};
-pub use cpu::{CpuExecutor, workspace_bytes};
+pub(crate) use cpu::CacheSize;
+pub use cpu::CpuExecutor;
 pub use score::{Abilities, Score, ScoreSpec};
 
 use crate::{

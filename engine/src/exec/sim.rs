@@ -8,13 +8,14 @@ use std::{
 };
 
 use super::{ExecError, Executor};
+use stoker_fit::memory::{MemoryBudget, MemoryNeeds, MemoryPlan};
+
 use crate::{
     config::{EngineLimits, StepSizes},
     constraint::{Masks, allows},
     engine::{Engine, EngineParts, StartError},
     handle::EngineHandle,
     info::{GenerationDefaults, ModelInfo},
-    memory::{MemoryBudget, MemoryNeeds, MemoryPlan},
     request::TokenId,
     sched::{RawLogprobs, SampleSpec, Sampled, Step, StepOutput},
     text::Tokenizer,
@@ -83,7 +84,7 @@ impl SimExecutor {
     pub fn start(script: SimScript, limits: EngineLimits) -> Result<EngineHandle, StartError> {
         let sched = limits.validate(MODEL_LIMIT, &[END_TOKEN], StepSizes::CPU)?;
         let needs = MemoryNeeds { weights_bytes: 0, workspace_bytes: 0, kv_bytes_per_token: 1 };
-        let memory = MemoryPlan::new(needs, &limits, &sched, MemoryBudget::host(u32::MAX.into()))?;
+        let memory = MemoryPlan::new(needs, limits.cache_use(&sched), MemoryBudget::host(u32::MAX.into()))?;
         let model = ModelInfo {
             architecture: "Simulated".into(),
             n_params: 0,

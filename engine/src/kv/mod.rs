@@ -13,10 +13,4 @@ pub use block_pool::{BlockId, BlockPool};
 pub use block_table::{BlockTable, NoFreeBlock};
 pub use layout::{KvDtype, KvLayout};
 
-/// Tokens in one KV block (D11).
-pub const BLOCK_TOKENS: usize = 16;
-
-/// Blocks that hold `tokens` tokens.
-pub fn blocks_for(tokens: usize) -> usize {
-    tokens.div_ceil(BLOCK_TOKENS)
-}
+pub use stoker_fit::{BLOCK_TOKENS, blocks_for};

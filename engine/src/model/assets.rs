@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{ModelConfig, ModelError, ModelSource, fields::Fields, gguf::Gguf};
+use stoker_fit::model::Fields;
+
+use super::{ModelConfig, ModelError, ModelSource, gguf::Gguf};
 use crate::{info::GenerationDefaults, request::TokenId, text::Tokenizer};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -79,8 +81,8 @@ fn open_tokenizer(source: &ModelSource, config: &ModelConfig) -> Result<Tokenize
 }
 
 fn read_tokenizer(json: &[u8], file: String, config: &ModelConfig) -> Result<Tokenizer, ModelError> {
-    let tokenizer =
-        Tokenizer::from_json(json).map_err(|source| ModelError::Tokenizer { file: file.clone(), source })?;
+    let tokenizer = Tokenizer::from_json(json)
+        .map_err(|source| ModelError::Tokenizer { file: file.clone(), source: Box::new(source) })?;
     let (expected, found) = (config.vocab_size, tokenizer.base_vocab_size());
     // Fewer tokens than embeddings is usual: tables are padded. Added tokens may lie beyond, as that for images in a model
     // that reads text only (Gemma 3 1B): a prompt with such a one is refused.

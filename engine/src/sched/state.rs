@@ -3,6 +3,8 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{Lengths, Slots};
+use stoker_fit::host::HostStep;
+
 use crate::{
     kv::BlockPool,
     request::{FinishReason, Request, RequestId, TokenId},
@@ -32,6 +34,14 @@ pub struct SchedLimits {
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken for so long
     /// before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<usize>,
+}
+
+impl SchedLimits {
+    /// What the memory plan of a CPU takes of them.
+    pub fn host_step(&self) -> HostStep {
+        let Self { max_batched_tokens, max_num_seqs, max_model_len, .. } = *self;
+        HostStep { max_batched_tokens, max_num_seqs, max_model_len }
+    }
 }
 
 /// The scheduler's whole state.

@@ -1,19 +1,14 @@
 //! Launches of attention over the paged cache.
 
-use super::{BLOCK_SIZE, Entry, Heads, LaunchConfig, count, not_empty, refused, tiles};
+use stoker_fit::gpu;
+
+use super::{BLOCK_SIZE, Entry, Heads, LaunchConfig, PREFILL_TILE_ROWS, check_heads, count, not_empty, refused, tiles};
 use crate::{
     cache::KvFormat,
     device::Properties,
     error::KernelError,
     plan::{PrefillSplit, SplitPolicy},
 };
-
-/// Rows of a decode tile: sequences that are read together times query heads of one KV head.
-pub const DECODE_TILE_ROWS: usize = 16;
-/// Widest head of prefill attention by wgmma: two stages of wider tiles do not fit the shared memory.
-const WGMMA_DIM_MAX: usize = 128;
-/// Rows of a prefill tile: tokens times query heads of one KV head.
-pub const PREFILL_TILE_ROWS: usize = 128;
 
 /// How one layer attends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +48,7 @@ impl AttentionSpec {
     }
 
     fn check(self, op: &'static str) -> Result<(), KernelError> {
-        self.heads.check(op)?;
+        check_heads(self.heads, op)?;
         if self.window == Some(0) {
             return Err(refused(op, "a window of 0 tokens sees nothing".to_owned()));
         }
@@ -137,15 +132,17 @@ impl PrefillKernel {
     /// The faster one that the chip has for these heads.
     pub fn for_device(properties: Properties, heads: Heads) -> Self {
         let Properties { capability, n_multiprocessors, .. } = properties;
-        let wgmma = Self::Wgmma { n_multiprocessors };
-        if capability == (9, 0) && wgmma.has(heads) { wgmma } else { Self::Mma }
+        match gpu::prefill_split(capability, n_multiprocessors, heads) {
+            PrefillSplit::Fill { .. } => Self::Wgmma { n_multiprocessors },
+            PrefillSplit::Never => Self::Mma,
+        }
     }
 
     /// Whether its tiles are wide enough.
     pub fn has(self, heads: Heads) -> bool {
         match self {
             Self::Mma => true,
-            Self::Wgmma { .. } => heads.dim <= WGMMA_DIM_MAX,
+            Self::Wgmma { .. } => heads.dim <= gpu::WGMMA_DIM_MAX,
         }
     }
 
@@ -205,7 +202,7 @@ pub fn paged_prefill(
                 (Tile::Any64, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any64,
                 (Tile::Any128, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any128,
                 (Tile::Any256, _) => {
-                    let (dim, most) = (heads.dim, WGMMA_DIM_MAX);
+                    let (dim, most) = (heads.dim, gpu::WGMMA_DIM_MAX);
                     let problem = format!("heads of {dim} are too wide for wgmma's tiles: {most} is the most");
                     return Err(refused(OP, problem));
                 }

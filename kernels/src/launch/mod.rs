@@ -9,24 +9,26 @@ mod sampling;
 mod unpack;
 
 pub use self::{
-    attention::{AttentionSpec, DECODE_TILE_ROWS, PREFILL_TILE_ROWS, PrefillKernel, paged_decode, paged_prefill},
+    attention::{AttentionSpec, PrefillKernel, paged_decode, paged_prefill},
     pointwise::{
         GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul,
         quantise_rows, rms_norm, rms_norm_e4m3, rope_kv, silu_mul, softcap,
     },
     product::{
-        NORM_TILE, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, UPDATE_ROWS_MAX, norm_tiles, skinny_gemm,
-        skinny_gemm_e4m3, skinny_gemm_int4, skinny_takes_int4,
+        SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3, skinny_gemm_int4, skinny_takes_int4,
     },
-    reduce::{LOGIT_CHUNKS, Push, Reduced, Way, gather_logits, meet_ranks, reduce},
-    sampling::{SAMPLE_PIECES_MAX, mark_tokens, sample, sample_options, sampling_floor},
+    reduce::{Reduced, Way, gather_logits, meet_ranks, reduce},
+    sampling::{mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
 };
+pub use stoker_fit::gpu::{
+    BLOCK_SIZE, DECODE_TILE_ROWS, Heads, LOGIT_CHUNKS, NORM_TILE, PREFILL_TILE_ROWS, Push, SAMPLE_PIECES_MAX,
+    UPDATE_ROWS_MAX, norm_tiles,
+};
+
 pub use crate::entry::Entry;
 use crate::error::KernelError;
 
-/// Tokens of one KV block; the same constant as in `csrc/common.cuh`.
-pub const BLOCK_SIZE: usize = 16;
 /// Most query heads a KV head may serve: the rows of a tensor-core tile.
 pub const GROUP_MAX: usize = 16;
 /// Widest head.
@@ -55,17 +57,6 @@ pub struct Rows {
     pub width: usize,
 }
 
-/// Attention heads of one rank.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Heads {
-    /// Query heads.
-    pub n_q: usize,
-    /// KV heads.
-    pub n_kv: usize,
-    /// Dimensions of a head.
-    pub dim: usize,
-}
-
 /// y = x * w^T, with x of `m` rows, w of `n` rows, both `k` wide.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct GemmShape {
@@ -92,36 +83,20 @@ pub enum Epilogue {
     Update,
 }
 
-impl Heads {
-    /// Query heads that share a KV head.
-    pub fn group(self) -> usize {
-        self.n_q / self.n_kv
+/// Whether the kernels take them.
+fn check_heads(heads: Heads, op: &'static str) -> Result<(), KernelError> {
+    if !heads.dim.is_multiple_of(HEAD_DIM_STEP) || heads.dim == 0 || heads.dim > HEAD_DIM_MAX {
+        let problem = format!("head dimension {} is no multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}", heads.dim);
+        return Err(refused(op, problem));
     }
-
-    /// Width of a fused QKV row.
-    pub fn qkv_width(self) -> usize {
-        (self.n_q + 2 * self.n_kv) * self.dim
+    if heads.n_kv == 0 || heads.n_q == 0 || !heads.n_q.is_multiple_of(heads.n_kv) || heads.group() > GROUP_MAX {
+        let Heads { n_q, n_kv, .. } = heads;
+        return Err(refused(
+            op,
+            format!("{n_q} query heads do not share {n_kv} KV heads in groups of 1 to {GROUP_MAX}"),
+        ));
     }
-
-    /// Values of one KV block of one layer, in each of the two caches.
-    pub fn block_values(self) -> usize {
-        self.n_kv * BLOCK_SIZE * self.dim
-    }
-
-    fn check(self, op: &'static str) -> Result<(), KernelError> {
-        if !self.dim.is_multiple_of(HEAD_DIM_STEP) || self.dim == 0 || self.dim > HEAD_DIM_MAX {
-            let problem = format!("head dimension {} is no multiple of {HEAD_DIM_STEP} up to {HEAD_DIM_MAX}", self.dim);
-            return Err(refused(op, problem));
-        }
-        if self.n_kv == 0 || self.n_q == 0 || !self.n_q.is_multiple_of(self.n_kv) || self.group() > GROUP_MAX {
-            let Self { n_q, n_kv, .. } = self;
-            return Err(refused(
-                op,
-                format!("{n_q} query heads do not share {n_kv} KV heads in groups of 1 to {GROUP_MAX}"),
-            ));
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 fn config(entry: Entry, grid: [u32; 3], threads: u32) -> LaunchConfig {

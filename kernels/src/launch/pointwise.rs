@@ -1,6 +1,6 @@
 //! Launches of the operations that treat rows one by one: embedding, norms, activation, rotation.
 
-use super::{Entry, Heads, LaunchConfig, Rows, config, count, not_empty, refused, vectors, warps_for};
+use super::{Entry, Heads, LaunchConfig, Rows, check_heads, config, count, not_empty, refused, vectors, warps_for};
 use crate::{cache::KvFormat, error::KernelError};
 
 /// Embedding gather of `rows`.
@@ -136,7 +136,7 @@ impl RotaryForm {
 
     fn check(self) -> Result<(), KernelError> {
         let Self { heads, n_pairs, .. } = self;
-        heads.check("rope_kv")?;
+        check_heads(heads, "rope_kv")?;
         if n_pairs.is_multiple_of(8) && 2 * n_pairs <= heads.dim {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Launches of the GEMM for few rows. Which GEMM takes which shape is decided in [`crate::choose`].
 
-use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
+use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, norm_tiles, not_empty, refused};
 use crate::{
     device::Properties,
     entry::{SKINNY_INT4_BYTES_MAX, SKINNY_RING_BYTES},
@@ -10,11 +10,6 @@ use crate::{
 
 /// Most rows of x that the small-batch matrix product takes.
 pub const SKINNY_ROWS_MAX: usize = 8;
-
-/// Most rows of an [`Update`](super::Epilogue::Update) of some rows; the same constant as `kScaledRows` in `csrc/gemm_residual.cuh`.
-pub const UPDATE_ROWS_MAX: usize = 128;
-/// Values of the residual stream whose squares an update adds up at the least.
-pub const NORM_TILE: usize = 16;
 
 /// Rows of w that the small-batch product takes at a time.
 const SKINNY_TILE_ROWS: usize = 16;
@@ -71,11 +66,6 @@ impl SkinnyForm {
             Self::F32 | Self::ScaledF32 => Err(refused(OP, "logits are of weights in bf16".to_owned())),
         }
     }
-}
-
-/// Sums of squares that an update leaves of a row for a norm over `width` values, at the most.
-pub fn norm_tiles(width: usize) -> usize {
-    width.div_ceil(NORM_TILE)
 }
 
 /// How the small-batch product reads the weights.

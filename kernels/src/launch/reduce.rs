@@ -1,50 +1,14 @@
 //! Launches of sums over the ranks of a group.
 
-use super::{Entry, LaunchConfig, Residual, Rows, config, count, not_empty, refused, rms_norm, vectors};
+use stoker_fit::gpu::LINE_THREADS;
+
+use super::{
+    Entry, LOGIT_CHUNKS, LaunchConfig, Push, Residual, Rows, config, count, not_empty, refused, rms_norm, vectors,
+};
 use crate::error::KernelError;
 
-/// Rows up to which a sum pushes them in words: above, bytes cost more than waiting.
-const WORDS_ROWS_MAX: usize = 32;
-/// The same in lines, which are hardly more bytes than the rows.
-const LINES_ROWS_MAX: usize = 256;
 /// Rows from which on ranks meet in a launch of their own.
 const MEETING_ROWS_MIN: usize = 256;
-/// Blocks of a row of logits; the same constant as in `csrc/reduce.cu`.
-pub const LOGIT_CHUNKS: usize = 8;
-/// Units of 8 bytes in a line, and threads that move it; the same constants as in `csrc/reduce.cuh`.
-const LINE_UNITS: usize = 15;
-const LINE_THREADS: usize = 8;
-
-/// How rows are pushed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Push {
-    /// Over any link: a number beside every four bytes. A row's norm is summed in the order of all other rows', however many there are.
-    Words,
-    /// Over NVLink: a number in every line of 128 bytes.
-    Lines,
-}
-
-impl Push {
-    /// Rows that are pushed at most.
-    pub fn max_rows(self) -> usize {
-        match self {
-            Self::Words => WORDS_ROWS_MAX,
-            Self::Lines => LINES_ROWS_MAX,
-        }
-    }
-
-    /// Bytes that a row takes in an inbox.
-    pub fn row_bytes(self, width: usize) -> usize {
-        match self {
-            Self::Words => 4 * width,
-            Self::Lines => n_lines(width) * LINE_THREADS * 16,
-        }
-    }
-}
-
-fn n_lines(width: usize) -> usize {
-    (width / 4).div_ceil(LINE_UNITS)
-}
 
 /// How the ranks' rows come together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -105,7 +69,7 @@ fn reduce_lines(rows: Rows, gives: Reduced) -> Result<LaunchConfig, KernelError>
             [Entry::ReduceNormE4m3LinesV1, Entry::ReduceNormE4m3LinesV2, Entry::ReduceNormE4m3LinesV4]
         }
     };
-    let n_slots = n_lines(rows.width) * LINE_THREADS;
+    let n_slots = Push::n_lines(rows.width) * LINE_THREADS;
     let (entry, per_thread) = match n_slots {
         0..=1024 => (one, 1),
         1025..=2048 => (two, 2),

@@ -1,10 +1,7 @@
 //! Launches over rows of logits: the draw, and what it needs before.
 
-use super::{Entry, LaunchConfig, Rows, config, count, not_empty, tiles};
+use super::{Entry, LaunchConfig, Rows, SAMPLE_PIECES_MAX, config, count, not_empty, tiles};
 use crate::error::KernelError;
-
-/// Pieces of one row of logits at most.
-pub const SAMPLE_PIECES_MAX: usize = 32;
 
 /// Sequences that enter their slots, a block each.
 pub fn mark_tokens(n_entries: usize) -> Result<LaunchConfig, KernelError> {

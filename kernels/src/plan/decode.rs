@@ -11,19 +11,18 @@
 
 use std::cmp::Reverse;
 
+use stoker_fit::gpu::{DECODE_ITEM_BYTES, DECODE_READER_BYTES, PIECE_TOKENS_MIN};
+pub use stoker_fit::gpu::{SplitPolicy, decode_items_max};
+
 use super::{
     index,
     sharing::{self, Group},
 };
-use crate::launch::{BLOCK_SIZE, DECODE_TILE_ROWS, Heads};
+use crate::launch::{BLOCK_SIZE, Heads};
 
-/// Smallest piece of a context worth its merge: four KV blocks, one for each warp.
-const PIECE_TOKENS_MIN: usize = 4 * BLOCK_SIZE;
 /// Reading together must leave each slot of the chip as much as this to read. With less, slots wait for each other's pieces
 /// and not for memory, and the merge for all readers takes longer than what is saved.
 const SHARING_TOKENS_MIN: usize = 512;
-/// The same as [`PIECE_TOKENS_MIN`] where pieces do not grow with the batch.
-const FIXED_PIECE_TOKENS_MIN: usize = 256;
 
 /// What a decoding sequence reads.
 #[derive(Debug)]
@@ -77,6 +76,9 @@ pub struct DecodeReader {
     pub end: i32,
 }
 
+// The memory plan counts by these.
+const _: () = assert!(size_of::<DecodeItem>() == DECODE_ITEM_BYTES && size_of::<DecodeReader>() == DECODE_READER_BYTES);
+
 // SAFETY: eight and three i32 without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for DecodeItem {}
 // SAFETY: as above: any bits are a value.
@@ -118,45 +120,6 @@ impl DecodePlan {
     }
 }
 
-/// How contexts are cut.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum SplitPolicy {
-    /// So that the pieces fill the chip, and once for all that share them: the result's last bits depend on who else is in
-    /// the batch.
-    Balanced {
-        /// Thread blocks that run at once: two a multiprocessor.
-        n_slots: usize,
-    },
-    /// Always pieces of this many tokens, a multiple of the block size: the same bits at any batch size.
-    Fixed {
-        /// Tokens of a piece.
-        piece_tokens: usize,
-        /// Thread blocks that run at once; they take the pieces in turn, as plans have many pieces or few.
-        n_slots: usize,
-    },
-}
-
-impl SplitPolicy {
-    /// Fixed pieces for contexts of up to `len_max` tokens: at most 32 a context, which fill the chip for one sequence of
-    /// eight KV heads, and none so short that merging counts.
-    pub fn fixed(len_max: usize, n_slots: usize) -> Self {
-        Self::Fixed { piece_tokens: len_max.div_ceil(32).next_power_of_two().max(FIXED_PIECE_TOKENS_MIN), n_slots }
-    }
-
-    /// Sequences that may be read together: their query heads fill the rows of a tensor-core tile.
-    fn readers_max(self, heads: Heads) -> usize {
-        match self {
-            Self::Balanced { .. } => DECODE_TILE_ROWS / heads.group(),
-            Self::Fixed { .. } => 1,
-        }
-    }
-
-    /// Rows that the result of a piece has room for: query heads of all its readers.
-    pub(crate) fn slot_rows(self, heads: Heads) -> usize {
-        self.readers_max(heads) * heads.group()
-    }
-}
-
 /// Cuts the contexts, one for each row of the batch. Long pieces come first, so that the last ones to run are short; pieces
 /// of the same readers are neighbours.
 pub fn plan_decode<B: Copy + Ord>(contexts: &[Context<'_, B>], heads: Heads, policy: SplitPolicy) -> DecodePlan {
@@ -168,18 +131,6 @@ pub fn plan_decode<B: Copy + Ord>(contexts: &[Context<'_, B>], heads: Heads, pol
         cut(&mut items, span, readers[span.first_reader].sequence, piece_tokens(span.n_tokens, share));
     }
     DecodePlan { items, readers }
-}
-
-/// Pieces at most, for `n_sequences` of any length up to `len_max` that share whatever they like: what a captured graph and
-/// its workspace are made for.
-pub fn decode_items_max(n_sequences: usize, len_max: usize, heads: Heads, policy: SplitPolicy) -> usize {
-    let longest = len_max.div_ceil(PIECE_TOKENS_MIN).max(1);
-    match policy {
-        // What is read together has round(tokens / share) pieces, at least one, and no more tokens than its sequences have
-        // alone; the shares fill the slots of one KV head.
-        SplitPolicy::Balanced { n_slots } => (n_sequences + n_slots.div_ceil(heads.n_kv)).min(n_sequences * longest),
-        SplitPolicy::Fixed { piece_tokens, .. } => n_sequences * len_max.div_ceil(piece_tokens),
-    }
 }
 
 /// What one sequence reads, or several together.

@@ -1,5 +1,8 @@
 //! How prefill chunks are cut into tiles, and the contexts of tiles into pieces where tiles do not fill the chip.
 
+use stoker_fit::gpu::PREFILL_TILE_BYTES;
+pub use stoker_fit::gpu::{PrefillSplit, prefill_pieces_max};
+
 use super::index;
 use crate::launch::{Heads, PREFILL_TILE_ROWS};
 
@@ -34,24 +37,15 @@ pub struct PrefillTile {
     pub n_pieces: i32,
 }
 
+// The memory plan counts by it.
+const _: () = assert!(size_of::<PrefillTile>() == PREFILL_TILE_BYTES);
+
 // SAFETY: nine i32 without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for PrefillTile {}
 // SAFETY: as above: any bits are a value.
 unsafe impl bytemuck::Zeroable for PrefillTile {}
 // SAFETY: as above.
 unsafe impl bytemuck::Pod for PrefillTile {}
-
-/// How the contexts of prefill tiles are cut.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum PrefillSplit {
-    /// Not at all: the same bits at any batch size.
-    Never,
-    /// So that the pieces fill the chip where tiles do not.
-    Fill {
-        /// Thread blocks that run at once.
-        n_slots: usize,
-    },
-}
 
 impl PrefillTile {
     /// A tile of nobody, behind all others: pads a plan, so that a captured graph keeps its grid.
@@ -92,16 +86,6 @@ pub fn plan_prefill(chunks: &[PrefillChunk], heads: Heads, split: PrefillSplit) 
     }
     tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end - tile.begin));
     tiles
-}
-
-/// Pieces of cut tiles at most: what the scratch of prefill attention is made for.
-pub fn prefill_pieces_max(heads: Heads, split: PrefillSplit) -> usize {
-    match split {
-        PrefillSplit::Never => 0,
-        // A cut tile of length L has round(L / share) pieces, at most 4/3 of L / share from 1.5 on; all lengths together
-        // are the shares of the slots of one KV head.
-        PrefillSplit::Fill { n_slots } => 2 * n_slots.div_ceil(heads.n_kv),
-    }
 }
 
 /// Tiles at most, for `n_tokens` of one sequence: what a captured graph is made for.

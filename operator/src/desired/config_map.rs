@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Serialize;
 use stoker_crds::{
-    contract::{AgentConfig, CONFIG_FILE, ModelConfig},
+    contract::{AgentConfig, CONFIG_FILE, ModelConfig, SPEC_FILE},
     intent::KEYS_FILE,
 };
 
@@ -24,10 +25,21 @@ pub(super) fn config_map(deployment: &ValidatedDeployment, revision: &str) -> Co
             owner_references: Some(vec![owner(identity)]),
             ..ObjectMeta::default()
         },
-        data: Some(BTreeMap::from([(CONFIG_FILE.to_owned(), json)])),
+        data: Some(BTreeMap::from([
+            (CONFIG_FILE.to_owned(), json),
+            (INPUTS_FILE.to_owned(), text(&deployment.replica)),
+            (SPEC_FILE.to_owned(), text(&deployment.asked)),
+        ])),
         immutable: Some(true),
         ..ConfigMap::default()
     }
+}
+
+/// What replicas are made from, for going back to the revision: one line of JSON.
+pub const INPUTS_FILE: &str = "inputs.json";
+
+fn text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("what replicas are made from is JSON")
 }
 
 /// The public keys of the operator, for every replica of the deployment.

@@ -26,7 +26,7 @@ pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Opti
     Container {
         name: FETCH_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
-        image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
+        image_pull_policy: inputs.image_pull_policy.clone(),
         args: Some(args(fetch, commit)),
         env: Some(inputs.env.iter().map(additions::env).chain(token(fetch)).chain([pod_uid()]).collect()),
         resources: resources_without_gpus(inputs),

@@ -22,6 +22,7 @@ use kube::Resource;
 use stoker_crds::InferenceDeployment;
 
 pub use self::{
+    config_map::INPUTS_FILE,
     fetch::FETCH_CONTAINER,
     pod::{AGENT_CONTAINER, grace_period_seconds},
 };

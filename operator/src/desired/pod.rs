@@ -92,7 +92,7 @@ fn container(inputs: &ReplicaInputs) -> Container {
     Container {
         name: AGENT_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
-        image_pull_policy: inputs.image_pull_policy.map(str::to_owned),
+        image_pull_policy: inputs.image_pull_policy.clone(),
         args: Some(told_by_operator()),
         env: Some(inputs.env.iter().map(additions::env).chain([pod_uid()]).collect()),
         ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),

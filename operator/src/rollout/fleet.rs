@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 
+use stoker_crds::quantity::amount;
 use stoker_replica::{Needs, Replica, Stage};
 
 use super::Wanted;
-use crate::quantity::amount;
 
 /// Beyond its grace period, how long a pod may take to go.
 const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(60);

@@ -38,6 +38,8 @@ pub enum Move {
     Tick,
     /// The user wants another revision.
     ChangeRevision,
+    /// The user pauses changes, or goes on.
+    Pause,
     /// The user wants another number of replicas.
     ChangeReplicas(u8),
     /// The operator ends in the middle of a round, and another one starts.
@@ -71,7 +73,7 @@ impl Move {
     /// Who makes it.
     pub fn mover(self) -> Mover {
         match self {
-            Self::ChangeRevision | Self::ChangeReplicas(_) => Mover::User,
+            Self::ChangeRevision | Self::ChangeReplicas(_) | Self::Pause => Mover::User,
             Self::Crash
             | Self::LoseAnswer
             | Self::Kill(_)
@@ -95,6 +97,7 @@ pub fn next(world: &World, scope: &Scope) -> Vec<(Move, Result<World, Broken>)> 
     let mut candidates = vec![Move::Decide, Move::Write, Move::Tick];
     if world.changes > 0 {
         candidates.push(Move::ChangeRevision);
+        candidates.extend(scope.pauses.then_some(Move::Pause));
         candidates.extend((0..=scope.replicas).filter(|n| *n != world.replicas).map(Move::ChangeReplicas));
     }
     if world.faults > 0 {
@@ -133,6 +136,10 @@ fn make(world: &World, made: Move, scope: &Scope) -> Option<Result<World, Broken
         }
         Move::ChangeRevision => {
             after.revision = 1 - after.revision;
+            Ok(())
+        }
+        Move::Pause => {
+            after.paused = !after.paused;
             Ok(())
         }
         Move::ChangeReplicas(replicas) => {

@@ -38,6 +38,7 @@ pub fn wanted(world: &World, scope: &Scope) -> Wanted {
         revision: REVISIONS[usize::from(world.revision)].into(),
         drain: DRAIN,
         replacing: Replacing { max_unavailable, surge_patience: SURGE_PATIENCE },
+        paused: world.paused,
         needs: Needs::default(),
         foreign_pods: BTreeSet::new(),
     }

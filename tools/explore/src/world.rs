@@ -20,12 +20,14 @@ pub struct Scope {
     pub max_unavailable: u8,
     /// Agents that the operator cannot reach may never be reached again.
     pub mute_for_ever: bool,
+    /// The user may pause changes, and go on.
+    pub pauses: bool,
 }
 
 impl Scope {
     /// One replica, that may never be missing, with room for one more.
     pub const ONE: Self =
-        Self { replicas: 1, changes: 1, faults: 1, room: 2, max_unavailable: 0, mute_for_ever: false };
+        Self { replicas: 1, changes: 1, faults: 1, room: 2, max_unavailable: 0, mute_for_ever: false, pauses: false };
     /// The same without that room: the old pod goes first.
     pub const IN_PLACE: Self = Self { room: 1, max_unavailable: 1, ..Self::ONE };
 
@@ -39,6 +41,7 @@ impl Scope {
             Self { faults: 2, mute_for_ever: true, ..one },
             Self { changes: 0, faults: 3, ..one },
             Self { changes: 2, ..Self::IN_PLACE },
+            Self { changes: 2, faults: 0, pauses: true, ..one },
             Self { faults: 2, ..Self::IN_PLACE },
             Self { faults: 0, ..two },
             Self { changes: 0, faults: 2, ..two },
@@ -63,13 +66,15 @@ pub struct World {
     pub changes: u8,
     /// Faults that may still happen.
     pub faults: u8,
+    /// `rollout.paused`.
+    pub paused: bool,
 }
 
 impl World {
     /// The deployment was just accepted.
     pub fn new(scope: &Scope) -> Self {
         let Scope { replicas, changes, faults, .. } = *scope;
-        Self { replicas, revision: 0, pods: Vec::new(), round: None, changes, faults }
+        Self { replicas, revision: 0, pods: Vec::new(), round: None, changes, faults, paused: false }
     }
 
     /// The pod of this name.

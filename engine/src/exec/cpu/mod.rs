@@ -10,15 +10,17 @@ use decoder::Decoder;
 use meeting::Meeting;
 
 use super::{Abilities, ExecError, Executor, Score, ScoreSpec};
+use stoker_fit::host::SCORED_ROWS;
+
 use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
-    model::{ModelConfig, ModelError, ModelSpec, WeightStore, spec::Rank},
+    model::{ModelError, ModelSpec, WeightStore, spec::Rank},
     ops::{BatchInputs, CpuCache, CpuOps, CpuTensor},
     pool::Pool,
     request::{Request, RequestId, TokenId},
     sample::choose,
-    sched::{ChunkInput, SampleSpec, Sampled, SchedLimits, Step, StepChunk, StepOutput},
+    sched::{ChunkInput, SampleSpec, Sampled, Step, StepChunk, StepOutput},
 };
 
 /// A model, its KV cache and the threads that compute it.
@@ -47,9 +49,6 @@ struct CpuRank {
     cache: CpuCache,
     vocab_size: usize,
 }
-
-/// Rows of a prompt whose logits are held at once.
-const SCORED_ROWS: usize = 32;
 
 /// A draw that waits for its mask: a [`SampleSpec`] that outlives the launch, with its logits.
 #[derive(Debug)]
@@ -285,21 +284,6 @@ pub(crate) fn kv_layout(spec: &ModelSpec, rank: Rank, dtype: KvDtype, n_blocks: 
         n_blocks,
         dtype,
     }
-}
-
-/// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
-/// a normed copy and the feed-forward's three matrices, or attention's four; logits with their copies; the rotary
-/// angles. Saturates, so that absurd sizes are refused as too large.
-pub fn workspace_bytes(config: &ModelConfig, sched: &SchedLimits) -> u64 {
-    let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
-    let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
-    let head_dim = config.head_dim as u64;
-    let attention = heads.saturating_mul(2 * head_dim).saturating_add(hidden);
-    let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
-    let rows = widest.saturating_mul(sched.max_batched_tokens as u64);
-    let logits = (3 * vocab).saturating_mul(sched.max_num_seqs.max(SCORED_ROWS) as u64);
-    let angles = head_dim.saturating_mul(sched.max_model_len as u64);
-    rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
 }
 
 /// Tokens of nobody in the first KV blocks, with logits for every row.

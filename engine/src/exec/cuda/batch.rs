@@ -1,6 +1,7 @@
 //! A step as the GPU takes it: rows in the order of the kernels (decodes first), attention cut into pieces, and the
 //! packed inputs filled in. Pure: nothing here touches the device.
 
+use stoker_fit::gpu::StepBounds;
 use stoker_kernels::{
     launch::Heads,
     packed::{Corner, Filling},
@@ -47,6 +48,12 @@ impl BatchLimits {
             SplitPolicy::Balanced { .. } => chunk.input.n_tokens() == 1,
             SplitPolicy::Fixed { .. } => !chunk.is_prefill,
         }
+    }
+
+    /// What the memory plan takes of it.
+    pub(super) fn bounds(&self) -> StepBounds {
+        let Self { heads, policy, prefill_split, max_num_seqs, max_rows, max_model_len, vocab: _ } = *self;
+        StepBounds { heads, policy, prefill_split, max_num_seqs, max_rows, max_model_len }
     }
 
     /// Pieces of decode attention that a graph for `n` sequences has room for.
@@ -277,6 +284,8 @@ fn fill<T: Copy>(target: &mut [T], values: impl Iterator<Item = T>, padding: T) 
 mod tests {
     use std::sync::Arc;
 
+    use stoker_fit::gpu::Capacity;
+
     use super::*;
     use crate::{
         kv::BlockId,
@@ -292,6 +301,22 @@ mod tests {
         max_model_len: 64,
         vocab: 100,
     };
+
+    #[test]
+    fn the_memory_plan_counts_inputs_as_they_are_packed() {
+        for limits in [LIMITS, BatchLimits { max_num_seqs: 7, max_rows: 1000, max_model_len: 4097, ..LIMITS }] {
+            let capacity = Capacity::new(&limits.bounds());
+            let (n, n_pieces) = (capacity.max_sampled, capacity.max_pieces);
+            let largest = StepShape {
+                n_rows: limits.max_rows,
+                n_tiles: limits.max_rows + n_pieces,
+                n_drawn_tiles: n + n_pieces,
+                sampled: Sampled::Listed,
+                ..decode_shape(n, &limits)
+            };
+            assert_eq!(capacity.input_words, StepLayout::new(&largest).whole.n_words());
+        }
+    }
 
     fn request() -> Arc<Request> {
         let (sampling, stop) = (SamplingParams::default(), StopParams::default());

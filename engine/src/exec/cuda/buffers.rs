@@ -1,5 +1,6 @@
 //! The device memory that a step writes, allocated once at start.
 
+use stoker_fit::gpu::Capacity;
 use stoker_kernels::{
     CudaSlice, Device, KernelError,
     attention::{DecodeScratch, PrefillScratch},
@@ -9,7 +10,7 @@ use stoker_kernels::{
     sampling::{Marks, SampleScratch},
 };
 
-use super::{memory::Capacity, shape::ModelShape};
+use super::shape::ModelShape;
 
 /// What a step writes, sized for the largest one.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ impl Buffers {
             gate_up: rows(2 * shape.inner)?,
             activated: rows(shape.inner)?,
             quantised: {
-                let (n_values, n_rows) = capacity.quantised_rows(shape);
+                let (n_values, n_rows) = capacity.quantised_rows(&shape.sizes());
                 QuantisedRows::zeros(device, n_values, n_rows)?
             },
             gathered: device.zeros(n * shape.attended_width())?,

@@ -6,6 +6,7 @@ mod measure;
 
 use std::collections::{HashMap, VecDeque};
 
+use stoker_fit::gpu::Capacity;
 use stoker_kernels::{
     KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
 };
@@ -17,7 +18,6 @@ use super::{
     kv_scales::{self, Found, Scale},
     layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prompt_buckets},
     masks::MaskInputs,
-    memory::Capacity,
     sampling::Draws,
     slots::Newcomers,
 };

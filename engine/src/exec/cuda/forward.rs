@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use stoker_fit::gpu::Capacity;
 use stoker_kernels::{
     CudaSlice, CudaView, Device, KernelError, Kernels,
     attention::{PagedDecode, PagedKv, PagedPrefill},
@@ -29,7 +30,6 @@ use super::{
     buffers::{Buffers, Stream},
     kv_scales::Scale,
     layout::{StepLayout, StepShape},
-    memory::Capacity,
     program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
     shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
@@ -113,7 +113,9 @@ impl Forward {
         let device = kernels.device().clone();
         let layer_values = n_blocks * shape.heads.block_values();
         let rank = if others == Others::There { shape.rank.idx } else { 0 };
-        let exchange = capacity.exchange(&shape, others).map(|size| Exchange::new(&device, size, rank));
+        let exchange = capacity
+            .exchange(&shape.sizes(), if others == Others::There { shape.rank.of } else { 1 })
+            .map(|size| Exchange::new(&device, size, rank));
         let layer_cache = |_| LayerCache::zeros(&device, shape.kv_format, layer_values, shape.heads);
         Ok(Self {
             kernels,

@@ -1,11 +1,12 @@
 //! Masks of allowed tokens on their way to the device, one copy for all of a step's.
 
+use stoker_fit::gpu::mask_input_words;
 use stoker_kernels::{
     CudaView, Device, KernelError,
     packed::{Corner, Field, Layout, Packed},
 };
 
-use crate::constraint::{Masks, mask_words};
+use crate::constraint::Masks;
 
 /// Room for the masks of the largest step.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub(super) struct MaskInputs {
 
 impl MaskInputs {
     pub(super) fn new(device: &Device, n_rows: usize, vocab: usize) -> Result<Self, KernelError> {
-        Ok(Self { packed: Packed::new(device, input_words(n_rows, vocab))? })
+        Ok(Self { packed: Packed::new(device, mask_input_words(n_rows, vocab))? })
     }
 
     /// Sends them; what is launched from here on finds them until the next ones are sent.
@@ -25,11 +26,6 @@ impl MaskInputs {
         self.packed.upload(whole, all, |filling| filling.field(words).copy_from_slice(masks.words))?;
         Ok(self.packed.view(words))
     }
-}
-
-/// 8-byte words of the largest copy, for the memory plan.
-pub(super) fn input_words(n_rows: usize, vocab: usize) -> usize {
-    layout(n_rows * mask_words(vocab)).0.n_words()
 }
 
 /// Masks, and an empty table: all of the copy is used.

@@ -3,6 +3,10 @@
 
 use std::time::Instant;
 
+use stoker_fit::{
+    gpu::{Capacity, has_rows_of_e4m3},
+    memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
+};
 use stoker_kernels::{
     Device, KernelError, Kernels, Properties,
     blas::Blas,
@@ -18,7 +22,6 @@ use super::{
     batch::BatchLimits,
     executor::CudaRank,
     forward::{Forward, ForwardParts, Others},
-    memory::Capacity,
     ranks::{CudaExecutor, on_threads},
     shape::ModelShape,
     weights,
@@ -28,7 +31,6 @@ use crate::{
     engine::{EngineParts, ReadModel, StartError, WeightSource, rank_threads},
     exec::ExecError,
     info::{Loaded, ModelInfo},
-    memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
     model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
     sched::SchedLimits,
 };
@@ -131,7 +133,7 @@ impl Gpu {
         let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
         let shape = match limits.quantization {
             // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
-            None if weights::has_rows_of_e4m3(spec) => {
+            None if has_rows_of_e4m3(spec) => {
                 shape.clone().quantised(Quantization::Fp8, kernels.properties()).unwrap_or(shape)
             }
             None => shape,
@@ -265,14 +267,19 @@ impl Start<'_> {
             Some(_) => shape,
         };
         let batch = batch_limits(&shape, &kernels, sched, limits);
-        let capacity = Capacity::new(sched, &batch);
-        capacity.check(sched).map_err(CudaError::Refused)?;
+        let capacity = Capacity::new(&batch.bounds());
+        capacity.check().map_err(CudaError::Refused)?;
+        let sizes = shape.sizes();
         let needs = MemoryNeeds {
-            weights_bytes: shape.weights_bytes(spec.n_params_of(shape.rank)?),
-            workspace_bytes: capacity.workspace_bytes(&shape, sched.max_model_len),
-            kv_bytes_per_token: shape.kv_bytes_per_token(),
+            weights_bytes: sizes.weights_bytes(spec.n_params_of(shape.rank)?),
+            workspace_bytes: capacity.workspace_bytes(&sizes),
+            kv_bytes_per_token: sizes.kv_bytes_per_token(),
         };
-        let memory = MemoryPlan::new(needs, limits, sched, budget(kernels.device(), limits).map_err(CudaError::from)?)?;
+        let memory = MemoryPlan::new(
+            needs,
+            limits.cache_use(sched),
+            budget(kernels.device(), limits).map_err(CudaError::from)?,
+        )?;
         log_plan(&memory, &name, shape.kv_format);
         Ok(StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, source, batch, capacity, memory })
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use stoker_fit::gpu::DecoderSizes;
 use stoker_kernels::{
     KernelError,
     cache::KvFormat,
@@ -18,9 +19,6 @@ use crate::{
         spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec, Rank},
     },
 };
-
-/// Widths of rows in e4m3 are multiples of this.
-const E4M3_STEP: usize = 16;
 
 /// Weights that a step still reads when it is about to end: 0.6 to 0.8 ms on an H200, as long as two threads take to wake up one
 /// after the other.
@@ -125,14 +123,15 @@ impl ModelShape {
                 return Err(format!("layer {idx} is not built as layer 0 is: windows and angles alone may differ"));
             }
         }
-        let heads = first.attention.attention.heads.of_rank(rank);
+        let sizes = DecoderSizes::of(spec, rank).ok_or("it has no layers")?;
+        let DecoderSizes { hidden, inner, vocab, heads, push, projections, kv_format, int4_bytes, .. } = sizes;
         Ok(Self {
-            hidden: spec.hidden_size,
-            inner: first.feed_forward.gate.weight.rows.len() / rank.of,
-            vocab: spec.vocab_size,
+            hidden,
+            inner,
+            vocab,
             rank,
-            push: Push::Words,
-            heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
+            push,
+            heads,
             eps: spec.norm.eps,
             norm_weight: match spec.norm.stored {
                 Stored::Factor => NormWeight::Factor,
@@ -142,28 +141,17 @@ impl ModelShape {
             logit_softcap: spec.head.softcap,
             block,
             layers: spec.layers.iter().map(LayerShape::of).collect(),
-            projections: WeightFormat::Bf16,
-            kv_format: KvFormat::Bf16,
-            int4_bytes: 0,
+            projections,
+            kv_format,
+            int4_bytes,
         })
     }
 
     /// With the projections of layers in fewer bits, or why the kernels do not take them.
     pub(super) fn quantised(self, quantization: Quantization, properties: Properties) -> Result<Self, String> {
         let Quantization::Fp8 = quantization;
-        let (major, minor) = properties.capability;
-        if (major, minor) != (9, 0) {
-            return Err(format!(
-                "quantization fp8 needs a GPU of compute capability 9.0 (H100, H200, GH200), this one has {major}.{minor}: leave it out"
-            ));
-        }
-        let widths = [self.hidden, self.attended_width(), self.inner];
-        match widths.into_iter().find(|width| !width.is_multiple_of(E4M3_STEP)) {
-            Some(width) => Err(format!(
-                "quantization fp8 takes rows of multiples of {E4M3_STEP} values, this model has rows of {width}: leave it out"
-            )),
-            None => Ok(Self { projections: WeightFormat::E4m3, ..self }),
-        }
+        self.sizes().check_fp8(properties.capability)?;
+        Ok(Self { projections: WeightFormat::E4m3, ..self })
     }
 
     /// Over that link, where only speed counts. Else every row's norm is summed in one order, however many go at once.
@@ -184,44 +172,26 @@ impl ModelShape {
         Self { kv_format, ..self }
     }
 
-    /// Bytes that one token takes in the cache: keys and values of all layers.
-    pub(super) fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.n_layers() * self.heads.n_kv * self.heads.dim * self.kv_format.bytes()) as u64
-    }
-
-    /// Whether the chip multiplies such projections in four bits.
-    pub(super) fn may_have_four_bits(&self, properties: Properties) -> bool {
-        let widths = [self.hidden, self.attended_width(), self.inner];
-        properties.capability == (9, 0) && widths.iter().all(|width| width.is_multiple_of(8))
+    /// What memory depends on.
+    pub(super) fn sizes(&self) -> DecoderSizes {
+        DecoderSizes {
+            hidden: self.hidden,
+            inner: self.inner,
+            vocab: self.vocab,
+            n_layers: self.n_layers(),
+            n_rope_sets: self.n_rope_sets(),
+            heads: self.heads,
+            rank: self.rank,
+            push: self.push,
+            projections: self.projections,
+            kv_format: self.kv_format,
+            int4_bytes: self.int4_bytes,
+        }
     }
 
     /// With the projections of layers in four bits, which take so many bytes.
     pub(super) fn in_four_bits(self, int4_bytes: u64) -> Self {
         Self { projections: WeightFormat::Int4, int4_bytes, ..self }
-    }
-
-    /// The widest row that a projection multiplies.
-    pub(super) fn widest_input(&self) -> usize {
-        self.hidden.max(self.attended_width()).max(self.inner)
-    }
-
-    /// Bytes of all weights on the device; `n_params` are all numbers.
-    pub(super) fn weights_bytes(&self, n_params: u64) -> u64 {
-        match self.projections {
-            WeightFormat::Bf16 => 2 * n_params,
-            WeightFormat::E4m3 => {
-                let Self { hidden, inner, .. } = *self;
-                let scales = 4 * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
-                2 * n_params - (self.n_layers() * (self.layer_values() - scales)) as u64
-            }
-            WeightFormat::Int4 => 2 * (n_params - (self.n_layers() * self.layer_values()) as u64) + self.int4_bytes,
-        }
-    }
-
-    /// Numbers of a layer's projections.
-    fn layer_values(&self) -> usize {
-        let Self { hidden, inner, .. } = *self;
-        self.heads.qkv_width() * hidden + hidden * self.attended_width() + 3 * inner * hidden
     }
 
     /// Tokens whose logits this rank computes.

@@ -1,6 +1,7 @@
 //! Sequences that enter their slots, on their way to the device: histories and edits of single logits, packed so that one
 //! copy brings those of several. Once a sequence, and again after preemption; a step without newcomers does nothing of this.
 
+use stoker_fit::gpu::{EDITED_MAX, ENTRIES_MAX, newcomer_words};
 use stoker_kernels::{
     Device, KernelError,
     packed::{Corner, Field, Layout, Packed},
@@ -9,11 +10,6 @@ use stoker_kernels::{
 
 use super::sampling::{token_edits, uses_marks};
 use crate::{request::TokenId, sched::SampleSpec};
-
-/// Sequences of one copy at most.
-const ENTRIES_MAX: usize = 64;
-/// Sequences with as many edits as possible that one copy has room for.
-const EDITED_MAX: usize = 8;
 
 /// The way there.
 #[derive(Debug)]
@@ -80,7 +76,7 @@ impl Load {
 impl Newcomers {
     /// Room for one sequence of `max_tokens` at least.
     pub(super) fn new(device: &Device, max_tokens: usize) -> Result<Self, KernelError> {
-        Ok(Self { packed: Packed::new(device, input_words(max_tokens))?, max_tokens })
+        Ok(Self { packed: Packed::new(device, newcomer_words(max_tokens))?, max_tokens })
     }
 
     /// Brings those of `specs` over that enter slots whose marks they use; `enter` launches what takes them in.
@@ -103,11 +99,6 @@ impl Newcomers {
     }
 }
 
-/// Words of the largest copy.
-pub(super) fn input_words(max_tokens: usize) -> usize {
-    EntryLayout::new(ENTRIES_MAX, max_tokens, EDITED_MAX * EDITS_MAX).whole.n_words()
-}
-
 /// As many copies as those who enter need: nearly always one or none.
 fn loads(specs: &[SampleSpec<'_>], max_tokens: usize) -> Vec<Load> {
     let mut loads: Vec<Load> = Vec::new();
@@ -128,6 +119,14 @@ mod tests {
 
     use super::*;
     use crate::request::{Request, SamplingParams, StopParams};
+
+    #[test]
+    fn the_memory_plan_counts_newcomers_as_they_are_packed() {
+        for max_tokens in [0, 1, 8191, 131_072] {
+            let layout = EntryLayout::new(ENTRIES_MAX, max_tokens, EDITED_MAX * EDITS_MAX);
+            assert_eq!(layout.whole.n_words(), newcomer_words(max_tokens));
+        }
+    }
 
     #[test]
     fn newcomers_share_a_copy_as_long_as_it_has_room() {

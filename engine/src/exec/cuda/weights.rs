@@ -4,6 +4,7 @@
 
 use std::{convert::Infallible, ops::Range, thread};
 
+use stoker_fit::gpu::described_int4_bytes;
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
     choose::WeightFormat,
@@ -309,18 +310,11 @@ fn way(slot: &Slot<'_>, parts: &[StoredMatrix], projections: WeightFormat) -> Wa
     }
 }
 
-/// Whether what layers multiply with is all stored as e4m3 with scales by rows.
-pub(super) fn has_rows_of_e4m3(spec: &ModelSpec) -> bool {
-    let is_so = |weight: &WeightSpec| weight.scheme.as_ref().is_some_and(Scheme::has_rows_of_e4m3);
-    let projections =
-        |layer: &LayerSpec| layer.weights().filter(|weight| weight.role == WeightRole::Projection).all(is_so);
-    spec.layers.iter().all(projections)
-}
-
 /// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
 pub(super) fn as_described(shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
-    match described_int4_layouts(spec, shape.rank).filter(|_| shape.may_have_four_bits(properties)) {
-        Some(layouts) => shape.in_four_bits(bytes_of(&layouts)),
+    let is_taken = shape.sizes().may_have_four_bits(properties.capability);
+    match described_int4_bytes(spec, shape.rank).filter(|_| is_taken) {
+        Some(bytes) => shape.in_four_bits(bytes),
         None => shape,
     }
 }
@@ -334,11 +328,11 @@ pub(super) fn as_stored(
 ) -> ModelShape {
     let is_int4 = |part: &&WeightSpec| part.scheme.as_ref().is_some_and(Scheme::is_int4);
     let has_int4 = projections(spec, shape.rank).iter().flat_map(|slot| &slot.parts).any(is_int4);
-    if !has_int4 || !shape.may_have_four_bits(properties) {
+    if !has_int4 || !shape.sizes().may_have_four_bits(properties.capability) {
         return shape;
     }
     let layouts =
-        match described_int4_layouts(spec, shape.rank) {
+        match described_int4_bytes(spec, shape.rank) {
             Some(_) => int4_layouts(spec, shape.rank, weights),
             None => Err("some projections are left alone, have inputs in any order or groups that 32 does not divide"
                 .to_owned()),
@@ -365,11 +359,6 @@ fn int4_layouts(spec: &ModelSpec, rank: Rank, weights: &BoundWeights) -> Result<
     projections(spec, rank).iter().map(layout).collect()
 }
 
-/// The same by a description alone, of which weights are drawn.
-fn described_int4_layouts(spec: &ModelSpec, rank: Rank) -> Option<Vec<Int4Layout>> {
-    projections(spec, rank).iter().map(described_int4_layout).collect()
-}
-
 fn projections(spec: &ModelSpec, rank: Rank) -> Vec<Slot<'_>> {
     let mut slots = Vec::new();
     let Ok(_) = assemble(spec, rank, |slot| -> Result<(), Infallible> {
@@ -383,7 +372,7 @@ fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
     let k = slot.shares().next()?.columns.len();
     let groups: Option<Vec<GroupSize>> = slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(k)).collect();
     let n = slot.shares().map(|share| share.rows.len()).sum();
-    Some(Int4Layout { n, k, group: smallest(groups?), scales: ScaleFormat::F16 })
+    Some(Int4Layout { n, k, group: GroupSize::smallest(&groups?), scales: ScaleFormat::F16 })
 }
 
 /// Of a slot whose weights are all of four bits; the groups of one may be those of another in pieces.
@@ -395,11 +384,7 @@ fn stored_int4_layout(parts: &[StoredMatrix]) -> Result<Int4Layout, String> {
     let fits = |format: &ScaleFormat| weights.iter().all(|weight| weight.scales_fit(*format));
     let scales = ScaleFormat::ALL.into_iter().find(fits).ok_or("scales have more digits than f16 or bf16")?;
     let n = weights.iter().map(QuantisedWeight::n_outputs).sum();
-    Ok(Int4Layout { n, k: weights[0].n_inputs(), group: smallest(groups), scales })
-}
-
-fn smallest(groups: Vec<GroupSize>) -> GroupSize {
-    if groups.contains(&GroupSize::G32) { GroupSize::G32 } else { GroupSize::G128 }
+    Ok(Int4Layout { n, k: weights[0].n_inputs(), group: GroupSize::smallest(&groups), scales })
 }
 
 /// A slot's weights in four bits in its order, by as many threads as there are processors.

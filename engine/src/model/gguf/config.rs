@@ -5,7 +5,9 @@ use serde_json::{Map, Value, json};
 use stoker_kernels::format::WeightFormat;
 
 use super::Gguf;
-use crate::model::{Family, ModelError, families::FAMILIES};
+use stoker_fit::model::FAMILIES;
+
+use crate::model::{Family, ModelError};
 
 const ARCHITECTURE: &str = "general.architecture";
 

@@ -6,7 +6,9 @@ use half::{bf16, f16};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{Activations, Bits, Codes, GroupIndices, Place, QuantisedWeight, Scheme, SharedBy, scheme::PartKind};
+use stoker_fit::model::quantization::{Activations, Bits, Codes, GroupIndices, PartKind, Scheme, SharedBy};
+
+use super::{Place, QuantisedWeight};
 use crate::{
     config::ModelFiles,
     model::{

@@ -6,13 +6,13 @@ use std::ops::Range;
 use half::f16;
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use stoker_fit::model::quantization::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
 use stoker_kernels::{
     codes,
     format::WeightFormat,
     int4::{GroupSize, ScaleFormat},
 };
 
-use super::scheme::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
 use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
 
 /// Inputs that are unpacked together where they lie far apart: a cache line of numbers.

@@ -238,7 +238,7 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
     // Of two layers, half a byte a weight and four bytes a group of 128.
     let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
     assert_eq!(shape.int4_bytes, 2 * (values / 2 + values / 128 * 4));
-    assert_eq!(shape.weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
+    assert_eq!(shape.sizes().weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
 }
 
 #[test]
@@ -262,8 +262,8 @@ fn weights_in_e4m3_take_the_bytes_that_their_numbers_and_scales_have() {
     let plain = shape("LlamaForCausalLM", json!({}));
     let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
     let n_params = 1_000_000_000;
-    let saved = plain.weights_bytes(n_params)
-        - plain.clone().quantised(Quantization::Fp8, h200).unwrap().weights_bytes(n_params);
+    let saved = plain.sizes().weights_bytes(n_params)
+        - plain.clone().quantised(Quantization::Fp8, h200).unwrap().sizes().weights_bytes(n_params);
     // Of a layer: qkv 6144 x 4096, o 4096 x 4096, gate and up 28672 x 4096, down 4096 x 14336.
     let (values, rows) = (6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336, 6144 + 4096 + 28672 + 4096);
     assert_eq!(saved, 2 * (values - 4 * rows));

@@ -1,7 +1,5 @@
 //! Why a model is refused. Every variant names the file and, where there is one, the field or tensor.
 
-use crate::text::TokenizerError;
-
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -211,7 +209,7 @@ pub enum ModelError {
         /// The file.
         file: String,
         /// Why.
-        source: TokenizerError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The tokenizer has tokens that the model has no embedding for.
     #[error("{file} has {found} tokens, but the model's vocabulary is {expected}: it belongs to another model")]

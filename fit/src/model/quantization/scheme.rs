@@ -1,5 +1,5 @@
 //! How one projection is quantised: its codes, who shares a scale, and the tensors of a checkpoint that hold them. Pure;
-//! finding and reading them is [`super::weight`]'s.
+//! finding and reading them is the engine's.
 //!
 //! ```text
 //! number = (code - zero point) * scale                     codes of outputs x inputs
@@ -15,8 +15,8 @@
 
 use std::fmt;
 
+use crate::gpu::GroupSize;
 use safetensors::Dtype;
-use stoker_kernels::int4::GroupSize;
 
 /// How a projection is quantised.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,10 +108,14 @@ pub enum Activations {
 
 /// What a tensor beside a projection is to it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum PartKind {
+pub enum PartKind {
+    /// The codes.
     Codes,
+    /// What they are multiplied by.
     Scales,
+    /// What is subtracted from them.
     ZeroPoints,
+    /// Which group each input belongs to.
     GroupIndices,
     /// The shape before packing, which is known.
     Shape,
@@ -129,18 +133,21 @@ pub(crate) enum PartKind {
 
 /// One of the tensors that hold a projection.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Part {
-    pub(crate) kind: PartKind,
+pub struct Part {
+    /// What it is.
+    pub kind: PartKind,
     /// Names it may have, without its module.
-    pub(crate) names: &'static [&'static str],
+    pub names: &'static [&'static str],
     /// Shapes it may have; the first is the usual one. None: any.
-    pub(crate) shapes: Vec<Vec<usize>>,
-    pub(crate) dtypes: &'static [Dtype],
-    pub(crate) needed: bool,
+    pub shapes: Vec<Vec<usize>>,
+    /// Number formats it may have.
+    pub dtypes: &'static [Dtype],
+    /// Whether it has to be there.
+    pub needed: bool,
 }
 
 /// Scales that are divided by the same one, when they are bytes.
-pub(crate) const SCALES_OF_ONE: usize = 256;
+pub const SCALES_OF_ONE: usize = 256;
 const SCALE_DTYPES: &[Dtype] = &[Dtype::F32, Dtype::BF16, Dtype::F16, Dtype::F8_E8M0, Dtype::U8];
 const INDEX_DTYPES: &[Dtype] = &[Dtype::I32, Dtype::I64];
 
@@ -203,23 +210,23 @@ impl SharedBy {
 
 impl Scheme {
     /// Whether numbers are e4m3 and those of a row share a scale.
-    pub(crate) fn has_rows_of_e4m3(&self) -> bool {
+    pub fn has_rows_of_e4m3(&self) -> bool {
         self.codes == Codes::E4m3 && matches!(self.shared, SharedBy::Tensor | SharedBy::Output)
     }
 
     /// Whether codes are integers of four bits.
-    pub(crate) fn is_int4(&self) -> bool {
+    pub fn is_int4(&self) -> bool {
         matches!(self.codes, Codes::Packed(Bits::Four) | Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq)
     }
 
     /// Who shares a scale where a GPU keeps a projection of that many inputs in four bits, if by its description it may.
-    pub(crate) fn int4_group(&self, n_inputs: usize) -> Option<GroupSize> {
+    pub fn int4_group(&self, n_inputs: usize) -> Option<GroupSize> {
         let size = self.shared.block([1, n_inputs])[1];
         GroupSize::of(size, n_inputs).filter(|_| self.is_int4() && self.group_indices != GroupIndices::Needed)
     }
 
     /// The tensors that hold a projection of that shape.
-    pub(crate) fn parts(&self, shape: [usize; 2]) -> Vec<Part> {
+    pub fn parts(&self, shape: [usize; 2]) -> Vec<Part> {
         let mut parts = vec![self.codes_part(shape), self.scales_part(shape)];
         parts.extend(self.zero_points.then(|| self.zero_points_part(shape)));
         parts.extend(self.group_indices_part(shape[1]));
@@ -240,7 +247,7 @@ impl Scheme {
     }
 
     /// What the tensors that may hold a projection are called.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.parts([1, 1]).into_iter().flat_map(|part| part.names).copied()
     }
 
@@ -309,7 +316,7 @@ impl Scheme {
     }
 
     /// Whether scales and zero points lie input by input.
-    pub(crate) fn is_by_inputs(&self) -> bool {
+    pub fn is_by_inputs(&self) -> bool {
         matches!(self.codes, Codes::Gptq { .. } | Codes::Awq)
     }
 }

@@ -1,25 +1,24 @@
 //! What a plan holds, and that a refusal names what is enough.
 
 use super::*;
-use crate::config::StepSizes;
 
 const MIB: u64 = 1 << 20;
 const NEEDS: MemoryNeeds = MemoryNeeds { weights_bytes: 32 * MIB, workspace_bytes: 8 * MIB, kv_bytes_per_token: 8192 };
 
-fn plan(limits: EngineLimits, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
-    let sched = limits.validate(2048, &[], StepSizes::CPU).expect("default sizes fit each other");
-    MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::host(limit_bytes))
+/// As on a CPU by default.
+const CACHE: CacheUse = CacheUse { max_model_len: 2048, max_num_seqs: 64, asked_tokens: None };
+
+fn plan(cache: CacheUse, limit_bytes: u64) -> Result<MemoryPlan, MemoryError> {
+    MemoryPlan::new(NEEDS, cache, MemoryBudget::host(limit_bytes))
 }
 
 #[test]
 fn with_plenty_of_memory_every_sequence_may_be_full() {
-    assert_eq!(plan(EngineLimits::default(), 1 << 40).unwrap().kv_tokens(), 64 * 2048);
+    assert_eq!(plan(CACHE, 1 << 40).unwrap().kv_tokens(), 64 * 2048);
 }
 
 fn plan_on_gpu(memory: DeviceMemory, fraction: f64) -> Result<MemoryPlan, MemoryError> {
-    let limits = EngineLimits::default();
-    let sched = limits.validate(2048, &[], StepSizes::CPU).expect("default sizes fit each other");
-    MemoryPlan::new(NEEDS, &limits, &sched, MemoryBudget::device(memory, fraction))
+    MemoryPlan::new(NEEDS, CACHE, MemoryBudget::device(memory, fraction))
 }
 
 #[test]
@@ -54,32 +53,32 @@ fn a_gpu_that_is_too_small_at_any_fraction_says_so() {
 
 #[test]
 fn with_little_memory_the_cache_is_a_share_of_what_is_left() {
-    let plan = plan(EngineLimits::default(), 240 * MIB).unwrap();
+    let plan = plan(CACHE, 240 * MIB).unwrap();
     assert_eq!(plan.kv_bytes, 160 * MIB);
     assert!(plan.weights_bytes + plan.workspace_bytes + plan.kv_bytes < plan.limit_bytes);
 }
 
 #[test]
 fn the_limit_named_in_a_refusal_is_enough() {
-    let message = plan(EngineLimits::default(), 30 * MIB).unwrap_err().to_string();
+    let message = plan(CACHE, 30 * MIB).unwrap_err().to_string();
     assert!(message.ends_with("raise the memory limit to at least 61 MiB"), "{message}");
-    assert!(plan(EngineLimits::default(), 61 * MIB).is_ok());
-    let below = plan(EngineLimits::default(), 59 * MIB);
+    assert!(plan(CACHE, 61 * MIB).is_ok());
+    let below = plan(CACHE, 59 * MIB);
     assert!(matches!(below, Err(MemoryError::KvBelowContext { .. })), "{below:?}");
 }
 
 #[test]
 fn a_cache_below_one_context_is_refused_with_the_size_that_works() {
-    let limits = EngineLimits { kv_cache_tokens: Some(1000), ..EngineLimits::default() };
-    let message = plan(limits, 1 << 40).unwrap_err().to_string();
+    let cache = CacheUse { asked_tokens: Some(1000), ..CACHE };
+    let message = plan(cache, 1 << 40).unwrap_err().to_string();
     assert!(message.contains("lower max_model_len to 992"), "{message}");
     assert!(message.contains("raise kv_cache_tokens to at least 2048"), "{message}");
 }
 
 #[test]
 fn a_cache_beyond_the_limit_is_refused_with_the_size_that_fits() {
-    let limits = EngineLimits { kv_cache_tokens: Some(1_000_000), ..EngineLimits::default() };
-    let refused = plan(limits, 240 * MIB).unwrap_err();
+    let cache = CacheUse { asked_tokens: Some(1_000_000), ..CACHE };
+    let refused = plan(cache, 240 * MIB).unwrap_err();
     let message = refused.to_string();
     assert!(message.contains("needs 7813 MiB, but the memory limit of 240 MiB leaves 200 MiB for it"), "{message}");
     assert!(
@@ -105,13 +104,13 @@ enum AskedOf {
 impl Asked {
     fn plan(&self) -> Result<MemoryPlan, MemoryError> {
         let Self { max_model_len, kv_cache_tokens, place } = *self;
-        let limits = EngineLimits { max_model_len: Some(max_model_len), kv_cache_tokens, ..EngineLimits::default() };
-        let sched = limits.validate(1 << 20, &[], StepSizes::GPU).unwrap();
+        let cache =
+            CacheUse { max_model_len: max_model_len as usize, max_num_seqs: 256, asked_tokens: kv_cache_tokens };
         let budget = match place {
             AskedOf::Host { limit_bytes } => MemoryBudget::host(limit_bytes),
             AskedOf::Gpu { memory, fraction } => MemoryBudget::device(memory, fraction),
         };
-        MemoryPlan::new(NEEDS, &limits, &sched, budget)
+        MemoryPlan::new(NEEDS, cache, budget)
     }
 
     fn contradicts_itself(&self) -> bool {

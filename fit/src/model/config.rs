@@ -4,14 +4,13 @@
 use serde_json::Value;
 
 use super::{
-    Activation, AttentionSpec, Family, HeadShape, ModelError, Quantization, RopeScaling, RopeSettings,
+    Activation, AttentionSpec, Family, HeadShape, ModelError, Quantization, RopeScaling, RopeSettings, TokenId,
     families::FAMILIES,
     family::{EmbeddingScale, HasBias, Rotary},
     fields::Fields,
     layers::{RopeLayers, WindowLayers},
     rope_scaling::RopeContext,
 };
-use crate::request::TokenId;
 
 /// Hyper-parameters of a model, by the names of `config.json` where it has them.
 #[derive(Clone, Debug)]

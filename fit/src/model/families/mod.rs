@@ -14,7 +14,7 @@ mod smollm3;
 use super::Family;
 
 /// Every family that can run.
-pub(super) static FAMILIES: &[&Family] = &[
+pub static FAMILIES: &[&Family] = &[
     &llama::LLAMA,
     &mistral::MISTRAL,
     &qwen2::QWEN2,

@@ -5,20 +5,20 @@ use std::{ops::Range, sync::OnceLock};
 use serde_json::{Map, Value};
 
 use super::ModelError;
-use crate::request::TokenId;
+use super::TokenId;
 
 /// Sizes that are believed: no product of two of them overflows, and no model is near the largest.
 const SIZES: Range<u64> = 1..1 << 31;
 
 /// A JSON object whose errors name file and field.
-pub(super) struct Fields<'a> {
+pub struct Fields<'a> {
     fields: &'a Map<String, Value>,
     file: &'a str,
 }
 
 impl<'a> Fields<'a> {
     /// The fields of `value`; `file` is its name in messages.
-    pub(super) fn of(value: &'a Value, file: &'a str) -> Result<Self, ModelError> {
+    pub fn of(value: &'a Value, file: &'a str) -> Result<Self, ModelError> {
         let Value::Object(fields) = value else {
             return Err(ModelError::Json { file: file.into(), reason: "it is not an object".into() });
         };
@@ -26,12 +26,12 @@ impl<'a> Fields<'a> {
     }
 
     /// Its name in messages.
-    pub(super) fn file(&self) -> &'a str {
+    pub fn file(&self) -> &'a str {
         self.file
     }
 
     /// The object in a field; one without fields where there is none.
-    pub(super) fn object(&self, field: &str) -> Result<Fields<'a>, ModelError> {
+    pub fn object(&self, field: &str) -> Result<Fields<'a>, ModelError> {
         match self.get(field) {
             Some(Value::Object(fields)) => Ok(Fields { fields, file: self.file }),
             Some(value) => Err(self.wrong(field, value, "an object")),
@@ -39,29 +39,33 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn error(&self, field: &str, problem: String) -> ModelError {
+    /// The refusal of a field.
+    pub fn error(&self, field: &str, problem: String) -> ModelError {
         ModelError::Field { file: self.file.into(), field: field.into(), problem }
     }
 
     /// The value of a field that is there and not null.
-    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
+    pub fn get(&self, field: &str) -> Option<&'a Value> {
         self.fields.get(field).filter(|value| !value.is_null())
     }
 
     /// A default that holds where a field is not there at all: one that is null says that there is nothing.
-    pub(super) fn if_absent<T>(&self, field: &str, default: Option<T>) -> Option<T> {
+    pub fn if_absent<T>(&self, field: &str, default: Option<T>) -> Option<T> {
         default.filter(|_| !self.fields.contains_key(field))
     }
 
-    pub(super) fn wrong(&self, field: &str, value: &Value, expected: &str) -> ModelError {
+    /// The refusal of a value, with what would be right.
+    pub fn wrong(&self, field: &str, value: &Value, expected: &str) -> ModelError {
         self.error(field, format!("is {value}, expected {expected}"))
     }
 
-    pub(super) fn size(&self, field: &str) -> Result<usize, ModelError> {
+    /// A whole number from 1 on that has to be there.
+    pub fn size(&self, field: &str) -> Result<usize, ModelError> {
         self.optional_size(field)?.ok_or_else(|| self.error(field, "is missing".into()))
     }
 
-    pub(super) fn optional_size(&self, field: &str) -> Result<Option<usize>, ModelError> {
+    /// A whole number from 1 on, if the field is there.
+    pub fn optional_size(&self, field: &str) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let size = value.as_u64().filter(|size| SIZES.contains(size));
         match size {
@@ -70,7 +74,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn number(&self, field: &str) -> Result<Option<f32>, ModelError> {
+    /// A number, if the field is there.
+    pub fn number(&self, field: &str) -> Result<Option<f32>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_f64().filter(|number| number.is_finite()) {
             Some(number) => Ok(Some(number as f32)),
@@ -78,18 +83,21 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn positive(&self, field: &str) -> Result<Option<f32>, ModelError> {
+    /// A number above 0, if the field is there.
+    pub fn positive(&self, field: &str) -> Result<Option<f32>, ModelError> {
         match self.number(field)? {
             Some(number) if number <= 0.0 => Err(self.error(field, format!("is {number}, expected more than 0"))),
             number => Ok(number),
         }
     }
 
-    pub(super) fn needed(&self, field: &str) -> Result<f32, ModelError> {
+    /// A number above 0 that has to be there.
+    pub fn needed(&self, field: &str) -> Result<f32, ModelError> {
         self.positive(field)?.ok_or_else(|| self.error(field, "is missing".into()))
     }
 
-    pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
+    /// True or false, or what holds where the field is not there.
+    pub fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
         match self.get(field) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -98,20 +106,20 @@ impl<'a> Fields<'a> {
     }
 
     /// A text, if the field is there.
-    pub(super) fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
+    pub fn text(&self, field: &str) -> Result<Option<&'a str>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.wrong(field, value, "a text"))
     }
 
     /// A list of texts, if the field is there.
-    pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
+    pub fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let texts = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
         texts.map(Some).ok_or_else(|| self.wrong(field, value, "a list of texts"))
     }
 
     /// A list of sizes, if the field is there.
-    pub(super) fn sizes(&self, field: &str) -> Result<Option<Vec<usize>>, ModelError> {
+    pub fn sizes(&self, field: &str) -> Result<Option<Vec<usize>>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let size = |value: &Value| value.as_u64().filter(|size| SIZES.contains(size)).map(|size| size as usize);
         let sizes = value.as_array().and_then(|list| list.iter().map(size).collect());
@@ -119,7 +127,7 @@ impl<'a> Fields<'a> {
     }
 
     /// How many inputs share a scale; `None`: all, which is written as -1.
-    pub(super) fn group_size(&self) -> Result<Option<usize>, ModelError> {
+    pub fn group_size(&self) -> Result<Option<usize>, ModelError> {
         let field = if self.get("group_size").is_some() { "group_size" } else { "q_group_size" };
         match self.get(field).and_then(Value::as_i64) {
             Some(-1) => Ok(None),
@@ -128,12 +136,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The refusal of a field that is there.
-    pub(super) fn wrong_text(&self, field: &str, expected: &str) -> ModelError {
+    pub fn wrong_text(&self, field: &str, expected: &str) -> ModelError {
         self.wrong(field, self.get(field).unwrap_or(&Value::Null), expected)
     }
 
     /// A list of numbers above 0, if the field is there.
-    pub(super) fn numbers(&self, field: &str) -> Result<Option<Vec<f32>>, ModelError> {
+    pub fn numbers(&self, field: &str) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let number = |value: &Value| value.as_f64().filter(|number| *number > 0.0 && number.is_finite());
         let numbers = value.as_array().and_then(|list| list.iter().map(|v| Some(number(v)? as f32)).collect());
@@ -141,7 +149,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list with one entry a layer, if the field is there.
-    pub(super) fn layers(&self, field: &str, n_layers: usize) -> Result<Option<&'a [Value]>, ModelError> {
+    pub fn layers(&self, field: &str, n_layers: usize) -> Result<Option<&'a [Value]>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_array() {
             Some(list) if list.len() == n_layers => Ok(Some(list)),
@@ -150,7 +158,7 @@ impl<'a> Fields<'a> {
     }
 
     /// One token or a list of them.
-    pub(super) fn tokens(&self, field: &str) -> Result<Vec<TokenId>, ModelError> {
+    pub fn tokens(&self, field: &str) -> Result<Vec<TokenId>, ModelError> {
         let token = |value: &Value| value.as_u64().and_then(|token| TokenId::try_from(token).ok());
         let tokens = match self.get(field) {
             None => Some(Vec::new()),

@@ -6,11 +6,18 @@ mod tests;
 
 pub use fix::{Fix, Fixes};
 
-use crate::{
-    config::EngineLimits,
-    kv::{BLOCK_TOKENS, blocks_for},
-    sched::SchedLimits,
-};
+use crate::{BLOCK_TOKENS, blocks_for};
+
+/// What a KV cache is for, and how large it was asked to be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CacheUse {
+    /// Tokens of one sequence at most.
+    pub max_model_len: usize,
+    /// Sequences that run together at most.
+    pub max_num_seqs: usize,
+    /// Tokens that it holds, if somebody asked.
+    pub asked_tokens: Option<u32>,
+}
 
 /// Memory that an engine may take, and how the KV cache may use what weights and workspace leave of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,9 +76,9 @@ impl MemoryBudget {
 
     /// How many tokens the KV cache holds where nobody says. On the host, every sequence at full length: more is of no use. On
     /// a GPU all that fits: nobody else needs the memory, and what is not in use keeps prefixes.
-    fn kv_tokens(self, fitting_tokens: u64, sched: &SchedLimits) -> u64 {
+    fn kv_tokens(self, fitting_tokens: u64, cache: CacheUse) -> u64 {
         match self.place {
-            Place::Host => fitting_tokens.min(longest_use(sched)),
+            Place::Host => fitting_tokens.min(longest_use(cache)),
             Place::Device(_) => fitting_tokens,
         }
     }
@@ -178,15 +185,36 @@ pub enum MemoryError {
     },
 }
 
+impl MemoryError {
+    /// The numbers, without what would fit.
+    pub fn numbers(&self) -> String {
+        match self {
+            Self::WeightsTooLarge { weights_bytes, workspace_bytes, limit_bytes, kv_bytes, .. } => {
+                let all = weights_bytes.saturating_add(*workspace_bytes).saturating_add(*kv_bytes);
+                format!(
+                    "weights need {}, a step's workspace {} and the KV cache of one sequence {}: {} in all, and {} may be used",
+                    mib(*weights_bytes),
+                    mib(*workspace_bytes),
+                    mib(*kv_bytes),
+                    mib(all),
+                    mib(*limit_bytes)
+                )
+            }
+            Self::KvBelowContext { kv_tokens, max_model_len, .. } => {
+                format!("the KV cache has room for {kv_tokens} tokens, and one sequence may have {max_model_len}")
+            }
+            Self::KvTooLarge { kv_tokens, kv_bytes, left_bytes, .. } => {
+                let (needed, left) = (mib(*kv_bytes), mib(*left_bytes));
+                format!("a KV cache of {kv_tokens} tokens needs {needed}, and {left} are left for it")
+            }
+        }
+    }
+}
+
 impl MemoryPlan {
     /// Sizes the KV cache: as asked, or every sequence at full length as far as the limit allows.
-    pub fn new(
-        needs: MemoryNeeds,
-        limits: &EngineLimits,
-        sched: &SchedLimits,
-        budget: MemoryBudget,
-    ) -> Result<Self, MemoryError> {
-        let kv_tokens = CacheSizing::new(needs, limits, sched, budget).tokens(sched)?;
+    pub fn new(needs: MemoryNeeds, cache: CacheUse, budget: MemoryBudget) -> Result<Self, MemoryError> {
+        let kv_tokens = CacheSizing::new(needs, cache, budget).tokens(cache)?;
         Ok(Self {
             weights_bytes: needs.weights_bytes,
             workspace_bytes: needs.workspace_bytes,
@@ -220,23 +248,23 @@ struct CacheSizing {
 }
 
 impl CacheSizing {
-    fn new(needs: MemoryNeeds, limits: &EngineLimits, sched: &SchedLimits, budget: MemoryBudget) -> Self {
+    fn new(needs: MemoryNeeds, cache: CacheUse, budget: MemoryBudget) -> Self {
         let fixed_bytes = needs.weights_bytes.saturating_add(needs.workspace_bytes);
         let left_bytes = budget.limit_bytes.saturating_sub(fixed_bytes);
         let for_kv_bytes = left_bytes.saturating_mul(budget.kv_share_percent()) / 100;
         Self {
             needs,
             budget,
-            max_model_len: sched.max_model_len as u64,
-            context_tokens: (blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64,
-            asked_tokens: limits.kv_cache_tokens.map(|tokens| whole_blocks(tokens.into())),
+            max_model_len: cache.max_model_len as u64,
+            context_tokens: (blocks_for(cache.max_model_len) * BLOCK_TOKENS) as u64,
+            asked_tokens: cache.asked_tokens.map(|tokens| whole_blocks(tokens.into())),
             left_bytes,
-            fitting_tokens: whole_blocks(for_kv_bytes / needs.kv_bytes_per_token),
+            fitting_tokens: whole_blocks(for_kv_bytes / needs.kv_bytes_per_token.max(1)),
         }
     }
 
     /// Tokens that the cache shall hold: room for one sequence at least.
-    fn tokens(&self, sched: &SchedLimits) -> Result<u64, MemoryError> {
+    fn tokens(&self, cache: CacheUse) -> Result<u64, MemoryError> {
         let Self { context_tokens, fitting_tokens, .. } = *self;
         match self.asked_tokens {
             _ if fitting_tokens == 0 => Err(self.no_room()),
@@ -244,7 +272,7 @@ impl CacheSizing {
             Some(asked) if asked > fitting_tokens => Err(self.asked_too_large(asked)),
             Some(asked) => Ok(asked),
             None if fitting_tokens < context_tokens => Err(self.fits_below_context()),
-            None => Ok(self.budget.kv_tokens(fitting_tokens, sched)),
+            None => Ok(self.budget.kv_tokens(fitting_tokens, cache)),
         }
     }
 
@@ -305,8 +333,8 @@ impl CacheSizing {
 }
 
 /// Tokens of all sequences at full length, in whole blocks each.
-fn longest_use(sched: &SchedLimits) -> u64 {
-    (sched.max_num_seqs * blocks_for(sched.max_model_len) * BLOCK_TOKENS) as u64
+fn longest_use(cache: CacheUse) -> u64 {
+    (cache.max_num_seqs * blocks_for(cache.max_model_len) * BLOCK_TOKENS) as u64
 }
 
 fn whole_blocks(tokens: u64) -> u64 {

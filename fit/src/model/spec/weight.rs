@@ -177,12 +177,12 @@ impl WeightSpec {
     }
 
     /// The module that it belongs to, by its name in the checkpoint.
-    pub(crate) fn module(&self) -> &str {
+    pub fn module(&self) -> &str {
         self.tensor.rsplit_once('.').map_or(&self.tensor, |(module, _)| module)
     }
 
     /// Its tensor as messages name it: both names where the checkpoint has its own.
-    pub(crate) fn label(&self) -> String {
+    pub fn label(&self) -> String {
         match self.name == self.tensor {
             true => self.name.clone(),
             false => format!("{} = {}", self.tensor, self.name),

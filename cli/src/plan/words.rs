@@ -1,0 +1,130 @@
+//! A plan as text and as JSON. Pure.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+use stoker_fit::{
+    gpu::{KvFormat, WeightFormat},
+    plan::{Fit, Place, RemedyText, grouped},
+};
+
+use super::Planned;
+
+/// All of them, one block each.
+pub(super) fn text(plans: &[Planned]) -> String {
+    let blocks: Vec<String> = plans.iter().map(block).collect();
+    blocks.join("\n")
+}
+
+fn block(planned: &Planned) -> String {
+    let mut text = format!("{}: {} on {}\n", planned.deployment, planned.source, place(planned));
+    let mut line = |label: &str, words: String| {
+        let _ = writeln!(text, "  {label:<12} {words}");
+    };
+    match &planned.answer {
+        Ok(fit) => {
+            line("fits", sequences(fit));
+            line("weights", weights(fit, planned.place));
+            line("KV cache", cache(fit));
+            line("workspace", gib(fit.memory.workspace_bytes));
+            line("of", format!("{} that may be used", gib(fit.memory.limit_bytes)));
+        }
+        Err((misfit, remedies)) => {
+            line("does not fit", misfit.cause());
+            line("", RemedyText(remedies).to_string());
+        }
+    }
+    text
+}
+
+fn place(planned: &Planned) -> String {
+    let gpus = planned.answer.as_ref().map_or(1, |fit| fit.n_ranks);
+    let mut text = match planned.place {
+        Place::Gpu(card) => {
+            let name = planned.kind.as_ref().map_or(card.name, |kind| &kind.product);
+            format!("{gpus} x {name}, {} each", gib(card.total_bytes()))
+        }
+        Place::Host { limit_bytes } => format!("CPUs with {}", gib(limit_bytes)),
+    };
+    if let Some(kind) = &planned.kind {
+        let _ =
+            write!(text, " ({} nodes, {} GPUs free, room for {} replicas now)", kind.nodes, kind.free, kind.room_for);
+    }
+    text
+}
+
+fn sequences(fit: &Fit) -> String {
+    let Fit { max_model_len, max_num_seqs, .. } = fit;
+    format!(
+        "{} tokens of context: {} sequences at full length; {max_num_seqs} at once have {} tokens each",
+        grouped(*max_model_len as u64),
+        grouped(fit.full_sequences()),
+        grouped(fit.tokens_of_each())
+    )
+}
+
+fn weights(fit: &Fit, place: Place) -> String {
+    let format = match (place, fit.weights) {
+        (Place::Host { .. }, _) => "as stored",
+        (_, WeightFormat::Bf16) => "bf16",
+        (_, WeightFormat::E4m3) => "fp8",
+        (_, WeightFormat::Int4) => "int4",
+    };
+    let each = if fit.n_ranks > 1 { " on each GPU" } else { "" };
+    format!("{}{each}, {} parameters, {format}", gib(fit.memory.weights_bytes), billions(fit.n_params))
+}
+
+fn cache(fit: &Fit) -> String {
+    let format = match fit.kv_format {
+        KvFormat::Bf16 => "",
+        KvFormat::E4m3 => ", fp8",
+    };
+    let kib = fit.memory.kv_bytes_per_token as f64 / 1024.0;
+    format!("{} for {} tokens, {kib} KiB each{format}", gib(fit.memory.kv_bytes), grouped(fit.memory.kv_tokens()))
+}
+
+/// For programs.
+pub(super) fn json(plans: &[Planned]) -> Value {
+    plans.iter().map(one).collect()
+}
+
+fn one(planned: &Planned) -> Value {
+    let place = match planned.place {
+        Place::Gpu(card) => json!({"gpu": card.name, "memoryBytes": card.total_bytes()}),
+        Place::Host { limit_bytes } => json!({"memoryBytes": limit_bytes}),
+    };
+    let nodes = planned.kind.as_ref().map(|kind| {
+        json!({"product": kind.product, "nodes": kind.nodes, "freeGpus": kind.free, "roomForReplicas": kind.room_for})
+    });
+    let answer = match &planned.answer {
+        Ok(fit) => json!({
+            "parameters": fit.n_params,
+            "gpus": fit.n_ranks,
+            "weightsBytes": fit.memory.weights_bytes,
+            "workspaceBytes": fit.memory.workspace_bytes,
+            "kvBytesPerToken": fit.memory.kv_bytes_per_token,
+            "kvTokens": fit.memory.kv_tokens(),
+            "maxModelLen": fit.max_model_len,
+            "maxNumSeqs": fit.max_num_seqs,
+            "fullSequences": fit.full_sequences(),
+        }),
+        Err((misfit, remedies)) => json!({
+            "reason": misfit.cause(),
+            "remedies": remedies.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }),
+    };
+    json!({
+        "deployment": planned.deployment, "source": planned.source, "place": place, "cluster": nodes,
+        "fits": planned.answer.is_ok(), "plan": answer,
+    })
+}
+
+fn gib(bytes: u64) -> String {
+    let gib = bytes as f64 / (1u64 << 30) as f64;
+    if gib < 1.0 { format!("{:.1} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
+}
+
+fn billions(count: u64) -> String {
+    let count = count as f64;
+    if count < 1e9 { format!("{:.1} million", count / 1e6) } else { format!("{:.2} billion", count / 1e9) }
+}

@@ -1,0 +1,176 @@
+//! `kubectl stoker top`: every deployment in one table, as its replicas say at this moment; from the operator, which asks them all
+//! the time.
+
+use std::{io::IsTerminal, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::json;
+use stoker_crds::endpoints::{DeploymentLoad, EndpointState, FLEET_PATH, FleetLoad, ReplicaLoad};
+
+use crate::{
+    cluster::{Cluster, ClusterArgs},
+    operator::{self, OperatorArgs},
+    output::Output,
+};
+
+/// The operator asks as often.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Which fleet.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// The InferenceDeployment, with a line a replica. Default: all of the namespace, a line each.
+    name: Option<String>,
+    /// Of all namespaces.
+    #[arg(long, short = 'A', conflicts_with = "name")]
+    all_namespaces: bool,
+    /// Look again every two seconds.
+    #[arg(long, short)]
+    watch: bool,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    operator: OperatorArgs,
+}
+
+/// Prints the table, once or for as long as somebody looks.
+pub(crate) async fn top(args: &Top) -> Result<()> {
+    let cluster = Cluster::find(&args.cluster).await?;
+    loop {
+        let fleet = fleet(args, &cluster).await?;
+        if args.watch && std::io::stdout().is_terminal() {
+            print!("\x1b[H\x1b[2J");
+        }
+        let text = match &args.name {
+            Some(_) => fleet.deployments.iter().map(replicas).collect(),
+            None => deployments(&fleet, args.all_namespaces),
+        };
+        args.output.print(&text, || json!(fleet));
+        if !args.watch {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn fleet(args: &Top, cluster: &Cluster) -> Result<FleetLoad> {
+    if let Some(name) = &args.name {
+        cluster.deployment(name).await?;
+    }
+    let text = operator::ask(&args.operator, cluster, FLEET_PATH).await?;
+    let mut fleet: FleetLoad =
+        serde_json::from_str(&text).context("read the operator's answer: it is of another version")?;
+    fleet.deployments.retain(|deployment| {
+        (args.all_namespaces || deployment.namespace == cluster.namespace)
+            && args.name.as_ref().is_none_or(|name| deployment.name == *name)
+    });
+    fleet.deployments.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    Ok(fleet)
+}
+
+/// A line each.
+fn deployments(fleet: &FleetLoad, with_namespace: bool) -> String {
+    let head = ["NAME", "READY", "RUNNING", "WAITING", "KV", "TTFT p95", "ITL p95", "PREFILL/s", "PREEMPTED"];
+    let rows = fleet.deployments.iter().map(|deployment| {
+        let DeploymentLoad { namespace, name, replicas_wanted, replicas } = deployment;
+        let name = if with_namespace { format!("{namespace}/{name}") } else { name.clone() };
+        let serving = replicas.iter().filter(|replica| replica.state == EndpointState::Serving).count();
+        let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(replicas);
+        [name, format!("{serving}/{replicas_wanted}"), running, waiting, kv, ttft, itl, prefill, preempted]
+    });
+    table(head, rows.collect())
+}
+
+/// A line for each replica.
+fn replicas(deployment: &DeploymentLoad) -> String {
+    let head = ["POD", "STATE", "RUNNING", "WAITING", "KV", "TTFT p95", "ITL p95", "PREFILL/s", "PREEMPTED"];
+    let rows = deployment.replicas.iter().map(|replica| {
+        let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(std::slice::from_ref(replica));
+        [replica.pod.clone(), replica.state.word().to_owned(), running, waiting, kv, ttft, itl, prefill, preempted]
+    });
+    table(head, rows.collect())
+}
+
+/// Sums, shares and the worst of those that could be read; a dash where none could.
+fn numbers(replicas: &[ReplicaLoad]) -> [String; 7] {
+    let loads = || replicas.iter().filter_map(|replica| replica.load.as_ref());
+    if loads().next().is_none() {
+        return std::array::from_fn(|_| "-".to_owned());
+    }
+    let sum = |of: fn(&stoker_crds::contract::LoadReport) -> u64| loads().map(of).sum::<u64>();
+    let worst = |of: fn(&stoker_crds::contract::LoadReport) -> Option<f64>| loads().filter_map(of).reduce(f64::max);
+    let total = sum(|load| load.total_blocks.into());
+    let kv = sum(|load| load.referenced_blocks.into()) * 100 / total.max(1);
+    let prefill: f64 = loads().filter_map(|load| load.prefill_tokens_per_second).sum();
+    [
+        sum(|load| load.running.into()).to_string(),
+        sum(|load| load.waiting.into()).to_string(),
+        format!("{kv} %"),
+        worst(|load| load.ttft_p95_seconds).map_or("-".to_owned(), |seconds| format!("{:.0} ms", seconds * 1e3)),
+        worst(|load| load.itl_p95_seconds).map_or("-".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3)),
+        if prefill > 0.0 { format!("{prefill:.0}") } else { "-".to_owned() },
+        sum(|load| load.preemptions).to_string(),
+    ]
+}
+
+fn table<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
+    if rows.is_empty() {
+        return "no InferenceDeployment here\n".to_owned();
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([head[column].len()]).max().unwrap_or(0);
+    let line = |cells: [&str; N]| {
+        let cells: Vec<String> = cells
+            .iter()
+            .enumerate()
+            .map(|(column, cell)| match column {
+                0 | 1 => format!("{cell:<0$}", width(column)),
+                _ => format!("{cell:>0$}", width(column)),
+            })
+            .collect();
+        cells.join("  ").trim_end().to_owned() + "\n"
+    };
+    let mut text = line(head);
+    for row in &rows {
+        text += &line(row.each_ref().map(String::as_str));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_crds::contract::LoadReport;
+
+    use super::*;
+
+    fn replica(pod: &str, load: Option<LoadReport>) -> ReplicaLoad {
+        let state = if load.is_some() { EndpointState::Serving } else { EndpointState::Starting };
+        ReplicaLoad { pod: pod.to_owned(), state, load }
+    }
+
+    #[test]
+    fn a_deployment_is_the_sum_of_its_replicas_and_as_late_as_the_latest() {
+        let load = |running, referenced_blocks, ttft| LoadReport {
+            running,
+            referenced_blocks,
+            ttft_p95_seconds: Some(ttft),
+            preemptions: 2,
+            ..LoadReport::idle(100)
+        };
+        let replicas =
+            vec![replica("a", Some(load(3, 30, 0.2))), replica("b", Some(load(4, 60, 0.5))), replica("c", None)];
+        let chat = DeploymentLoad { namespace: "default".into(), name: "chat".into(), replicas_wanted: 3, replicas };
+        let text = deployments(&FleetLoad { deployments: vec![chat] }, false);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["chat", "2/3", "7", "0", "45", "%", "500", "ms", "-", "-", "4"]);
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_replica_that_says_nothing() {
+        let chat = DeploymentLoad { replicas: vec![replica("chat-a-0", None)], ..DeploymentLoad::default() };
+        assert!(replicas(&chat).lines().nth(1).unwrap().starts_with("chat-a-0  starting"));
+        assert_eq!(deployments(&FleetLoad::default(), true), "no InferenceDeployment here\n");
+    }
+}

@@ -1,0 +1,173 @@
+//! How much GPU memory an executor takes besides weights and KV cache, before it takes any: the largest step, and the sizes that
+//! all its buffers are allocated by.
+
+use super::{
+    DecoderSizes, ExchangeSize, Heads, PrefillSplit, ScratchSize, SplitPolicy, WeightFormat,
+    attention::{decode_items_max, prefill_pieces_max, prefill_scratch_bytes},
+    inputs::{LargestStep, SAMPLE_ROW_BYTES, mask_input_words, newcomer_words},
+    sampling::{LOGPROB_WORDS, marks_bytes, sample_scratch_bytes},
+};
+use crate::blocks_for;
+
+/// Recorded graphs, the driver's own buffers for them and for launches: measured once, taken generously.
+const GRAPHS_BYTES: u64 = 512 << 20;
+/// What cuBLASLt may use beside its operands.
+pub const WORKSPACE_BYTES: usize = 32 << 20;
+/// Tiles of attention, and rows, that one launch takes.
+pub const TILES_MAX: usize = 65_535;
+/// Times that a token may occur in a completion: what the bits of a mark count.
+pub const COUNT_MAX: usize = (1 << 20) - 1;
+/// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
+pub const UPDATE_ROWS_MAX: usize = 128;
+/// Values of the residual stream whose squares an update adds up at the least.
+pub const NORM_TILE: usize = 16;
+
+/// Sums of squares that an update leaves of a row for a norm over `width` values, at the most.
+pub fn norm_tiles(width: usize) -> usize {
+    width.div_ceil(NORM_TILE)
+}
+
+/// What bounds every step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBounds {
+    /// The rank's heads.
+    pub heads: Heads,
+    /// How decode attention is cut.
+    pub policy: SplitPolicy,
+    /// How prefill attention is cut.
+    pub prefill_split: PrefillSplit,
+    /// Sequences that run together.
+    pub max_num_seqs: usize,
+    /// Tokens of a step.
+    pub max_rows: usize,
+    /// Tokens of a sequence.
+    pub max_model_len: usize,
+}
+
+/// The largest step.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Tokens of a step.
+    pub max_rows: usize,
+    /// Rows drawn in a step.
+    pub max_sampled: usize,
+    /// Pieces of decode attention.
+    pub max_items: usize,
+    /// How decode attention is cut.
+    pub policy: SplitPolicy,
+    /// Pieces of cut prefill tiles.
+    pub max_pieces: usize,
+    /// 8-byte words of packed inputs.
+    pub input_words: usize,
+    /// Tokens of sequences that enter their slots in one copy.
+    pub max_history: usize,
+    /// Tokens of a sequence.
+    pub max_model_len: usize,
+}
+
+impl Capacity {
+    /// Of steps within these bounds.
+    pub fn new(bounds: &StepBounds) -> Self {
+        let StepBounds { heads, policy, prefill_split, max_num_seqs, max_rows, max_model_len } = *bounds;
+        // A step that decodes and prefills at once has as many pieces as its decodes.
+        let max_items = decode_items_max(max_num_seqs, max_model_len, heads, policy);
+        let max_pieces = prefill_pieces_max(heads, prefill_split);
+        let largest = LargestStep {
+            n_rows: max_rows,
+            n_sequences: max_num_seqs,
+            n_items: max_items,
+            // Every sequence may end in a tile of its own; a tile holds at least one token of one group.
+            n_tiles: max_rows + max_pieces,
+            n_drawn_tiles: max_num_seqs + max_pieces,
+            blocks_per_row: blocks_for(max_model_len),
+        };
+        Self {
+            max_rows,
+            max_sampled: max_num_seqs,
+            max_items,
+            policy,
+            max_pieces,
+            input_words: largest.words(),
+            // As many prompts as one step computes, or one sequence that was preempted at its full length.
+            max_history: max_rows.max(max_model_len),
+            max_model_len,
+        }
+    }
+
+    /// Refuses sizes of which a launch would refuse some step, or a draw could not count a token. Now, before anything is
+    /// uploaded.
+    pub fn check(&self) -> Result<(), String> {
+        let n_tiles = self.max_rows + self.max_pieces;
+        if n_tiles > TILES_MAX {
+            let most = TILES_MAX.saturating_sub(self.max_pieces);
+            return Err(format!(
+                "{} tokens a step are more than the GPU's kernels take: set max_batched_tokens to at most {most}",
+                self.max_rows
+            ));
+        }
+        if self.max_model_len > COUNT_MAX {
+            return Err(format!(
+                "a context of {} tokens is more than draws count: set max_model_len to at most {COUNT_MAX}",
+                self.max_model_len
+            ));
+        }
+        Ok(())
+    }
+
+    /// Device bytes of everything that a step writes or reads besides weights and cache.
+    pub fn workspace_bytes(&self, sizes: &DecoderSizes) -> u64 {
+        let DecoderSizes { hidden, inner, vocab, heads, .. } = *sizes;
+        let row_values = 3 * hidden + heads.qkv_width() + sizes.attended_width() + 3 * inner;
+        let sampled = self.max_sampled * (2 * sizes.attended_width() + 4 * vocab + SAMPLE_ROW_BYTES);
+        let scratch = self.decode_scratch(heads).bytes()
+            + prefill_scratch_bytes(self.max_pieces, heads)
+            + sample_scratch_bytes(self.max_sampled)
+            + marks_bytes(self.max_sampled, vocab)
+            + 4 * self.result_words();
+        let inputs = self.input_words + newcomer_words(self.max_history) + mask_input_words(self.max_sampled, vocab);
+        let angles = 4 * sizes.n_rope_sets * self.max_model_len * heads.dim;
+        let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(hidden);
+        let (quantised, scales) = self.quantised_rows(sizes);
+        let shared = self.exchange(sizes, sizes.rank.of).map_or(0, |size| size.bytes());
+        let bytes = self.max_rows * (2 * row_values + 4)
+            + quantised
+            + 4 * scales
+            + squares
+            + sampled
+            + scratch
+            + angles
+            + shared
+            + 8 * inputs;
+        bytes as u64 + WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+    }
+
+    /// What ranks of a model share, if there are some; so many of them are there.
+    pub fn exchange(&self, sizes: &DecoderSizes, n_ranks: usize) -> Option<ExchangeSize> {
+        (sizes.rank.of > 1).then(|| ExchangeSize {
+            n_ranks,
+            push: sizes.push,
+            max_rows: self.max_rows,
+            width: sizes.hidden,
+            max_logit_rows: self.max_sampled,
+            logit_share: sizes.rank.vocabulary_share(sizes.vocab),
+        })
+    }
+
+    /// Values and rows that are quantised at once, at the most.
+    pub fn quantised_rows(&self, sizes: &DecoderSizes) -> (usize, usize) {
+        match sizes.projections {
+            WeightFormat::Bf16 | WeightFormat::Int4 => (0, 0),
+            WeightFormat::E4m3 => (self.max_rows * sizes.widest_input(), self.max_rows),
+        }
+    }
+
+    /// Words that a step's results take: tokens, then log-probabilities.
+    pub fn result_words(&self) -> usize {
+        self.max_sampled * (1 + LOGPROB_WORDS)
+    }
+
+    /// What decode attention's scratch is made for.
+    pub fn decode_scratch(&self, heads: Heads) -> ScratchSize {
+        ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, policy: self.policy, heads }
+    }
+}

@@ -1,0 +1,64 @@
+//! GPU memory that a model takes: weights as they lie there, keys and values, and everything that a step writes. The kernels' and
+//! the engine's buffers are made by these sizes.
+
+mod attention;
+mod capacity;
+mod cards;
+mod decoder;
+mod exchange;
+mod four_bits;
+mod inputs;
+mod sampling;
+
+pub use self::{
+    attention::{
+        BLOCK_SIZE, DECODE_TILE_ROWS, Heads, PIECE_TOKENS_MIN, PREFILL_TILE_ROWS, PrefillSplit, ScratchSize,
+        SplitPolicy, WGMMA_DIM_MAX, decode_items_max, prefill_pieces_max, prefill_split,
+    },
+    capacity::{COUNT_MAX, Capacity, NORM_TILE, StepBounds, TILES_MAX, UPDATE_ROWS_MAX, WORKSPACE_BYTES, norm_tiles},
+    cards::{CARDS, Card, Chip},
+    decoder::{DecoderSizes, described_int4_bytes, has_rows_of_e4m3},
+    exchange::{Counted, ExchangeSize, LINE_THREADS, LINE_UNITS, LOGIT_CHUNKS, Push},
+    four_bits::{CHUNK, CHUNK_WORDS, GroupSize, Int4Size, STEP, TILE_ROWS},
+    inputs::{
+        DECODE_ITEM_BYTES, DECODE_READER_BYTES, EDITED_MAX, ENTRIES_MAX, PREFILL_TILE_BYTES, SAMPLE_ROW_BYTES,
+        SLOT_ENTRY_BYTES, TOKEN_EDIT_BYTES, end_of_field, mask_input_words, newcomer_words,
+    },
+    sampling::{
+        EDITS_MAX, LOGPROB_WORDS, LOGPROBS_MAX, SAMPLE_PIECES_MAX, marks_bytes, mask_words, sample_scratch_bytes,
+    },
+};
+
+/// Number format of keys and values.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum KvFormat {
+    /// As they are computed.
+    #[default]
+    Bf16,
+    /// Half the bytes: a byte each, and two scales a KV head, one for its keys and one for its values.
+    E4m3,
+}
+
+impl KvFormat {
+    /// All.
+    pub const ALL: [Self; 2] = [Self::Bf16, Self::E4m3];
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            Self::E4m3 => 1,
+        }
+    }
+}
+
+/// How the weights of a GEMM are stored.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum WeightFormat {
+    /// As bf16.
+    Bf16,
+    /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
+    E4m3,
+    /// In four bits with a scale and a zero point for each group. Rows of x stay bf16.
+    Int4,
+}

@@ -1,0 +1,46 @@
+//! Memory that a model takes on the CPU.
+
+use crate::model::{ModelConfig, ModelSpec, spec::Rank};
+
+/// Rows of a prompt whose logits are held at once.
+pub const SCORED_ROWS: usize = 32;
+
+/// Sizes of the largest step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HostStep {
+    /// Tokens computed in one step at most.
+    pub max_batched_tokens: usize,
+    /// Sequences that run together at most.
+    pub max_num_seqs: usize,
+    /// Tokens of one sequence at most.
+    pub max_model_len: usize,
+}
+
+/// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
+/// a normed copy and the feed-forward's three matrices, or attention's four; logits with their copies; the rotary
+/// angles. Saturates, so that absurd sizes are refused as too large.
+pub fn workspace_bytes(config: &ModelConfig, step: HostStep) -> u64 {
+    let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
+    let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
+    let head_dim = config.head_dim as u64;
+    let attention = heads.saturating_mul(2 * head_dim).saturating_add(hidden);
+    let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
+    let rows = widest.saturating_mul(step.max_batched_tokens as u64);
+    let logits = (3 * vocab).saturating_mul(step.max_num_seqs.max(SCORED_ROWS) as u64);
+    let angles = head_dim.saturating_mul(step.max_model_len as u64);
+    rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
+}
+
+/// Keys and values of one token on all ranks, of numbers of so many bytes. Saturates, too.
+pub fn kv_bytes_per_token(spec: &ModelSpec, n_ranks: usize, number_bytes: usize) -> u64 {
+    let heads = spec.layers.first().map(|layer| layer.attention.attention.heads);
+    let of_rank = |rank| {
+        let heads = heads.map(|heads| heads.of_rank(rank));
+        let sizes = heads.map_or([0, 0], |heads| [heads.n_kv_heads, heads.head_dim]);
+        [spec.layers.len(), number_bytes]
+            .into_iter()
+            .chain(sizes)
+            .fold(2, |bytes: u64, n| bytes.saturating_mul(n as u64))
+    };
+    Rank::all(n_ranks).map(of_rank).fold(0, u64::saturating_add)
+}

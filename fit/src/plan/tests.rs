@@ -1,0 +1,206 @@
+//! Published models on cards that can be bought: sizes as their publishers count them, and changes that are enough.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::gpu::CARDS;
+
+/// Fields of published configurations, and how many parameters their publishers count.
+fn published(name: &str) -> Model {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/goldens/specs/{name}.json"));
+    let config: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    Model::from_json(&config, "config.json").unwrap()
+}
+
+fn card(name: &str) -> Place {
+    Place::Gpu(Card::named(name).unwrap())
+}
+
+/// The fields of `config.json` that sizes depend on, as published with the models.
+fn llama(hidden: usize, inner: usize, layers: usize, heads: [usize; 2]) -> Value {
+    json!({"architectures": ["LlamaForCausalLM"], "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 128,
+        "vocab_size": 128_256, "max_position_embeddings": 131_072, "tie_word_embeddings": false})
+}
+
+fn qwen2(hidden: usize, inner: usize, layers: usize, heads: [usize; 2], vocab: usize, tied: bool) -> Value {
+    json!({"architectures": ["Qwen2ForCausalLM"], "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
+        "vocab_size": vocab, "max_position_embeddings": 32_768, "tie_word_embeddings": tied})
+}
+
+fn qwen3(hidden: usize, inner: usize, layers: usize, heads: [usize; 2], tied: bool) -> Value {
+    json!({"architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 128,
+        "vocab_size": 151_936, "max_position_embeddings": 40_960, "tie_word_embeddings": tied})
+}
+
+fn model(config: &Value) -> Model {
+    Model::from_json(config, "config.json").unwrap()
+}
+
+#[test]
+fn parameters_are_as_many_as_the_publishers_count() {
+    let small_llama = |hidden, inner, layers, heads| {
+        let mut config = llama(hidden, inner, layers, heads);
+        config["tie_word_embeddings"] = json!(true);
+        config["head_dim"] = json!(hidden / heads[0]);
+        config
+    };
+    let counted = [
+        ("Llama-3.2-1B", small_llama(2048, 8192, 16, [32, 8]), 1_235_814_400),
+        ("Llama-3.2-3B", small_llama(3072, 8192, 28, [24, 8]), 3_212_749_824),
+        ("Llama-3.1-8B", llama(4096, 14_336, 32, [32, 8]), 8_030_261_248),
+        ("Llama-3.1-70B", llama(8192, 28_672, 80, [64, 8]), 70_553_706_496),
+        ("Llama-3.1-405B", llama(16_384, 53_248, 126, [128, 8]), 405_853_388_800),
+        ("Qwen2.5-0.5B", qwen2(896, 4864, 24, [14, 2], 151_936, true), 494_032_768),
+        ("Qwen2.5-7B", qwen2(3584, 18_944, 28, [28, 4], 152_064, false), 7_615_616_512),
+        ("Qwen2.5-14B", qwen2(5120, 13_824, 48, [40, 8], 152_064, false), 14_770_033_664),
+        ("Qwen2.5-32B", qwen2(5120, 27_648, 64, [40, 8], 152_064, false), 32_763_876_352),
+        ("Qwen2.5-72B", qwen2(8192, 29_568, 80, [64, 8], 152_064, false), 72_706_203_648),
+        ("Qwen3-0.6B", qwen3(1024, 3072, 28, [16, 8], true), 596_049_920),
+        ("Qwen3-4B", qwen3(2560, 9728, 36, [32, 8], true), 4_022_468_096),
+        ("Qwen3-8B", qwen3(4096, 12_288, 36, [32, 8], false), 8_190_735_360),
+        ("Qwen3-14B", qwen3(5120, 17_408, 40, [40, 8], false), 14_768_307_200),
+        ("Qwen3-32B", qwen3(5120, 25_600, 64, [64, 8], false), 32_762_123_264),
+    ];
+    for (name, config, n_params) in counted {
+        assert_eq!(model(&config).spec.n_params(), n_params, "{name}");
+    }
+    let published = |name| published(name).spec.n_params();
+    assert_eq!(published("gemma-2-9b"), 9_241_705_984);
+    assert_eq!(published("gemma-3-1b"), 999_885_952);
+    assert_eq!(published("phi-4"), 14_659_507_200);
+    assert_eq!(published("mistral-7b-v0.1"), 7_241_732_096);
+}
+
+#[test]
+fn keys_and_values_of_a_token_are_two_of_every_layer_and_kv_head() {
+    let bytes = |name: &str| plan(&published(name), &Asked::default(), card("H200")).unwrap().memory.kv_bytes_per_token;
+    // 2 x layers x KV heads x width x 2 bytes.
+    assert_eq!(bytes("llama-3.1-8b"), 2 * 32 * 8 * 128 * 2);
+    assert_eq!(bytes("gemma-2-9b"), 2 * 42 * 8 * 256 * 2);
+    assert_eq!(bytes("qwen2.5-7b"), 2 * 28 * 4 * 128 * 2);
+    assert_eq!(bytes("phi-4"), 2 * 40 * 10 * 128 * 2);
+}
+
+#[test]
+fn what_is_known_to_fit_fits_and_what_is_known_not_to_does_not() {
+    let fits = |name: &str, on: &str, asked: Asked| plan(&published(name), &asked, card(on)).is_ok();
+    let short = Asked { max_model_len: Some(8192), ..Asked::default() };
+    assert!(fits("llama-3.1-8b", "H200", Asked::default()));
+    assert!(fits(
+        "llama-3.1-8b",
+        "L4",
+        Asked {
+            max_model_len: Some(4096),
+            sizes: AskedSizes { max_num_seqs: Some(32), max_batched_tokens: Some(2048) },
+            ..short
+        }
+    ));
+    assert!(!fits("llama-3.1-8b", "T4", short));
+    let large = model(&llama(8192, 28_672, 80, [64, 8]));
+    let on = |n_ranks, fp8| plan(&large, &Asked { n_ranks, fp8, ..short }, card("H100-80GB")).is_ok();
+    assert_eq!([on(1, false), on(2, false), on(4, false), on(1, true), on(2, true)], [false, false, true, false, true]);
+    let h200 = |n_ranks| plan(&large, &Asked { n_ranks, ..short }, card("H200")).is_ok();
+    assert_eq!([h200(1), h200(2)], [false, true]);
+    assert!(
+        plan(&model(&llama(16_384, 53_248, 126, [128, 8])), &Asked { n_ranks: 8, fp8: true, ..short }, card("H100"))
+            .is_ok()
+    );
+}
+
+#[test]
+fn eight_bits_halve_the_projections_and_the_cache() {
+    let of = |asked| plan(&published("llama-3.1-8b"), &asked, card("H200")).unwrap().memory;
+    let (plain, fp8) = (of(Asked::default()), of(Asked { fp8: true, kv_format: KvFormat::E4m3, ..Asked::default() }));
+    // As an H200 said when it loaded it: 16.1 and 9.1 GB.
+    assert_eq!(plain.weights_bytes / 10_000_000, 1606);
+    assert_eq!(fp8.weights_bytes / 100_000_000, 90);
+    assert_eq!(fp8.kv_bytes_per_token * 2, plain.kv_bytes_per_token);
+    assert!(fp8.kv_tokens() > 2 * plain.kv_tokens());
+}
+
+#[test]
+fn formats_that_the_chip_lacks_are_refused_and_not_advised() {
+    let asked = Asked { fp8: true, ..Asked::default() };
+    let refused = plan(&published("llama-3.1-8b"), &asked, card("A100-80GB")).unwrap_err();
+    assert!(refused.to_string().contains("compute capability 9.0"), "{refused}");
+    let advised = remedies(&model(&llama(8192, 28_672, 80, [64, 8])), &Asked::default(), card("A100-80GB"));
+    assert!(!advised.is_empty() && !advised.contains(&Remedy::Fp8), "{advised:?}");
+}
+
+#[test]
+fn the_nearest_changes_are_said_in_order() {
+    let advised = remedies(&published("llama-3.1-8b"), &Asked::default(), card("L4"));
+    let text = RemedyText(&advised).to_string();
+    assert!(text.starts_with("needs 2 GPUs (parallelism.tensor: 2), or "), "{text}");
+    assert!(text.contains(" tokens (engine.maxModelLen: "), "{text}");
+}
+
+/// Every model, card, context and number of ranks that a person may write.
+fn questions() -> impl Iterator<Item = (Model, Asked, Place)> {
+    let models = [
+        "llama-3.1-8b",
+        "qwen2.5-7b",
+        "qwen3-8b",
+        "gemma-2-9b",
+        "gemma-3-1b",
+        "phi-4",
+        "mistral-7b-v0.1",
+        "olmo2-7b",
+        "smollm3-3b",
+    ];
+    let large = [llama(8192, 28_672, 80, [64, 8]), llama(16_384, 53_248, 126, [128, 8])];
+    let models: Vec<Model> = models.iter().map(|name| published(name)).chain(large.iter().map(model)).collect();
+    let gpus = CARDS.iter().step_by(2).map(|card| Place::Gpu(*card));
+    let hosts = [1, 4, 16, 64].map(|gib| Place::Host { limit_bytes: gib << 30 });
+    let places: Vec<Place> = gpus.chain(hosts).collect();
+    models.into_iter().flat_map(move |model| {
+        let lens = [None, Some(2048)];
+        let asked = lens
+            .into_iter()
+            .flat_map(|max_model_len| [1, 2].map(|n_ranks| Asked { max_model_len, n_ranks, ..Asked::default() }));
+        let asked: Vec<Asked> = asked.collect();
+        let places = places.clone();
+        places.into_iter().flat_map(move |place| {
+            let model = model.clone();
+            asked.clone().into_iter().map(move |asked| (model.clone(), asked, place))
+        })
+    })
+}
+
+#[test]
+fn every_change_that_is_said_is_enough_and_what_fits_is_left_alone() {
+    let (mut n_fits, mut n_remedies, mut n_hopeless) = (0, 0, 0);
+    for (model, asked, place) in questions() {
+        let advised = remedies(&model, &asked, place);
+        if plan(&model, &asked, place).is_ok() {
+            n_fits += 1;
+            assert_eq!(advised, []);
+            continue;
+        }
+        n_hopeless += usize::from(advised.is_empty());
+        for remedy in advised {
+            n_remedies += 1;
+            let (mut asked, mut place) = (asked, place);
+            remedy.apply(&mut asked, &mut place);
+            let fixed = plan(&model, &asked, place);
+            assert!(fixed.is_ok(), "{} {asked:?} on {place:?} with {remedy:?}: {fixed:?}", model.spec.architecture);
+        }
+    }
+    assert!(n_fits > 100 && n_remedies > 100, "{n_fits} fit, {n_remedies} changes, {n_hopeless} without");
+}
+
+#[test]
+fn a_plan_never_hands_out_more_than_there_is() {
+    for (model, asked, place) in questions() {
+        let (Ok(fit), Place::Gpu(card)) = (plan(&model, &asked, place), place) else { continue };
+        let MemoryPlan { weights_bytes, workspace_bytes, kv_bytes, .. } = fit.memory;
+        let used = weights_bytes + workspace_bytes + kv_bytes + card.taken_bytes();
+        assert!(used as f64 <= card.total_bytes() as f64 * asked.memory_fraction, "{fit:?} on {card:?}");
+        assert!(fit.memory.kv_tokens() >= fit.max_model_len as u64, "{fit:?}");
+    }
+}

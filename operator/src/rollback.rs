@@ -1,0 +1,187 @@
+//! What the status says about revisions: which there were, how far the newest one is, and when it is given up. Pure.
+//!
+//! A revision is given up when, for as long as progress may take, it has not come any further, no replica of it ever served and the
+//! fault is its own: want of room and refusals of the API server would meet any revision. One that was given up is not tried
+//! again until the spec asks for another one.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use stoker_crds::{
+    contract::AgentPhase,
+    status::{RevisionStatus, RolledBack, RolloutPhase, RolloutStatus},
+};
+use stoker_replica::{Replica, Stage};
+
+use crate::{
+    cause::{Cause, Severity},
+    clock::SKEW,
+    course::{Course, kept_inputs},
+    status::Round,
+    verdict::whole_seconds,
+};
+
+/// A share of a fetch, or of a load, that counts as having come further.
+const STEPS: u64 = 20;
+
+/// The section about revisions after a round, and when time alone changes it.
+pub(crate) fn rollout_status(
+    round: &Round<'_>,
+    cause: Option<&Cause>,
+    now: Timestamp,
+) -> (RolloutStatus, Option<Timestamp>) {
+    let before = round.observed.deployment.status.as_ref().and_then(|status| status.rollout.clone());
+    let working = round.desired.revision.as_str();
+    let asked = match &round.deployment.course {
+        Course::AsAsked => working,
+        Course::Held { asked } => asked,
+        Course::RolledBack(given_up) => &given_up.revision,
+    };
+    let revisions = revisions(round, before.as_ref(), asked);
+    let served = revisions.iter().any(|entry| entry.revision == asked && entry.served);
+    let seen = if served { 0 } else { progress(&round.observed.replicas, asked) };
+    // A date that is to come is of another clock.
+    let same = before.filter(|before| before.asked == asked && before.moved_at.0.duration_since(now) <= SKEW);
+    let (moved_at, progress) = match &same {
+        Some(before) if served || seen <= before.progress => {
+            (before.moved_at.0, if served { 0 } else { before.progress })
+        }
+        _ => (whole_seconds(now), seen),
+    };
+    let already = match &round.deployment.course {
+        Course::RolledBack(given_up) => Some(given_up.clone()),
+        Course::AsAsked | Course::Held { .. } => None,
+    };
+    let trial = Trial { asked, served, moved_at, cause, revisions: &revisions };
+    let (rolled_back, look_again) = match already {
+        Some(given_up) => (Some(given_up), None),
+        None => trial.judge(round, now),
+    };
+    let phase = phase(round, rolled_back.is_some());
+    let status =
+        RolloutStatus { asked: asked.to_owned(), phase, moved_at: Time(moved_at), progress, rolled_back, revisions };
+    (status, look_again)
+}
+
+fn phase(round: &Round<'_>, is_rolled_back: bool) -> RolloutPhase {
+    let old = |replica: &Replica| replica.is_live() && replica.pod.revision != round.desired.revision;
+    let waits = matches!(round.deployment.course, Course::Held { .. });
+    let has_old = round.observed.replicas.iter().any(old);
+    let updated =
+        round.observed.replicas.iter().filter(|pod| pod.serves() && pod.pod.revision == round.desired.revision);
+    match () {
+        () if is_rolled_back => RolloutPhase::RolledBack,
+        () if waits || (round.deployment.paused && has_old) => RolloutPhase::Paused,
+        () if has_old || updated.count() < round.deployment.replicas as usize => RolloutPhase::Progressing,
+        () => RolloutPhase::Settled,
+    }
+}
+
+/// All that are kept, oldest first; the one that is asked for last.
+fn revisions(round: &Round<'_>, before: Option<&RolloutStatus>, asked: &str) -> Vec<RevisionStatus> {
+    let mut revisions = before.map(|before| before.revisions.clone()).unwrap_or_default();
+    if revisions.last().is_none_or(|newest| newest.revision != asked) {
+        let number = revisions.iter().map(|entry| entry.number).max().unwrap_or_default() + 1;
+        let again = revisions.iter().position(|entry| entry.revision == asked).map(|place| revisions.remove(place));
+        let entry = again.unwrap_or_else(|| RevisionStatus { revision: asked.to_owned(), ..RevisionStatus::default() });
+        revisions.push(RevisionStatus { number, ..entry });
+    }
+    let serving: BTreeSet<&str> =
+        round.observed.replicas.iter().filter(|pod| pod.serves()).map(|pod| pod.pod.revision.as_str()).collect();
+    for entry in &mut revisions {
+        entry.served |= serving.contains(entry.revision.as_str());
+        if entry.revision == round.desired.revision {
+            entry.commit = round.deployment.commit.clone().or(entry.commit.take());
+        }
+    }
+    keep(round, revisions)
+}
+
+/// Those of the pods that there are, the one that is worked towards, and as many others as shall be kept.
+fn keep(round: &Round<'_>, revisions: Vec<RevisionStatus>) -> Vec<RevisionStatus> {
+    let in_use: BTreeSet<&str> = round.observed.replicas.iter().map(|pod| pod.pod.revision.as_str()).collect();
+    let surplus = revisions.len().saturating_sub(round.deployment.keep_revisions as usize + 1);
+    let is_needed =
+        |entry: &RevisionStatus| in_use.contains(entry.revision.as_str()) || entry.revision == round.desired.revision;
+    revisions
+        .into_iter()
+        .enumerate()
+        .filter(|(place, entry)| *place >= surplus || is_needed(entry))
+        .map(|(_, entry)| entry)
+        .collect()
+}
+
+/// How far replicas of a revision are, together. It only says whether they come further.
+fn progress(replicas: &[Replica], revision: &str) -> i32 {
+    let of_revision = replicas.iter().filter(|pod| pod.pod.revision == revision && pod.is_live());
+    let sum: u64 = of_revision.map(steps).sum();
+    i32::try_from(sum).unwrap_or(i32::MAX)
+}
+
+fn steps(pod: &Replica) -> u64 {
+    match &pod.pod.stage {
+        Stage::Unscheduled { .. } | Stage::Finished { .. } | Stage::Leaving => 0,
+        Stage::Preparing { .. } | Stage::Blocked(_) => 1,
+        Stage::Starting | Stage::Serving | Stage::Faltering { .. } => 2 + loaded(pod),
+    }
+}
+
+fn loaded(pod: &Replica) -> u64 {
+    let Some(report) = pod.reading.report() else { return 0 };
+    match report.model.as_ref().and_then(|model| model.fetch) {
+        Some(fetch) => fetch.bytes_done.saturating_mul(STEPS) / fetch.bytes_total.max(1),
+        None if report.phase == AgentPhase::Loading => {
+            STEPS + (report.load_progress.clamp(0.0, 1.0) * STEPS as f64) as u64
+        }
+        None if report.phase == AgentPhase::Failed => 0,
+        None => 3 * STEPS,
+    }
+}
+
+/// A revision that has to show that it can serve.
+struct Trial<'a> {
+    asked: &'a str,
+    served: bool,
+    moved_at: Timestamp,
+    cause: Option<&'a Cause>,
+    revisions: &'a [RevisionStatus],
+}
+
+impl Trial<'_> {
+    /// Whether it is given up, else when it would be.
+    fn judge(&self, round: &Round<'_>, now: Timestamp) -> (Option<RolledBack>, Option<Timestamp>) {
+        let deployment = round.deployment;
+        let was_made = round.observed.replicas.iter().any(|pod| pod.pod.revision == self.asked);
+        let held = !deployment.auto_rollback || deployment.paused || deployment.replicas == 0;
+        if self.served || held || !was_made || !self.is_own_fault() {
+            return (None, None);
+        }
+        let Some(to) = self.target(round) else { return (None, None) };
+        let Ok(deadline) = self.moved_at.checked_add(deployment.progress_deadline) else { return (None, None) };
+        if now < deadline {
+            return (None, Some(deadline));
+        }
+        let why = self.cause.map_or_else(
+            || "no replica of it became ready".to_owned(),
+            |cause| format!("{}: {}", cause.trouble.reason, cause.trouble.message),
+        );
+        let given_up = RolledBack {
+            revision: self.asked.to_owned(),
+            to: to.revision.clone(),
+            at: Time(whole_seconds(now)),
+            message: why.chars().take(600).collect(),
+        };
+        (Some(given_up), None)
+    }
+
+    fn is_own_fault(&self) -> bool {
+        !self.cause.is_some_and(|cause| matches!(cause.severity, Severity::NoRoom | Severity::Refused))
+    }
+
+    /// The newest other one that served and can be made again.
+    fn target(&self, round: &Round<'_>) -> Option<&RevisionStatus> {
+        let others = self.revisions.iter().rev().filter(|entry| entry.served && entry.revision != self.asked);
+        others.into_iter().find(|entry| kept_inputs(round.observed, &entry.revision).is_some())
+    }
+}

@@ -1,0 +1,285 @@
+//! Revisions over time, values in and values out: which one a deployment is worked towards, what is kept, and when a new one is
+//! given up.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_crds::{
+    InferenceDeployment, InferenceDeploymentStatus,
+    status::{RolloutPhase, RolloutStatus},
+};
+use stoker_operator::{
+    apply::Applied,
+    course::{Course, settle},
+    desired::{Desired, desired},
+    lint,
+    observe::{Child, Observed},
+    plan::{self, Plan},
+    status::{Outlook, Round, status_of},
+    validate::{Defaults, validate},
+};
+use stoker_replica::{Needs, ObservedPod, Reading, Replica, Stage, Trouble};
+
+/// A deployment with what happened to it.
+struct Life {
+    spec: Value,
+    status: Option<InferenceDeploymentStatus>,
+    replicas: Vec<Replica>,
+    maps: Vec<ConfigMap>,
+    now: Timestamp,
+}
+
+/// What a round saw and said.
+struct Seen {
+    desired: Desired,
+    plan: Plan,
+    course: Course,
+    outlook: Outlook,
+}
+
+fn spec(change: &str, rollout: Value) -> Value {
+    json!({"model": {"source": "builtin://ember"}, "replicas": 1, "pod": {"annotations": {"change": change}}, "rollout": rollout})
+}
+
+impl Life {
+    /// One replica serves the first revision.
+    fn begun(rollout: Value) -> Self {
+        let now = "2026-01-31T12:00:00Z".parse().unwrap();
+        let mut life = Self { spec: spec("a", rollout), status: None, replicas: Vec::new(), maps: Vec::new(), now };
+        let first = life.round();
+        life.add(&first.desired.revision, Stage::Serving);
+        life.round();
+        life
+    }
+
+    fn change(&mut self, change: &str) {
+        self.spec["pod"]["annotations"]["change"] = json!(change);
+    }
+
+    fn observed(&self) -> Observed {
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": self.spec, "status": self.status,
+            "metadata": {"name": "chat", "namespace": "default", "uid": "uid", "generation": 1, "resourceVersion": "1"},
+        });
+        let deployment: InferenceDeployment = serde_json::from_value(object).unwrap();
+        Observed {
+            deployment: Arc::new(deployment),
+            replicas: self.replicas.clone(),
+            foreign_pods: BTreeSet::new(),
+            strays: Vec::new(),
+            service: Child::Absent,
+            config_maps: self.maps.iter().map(|map| Child::Own(Arc::new(map.clone()))).collect(),
+            budget: Child::Absent,
+            network_policy: Child::Absent,
+        }
+    }
+
+    /// A round: what it decided, with its ConfigMap and status written.
+    fn round(&mut self) -> Seen {
+        let observed = self.observed();
+        let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+        let deployment = settle(validate(&observed.deployment, &defaults).unwrap(), &observed);
+        let desired = desired(&deployment, "");
+        let plan = plan::plan(&deployment, &desired, &observed, self.now);
+        let wanted = plan::wanted(&deployment, &desired, &observed);
+        assert_eq!(lint::check(&plan, &wanted, &observed.replicas, self.now), []);
+        if plan.apply_config_map {
+            self.maps.push(desired.config_map.clone());
+        }
+        self.maps.retain(|map| !plan.prune_config_maps.contains(&map.name_any()));
+        let applied = Applied::default();
+        let round = Round {
+            deployment: &deployment,
+            desired: &desired,
+            observed: &observed,
+            plan: &plan,
+            applied: &applied,
+            decision: None,
+        };
+        let outlook = status_of(&round, self.now);
+        self.status = Some(outlook.status.clone());
+        Seen { plan, course: deployment.course.clone(), desired, outlook }
+    }
+
+    fn after(&mut self, seconds: i64) -> Seen {
+        self.now += SignedDuration::from_secs(seconds);
+        self.round()
+    }
+
+    fn add(&mut self, revision: &str, stage: Stage) {
+        let ordinal = u32::try_from(self.replicas.len()).unwrap();
+        let pod = ObservedPod {
+            name: format!("chat-{revision}-{ordinal}"),
+            uid: format!("uid-{revision}-{ordinal}"),
+            revision: revision.to_owned(),
+            ordinal,
+            resource_version: "1".into(),
+            created: self.now,
+            stage,
+            lost: false,
+            gone_by: None,
+            needs: Needs::default(),
+        };
+        self.replicas.push(Replica { pod, reading: Reading::default(), intent: None });
+    }
+
+    fn rollout(&self) -> &RolloutStatus {
+        self.status.as_ref().unwrap().rollout.as_ref().unwrap()
+    }
+
+    fn condition(&self, type_: &str) -> (String, String) {
+        let conditions = &self.status.as_ref().unwrap().conditions;
+        conditions
+            .iter()
+            .find(|condition| condition.type_ == type_)
+            .map(|found| (found.status.clone(), found.reason.clone()))
+            .unwrap_or_default()
+    }
+}
+
+fn cannot_be_pulled() -> Stage {
+    Stage::Blocked(Trouble::new("ErrImagePull", "no such image"))
+}
+
+/// A change whose only pod is in that stage, looked at for as long as progress may take.
+fn waited(rollout: Value, stage: Stage) -> (Life, String, String) {
+    let mut life = Life::begun(rollout);
+    let good = life.status.as_ref().unwrap().revision.clone();
+    life.change("b");
+    let bad = life.round().desired.revision;
+    life.add(&bad, stage);
+    life.after(1);
+    let seen = life.after(599);
+    assert_eq!((seen.course, life.rollout().rolled_back.clone()), (Course::AsAsked, None), "not before its time");
+    life.after(1);
+    (life, good, bad)
+}
+
+#[test]
+fn a_revision_that_never_served_is_given_up_after_its_deadline_and_not_tried_again() {
+    let (mut life, good, bad) = waited(json!({}), cannot_be_pulled());
+    let gone = life.rollout().rolled_back.clone().expect("it is given up");
+    assert_eq!((gone.revision.as_str(), gone.to.as_str()), (bad.as_str(), good.as_str()));
+    assert!(gone.message.contains("ErrImagePull"), "{}", gone.message);
+
+    let seen = life.after(1);
+    assert_eq!(seen.desired.revision, good);
+    assert_eq!(seen.plan.pods.delete.len(), 1, "the pod that never served goes: {}", seen.plan);
+    assert!(seen.plan.pods.create.is_empty() && seen.plan.pods.drain.is_empty(), "{}", seen.plan);
+    life.replicas.truncate(1);
+    life.after(1);
+    assert_eq!(life.condition("Ready"), ("False".into(), "RolledBack".into()));
+    assert_eq!(life.condition("Stalled").0, "True");
+    assert_eq!(life.condition("Available").0, "True");
+
+    let settled = life.status.clone();
+    let seen = life.after(100_000);
+    assert!(seen.plan.pods.is_empty() && seen.outlook.look_again.is_none(), "{}", seen.plan);
+    assert_eq!(life.status, settled, "nothing is written");
+
+    life.change("c");
+    assert_eq!(life.after(1).course, Course::AsAsked);
+    assert_eq!(life.rollout().rolled_back, None);
+}
+
+#[test]
+fn want_of_room_is_waited_for() {
+    let trouble = Trouble::new("Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.");
+    let since = "2026-01-31T12:00:00Z".parse().unwrap();
+    let (life, _, _) = waited(json!({}), Stage::Unscheduled { trouble, since });
+    assert_eq!(life.rollout().rolled_back, None);
+}
+
+#[test]
+fn a_revision_that_may_not_be_given_up_is_tried_for_ever() {
+    let (mut life, _, bad) = waited(json!({"autoRollback": false}), cannot_be_pulled());
+    assert_eq!((life.rollout().rolled_back.clone(), life.after(100_000).desired.revision), (None, bad));
+}
+
+#[test]
+fn one_that_was_given_up_is_tried_again_when_that_is_switched_off() {
+    let (mut life, _, bad) = waited(json!({}), cannot_be_pulled());
+    life.spec["rollout"] = json!({"autoRollback": false});
+    assert_eq!(life.after(1).desired.revision, bad);
+}
+
+#[test]
+fn the_first_revision_has_nothing_to_go_back_to() {
+    let now = "2026-01-31T12:00:00Z".parse().unwrap();
+    let mut life = Life { spec: spec("a", json!({})), status: None, replicas: Vec::new(), maps: Vec::new(), now };
+    let first = life.round().desired.revision;
+    life.add(&first, cannot_be_pulled());
+    life.after(1);
+    assert_eq!((life.after(100_000).course, life.rollout().rolled_back.clone()), (Course::AsAsked, None));
+}
+
+#[test]
+fn a_replica_that_comes_further_has_as_long_again() {
+    let mut life = Life::begun(json!({}));
+    life.change("b");
+    let slow = life.round().desired.revision;
+    let since = life.now;
+    life.add(&slow, Stage::Preparing { trouble: Trouble::new("ContainerCreating", ""), since });
+    life.after(1);
+    life.after(500);
+    life.replicas[1].pod.stage = Stage::Starting;
+    life.after(1);
+    assert_eq!(life.after(599).course, Course::AsAsked);
+    assert_eq!(life.rollout().rolled_back, None);
+    life.replicas[1].pod.stage = Stage::Serving;
+    life.after(1);
+    life.replicas[1].pod.stage = cannot_be_pulled();
+    life.after(1);
+    life.after(100_000);
+    assert_eq!(life.rollout().rolled_back, None, "it served once");
+}
+
+#[test]
+fn a_change_is_held_until_it_is_resumed() {
+    let mut life = Life::begun(json!({"paused": true}));
+    let good = life.status.as_ref().unwrap().revision.clone();
+    life.change("b");
+    let seen = life.after(1);
+    assert_eq!(seen.desired.revision, good);
+    assert!(matches!(seen.course, Course::Held { .. }) && seen.plan.pods.is_empty(), "{}", seen.plan);
+    assert_eq!((life.condition("Ready").1, life.rollout().phase), ("Paused".into(), RolloutPhase::Paused));
+    life.spec["rollout"] = json!({});
+    let seen = life.after(1);
+    assert_ne!(seen.desired.revision, good);
+    assert_eq!(seen.plan.pods.create.len(), 1);
+
+    // In the middle both stay, and nobody else is replaced.
+    life.spec["replicas"] = json!(2);
+    let new = seen.desired.revision;
+    life.add(&new, Stage::Serving);
+    life.spec["rollout"] = json!({"paused": true});
+    let seen = life.after(1);
+    assert!(seen.plan.pods.is_empty(), "{}", seen.plan);
+    assert_eq!(life.rollout().phase, RolloutPhase::Paused);
+}
+
+#[test]
+fn as_many_revisions_are_kept_as_asked_and_one_that_comes_back_is_the_newest() {
+    let mut life = Life::begun(json!({"keepRevisions": 2}));
+    let first = life.status.as_ref().unwrap().revision.clone();
+    for change in ["b", "c", "d", "e"] {
+        life.change(change);
+        let revision = life.after(1).desired.revision;
+        life.replicas.clear();
+        life.add(&revision, Stage::Serving);
+        life.after(1);
+    }
+    life.after(1);
+    let numbers = |life: &Life| life.rollout().revisions.iter().map(|entry| entry.number).collect::<Vec<_>>();
+    assert_eq!(numbers(&life), [3, 4, 5]);
+    assert_eq!(life.maps.len(), 3, "with their ConfigMaps");
+    life.change("c");
+    life.after(1);
+    assert_eq!(numbers(&life), [4, 5, 6]);
+    assert!(life.rollout().revisions.iter().all(|entry| entry.served && entry.revision != first));
+}

@@ -1,0 +1,91 @@
+//! The words of `kubectl stoker` that look at a fleet which lives: top, events, status, drain; and those that need none.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use stoker_cluster::Audit;
+use stoker_tests::{
+    cluster::built,
+    operator::{Rig, serves},
+};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn stoker(rig: &Rig, args: &[&str]) -> Output {
+    let plugins = built("kubectl-stoker").parent().unwrap().to_owned();
+    let path = std::env::join_paths([plugins, PathBuf::from("/usr/bin"), PathBuf::from("/bin")]).unwrap();
+    let mut command = rig.cluster.control_plane.kubectl().unwrap();
+    command.arg("stoker").args(args).env("PATH", path).env("STOKER_OPERATOR_URL", rig.operator.url()).output().unwrap()
+}
+
+fn said(rig: &Rig, args: &[&str]) -> String {
+    let output = stoker(rig, args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json_of(rig: &Rig, args: &[&str]) -> Value {
+    serde_json::from_str(&said(rig, &[args, &["--output", "json"]].concat())).unwrap()
+}
+
+#[test]
+fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    let drain = json!({"withdrawSeconds": 0, "deadlineSeconds": 5});
+    rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "replicas": 2, "drain": drain})).unwrap();
+    rig.wait_ready("chat", SOON).unwrap();
+
+    rig.wait("top shows both", SOON, |rig| {
+        let table = said(rig, &["top"]);
+        Ok(table.lines().any(|line| line.starts_with("chat") && line.contains("2/2")))
+    })
+    .unwrap();
+    let table = said(&rig, &["top", "chat"]);
+    assert_eq!(
+        table.lines().filter(|line| line.starts_with("chat-") && line.contains("serving")).count(),
+        2,
+        "{table}"
+    );
+    let fleet = json_of(&rig, &["top"]);
+    assert!(fleet["deployments"][0]["replicas"][0]["load"]["totalBlocks"].as_u64().unwrap() > 0, "{fleet}");
+
+    let events = said(&rig, &["events", "chat"]);
+    assert!(events.contains("Created") && events.contains("chat-"), "{events}");
+    assert!(json_of(&rig, &["events", "chat"]).as_array().unwrap().iter().any(|event| event["reason"] == "Created"));
+    let status = json_of(&rig, &["status", "chat"]);
+    assert_eq!((status["status"]["readyReplicas"].as_i64(), status["pods"].as_array().unwrap().len()), (Some(2), 2));
+
+    let pod = rig.pods("chat").unwrap().remove(0);
+    let words = said(&rig, &["drain", "chat", &pod.name_any()]);
+    assert!(words.ends_with("is gone\n"), "{words}");
+    rig.wait("another one took its place", SOON, |rig| {
+        let pods = rig.pods("chat")?;
+        Ok(pods.iter().filter(|pod| serves(pod)).count() == 2 && pods.iter().all(|other| other.uid() != pod.uid()))
+    })
+    .unwrap();
+    let refused = stoker(&rig, &["drain", "chat", "chat-x-0"]);
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("chat-x-0 is no pod of chat; it has: chat-"), "{refused}");
+}
+
+#[test]
+fn completions_and_the_manual_name_every_word() {
+    let printed = |args: &[&str]| {
+        let output = Command::new(built("kubectl-stoker")).args(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let words = ["status", "top", "logs", "events", "drain", "plan", "rollout", "explain", "simulate", "completions"];
+    for args in [&["completions", "bash"][..], &["completions", "zsh"], &["completions", "fish"], &["man"], &["--help"]]
+    {
+        let text = printed(args);
+        words.iter().for_each(|word| assert!(text.contains(word), "{args:?} without {word}"));
+    }
+}
