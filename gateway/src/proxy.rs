@@ -86,7 +86,7 @@ pub enum Attempt {
     Answered(Answered, Flight),
     /// It said that another one should be asked.
     Refused(Answered, Flight),
-    /// No connection came about: it has not seen the request.
+    /// No connection came about, or it stands still.
     Unreachable(String),
     /// It was lost after the request was sent.
     Lost(String),
@@ -302,7 +302,7 @@ pub async fn attempt(
         answer = tokio::time::timeout(limit, answer) => {
             answer.unwrap_or_else(|_| Err((false, format!("no answer came within {} s", limit.as_secs()))))
         }
-        () = vital.stalled() => Err((false, "it has stalled".to_owned())),
+        () = vital.stalled() => Err((true, "it has stalled".to_owned())),
     };
     match answer {
         Ok(response) => {

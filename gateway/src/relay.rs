@@ -20,7 +20,7 @@ use crate::{
     events::Events,
     fleet::Flight,
     journal::{Passed, Then},
-    resume::{GoneOn, Resumable},
+    resume::{GoneOn, Loss, Resumable},
 };
 
 /// A replica that streams says something at least every 15 s.
@@ -103,12 +103,12 @@ impl Relay {
     }
 
     /// What becomes of an answer whose replica was lost; what is to be said of it now.
-    fn lost(&mut self, why: &str) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
+    fn lost(&mut self, how: Loss, why: &str) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
         let Some(stream) = &mut self.stream else {
             self.end_cut();
             return Some(Err(ReplicaLost(why.to_owned())));
         };
-        if let Some(search) = stream.resumable.as_mut().and_then(Resumable::go_on) {
+        if let Some(search) = stream.resumable.as_mut().and_then(|resumable| resumable.go_on(how)) {
             tracing::warn!(
                 pod = self.access.pod,
                 why,
@@ -173,7 +173,7 @@ impl Relay {
     fn ended(&mut self) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
         let can_tell = self.stream.as_ref().is_some_and(|stream| stream.resumable.is_some());
         if can_tell && !matches!(self.stage, Stage::Done) {
-            return self.lost("it ended the answer before its end");
+            return self.lost(Loss::Broken, "it ended the answer before its end");
         }
         self.stage = Stage::Ended;
         self.access.whole();
@@ -191,8 +191,8 @@ impl Relay {
                 self.access.whole();
                 None
             }
-            Then::Elsewhere => self.lost("it ended before the answer did"),
-            Then::Unreadable => self.lost("what it says cannot be read"),
+            Then::Elsewhere => self.lost(Loss::Left, "it ended before the answer did"),
+            Then::Unreadable => self.lost(Loss::Broken, "what it says cannot be read"),
         };
         // Of an announced length: nobody asks again.
         if self.stream.is_none() && self.inner.is_end_stream() {
@@ -229,11 +229,11 @@ impl Body for Relay {
                     match Pin::new(&mut relay.inner).poll_frame(context) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().ok().and_then(|data| relay.came(data)),
                         Poll::Ready(Some(Err(_))) if is_done => relay.ended(),
-                        Poll::Ready(Some(Err(error))) => relay.lost(&error.to_string()),
+                        Poll::Ready(Some(Err(error))) => relay.lost(Loss::Broken, &error.to_string()),
                         Poll::Ready(None) => relay.ended(),
                         Poll::Pending => match relay.looks_lost(context) {
                             Some(_) if is_done => relay.ended(),
-                            Some(why) => relay.lost(&why),
+                            Some(why) => relay.lost(Loss::Left, &why),
                             None => return Poll::Pending,
                         },
                     }

@@ -17,8 +17,10 @@ use crate::{
 
 /// How an agent names the vocabulary of the tokens it tells, and the bits of its logits: `VOCABULARY-BITS`.
 pub const MODEL: HeaderName = HeaderName::from_static("x-stoker-model");
-/// Replicas that may be lost with a request in a row without a token more: it may be what ends them.
+/// Connections that may break with a request in a row without a token more: it may be what ends replicas.
 pub const LOSSES_MAX: u32 = 3;
+/// Replicas that may be left in a row without a token more, whatever befell them.
+const MOVES_MAX: u32 = 24;
 /// Between two rounds of questions to all replicas.
 const PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
@@ -35,9 +37,19 @@ pub struct Resumable {
     model: Model,
     /// What the client has.
     pub journal: Journal,
-    /// Replicas lost in a row, and the tokens there were then.
+    /// Connections that broke in a row, replicas that were left, and the tokens there were then.
     losses: u32,
+    moves: u32,
     n_tokens_then: usize,
+}
+
+/// How a replica was lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Loss {
+    /// Its connection broke.
+    Broken,
+    /// It stands still, or says that it leaves.
+    Left,
 }
 
 /// What is known of a replica's model.
@@ -96,7 +108,7 @@ impl Resumable {
         let model = Model::of(headers)?;
         let kept = gateway.keep(asked.n_bytes()).then(|| Arc::clone(asked));
         let (gateway, journal) = (Arc::clone(gateway), Journal::new(kept.is_some()));
-        Some(Self { gateway, kept, host: host.to_owned(), slot, model, journal, losses: 0, n_tokens_then: 0 })
+        Some(Self { gateway, kept, host: host.to_owned(), slot, model, journal, losses: 0, moves: 0, n_tokens_then: 0 })
     }
 
     /// The gateway.
@@ -105,18 +117,23 @@ impl Resumable {
     }
 
     /// What finds a replica that goes on, after this one was lost; `None` if the request is not kept.
-    pub fn go_on(&mut self) -> Option<impl Future<Output = Result<GoneOn, GatewayError>> + Send + 'static> {
+    pub fn go_on(&mut self, how: Loss) -> Option<impl Future<Output = Result<GoneOn, GatewayError>> + Send + 'static> {
         self.journal.drop_unsaid();
-        let has_moved = self.journal.n_tokens() > self.n_tokens_then;
-        self.losses = if has_moved { 1 } else { self.losses + 1 };
+        if self.journal.n_tokens() > self.n_tokens_then {
+            (self.losses, self.moves) = (0, 0);
+        }
         self.n_tokens_then = self.journal.n_tokens();
+        self.moves += 1;
+        // A replica that stands still or leaves was not ended by what it was asked.
+        self.losses += u32::from(how == Loss::Broken);
+        let losses = if self.moves > MOVES_MAX { LOSSES_MAX } else { self.losses };
         let search = Search {
             gateway: Arc::clone(&self.gateway),
             asked: Arc::clone(self.kept.as_ref()?),
             host: self.host.clone(),
             told: self.journal.told(&self.model.vocabulary).map(Bytes::from),
             model: self.model.clone(),
-            losses: self.losses,
+            losses,
         };
         Some(search.run(self.slot))
     }

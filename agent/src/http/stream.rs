@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_failure_is_one_error_frame_then_done() {
         let error = finish_name(&FinishReason::Error("out of luck".into())).unwrap_err();
-        let frames = text(failure(&error));
+        let frames = text(failure(&ApiError::engine_failed(&error)));
         assert!(frames.starts_with("data: {\"error\":{\"message\":") && frames.contains("out of luck"), "{frames}");
         assert!(frames.ends_with(DONE));
     }
