@@ -63,6 +63,11 @@ abuse: ## A real agent among clients at their worst, CONNECTIONS=10000 of them f
 	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
 	cargo test -p stoker-tests --test agent_abuse -- --nocapture
 
+resumes: ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30; each answer is compared; docs/gateway.md
+	@cargo build -p stoker-agent -p stoker-gateway -p stoker-tests --bins
+	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
+	cargo test -p stoker-tests --test gateway_resume -- --nocapture
+
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
 
@@ -138,4 +143,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes

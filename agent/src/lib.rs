@@ -15,6 +15,7 @@ pub mod fetch;
 pub mod grammars;
 pub mod health;
 pub mod http;
+pub mod identity;
 pub mod intent;
 pub mod lifecycle;
 pub mod metrics;

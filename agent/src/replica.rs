@@ -2,7 +2,10 @@
 //! carries out the actions that `lifecycle::next` names; decides nothing itself. No lock is held across an await.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,6 +23,7 @@ use crate::{
     config::Settings,
     grammars::Grammars,
     health::{Progress, Unhealthy, check},
+    identity::Identity,
     intent::{Receiver, RefusalLog, Refused, Taken, authentic, take},
     lifecycle::{Action, Departure, Event, Purpose, State, next},
     metrics::Metrics,
@@ -35,6 +39,9 @@ pub struct Replica {
     served: OnceLock<Arc<Served>>,
     metrics: Metrics,
     exit: watch::Sender<Option<u8>>,
+    /// It has ended what was open.
+    gave_up: AtomicBool,
+    identity: OnceLock<Identity>,
 }
 
 /// A loaded model: the engine and what turns messages into its prompts.
@@ -95,6 +102,8 @@ impl Replica {
             served: OnceLock::new(),
             metrics,
             exit: watch::Sender::new(None),
+            gave_up: AtomicBool::new(false),
+            identity: OnceLock::new(),
         })
     }
 
@@ -140,6 +149,7 @@ impl Replica {
 
     /// Puts the loaded model in service.
     pub fn serve(&self, served: Served) {
+        self.identity.get_or_init(|| Identity::of(&served.engine, &self.settings));
         if self.served.set(Arc::new(served)).is_err() {
             unreachable!("the model is loaded once");
         }
@@ -304,6 +314,7 @@ impl Replica {
     fn act(&self, action: Action) {
         match action {
             Action::AbortAll(reason) => {
+                self.gave_up.store(true, Ordering::Release);
                 if let Some(served) = self.served.get() {
                     served.engine.abort_all(&reason);
                 }
@@ -313,6 +324,11 @@ impl Replica {
                 self.exit.send_if_modified(|exit| exit.replace(exit.unwrap_or(code)).is_none());
             }
         }
+    }
+
+    /// What it has in common with replicas that may go on with its answers; `None` before it serves.
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.get()
     }
 
     fn up_ms(&self) -> u64 {
@@ -372,6 +388,23 @@ impl Served {
             repetition_penalty: model.repetition_penalty.unwrap_or(fallback.repetition_penalty),
             ..fallback
         }
+    }
+}
+
+impl OpenRequest {
+    /// Whether the replica has ended all that was open, this one included: nothing in the request itself is to blame.
+    pub fn is_given_up(&self) -> bool {
+        self.replica.gave_up.load(Ordering::Acquire) || self.has_no_engine()
+    }
+
+    /// Whether the engine has stopped by itself. Nobody knows whether a request is to blame.
+    pub fn has_no_engine(&self) -> bool {
+        self.replica.engine_load().is_some_and(|load| load.stopped.is_some())
+    }
+
+    /// Who answers it.
+    pub fn replica(&self) -> &Replica {
+        &self.replica
     }
 }
 

@@ -136,7 +136,8 @@ impl EngineLoop {
         match command {
             Command::Submit { id, request } => {
                 if let Some(constraint) = &request.sampling.constraint {
-                    self.matchers.open(id, constraint);
+                    let tokens = request.resume.as_ref().map_or(&[][..], |resume| &resume.tokens);
+                    self.matchers.open(id, constraint, tokens);
                 }
                 self.state.submit(id, request);
             }

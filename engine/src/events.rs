@@ -15,6 +15,8 @@ const MAX_HELD_LOGPROBS: usize = 4096;
 /// What a request's stream is told.
 #[derive(Debug, PartialEq)]
 pub(crate) enum StreamMessage {
+    /// It has been let in; so many tokens of its prompt were found in the cache.
+    Started(u32),
     /// Its first token is about to come.
     Soon,
     /// Something happened.
@@ -25,7 +27,7 @@ impl StreamMessage {
     /// What happened, if anything.
     pub(crate) fn event(self) -> Option<RequestEvent> {
         match self {
-            Self::Soon => None,
+            Self::Started(_) | Self::Soon => None,
             Self::Event(event) => Some(event),
         }
     }
@@ -50,19 +52,24 @@ pub(crate) struct TooFarBehind {
 #[derive(Debug)]
 pub(crate) struct EventSender {
     unread: Sender<StreamMessage>,
-    /// For what is held back at the end, and for the terminal.
-    last_two: [OwnedPermit<StreamMessage>; 2],
+    /// For what is held back at the end, for text that waited for more tokens, and for the terminal.
+    last_three: [OwnedPermit<StreamMessage>; 3],
     held: Delta,
 }
 
 /// A request's events: the end for the ledger, and the reader's.
 pub(crate) fn event_channel() -> (EventSender, Receiver<StreamMessage>) {
-    let (unread, received) = channel(MAX_UNREAD_EVENTS + 2);
+    let (unread, received) = channel(MAX_UNREAD_EVENTS + 3);
     let place = || unread.clone().try_reserve_owned().expect("a new channel has room");
-    (EventSender { last_two: [place(), place()], unread, held: Delta::default() }, received)
+    (EventSender { last_three: [place(), place(), place()], unread, held: Delta::default() }, received)
 }
 
 impl EventSender {
+    /// Tells that the request has been let in, which is before anything else: there is room.
+    pub(crate) fn started(&self, cached_tokens: u32) {
+        let _ = self.unread.try_send(StreamMessage::Started(cached_tokens));
+    }
+
     /// Calls a reader that waits for its first token. One that does not read now needs no call.
     pub(crate) fn announce(&self) {
         let _ = self.unread.try_send(StreamMessage::Soon);
@@ -89,12 +96,14 @@ impl EventSender {
         Ok(())
     }
 
-    /// Sends the last text and the terminal.
+    /// Sends the last text and the terminal. That text has no token: it stands alone, so that text behind tokens is the tokens' own.
     pub(crate) fn finish(self, last_text: String, terminal: RequestEvent) {
-        let Self { last_two: [for_held, for_terminal], mut held, .. } = self;
-        held.append(Delta { text: last_text, ..Delta::default() });
+        let Self { last_three: [for_held, for_text, for_terminal], held, .. } = self;
         if !held.text.is_empty() || !held.tokens.is_empty() {
             for_held.send(held.into());
+        }
+        if !last_text.is_empty() {
+            for_text.send(Delta { text: last_text, ..Delta::default() }.into());
         }
         for_terminal.send(StreamMessage::Event(terminal));
     }
@@ -149,7 +158,7 @@ mod tests {
                 last => assert_eq!((last, received.is_empty()), (terminal(), true)),
             }
         }
-        assert_eq!(n_events, MAX_UNREAD_EVENTS + 2);
+        assert_eq!(n_events, MAX_UNREAD_EVENTS + 3);
         assert_eq!(tokens, (0..n_sent as TokenId).collect::<Vec<_>>());
         assert!(text.starts_with("0 1 2 ") && text.ends_with(&format!("{} end", n_sent - 1)));
     }

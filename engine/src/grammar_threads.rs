@@ -33,13 +33,35 @@ impl Walk {
     pub(crate) fn mask(&self) -> &[u32] {
         &self.mask
     }
+
+    fn fill(&mut self) -> Result<(), String> {
+        self.matcher.allow(&mut self.mask).map_err(|reason| format!("the grammar failed: {reason}"))?;
+        match self.mask.iter().all(|word| *word == 0) {
+            true => Err("the grammar allows no token here".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn go_on(&mut self, token: TokenId) -> Result<(), String> {
+        let taken = self.matcher.accept(token);
+        taken.map_err(|refused| format!("the grammar does not take token {token}: {refused}"))?;
+        self.mask.fill(0);
+        Ok(())
+    }
 }
 
 /// What a thread is to do.
 #[derive(Debug)]
 pub(crate) enum Task {
-    /// Begin a completion; its mask has so many words.
-    Begin(Constraint, usize),
+    /// Begin a completion, or go on behind tokens that another engine drew.
+    Begin {
+        /// Of what.
+        constraint: Constraint,
+        /// Words of its mask.
+        n_words: usize,
+        /// Those tokens.
+        tokens: Vec<TokenId>,
+    },
     /// Take in the token that was drawn.
     GoOn(Walk, TokenId),
     /// Drop what an ended request leaves, which may be large.
@@ -111,11 +133,16 @@ fn work(inbox: &Mutex<Receiver<(RequestId, Task)>>, outbox: &Sender<Return>) {
 
 fn advance(task: Task) -> Result<Option<Walk>, String> {
     let mut walk = match task {
-        Task::Begin(constraint, n_words) => Walk { matcher: constraint.0.matcher(), mask: vec![0; n_words] },
+        Task::Begin { constraint, n_words, tokens } => {
+            let mut walk = Walk { matcher: constraint.0.matcher(), mask: vec![0; n_words] };
+            for token in tokens {
+                walk.fill()?;
+                walk.go_on(token)?;
+            }
+            walk
+        }
         Task::GoOn(mut walk, token) => {
-            let taken = walk.matcher.accept(token);
-            taken.map_err(|refused| format!("the grammar does not take token {token}: {refused}"))?;
-            walk.mask.fill(0);
+            walk.go_on(token)?;
             walk
         }
         Task::Drop(walk) => {
@@ -123,9 +150,6 @@ fn advance(task: Task) -> Result<Option<Walk>, String> {
             return Ok(None);
         }
     };
-    walk.matcher.allow(&mut walk.mask).map_err(|reason| format!("the grammar failed: {reason}"))?;
-    if walk.mask.iter().all(|word| *word == 0) {
-        return Err("the grammar allows no token here".into());
-    }
+    walk.fill()?;
     Ok(Some(walk))
 }

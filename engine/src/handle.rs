@@ -21,6 +21,7 @@ use crate::{
     metrics::{EngineLoad, Meters, Samples},
     output::{OUTPUT_QUEUE_MESSAGES, OutputMessage},
     request::{FinishReason, LOGIT_BIASES_MAX, LOGPROBS_MAX, RejectReason, Request, RequestEvent, RequestId, Usage},
+    resume::{End, Replay},
     text::Tokenizer,
     wakefulness::{look_out, look_out_async},
 };
@@ -86,6 +87,13 @@ impl EngineHandle {
         if request.stop.max_tokens == 0 {
             return Ok(self.finished_at_once(id, &request));
         }
+        let resume = request.resume.as_ref();
+        let replay = resume.map(|resume| Replay::of(&request, resume, self.tokenizer(), self.model()));
+        let (told, end) = replay.map_or((Vec::new(), None), |Replay { told, end }| (told, end));
+        if let Some(end) = end {
+            let is_told = resume.is_some_and(|resume| resume.has_ended);
+            return Ok(self.ended(id, told, end, is_told));
+        }
         self.shared.admission.enter_line()?;
         let at = Instant::now();
         self.shared.meters.opened(at);
@@ -95,7 +103,9 @@ impl EngineHandle {
         self.shared.output.try_send(open).map_err(|unsent| self.turn_away(&unsent))?;
         // An engine that stopped just now has told the output thread, which ends the request.
         let _ = self.shared.commands.send(Command::Submit { id, request });
-        Ok(RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false })
+        let mut stream = RequestStream::new(id, received, Arc::clone(&self.shared));
+        stream.told = told;
+        Ok(stream)
     }
 
     /// The latest published reading.
@@ -146,7 +156,8 @@ impl EngineHandle {
             return Err(RejectReason::PromptTooLong { prompt_tokens, max_model_len });
         }
         let Request { prompt, sampling, logprob_tokens, .. } = &request;
-        let mut named = prompt.iter().chain(sampling.logit_bias.keys()).chain(logprob_tokens);
+        let resumed = request.resume.iter().flat_map(|resume| &resume.tokens);
+        let mut named = prompt.iter().chain(sampling.logit_bias.keys()).chain(logprob_tokens).chain(resumed);
         if let Some(&token) = named.find(|token| **token >= vocab_size) {
             return Err(RejectReason::BadToken { token, vocab_size });
         }
@@ -179,7 +190,22 @@ impl EngineHandle {
         let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
         let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage };
         events.finish(String::new(), finished);
-        RequestStream { id, received, shared: Arc::clone(&self.shared), is_finished: false }
+        RequestStream::new(id, received, Arc::clone(&self.shared))
+    }
+
+    /// A request whose completion was all there has only its end to tell, if that; the engine never hears of it.
+    fn ended(&self, id: RequestId, mut told: Vec<RequestEvent>, end: End, is_told: bool) -> RequestStream {
+        let (events, received) = event_channel();
+        if is_told {
+            let text = Some(end.last_text).filter(|text| !text.is_empty());
+            told.extend(text.map(|text| RequestEvent::Delta { text, tokens: Vec::new(), logprobs: Vec::new() }));
+            told.push(end.terminal);
+        } else {
+            events.finish(end.last_text, end.terminal);
+        }
+        let mut stream = RequestStream::new(id, received, Arc::clone(&self.shared));
+        (stream.told, stream.is_finished) = (told, is_told);
+        stream
     }
 }
 
@@ -198,21 +224,45 @@ pub struct RequestStream {
     received: Receiver<StreamMessage>,
     shared: Arc<Shared>,
     is_finished: bool,
+    /// What another engine has told of it.
+    told: Vec<RequestEvent>,
+    cached_tokens: u32,
 }
 
 impl RequestStream {
+    fn new(id: RequestId, received: Receiver<StreamMessage>, shared: Arc<Shared>) -> Self {
+        Self { id, received, shared, is_finished: false, told: Vec::new(), cached_tokens: 0 }
+    }
+
     /// The request's name.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
+    /// What another engine has told of it, once: the events that came before the next one.
+    pub fn take_told(&mut self) -> Vec<RequestEvent> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Tokens of its prompt that were found in a cache; known with its first event.
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
+    }
+
     /// The next event; `None` after the terminal.
     pub async fn next(&mut self) -> Option<RequestEvent> {
         let mut message = self.received.recv().await;
-        while let Some(StreamMessage::Soon) = message {
-            message = match look_out_async(|| self.received.try_recv().ok()).await {
-                None => self.received.recv().await,
-                announced => announced,
+        loop {
+            message = match message {
+                Some(StreamMessage::Started(cached_tokens)) => {
+                    self.cached_tokens = cached_tokens;
+                    self.received.recv().await
+                }
+                Some(StreamMessage::Soon) => match look_out_async(|| self.received.try_recv().ok()).await {
+                    None => self.received.recv().await,
+                    announced => announced,
+                },
+                Some(StreamMessage::Event(_)) | None => break,
             };
         }
         self.note(message.and_then(StreamMessage::event))
@@ -221,9 +271,17 @@ impl RequestStream {
     /// The next event, for callers outside an async runtime; `None` after the terminal.
     pub fn blocking_next(&mut self) -> Option<RequestEvent> {
         let mut message = self.received.blocking_recv();
-        while let Some(StreamMessage::Soon) = message {
-            let announced = look_out(|| self.received.try_recv().ok());
-            message = announced.or_else(|| self.received.blocking_recv());
+        loop {
+            message = match message {
+                Some(StreamMessage::Started(cached_tokens)) => {
+                    self.cached_tokens = cached_tokens;
+                    self.received.blocking_recv()
+                }
+                Some(StreamMessage::Soon) => {
+                    look_out(|| self.received.try_recv().ok()).or_else(|| self.received.blocking_recv())
+                }
+                Some(StreamMessage::Event(_)) | None => break,
+            };
         }
         self.note(message.and_then(StreamMessage::event))
     }
@@ -285,7 +343,7 @@ mod tests {
         let (events, received) = event_channel();
         drop(events);
         let shared = Arc::clone(&engine.shared);
-        let mut stream = RequestStream { id: RequestId(7), received, shared, is_finished: false };
+        let mut stream = RequestStream::new(RequestId(7), received, shared);
         let terminal = stream.blocking_next();
         assert!(matches!(terminal, Some(RequestEvent::Finished { reason: FinishReason::Error(_), .. })));
         assert_eq!(stream.blocking_next(), None);

@@ -25,6 +25,8 @@ struct OpenRequest {
     events: EventSender,
     text: TextAssembler,
     usage: Usage,
+    /// Its prompt's part of the usage is known from where it began.
+    is_resumed: bool,
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -47,10 +49,20 @@ impl Ledger {
 
     /// Begins a request.
     pub(crate) fn open(&mut self, id: RequestId, request: &Request, events: EventSender, now: Instant) {
-        let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
+        let resumed = request.resume.as_ref();
+        let usage = Usage {
+            prompt_tokens: request.prompt.len() as u32,
+            completion_tokens: resumed.map_or(0, |resume| resume.tokens.len() as u32),
+            cached_tokens: resumed.map_or(0, |resume| resume.cached_tokens),
+        };
+        let mut text = TextAssembler::new(&request.stop);
+        for token in resumed.into_iter().flat_map(|resume| &resume.tokens) {
+            text.push(*token, &self.tokenizer);
+        }
         let entry = OpenRequest {
             events,
-            text: TextAssembler::new(&request.stop),
+            text,
+            is_resumed: resumed.is_some(),
             usage,
             submitted: now,
             started: None,
@@ -102,8 +114,13 @@ impl Ledger {
         let Started { id, cached_tokens } = started;
         if let Some(entry) = self.open.get_mut(&id) {
             entry.started = Some(now);
-            entry.usage.cached_tokens = cached_tokens.unwrap_or(0) as u32;
-            self.meters.started(entry.usage.prompt_tokens, cached_tokens.map(|n| n as u64));
+            if !entry.is_resumed {
+                entry.usage.cached_tokens = cached_tokens.unwrap_or(0) as u32;
+            }
+            entry.events.started(entry.usage.cached_tokens);
+            // What another engine generated is a part of the prompt here.
+            let Usage { prompt_tokens, completion_tokens, .. } = entry.usage;
+            self.meters.started(prompt_tokens + completion_tokens, cached_tokens.map(|n| n as u64));
         }
     }
 

@@ -26,6 +26,7 @@ pub mod ops;
 mod output;
 mod pool;
 mod request;
+mod resume;
 pub mod sample;
 pub mod sched;
 mod sequence;

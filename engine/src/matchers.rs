@@ -12,7 +12,7 @@ use std::{
 use crate::{
     constraint::{Constraint, Masks, mask_words},
     grammar_threads::{GrammarThreads, Return, Task, Walk},
-    request::RequestId,
+    request::{RequestId, TokenId},
     sched::{SampledToken, SchedLimits},
     sequence::Sequence,
 };
@@ -66,10 +66,11 @@ impl Matchers {
         Self { threads: None, open: HashMap::new(), words: Vec::new(), n_words_each: mask_words(vocab_size) }
     }
 
-    /// When a request comes: its first mask is filled while it stands in line.
-    pub(crate) fn open(&mut self, id: RequestId, constraint: &Constraint) {
+    /// When a request comes: its first mask is filled while it stands in line, behind the tokens that it brings.
+    pub(crate) fn open(&mut self, id: RequestId, constraint: &Constraint, tokens: &[TokenId]) {
         let threads = self.threads.get_or_insert_with(GrammarThreads::start);
-        threads.send(id, Task::Begin(constraint.clone(), self.n_words_each));
+        let constraint = constraint.clone();
+        threads.send(id, Task::Begin { constraint, n_words: self.n_words_each, tokens: tokens.to_vec() });
         self.open.insert(id, Place::Away);
     }
 

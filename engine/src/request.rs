@@ -35,6 +35,19 @@ pub struct Request {
     pub priority: i32,
     /// Its KV is found by requests with the same salt only.
     pub cache_salt: Option<Arc<str>>,
+    /// Another engine began its completion.
+    pub resume: Option<Resume>,
+}
+
+/// What of a completion another engine has made and told. It goes on behind that: its stream tells what is new, and its usage counts all.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resume {
+    /// Tokens of the completion so far.
+    pub tokens: Vec<TokenId>,
+    /// Prompt tokens that were found in a cache when it began.
+    pub cached_tokens: u32,
+    /// Its end was told, too.
+    pub has_ended: bool,
 }
 
 /// How the next token is chosen. Ranges are checked at the edge (`validate`).

@@ -61,7 +61,7 @@ impl Sequence {
     pub fn new(id: RequestId, request: Arc<Request>) -> Self {
         Self {
             id,
-            tokens: request.prompt.clone(),
+            tokens: [&request.prompt[..], resumed_tokens(&request)].concat(),
             in_flight: 0,
             sampled_entry: 0,
             computed: 0,
@@ -120,4 +120,9 @@ impl Sequence {
     pub fn is_below_minimum(&self, position: usize) -> bool {
         position < self.prompt_len() + self.request.stop.min_tokens as usize
     }
+}
+
+/// Tokens of the completion that another engine has made. Without their keys and values: as after a preemption.
+fn resumed_tokens(request: &Request) -> &[TokenId] {
+    request.resume.as_ref().map_or(&[], |resume| &resume.tokens)
 }

@@ -25,6 +25,8 @@ pub struct Access {
     pub attempts: u32,
     /// Status of the answer; 0: there was none.
     pub status: u16,
+    /// Replicas that were lost in the middle of the answer.
+    pub resumes: u32,
     n_bytes: u64,
     head_seconds: f64,
     ending: &'static str,
@@ -52,6 +54,7 @@ impl Access {
             reason: "",
             attempts: 0,
             status: 0,
+            resumes: 0,
             n_bytes: 0,
             head_seconds: 0.0,
             ending: "left",
@@ -98,6 +101,7 @@ impl Drop for Access {
             pod = self.pod,
             reason = self.reason,
             attempts = self.attempts,
+            resumes = self.resumes,
             bytes = self.n_bytes,
             head_seconds = self.head_seconds,
             seconds = self.begun.elapsed().as_secs_f64(),

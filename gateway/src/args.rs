@@ -48,6 +48,18 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     answer_timeout: u64,
 
+    /// A replica that has requests and says nothing for so long, not even that it lives, has stalled: its streams go on elsewhere.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    stall: f64,
+
+    /// Time to find a replica that goes on with the stream of one that was lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    resume: f64,
+
+    /// Requests that are kept while their answers are streamed, in bytes: beyond that, streams end with their replica.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
+    kept_bytes_max: u64,
+
     /// At SIGTERM: unready and still taking requests for this long, so that load balancers stop sending first.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     withdraw: u64,
@@ -61,6 +73,12 @@ pub struct Args {
     pub log: String,
 }
 
+/// A time that makes sense for a machine.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.1 and 3600 seconds".to_owned()) }
+}
+
 impl Args {
     /// What the gateway is made with.
     pub fn settings(&self) -> Settings {
@@ -68,6 +86,9 @@ impl Args {
             body_bytes_max: self.body_bytes_max,
             prefixes_max: self.prefixes_max,
             answer_timeout: Duration::from_secs(self.answer_timeout),
+            stall: Duration::from_secs_f64(self.stall),
+            kept_bytes_max: self.kept_bytes_max,
+            resume: Duration::from_secs_f64(self.resume),
             ..Settings::default()
         }
     }

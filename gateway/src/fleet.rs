@@ -5,8 +5,9 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint};
@@ -90,9 +91,58 @@ pub struct Vital {
     requests: AtomicU32,
     prefill_tokens: AtomicU64,
     breaker: Mutex<Breaker>,
+    /// When something came from it last, by the gateway's clock.
+    heard_ms: AtomicU64,
+    is_asked: AtomicBool,
+    is_stalled: AtomicBool,
 }
 
+/// How often somebody who waits for a replica looks whether it has stalled.
+const LOOK: Duration = Duration::from_millis(200);
+
 impl Vital {
+    /// Something came from it.
+    pub fn heard(&self, now_ms: u64) {
+        self.heard_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    /// When something came last.
+    pub fn heard_ms(&self) -> u64 {
+        self.heard_ms.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests wait for it.
+    pub fn has_requests(&self) -> bool {
+        self.requests.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether it has not answered for too long.
+    pub fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Ordering::Relaxed)
+    }
+
+    /// Says so; whether that is new.
+    pub fn set_stalled(&self, is_stalled: bool) -> bool {
+        self.is_stalled.swap(is_stalled, Ordering::Relaxed) != is_stalled
+    }
+
+    /// Whoever gets `true` asks it whether it lives, and nobody else until that has ended.
+    pub fn begin_asking(&self) -> bool {
+        !self.is_asked.swap(true, Ordering::Relaxed)
+    }
+
+    /// See [`Vital::begin_asking`].
+    pub fn end_asking(&self) {
+        self.is_asked.store(false, Ordering::Relaxed);
+    }
+
+    /// Waits until it has stalled.
+    pub async fn stalled(&self) {
+        while !self.is_stalled() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// Changes the breaker, or asks it.
     pub fn breaker<T>(&self, with: impl FnOnce(&mut Breaker) -> T) -> T {
         with(&mut self.breaker.lock().unwrap_or_else(PoisonError::into_inner))
@@ -119,6 +169,11 @@ impl Flight {
         vital.requests.fetch_add(1, Ordering::Relaxed);
         vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
         Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into() }
+    }
+
+    /// The replica it is on.
+    pub fn vital(&self) -> &Arc<Vital> {
+        &self.vital
     }
 
     /// Something came back: its prompt is computed.
@@ -236,7 +291,7 @@ impl Member {
     /// Whether it answers and computes.
     pub fn is_healthy(&self, now_ms: u64) -> bool {
         let stalls = self.fresh(now_ms).is_some_and(|report| report.load.stalled_seconds > STALLED_SECONDS);
-        !stalls && self.vital.breaker(|breaker| breaker.admits(now_ms))
+        !stalls && !self.vital.is_stalled() && self.vital.breaker(|breaker| breaker.admits(now_ms))
     }
 
     /// KV blocks that its cache has; as many as can be where that is not known.

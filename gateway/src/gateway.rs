@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -39,6 +39,12 @@ pub struct Settings {
     pub prefixes_max: usize,
     /// For the head of an answer that is not streamed: as long as its generation may take.
     pub answer_timeout: Duration,
+    /// A replica that does not answer for so long has stalled: its answers go on elsewhere.
+    pub stall: Duration,
+    /// Bytes of requests that are kept while their answers are streamed, so that these can go on elsewhere.
+    pub kept_bytes_max: u64,
+    /// For finding a replica that goes on with an answer.
+    pub resume: Duration,
     /// Constants of the choice.
     pub rules: Rules,
 }
@@ -49,6 +55,9 @@ impl Default for Settings {
             body_bytes_max: 8 << 20,
             prefixes_max: 1 << 20,
             answer_timeout: Duration::from_secs(600),
+            stall: Duration::from_secs(3),
+            kept_bytes_max: 256 << 20,
+            resume: Duration::from_secs(30),
             rules: Rules::default(),
         }
     }
@@ -67,6 +76,8 @@ pub struct Gateway {
     index: Mutex<PrefixIndex>,
     budget: Mutex<RetryBudget>,
     begun: Instant,
+    /// Bytes of requests that are kept while their answers are streamed.
+    kept_bytes: AtomicU64,
     leaves: AtomicBool,
 }
 
@@ -97,6 +108,7 @@ impl Gateway {
             index: Mutex::new(PrefixIndex::bounded(settings.prefixes_max)),
             budget: Mutex::default(),
             begun: Instant::now(),
+            kept_bytes: AtomicU64::new(0),
             leaves: AtomicBool::new(false),
         }))
     }
@@ -172,6 +184,17 @@ impl Gateway {
         may
     }
 
+    /// Whether so many bytes more may be kept.
+    pub fn keep(&self, n_bytes: u64) -> bool {
+        let fits = |kept: u64| Some(kept + n_bytes).filter(|kept| *kept <= self.settings.kept_bytes_max);
+        self.kept_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
+    /// They are not any more.
+    pub fn keep_no_more(&self, n_bytes: u64) {
+        self.kept_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+    }
+
     /// From now on it is not ready.
     pub fn leave(&self) {
         self.leaves.store(true, Ordering::Relaxed);
@@ -186,6 +209,7 @@ impl Gateway {
     pub fn render_metrics(&self) -> prometheus::Result<String> {
         let (fleet, now_ms) = (self.fleet(), self.now_ms());
         self.metrics.prefixes.set(lock(&self.index).len() as i64);
+        self.metrics.kept_bytes.set(self.kept_bytes.load(Ordering::Relaxed) as i64);
         self.metrics.replicas.reset();
         self.metrics.broken.reset();
         for deployment in fleet.deployments() {

@@ -1,5 +1,7 @@
 //! Headers on their way through: those that are about one connection stay there, all others pass. And the names a request is known by.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
@@ -8,10 +10,16 @@ use axum::http::{
     },
 };
 
+use crate::resume::MODEL;
+
 /// By which a request is found in all logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Asks for the reasons of a choice, and has them in the answer.
 pub const ROUTE: HeaderName = HeaderName::from_static("x-stoker-route");
+/// What must be the same wherever a request is answered, `SEED-ID-CREATED`: drawn here, so that it is when it is sent again.
+pub const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
+/// Bytes at the beginning of the body that say what was told of the answer already.
+pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// Longer ids are replaced: they end up in logs.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -30,16 +38,24 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 /// A request's headers for a replica. Its length and host are the connection's own there.
 pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue) -> HeaderMap {
     remove_hops(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME] {
         headers.remove(name);
     }
     headers.insert(REQUEST_ID, request_id.clone());
+    headers.insert(DRAWN, drawn());
     headers
 }
 
 /// An answer's headers for a client.
 pub fn to_client(headers: &mut HeaderMap) {
     remove_hops(headers);
+    headers.remove(MODEL);
+}
+
+fn drawn() -> HeaderValue {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+    let drawn = format!("{:016x}-{:032x}-{created}", rand::random::<u64>(), rand::random::<u128>());
+    HeaderValue::from_str(&drawn).expect("digits are visible ASCII")
 }
 
 fn remove_hops(headers: &mut HeaderMap) {
@@ -88,6 +104,8 @@ mod tests {
             ("content-length", "12"),
             ("expect", "100-continue"),
             ("x-stoker-route", "explain"),
+            ("x-stoker-drawn", "of the client's"),
+            ("x-stoker-resume", "7"),
             ("authorization", "Bearer key"),
             ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ("x-request-id", "mine"),
@@ -96,7 +114,8 @@ mod tests {
         let passed = to_replica(sent, &id);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "traceparent", "x-request-id"]);
+        assert_eq!(names, ["authorization", "traceparent", "x-request-id", "x-stoker-drawn"]);
+        assert_eq!(passed[DRAWN].to_str().unwrap().split('-').map(str::len).take(2).collect::<Vec<_>>(), [16, 32]);
         assert_eq!(passed[REQUEST_ID], "mine");
     }
 

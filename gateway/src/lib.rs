@@ -1,7 +1,8 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
 //! `feed` follows the operator, `fleet` is what is known, `scan` reads what routing needs of a body, `stoker_routing` chooses,
-//! `proxy` sends and `relay` passes the answer on. Stateless: what it remembers makes choices better, and no answer depends on it.
+//! `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has another one go on behind what `journal` kept.
+//! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;
 pub mod args;
@@ -15,8 +16,11 @@ pub mod feed;
 pub mod fleet;
 pub mod gateway;
 pub mod headers;
+pub mod journal;
 pub mod metrics;
 pub mod proxy;
 pub mod relay;
+pub mod resume;
 pub mod scan;
 pub mod server;
+pub mod watch;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use stoker_edge::telemetry;
-use stoker_gateway::{args::Args, feed, gateway::Gateway, server};
+use stoker_gateway::{args::Args, feed, gateway::Gateway, server, watch};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -31,6 +31,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
     tracing::info!(address = %listener.local_addr()?, operator = %args.operator, "listening");
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
+    tokio::spawn(watch::watch(gateway.clone()));
     let stop = async {
         tokio::select! {
             _ = terminate.recv() => {}

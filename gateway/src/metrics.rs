@@ -30,6 +30,12 @@ pub struct Metrics {
     pub retries_refused: IntCounter,
     /// Answers that were cut by the loss of a replica.
     pub cut: IntCounterVec,
+    /// Streams that went on elsewhere when their replica was lost, by whether their text is what it would have been.
+    pub resumed: IntCounterVec,
+    /// From the loss of a replica to the next byte of an answer.
+    pub resume_seconds: Histogram,
+    /// Bytes of requests that are kept so that their streams can go on elsewhere.
+    pub kept_bytes: IntGauge,
     /// Requests being answered.
     pub in_flight: IntGauge,
     /// Replicas by deployment and state.
@@ -71,6 +77,12 @@ impl Metrics {
             IntCounter::with_opts(named("retries_refused_total", "Requests not sent again because too many were"))?;
         registry.register(Box::new(head_seconds.clone()))?;
         registry.register(Box::new(route_seconds.clone()))?;
+        let resume_seconds = Histogram::with_opts(histogram(
+            "resume_seconds",
+            "From the loss of a replica to the next byte of its answer",
+            &SECONDS,
+        ))?;
+        registry.register(Box::new(resume_seconds.clone()))?;
         registry.register(Box::new(retries_refused.clone()))?;
         Ok(Self {
             requests: counters("requests_total", "Requests by deployment and status", &["deployment", "code"])?,
@@ -86,6 +98,16 @@ impl Metrics {
                 &["deployment", "why"],
             )?,
             cut: counters("answers_cut_total", "Answers that were cut by the loss of a replica", &["deployment"])?,
+            resumed: counters(
+                "resumed_total",
+                "Streams that went on elsewhere when their replica was lost, by whether the text is certain to be the same",
+                &["deployment", "exact"],
+            )?,
+            resume_seconds,
+            kept_bytes: gauge(
+                "kept_bytes",
+                "Bytes of requests that are kept so that their streams can go on elsewhere",
+            )?,
             in_flight: gauge("requests_in_flight", "Requests being answered")?,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,

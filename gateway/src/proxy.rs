@@ -14,8 +14,8 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Body as _, Incoming};
 use stoker_routing::{Chain, hash};
 
 use crate::{
@@ -25,22 +25,30 @@ use crate::{
     explain::explained,
     fleet::{Deployment, Fleet, Flight, Member},
     gateway::{Gateway, Routed},
-    headers::{REQUEST_ID, ROUTE, request_id, to_client, to_replica},
+    headers::{REQUEST_ID, RESUME, ROUTE, request_id, to_client, to_replica},
     relay::{Relay, SILENCE},
+    resume::{LOSSES_MAX, Resumable},
     scan::Facts,
 };
 
 /// Replicas that are asked for one request at most.
 const ATTEMPTS_MAX: u32 = 3;
+/// An answer that is not streamed is waited for if it is not longer.
+const WHOLE_BYTES_MAX: u64 = 8 << 20;
+
+/// An answer of a replica: on its way, or all of it.
+pub type Answered = hyper::Response<Either<Incoming, Full<Bytes>>>;
 
 /// A request that was read.
-struct Asked {
+pub struct Asked {
     method: Method,
     path_and_query: String,
     headers: HeaderMap,
     body: Bytes,
-    chain: Chain,
-    session: Option<u64>,
+    /// The beginnings of its prompt.
+    pub chain: Chain,
+    /// What belongs together where prompts do not begin alike.
+    pub session: Option<u64>,
     streams: bool,
     /// It goes on with a response that one replica keeps.
     follows: bool,
@@ -49,6 +57,11 @@ struct Asked {
 }
 
 impl Asked {
+    /// What it takes to keep it, about.
+    pub fn n_bytes(&self) -> u64 {
+        self.body.len() as u64
+    }
+
     /// One that no prompt is in.
     fn without_prompt(parts: Parts, id: &HeaderValue, body: Bytes) -> Self {
         Self {
@@ -68,12 +81,12 @@ impl Asked {
 }
 
 /// What came of asking one replica.
-enum Attempt {
+pub enum Attempt {
     /// An answer for the client.
-    Answered(hyper::Response<Incoming>, Flight),
+    Answered(Answered, Flight),
     /// It said that another one should be asked.
-    Refused(hyper::Response<Incoming>, Flight),
-    /// No connection came about: it has not seen the request.
+    Refused(Answered, Flight),
+    /// No connection came about, or it stands still.
     Unreachable(String),
     /// It was lost after the request was sent.
     Lost(String),
@@ -87,7 +100,7 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
     let mut access = Access::begin(metrics, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
     let host = host_of(&parts.uri, &parts.headers);
     let asked = match body::read(&parts.headers, body, gateway.settings.body_bytes_max).await {
-        Ok(body) => Asked::without_prompt(parts, &id, body),
+        Ok(body) => Arc::new(Asked::without_prompt(parts, &id, body)),
         Err(error) => return refused(&error, Dialect::Responses, access),
     };
     let fleet = gateway.fleet();
@@ -98,10 +111,10 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
         for member in deployment.candidates(gateway.now_ms(), &[]).0 {
             access.attempts += 1;
             access.pod.clone_from(&member.pod);
-            match attempt(&gateway, &asked, member, 0).await {
+            match attempt(&gateway, &asked, None, member, 0).await {
                 Attempt::Answered(response, _) if response.status() == StatusCode::NOT_FOUND => {}
                 Attempt::Answered(response, flight) | Attempt::Refused(response, flight) => {
-                    let mut response = relayed(response, flight, access, &asked);
+                    let mut response = relayed(Relayed { response, flight, resumable: None }, access, &asked);
                     response.headers_mut().insert(REQUEST_ID, id);
                     return response;
                 }
@@ -127,11 +140,11 @@ pub async fn forward(State(gateway): State<Arc<Gateway>>, request: Request) -> R
     let fleet = gateway.fleet();
     let asked = read.and_then(|body| {
         let (asked, deployment) = ask(&fleet, &host, parts.method, &parts.uri, parts.headers, &id, body)?;
-        Ok((asked, Arc::clone(deployment)))
+        Ok((Arc::new(asked), Arc::clone(deployment)))
     });
     let mut response = match asked {
         Ok((asked, deployment)) => match answer(&gateway, &asked, deployment, &mut access).await {
-            Ok(Relayed { response, flight }) => relayed(response, flight, access, &asked),
+            Ok(answer) => relayed(answer, access, &asked),
             Err(error) => refused(&error, dialect, access),
         },
         Err(error) => refused(&error, dialect, access),
@@ -185,25 +198,28 @@ fn ask<'a>(
 
 /// An answer of a replica that goes to the client.
 struct Relayed {
-    response: hyper::Response<Incoming>,
+    response: Answered,
     flight: Flight,
+    /// It is a stream that can go on elsewhere.
+    resumable: Option<Resumable>,
 }
 
 /// Asks replicas until one answers, none is left or enough were asked.
 async fn answer(
-    gateway: &Gateway,
-    asked: &Asked,
+    gateway: &Arc<Gateway>,
+    asked: &Arc<Asked>,
     mut deployment: Arc<Deployment>,
     access: &mut Access,
 ) -> Result<Relayed, GatewayError> {
     gateway.earn_retry();
     access.deployment = deployment.host();
     let (mut tried, mut refusal, mut silence, mut n_lost) = (Vec::new(), None, None, 0);
+    let mut adds_load = false;
     // Who keeps a response is found by asking.
     let attempts_max = if asked.follows { u32::MAX } else { ATTEMPTS_MAX };
     while access.attempts < attempts_max {
         if access.attempts > 0 {
-            if !asked.follows && !gateway.spend_retry() {
+            if adds_load && !gateway.spend_retry() {
                 break;
             }
             // Who is there may have changed meanwhile.
@@ -215,10 +231,12 @@ async fn answer(
         access.pod.clone_from(&routed.member.pod);
         access.reason = routed.choice.reason.word();
         tried.push(routed.member.slot);
-        let why = match attempt(gateway, asked, routed.member, routed.choice.terms.uncached_tokens).await {
+        adds_load = false;
+        let why = match attempt(gateway, asked, None, routed.member, routed.choice.terms.uncached_tokens).await {
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
-                return Ok(Relayed { response, flight });
+                let resumable = resumable(gateway, asked, &routed, access, &response);
+                return Ok(Relayed { response, flight, resumable });
             }
             Attempt::Refused(response, flight) => {
                 let why = match response.status() {
@@ -226,7 +244,9 @@ async fn answer(
                     StatusCode::NOT_FOUND => "elsewhere",
                     _ => "unavailable",
                 };
-                refusal = Some(Relayed { response, flight });
+                // Who is sent on from one that is full is load for another; who keeps a response is found by asking.
+                adds_load = !asked.follows;
+                refusal = Some(Relayed { response, flight, resumable: None });
                 why
             }
             Attempt::Unreachable(error) => {
@@ -236,9 +256,9 @@ async fn answer(
             }
             Attempt::Lost(error) => {
                 tracing::warn!(pod = access.pod, error, "a replica was lost before it answered");
-                // Once: what ended two replicas must not be given to a third.
+                // What ends replicas must not go through all of them.
                 n_lost += 1;
-                if n_lost > 1 {
+                if n_lost >= LOSSES_MAX {
                     return Err(GatewayError::lost_before_answer(&deployment, &error));
                 }
                 silence = Some(error);
@@ -254,18 +274,38 @@ async fn answer(
     }
 }
 
-async fn attempt(gateway: &Gateway, asked: &Asked, member: &Member, prefill_tokens: u32) -> Attempt {
+/// Asks one replica; `told`: to go on behind what was told of the answer.
+pub async fn attempt(
+    gateway: &Gateway,
+    asked: &Asked,
+    told: Option<&Bytes>,
+    member: &Member,
+    prefill_tokens: u32,
+) -> Attempt {
     let vital = &member.vital;
+    if vital.is_stalled() {
+        return Attempt::Unreachable("it has stalled".to_owned());
+    }
     let flight = Flight::begin(vital, prefill_tokens);
     let address = member.address.as_deref().unwrap_or_default();
-    let request = match request(asked, address) {
+    let request = match request(asked, told, address) {
         Ok(request) => request,
         Err(error) => return Attempt::Unreachable(error.to_string()),
     };
     let limit = if asked.streams { SILENCE } else { gateway.settings.answer_timeout };
-    let (lost, limit_seconds) = (|| vital.breaker(|breaker| breaker.failed(gateway.now_ms())), limit.as_secs());
-    match tokio::time::timeout(limit, gateway.send(request)).await {
-        Ok(Ok(response)) => {
+    let answer = async {
+        let response = gateway.send(request).await.map_err(|error| (error.is_connect(), chain_of(&error)))?;
+        vital.heard(gateway.now_ms());
+        whole_if_short(response).await.map_err(|error| (false, chain_of(&error)))
+    };
+    let answer = tokio::select! {
+        answer = tokio::time::timeout(limit, answer) => {
+            answer.unwrap_or_else(|_| Err((false, format!("no answer came within {} s", limit.as_secs()))))
+        }
+        () = vital.stalled() => Err((true, "it has stalled".to_owned())),
+    };
+    match answer {
+        Ok(response) => {
             vital.breaker(|breaker| breaker.answered());
             match response.status() {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
@@ -273,24 +313,51 @@ async fn attempt(gateway: &Gateway, asked: &Asked, member: &Member, prefill_toke
                 _ => Attempt::Answered(response, flight),
             }
         }
-        Ok(Err(error)) => {
-            lost();
-            let text = chain_of(&error);
-            if error.is_connect() { Attempt::Unreachable(text) } else { Attempt::Lost(text) }
-        }
-        Err(_) => {
-            lost();
-            Attempt::Lost(format!("no answer began within {limit_seconds} s"))
+        Err((is_unreachable, why)) => {
+            vital.breaker(|breaker| breaker.failed(gateway.now_ms()));
+            if is_unreachable { Attempt::Unreachable(why) } else { Attempt::Lost(why) }
         }
     }
 }
 
-fn request(asked: &Asked, address: &str) -> hyper::http::Result<hyper::Request<Full<Bytes>>> {
+/// Waits for all of an answer that was made before its head was sent, so that the request can be sent again if it breaks off.
+async fn whole_if_short(response: hyper::Response<Incoming>) -> Result<Answered, hyper::Error> {
+    let (parts, body) = response.into_parts();
+    let is_short = body.size_hint().exact().is_some_and(|n_bytes| n_bytes <= WHOLE_BYTES_MAX);
+    let body = match is_short && !is_stream(&parts.headers) {
+        true => Either::Right(Full::new(body.collect().await?.to_bytes())),
+        false => Either::Left(body),
+    };
+    Ok(Answered::from_parts(parts, body))
+}
+
+/// Whether an answer is a stream of events.
+pub fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+fn request(asked: &Asked, told: Option<&Bytes>, address: &str) -> hyper::http::Result<hyper::Request<Full<Bytes>>> {
     let uri = format!("http://{address}{}", asked.path_and_query);
-    let mut request =
-        hyper::Request::builder().method(asked.method.clone()).uri(uri).body(Full::new(asked.body.clone()))?;
+    let body = told.map_or_else(|| asked.body.clone(), |told| [told.as_ref(), &asked.body].concat().into());
+    let mut request = hyper::Request::builder().method(asked.method.clone()).uri(uri).body(Full::new(body))?;
     *request.headers_mut() = asked.headers.clone();
+    if let Some(told) = told {
+        request.headers_mut().insert(RESUME, told.len().into());
+    }
     Ok(request)
+}
+
+/// How an answer could go on elsewhere. One that follows a response that only this replica keeps could not.
+fn resumable(
+    gateway: &Arc<Gateway>,
+    asked: &Arc<Asked>,
+    routed: &Routed<'_>,
+    access: &Access,
+    response: &Answered,
+) -> Option<Resumable> {
+    let may = response.status() == StatusCode::OK && is_stream(response.headers());
+    let begin = || Resumable::begin(gateway, asked, &access.deployment, routed.member.slot, response.headers());
+    if may { begin().filter(|_| !asked.follows) } else { None }
 }
 
 /// An error with its causes: the outermost alone says only that something failed.
@@ -299,7 +366,7 @@ fn chain_of(error: &dyn std::error::Error) -> String {
     std::iter::once(error.to_string()).chain(causes.map(ToString::to_string)).collect::<Vec<_>>().join(": ")
 }
 
-fn explain(asked: &Asked, routed: &Routed<'_>, access: &Access, response: &mut hyper::Response<Incoming>) {
+fn explain(asked: &Asked, routed: &Routed<'_>, access: &Access, response: &mut Answered) {
     if asked.explains
         && let Ok(value) = HeaderValue::from_str(&explained(&routed.member.pod, &routed.choice, access.attempts))
     {
@@ -308,12 +375,12 @@ fn explain(asked: &Asked, routed: &Routed<'_>, access: &Access, response: &mut h
 }
 
 /// The answer as the client gets it.
-fn relayed(response: hyper::Response<Incoming>, flight: Flight, mut access: Access, asked: &Asked) -> Response {
-    let (mut parts, incoming) = response.into_parts();
+fn relayed(answer: Relayed, mut access: Access, asked: &Asked) -> Response {
+    let Relayed { response, flight, resumable } = answer;
+    let (mut parts, body) = response.into_parts();
     access.answered(parts.status.as_u16());
+    let dialect = is_stream(&parts.headers).then_some(asked.dialect);
     to_client(&mut parts.headers);
-    let is_stream =
-        parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    let relay = Relay::new(incoming, flight, access, is_stream.then_some(asked.dialect));
+    let relay = Relay::new(body, flight, access, dialect, resumable);
     Response::from_parts(parts, Body::new(relay))
 }

@@ -1,14 +1,16 @@
 //! An answer on its way from a replica to its client: passed on as it comes, until it ends, the replica is lost or the client leaves.
-//! A lost replica ends a stream with an error in its own form, and breaks off any other answer. Parses nothing.
+//! A stream whose replica is lost goes on with another one; if there is none, it ends with an error in its own form. Any other answer
+//! breaks off. Looks at marks and at nothing else of what passes.
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::http::StatusCode;
 use bytes::Bytes;
+use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -17,14 +19,19 @@ use crate::{
     error::{Dialect, GatewayError},
     events::Events,
     fleet::Flight,
+    journal::{Passed, Then},
+    resume::{GoneOn, Loss, Resumable},
 };
 
 /// A replica that streams says something at least every 15 s.
 pub const SILENCE: Duration = Duration::from_secs(45);
 
+/// How often a stream looks whether its replica still lives.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// See the module.
 pub struct Relay {
-    inner: Incoming,
+    inner: Either<Incoming, Full<Bytes>>,
     flight: Flight,
     access: Access,
     stream: Option<Stream>,
@@ -35,14 +42,23 @@ pub struct Relay {
 struct Stream {
     events: Events,
     dialect: Dialect,
-    silence: Pin<Box<Sleep>>,
+    heard: Instant,
+    look: Pin<Box<Sleep>>,
+    resumable: Option<Resumable>,
 }
 
-#[derive(Clone, Copy, Eq, PartialEq)]
 enum Stage {
     Passing,
+    /// All was said; what is left is the end of the connection's.
+    Done,
+    /// Its replica was lost then; another one is looked for, and why.
+    GoingOn(Instant, GoingOn),
+    /// Another one goes on; nothing came from it yet.
+    Waiting(Instant),
     Ended,
 }
+
+type GoingOn = Pin<Box<dyn Future<Output = Result<GoneOn, GatewayError>> + Send>>;
 
 /// Why an answer cannot go on; its connection is broken off.
 #[derive(Debug, thiserror::Error)]
@@ -50,39 +66,139 @@ enum Stage {
 pub struct ReplicaLost(String);
 
 impl Relay {
-    /// Passes an answer on; `events`: it is a stream, of this form.
-    pub fn new(inner: Incoming, flight: Flight, access: Access, events: Option<Dialect>) -> Self {
-        let stream =
-            events.map(|dialect| Stream { events: Events::default(), dialect, silence: Box::pin(sleep(SILENCE)) });
+    /// Passes an answer on; `events`: it is a stream, of this form; `resumable`: it can go on elsewhere.
+    pub fn new(
+        inner: Either<Incoming, Full<Bytes>>,
+        flight: Flight,
+        access: Access,
+        events: Option<Dialect>,
+        resumable: Option<Resumable>,
+    ) -> Self {
+        let stream = events.map(|dialect| Stream {
+            events: Events::default(),
+            dialect,
+            heard: Instant::now(),
+            look: Box::pin(sleep(LOOK)),
+            resumable,
+        });
         Self { inner, flight, access, stream, stage: Stage::Passing }
     }
 
-    fn pass(&mut self, data: Bytes) -> Bytes {
+    fn pass(&mut self, data: Bytes) -> Passed {
         self.flight.prefilled();
         self.access.passed(data.len());
-        match &mut self.stream {
-            Some(stream) => {
-                stream.silence.as_mut().reset(Instant::now() + SILENCE);
-                stream.events.pass(data)
-            }
-            None => data,
+        let Some(stream) = &mut self.stream else { return Passed { data, then: Then::More } };
+        stream.heard = Instant::now();
+        let Some(resumable) = &mut stream.resumable else {
+            return Passed { data: stream.events.pass(data), then: Then::More };
+        };
+        self.flight.vital().heard(resumable.gateway().now_ms());
+        if let Stage::Waiting(lost) = self.stage {
+            let gap = lost.elapsed();
+            resumable.gateway().metrics.resume_seconds.observe(gap.as_secs_f64());
+            tracing::info!(pod = self.access.pod, gap_ms = gap.as_millis() as u64, "a stream goes on elsewhere");
+            self.stage = Stage::Passing;
         }
+        resumable.journal.pass(data)
     }
 
-    fn lost(&mut self, why: &str) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
-        self.stage = Stage::Ended;
-        self.access.cut();
-        let Some(stream) = &mut self.stream else { return Some(Err(ReplicaLost(why.to_owned()))) };
+    /// What becomes of an answer whose replica was lost; what is to be said of it now.
+    fn lost(&mut self, how: Loss, why: &str) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
+        let Some(stream) = &mut self.stream else {
+            self.end_cut();
+            return Some(Err(ReplicaLost(why.to_owned())));
+        };
+        if let Some(search) = stream.resumable.as_mut().and_then(|resumable| resumable.go_on(how)) {
+            tracing::warn!(
+                pod = self.access.pod,
+                why,
+                "a replica was lost in the middle of a stream: it goes on elsewhere"
+            );
+            // A second loss before anything came: the client waits since the first.
+            let since = if let Stage::Waiting(lost) = self.stage { lost } else { Instant::now() };
+            self.stage = Stage::GoingOn(since, Box::pin(search));
+            // The connection with it: whoever is alive nevertheless stops computing.
+            self.inner = Either::Right(Full::default());
+            return None;
+        }
         let message = format!("the replica that wrote this answer was lost: {why}");
         let error = GatewayError::new(StatusCode::BAD_GATEWAY, "replica_lost", message);
-        Some(Ok(Frame::data(error.events(stream.dialect))))
+        let events = error.events(stream.dialect);
+        self.end_cut();
+        Some(Ok(Frame::data(events)))
+    }
+
+    fn end_cut(&mut self) {
+        self.stage = Stage::Ended;
+        self.access.cut();
+    }
+
+    /// Goes on with what was found.
+    fn went_on(&mut self, since: Instant, there: GoneOn) {
+        let Some(stream) = &mut self.stream else { return };
+        let Some(resumable) = &mut stream.resumable else { return };
+        resumable.moved(&there);
+        let exact = if there.is_exact { "true" } else { "false" };
+        resumable.gateway().metrics.resumed.with_label_values(&[self.access.deployment.as_str(), exact]).inc();
+        self.access.resumes += 1;
+        self.access.pod = there.pod;
+        self.flight = there.flight;
+        self.inner = there.answer.into_body();
+        stream.heard = Instant::now();
+        self.stage = Stage::Waiting(since);
+    }
+
+    fn found_nobody(&mut self, error: &GatewayError) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
+        let events = self.stream.as_ref().map(|stream| error.events(stream.dialect));
+        tracing::warn!(message = error.message, "a stream ends: nobody goes on with it");
+        self.end_cut();
+        events.map(|events| Ok(Frame::data(events)))
+    }
+
+    /// Whether the replica of a stream that waits is lost, and why.
+    fn looks_lost(&mut self, context: &mut Context<'_>) -> Option<String> {
+        let stream = self.stream.as_mut()?;
+        while stream.look.as_mut().poll(context).is_ready() {
+            if self.flight.vital().is_stalled() {
+                return Some("it has stalled".to_owned());
+            }
+            if stream.heard.elapsed() >= SILENCE {
+                return Some(format!("it was silent for {} s", SILENCE.as_secs()));
+            }
+            stream.look.as_mut().reset(Instant::now() + LOOK);
+        }
+        None
     }
 
     fn ended(&mut self) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
+        let can_tell = self.stream.as_ref().is_some_and(|stream| stream.resumable.is_some());
+        if can_tell && !matches!(self.stage, Stage::Done) {
+            return self.lost(Loss::Broken, "it ended the answer before its end");
+        }
         self.stage = Stage::Ended;
         self.access.whole();
         let rest = self.stream.as_mut().map(|stream| stream.events.rest()).filter(|rest| !rest.is_empty());
         rest.map(|rest| Ok(Frame::data(rest)))
+    }
+
+    /// Takes in what came; what is to be said now.
+    fn came(&mut self, data: Bytes) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
+        let Passed { data, then } = self.pass(data);
+        let more = match then {
+            Then::More => None,
+            Then::Done => {
+                self.stage = Stage::Done;
+                self.access.whole();
+                None
+            }
+            Then::Elsewhere => self.lost(Loss::Left, "it ended before the answer did"),
+            Then::Unreadable => self.lost(Loss::Broken, "what it says cannot be read"),
+        };
+        // Of an announced length: nobody asks again.
+        if self.stream.is_none() && self.inner.is_end_stream() {
+            self.access.whole();
+        }
+        if data.is_empty() { more } else { Some(Ok(Frame::data(data))) }
     }
 }
 
@@ -95,37 +211,42 @@ impl Body for Relay {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ReplicaLost>>> {
         let relay = &mut *self;
-        while relay.stage == Stage::Passing {
-            match Pin::new(&mut relay.inner).poll_frame(context) {
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => {
-                        let data = relay.pass(data);
-                        // Of an announced length: nobody asks again.
-                        if relay.inner.is_end_stream() {
-                            relay.access.whole();
+        loop {
+            let said = match &mut relay.stage {
+                Stage::Ended => return Poll::Ready(None),
+                Stage::GoingOn(since, search) => {
+                    let since = *since;
+                    match ready!(search.as_mut().poll(context)) {
+                        Ok(there) => {
+                            relay.went_on(since, there);
+                            None
                         }
-                        if !data.is_empty() {
-                            return Poll::Ready(Some(Ok(Frame::data(data))));
-                        }
+                        Err(error) => relay.found_nobody(&error),
                     }
-                    Err(_trailers) => {}
-                },
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(relay.lost(&error.to_string())),
-                Poll::Ready(None) => return Poll::Ready(relay.ended()),
-                Poll::Pending => {
-                    let silent = relay.stream.as_mut().map(|stream| stream.silence.as_mut().poll(context).is_ready());
-                    if silent == Some(true) {
-                        return Poll::Ready(relay.lost(&format!("it was silent for {} s", SILENCE.as_secs())));
-                    }
-                    return Poll::Pending;
                 }
+                Stage::Passing | Stage::Waiting(_) | Stage::Done => {
+                    let is_done = matches!(relay.stage, Stage::Done);
+                    match Pin::new(&mut relay.inner).poll_frame(context) {
+                        Poll::Ready(Some(Ok(frame))) => frame.into_data().ok().and_then(|data| relay.came(data)),
+                        Poll::Ready(Some(Err(_))) if is_done => relay.ended(),
+                        Poll::Ready(Some(Err(error))) => relay.lost(Loss::Broken, &error.to_string()),
+                        Poll::Ready(None) => relay.ended(),
+                        Poll::Pending => match relay.looks_lost(context) {
+                            Some(_) if is_done => relay.ended(),
+                            Some(why) => relay.lost(Loss::Left, &why),
+                            None => return Poll::Pending,
+                        },
+                    }
+                }
+            };
+            if said.is_some() {
+                return Poll::Ready(said);
             }
         }
-        Poll::Ready(None)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.stage == Stage::Ended
+        matches!(self.stage, Stage::Ended)
     }
 
     fn size_hint(&self) -> SizeHint {

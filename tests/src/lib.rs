@@ -15,4 +15,5 @@ pub mod measured;
 pub mod operator;
 pub mod process;
 pub mod python;
+pub mod resumes;
 pub mod skip;

@@ -245,8 +245,8 @@ async fn in_flight(rig: &Rig, count: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_replica_killed_in_the_middle_of_a_stream_ends_it_with_a_named_error() -> Result<()> {
-    let rig = Rig::start(1, &[], &[]).await?;
+async fn a_stream_that_nobody_can_go_on_with_ends_with_a_named_error() -> Result<()> {
+    let rig = Rig::start(1, &[], &["--resume", "0.5"]).await?;
     let mut answer = rig.ask(CHAT, &endless("s")).send().await?;
     let first = answer.chunk().await?.context("a first event")?;
     assert!(first.starts_with(b"data: {"));

@@ -1,6 +1,6 @@
 //! The body of a streamed answer: pulls events from `Choices`, pushes the frames that an `Answer` makes of them. Dropping it aborts the request.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
     body::Body,
@@ -13,6 +13,7 @@ use stoker_engine::{FinishReason, RequestEvent};
 use crate::http::{
     choices::{Choices, Fresh},
     error::ApiError,
+    passage::{MODEL, Mark},
     stream::{KEEP_ALIVE, finish_name},
     usage::{UsageBody, UsageSum},
 };
@@ -56,6 +57,14 @@ struct Streaming<A> {
     usage: UsageSum,
     unfinished: u32,
     stage: Stage,
+    /// Frames of text without a token, which only the end of a choice brings: they go with it, under its mark.
+    last_texts: BTreeMap<u32, Bytes>,
+}
+
+/// Frames, and what they are of the answer.
+struct Piece {
+    frames: Bytes,
+    mark: Mark,
 }
 
 enum Stage {
@@ -68,20 +77,19 @@ enum Stage {
 /// The response that streams these choices. It begins with the first token, or when that does not come soon: what fails before
 /// has an error's status, and whoever stands before this server can ask another one.
 pub(crate) async fn streamed<A: Answer + Send + 'static>(
-    mut choices: Choices,
+    choices: Choices,
     answer: A,
     usage: UsageSum,
 ) -> Result<Response, ApiError> {
-    let first = match tokio::time::timeout(KEEP_ALIVE_PERIOD, choices.next()).await {
-        Ok(Some((_, RequestEvent::Finished { reason: FinishReason::Error(reason), .. }))) => {
-            return Err(ApiError::engine_failed(&reason));
-        }
-        Ok(Some(first)) => Some(first),
-        Ok(None) => return Err(ApiError::engine_failed("it stopped")),
-        Err(_) => None,
-    };
     let unfinished = choices.n_choices();
-    let streaming = Streaming { choices, answer, usage, unfinished, stage: Stage::Opening(first) };
+    let mut streaming =
+        Streaming { choices, answer, usage, unfinished, stage: Stage::Opening(None), last_texts: BTreeMap::new() };
+    streaming.pass_over_told();
+    streaming.wait().await?;
+    let model = streaming.choices.identity().filter(|_| streaming.choices.is_marked()).map(|identity| {
+        let bits = identity.bits.as_deref().unwrap_or_default();
+        HeaderValue::from_str(&format!("{}-{bits}", identity.vocabulary)).expect("both are hexadecimal")
+    });
     let frames = futures::stream::unfold(streaming, |mut streaming| async {
         let frame = streaming.next_frame().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(frame), streaming))
@@ -92,61 +100,106 @@ pub(crate) async fn streamed<A: Answer + Send + 'static>(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx collects an answer before it passes it on, unless it is told not to.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    model.into_iter().for_each(|model| drop(headers.insert(MODEL, model)));
     Ok(response)
 }
 
 impl<A: Answer> Streaming<A> {
+    /// Lets the answer take in what another replica told of it, and tells nothing of that again.
+    fn pass_over_told(&mut self) {
+        let Some(told) = self.choices.take_told() else { return };
+        let _ = self.answer.opening(self.choices.n_choices());
+        self.stage = Stage::Running(None);
+        for (index, event) in told {
+            let _ = self.encode(index, event);
+        }
+    }
+
+    /// Waits for the first event, or until somebody must be told that there will be one.
+    async fn wait(&mut self) -> Result<(), ApiError> {
+        let first = match tokio::time::timeout(KEEP_ALIVE_PERIOD, self.choices.next()).await {
+            Ok(Some((_, RequestEvent::Finished { reason: FinishReason::Error(reason), .. }))) => {
+                return Err(self.choices.failed(&reason));
+            }
+            Ok(Some(first)) => Some(first),
+            Ok(None) => return Err(self.choices.failed("it stopped")),
+            Err(_) => None,
+        };
+        match &mut self.stage {
+            Stage::Opening(next) | Stage::Running(next) => *next = first,
+            Stage::Ended => {}
+        }
+        Ok(())
+    }
+
     async fn next_frame(&mut self) -> Option<Bytes> {
         loop {
-            let frame = match std::mem::replace(&mut self.stage, Stage::Running(None)) {
+            let Piece { frames, mark } = match std::mem::replace(&mut self.stage, Stage::Running(None)) {
                 Stage::Opening(first) => {
                     self.stage = Stage::Running(first);
-                    self.answer.opening(self.choices.n_choices())
+                    Piece { frames: self.answer.opening(self.choices.n_choices()), mark: Mark::Opened }
                 }
                 Stage::Running(Some((index, event))) => self.encode(index, event),
                 Stage::Running(None) => match tokio::time::timeout(KEEP_ALIVE_PERIOD, self.choices.next()).await {
                     Ok(Some((index, event))) => self.encode(index, event),
-                    Ok(None) => self.fail(&ApiError::engine_failed("it stopped")),
-                    Err(_) => Bytes::from_static(KEEP_ALIVE.as_bytes()),
+                    Ok(None) => self.fail("it stopped"),
+                    Err(_) => Piece { frames: Bytes::from_static(KEEP_ALIVE.as_bytes()), mark: Mark::Nothing },
                 },
                 Stage::Ended => {
                     self.stage = Stage::Ended;
                     return None;
                 }
             };
-            if !frame.is_empty() {
-                return Some(frame);
+            if self.choices.is_marked() && (mark != Mark::Nothing || !frames.is_empty()) {
+                return Some(mark.behind(&frames));
+            }
+            if !frames.is_empty() {
+                return Some(frames);
             }
         }
     }
 
-    fn encode(&mut self, index: u32, event: RequestEvent) -> Bytes {
+    fn encode(&mut self, index: u32, event: RequestEvent) -> Piece {
         let (reason, stop, usage) = match event {
             // Not asked for of a stream.
-            RequestEvent::Prompt(_) => return Bytes::new(),
+            RequestEvent::Prompt(_) => return Piece { frames: Bytes::new(), mark: Mark::Nothing },
             RequestEvent::Delta { text, tokens, logprobs } => {
-                self.usage.note(index, &tokens);
-                self.answer.counted(self.usage.so_far());
-                return self.answer.delta(index, Fresh { text, tokens, logprobs });
+                return self.delta(index, Fresh { text, tokens, logprobs });
             }
             RequestEvent::Finished { reason, stop_match, usage } => (reason, stop_match, usage),
         };
         let reason = match finish_name(&reason) {
             Ok(name) => name,
-            Err(error) => return self.fail(&error),
+            Err(why) => return self.fail(&why),
         };
         self.usage.add(index, usage);
         self.unfinished -= 1;
+        let last_text = self.last_texts.remove(&index).unwrap_or_default();
         let finish = self.answer.finish(index, End { reason, stop });
         if self.unfinished > 0 {
-            return finish;
+            return Piece { frames: [last_text, finish].concat().into(), mark: Mark::End { index } };
         }
         self.stage = Stage::Ended;
-        [finish, self.answer.closing(self.usage.body())].concat().into()
+        let closing = self.answer.closing(self.usage.body());
+        Piece { frames: [last_text, finish, closing].concat().into(), mark: Mark::Done }
     }
 
-    fn fail(&mut self, error: &ApiError) -> Bytes {
+    fn delta(&mut self, index: u32, fresh: Fresh) -> Piece {
+        self.usage.note(index, &fresh.tokens);
+        self.answer.counted(self.usage.so_far());
+        let tokens = if self.choices.is_marked() { fresh.tokens.clone() } else { Vec::new() };
+        let is_last = fresh.tokens.is_empty();
+        let frames = self.answer.delta(index, fresh);
+        if is_last {
+            self.last_texts.insert(index, frames);
+            return Piece { frames: Bytes::new(), mark: Mark::Nothing };
+        }
+        Piece { frames, mark: Mark::More { index, cached: self.choices.cached_tokens(index), tokens } }
+    }
+
+    fn fail(&mut self, why: &str) -> Piece {
         self.stage = Stage::Ended;
-        self.answer.failure(error)
+        let mark = if self.choices.is_given_up() { Mark::Elsewhere } else { Mark::Done };
+        Piece { frames: self.answer.failure(&self.choices.failed(why)), mark }
     }
 }

@@ -16,18 +16,19 @@ use crate::{
         chat_answer::{AnswerForm, ChatCompletion, ChatShape},
         choices::Choices,
         error::ApiError,
-        extract::Admitted,
+        extract::{Admitted, Arrival},
         fields::Fields,
         generate::{self, TokenizedRequest},
         neutral::take_neutral_of_chat,
         params::{self, Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
+        passage::Drawn,
         prompt::{Prompt, PromptTokens, of_messages},
         reasoning_tokens::ThoughtMarks,
         stream::{AnswerHead, Frames},
         structure,
         usage::UsageSum,
     },
-    replica::{OpenRequest, Replica, Served},
+    replica::{Replica, Served},
 };
 
 /// A chat request that generates.
@@ -62,16 +63,19 @@ pub(crate) async fn create(
 }
 
 /// Reads a chat request and hands it to the engine. Requests of other APIs are translated into this form.
-pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields: Fields) -> Result<Begun, ApiError> {
+pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fields) -> Result<Begun, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
-    let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
+    let mut generation = Generation::take(&mut fields, &generate::defaults(&served, &open.passage))?;
     let logprobs = logprobs_wanted(&mut fields)?;
     let structure = structure::take(&mut fields)?;
     let thinking_budget = params::thinking_budget(&mut fields)?;
     let echoes = fields.take("echo")?.unwrap_or(false);
     let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
-    let prompt = Prompt::take(&mut fields)?;
+    let mut prompt = Prompt::take(&mut fields)?;
+    if let Some(now) = open.passage.drawn.as_ref().and_then(Drawn::when) {
+        prompt.now = now;
+    }
     take_neutral_of_chat(&mut fields)?;
     fields.finish()?;
 
@@ -99,7 +103,7 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: OpenRequest, mut fields:
     let mut request = TokenizedRequest { prompts: vec![tokens], generation, logprobs };
     let choices = generate::start(replica, &served, &mut request, open).map_err(of_messages)?;
     let TokenizedRequest { mut prompts, generation, .. } = request;
-    let mut head = generate::answer_head(replica, "chatcmpl", &generation);
+    let mut head = generate::answer_head(replica, "chatcmpl", &generation, choices.drawn());
     let prompt_tokens = prompts[0].len() as u32;
     head.prompt_token_ids = generation.shown.with_ids.then(|| prompts.remove(0));
     let usage = UsageSum::new(generation.n, prompt_tokens).with_thoughts(thoughts, generation.n);

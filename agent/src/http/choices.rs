@@ -12,20 +12,34 @@ use stoker_engine::{
 use crate::{
     http::{
         error::ApiError,
+        extract::Arrival,
+        passage::Drawn,
         stream::finish_name,
         usage::{UsageBody, UsageSum},
     },
-    replica::OpenRequest,
+    identity::Identity,
 };
 
 /// Sequences being generated for one request, numbered by their place in the answer.
 pub(crate) struct Choices {
-    events: SelectAll<BoxStream<'static, (u32, RequestEvent)>>,
+    events: SelectAll<BoxStream<'static, Numbered>>,
     /// One that was waited for already.
     first: Option<(u32, RequestEvent)>,
     n_choices: u32,
+    /// What was told by another replica.
+    told: Vec<(u32, RequestEvent)>,
+    /// Tokens of each one's prompt that were cached.
+    cached: Vec<u32>,
+    is_marked: bool,
     /// Holds the drain open until the answer has been written or given up.
-    _open: OpenRequest,
+    open: Arrival,
+}
+
+/// An event of one of several sequences.
+struct Numbered {
+    index: u32,
+    cached_tokens: u32,
+    event: RequestEvent,
 }
 
 /// New text of one sequence, and what came with it.
@@ -58,16 +72,61 @@ pub(crate) struct Completion {
 
 impl Choices {
     /// Hands all sequences to the engine; if it refuses one, those before it are dropped and so aborted.
-    pub(crate) fn submit(
-        engine: &EngineHandle,
-        requests: Vec<Request>,
-        open: OpenRequest,
-    ) -> Result<Self, RejectReason> {
+    pub(crate) fn submit(engine: &EngineHandle, requests: Vec<Request>, open: Arrival) -> Result<Self, RejectReason> {
         let n_choices = u32::try_from(requests.len()).expect("admission bounds the number of sequences");
-        let streams: Vec<RequestStream> =
+        let mut streams: Vec<RequestStream> =
             requests.into_iter().map(|request| engine.submit(request)).collect::<Result<_, _>>()?;
+        let told = streams.iter_mut().zip(0..).flat_map(|(stream, index)| {
+            let told = stream.take_told();
+            told.into_iter().map(move |event| (index, event))
+        });
+        let told = told.collect();
         let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
-        Ok(Self { events, first: None, n_choices, _open: open })
+        let (cached, is_marked) = (vec![0; n_choices as usize], open.passage.is_marked());
+        Ok(Self { events, first: None, n_choices, told, cached, is_marked, open })
+    }
+
+    /// What was drawn for the request by who passed it on.
+    pub(crate) fn drawn(&self) -> Option<&Drawn> {
+        self.open.passage.drawn.as_ref()
+    }
+
+    /// Whether its stream is to have marks.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.is_marked
+    }
+
+    /// Marks would not be enough for another replica to go on.
+    pub(crate) fn tell_no_marks(&mut self) {
+        self.is_marked = false;
+    }
+
+    /// Whether its beginning was told by another replica, and what of its choices: all of it before anything new.
+    pub(crate) fn take_told(&mut self) -> Option<Vec<(u32, RequestEvent)>> {
+        self.open.passage.told.take().map(|_| std::mem::take(&mut self.told))
+    }
+
+    /// Tokens of a choice's prompt that were cached, once it has begun.
+    pub(crate) fn cached_tokens(&self, index: u32) -> u32 {
+        self.cached[index as usize]
+    }
+
+    /// Whether what ended a choice was the replica's own end.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.open.open.is_given_up()
+    }
+
+    /// The error that the engine's failure is: of the replica, and then another one may be asked, or of the request.
+    pub(crate) fn failed(&self, reason: &str) -> ApiError {
+        match self.is_given_up() && !self.open.open.has_no_engine() {
+            true => ApiError::given_up(reason),
+            false => ApiError::engine_failed(reason),
+        }
+    }
+
+    /// By what replicas are told apart.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.open.open.replica().identity()
     }
 
     /// Sequences in all.
@@ -84,7 +143,11 @@ impl Choices {
     pub(crate) async fn next(&mut self) -> Option<(u32, RequestEvent)> {
         match self.first.take() {
             Some(first) => Some(first),
-            None => self.events.next().await,
+            None => {
+                let Numbered { index, cached_tokens, event } = self.events.next().await?;
+                self.cached[index as usize] = cached_tokens;
+                Some((index, event))
+            }
         }
     }
 
@@ -92,7 +155,11 @@ impl Choices {
     pub(crate) async fn collect(mut self, mut usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
         let mut completions = vec![Completion::default(); self.n_choices as usize];
         let mut unfinished = self.n_choices;
-        while let Some((index, event)) = self.next().await {
+        let mut told = self.take_told().unwrap_or_default().into_iter();
+        while let Some((index, event)) = match told.next() {
+            Some(told) => Some(told),
+            None => self.next().await,
+        } {
             let completion = &mut completions[index as usize];
             match event {
                 RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
@@ -104,7 +171,7 @@ impl Choices {
                 }
                 RequestEvent::Finished { reason, stop_match, usage: counts } => {
                     completion.stop = stop_match;
-                    completion.finish_reason = finish_name(&reason)?;
+                    completion.finish_reason = finish_name(&reason).map_err(|reason| self.failed(&reason))?;
                     usage.add(index, counts);
                     unfinished -= 1;
                 }
@@ -114,7 +181,10 @@ impl Choices {
     }
 }
 
-fn numbered(stream: RequestStream, index: u32) -> BoxStream<'static, (u32, RequestEvent)> {
-    stream::unfold(stream, move |mut stream| async move { stream.next().await.map(|event| ((index, event), stream)) })
-        .boxed()
+fn numbered(stream: RequestStream, index: u32) -> BoxStream<'static, Numbered> {
+    let next = move |mut stream: RequestStream| async move {
+        let event = stream.next().await?;
+        Some((Numbered { index, cached_tokens: stream.cached_tokens(), event }, stream))
+    };
+    stream::unfold(stream, next).boxed()
 }

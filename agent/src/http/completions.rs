@@ -39,7 +39,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
-    let mut generation = Generation::take(&mut fields, &generate::defaults(&served))?;
+    let mut generation = Generation::take(&mut fields, &generate::defaults(&served, &open.passage))?;
     generation.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     let logprobs = fields.number("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     refuse_unsupported(&mut fields, generation.n)?;
@@ -59,7 +59,7 @@ pub(crate) async fn create(
     let mut request = TokenizedRequest { prompts, generation, logprobs };
     let choices = generate::start(&replica, &served, &mut request, open).map_err(|error| of_echo(echo, error))?;
     let TokenizedRequest { prompts, generation, .. } = request;
-    let head = generate::answer_head(&replica, "cmpl", &generation);
+    let head = generate::answer_head(&replica, "cmpl", &generation, choices.drawn());
     let usage = UsageSum::new(generation.n, prompts.iter().map(|prompt| prompt.len() as u32).sum());
     let form = TextForm {
         n: generation.n,

@@ -76,6 +76,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", format!("the engine ended this request: {reason}"))
     }
 
+    /// The replica ends, and with it an accepted request. Another one may answer it.
+    pub(crate) fn given_up(reason: &str) -> Self {
+        let message = format!("this replica ended before the answer did: {reason}; send the request again");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "replica_ended", message).retry(1)
+    }
+
     /// The body, also for errors inside a stream.
     pub(crate) fn body(&self) -> ErrorBody<'_> {
         ErrorBody {

@@ -6,14 +6,19 @@ use axum::{
     extract::{FromRequest, Request},
     http::{StatusCode, header},
 };
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use crate::{
     admit::{Asked, admit},
     allocator,
-    http::{error::ApiError, fields::Fields, prompt_work},
+    http::{
+        error::ApiError,
+        fields::Fields,
+        passage::{Passage, TOLD_BYTES_MAX},
+        prompt_work,
+    },
     replica::{OpenRequest, Replica},
 };
 
@@ -33,17 +38,26 @@ impl FromRequest<Arc<Replica>> for JsonFields {
 
     async fn from_request(request: Request, _: &Arc<Replica>) -> Result<Self, ApiError> {
         refuse_encoded(&request)?;
-        Ok(Self(read_fields(request).await?))
+        let body = read_body(request, MAX_BODY_BYTES).await?.freeze();
+        Ok(Self(fields_of(body).await?))
     }
 }
 
 /// The fields of a JSON body that asks for tokens. The replica has taken the request before its body is read: one that is
 /// refused costs no more than its head.
 pub(crate) struct Admitted {
-    /// Keeps the request open.
-    pub(crate) open: OpenRequest,
+    /// Keeps the request open, and knows how it came.
+    pub(crate) open: Arrival,
     /// What was asked.
     pub(crate) fields: Fields,
+}
+
+/// A request that was taken.
+pub(crate) struct Arrival {
+    /// Keeps it open.
+    pub(crate) open: OpenRequest,
+    /// How it came.
+    pub(crate) passage: Passage,
 }
 
 impl FromRequest<Arc<Replica>> for Admitted {
@@ -52,7 +66,13 @@ impl FromRequest<Arc<Replica>> for Admitted {
     async fn from_request(request: Request, replica: &Arc<Replica>) -> Result<Self, ApiError> {
         refuse_encoded(&request)?;
         match enter(replica) {
-            Ok(open) => Ok(Self { open, fields: read_fields(request).await? }),
+            Ok(open) => {
+                let (mut passage, n_told) = Passage::of(request.headers())?;
+                let bytes_max = MAX_BODY_BYTES + n_told.min(TOLD_BYTES_MAX);
+                let mut body = read_body(request, bytes_max).await?.freeze();
+                passage.take_told(&mut body, n_told)?;
+                Ok(Self { open: Arrival { open, passage }, fields: fields_of(body).await? })
+            }
             Err(refused) => {
                 discard(request).await;
                 Err(refused)
@@ -62,8 +82,7 @@ impl FromRequest<Arc<Replica>> for Admitted {
 }
 
 /// The fields of a body. A long one is parsed where no probe waits for it.
-async fn read_fields(request: Request) -> Result<Fields, ApiError> {
-    let body = read_body(request).await?.freeze();
+async fn fields_of(body: Bytes) -> Result<Fields, ApiError> {
     prompt_work::run(body.len(), move |_| Ok(Fields::parse(body)?)).await
 }
 
@@ -85,8 +104,8 @@ fn refuse_encoded(request: &Request) -> Result<(), ApiError> {
 }
 
 /// The body, or why it is refused.
-pub(crate) async fn read_body(request: Request) -> Result<BytesMut, ApiError> {
-    match tokio::time::timeout(BODY_TIMEOUT, read_bounded(request)).await {
+async fn read_body(request: Request, bytes_max: usize) -> Result<BytesMut, ApiError> {
+    match tokio::time::timeout(BODY_TIMEOUT, read_bounded(request, bytes_max)).await {
         Ok(body) => body,
         Err(_) => {
             let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
@@ -95,13 +114,13 @@ pub(crate) async fn read_body(request: Request) -> Result<BytesMut, ApiError> {
     }
 }
 
-async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
+async fn read_bounded(request: Request, bytes_max: usize) -> Result<BytesMut, ApiError> {
     let announced = request.body().size_hint().lower();
-    if announced > MAX_BODY_BYTES as u64 && (awaits_word(&request) || announced > MAX_DISCARDED_BYTES as u64) {
+    if announced > bytes_max as u64 && (awaits_word(&request) || announced > MAX_DISCARDED_BYTES as u64) {
         return Err(too_large(announced));
     }
     let mut body = request.into_body();
-    let mut kept = BytesMut::with_capacity(announced.min(MAX_BODY_BYTES as u64) as usize);
+    let mut kept = BytesMut::with_capacity(announced.min(bytes_max as u64) as usize);
     let mut received = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| broken(&error))?;
@@ -110,14 +129,14 @@ async fn read_bounded(request: Request) -> Result<BytesMut, ApiError> {
         if received > MAX_DISCARDED_BYTES {
             break;
         }
-        if received <= MAX_BODY_BYTES {
+        if received <= bytes_max {
             kept.extend_from_slice(data);
         } else {
             kept = BytesMut::new();
         }
     }
     allocator::note_body(received);
-    if received > MAX_BODY_BYTES { Err(too_large(received as u64)) } else { Ok(kept) }
+    if received > bytes_max { Err(too_large(received as u64)) } else { Ok(kept) }
 }
 
 /// Reads what a client still writes of a request that is refused, and keeps none of it. One that waits for a word to begin

@@ -13,12 +13,14 @@ use crate::{
     http::{
         choices::Choices,
         error::ApiError,
+        extract::Arrival,
         fields::Fields,
         params::{Defaults, Generation, Kept, Truncation},
+        passage::{Drawn, Passage},
         prompt_work,
         stream::AnswerHead,
     },
-    replica::{OpenRequest, Replica, Served},
+    replica::{Replica, Served},
 };
 
 /// A text of which only the end is wanted is read up to so many times the context.
@@ -39,7 +41,7 @@ pub(crate) fn start(
     replica: &Replica,
     served: &Served,
     request: &mut TokenizedRequest,
-    open: OpenRequest,
+    open: Arrival,
 ) -> Result<Choices, ApiError> {
     admit_prompts(replica, request.prompts.len(), &request.generation)?;
     if request.logprobs.is_none() && !request.generation.logprob_tokens.is_empty() {
@@ -53,6 +55,11 @@ pub(crate) fn start(
     let mut sequences = Vec::new();
     for prompt in &request.prompts {
         sequences.extend(completions_of(prompt, request, max_model_len)?);
+    }
+    let vocabulary = replica.identity().map_or("", |identity| &identity.vocabulary);
+    open.passage.check(vocabulary, sequences.len())?;
+    for (index, sequence) in sequences.iter_mut().enumerate() {
+        sequence.resume = open.passage.resume(index);
     }
     Ok(Choices::submit(&served.engine, sequences, open)?)
 }
@@ -99,12 +106,14 @@ fn completions_of<'a>(
         prompt_logprobs: generation.prompt_logprobs,
         priority: generation.priority,
         cache_salt: generation.cache_salt.clone(),
+        resume: None,
     }))
 }
 
-/// Defaults of a request that does not say: the model's, and a seed drawn here, at the edge.
-pub(crate) fn defaults(served: &Served) -> Defaults {
-    Defaults { sampling: served.default_sampling(), seed: rand::random(), vocab_size: served.engine.model().vocab_size }
+/// Defaults of a request that does not say: the model's, and a seed drawn at the edge, which is here or a gateway.
+pub(crate) fn defaults(served: &Served, passage: &Passage) -> Defaults {
+    let seed = passage.drawn.as_ref().map_or_else(rand::random, |drawn| drawn.seed);
+    Defaults { sampling: served.default_sampling(), seed, vocab_size: served.engine.model().vocab_size }
 }
 
 /// Takes `model` and checks that it is served here. Absent means this replica's.
@@ -116,9 +125,15 @@ pub(crate) fn check_model(fields: &mut Fields, served_names: &[String]) -> Resul
 }
 
 /// Head of an answer that begins now.
-pub(crate) fn answer_head(replica: &Replica, prefix: &str, generation: &Generation) -> AnswerHead {
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-    let own = || format!("{:032x}", rand::random::<u128>());
+pub(crate) fn answer_head(
+    replica: &Replica,
+    prefix: &str,
+    generation: &Generation,
+    drawn: Option<&Drawn>,
+) -> AnswerHead {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+    let created = drawn.map_or_else(now, |drawn| drawn.created);
+    let own = || drawn.map_or_else(|| format!("{:032x}", rand::random::<u128>()), |drawn| drawn.id.clone());
     AnswerHead {
         id: format!("{prefix}-{}", generation.request_id.clone().unwrap_or_else(own)),
         created,

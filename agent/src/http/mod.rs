@@ -22,6 +22,7 @@ mod neutral;
 mod openapi;
 mod params;
 mod parts;
+mod passage;
 mod probes;
 mod prompt;
 mod prompt_work;

@@ -30,6 +30,8 @@ pub(crate) struct Prompt {
     documents: Vec<Value>,
     variables: BTreeMap<String, Value>,
     effort: Option<Effort>,
+    /// What the template takes for now.
+    pub(crate) now: Zoned,
     /// Templates write the begin token themselves, so the default is `No`.
     add_specials: AddSpecials,
 }
@@ -67,6 +69,7 @@ impl Prompt {
             documents: fields.take("documents")?.unwrap_or_default(),
             variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             effort: fields.take("reasoning_effort")?,
+            now: Zoned::now(),
             add_specials: fields.take("add_special_tokens")?.unwrap_or(false).into(),
         })
     }
@@ -114,7 +117,7 @@ impl Prompt {
             documents: &self.documents,
             end: self.end,
             variables: &self.variables(template)?,
-            now: Zoned::now(),
+            now: self.now.clone(),
         };
         let text = template.render(&conversation).map_err(|error| ApiError::invalid("messages", error.to_string()))?;
         self.check_roles(&text)?;

@@ -146,13 +146,13 @@ fn failure(error: &ApiError) -> Bytes {
     frames.into()
 }
 
-/// The wire name of a reason that ends a choice well, or the error it is.
-pub(crate) fn finish_name(reason: &FinishReason) -> Result<&'static str, ApiError> {
+/// The wire name of a reason that ends a choice well, or why it failed.
+pub(crate) fn finish_name(reason: &FinishReason) -> Result<&'static str, String> {
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
-        FinishReason::Abort => Err(ApiError::engine_failed("it was aborted")),
-        FinishReason::Error(reason) => Err(ApiError::engine_failed(reason)),
+        FinishReason::Abort => Err("it was aborted".to_owned()),
+        FinishReason::Error(reason) => Err(reason.clone()),
     }
 }
 
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_failure_is_one_error_frame_then_done() {
         let error = finish_name(&FinishReason::Error("out of luck".into())).unwrap_err();
-        let frames = text(failure(&error));
+        let frames = text(failure(&ApiError::engine_failed(&error)));
         assert!(frames.starts_with("data: {\"error\":{\"message\":") && frames.contains("out of luck"), "{frames}");
         assert!(frames.ends_with(DONE));
     }

@@ -12,4 +12,5 @@ mod life;
 mod named_events;
 mod refusals;
 mod responses;
+mod resume;
 mod tokens;

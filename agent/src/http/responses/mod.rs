@@ -60,8 +60,12 @@ pub(crate) async fn create(
     let Translated { chat, messages, echoed, store, is_waited_for } = request::translate(&mut fields, before)?;
     fields.finish()?;
     let chat = Fields::parse(chat.into())?;
-    let Begun { choices, head, form, generation, usage, .. } =
+    let Begun { mut choices, head, form, generation, usage, .. } =
         chat::begin(&replica, open, chat).await.map_err(in_its_words)?;
+    if form.logprobs.is_some() {
+        // Its last event has them all, and marks tell tokens only.
+        choices.tell_no_marks();
+    }
     let id = head.id.replacen("chatcmpl-", "resp_", 1);
     let growing = Growing {
         frame: frame(&id, &head, &generation, previous, echoed),

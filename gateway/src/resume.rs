@@ -1,0 +1,209 @@
+//! A streamed answer that outlives its replica: what was told of it goes to another one, which goes on behind it. The client gets the
+//! bytes that it would have got; it only waits a little.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::http::{HeaderMap, HeaderName, StatusCode};
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::{
+    error::GatewayError,
+    fleet::Flight,
+    gateway::Gateway,
+    journal::Journal,
+    proxy::{Answered, Asked, Attempt, attempt, is_stream},
+};
+
+/// How an agent names the vocabulary of the tokens it tells, and the bits of its logits: `VOCABULARY-BITS`.
+pub const MODEL: HeaderName = HeaderName::from_static("x-stoker-model");
+/// Connections that may break with a request in a row without a token more: it may be what ends replicas.
+pub const LOSSES_MAX: u32 = 3;
+/// Replicas that may be left in a row without a token more, whatever befell them.
+const MOVES_MAX: u32 = 24;
+/// Between two rounds of questions to all replicas.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
+
+/// A stream that can go on elsewhere.
+pub struct Resumable {
+    gateway: Arc<Gateway>,
+    /// The request; `None` where too many are kept already.
+    kept: Option<Arc<Asked>>,
+    /// `NAME.NAMESPACE` of the deployment.
+    host: String,
+    /// Whose replica answers, by its slot.
+    slot: u32,
+    model: Model,
+    /// What the client has.
+    pub journal: Journal,
+    /// Connections that broke in a row, replicas that were left, and the tokens there were then.
+    losses: u32,
+    moves: u32,
+    n_tokens_then: usize,
+}
+
+/// How a replica was lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Loss {
+    /// Its connection broke.
+    Broken,
+    /// It stands still, or says that it leaves.
+    Left,
+}
+
+/// What is known of a replica's model.
+#[derive(Clone, Debug, PartialEq)]
+struct Model {
+    vocabulary: String,
+    bits: String,
+}
+
+impl Model {
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let (vocabulary, bits) = headers.get(MODEL)?.to_str().ok()?.split_once('-')?;
+        let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let model = Self { vocabulary: vocabulary.to_owned(), bits: bits.to_owned() };
+        (is_name(vocabulary) && is_name(bits)).then_some(model)
+    }
+
+    /// Whether the text will be the same: logits have the same bits in both places, whoever shares a step.
+    fn promises_the_text_of(&self, other: &Self) -> bool {
+        !self.bits.is_empty() && self == other
+    }
+}
+
+impl Drop for Resumable {
+    fn drop(&mut self) {
+        if let Some(asked) = &self.kept {
+            self.gateway.keep_no_more(asked.n_bytes());
+        }
+    }
+}
+
+/// Where an answer goes on.
+pub struct GoneOn {
+    /// The rest of it.
+    pub answer: Answered,
+    /// On that replica.
+    pub flight: Flight,
+    /// Its pod.
+    pub pod: String,
+    /// The text is what it would have been.
+    pub is_exact: bool,
+    slot: u32,
+    model: Option<Model>,
+    losses: u32,
+}
+
+impl Resumable {
+    /// Of an answer that begins; `None` if its replica does not tell what is needed.
+    pub fn begin(
+        gateway: &Arc<Gateway>,
+        asked: &Arc<Asked>,
+        host: &str,
+        slot: u32,
+        headers: &HeaderMap,
+    ) -> Option<Self> {
+        let model = Model::of(headers)?;
+        let kept = gateway.keep(asked.n_bytes()).then(|| Arc::clone(asked));
+        let (gateway, journal) = (Arc::clone(gateway), Journal::new(kept.is_some()));
+        Some(Self { gateway, kept, host: host.to_owned(), slot, model, journal, losses: 0, moves: 0, n_tokens_then: 0 })
+    }
+
+    /// The gateway.
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    /// What finds a replica that goes on, after this one was lost; `None` if the request is not kept.
+    pub fn go_on(&mut self, how: Loss) -> Option<impl Future<Output = Result<GoneOn, GatewayError>> + Send + 'static> {
+        self.journal.drop_unsaid();
+        if self.journal.n_tokens() > self.n_tokens_then {
+            (self.losses, self.moves) = (0, 0);
+        }
+        self.n_tokens_then = self.journal.n_tokens();
+        self.moves += 1;
+        // A replica that stands still or leaves was not ended by what it was asked.
+        self.losses += u32::from(how == Loss::Broken);
+        let losses = if self.moves > MOVES_MAX { LOSSES_MAX } else { self.losses };
+        let search = Search {
+            gateway: Arc::clone(&self.gateway),
+            asked: Arc::clone(self.kept.as_ref()?),
+            host: self.host.clone(),
+            told: self.journal.told(&self.model.vocabulary).map(Bytes::from),
+            model: self.model.clone(),
+            losses,
+        };
+        Some(search.run(self.slot))
+    }
+
+    /// It goes on there.
+    pub fn moved(&mut self, there: &GoneOn) {
+        (self.slot, self.losses) = (there.slot, there.losses);
+        if let Some(model) = &there.model {
+            self.model = model.clone();
+        }
+    }
+}
+
+/// Whether an answer is the rest of a stream.
+fn goes_on(answer: &Answered) -> bool {
+    answer.status() == StatusCode::OK && is_stream(answer.headers())
+}
+
+/// The search for a replica that goes on with an answer.
+struct Search {
+    gateway: Arc<Gateway>,
+    asked: Arc<Asked>,
+    host: String,
+    told: Option<Bytes>,
+    model: Model,
+    losses: u32,
+}
+
+impl Search {
+    async fn run(mut self, lost: u32) -> Result<GoneOn, GatewayError> {
+        let deadline = Instant::now() + self.gateway.settings.resume;
+        let (mut tried, mut why) = (vec![lost], "no other replica takes requests".to_owned());
+        for pause in PAUSES.into_iter().chain(std::iter::repeat(PAUSES[PAUSES.len() - 1])) {
+            match self.round(&mut tried, &mut why).await {
+                Some(found) => return Ok(found),
+                None if self.losses >= LOSSES_MAX => break,
+                None if Instant::now() + pause > deadline => break,
+                None => tokio::time::sleep(pause).await,
+            }
+            // Who was lost may be back, and who was full may have room.
+            tried.clear();
+        }
+        let message = format!("the replica that wrote this answer was lost, and it could not go on elsewhere: {why}");
+        Err(GatewayError::new(StatusCode::BAD_GATEWAY, "replica_lost", message))
+    }
+
+    /// Asks all that are there.
+    async fn round(&mut self, tried: &mut Vec<u32>, why: &mut String) -> Option<GoneOn> {
+        let deployment = self.gateway.fleet().of_host(&self.host).cloned()?;
+        while self.losses < LOSSES_MAX {
+            let routed = self.gateway.choose(&deployment, &self.asked.chain, self.asked.session, tried)?;
+            tried.push(routed.member.slot);
+            let uncached = routed.choice.terms.uncached_tokens;
+            match attempt(&self.gateway, &self.asked, self.told.as_ref(), routed.member, uncached).await {
+                Attempt::Answered(answer, flight) if goes_on(&answer) => {
+                    let model = Model::of(answer.headers());
+                    let is_exact = model.as_ref().is_some_and(|model| model.promises_the_text_of(&self.model));
+                    let (slot, pod) = (routed.member.slot, routed.member.pod.clone());
+                    return Some(GoneOn { answer, flight, pod, is_exact, slot, model, losses: self.losses });
+                }
+                Attempt::Answered(answer, _) | Attempt::Refused(answer, _) => {
+                    *why = format!("{} answered {}", routed.member.pod, answer.status().as_u16());
+                }
+                Attempt::Unreachable(error) => *why = error,
+                Attempt::Lost(error) => {
+                    self.losses += 1;
+                    *why = error;
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,291 @@
+//! Replicas that die, freeze and are drained past their deadline while they stream: clients get what they would have got. Real agents
+//! with ember, a real gateway. `STOKER_RESUME_MINUTES` makes a soak of it (`make resumes`).
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{HeaderMap, Response},
+    routing::{get, post},
+};
+use futures::{StreamExt, future::try_join_all};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use serde_json::Value;
+use stoker_crds::endpoints::{EndpointState, ReplicaEndpoint, WHOLE_WEIGHT};
+use stoker_tests::{
+    gateway::{GatewayProcess, Teller, deployment},
+    resumes::{Blow, Case, Fleet, Said, cases},
+};
+use tokio::net::TcpListener;
+
+/// For what takes milliseconds on a machine that has nothing else to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What these requests say when nobody disturbs them.
+async fn undisturbed(fleet: &Fleet, cases: &[Case]) -> Result<Vec<Said>> {
+    let base = fleet.agents().next().unwrap().base().to_owned();
+    try_join_all(cases.iter().map(|case| case.ask(&base, || {}))).await
+}
+
+/// Strikes a replica in the middle of many streams; all must say what they say undisturbed.
+async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
+    let mut fleet = Fleet::start(2, gateway_args).await?;
+    let cases = cases(1, 250);
+    let expected = undisturbed(&fleet, &cases).await?;
+    let (n_begun, base) = (Arc::new(AtomicUsize::new(0)), fleet.gateway.base().to_owned());
+    let answers: Vec<_> = cases
+        .iter()
+        .cloned()
+        .map(|case| {
+            let (n_begun, base) = (Arc::clone(&n_begun), base.clone());
+            tokio::spawn(async move { case.ask(&base, || _ = n_begun.fetch_add(1, Ordering::Relaxed)).await })
+        })
+        .collect();
+    let deadline = Instant::now() + PATIENCE;
+    while n_begun.load(Ordering::Relaxed) < cases.len() / 2 {
+        ensure!(Instant::now() < deadline, "they do not begin");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    fleet.strike(0, blow)?;
+    for ((answer, case), expected) in answers.into_iter().zip(&cases).zip(&expected) {
+        let seen = tokio::time::timeout(PATIENCE, answer).await.context(case.name)??;
+        let seen = seen.with_context(|| format!("{blow:?}: {}\n{}", case.name, fleet.gateway.log()))?;
+        assert_eq!(&seen, expected, "{blow:?}: {}", case.name);
+    }
+    let resumed = fleet.counted("stoker_gateway_resumed_total", "exact=\"true\"").await?;
+    let unsure = fleet.counted("stoker_gateway_resumed_total", "exact=\"false\"").await?;
+    assert!(resumed >= 1.0 && unsure == 0.0, "{blow:?}: {resumed} went on, {unsure} of them unsure");
+    assert_eq!(fleet.counted("stoker_gateway_answers_cut_total", "").await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn streams_outlive_a_killed_replica() -> Result<()> {
+    check(Blow::Kill, &[]).await
+}
+
+#[tokio::test]
+async fn streams_outlive_a_frozen_replica() -> Result<()> {
+    check(Blow::Freeze, &["--stall", "1"]).await
+}
+
+#[tokio::test]
+async fn streams_outlive_a_replica_that_is_drained_past_its_deadline() -> Result<()> {
+    check(Blow::Drain, &[]).await
+}
+
+/// A replica that is not one: it answers as it was told to, piece by piece, and then breaks off.
+struct Fake {
+    endpoint: ReplicaEndpoint,
+    asked: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
+}
+
+impl Fake {
+    async fn start(name: &str, model: &'static str, status: u16, pieces: &'static [&'static str]) -> Result<Self> {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (kept, is_gone) = (Arc::clone(&asked), name == "first");
+        let answer = move |headers: HeaderMap, body: Bytes| async move {
+            let is_again = headers.contains_key("x-stoker-resume") && is_gone;
+            kept.lock().unwrap().push((headers, body));
+            let pieces = pieces.iter().map(|piece| Ok::<_, std::io::Error>(Bytes::from_static(piece.as_bytes())));
+            let broken = std::iter::once(Err(std::io::Error::other("the replica is gone")));
+            let stream = futures::stream::iter(pieces.chain(broken));
+            // What was written is on its way before the connection breaks.
+            let stream = stream.then(|piece| async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                piece
+            });
+            let head = Response::builder()
+                .status(if is_again { 503 } else { status })
+                .header("content-type", "text/event-stream");
+            head.header("x-stoker-model", model).body(Body::from_stream(stream)).unwrap()
+        };
+        let routes = Router::new().route(CHAT, post(answer)).route("/healthz", get(|| async { "ok" }));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let endpoint = ReplicaEndpoint {
+            pod: name.into(),
+            uid: name.into(),
+            address: Some(listener.local_addr()?.to_string()),
+            revision: "r".into(),
+            weight: WHOLE_WEIGHT,
+            state: EndpointState::Serving,
+            load: None,
+        };
+        // It ends with the test.
+        tokio::spawn(async { axum::serve(listener, routes).await });
+        Ok(Self { endpoint, asked })
+    }
+
+    fn n_asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+/// A gateway before such replicas.
+async fn before(fakes: &[Fake]) -> Result<(Teller, GatewayProcess)> {
+    let teller = Teller::start().await?;
+    let gateway = GatewayProcess::start(teller.url(), &["--resume", "2"])?;
+    let replicas = fakes.iter().map(|fake| fake.endpoint.clone()).collect();
+    teller.tell(vec![deployment("chat", &["ember"], replicas)]);
+    gateway.knows("chat", EndpointState::Serving, fakes.len()).await?;
+    Ok((teller, gateway))
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn what_ends_replicas_does_not_go_through_all_of_them() -> Result<()> {
+    let names = ["a", "b", "c", "d", "e"];
+    let fake = |name| Fake::start(name, "aa-bb", 200, &["data: 0\n\n: stoker opened\n"]);
+    let fakes = try_join_all(names.map(fake)).await?;
+    let (_teller, gateway) = before(&fakes).await?;
+    let answer =
+        reqwest::Client::new().post(gateway.url(CHAT)).body(r#"{"model":"ember","stream":true}"#).send().await?;
+    let said = answer.text().await?;
+    assert!(said.contains("\"replica_lost\"") && said.ends_with("data: [DONE]\n\n"), "{said}");
+    assert_eq!(fakes.iter().map(Fake::n_asked).sum::<usize>(), 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn whoever_goes_on_is_told_what_the_client_has_and_says_whether_it_is_the_same_model() -> Result<()> {
+    let begun: &[&str] = &["data: 0\n\n: stoker opened\n", "data: a\n\n: stoker 0 4 17 5\ndata: half an eve"];
+    let rest: &[&str] = &["data: b\n\n: stoker 0 4 6\n", "data: [DONE]\n\n: stoker done\n"];
+    for (model, status, is_gone_on_with, exact) in [
+        ("aa-bb", 200, true, "true"),
+        ("aa-cc", 200, true, "false"),
+        ("aa-", 200, true, "false"),
+        ("aa-bb", 409, false, ""),
+    ] {
+        let first = Fake::start("first", "aa-bb", 200, begun).await?;
+        let (teller, gateway) = before(std::slice::from_ref(&first)).await?;
+        let second = Fake::start("second", model, status, rest).await?;
+        let body = r#"{"model":"ember","stream":true}"#;
+        let mut answer = reqwest::Client::new().post(gateway.url(CHAT)).body(body).send().await?;
+        let mut said = answer.chunk().await?.context("a beginning")?.to_vec();
+        teller.tell(vec![deployment("chat", &["ember"], vec![second.endpoint.clone()])]);
+        while let Some(chunk) = answer.chunk().await? {
+            said.extend_from_slice(&chunk);
+        }
+        let said = String::from_utf8(said)?;
+        assert!(second.n_asked() > 0, "{said}");
+        let (headers, asked) = second.asked.lock().unwrap()[0].clone();
+        let told = r#"{"vocabulary":"aa","choices":[{"tokens":[17,5],"cached":4,"ended":false}]}"#;
+        assert_eq!(
+            (asked, headers["x-stoker-resume"].to_str()?),
+            (Bytes::from(format!("{told}{body}")), told.len().to_string().as_str())
+        );
+        assert_eq!(headers["x-stoker-drawn"], first.asked.lock().unwrap()[0].0["x-stoker-drawn"]);
+        if is_gone_on_with {
+            assert_eq!(said, "data: 0\n\ndata: a\n\ndata: b\n\ndata: [DONE]\n\n", "{model}");
+            let metrics = reqwest::get(gateway.url("/metrics")).await?.text().await?;
+            let line = format!("stoker_gateway_resumed_total{{deployment=\"chat.default\",exact=\"{exact}\"}} 1");
+            assert!(metrics.contains(&line), "{line}\n{metrics}");
+        } else {
+            assert!(
+                said.starts_with("data: 0\n\ndata: a\n\ndata: {") && said.contains("second answered 409"),
+                "{said}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a soak counts.
+#[derive(Default)]
+struct Tally {
+    answers: AtomicU64,
+    wrong: Mutex<Vec<String>>,
+}
+
+/// Asks one request after the other until it is told to stop.
+async fn client(base: String, pool: Arc<Vec<(Case, Said)>>, tally: Arc<Tally>, stop: Arc<AtomicBool>, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while !stop.load(Ordering::Relaxed) {
+        let (case, expected) = &pool[random.random_range(0..pool.len())];
+        match case.ask(&base, || {}).await {
+            Ok(seen) if &seen == expected => {}
+            Ok(seen) => tally.wrong.lock().unwrap().push(format!("{}: {:?}\ninstead of {expected:?}", case.name, seen)),
+            Err(error) => tally.wrong.lock().unwrap().push(format!("{}: {error:#}", case.name)),
+        }
+        tally.answers.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Milliseconds that clients waited when their stream went on elsewhere, ascending.
+fn gaps(log: &str) -> Vec<u64> {
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut gaps: Vec<u64> = lines.filter_map(|line| line["gap_ms"].as_u64()).collect();
+    gaps.sort_unstable();
+    gaps
+}
+
+#[tokio::test]
+async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<()> {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<f64>()).transpose();
+    let is_soak = number("STOKER_RESUME_MINUTES")?.is_some();
+    let minutes = number("STOKER_RESUME_MINUTES")?.unwrap_or(0.05);
+    let n_clients = number("STOKER_RESUME_CLIENTS")?.unwrap_or(6.0) as u64;
+    let (seeds, max_tokens) = if is_soak { (0..4, 400) } else { (0..1, 100) };
+    let mut fleet = Fleet::start(if is_soak { 4 } else { 3 }, &["--stall", "2"]).await?;
+    let all: Vec<Case> = seeds.flat_map(|seed| cases(seed, max_tokens)).collect();
+    let expected = undisturbed(&fleet, &all).await?;
+    let pool: Arc<Vec<(Case, Said)>> = Arc::new(all.into_iter().zip(expected).collect());
+    let (tally, stop) = (Arc::new(Tally::default()), Arc::new(AtomicBool::new(false)));
+    let base = fleet.gateway.base().to_owned();
+    let clients: Vec<_> = (0..n_clients)
+        .map(|seed| tokio::spawn(client(base.clone(), Arc::clone(&pool), Arc::clone(&tally), Arc::clone(&stop), seed)))
+        .collect();
+    let (begun, mut blows, mut random) = (Instant::now(), BTreeMap::<Blow, u32>::new(), StdRng::seed_from_u64(7));
+    while begun.elapsed() < Duration::from_secs_f64(minutes * 60.0) {
+        tokio::time::sleep(Duration::from_millis(random.random_range(200..1500))).await;
+        let (place, blow) = (random.random_range(0..fleet.agents().len()), Blow::ALL[random.random_range(0..3)]);
+        fleet.strike(place, blow)?;
+        *blows.entry(blow).or_default() += 1;
+        // The gateway hears of it as late as an operator would say it.
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..2000))).await;
+        fleet.add().await?;
+        if blows.values().sum::<u32>().is_multiple_of(20) {
+            // Those that were frozen and drained have been left behind by now.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            fleet.bury();
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await?;
+    }
+    let gaps = gaps(&fleet.gateway.log());
+    let at = |share: f64| {
+        gaps.get(((gaps.len() as f64 * share) as usize).min(gaps.len().saturating_sub(1))).copied().unwrap_or_default()
+    };
+    let resumed = [
+        fleet.counted("stoker_gateway_resumed_total", "\"true\"").await?,
+        fleet.counted("stoker_gateway_resumed_total", "\"false\"").await?,
+    ];
+    let wrong = tally.wrong.lock().unwrap().clone();
+    println!(
+        "{minutes} minutes, {n_clients} clients: {} answers, {} wrong; {blows:?}; {} streams went on elsewhere, {} of them unsure; \
+         gap p50 {} ms, p99 {} ms, longest {} ms",
+        tally.answers.load(Ordering::Relaxed),
+        wrong.len(),
+        resumed[0] + resumed[1],
+        resumed[1],
+        at(0.5),
+        at(0.99),
+        at(1.0),
+    );
+    assert!(wrong.is_empty(), "{} wrong answers, the first:\n{}", wrong.len(), wrong[0]);
+    Ok(())
+}
