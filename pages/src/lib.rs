@@ -6,7 +6,12 @@
 //! no inline script anywhere, because [`headers`] forbid both.
 
 pub mod assets;
+pub mod deployment;
+pub mod fleet;
 pub mod headers;
 pub mod layout;
+pub mod live;
+pub mod view;
+pub mod words;
 
 pub use maud::{Markup, PreEscaped, html};
