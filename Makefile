@@ -55,6 +55,10 @@ abuse: ## A real agent among clients at their worst, CONNECTIONS=10000 of them f
 	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
 	cargo test -p stoker-tests --test agent_abuse -- --nocapture
 
+pages-check: ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway
+	STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
+
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
 
@@ -130,4 +134,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries
+.PHONY: help demo demo-load demo-down test check e2e faults rolls abuse pages-check explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries

@@ -3,6 +3,8 @@
 pub mod abuse;
 pub mod agent;
 pub mod agent_pod;
+pub mod axe;
+pub mod browser;
 pub mod bystanders;
 pub mod clients;
 pub mod cluster;
@@ -13,6 +15,7 @@ pub mod gateway;
 pub mod hub;
 pub mod measured;
 pub mod operator;
+pub mod picture;
 pub mod process;
 pub mod python;
 pub mod skip;
