@@ -74,7 +74,7 @@ bench-fetch: ## 4 GiB from a hub on loopback into memory, beside curl (12 GB of 
 	@cargo build --release -p stoker-agent -p stoker-tests --bins
 	$(RELEASE)/bench-fetch
 
-bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, in a network namespace (ten minutes, 8 GB); append figures, render
+bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, 50 pages open, in a network namespace (a quarter of an hour, 8 GB); append figures, render
 	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
 	$(RELEASE)/render-benchmarks docs/benchmarks

@@ -40,7 +40,7 @@ pub struct Series {
 pub struct Moment {
     /// When.
     pub at_ms: u64,
-    /// What, for who points at it.
+    /// What, for who points at it; empty where another picture of the same time says it.
     pub words: String,
     /// Where one reads about it.
     pub href: Option<String>,
@@ -63,9 +63,13 @@ impl Timeline<'_> {
         for series in self.series {
             let _ = write!(text, "<path class=\"line {}\" d=\"{}\"/>", series.class, self.path(series));
         }
-        for moment in self.moments.iter().filter(|moment| (self.from_ms..=self.to_ms).contains(&moment.at_ms)) {
-            self.moment(&mut text, moment);
+        let seen = self.moments.iter().filter(|moment| (self.from_ms..=self.to_ms).contains(&moment.at_ms));
+        let (plain, told): (Vec<&Moment>, Vec<&Moment>) = seen.partition(|moment| moment.words.is_empty());
+        if !plain.is_empty() {
+            let lines = plain.iter().map(|moment| format!("M{:.1} 0V{HEIGHT}", self.x(moment.at_ms)));
+            let _ = write!(text, "<g class=\"moment\"><path d=\"{}\"/></g>", lines.collect::<String>());
         }
+        told.into_iter().for_each(|moment| self.moment(&mut text, moment));
         text + "</svg>"
     }
 
@@ -165,6 +169,14 @@ mod tests {
         let timeline = Timeline { from_ms: 0, to_ms: 1000, top: 1.0, series: &[], target: None, moments: &moments };
         let svg = timeline.svg();
         assert_eq!((svg.matches("<title>").count(), svg.matches("<script>").count()), (1, 0), "{svg}");
+    }
+
+    #[test]
+    fn moments_that_say_nothing_are_one_shape() {
+        let moment = |at_ms| Moment { at_ms, words: String::new(), href: None, is_open: false };
+        let moments = [moment(0), moment(500)];
+        let timeline = Timeline { from_ms: 0, to_ms: 1000, top: 1.0, series: &[], target: None, moments: &moments };
+        assert!(timeline.svg().contains("<path d=\"M0.0 0V100M500.0 0V100\"/>"), "{}", timeline.svg());
     }
 
     #[test]

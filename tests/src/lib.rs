@@ -18,4 +18,5 @@ pub mod operator;
 pub mod picture;
 pub mod process;
 pub mod python;
+pub mod readers;
 pub mod skip;

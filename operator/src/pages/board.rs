@@ -11,7 +11,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt,
-    runtime::{events::Event, reflector::Store},
+    runtime::{
+        events::Event,
+        reflector::{ObjectRef, Store},
+    },
 };
 use stoker_crds::InferenceDeployment;
 use stoker_pages::{
@@ -139,9 +142,24 @@ impl Board {
         Some(look)
     }
 
+    /// A look in which a deployment that there is can be found, also when it was made a moment ago.
+    fn look_for(&self, key: &(String, String)) -> Option<Arc<Look>> {
+        let look = self.look()?;
+        let is_new = !look.of.contains_key(key) && {
+            let sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner);
+            let object = ObjectRef::new(&key.1).within(&key.0);
+            sources.as_ref().is_some_and(|(sources, _)| sources.deployments.get(&object).is_some())
+        };
+        if !is_new {
+            return Some(look);
+        }
+        lock(&self.inner.newest).take();
+        self.look()
+    }
+
     /// One deployment; `None` as for [`look`](Self::look), then if there is no such one.
     pub(super) fn deployment(&self, key: &(String, String), query: &DeploymentQuery) -> Option<Option<Deployment>> {
-        let look = self.look()?;
+        let look = self.look_for(key)?;
         let Some((object, pods, place)) = look.of.get(key) else { return Some(None) };
         let sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner);
         let (sources, leads_since) = sources.as_ref()?;

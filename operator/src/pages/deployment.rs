@@ -23,6 +23,7 @@ use stoker_scaling::{DecisionRecord, Replay, explain, what_if_over};
 
 use super::summary::{leaves, starts};
 use crate::{
+    observe::agent,
     readings::millis,
     scaling::{Ledger, word},
 };
@@ -72,7 +73,10 @@ pub(super) fn view(scene: Scene<'_>, query: &DeploymentQuery) -> Deployment {
 }
 
 fn row(pod: &Pod, replica: &Replica, wanted: &str) -> ReplicaRow {
-    let (tone, phase, said, progress) = phase(replica);
+    let (tone, phase, mut said, progress) = phase(replica);
+    if said.is_empty() {
+        said = restarted(pod).unwrap_or_default();
+    }
     let is_older = replica.pod.revision != wanted && !wanted.is_empty();
     let load = replica.reading.report().filter(|report| report.total_blocks > 0).map(|report| load(replica, report));
     ReplicaRow {
@@ -86,6 +90,26 @@ fn row(pod: &Pod, replica: &Replica, wanted: &str) -> ReplicaRow {
         load,
         created_ms: millis(replica.pod.created),
     }
+}
+
+/// Of what the process before this one ended: whoever looks later wants to know, too.
+fn restarted(pod: &Pod) -> Option<String> {
+    let container = agent(pod.status.as_ref()?)?;
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?;
+    let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
+    let when = ended.finished_at.as_ref().map(|time| time.0.strftime(" at %H:%M:%S UTC").to_string());
+    let last_words = ended.message.as_deref().unwrap_or_default().trim();
+    let said = format!(
+        "restarted {}: {cause} ended with exit code {}{}: {last_words}",
+        times(container.restart_count),
+        ended.exit_code,
+        when.unwrap_or_default()
+    );
+    Some(said.trim_end_matches([':', ' ']).to_owned())
+}
+
+fn times(count: i32) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
 fn load(replica: &Replica, report: &LoadReport) -> ReplicaLoad {

@@ -14,7 +14,7 @@ pub(super) fn why(view: &Deployment, query: &DeploymentQuery) -> Markup {
     html! {
         section #why aria-labelledby="why-h" {
             h2 #why-h { "Why " (wanted) @if wanted == 1 { " replica" } @else { " replicas" } "?" }
-            p.clip { (view.scaling.who) }
+            p.clip { (words::beginning(&view.scaling.who, 400)) }
             @match &view.scaling.opened {
                 Opened::Nothing => {},
                 Opened::Newest(decision) => (in_words(decision, view, "The decision that stands")),
@@ -39,7 +39,7 @@ fn in_words(decision: &Decision, view: &Deployment, title: &str) -> Markup {
             figcaption { (title) @if is_asked { " " (words::moment(decision.at_ms, view.now_ms)) } ", in the words of " code { "kubectl stoker explain" }
                 @if !decision.is_reproduced { ". " strong { "Decided again from its record it comes out otherwise: the record was altered." } }
             }
-            pre.words tabindex="0" { (decision.words) }
+            pre.words tabindex="0" { (words::beginning(&decision.words, 10_000)) }
         }
     }
 }

@@ -27,6 +27,9 @@ struct Panel<'a> {
 pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
     let (from_ms, to_ms) = (view.now_ms.saturating_sub(query.range.ms()), view.now_ms);
     let moments: Vec<Moment> = view.scaling.changes.iter().map(|change| moment(change, query)).collect();
+    // Said once, at the replicas: what is below has the same times.
+    let silent: Vec<Moment> =
+        moments.iter().map(|moment| Moment { words: String::new(), href: None, ..moment.clone() }).collect();
     let is_known = view.history.points.iter().any(|point| point.at_ms >= from_ms);
     html! {
         section #load aria-labelledby="load-h" {
@@ -39,7 +42,7 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
                 }
             }
             @if is_known {
-                div.panels { @for panel in panels(view) { (drawn(&panel, (from_ms, to_ms), &moments)) } }
+                div.panels { @for (idx, panel) in panels(view).iter().enumerate() { (drawn(panel, (from_ms, to_ms), if idx == 0 { &moments } else { &silent })) } }
                 (axis(from_ms, to_ms))
                 @if view.leads_since_ms > from_ms {
                     p.quiet { "Before " (words::moment(view.leads_since_ms, view.now_ms)) " another operator led, or none: what it read is not known any more." }
@@ -59,7 +62,7 @@ fn moment(change: &Change, query: &DeploymentQuery) -> Moment {
 }
 
 fn panels(view: &Deployment) -> Vec<Panel<'_>> {
-    let newest = view.history.points.last().copied().unwrap_or_default();
+    let (replicas, load) = (&view.summary.replicas, &view.summary.load);
     let line = |class: &'static str, of: &dyn Fn(&Point) -> Option<f64>| series(view, class, of);
     let stepped = |class: &'static str, of: &dyn Fn(&Point) -> Option<f64>| Series {
         is_stepped: true,
@@ -69,7 +72,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
     vec![
         Panel {
             name: "Replicas",
-            now: format!("{:.0} serving of {:.0}", newest.serving, newest.wanted),
+            now: format!("{} serving of {}", replicas.serving, replicas.wanted),
             series: vec![stepped("b", &|point| Some(point.wanted)), stepped("a", &|point| Some(point.serving))],
             legend: &[("a", "serving"), ("b", "wanted")],
             target: None,
@@ -78,7 +81,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         },
         Panel {
             name: "KV in use",
-            now: words::known(newest.kv, words::percent),
+            now: words::known(load.kv, words::percent),
             series: vec![line("a", &|point| point.kv)],
             legend: &[],
             target: view.scaling.kv_target,
@@ -87,7 +90,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         },
         Panel {
             name: "Requests",
-            now: format!("{:.0} running, {:.0} waiting", newest.running, newest.waiting),
+            now: format!("{} running, {} waiting", load.running, load.waiting),
             series: vec![line("b", &|point| Some(point.waiting)), line("a", &|point| Some(point.running))],
             legend: &[("a", "running"), ("b", "waiting")],
             target: None,
@@ -96,7 +99,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         },
         Panel {
             name: "Tokens a second",
-            now: words::known(newest.tokens, words::rate),
+            now: words::known(load.tokens, words::rate),
             series: vec![line("a", &|point| point.tokens)],
             legend: &[],
             target: None,
@@ -105,7 +108,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         },
         Panel {
             name: "TTFT p95",
-            now: words::known(newest.ttft, words::seconds),
+            now: words::known(load.ttft.p95, words::seconds),
             series: vec![line("a", &|point| point.ttft)],
             legend: &[],
             target: view.scaling.settings.and_then(|settings| settings.ttft).map(|ms| ms / 1000.0),
@@ -114,7 +117,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         },
         Panel {
             name: "ITL p95",
-            now: words::known(newest.itl, words::seconds),
+            now: words::known(load.itl.p95, words::seconds),
             series: vec![line("a", &|point| point.itl)],
             legend: &[],
             target: view.scaling.settings.and_then(|settings| settings.itl).map(|ms| ms / 1000.0),
@@ -151,7 +154,7 @@ fn drawn(panel: &Panel<'_>, (from_ms, to_ms): (u64, u64), moments: &[Moment]) ->
                 @if let Some(target) = panel.target { span.key.target { "target " ((panel.top)(target)) } }
                 span.now { (panel.now) }
             }
-            div.plot { span.top { ((panel.top)(top)) } (PreEscaped(timeline.svg())) }
+            div.plot { span.edge { ((panel.top)(top)) } (PreEscaped(timeline.svg())) }
         }
     }
 }

@@ -28,8 +28,10 @@ use crate::{
 pub fn page(view: &Deployment, query: &DeploymentQuery) -> String {
     let Summary { namespace, name, .. } = &view.summary;
     let main = html! {
-        @for part in parts(view, query) { (maud::PreEscaped(part.html)) }
-        (what_if::section(view, query))
+        @for part in parts(view, query) {
+            (maud::PreEscaped(part.html))
+            @if part.id == "decisions" { (what_if::section(view, query)) }
+        }
     };
     let events = format!("{}/events{}", view.summary.href(), query.address());
     let ns = format!("/?ns={}", words::encoded(namespace));
@@ -87,7 +89,7 @@ fn head(view: &Deployment) -> Markup {
             div.title {
                 h1 { (words::beginning(name, 80)) } (mark(state.tone, &state.word))
             }
-            p.quiet.clip { (words::beginning(namespace, 64)) " · " (words::beginning(model, 300)) @if !view.revision.is_empty() { " · revision " span.mono { (view.revision) } } }
+            p.quiet.clip { (words::beginning(namespace, 64)) " · " (words::beginning(model, 300)) @if !view.revision.is_empty() { " · revision " span.mono { (words::beginning(&view.revision, 40)) } } }
             @if !state.message.is_empty() { p.clip { (words::beginning(&state.message, 1000)) } }
             dl.facts {
                 div { dt { "Replicas serving" } dd { (replicas.serving) " " small { "of " (replicas.wanted)
@@ -157,7 +159,7 @@ fn conditions(view: &Deployment) -> Markup {
             div.scroll tabindex="0" role="region" aria-label="Conditions" { table {
                 thead { tr { th scope="col" { "Condition" } th scope="col" { "Reason" } th scope="col" { "Words" } th scope="col" { "Since (UTC)" } } }
                 tbody { @for one in &view.conditions { tr {
-                    th.nowrap scope="row" { (one.type_) ": " (one.status) }
+                    th.nowrap scope="row" { (words::beginning(&one.type_, 60)) ": " (words::beginning(&one.status, 20)) }
                     td { (mark(one.tone, &one.reason)) }
                     td.clip { (words::beginning(&one.message, 600)) }
                     td.nowrap { (words::moment(one.since_ms, view.now_ms)) }

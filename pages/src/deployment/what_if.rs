@@ -65,7 +65,7 @@ fn outcome(what_if: &WhatIf, now_ms: u64) -> Markup {
     html! {
         figure.panel {
             figcaption { span.name { "Replicas wanted" } span.key.b { "as it was" } span.key.a { "with these settings" } }
-            div.plot { span.top { (format!("{top:.0}")) } (PreEscaped(timeline.svg())) }
+            div.plot { span.edge { (format!("{top:.0}")) } (PreEscaped(timeline.svg())) }
             div.axis aria-hidden="true" { span { (words::moment(from_ms, now_ms)) } span { (words::moment(to_ms, now_ms)) } }
         }
         div.scroll tabindex="0" role="region" aria-label="What if, in numbers" { table {

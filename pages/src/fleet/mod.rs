@@ -173,7 +173,7 @@ fn table(fleet: &Fleet, chosen: &Chosen<'_>, query: &FleetQuery) -> Markup {
 }
 
 fn head(query: &FleetQuery, order: Order, words: &str, title: Option<&str>) -> Markup {
-    let sorted = (query.sort.order == order).then(|| if query.sort.descending { "descending" } else { "ascending" });
+    let sorted = (query.sort.order == order).then_some(if query.sort.descending { "descending" } else { "ascending" });
     let class = (!matches!(order, Order::Name | Order::State)).then_some("num");
     html! { th scope="col" class=[class] aria-sort=[sorted] title=[title] { a href=(query.sorted_by(order)) { (words) } } }
 }
