@@ -68,6 +68,10 @@ resumes: ## Replicas die, freeze and are drained under streams of every kind for
 	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
 	cargo test -p stoker-tests --test gateway_resume -- --nocapture
 
+pages-check: ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway
+	STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
+
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
 
@@ -83,7 +87,7 @@ bench-fetch: ## 4 GiB from a hub on loopback into memory, beside curl (12 GB of 
 	@cargo build --release -p stoker-agent -p stoker-tests --bins
 	$(RELEASE)/bench-fetch
 
-bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, in a network namespace (ten minutes, 8 GB); append figures, render
+bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, 50 pages open, in a network namespace (a quarter of an hour, 8 GB); append figures, render
 	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
 	$(RELEASE)/render-benchmarks docs/benchmarks
@@ -143,4 +147,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes
+.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check

@@ -2,6 +2,7 @@
 //! change that is paused, resumed or undone, a pod that is drained.
 
 mod cluster;
+mod dashboard;
 mod drain;
 mod events;
 mod explain;
@@ -54,6 +55,8 @@ enum Word {
     },
     /// The manual page, for man.
     Man,
+    /// The operator's pages in a browser: all deployments, and why each has the replicas it has.
+    Dashboard(dashboard::Dashboard),
     /// Runs the deciding function on a trace in virtual time, beside other autoscalers if you like.
     Simulate(simulate::Simulate),
 }
@@ -74,6 +77,7 @@ async fn main() -> Result<ExitCode> {
         Word::Plan(args) => plan::plan(&args).await,
         Word::Rollout(args) => rollout::rollout(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Explain(args) => explain::explain(&args).await,
+        Word::Dashboard(args) => dashboard::dashboard(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -3,6 +3,8 @@
 pub mod abuse;
 pub mod agent;
 pub mod agent_pod;
+pub mod axe;
+pub mod browser;
 pub mod bystanders;
 pub mod clients;
 pub mod cluster;
@@ -13,7 +15,9 @@ pub mod gateway;
 pub mod hub;
 pub mod measured;
 pub mod operator;
+pub mod picture;
 pub mod process;
 pub mod python;
+pub mod readers;
 pub mod resumes;
 pub mod skip;

@@ -271,6 +271,35 @@ fn a_network_policy_is_asked_for_and_without_peers_lets_in_nobody() {
 }
 
 #[test]
+fn pages_have_a_port_of_their_own_that_can_be_limited_and_turned_off() {
+    if cannot_run("pages_have_a_port_of_their_own_that_can_be_limited_and_turned_off") {
+        return;
+    }
+    let text = manifests(&["pages.port=9000"]);
+    for part in [
+        "--pages-address=0.0.0.0:9000\n",
+        "{name: pages, containerPort: 9000}",
+        "{name: pages, port: 9000, targetPort: pages}",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(
+        !text.contains("type: NodePort") && !text.contains("type: LoadBalancer"),
+        "inside the cluster only: {text}"
+    );
+    assert!(!manifests(&["pages.enabled=false"]).contains("pages"));
+    let reader = "pages.from[0].namespaceSelector.matchLabels.team=platform";
+    let limited = manifests(&["networkPolicy.enabled=true", PEER, reader]);
+    let of = |port: &str| format!("      ports: [{{port: {port}, protocol: TCP}}]\n");
+    let (metrics, rest) = limited.split_once(&of("http")).unwrap();
+    assert!(
+        metrics.ends_with("team: monitoring\n") && rest.contains(&format!("team: platform\n{}", of("pages"))),
+        "{limited}"
+    );
+    assert!(refusal(&[&IMAGES[..], &["pages.port=8080"]].concat()).contains("pages"));
+}
+
+#[test]
 fn no_container_of_the_chart_can_gain_rights() {
     if cannot_run("no_container_of_the_chart_can_gain_rights") {
         return;

@@ -22,6 +22,7 @@ use stoker_tests::{
     fleet::Fleet,
     measured::{Requests, Rounds, Writes},
     operator::{NAMESPACE, Operator, client_of, is_ready, prepare},
+    readers::{Readers, paint},
 };
 use tokio::runtime::Runtime;
 
@@ -35,6 +36,12 @@ struct Args {
     deployments: usize,
     #[arg(long, default_value_t = 10)]
     replicas: usize,
+    /// Pages that are open at the same time in the part about pages; 0: no such part.
+    #[arg(long, default_value_t = 50)]
+    pages: usize,
+    /// Measures pages and nothing else.
+    #[arg(long)]
+    only_pages: bool,
     /// Seconds in which a settled operator is watched.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
@@ -45,6 +52,10 @@ const SERVICES: &str = "127.96.0.0/16";
 /// Time for readings and statuses to come to rest.
 const SETTLE: Duration = Duration::from_secs(35);
 const ALL_READY_WITHIN: Duration = Duration::from_secs(900);
+/// Where the operator's pages are.
+const PAGES: &str = "127.0.0.1:8081";
+/// Times that a page is asked for.
+const PAINTS: usize = 5;
 /// Every n-th agent that hangs, and every n-th deployment that is changed.
 const HANGS: usize = 3;
 const CHANGES: usize = 20;
@@ -85,6 +96,14 @@ fn main() -> Result<()> {
     note("_start", "p99_ms", rounds.p99_seconds() * 1e3);
     sleep(SETTLE);
 
+    if bench.args.pages > 0 {
+        for (metric, value) in bench.pages()? {
+            note(&format!("_pages_{}", bench.args.pages), metric, value);
+        }
+    }
+    if bench.args.only_pages {
+        return figures::append(&bench.args.out, &found);
+    }
     let quiet = bench.watch()?;
     println!("settled: {quiet:?}", quiet = quiet.writes);
     note("", "api_writes", quiet.writes.of_others() as f64);
@@ -131,7 +150,8 @@ impl Bench {
         let client = runtime.block_on(client_of(&control_plane.kubeconfig_path()))?;
         runtime.block_on(prepare(&client))?;
         let fleet = runtime.block_on(Fleet::start(client.clone()))?;
-        let operator = Operator::start(&control_plane)?;
+        let mut operator = Operator::start(&control_plane)?;
+        operator.restart_with(&["--pages-address", PAGES])?;
         while operator.metrics().is_err() {
             sleep(LOOK / 10);
         }
@@ -192,6 +212,42 @@ impl Bench {
             writes: Writes::read(&self.control_plane)?.since(&writes),
             rounds: Rounds::read(&self.operator)?.since(&rounds),
         })
+    }
+
+    /// What open pages cost the operator: half of them all deployments, in several orders, half of them one deployment each.
+    fn pages(&self) -> Result<Vec<(&'static str, f64)>> {
+        let of_one = |idx: usize| format!("/ns/{NAMESPACE}/bench-{}/events", idx % self.args.deployments);
+        let of_all = |idx: usize| format!("/events?sort=-kv&page={}", 1 + idx % (self.args.deployments / 50).max(1));
+        let paths: Vec<String> =
+            (0..self.args.pages).map(|idx| if idx % 2 == 0 { of_all(idx) } else { of_one(idx) }).collect();
+        let alone = self.cores()?;
+        let mut paints = Vec::new();
+        for _ in 0..PAINTS {
+            // Nobody looked for a while: everything is looked at for this page alone.
+            sleep(Duration::from_secs(3));
+            paints.push(paint(PAGES, "/")?);
+        }
+        let readers = Readers::open(PAGES, &paths)?;
+        sleep(SETTLE);
+        let (bytes, begun) = (readers.bytes(), Instant::now());
+        let watched = self.cores()?;
+        let rate = (readers.bytes() - bytes) as f64 / begun.elapsed().as_secs_f64() / self.args.pages as f64;
+        ensure!(readers.are_open(), "a page was closed");
+        let slowest = paints.iter().map(|(took, _)| took.as_secs_f64()).fold(0.0, f64::max);
+        println!("{alone:.3} cores with no page open, {watched:.3} with {}", self.args.pages);
+        Ok(vec![
+            ("cores", watched - alone),
+            ("paint_ms_max", slowest * 1e3),
+            ("page_kb", paints[0].1 as f64 / 1e3),
+            ("bytes_s", rate),
+        ])
+    }
+
+    /// Processor time of the operator for each second of a while.
+    fn cores(&self) -> Result<f64> {
+        let (before, begun) = (self.operator.cpu_seconds()?, Instant::now());
+        sleep(Duration::from_secs(self.args.seconds));
+        Ok((self.operator.cpu_seconds()? - before) / begun.elapsed().as_secs_f64())
     }
 
     /// A round of each deployment that finds nothing to do.

@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -49,6 +49,8 @@ use tokio::{
 const TOTAL_BLOCKS: u32 = 1000;
 const BLOCKS_PER_STREAM: u32 = 10;
 const TICK: Duration = Duration::from_millis(100);
+/// What a stream that ticks is taken to have generated.
+const TOKENS_PER_TICK: u64 = 4;
 /// A reading may take a second.
 const LATE: Duration = Duration::from_millis(1500);
 const CRASH_CODE: u8 = 3;
@@ -101,6 +103,8 @@ struct Agent {
     drain: Mutex<Option<Drain>>,
     running: AtomicU32,
     finished: AtomicU32,
+    /// What streams ticked so far, as tokens.
+    generated: AtomicU64,
     /// How often streams were told to end well.
     finishes: AtomicU32,
     busy_readings: AtomicU32,
@@ -150,6 +154,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         drain: Mutex::default(),
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
+        generated: AtomicU64::new(0),
         finishes: AtomicU32::new(0),
         busy_readings: AtomicU32::new(0),
         lie: Mutex::default(),
@@ -295,6 +300,7 @@ async fn report(agent: &Agent) -> LoadReport {
         referenced_blocks: referenced,
         free_blocks: TOTAL_BLOCKS - referenced,
         finished: agent.finished.load(Ordering::SeqCst).into(),
+        generated_tokens: Some(agent.generated.load(Ordering::SeqCst)),
         ..LoadReport::idle(TOTAL_BLOCKS)
     }
 }
@@ -343,6 +349,7 @@ async fn open_stream(State(agent): State<Shared>, extract::Path(seconds): extrac
         if held.0.past_deadline().await {
             Some((Ok::<_, std::convert::Infallible>("cut\n"), None))
         } else if Instant::now() < until && held.0.finishes.load(Ordering::SeqCst) == finishes {
+            held.0.generated.fetch_add(TOKENS_PER_TICK, Ordering::SeqCst);
             Some((Ok("tick\n"), Some(held)))
         } else {
             Some((Ok("done\n"), None))
