@@ -216,7 +216,7 @@ fn names_messages_and_labels_of_any_kind_and_length_stay_text() {
     for page in [
         fleet::page(&evil, &FleetQuery::default()),
         fleet::page(&evil, &query),
-        deployment::page(&full(EVIL, 60), &DeploymentQuery::default()),
+        deployment::page(&full(EVIL, 50), &DeploymentQuery::default()),
         deployment::absent(EVIL, EVIL),
         message(EVIL, EVIL),
     ] {
@@ -229,7 +229,7 @@ fn names_messages_and_labels_of_any_kind_and_length_stay_text() {
 
 #[test]
 fn the_fullest_page_of_a_deployment_is_small_and_valid() {
-    let view = full("words of a usual length", 60);
+    let view = full("words of a usual length", 50);
     for (range, ..) in Range::ALL {
         let query = DeploymentQuery { range, at: Some(NOW_MS - 100_000), ..DeploymentQuery::default() };
         let page = deployment::page(&view, &query);
@@ -238,7 +238,7 @@ fn the_fullest_page_of_a_deployment_is_small_and_valid() {
         check(&page);
     }
     // Names are short, the API server sees to that; what others wrote is not.
-    let mut long = full(&"x".repeat(65_536), 60);
+    let mut long = full(&"x".repeat(65_536), 50);
     (long.summary.namespace, long.summary.name) = ("default".into(), "chat".into());
     let page = deployment::page(&long, &DeploymentQuery::default());
     assert!(page.len() < PAGE_BYTES, "{} bytes", page.len());
