@@ -69,11 +69,14 @@ struct Inner {
     pub(super) streams: Arc<Semaphore>,
 }
 
+/// The object, its pods, and the place of its row.
+type Seen = (Arc<InferenceDeployment>, Vec<Arc<Pod>>, usize);
+
 /// Everything at a moment.
 pub(super) struct Look {
     pub(super) fleet: Fleet,
     /// The object and the pods of each row.
-    of: HashMap<(String, String), (Arc<InferenceDeployment>, Vec<Arc<Pod>>, usize)>,
+    of: HashMap<(String, String), Seen>,
 }
 
 impl Default for Board {

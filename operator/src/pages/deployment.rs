@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Rows of replicas on a page at most.
-const REPLICAS: usize = 60;
+const REPLICAS: usize = 50;
 
 /// What a view is made from.
 pub(super) struct Scene<'a> {
