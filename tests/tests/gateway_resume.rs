@@ -275,8 +275,9 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
         fleet.counted("stoker_gateway_resumed_total", "\"false\"").await?,
     ];
     let wrong = tally.wrong.lock().unwrap().clone();
+    let n_different = wrong.iter().filter(|wrong| wrong.contains("\ninstead of ")).count();
     println!(
-        "{minutes} minutes, {n_clients} clients: {} answers, {} wrong; {blows:?}; {} streams went on elsewhere, {} of them unsure; \
+        "{minutes} minutes, {n_clients} clients: {} answers, {} of them wrong, {n_different} of these whole and different; {blows:?}; {} streams went on elsewhere, {} of them unsure; \
          gap p50 {} ms, p99 {} ms, longest {} ms",
         tally.answers.load(Ordering::Relaxed),
         wrong.len(),
