@@ -8,5 +8,6 @@
 pub mod assets;
 pub mod headers;
 pub mod layout;
+pub mod playground;
 
 pub use maud::{Markup, PreEscaped, html};
