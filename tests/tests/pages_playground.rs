@@ -1,6 +1,11 @@
 //! The playground in a real browser: served by a real agent, by a real gateway, and by a server that says hostile things.
 
-use std::{convert::Infallible, path::PathBuf, process::Command};
+use std::{
+    convert::Infallible,
+    io::Write,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result, ensure};
 use axum::{
@@ -414,6 +419,37 @@ async fn behind_the_gateway_two_models_answer_side_by_side() -> Result<()> {
     assert_eq!(browser.text(".answer:first-child .who").await?, "A · ember");
     assert_eq!(browser.text(".answer:last-child .who").await?, "B · twin");
     assert_eq!(count(&browser, ".after .note").await?, 0);
+    Ok(())
+}
+
+/// What a parser of HTML that others wrote finds wrong in a page, read from standard input.
+const READ_STRICTLY: &str = "import sys, html5lib
+parser = html5lib.HTMLParser()
+parser.parse(sys.stdin.read())
+for (line, column), code, data in parser.errors:
+    print(f'line {line}, column {column}: {html5lib.constants.E[code] % data}')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_is_valid_html() -> Result<()> {
+    let packages = "html5lib==1.1\nsix==1.17.0\nwebencodings==0.6.1\n";
+    let python = match tokio::task::spawn_blocking(move || python_with(packages)).await? {
+        Ok(python) => python,
+        Err(reason) => {
+            skip("the_page_is_valid_html", &format!("{reason:#}"));
+            return Ok(());
+        }
+    };
+    for (html, is_valid) in
+        [(stoker_pages::playground::page("a&b\"/"), true), ("<!DOCTYPE html><p><div></p>".into(), false)]
+    {
+        let mut reader = Command::new(&python);
+        reader.args(["-c", READ_STRICTLY]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut reader = reader.spawn()?;
+        reader.stdin.take().context("stdin is a pipe")?.write_all(html.as_bytes())?;
+        let output = reader.wait_with_output()?;
+        let found = String::from_utf8(output.stdout)?;
+        assert!(output.status.success() && found.is_empty() == is_valid, "{found}");
+    }
     Ok(())
 }
 
