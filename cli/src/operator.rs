@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, StatusCode, Uri, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
-use kube::Api;
+use kube::{Api, ResourceExt};
 use stoker_crds::scaling_status::RECORDS_PATH;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -31,6 +31,13 @@ pub(crate) struct OperatorArgs {
     /// URL of the operator's HTTP, such as http://localhost:8080. Default: a forwarded port of the leading pod.
     #[arg(long = "operator", env = "STOKER_OPERATOR_URL", value_name = "URL")]
     url: Option<String>,
+    #[command(flatten)]
+    place: LeasePlace,
+}
+
+/// Where the operators' Lease is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LeasePlace {
     /// Namespace of the operator's Lease and pods.
     #[arg(long, default_value = "stoker-system", value_name = "NAMESPACE")]
     operator_namespace: String,
@@ -62,16 +69,8 @@ async fn by_url(url: &str, path: &str) -> Result<String> {
 }
 
 async fn by_pod(args: &OperatorArgs, cluster: &Cluster, path: &str) -> Result<String> {
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &args.operator_namespace);
-    let name = leader(args, cluster).await?;
-    let pod = pods.get_opt(&name).await.with_context(|| format!("read the operator's pod {name}"))?;
-    let pod = pod.with_context(|| {
-        format!(
-            "{name} leads, and is no pod of {}: it runs elsewhere, so give its URL with --operator",
-            args.operator_namespace
-        )
-    })?;
-    let port = port(&pod);
+    let (pods, pod) = leading_pod(&args.place, cluster, "--operator").await?;
+    let (name, port) = (pod.name_any(), port(&pod, "http").unwrap_or(PORT));
     let mut forwarder =
         pods.portforward(&name, &[port]).await.with_context(|| format!("forward port {port} of {name}"))?;
     let stream = forwarder.take_stream(port).context("the forwarded port has a stream")?;
@@ -80,9 +79,23 @@ async fn by_pod(args: &OperatorArgs, cluster: &Cluster, path: &str) -> Result<St
     answer
 }
 
+/// The pod that leads, and the API that it was read by. `flag` names another way to it.
+pub(crate) async fn leading_pod(place: &LeasePlace, cluster: &Cluster, flag: &str) -> Result<(Api<Pod>, Pod)> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &place.operator_namespace);
+    let name = leader(place, cluster).await?;
+    let pod = pods.get_opt(&name).await.with_context(|| format!("read the operator's pod {name}"))?;
+    let pod = pod.with_context(|| {
+        format!(
+            "{name} leads, and is no pod of {}: it runs elsewhere, so give its URL with {flag}",
+            place.operator_namespace
+        )
+    })?;
+    Ok((pods, pod))
+}
+
 /// Who holds the Lease.
-async fn leader(args: &OperatorArgs, cluster: &Cluster) -> Result<String> {
-    let OperatorArgs { operator_namespace: namespace, operator_lease: lease, .. } = args;
+async fn leader(place: &LeasePlace, cluster: &Cluster) -> Result<String> {
+    let LeasePlace { operator_namespace: namespace, operator_lease: lease } = place;
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
     let found = leases.get_opt(lease).await.with_context(|| format!("read Lease {lease} in {namespace}"))?;
     let found = found.with_context(|| {
@@ -92,12 +105,12 @@ async fn leader(args: &OperatorArgs, cluster: &Cluster) -> Result<String> {
     holder.with_context(|| format!("nobody holds Lease {lease} in {namespace}: no operator leads now"))
 }
 
-/// The port that the operator's container calls `http`.
-fn port(pod: &Pod) -> u16 {
+/// The port of this name of the operator's containers.
+pub(crate) fn port(pod: &Pod, name: &str) -> Option<u16> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
-    let http = ports.find(|port| port.name.as_deref() == Some("http"));
-    http.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(PORT)
+    let named = ports.find(|port| port.name.as_deref() == Some(name))?;
+    u16::try_from(named.container_port).ok()
 }
 
 /// One GET over a stream of bytes.
@@ -125,12 +138,12 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_port_is_the_one_called_http() {
+    fn a_port_is_found_by_its_name() {
         let pod = |ports: serde_json::Value| -> Pod {
             serde_json::from_value(json!({"spec": {"containers": [{"name": "operator", "ports": ports}]}})).unwrap()
         };
         let named = json!([{"name": "x", "containerPort": 1}, {"name": "http", "containerPort": 9000}]);
-        assert_eq!(port(&pod(named)), 9000);
-        assert_eq!(port(&pod(json!([]))), PORT);
+        assert_eq!(port(&pod(named.clone()), "http"), Some(9000));
+        assert_eq!((port(&pod(json!([])), "http"), port(&pod(named), "pages")), (None, None));
     }
 }

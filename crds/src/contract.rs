@@ -219,8 +219,17 @@ pub struct LoadReport {
     pub preemptions: u64,
     /// Requests that ended, in any way, since start.
     pub finished: u64,
+    /// Tokens generated since start; `None` from agents that do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generated_tokens: Option<u64>,
+    /// Median of the time to first token over the last minute, in seconds; `None` without samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft_p50_seconds: Option<f64>,
     /// 95th percentile of the time to first token over the last minute, in seconds; `None` without samples.
     pub ttft_p95_seconds: Option<f64>,
+    /// Median of the inter-token latency over the last minute, in seconds; `None` without samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub itl_p50_seconds: Option<f64>,
     /// 95th percentile of the inter-token latency over the last minute, in seconds; `None` without samples.
     pub itl_p95_seconds: Option<f64>,
     /// Prefill speed over the last minute, tokens per second; `None` without samples.
@@ -281,7 +290,10 @@ impl LoadReport {
             free_blocks: total_blocks,
             preemptions: 0,
             finished: 0,
+            generated_tokens: None,
+            ttft_p50_seconds: None,
             ttft_p95_seconds: None,
+            itl_p50_seconds: None,
             itl_p95_seconds: None,
             prefill_tokens_per_second: None,
             stalled_seconds: 0.0,

@@ -34,11 +34,11 @@ impl LatencyWindow {
         slot.counts[bucket_of(latency_seconds)] += 1;
     }
 
-    /// Upper bound of the bucket that holds the 95th percentile.
-    pub(crate) fn p95(&self, now: u64) -> Option<f64> {
+    /// Upper bound of the bucket that holds this percentile.
+    pub(crate) fn percentile(&self, percent: u64, now: u64) -> Option<f64> {
         let fresh = || self.seconds.iter().filter(|slot| is_fresh(slot.second, now));
         let total: u64 = fresh().flat_map(|slot| slot.counts).map(u64::from).sum();
-        let rank = (total * 95).div_ceil(100);
+        let rank = (total * percent).div_ceil(100);
         let mut seen = 0;
         (0..N_BUCKETS)
             .find(|idx| {
@@ -108,7 +108,7 @@ mod tests {
         for n in 1..=100 {
             window.record(1, f64::from(n) * 0.01);
         }
-        let p95 = window.p95(1).unwrap();
+        let p95 = window.percentile(95, 1).unwrap();
         assert!((0.95..0.95 * GROWTH).contains(&p95), "{p95}");
     }
 
@@ -116,15 +116,15 @@ mod tests {
     fn readings_older_than_a_minute_do_not_count() {
         let mut window = LatencyWindow::new();
         window.record(10, 5.0);
-        assert!(window.p95(69).is_some());
-        assert_eq!(window.p95(70), None);
+        assert!(window.percentile(95, 69).is_some());
+        assert_eq!(window.percentile(95, 70), None);
         window.record(70, 0.001);
-        assert!(window.p95(70).unwrap() < 0.01, "second 70 reuses the place of second 10");
+        assert!(window.percentile(95, 70).unwrap() < 0.01, "second 70 reuses the place of second 10");
     }
 
     #[test]
     fn no_reading_is_no_percentile_and_no_speed() {
-        assert_eq!(LatencyWindow::new().p95(5), None);
+        assert_eq!(LatencyWindow::new().percentile(95, 5), None);
         assert_eq!(RateWindow::new().per_second(5), None);
     }
 

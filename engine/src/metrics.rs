@@ -50,8 +50,12 @@ pub struct EngineLoad {
     pub prefix_evicted_blocks: u64,
     /// Tokens generated since start.
     pub generation_tokens: u64,
+    /// Median of the time to first token over the last minute.
+    pub ttft_p50_seconds: Option<f64>,
     /// 95th percentile of the time to first token over the last minute.
     pub ttft_p95_seconds: Option<f64>,
+    /// Median of the inter-token latency over the last minute.
+    pub itl_p50_seconds: Option<f64>,
     /// 95th percentile of the inter-token latency over the last minute.
     pub itl_p95_seconds: Option<f64>,
     /// Prefill speed over the last minute, tokens a second of prefill work.
@@ -269,8 +273,10 @@ impl Meters {
         let is_idle = readings.load.open_requests == 0;
         let stalled = now.saturating_duration_since(readings.last_progress).as_secs_f64();
         EngineLoad {
-            ttft_p95_seconds: readings.ttft.p95(second),
-            itl_p95_seconds: readings.itl.p95(second),
+            ttft_p50_seconds: readings.ttft.percentile(50, second),
+            ttft_p95_seconds: readings.ttft.percentile(95, second),
+            itl_p50_seconds: readings.itl.percentile(50, second),
+            itl_p95_seconds: readings.itl.percentile(95, second),
             prefill_tokens_per_second: readings.prefill.per_second(second),
             stalled_seconds: if is_idle { 0.0 } else { stalled },
             ..readings.load.clone()

@@ -54,6 +54,7 @@ use crate::{
     lint,
     metrics::Metrics,
     observe::{Caches, Observed, PodIndex, observe_cached, observe_live},
+    pages::{Board, Sources},
     pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
     probe::Probe,
@@ -101,6 +102,8 @@ pub struct Shared {
     pub ledger: Ledger,
     /// What gateways are told.
     pub endpoints: Published,
+    /// What pages look at, if there are any.
+    pub board: Option<Board>,
     /// Signs of life.
     pub vitals: Vitals,
 }
@@ -111,6 +114,7 @@ struct Context {
     caches: Caches,
     readings: Readings,
     ledger: Ledger,
+    board: Option<Board>,
     keyring: Keyring,
     defaults: Defaults,
     metrics: Arc<Metrics>,
@@ -132,7 +136,7 @@ pub async fn run(
     signing: (KeyStore, Keyring),
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let Shared { leadership, metrics, ledger, endpoints, vitals } = shared;
+    let Shared { leadership, metrics, ledger, endpoints, board, vitals } = shared;
     let scope = options.namespace.as_deref();
     let pods_of = PodIndex::default();
     let noted = pods_of.clone();
@@ -194,6 +198,11 @@ pub async fn run(
     parts.spawn(probe.run());
     parts.spawn(autoscaler.run());
     parts.spawn(publisher.run());
+    if let Some(board) = board.clone() {
+        let (deployments, pods) = (deployments.clone(), pods.clone());
+        let sources = Sources { deployments, pods, readings: readings.clone(), ledger: ledger.clone() };
+        parts.spawn(board.keep(sources, vitals.clone()));
+    }
     parts.spawn(renew(key_store, keyring.clone(), deployments.clone(), changed));
 
     let reporter =
@@ -208,6 +217,7 @@ pub async fn run(
         client,
         readings,
         ledger,
+        board,
         keyring,
         metrics,
         leadership,
@@ -461,6 +471,9 @@ impl Context {
 
     async fn publish(&self, deployment: &InferenceDeployment, event: &Event) {
         self.metrics.wrote("Event", "create");
+        if let Some(board) = &self.board {
+            board.told(deployment, event, self.readings.now());
+        }
         // The recorder counts an Event about the same object for the same reason as a repetition, and keeps the first
         // note. With its resource version the object is another one whenever there is something new to tell.
         let regarding =

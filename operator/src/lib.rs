@@ -22,6 +22,7 @@ pub mod lint;
 pub mod metrics;
 pub mod observe;
 pub mod pace;
+pub mod pages;
 pub mod pause;
 pub mod peers;
 pub mod plan;

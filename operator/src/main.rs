@@ -18,6 +18,7 @@ use stoker_operator::{
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
+    pages::{self, Board},
     peers::Peers,
     scaling::Ledger,
     server,
@@ -71,6 +72,9 @@ struct Args {
     /// Address of /metrics, /healthz, /readyz, /v1/scaling and /v1/endpoints.
     #[arg(long, env = "STOKER_LISTEN", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
+    /// Address of pages for people: the fleet, each deployment, why it has that many replicas. Default: no pages.
+    #[arg(long, env = "STOKER_PAGES_ADDRESS", value_name = "ADDRESS")]
+    pages_address: Option<SocketAddr>,
     /// Kubeconfig file. Default: $KUBECONFIG, then ~/.kube/config, then the pod's service account.
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
@@ -117,9 +121,18 @@ async fn main() -> anyhow::Result<()> {
         metrics,
         ledger: Ledger::default(),
         endpoints: Published::default(),
+        board: args.pages_address.map(|_| Board::default()),
         vitals: Vitals::default(),
     };
     let server = tokio::spawn(server::serve(listener, shared.clone()));
+    let pages = match (args.pages_address, &shared.board) {
+        (Some(address), Some(board)) => {
+            let listener =
+                TcpListener::bind(address).await.with_context(|| format!("listen on {address} for pages"))?;
+            Some(tokio::spawn(pages::serve(listener, board.clone(), shared.leadership.clone())))
+        }
+        _ => None,
+    };
     info!(listen = %args.listen, version = env!("CARGO_PKG_VERSION"), "operator started");
 
     let defaults = Defaults {
@@ -150,6 +163,9 @@ async fn main() -> anyhow::Result<()> {
         None => rounds(stop).await,
     };
     server.abort();
+    if let Some(pages) = pages {
+        pages.abort();
+    }
     outcome
 }
 

@@ -33,7 +33,7 @@ pub const MODEL_LINK: &str = "/run/stoker/model/current";
 /// Key of a token's Secret that names none.
 const TOKEN_KEY: &str = "token";
 /// What NVIDIA's device plugin calls a GPU.
-const GPU_RESOURCE: &str = "nvidia.com/gpu";
+pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// How long waiting is no fault, where the deployment does not say.
 pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);

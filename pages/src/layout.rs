@@ -66,6 +66,13 @@ impl Page<'_> {
     }
 }
 
+/// A page that only says something.
+pub fn message(title: &str, words: &str) -> String {
+    let trail = [Step { name: "Stoker".to_owned(), href: Some("/".to_owned()) }];
+    let main = html! { h1 { (title) } p { (words) } };
+    Page { title, trail: &trail, aside: html! {}, main, styles: &[], scripts: &[] }.render()
+}
+
 fn trail(steps: &[Step]) -> Markup {
     html! {
         nav.trail aria-label="You are here" {

@@ -6,8 +6,13 @@
 //! no inline script anywhere, because [`headers`] forbid both.
 
 pub mod assets;
+pub mod deployment;
+pub mod fleet;
 pub mod headers;
 pub mod layout;
+pub mod live;
 pub mod playground;
+pub mod view;
+pub mod words;
 
 pub use maud::{Markup, PreEscaped, html};

@@ -11,6 +11,7 @@ use stoker_crds::contract::{AgentPhase, LoadReport};
 use crate::{
     absurdity::Absurdity,
     preemptions::LastMinute,
+    rate::Rate,
     reading::{Reading, Sight},
 };
 
@@ -58,6 +59,9 @@ pub struct Judge {
     doubt: Option<Absurdity>,
     counted: Counted,
     preemptions: LastMinute,
+    /// Tokens generated since the replica was first seen, and how fast.
+    generated: u64,
+    tokens: Rate,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +117,11 @@ impl Judge {
         self.preemptions.count()
     }
 
+    /// Tokens generated a second, over the last seconds; `None` until there were some readings.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.tokens.per_second()
+    }
+
     fn last(&self) -> Option<&LoadReport> {
         self.believed.as_ref().map(|believed| &*believed.report)
     }
@@ -120,6 +129,9 @@ impl Judge {
     fn believe(&mut self, report: &LoadReport, now_ms: u64) {
         self.count(report);
         self.preemptions.take(self.counted.preemptions, now_ms);
+        if report.generated_tokens.is_some() {
+            self.tokens.take(self.generated, now_ms);
+        }
         self.believed = Some(Believed { at_ms: now_ms, report: Arc::new(report.clone()) });
         self.doubt = None;
     }
@@ -132,11 +144,19 @@ impl Judge {
             Some(before) if before.start_id == report.start_id => (before.finished, before.preemptions, open(before)),
             Some(_) => (0, 0, 0),
         };
+        let generated = report.generated_tokens.unwrap_or_default();
+        let generated_before = match self.last() {
+            None => generated,
+            Some(before) if before.start_id == report.start_id => before.generated_tokens.unwrap_or(generated),
+            Some(_) => 0,
+        };
         let ended = report.finished - finished;
         let counted = &mut self.counted;
         counted.arrivals = counted.arrivals.saturating_add_unsigned(ended).saturating_add(open(report) - were_open);
         counted.finished = counted.finished.saturating_add(ended);
         counted.preemptions = counted.preemptions.saturating_add(report.preemptions - preemptions);
+        // Nothing is decided by it: an agent that counts backwards generated nothing.
+        self.generated = self.generated.saturating_add(generated.saturating_sub(generated_before));
     }
 }
 
@@ -158,7 +178,13 @@ fn absurdity(report: &LoadReport, before: Option<&LoadReport>, revision: &str) -
 }
 
 fn wrong_number(report: &LoadReport) -> Option<Absurdity> {
-    let optional = [report.ttft_p95_seconds, report.itl_p95_seconds, report.prefill_tokens_per_second];
+    let optional = [
+        report.ttft_p50_seconds,
+        report.ttft_p95_seconds,
+        report.itl_p50_seconds,
+        report.itl_p95_seconds,
+        report.prefill_tokens_per_second,
+    ];
     let numbers = optional.into_iter().flatten().chain([report.stalled_seconds, report.load_progress]);
     if numbers.into_iter().any(|number| !number.is_finite() || number < 0.0) {
         return Some(Absurdity::NotANumber);

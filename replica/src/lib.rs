@@ -9,6 +9,7 @@ mod intent;
 mod judge;
 mod pod;
 mod preemptions;
+mod rate;
 mod reading;
 mod replica;
 

@@ -94,6 +94,11 @@ impl Reading {
         self.judge.preemptions_last_minute()
     }
 
+    /// Tokens generated a second, over the last seconds; `None` until there were some readings.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.judge.tokens_per_second()
+    }
+
     /// What it was made from, for who goes on judging.
     pub fn judge(&self) -> &Judge {
         &self.judge

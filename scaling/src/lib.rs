@@ -20,7 +20,7 @@ pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
 pub use explain::explain;
 pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
-pub use record::{DecisionRecord, FORMULA, RecordError, Replay};
+pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
 pub use signals::{Arrivals, Coverage, Flow, Signals};
 pub use startup::{ASSUMED_START_SECONDS, StartTimes};

@@ -35,6 +35,23 @@ pub struct DecisionRecord {
     pub after: ScaleState,
 }
 
+/// What another specification would have decided, one decision after the other from the state before the first. Signals are those
+/// that there were: the load of replicas that would not have been there is not known.
+pub fn what_if_over<'a>(
+    records: impl IntoIterator<Item = &'a DecisionRecord>,
+    spec: &ScalingSpec,
+) -> Vec<ScaleDecision> {
+    let mut state: Option<ScaleState> = None;
+    let mut decisions = Vec::new();
+    for record in records {
+        let before = state.unwrap_or_else(|| record.before.clone());
+        let (decision, next) = decide(spec, &record.signals, &before, record.at_ms);
+        decisions.push(decision);
+        state = Some(next);
+    }
+    decisions
+}
+
 /// Why a record cannot be replayed.
 #[derive(Debug, Error)]
 pub enum RecordError {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
-use stoker_crds::{InferenceDeployment, scaling_status::DecisionStatus};
+use stoker_crds::{
+    InferenceDeployment,
+    scaling_status::{DECISIONS_KEPT, DecisionStatus},
+};
 use stoker_scaling::{Coverage, DecisionRecord, NotFresh};
 
 /// Records kept over all deployments, about 2 KB each.
@@ -63,6 +66,8 @@ struct Entry {
     uid: String,
     latest: Latest,
     records: VecDeque<Arc<DecisionRecord>>,
+    /// Those that changed the number, as many as the status has.
+    changed: VecDeque<Arc<DecisionRecord>>,
 }
 
 impl Ledger {
@@ -72,7 +77,8 @@ impl Ledger {
         let mut entries = self.by_deployment.write().unwrap_or_else(PoisonError::into_inner);
         let (least, most) = RECORDS_OF_ONE;
         let room = (RECORDS_KEPT / entries.len().max(1)).clamp(least, most);
-        let fresh = || Entry { uid: uid.clone(), latest: latest.clone(), records: VecDeque::new() };
+        let fresh =
+            || Entry { uid: uid.clone(), latest: latest.clone(), records: VecDeque::new(), changed: VecDeque::new() };
         let entry = entries.entry(key(deployment)).or_insert_with(fresh);
         if entry.uid != uid {
             *entry = fresh();
@@ -81,6 +87,12 @@ impl Ledger {
             entry.records.pop_front();
         }
         entry.records.push_back(latest.record.clone());
+        if latest.record.decision.desired != latest.record.decision.previous {
+            if entry.changed.len() == DECISIONS_KEPT {
+                entry.changed.pop_front();
+            }
+            entry.changed.push_back(latest.record.clone());
+        }
         entry.latest = latest;
     }
 
@@ -100,6 +112,13 @@ impl Ledger {
         (Some(&entry.uid) == deployment.uid().as_ref()).then(|| entry.latest.clone())
     }
 
+    /// All full records of this deployment, and of those that changed its number the last ones; each oldest first.
+    pub(crate) fn kept(&self, deployment: &InferenceDeployment) -> Option<Kept> {
+        let entries = self.by_deployment.read().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.get(&key(deployment)).filter(|entry| Some(&entry.uid) == deployment.uid().as_ref())?;
+        Some((entry.records.iter().cloned().collect(), entry.changed.iter().cloned().collect()))
+    }
+
     /// Full records made after `after_ms`, oldest first; `None` when nothing is decided about this deployment here.
     pub fn records(&self, namespace: &str, name: &str, after_ms: u64) -> Option<Vec<Arc<DecisionRecord>>> {
         let entries = self.by_deployment.read().unwrap_or_else(PoisonError::into_inner);
@@ -107,6 +126,9 @@ impl Ledger {
         Some(entry.records.iter().filter(|record| record.at_ms > after_ms).cloned().collect())
     }
 }
+
+/// Records, and those of them and before them that changed the number.
+pub(crate) type Kept = (Vec<Arc<DecisionRecord>>, Vec<Arc<DecisionRecord>>);
 
 fn key(deployment: &InferenceDeployment) -> ObjectRef<InferenceDeployment> {
     ObjectRef::new(&deployment.name_any()).within(&deployment.namespace().unwrap_or_default())

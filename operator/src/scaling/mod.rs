@@ -29,6 +29,7 @@ use stoker_crds::{
 use stoker_replica::Replica;
 use tokio::sync::mpsc;
 
+pub(crate) use self::report::word;
 pub use self::{
     ledger::{CoverageSummary, Latest, Ledger},
     report::{metrics_healthy, scaling_status, scaling_verdict},

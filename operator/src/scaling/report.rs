@@ -90,7 +90,7 @@ fn share(coverage: &Coverage) -> String {
 }
 
 /// The word that an enumeration's value has in records.
-fn word(value: &impl Serialize) -> String {
+pub(crate) fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).expect("an enumeration is plain data");
     value.as_str().unwrap_or_default().to_owned()
 }

@@ -20,6 +20,7 @@ use crate::{
 const NAMESPACE: &str = "stoker-system";
 const NAME: &str = "stoker-operator";
 const HTTP_PORT: u16 = 8080;
+const PAGES_PORT: u16 = 8081;
 
 /// Which operator to run.
 #[derive(Clone, Debug)]
@@ -37,6 +38,7 @@ pub struct OperatorOptions {
 pub struct OperatorProcess {
     component: Component,
     url: String,
+    pages_url: String,
 }
 
 impl OperatorProcess {
@@ -46,6 +48,7 @@ impl OperatorProcess {
         kubectl(control_plane, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None)?;
         apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
         let listen = format!("{}:{HTTP_PORT}", control_plane.slot().home());
+        let pages = format!("{}:{PAGES_PORT}", control_plane.slot().home());
         let spec = ComponentSpec {
             name: NAME,
             program: options.binary.clone(),
@@ -54,17 +57,23 @@ impl OperatorProcess {
                 format!("--agent-image={}", options.agent_image),
                 format!("--lease-namespace={NAMESPACE}"),
                 format!("--listen={listen}"),
+                format!("--pages-address={pages}"),
             ],
             env: Vec::new(),
             log: control_plane.log_path(NAME),
         };
         let component = Component::start(spec, control_plane.keeper())?;
-        Ok(Self { component, url: format!("http://{listen}") })
+        Ok(Self { component, url: format!("http://{listen}"), pages_url: format!("http://{pages}") })
     }
 
     /// URL of its HTTP: metrics, and the records of scaling decisions.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// URL of its pages for people.
+    pub fn pages_url(&self) -> &str {
+        &self.pages_url
     }
 
     /// Starts the operator again when it has ended; it ends by itself when it loses its lease. Says whether it had.

@@ -109,8 +109,11 @@ fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
     let cluster = Files::at(&args.dir.dir).cluster_dir();
     let cluster = cluster.display();
     println!(
-        "It is still running. Try:\n
+        "It is still running. What runs and why, in a browser:\n
+  {}\n
+Try:\n
   {}
+  kubectl stoker dashboard                        # opens the pages
   kubectl stoker status chat                      # one deployment on one screen
   kubectl get infd,pods,services                  # what there is, and why it is in its state
   kubectl scale infd chat --replicas=2            # a second replica
@@ -122,6 +125,7 @@ fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
 
 `make demo-load` sends a step of load to a second deployment and shows its replicas follow and come back.
 Logs are in {cluster}. `make demo-down` stops everything.",
+        state.pages.as_deref().unwrap_or("no pages"),
         environment(state, args)
     );
 }
@@ -129,15 +133,16 @@ Logs are in {cluster}. `make demo-down` stops everything.",
 /// What a shell needs to work with the cluster: kubectl with its plugin, credentials, and where the operator explains
 /// itself, as it is no pod here whose port could be forwarded.
 pub(super) fn environment(state: &State, args: &DemoArgs) -> String {
-    let State { binaries, kubeconfig, operator, .. } = state;
+    let State { binaries, kubeconfig, operator, pages, .. } = state;
     let plugins = absolute(&args.agent).ok().and_then(|agent| agent.parent().map(Path::to_owned)).unwrap_or_default();
     let cache = Files::at(&args.dir.dir).cluster_dir().join("kubectl-cache");
     let (plugins, cache) = (plugins.display(), cache.display());
     format!(
-        "export PATH={}:{plugins}:$PATH KUBECONFIG={} KUBECACHEDIR={cache} STOKER_OPERATOR_URL={}",
+        "export PATH={}:{plugins}:$PATH KUBECONFIG={} KUBECACHEDIR={cache} STOKER_OPERATOR_URL={} STOKER_PAGES_URL={}",
         binaries.display(),
         kubeconfig.display(),
-        operator.as_deref().unwrap_or_default()
+        operator.as_deref().unwrap_or_default(),
+        pages.as_deref().unwrap_or_default()
     )
 }
 

@@ -97,6 +97,7 @@ fn state(cluster: &Cluster) -> State {
     let control_plane = &cluster.control_plane;
     State {
         operator: cluster.operator.as_ref().map(|operator| operator.url().to_owned()),
+        pages: cluster.operator.as_ref().map(|operator| operator.pages_url().to_owned()),
         pid: std::process::id(),
         kubeconfig: control_plane.kubeconfig_path(),
         binaries: control_plane.binaries().dir().to_owned(),

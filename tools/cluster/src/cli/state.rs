@@ -31,6 +31,9 @@ pub(crate) struct State {
     pub(crate) url: String,
     /// URL of the operator's HTTP, if one runs.
     pub(crate) operator: Option<String>,
+    /// URL of its pages for people.
+    #[serde(default)]
+    pub(crate) pages: Option<String>,
     /// Unix seconds.
     pub(crate) ready_at: i64,
 }
@@ -181,6 +184,7 @@ mod tests {
             binaries: "b".into(),
             url: "u".to_owned(),
             operator: None,
+            pages: None,
             ready_at: 0,
         };
         files.write(&state).unwrap();

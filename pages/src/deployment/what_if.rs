@@ -1,0 +1,95 @@
+//! What other settings would have decided from the same readings. Not live: it is about a window that was.
+
+use maud::{Markup, PreEscaped, html};
+use stoker_figures::{Series, Timeline, round_top};
+
+use super::{
+    query::{DeploymentQuery, Range, Settings},
+    view::{Deployment, WhatIf},
+};
+use crate::words;
+
+/// The section; nothing where nothing is decided.
+pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
+    let Some(in_force) = view.scaling.settings else { return html! {} };
+    let shown = query.tried(in_force).unwrap_or(in_force);
+    html! {
+        section #what-if aria-labelledby="what-if-h" {
+            h2 #what-if-h { "What if" }
+            p { "The recorded decisions, made again by the same function with other settings. The load is the one that the replicas of then had: with fewer of them it would have waited longer." }
+            (form(&shown, query))
+            @if let Some(what_if) = &view.scaling.what_if { (outcome(what_if, view.now_ms)) }
+        }
+    }
+}
+
+fn form(shown: &Settings, query: &DeploymentQuery) -> Markup {
+    let number = |name: &str, words: &str, value: String, step: &str| {
+        html! {
+            div.field { label for={ "w-" (name) } { (words) } input id={ "w-" (name) } name=(name) type="number" step=(step) min="0" value=(value) inputmode="decimal"; }
+        }
+    };
+    let optional = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let range = Range::ALL.iter().find(|(range, ..)| *range == query.range).map_or("", |(_, word, _)| word);
+    html! {
+        form.form action="#what-if" method="get" {
+            @if query.range != Range::default() { input type="hidden" name="range" value=(range); }
+            (number("min", "min", shown.min.to_string(), "1"))
+            (number("max", "max", shown.max.to_string(), "1"))
+            (number("kv", "targets.kv", shown.kv.to_string(), "any"))
+            (number("slowdown", "targets.slowdown", shown.slowdown.to_string(), "any"))
+            (number("queue", "targets.queueSeconds", shown.queue.to_string(), "any"))
+            (number("ttft", "targets.ttftMs", optional(shown.ttft), "any"))
+            (number("itl", "targets.itlMs", optional(shown.itl), "any"))
+            button { "Decide again" }
+        }
+    }
+}
+
+fn outcome(what_if: &WhatIf, now_ms: u64) -> Markup {
+    let (Some(first), Some(last)) = (what_if.points.first(), what_if.points.last()) else {
+        return html! { p.note.bad role="alert" {
+            @if what_if.errors.is_empty() { "No decision is recorded yet." }
+            @for error in &what_if.errors { (words::beginning(error, 300)) ". " }
+        } };
+    };
+    let (from_ms, to_ms) = (first.0, last.0.max(first.0 + 1));
+    let line = |class: &'static str, of: fn(&(u64, u32, u32)) -> u32| Series {
+        class,
+        is_stepped: true,
+        points: what_if.points.iter().map(|point| (point.0, Some(f64::from(of(point))))).collect(),
+    };
+    let series = [line("b", |point| point.1), line("a", |point| point.2)];
+    let top = round_top(f64::from(what_if.points.iter().map(|point| point.1.max(point.2)).max().unwrap_or(2).max(2)));
+    let timeline = Timeline { from_ms, to_ms, top, series: &series, target: None, moments: &[] };
+    html! {
+        figure.panel {
+            figcaption { span.name { "Replicas wanted" } span.key.b { "as it was" } span.key.a { "with these settings" } }
+            div.plot { span.top { (format!("{top:.0}")) } (PreEscaped(timeline.svg())) }
+            div.axis aria-hidden="true" { span { (words::moment(from_ms, now_ms)) } span { (words::moment(to_ms, now_ms)) } }
+        }
+        div.scroll tabindex="0" role="region" aria-label="What if, in numbers" { table {
+            thead { tr { th scope="col" { (what_if.points.len()) " decisions" } th.num scope="col" { "as it was" } th.num scope="col" { "with these settings" } } }
+            tbody {
+                tr { th scope="row" { "Replicas, mean" } td.num { (mean(what_if, |point| point.1)) } td.num { (mean(what_if, |point| point.2)) } }
+                tr { th scope="row" { "Replicas, most" } td.num { (most(what_if, |point| point.1)) } td.num { (most(what_if, |point| point.2)) } }
+                tr { th scope="row" { "Changes of the number" } td.num { (changes(what_if, |point| point.1)) } td.num { (changes(what_if, |point| point.2)) } }
+            }
+        } }
+    }
+}
+
+type Of = fn(&(u64, u32, u32)) -> u32;
+
+fn mean(what_if: &WhatIf, of: Of) -> String {
+    let sum: f64 = what_if.points.iter().map(|point| f64::from(of(point))).sum();
+    format!("{:.2}", sum / what_if.points.len().max(1) as f64)
+}
+
+fn most(what_if: &WhatIf, of: Of) -> u32 {
+    what_if.points.iter().map(of).max().unwrap_or_default()
+}
+
+fn changes(what_if: &WhatIf, of: Of) -> usize {
+    what_if.points.windows(2).filter(|pair| of(&pair[0]) != of(&pair[1])).count()
+}
