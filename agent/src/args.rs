@@ -11,6 +11,7 @@ use stoker_crds::{
     },
     intent::POD_UID_VARIABLE,
 };
+use stoker_edge::playground::Playground;
 use stoker_engine::DeviceChoice;
 
 use crate::{config::StartedBy, fetch::FetchArgs, intent::Authority};
@@ -69,6 +70,10 @@ pub struct Args {
     /// asked for.
     #[arg(long, env = "STOKER_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+
+    /// The page at `/` on which people talk to the model.
+    #[arg(long, env = "STOKER_PLAYGROUND", value_enum, default_value_t)]
+    pub playground: Playground,
 
     /// Path under which a proxy shows this server: every endpoint also answers below it.
     #[arg(long, value_name = "PATH")]

@@ -95,7 +95,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
     tokio::spawn(allocator::give_back_after_storms());
-    let public = guarded(args, http::router(replica.clone()))?;
+    let public = guarded(args, http::router(replica.clone(), args.playground.routes()))?;
     let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));
     tokio::spawn(serve_http(admin_listener, http::admin_router(replica.clone()), ADMIN_LIMITS, exit.clone()));
     let loading = load(replica, address);

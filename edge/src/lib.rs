@@ -1,6 +1,7 @@
-//! What agent and gateway do alike at the edge to clients: connections within limits, an end that cuts no answer, and the form of their
-//! log. Knows no endpoint.
+//! What agent and gateway do alike at the edge to clients: connections within limits, an end that cuts no answer, the form of their
+//! log, and the playground. Knows no endpoint of an API.
 
 pub mod connections;
+pub mod playground;
 mod stalled;
 pub mod telemetry;

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use clap::Parser;
 use hyper::Uri;
+use stoker_edge::playground::Playground;
 
 use crate::{gateway::Settings, server::Leaving};
 
@@ -67,6 +68,10 @@ pub struct Args {
     /// After that: what is being answered may take this much longer.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     drain: u64,
+
+    /// The page at `/` on which people talk to the models.
+    #[arg(long, env = "STOKER_PLAYGROUND", value_enum, default_value_t)]
+    pub playground: Playground,
 
     /// What to log: error, warn, info, debug, or a filter. One line a request is at info.
     #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "FILTER")]

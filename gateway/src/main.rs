@@ -38,6 +38,6 @@ async fn run(args: &Args) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    server::serve(listener, gateway, args.leaving(), stop).await;
+    server::serve(listener, gateway, args.playground.routes(), args.leaving(), stop).await;
     Ok(())
 }

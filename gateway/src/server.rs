@@ -42,9 +42,9 @@ pub struct Leaving {
     pub drain: Duration,
 }
 
-/// All paths.
-pub fn router(gateway: Arc<Gateway>) -> Router {
-    let own = Router::new()
+/// All paths, with `pages` for people beside them.
+pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
+    let own = pages
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/responses/{id}", get(forward_stored).delete(forward_stored))
@@ -59,7 +59,13 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
 }
 
 /// Serves until `stop`, then lets requests finish.
-pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, leaving: Leaving, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    gateway: Arc<Gateway>,
+    pages: Router<Arc<Gateway>>,
+    leaving: Leaving,
+    stop: impl Future<Output = ()>,
+) {
     use axum::serve::ListenerExt;
     // Without this the kernel holds a token back for up to 40 ms to fill a packet.
     let listener = listener.tap_io(|connection| {
@@ -72,7 +78,7 @@ pub async fn serve(listener: TcpListener, gateway: Arc<Gateway>, leaving: Leavin
         // The sender is dropped only with this whole function.
         let _ = told.await;
     };
-    let served = connections::serve(listener, router(Arc::clone(&gateway)), Limits::default(), || {}, ends);
+    let served = connections::serve(listener, router(Arc::clone(&gateway), pages), Limits::default(), || {}, ends);
     let mut served = std::pin::pin!(served);
     tokio::select! {
         () = &mut served => return,

@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use crate::assets::{Asset, ICON, STYLE};
+use crate::assets::{ASSETS_PATH, Asset, ICON, STYLE};
 
 /// What a page puts into the frame.
 #[derive(Debug)]
@@ -33,6 +33,12 @@ pub struct Step {
 impl Page<'_> {
     /// The whole document.
     pub fn render(&self) -> String {
+        self.render_below(ASSETS_PATH)
+    }
+
+    /// The whole document, with its assets below another path.
+    pub fn render_below(&self, assets: &str) -> String {
+        let href = |asset: &Asset| format!("{assets}/{}", asset.name());
         let document = html! {
             (DOCTYPE)
             html lang="en" {
@@ -41,10 +47,10 @@ impl Page<'_> {
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     meta name="color-scheme" content="light dark";
                     title { (self.title) " · Stoker" }
-                    link rel="icon" type="image/svg+xml" href=(ICON.href());
-                    link rel="stylesheet" href=(STYLE.href());
-                    @for style in self.styles { link rel="stylesheet" href=(style.href()); }
-                    @for script in self.scripts { script defer src=(script.href()) {} }
+                    link rel="icon" type="image/svg+xml" href=(href(&ICON));
+                    link rel="stylesheet" href=(href(&STYLE));
+                    @for style in self.styles { link rel="stylesheet" href=(href(style)); }
+                    @for script in self.scripts { script defer src=(href(script)) {} }
                 }
                 body {
                     a.skip href="#main" { "Skip to content" }

@@ -11,6 +11,7 @@ pub mod fleet;
 pub mod headers;
 pub mod layout;
 pub mod live;
+pub mod playground;
 pub mod view;
 pub mod words;
 

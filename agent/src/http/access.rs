@@ -11,6 +11,7 @@ use axum::{
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
+use stoker_edge::playground::is_page;
 
 use crate::http::error::ApiError;
 
@@ -70,8 +71,13 @@ pub fn root_path(written: &str) -> Option<String> {
     (!trimmed.is_empty() && trimmed.chars().all(is_plain)).then(|| format!("/{trimmed}"))
 }
 
+/// What says nothing of requests, and the page on which a key is written.
+fn is_open(path: &str) -> bool {
+    OPEN.contains(&path) || is_page(path)
+}
+
 async fn check(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
-    if OPEN.contains(&request.uri().path()) || keys.admits(request.headers()) {
+    if is_open(request.uri().path()) || keys.admits(request.headers()) {
         return next.run(request).await;
     }
     let message = "no valid API key was sent: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`";

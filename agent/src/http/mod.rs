@@ -56,8 +56,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// The endpoints of the public port: requests, and what load balancers and scrapers read. See [`admin_router`] for the other.
-pub fn router(replica: Arc<Replica>) -> Router {
-    Router::new()
+/// With `pages` for people beside them.
+pub fn router(replica: Arc<Replica>, pages: Router<Arc<Replica>>) -> Router {
+    pages
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(responses::create))

@@ -29,6 +29,7 @@ use stoker_crds::contract::DrainSettings;
 use stoker_crds::contract::EngineSettings;
 use stoker_crds::contract::ModelConfig;
 use stoker_crds::contract::ParallelSettings;
+use stoker_edge::playground::Playground;
 use stoker_engine::EngineLimits;
 use stoker_engine::exec::sim::SimExecutor;
 use stoker_engine::exec::sim::SimScript;
@@ -63,7 +64,7 @@ impl Agent {
         let settings = Settings::validate(config, StartedBy::Operator).unwrap();
         let patience = Patience { step_seconds: 0.3, ..settings.patience };
         let replica = Replica::new(Settings { patience, ..settings });
-        Self { router: http::router(replica.clone()), replica }
+        Self { router: http::router(replica.clone(), Playground::On.routes()), replica }
     }
 
     pub(crate) fn serving(script: SimScript, limits: EngineLimits, template: &str) -> Self {

@@ -10,6 +10,7 @@ mod chat;
 mod completions;
 mod life;
 mod named_events;
+mod page;
 mod refusals;
 mod responses;
 mod resume;
