@@ -91,6 +91,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
 
     let replica = Replica::new(settings);
     let exit = replica.exit_code();
+    let ended_replica = Arc::clone(&replica);
     let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
@@ -111,6 +112,10 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     };
     // An answer that was being written when the last request closed still reaches its client.
     let _ = tokio::time::timeout(CLOSE_GRACE, server).await;
+    if let Err(reason) = ended_replica.health() {
+        // The end of the log is what a kubelet keeps of a process that failed; people read it in `Ready`.
+        eprintln!("stoker-agent: {reason}");
+    }
     Ok(code)
 }
 

@@ -96,7 +96,8 @@ fn every_example_is_accepted_and_served() {
 fn deployments_in(directory: &Path) -> usize {
     let entries = fs::read_dir(directory).expect("the examples are in the checkout");
     let paths = entries.map(|entry| entry.expect("the folder can be read").path());
-    let texts = paths.map(|path| fs::read_to_string(path).expect("an example is text"));
+    // Those in folders need what not every machine has.
+    let texts = paths.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).expect("an example is text"));
     let count = texts.map(|text| text.matches("\nkind: InferenceDeployment\n").count()).sum();
     assert!(count > 0, "{} has examples", directory.display());
     count

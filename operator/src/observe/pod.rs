@@ -8,6 +8,9 @@ use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Troubl
 
 use crate::desired::{AGENT_CONTAINER, FETCH_CONTAINER, labels};
 
+/// How an agent's last sentence begins.
+const AGENT_SAYS: &str = "stoker-agent: ";
+
 /// Reads one pod and joins what is known of its agent.
 pub fn observe_replica(pod: &Pod, reading: Reading) -> Replica {
     let observed = ObservedPod {
@@ -172,11 +175,17 @@ fn crashed(container: &ContainerStatus, ended: Option<&ContainerStateTerminated>
         None => format!("the agent ended, {restarts} restarts"),
         Some(ended) => {
             let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
-            let last_words = ended.message.as_deref().unwrap_or_default().trim();
+            let last_words = last_words(ended.message.as_deref().unwrap_or_default());
             format!("{cause} ended with exit code {}, {restarts} restarts: {last_words}", ended.exit_code)
         }
     };
     Trouble::new("CrashLoopBackOff", message.trim_end_matches([':', ' ']))
+}
+
+/// Why it ended, of the end of its log: the sentence that an agent says last, or all of what others say.
+pub(crate) fn last_words(message: &str) -> &str {
+    let sentence = message.rfind(AGENT_SAYS).map(|at| &message[at + AGENT_SAYS.len()..]);
+    sentence.unwrap_or(message).trim()
 }
 
 fn trouble_of(condition: &PodCondition) -> Trouble {
@@ -255,6 +264,11 @@ mod tests {
 
     #[test]
     fn a_crash_loop_names_exit_code_and_last_words() {
+        let log = "{\"level\":\"INFO\"}\nstoker-agent: the engine stopped: step failed\n";
+        assert_eq!(
+            (last_words(log), last_words("no such model\n")),
+            ("the engine stopped: step failed", "no such model")
+        );
         let more = json!({"restartCount": 4, "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no such model\n"}}});
         let trouble = Trouble::new("CrashLoopBackOff", "the agent ended with exit code 3, 4 restarts: no such model");
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}});

@@ -23,7 +23,7 @@ use stoker_scaling::{DecisionRecord, Replay, explain, what_if_over};
 
 use super::summary::{leaves, starts};
 use crate::{
-    observe::agent,
+    observe::{agent, last_words},
     readings::millis,
     scaling::{Ledger, word},
 };
@@ -98,7 +98,7 @@ fn restarted(pod: &Pod) -> Option<String> {
     let ended = container.last_state.as_ref()?.terminated.as_ref()?;
     let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
     let when = ended.finished_at.as_ref().map(|time| time.0.strftime(" at %H:%M:%S UTC").to_string());
-    let last_words = ended.message.as_deref().unwrap_or_default().trim();
+    let last_words = last_words(ended.message.as_deref().unwrap_or_default());
     let said = format!(
         "restarted {}: {cause} ended with exit code {}{}: {last_words}",
         times(container.restart_count),
