@@ -198,8 +198,18 @@ impl Relay {
         if self.stream.is_none() && self.inner.is_end_stream() {
             self.access.whole();
         }
-        if data.is_empty() { more } else { Some(Ok(Frame::data(data))) }
+        match more {
+            more if data.is_empty() => more,
+            Some(Ok(error)) => Some(Ok(Frame::data(behind(data, error)))),
+            _ => Some(Ok(Frame::data(data))),
+        }
     }
+}
+
+/// What came, and the error behind it.
+fn behind(data: Bytes, error: Frame<Bytes>) -> Bytes {
+    let error = error.into_data().unwrap_or_default();
+    Bytes::from([data, error].concat())
 }
 
 impl Body for Relay {

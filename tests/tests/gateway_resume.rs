@@ -133,9 +133,9 @@ impl Fake {
 }
 
 /// A gateway before such replicas.
-async fn before(fakes: &[Fake]) -> Result<(Teller, GatewayProcess)> {
+async fn before(fakes: &[Fake], flags: &[&str]) -> Result<(Teller, GatewayProcess)> {
     let teller = Teller::start().await?;
-    let gateway = GatewayProcess::start(teller.url(), &["--resume", "2"])?;
+    let gateway = GatewayProcess::start(teller.url(), &[&["--resume", "2"], flags].concat())?;
     let replicas = fakes.iter().map(|fake| fake.endpoint.clone()).collect();
     teller.tell(vec![deployment("chat", &["ember"], replicas)]);
     gateway.knows("chat", EndpointState::Serving, fakes.len()).await?;
@@ -149,7 +149,7 @@ async fn what_ends_replicas_does_not_go_through_all_of_them() -> Result<()> {
     let names = ["a", "b", "c", "d", "e"];
     let fake = |name| Fake::start(name, "aa-bb", 200, &["data: 0\n\n: stoker opened\n"]);
     let fakes = try_join_all(names.map(fake)).await?;
-    let (_teller, gateway) = before(&fakes).await?;
+    let (_teller, gateway) = before(&fakes, &[]).await?;
     let answer =
         reqwest::Client::new().post(gateway.url(CHAT)).body(r#"{"model":"ember","stream":true}"#).send().await?;
     let said = answer.text().await?;
@@ -169,7 +169,7 @@ async fn whoever_goes_on_is_told_what_the_client_has_and_says_whether_it_is_the_
         ("aa-bb", 409, false, ""),
     ] {
         let first = Fake::start("first", "aa-bb", 200, begun).await?;
-        let (teller, gateway) = before(std::slice::from_ref(&first)).await?;
+        let (teller, gateway) = before(std::slice::from_ref(&first), &[]).await?;
         let second = Fake::start("second", model, status, rest).await?;
         let body = r#"{"model":"ember","stream":true}"#;
         let mut answer = reqwest::Client::new().post(gateway.url(CHAT)).body(body).send().await?;
@@ -199,6 +199,17 @@ async fn whoever_goes_on_is_told_what_the_client_has_and_says_whether_it_is_the_
             );
         }
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_kept_ends_with_an_error_also_behind_what_came_with_it() -> Result<()> {
+    const ALL_AT_ONCE: &[&str] = &["data: 0\n\n: stoker opened\ndata: a\n\n: stoker 0 4 17\n: stoker elsewhere\n"];
+    let fake = Fake::start("a", "aa-bb", 200, ALL_AT_ONCE).await?;
+    let (_teller, gateway) = before(std::slice::from_ref(&fake), &["--kept-bytes-max", "0"]).await?;
+    let body = r#"{"model":"ember","stream":true}"#;
+    let said = reqwest::Client::new().post(gateway.url(CHAT)).body(body).send().await?.text().await?;
+    assert!(said.starts_with("data: 0\n\ndata: a\n\n") && said.contains("\"replica_lost\""), "{said}");
     Ok(())
 }
 
