@@ -126,7 +126,18 @@ pub struct AskedSpec {
 
 impl AskedSpec {
     fn of(spec: &InferenceDeploymentSpec) -> Self {
-        let InferenceDeploymentSpec { model, resources, parallelism, engine, drain, pod, .. } = spec.clone();
+        // All fields by name: whoever adds one decides here whether undoing a change puts it back.
+        let InferenceDeploymentSpec {
+            model,
+            resources,
+            parallelism,
+            engine,
+            drain,
+            pod,
+            replicas: _,
+            scaling: _,
+            rollout: _,
+        } = spec.clone();
         Self { model, resources, parallelism, engine, drain, pod }
     }
 }
