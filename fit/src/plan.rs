@@ -219,9 +219,7 @@ fn bounds(sizes: &DecoderSizes, asked: &Asked, chip: Chip, (steps, max_model_len
     let n_slots = 2 * chip.n_multiprocessors as usize;
     let (policy, prefill_split) = match asked.batch_invariant {
         true => (SplitPolicy::fixed(max_model_len, n_slots), PrefillSplit::Never),
-        false => {
-            (SplitPolicy::Balanced { n_slots }, prefill_split(chip.capability, chip.n_multiprocessors, sizes.heads))
-        }
+        false => (SplitPolicy::Balanced { n_slots }, prefill_split(chip.capability, chip.n_multiprocessors)),
     };
     StepBounds {
         heads: sizes.heads,

@@ -9,7 +9,7 @@
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                                 \
   stoker::Gemm<uint8_t, groups, columns, panels, stoker::Cluster::cluster>::run(                                                    \
-      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y, stoker::GemmBeside{},   \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_ahead, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y, stoker::GemmBeside{},   \
       stoker::Scales{w_scales, x_scales});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)
@@ -18,7 +18,7 @@
   extern "C" __global__ void CLUSTERED(blocks) __launch_bounds__(groups * 128 + 32, 1) gemm_fp8_sm90_##groups##x##columns##_##name( \
       const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                                     \
       const __grid_constant__ stoker::TensorMap y_map, out* y, const float* w_scales, const float* x_scales, int m, int n,          \
-      int n_steps, int rows, int x_rows, int n_stages, int n_m_tiles, int n_n_tiles, int band) {                                    \
+      int n_steps, int rows, int x_rows, int n_stages, int n_ahead, int n_m_tiles, int n_n_tiles, int band) {                                    \
     GEMM_BODY(groups, columns, panels, cluster)                                                                                     \
   }
 #define GEMM_ALL(groups, columns, panels, blocks, cluster)           \

@@ -4,7 +4,7 @@
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(groups, columns, panels, cluster)                                                                            \
   stoker::Gemm<stoker::bf16, groups, columns, panels, stoker::Cluster::cluster>::run(                                          \
-      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y,                    \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_ahead, n_m_tiles, n_n_tiles, band}, stoker::WeightMaps{w, w}, x, y_map, y,                    \
       stoker::GemmBeside{weighted, norm, squares, eps, k, squares_tile}, stoker::Scales{});
 #else
 #define GEMM_BODY(groups, columns, panels, cluster)
@@ -14,7 +14,7 @@
       __launch_bounds__(groups * 128 + 32 + (columns < 256 ? stoker::kScalers : 0), 1) gemm_sm90_##groups##x##columns##_##name( \
           const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap x,                            \
           const __grid_constant__ stoker::TensorMap y_map, out* y, stoker::bf16* weighted, const stoker::bf16* norm,           \
-          float* squares, float eps, int k, int squares_tile, int m, int n, int n_steps, int rows, int x_rows, int n_stages,   \
+          float* squares, float eps, int k, int squares_tile, int m, int n, int n_steps, int rows, int x_rows, int n_stages, int n_ahead,   \
           int n_m_tiles, int n_n_tiles, int band) {                                                                            \
     GEMM_BODY(groups, columns, panels, cluster)                                                                                \
   }

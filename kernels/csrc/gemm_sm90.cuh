@@ -13,6 +13,7 @@
 //
 //       a stage of the ring: w [kPanels][rows x 64 values], x [kPanels][kColumns x 64 values]
 //
+// Where warps share the depth (int4_mma.cuh) each of them has spans of it for 32 weight rows, and all spans of a row are added up by one.
 // Rows of x may have factors, which two warps of their own find meanwhile (gemm_residual.cuh).
 // One block a multiprocessor walks over tiles. One producer thread copies boxes by the copy engine as far ahead as the ring
 // goes and across tiles; the weights of the first round before it waits for the kernel in front. Two blocks of a cluster
@@ -29,7 +30,7 @@
 #include "activation.cuh"
 #include "gemm_exchange.cuh"
 #include "gemm_residual.cuh"
-#include "int4.cuh"
+#include "int4_mma.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -42,6 +43,7 @@ struct GemmShape {
   int rows;       // weight rows of a block's tile
   int x_rows;     // rows of x of a tile, at most kColumns: what a copy has to bring
   int n_stages;   // of the ring
+  int n_ahead;    // of these, whose weights come before the kernel in front is waited for
   int n_m_tiles;  // along x
   int n_n_tiles;  // along w, a cluster's together
   int band;       // of these, those that are walked together
@@ -90,11 +92,13 @@ enum class Cluster { kNone, kSharesX, kSplitsDepth };
 
 template <typename Element, int kWarpgroups, int kColumns, int kPanels, Cluster kKind>
 struct Gemm {
-  static constexpr bool kIsInt4 = std::is_same_v<Element, Int4>, kIsFp8 = std::is_same_v<Element, uint8_t>;
-  // Of int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a warpgroup.
-  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && kWarpgroups == 2 && kColumns >= 64;
-  static_assert(!kIsInt4 || kPanels == (kColumns <= 64 ? 4 : 2));
-  static constexpr int kConsumers = kWarpgroups * 128;
+  static constexpr bool kByWarps = std::is_same_v<Element, Int4ByWarps>, kIsInt4 = kByWarps || std::is_same_v<Element, Int4>;
+  static constexpr bool kIsFp8 = std::is_same_v<Element, uint8_t>;
+  // Of wgmma on int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a
+  // warpgroup.
+  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && !kByWarps && kWarpgroups == 2 && kColumns >= 64;
+  static_assert(!kIsInt4 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
+  static constexpr int kConsumers = kWarpgroups * 128, kWarps = kConsumers / kWarp;
   static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
   static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
   static constexpr int kTileBlocks = kShares ? 2 : 1;                  // with weights of their own
@@ -139,7 +143,10 @@ struct Gemm {
     if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + 1023) / 1024 * 1024;
     return kPanels * w_panel_bytes(s);
   }
-  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) { return w_bytes(s) + kPanels * kColumns * kRowBytes; }
+  // Rows of x that a panel has room for, and of these, those that one block of the cluster brings.
+  static __device__ __forceinline__ uint32_t panel_rows(const GemmShape& s) { return kByWarps ? s.x_rows : kColumns; }
+  static __device__ __forceinline__ uint32_t brought_rows(const GemmShape& s) { return s.x_rows / kTileBlocks; }
+  static __device__ __forceinline__ uint32_t stage_bytes(const GemmShape& s) { return w_bytes(s) + kPanels * panel_rows(s) * kRowBytes; }
 
   static __device__ __forceinline__ void expect(const GemmShape& s, uint64_t* full) {
     const uint32_t w = kIsInt4 ? codes_bytes(s) + groups_bytes(s) : kPanels * w_panel_bytes(s);
@@ -170,7 +177,17 @@ struct Gemm {
   static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
     const uint32_t target = stage + w_bytes(s);
-    const int first = kShares ? cluster_rank() * (s.x_rows / 2) : 0;
+    const int first = kShares ? cluster_rank() * brought_rows(s) : 0;
+    if constexpr (kByWarps) {
+      // All panels of these rows at once: [block][panel][row].
+      const int panel = first_value(s, step, 0) / kPanelValues;
+      if constexpr (kShares) {
+        copy_box_to_all(target + first * kPanels * kRowBytes, map, 0, tile.m + first, panel, full, 3);
+      } else {
+        copy_box(target, map, 0, tile.m, panel, full);
+      }
+      return;
+    }
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
@@ -199,7 +216,7 @@ struct Gemm {
                                                  uint32_t stages) {
     int n_ahead = 0;
     walk(s, [&](Tile tile, int step, Slot slot) {
-      if (n_ahead == s.n_stages) return false;
+      if (n_ahead == s.n_ahead) return false;
       expect(s, &barriers.full[slot.at]);
       load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
       ++n_ahead;
@@ -307,6 +324,67 @@ struct Gemm {
     release(barriers, last);
   }
 
+  // The sums of a tile of codes where warps share the depth: of each 32 weight rows as many warps as there are take spans of 128 values in
+  // turn, by `mma`, and add up what they have found.
+  template <int kUnits>
+  static __device__ __forceinline__ void sum_by_warps(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
+                                                      uint32_t scratch, Slot& slot) {
+    constexpr int kSpans = kPanels / 2;
+    const int warp = threadIdx.x / kWarp, n_tiles = s.rows / kInt4Rows, n_pairs = (n_tiles + 1) / 2, n_ways = kWarps / n_pairs;
+    const int way = warp / n_pairs, tiles[2] = {warp % n_pairs * 2, min(warp % n_pairs * 2 + 1, n_tiles - 1)};
+    const uint32_t groups = codes_bytes(s), row_bytes = brought_rows(s) * kRowBytes;
+    float sums[2][kColumns / 8][4] = {};
+    // Spans until this warp's next one; of a warp too many, more than there are.
+    int until = way < n_ways ? way : 1 << 30;
+    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+      const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
+      wait_for(&barriers.full[slot.at], slot.parity);
+#pragma unroll 1
+      for (; until < kSpans; until += n_ways) {
+        auto place = [&](int tile) {
+          return SpanPlace{stage + (tile * kPanels + 2 * until) * kInt4PanelBytes,
+                           stage + groups + (tile * kSpans + until) * kUnits * kInt4GroupBytes};
+        };
+        const XPanels panels{x + 2 * until * row_bytes, brought_rows(s), kPanels};
+        add_span<kUnits>(sums, {place(tiles[0]), place(tiles[1])}, panels, s.int4.is_f16);
+      }
+      until -= kSpans;
+      release(barriers, slot.at);
+    }
+    gather(c, sums, n_tiles, n_pairs, n_ways, scratch);
+  }
+
+  // To each warp that has 16 weight rows to finish, the sums that all ways have found, in their order.
+  static __device__ __forceinline__ void gather(float (&c)[kColumns / 8][4], const float (&sums)[2][kColumns / 8][4], int n_tiles, int n_pairs,
+                                                int n_ways, uint32_t scratch) {
+    constexpr int kTileBytes = kColumns / 8 * kWarp * 16;
+    const int warp = threadIdx.x / kWarp;
+    const uint32_t own = scratch + threadIdx.x % kWarp * 16;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float(&v)[4] = sums[half][j];
+        store_float4(own + (2 * warp + half) * kTileBytes + j * kWarp * 16, make_float4(v[0], v[1], v[2], v[3]));
+      }
+    }
+    sync_consumers();
+    clear(c);
+    for (int way = 0; warp < n_tiles && way < n_ways; ++way) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        const float4 v = load_float4(own + (2 * way * n_pairs + warp) * kTileBytes + j * kWarp * 16);
+        c[j][0] += v.x, c[j][1] += v.y, c[j][2] += v.z, c[j][3] += v.w;
+      }
+    }
+    // The next tile's sums may come.
+    sync_consumers();
+  }
+
+  static __device__ __forceinline__ void sync_consumers() {
+    asm volatile("bar.sync %0, %1;\n" ::"n"(kWarpgroups + 2), "n"(kConsumers) : "memory");
+  }
+
   static __device__ __forceinline__ void add_group(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4], float upper, float lower) {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
@@ -354,12 +432,15 @@ struct Gemm {
       if constexpr (kSplits) tile.m += cluster_rank() * kOwnColumns;
       Addends<kUpdates<Out> ? kOwnColumns : 8> addends;  // used by updates only
       if constexpr (kUpdates<Out>) {
-        static_assert(kWarpgroups == 1);
+        static_assert(kWarpgroups == 1 || kByWarps);
         const int row = threadIdx.x / kWarp * 16;
         if (row < s.rows) addends.load(&y->value, beside.norm, {tile.n + row, tile.m}, end, s.n);
       }
       float c[kColumns / 8][4];
-      if constexpr (kIsInt4) {
+      if constexpr (kByWarps) {
+        const uint32_t scratch = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : 0);
+        s.int4.n_units == 1 ? sum_by_warps<1>(c, s, barriers, stages, scratch, slot) : sum_by_warps<4>(c, s, barriers, stages, scratch, slot);
+      } else if constexpr (kIsInt4) {
         s.int4.n_units == 1 ? sum_codes<1>(c, s, barriers, stages, slot) : sum_codes<4>(c, s, barriers, stages, slot);
       } else {
         sum(c, s, barriers, stages, slot);
@@ -402,6 +483,8 @@ struct Gemm {
                                                 const GemmBeside& beside, Tile tile, int end, const Added& addends, const float* scales, float* scratch,
                                                 uint32_t staging) {
     if constexpr (kUpdates<Out>) {
+      // Of more warpgroups the first one has all rows.
+      if (kWarpgroups > 1 && threadIdx.x >= 128) return;
       update_residual<kOwnColumns>(c, addends, &y->value, beside, {tile.n, tile.m}, s.rows, end, s.n, scratch);
     } else if constexpr (kStaged && kActivates<Out>) {
       store_activated_staged(c, s, y_map, tile, staging);
@@ -538,7 +621,8 @@ struct Gemm {
     const uint32_t offset = (1024 - shared_address(shared) % 1024) % 1024;
     auto& barriers = *reinterpret_cast<Barriers*>(shared + offset);
     const uint32_t staging = shared_address(shared) + offset + 1024;
-    const uint32_t stages = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0);
+    const uint32_t stages = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : kStaged ? kWarpgroups * kStoredRows * kRowBytes : 0) +
+                            (kByWarps ? 2 * kConsumers * kColumns / 8 * 16 : 0);
     if (threadIdx.x == kConsumers) init(barriers, s.n_stages);
     __syncthreads();
     if constexpr (kCluster > 1) sync_cluster();

@@ -18,8 +18,9 @@
 
 namespace stoker {
 
-// Marks weights of this format in what is compiled for several.
+// Marks weights of this format in what is compiled for several: multiplied by wgmma, or by `mma` with the depth shared by warps.
 struct Int4 {};
+struct Int4ByWarps {};
 
 // Outputs of a tile; values of the larger groups; bytes of 64 values of a tile, and of a group of it.
 constexpr int kInt4Rows = 16, kInt4Step = 128, kInt4PanelBytes = 512, kInt4GroupBytes = 64;

@@ -4,7 +4,7 @@
 //   out[r][h] = softmax(q[r][h] . K[h/G]^T * scale, tokens up to r's own position) V[h/G]
 //
 // Layout: q is the fused QKV rows, q_stride values apart; out is rows x n_q x D; caches are blocks x n_kv x 16 x D. Two kernels
-// are for heads of 64 and 128, two for any width up to 64 or 128, with a window and a soft-cap if the layer has them: what lies
+// are for heads of 64 and 128, three for any width up to 64, 128 or 256, with a window and a soft-cap if the layer has them: what lies
 // behind a narrower head the copy engine fills with zeros. Each is there for a cache of bf16 and for one of e4m3. The host
 // plans tiles (plan/prefill.rs): 128 rows of queries, tokens times the G heads of a KV head, longest first; surplus
 // tiles, the last ones, have sequence -1: a captured graph keeps its grid. Work is
@@ -12,13 +12,14 @@
 // Three producer warps ask the copy engine for queries, K and V; two warpgroups of 64 rows consume:
 //
 //       shared memory, D = 128:   Q 2 stages x 2 x [128 rows x 64]   K 2 stages x 2 x [128 tokens x 64]   V the same
+//                      D = 256:   Q 1 stage  x 4 x [128 rows x 64]   K 2 stages x 4 x [ 64 tokens x 64]   V the same
 //
 // A KV block of one head is one box of the copy engine a half: eight lanes fetch a tile's eight blocks by the block table. Of e4m3
 // four producer warps, two for K and two for V, load the tiles through their registers and widen them to f16 on the way; queries before
 // such a cache are f16. Scales of keys and of values are multiplied into scores and results.
 // Each warpgroup multiplies Q by the next K while it weighs, and the two take turns to start: while one computes
 // exponentials the other has the tensor cores. KV goes from the newest tile to the oldest, so that only the first tile or two of
-// a row need a mask. Tiles begin at multiples of 128 tokens: a row's sums have one order, whatever chunk it is in.
+// a row need a mask. Tiles begin at multiples of their length: a row's sums have one order, whatever chunk it is in.
 // Where tiles are fewer than multiprocessors, the plan cuts their KV into pieces; the blocks that computed them add them up in
 // their order, each a share of the rows.
 // Bound by arithmetic, 4 * D * n_q a pair of tokens; exponentials take half as long as products and hide behind them: 600
@@ -47,7 +48,14 @@ struct PagedPrefill {
 #ifdef STOKER_HAS_WGMMA
 
 constexpr int kConsumers = 256, kConsumerWarps = kConsumers / kWarp, kGroupThreads = 128;
-constexpr int kTileRows = 128, kGroupRows = 64, kTileTokens = 128, kTileBlocks = kTileTokens / kBlockSize, kStages = 2;
+constexpr int kTileRows = 128, kGroupRows = 64, kStages = 2;
+// Of heads of 256 a tile of KV is half as long, and there is room for the queries of one work.
+template <int kDim>
+constexpr int kTileTokens = kDim > 128 ? 64 : 128;
+template <int kDim>
+constexpr int kTileBlocks = kTileTokens<kDim> / kBlockSize;
+template <int kDim>
+constexpr int kQueryStages = kDim > 128 ? 1 : kStages;
 // 64 values of a row of a tile: what a swizzled tile is wide.
 constexpr uint32_t kHalfRowBytes = 128;
 
@@ -85,9 +93,15 @@ struct Work {
   int kv_head;
   int seen_from;  // first KV token in the window of the tile's first token; below 0 too
   float score_scale, value_scale;  // to units of log2; 1 where the cache has no scales
-  __device__ __forceinline__ int first() const { return max(tile.begin, seen_from) / kTileTokens; }
+  template <int kDim>
+  __device__ __forceinline__ int first() const {
+    return max(tile.begin, seen_from) / kTileTokens<kDim>;
+  }
   // Before the first if the piece lies before the window.
-  __device__ __forceinline__ int last() const { return (tile.end - 1) / kTileTokens; }
+  template <int kDim>
+  __device__ __forceinline__ int last() const {
+    return (tile.end - 1) / kTileTokens<kDim>;
+  }
 };
 
 // Columns of a head: known to the compiler in a plain kernel.
@@ -114,8 +128,8 @@ template <int kDim>
 __device__ __forceinline__ void bring_queries(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p, const Work& work,
                                               int round) {
   const int group = p.n_q / p.n_kv, n_bytes = kTileRows / group * group * kDim * 2;
-  const uint32_t stage = round % kStages;
-  wait_for(&pipe.empty[stage], (round / kStages & 1) ^ 1);
+  const uint32_t stage = round % kQueryStages<kDim>;
+  wait_for(&pipe.empty[stage], (round / kQueryStages<kDim> & 1) ^ 1);
   arrive_expecting(&pipe.full[stage], n_bytes);
 #pragma unroll
   for (int half = 0; half < kDim / 64; ++half) {
@@ -133,20 +147,20 @@ __device__ __forceinline__ void produce_queries(Pipe& pipe, const TensorMap& map
 // All lanes of a warp; lane l copies block l % 8 of half l / 8. Blocks past the sequence repeat its last one.
 template <int kDim, bool kPlain>
 __device__ __forceinline__ void produce_tokens(Pipe& pipe, const TensorMap& map, uint32_t stages, const PagedPrefill& p) {
-  const int lane = threadIdx.x % kWarp, block = lane % kTileBlocks, half = lane / kTileBlocks;
-  const uint32_t own = half * kTileTokens * kHalfRowBytes + block * kBlockSize * kHalfRowBytes;
+  const int lane = threadIdx.x % kWarp, block = lane % kTileBlocks<kDim>, half = lane / kTileBlocks<kDim>;
+  const uint32_t own = half * kTileTokens<kDim> * kHalfRowBytes + block * kBlockSize * kHalfRowBytes;
   uint32_t n = 0;
   Work work;
   for (int round = 0; find_work<kPlain>(work, p, round); ++round) {
     const int32_t* table = p.block_table + static_cast<size_t>(work.tile.sequence) * p.table_stride;
     const int last_block = (work.tile.end - 1) / kBlockSize;
-    for (int t = work.last(); t >= work.first(); --t, ++n) {
-      const int row = (table[min(t * kTileBlocks + block, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
+    for (int t = work.last<kDim>(); t >= work.first<kDim>(); --t, ++n) {
+      const int row = (table[min(t * kTileBlocks<kDim> + block, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
       const uint32_t stage = n % kStages;
       wait_for(&pipe.empty[stage], (n / kStages & 1) ^ 1);
-      if (lane == 0) arrive_expecting(&pipe.full[stage], kTileTokens * kDim * 2);
+      if (lane == 0) arrive_expecting(&pipe.full[stage], kTileTokens<kDim> * kDim * 2);
       __syncwarp();
-      if (half < kDim / 64) copy_box(stages + stage * kTileTokens * kDim * 2 + own, map, half * 64, row, &pipe.full[stage]);
+      if (half < kDim / 64) copy_box(stages + stage * kTileTokens<kDim> * kDim * 2 + own, map, half * 64, row, &pipe.full[stage]);
     }
   }
 }
@@ -160,7 +174,7 @@ __device__ __forceinline__ void bring_tokens(uint32_t tile, const e4m3* cache, c
   const int lane = threadIdx.x % kWarp, dim = width<kDim, kPlain>(p);
   const int piece = lane % 4 + lane / (4 * kRowsAtOnce) * 4, row = lane / 4 % kRowsAtOnce;
 #pragma unroll
-  for (int first = 0; first < kTileBlocks / 2; first += kBlocksAtOnce) {
+  for (int first = 0; first < kTileBlocks<kDim> / 2; first += kBlocksAtOnce) {
     uint4 codes[kBlocksAtOnce][kLoads];
 #pragma unroll
     for (int b = 0; b < kBlocksAtOnce; ++b) {
@@ -179,7 +193,7 @@ __device__ __forceinline__ void bring_tokens(uint32_t tile, const e4m3* cache, c
         uint4 values[2];
         widen(codes[b][i], values);
         const int tile_row = (2 * (first + b) + own) * kBlockSize + i * kRowsAtOnce + row;
-        const uint32_t line = tile + (piece / 4 * kTileTokens + tile_row) * kHalfRowBytes;
+        const uint32_t line = tile + (piece / 4 * kTileTokens<kDim> + tile_row) * kHalfRowBytes;
 #pragma unroll
         for (int half = 0; half < 2; ++half) store_shared(line + ((piece % 4 * 2 + half) ^ (tile_row & 7)) * 16, values[half]);
       }
@@ -200,11 +214,11 @@ __device__ __forceinline__ void produce_tokens(Pipe& pipe, const e4m3* cache, ui
     const int32_t* table = p.block_table + static_cast<size_t>(work.tile.sequence) * p.table_stride;
     // Blocks past the sequence repeat its last one.
     const int last_block = (work.tile.end - 1) / kBlockSize;
-    for (int t = work.last(); t >= work.first(); --t, ++n) {
-      const int blocks = (table[min(t * kTileBlocks + lane % kTileBlocks, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
+    for (int t = work.last<kDim>(); t >= work.first<kDim>(); --t, ++n) {
+      const int blocks = (table[min(t * kTileBlocks<kDim> + lane % kTileBlocks<kDim>, last_block)] * p.n_kv + work.kv_head) * kBlockSize;
       const uint32_t stage = n % kStages;
       wait_for(&pipe.empty[stage], (n / kStages & 1) ^ 1);
-      bring_tokens<kDim, kPlain>(stages + stage * kTileTokens * kDim * 2, cache, p, blocks, own);
+      bring_tokens<kDim, kPlain>(stages + stage * kTileTokens<kDim> * kDim * 2, cache, p, blocks, own);
       publish_to_tensor_cores();
       __syncwarp();
       if (lane == 0) arrive(&pipe.full[stage]);
@@ -228,13 +242,19 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
   if (threadIdx.x % kWarp == 0) arrive(barrier);
 }
 
+// A thread's scores of its two rows by a tile's tokens, eight by eight; the same rounded, as the left operand of the second product.
+template <int kDim>
+using Scores = float[kTileTokens<kDim> / 8][4];
+template <int kDim>
+using Weights = uint32_t[kTileTokens<kDim> / 16][4];
+
 template <typename Number, int kDim>
-__device__ __forceinline__ void score_tile(float (&score)[16][4], uint64_t q_rows, uint64_t k_tile) {
+__device__ __forceinline__ void score_tile(Scores<kDim>& score, uint64_t q_rows, uint64_t k_tile) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     // A step of 16 values is 32 bytes along the 128-byte row of its half.
     const uint64_t q = moved(q_rows, step / 4 * kTileRows * kHalfRowBytes + step % 4 * 32);
-    const uint64_t k = moved(k_tile, step / 4 * kTileTokens * kHalfRowBytes + step % 4 * 32);
+    const uint64_t k = moved(k_tile, step / 4 * kTileTokens<kDim> * kHalfRowBytes + step % 4 * 32);
     if constexpr (std::is_same_v<Number, __half>) {
       wgmma_rows_f16(score, q, k, step > 0);
     } else {
@@ -244,9 +264,9 @@ __device__ __forceinline__ void score_tile(float (&score)[16][4], uint64_t q_row
 }
 
 template <typename Number, int kDim>
-__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const uint32_t (&weights)[8][4], uint64_t v_tile) {
+__device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const Weights<kDim>& weights, uint64_t v_tile) {
 #pragma unroll
-  for (int step = 0; step < 8; ++step) {
+  for (int step = 0; step < kTileTokens<kDim> / 16; ++step) {
     // 16 tokens are two groups of 8 rows.
     const uint64_t rows = moved(v_tile, step * 16 * kHalfRowBytes);
     if constexpr (std::is_same_v<Number, __half>) {
@@ -257,15 +277,15 @@ __device__ __forceinline__ void add_values(float (&out)[kDim / 8][4], const uint
   }
 }
 
-template <bool kPlain>
-__device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTile& tile, int group, int from, int window) {
+template <int kDim, bool kPlain>
+__device__ __forceinline__ void mask_tile(Scores<kDim>& score, const PrefillTile& tile, int group, int from, int window) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int n_seen = tile.first_visible + min(tile_row(r) / group, tile.n_tokens - 1);
     const int n_visible = min(n_seen, tile.end) - from, first = n_seen - window - from;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kTileTokens<kDim> / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int column = 8 * j + 2 * t + i;
@@ -276,12 +296,12 @@ __device__ __forceinline__ void mask_tile(float (&score)[16][4], const PrefillTi
 }
 
 // Bounds scores, where the layer does, and says what they are to be multiplied by: to units of log2.
-template <bool kPlain>
-__device__ __forceinline__ float cap_tile(float (&score)[16][4], const PagedPrefill& p, float scale) {
+template <int kDim, bool kPlain>
+__device__ __forceinline__ float cap_tile(Scores<kDim>& score, const PagedPrefill& p, float scale) {
   const float softcap = kPlain ? 0.f : p.extras.softcap * kLog2e;
   if (softcap > 0.f) {
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kTileTokens<kDim> / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) score[j][i] = soft_capped(score[j][i] * scale, softcap);
     }
@@ -291,12 +311,12 @@ __device__ __forceinline__ float cap_tile(float (&score)[16][4], const PagedPref
 
 // Scores become weights relative to the new maximum; `keep` is what sums so far have to be multiplied by.
 template <int kDim>
-__device__ __forceinline__ void weigh_tile(Rows<kDim>& rows, float (&keep)[2], float (&score)[16][4], float scale) {
+__device__ __forceinline__ void weigh_tile(Rows<kDim>& rows, float (&keep)[2], Scores<kDim>& score, float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float highest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kTileTokens<kDim> / 8; ++j) {
       highest[j % 2] = fmaxf(highest[j % 2], fmaxf(score[j][2 * r], score[j][2 * r + 1]));
     }
     const float maximum = fmaxf(rows.maximum[r], quad_max(fmaxf(highest[0], highest[1])) * scale);
@@ -304,7 +324,7 @@ __device__ __forceinline__ void weigh_tile(Rows<kDim>& rows, float (&keep)[2], f
     keep[r] = power_of_two(rows.maximum[r] - offset);
     float sum[2] = {};
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kTileTokens<kDim> / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) sum[i] += score[j][2 * r + i] = power_of_two(score[j][2 * r + i] * scale - offset);
     }
@@ -320,11 +340,10 @@ __device__ __forceinline__ void scale_sums(Rows<kDim>& rows, const float (&keep)
   }
 }
 
-// As the left operand of the second product.
-template <typename Number>
-__device__ __forceinline__ void round_weights(uint32_t (&weights)[8][4], const float (&p)[16][4]) {
+template <typename Number, int kDim>
+__device__ __forceinline__ void round_weights(Weights<kDim>& weights, const Scores<kDim>& p) {
 #pragma unroll
-  for (int step = 0; step < 8; ++step) {
+  for (int step = 0; step < kTileTokens<kDim> / 16; ++step) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* pair = &p[2 * step + i / 2][i % 2 * 2];
@@ -337,9 +356,9 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[8][4], const f
 template <int kDim>
 __device__ __forceinline__ void clear_values(uint32_t v_tile, int n_present) {
   constexpr int kPieces = kHalfRowBytes / 16;
-  for (int at = threadIdx.x; at < (kTileTokens - n_present) * kPieces * (kDim / 64); at += kConsumers) {
+  for (int at = threadIdx.x; at < (kTileTokens<kDim> - n_present) * kPieces * (kDim / 64); at += kConsumers) {
     const int half = at / kPieces % (kDim / 64), row = n_present + at / kPieces / (kDim / 64);
-    const uint32_t target = v_tile + (half * kTileTokens + row) * kHalfRowBytes + at % kPieces * 16;
+    const uint32_t target = v_tile + (half * kTileTokens<kDim> + row) * kHalfRowBytes + at % kPieces * 16;
     asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};\n" ::"r"(target), "r"(0) : "memory");
   }
   publish_to_tensor_cores();
@@ -472,10 +491,11 @@ struct Consumer {
 
 // The products of one tile of K and of the tile of V before it, and the weights of this one.
 template <typename Number, int kDim, bool kPlain, bool kMasked>
-__device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
+__device__ __forceinline__ void attend_tile(Rows<kDim>& rows, Weights<kDim>& weights, Consumer& at, uint64_t q_rows,
                                             const PagedPrefill& p, const Work& work, int group, int from) {
   const PrefillTile& tile = work.tile;
-  float score[16][4], keep[2];
+  Scores<kDim> score;
+  float keep[2];
   take_turn();
   at.wait(at.barriers.k, at.n);
   begin_products();
@@ -489,65 +509,67 @@ __device__ __forceinline__ void attend_tile(Rows<kDim>& rows, uint32_t (&weights
   wait_for_products<1>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  const float scale = cap_tile<kPlain>(score, p, work.score_scale);
-  if (kMasked) mask_tile<kPlain>(score, tile, group, from, p.extras.window);
+  const float scale = cap_tile<kDim, kPlain>(score, p, work.score_scale);
+  if (kMasked) mask_tile<kDim, kPlain>(score, tile, group, from, p.extras.window);
   weigh_tile<kDim>(rows, keep, score, scale);
   wait_for_products<0>();
   pin(rows.out);
   release(&at.barriers.v.empty[at.stage(at.n - 1)]);
   scale_sums<kDim>(rows, keep);
-  round_weights<Number>(weights, score);
+  round_weights<Number, kDim>(weights, score);
   ++at.n;
 }
 
 // The newest tile: nothing to add to yet, and it may end early.
 template <typename Number, int kDim, bool kPlain>
-__device__ __forceinline__ void attend_newest(Rows<kDim>& rows, uint32_t (&weights)[8][4], Consumer& at, uint64_t q_rows,
+__device__ __forceinline__ void attend_newest(Rows<kDim>& rows, Weights<kDim>& weights, Consumer& at, uint64_t q_rows,
                                               const PagedPrefill& p, const Work& work, int group) {
-  float score[16][4], keep[2];
+  Scores<kDim> score;
+  float keep[2];
   at.wait(at.barriers.k, at.n);
   begin_products();
   score_tile<Number, kDim>(score, q_rows, at.tile(at.k_tiles, at.n));
   commit_products();
-  const int from = work.last() * kTileTokens, n_present = work.tile.end - from;
-  if (n_present < kTileTokens) {
+  const int from = work.last<kDim>() * kTileTokens<kDim>, n_present = work.tile.end - from;
+  if (n_present < kTileTokens<kDim>) {
     at.wait(at.barriers.v, at.n);
     clear_values<kDim>(at.v_address + at.stage(at.n) * at.stage_bytes, n_present);
   }
   wait_for_products<0>();
   pin(score);
   release(&at.barriers.k.empty[at.stage(at.n)]);
-  const float scale = cap_tile<kPlain>(score, p, work.score_scale);
-  mask_tile<kPlain>(score, work.tile, group, from, p.extras.window);
+  const float scale = cap_tile<kDim, kPlain>(score, p, work.score_scale);
+  mask_tile<kDim, kPlain>(score, work.tile, group, from, p.extras.window);
   weigh_tile<kDim>(rows, keep, score, scale);
-  round_weights<Number>(weights, score);
+  round_weights<Number, kDim>(weights, score);
   ++at.n;
 }
 
 template <typename Number, int kDim, bool kPlain>
 __device__ __forceinline__ void attend(Rows<kDim>& rows, Consumer& at, int round, const PagedPrefill& p, const Work& work,
                                        int group) {
-  uint32_t weights[8][4];
-  const uint64_t q_rows = moved(at.q_rows, round % kStages * kTileRows * kDim * 2);
-  at.wait(at.barriers.q, round);
+  Weights<kDim> weights;
+  const int q_stage = round % kQueryStages<kDim>;
+  const uint64_t q_rows = moved(at.q_rows, q_stage * kTileRows * kDim * 2);
+  wait_for(&at.barriers.q.full[q_stage], round / kQueryStages<kDim> & 1);
   // A piece before the window: nothing to see.
-  if (!kPlain && work.first() > work.last()) return release(&at.barriers.q.empty[round % kStages]);
+  if (!kPlain && work.first<kDim>() > work.last<kDim>()) return release(&at.barriers.q.empty[q_stage]);
   attend_newest<Number, kDim, kPlain>(rows, weights, at, q_rows, p, work, group);
   // From here on rows see all of a tile, down to where the last row's window begins.
-  const int edge = kPlain ? work.first() : max(work.first(), (work.seen_from + work.tile.n_tokens - 2 + kTileTokens) / kTileTokens);
-  int t = work.last() - 1;
-  for (; t >= work.first() && (t + 1) * kTileTokens > work.tile.first_visible; --t) {
-    attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
+  const int edge = kPlain ? work.first<kDim>() : max(work.first<kDim>(), (work.seen_from + work.tile.n_tokens - 2 + kTileTokens<kDim>) / kTileTokens<kDim>);
+  int t = work.last<kDim>() - 1;
+  for (; t >= work.first<kDim>() && (t + 1) * kTileTokens<kDim> > work.tile.first_visible; --t) {
+    attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens<kDim>);
   }
   for (; t >= edge; --t) {
-    attend_tile<Number, kDim, kPlain, false>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
+    attend_tile<Number, kDim, kPlain, false>(rows, weights, at, q_rows, p, work, group, t * kTileTokens<kDim>);
   }
   if constexpr (!kPlain) {
-    for (; t >= work.first(); --t) {
-      attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens);
+    for (; t >= work.first<kDim>(); --t) {
+      attend_tile<Number, kDim, kPlain, true>(rows, weights, at, q_rows, p, work, group, t * kTileTokens<kDim>);
     }
   }
-  release(&at.barriers.q.empty[round % kStages]);
+  release(&at.barriers.q.empty[q_stage]);
   at.wait(at.barriers.v, at.n - 1);
   begin_products();
   add_values<Number, kDim>(rows.out, weights, at.tile(at.v_tiles, at.n - 1));
@@ -621,7 +643,7 @@ template <int kDim, bool kPlain, typename Tokens>
 __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const TensorMap& q, const Tokens& k, const Tokens& v) {
   extern __shared__ uint8_t shared[];
   __shared__ Barriers barriers;
-  constexpr uint32_t kStageBytes = kTileTokens * kDim * 2;
+  constexpr uint32_t kStageBytes = kTileTokens<kDim> * kDim * 2;
   if (threadIdx.x == 0) {
     for (Pipe* pipe : {&barriers.q, &barriers.k, &barriers.v}) {
       const int n_producers = pipe == &barriers.q ? 1 : Roles<Tokens>::kTileProducers;
@@ -633,7 +655,7 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
   wait_for_earlier_kernels();
   let_next_kernel_start();
   // The swizzle is a function of the address: tiles begin at multiples of 1024 (the launch asks for the slack).
-  const uint32_t q_tiles = (shared_address(shared) + 1023) & ~1023u, k_tiles = q_tiles + kStages * kTileRows * kDim * 2;
+  const uint32_t q_tiles = (shared_address(shared) + 1023) & ~1023u, k_tiles = q_tiles + kQueryStages<kDim> * kTileRows * kDim * 2;
   const uint32_t v_tiles = k_tiles + kStages * kStageBytes;
   // From a lane, so that the compiler knows it for the same in the whole warp: products in a branch that might diverge
   // would be waited for one by one.
@@ -644,7 +666,7 @@ __device__ __forceinline__ void paged_prefill(const PagedPrefill& p, const Tenso
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Roles<Tokens>::kConsumerRegisters));
     const uint64_t q_rows = tile_descriptor(q_tiles + consumer_group() * kGroupRows * kHalfRowBytes, 0, 1024);
-    const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens * kHalfRowBytes, 1024);
+    const uint64_t v_descriptor = tile_descriptor(v_tiles, kTileTokens<kDim> * kHalfRowBytes, 1024);
     Consumer at{barriers, q_rows, tile_descriptor(k_tiles, 0, 1024), v_descriptor, v_tiles, kStageBytes, 0};
     if (consume<typename Roles<Tokens>::Number, kDim, kPlain>(at, p)) merge<kDim, kPlain>(p);
   }
@@ -675,7 +697,9 @@ PAGED_PREFILL_SM90(paged_prefill_sm90_d64, BOXES, 64, true)
 PAGED_PREFILL_SM90(paged_prefill_sm90_d128, BOXES, 128, true)
 PAGED_PREFILL_SM90(paged_prefill_sm90_any64, BOXES, 64, false)
 PAGED_PREFILL_SM90(paged_prefill_sm90_any128, BOXES, 128, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_any256, BOXES, 256, false)
 PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_d64, CODES, 64, true)
 PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_d128, CODES, 128, true)
 PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_any64, CODES, 64, false)
 PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_any128, CODES, 128, false)
+PAGED_PREFILL_SM90(paged_prefill_sm90_e4m3_any256, CODES, 256, false)

@@ -37,6 +37,7 @@ struct Beside {
   const bf16* norm;  // read by updates
   float* squares;    // written by updates, read by what is scaled; null: x is normed already
   float eps;         // of the norm that scales
+  int squares_tile;  // values of a sum of squares that is read
 };
 
 // One row of padding: the lanes of a warp write 8 columns at once.
@@ -97,7 +98,7 @@ struct RowScales {
 // Before the loop, when the first weights are still on their way: a warp for each row of x.
 template <Form kForm>
 __device__ __forceinline__ void add_up_squares(Partials& partial, const Beside& beside, const Product& p) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n_tiles = (p.k + kTileRows - 1) / kTileRows;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n_tiles = (p.k + beside.squares_tile - 1) / beside.squares_tile;
   if (kForm == Form::kPlain || kForm == Form::kUpdate || beside.squares == nullptr || warp >= p.m) return;
   const float* squares = beside.squares + static_cast<size_t>(warp) * n_tiles;
   float sum = 0.f;

@@ -88,16 +88,16 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
 #define SKINNY_GEMM(name, form, out)                                                                                        \
   extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
       name(out* y, const stoker::bf16* w, const stoker::bf16* x, stoker::bf16* weighted, const stoker::bf16* norm,          \
-           float* squares, float eps, int m, int n, int k) {                                                                \
+           float* squares, float eps, int m, int n, int k, int squares_tile) {                                          \
     stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{x, m, n, k},                                  \
-                                            stoker::Beside{weighted, norm, squares, eps});                                  \
+                                            stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
 #define SKINNY_GEMM_E4M3(name, form)                                                                                        \
   extern "C" __global__ void __launch_bounds__(256, 4)                                                                      \
       name(stoker::bf16* y, const uint8_t* w, const float* w_scales, const stoker::bf16* x, stoker::bf16* weighted,         \
-           const stoker::bf16* norm, float* squares, float eps, int m, int n, int k) {                                      \
+           const stoker::bf16* norm, float* squares, float eps, int m, int n, int k, int squares_tile) {                \
     stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{x, m, n, k},                           \
-                                            stoker::Beside{weighted, norm, squares, eps});                                  \
+                                            stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
 SKINNY_GEMM(skinny_gemm_bf16, kPlain, stoker::bf16)
 SKINNY_GEMM(skinny_gemm_f32, kPlain, float)

@@ -179,16 +179,16 @@ __device__ __forceinline__ void skinny_gemm(Out*, const Element*, const float*, 
 #define SKINNY_GEMM_SM90(name, form, out)                                                                                   \
   extern "C" __global__ void __launch_bounds__(288, 2)                                                                      \
       name(out* y, const stoker::bf16* w, const stoker::bf16* x, stoker::bf16* weighted, const stoker::bf16* norm,          \
-           float* squares, float eps, int m, int n, int k) {                                                                \
+           float* squares, float eps, int m, int n, int k, int squares_tile) {                                          \
     stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{x, m, n, k},                                     \
-                                            stoker::Beside{weighted, norm, squares, eps});                                  \
+                                            stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
 #define SKINNY_GEMM_SM90_E4M3(name, form)                                                                                   \
   extern "C" __global__ void __launch_bounds__(288, 2)                                                                      \
       name(stoker::bf16* y, const uint8_t* w, const float* w_scales, const stoker::bf16* x, stoker::bf16* weighted,         \
-           const stoker::bf16* norm, float* squares, float eps, int m, int n, int k) {                                      \
+           const stoker::bf16* norm, float* squares, float eps, int m, int n, int k, int squares_tile) {                \
     stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{x, m, n, k},                                    \
-                                            stoker::Beside{weighted, norm, squares, eps});                                  \
+                                            stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
 SKINNY_GEMM_SM90(skinny_gemm_sm90_bf16, kPlain, stoker::bf16)
 SKINNY_GEMM_SM90(skinny_gemm_sm90_f32, kPlain, float)

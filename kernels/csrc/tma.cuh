@@ -95,6 +95,10 @@ __device__ __forceinline__ float4 load_float4(uint32_t shared) {
   return v;
 }
 
+__device__ __forceinline__ void store_float4(uint32_t shared, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
 // All threads of all blocks of the cluster.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
@@ -107,6 +111,15 @@ __device__ __forceinline__ void copy_box_to_all(uint32_t shared, const TensorMap
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], "
       "[%4], %5;\n" ::"r"(shared),
       "l"(&map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_box_to_all(uint32_t shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier,
+                                                uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], "
+      "[%5], %6;\n" ::"r"(shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "h"(blocks)
       : "memory");
 }
 

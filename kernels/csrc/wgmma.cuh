@@ -121,6 +121,12 @@ STOKER_WGMMA_REGISTERS(128, STOKER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", ST
                  "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"                                                                         \
                  : STOKER_32(c, 0), STOKER_32(c, 8)                                                                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                             \
+  }                                                                                                                                 \
+  __device__ __forceinline__ void name(float (&c)[32][4], const uint32_t (&a)[4], uint64_t b) {                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type " {" STOKER_NAMES_128                                           \
+                 "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;\n"                                                                    \
+                 : STOKER_32(c, 0), STOKER_32(c, 8), STOKER_32(c, 16), STOKER_32(c, 24)                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                             \
   }
 STOKER_WGMMA_COLUMNS(wgmma_columns, "bf16.bf16")
 STOKER_WGMMA_COLUMNS(wgmma_columns_f16, "f16.f16")

@@ -139,8 +139,7 @@ impl Kernels {
 
     /// Attends the rows of prefill chunks, by the faster kernel of the chip. Rows without a tile keep what `out` held.
     pub fn paged_prefill(&self, op: PagedPrefill<'_>) -> Result<(), KernelError> {
-        let heads = op.spec.heads;
-        self.paged_prefill_by(op, PrefillKernel::for_device(self.properties(), heads))
+        self.paged_prefill_by(op, PrefillKernel::for_device(self.properties()))
     }
 
     /// The same by a given kernel, which the chip must have.

@@ -10,7 +10,7 @@ use crate::{
     device::Properties,
     error::KernelError,
     gemm::{self, Depth, Tile},
-    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, skinny_takes_int4},
+    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel},
     table::{ChipTable, Entry, Header},
 };
 
@@ -229,10 +229,6 @@ impl Chip {
     /// Ours by the tile that costs least, at any number of rows; of few with norms and additions inside.
     fn four_bits(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let are_few = matches!(Rows::of(desc.shape.m), Rows::One | Rows::Few);
-        let skinny = GemmKernel::Skinny(SkinnyKernel::for_device(self.properties));
-        if Rows::of(desc.shape.m) == Rows::One && self.is_hopper() && skinny.fits(desc) {
-            return Some(skinny);
-        }
         match (desc.prologue, desc.epilogue) {
             (_, Epilogue::F32 | Epilogue::Sum) => None,
             (Prologue::NormScaled, _) | (_, Epilogue::Update) if !are_few => None,
@@ -384,8 +380,7 @@ impl GemmKernel {
     fn fits_int4(self, desc: GemmDesc) -> bool {
         match self {
             Self::Tiled(tile) => desc.shape.k.is_multiple_of(8) && tile.fits_int4(desc.shape, desc.epilogue),
-            Self::Skinny(_) => skinny_takes_int4(desc.shape) && !matches!(desc.epilogue, Epilogue::F32 | Epilogue::Sum),
-            Self::CublasLt(_) => false,
+            Self::Skinny(_) | Self::CublasLt(_) => false,
         }
     }
 

@@ -4,8 +4,6 @@
 /// Three stages of 16 rows of 1024 values, 64 bytes of padding a row, and 20 KiB more: two blocks do not fit a multiprocessor of
 /// 228 KiB, one beside a block of decode attention does.
 pub(crate) const SKINNY_RING_BYTES: u32 = 3 * 16 * (1024 * 2 + 64) + (20 << 10);
-/// Weights and rows of x of a block, of which two fit a multiprocessor.
-pub(crate) const SKINNY_INT4_BYTES_MAX: u32 = 104 << 10;
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
@@ -99,10 +97,6 @@ entries! {
     SkinnySm90E4m3Update = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_update",
     SkinnySm90E4m3Scaled = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_scaled",
     SkinnySm90E4m3Gated = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_gated",
-    SkinnyInt4Bf16 = "skinny_int4_sm90" "skinny_int4_bf16",
-    SkinnyInt4Update = "skinny_int4_sm90" "skinny_int4_update",
-    SkinnyInt4Scaled = "skinny_int4_sm90" "skinny_int4_scaled",
-    SkinnyInt4Gated = "skinny_int4_sm90" "skinny_int4_gated",
     Gemm1x8Bf16 = "gemm_sm90" "gemm_sm90_1x8_bf16",
     Gemm1x8F32 = "gemm_sm90" "gemm_sm90_1x8_f32",
     Gemm1x8Activated = "gemm_sm90" "gemm_sm90_1x8_activated",
@@ -202,6 +196,15 @@ entries! {
     GemmInt41x128SplitUpdated = "gemm_int4_sm90" "gemm_int4_sm90_1x128_split_updated",
     GemmInt42x128SplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_2x128_split_bf16",
     GemmInt42x128SplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_2x128_split_activated",
+    GemmInt44x16WarpsBf16 = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_bf16",
+    GemmInt44x16WarpsActivated = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_activated",
+    GemmInt44x16WarpsUpdated = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_updated",
+    GemmInt44x16WarpsSplitBf16 = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_split_bf16",
+    GemmInt44x16WarpsSplitActivated = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_split_activated",
+    GemmInt44x16WarpsSplitUpdated = "gemm_int4_sm90" "gemm_int4_sm90_4x16_warps_split_updated",
+    GemmInt44x8WarpsBf16 = "gemm_int4_sm90" "gemm_int4_sm90_4x8_warps_bf16",
+    GemmInt44x8WarpsActivated = "gemm_int4_sm90" "gemm_int4_sm90_4x8_warps_activated",
+    GemmInt44x8WarpsUpdated = "gemm_int4_sm90" "gemm_int4_sm90_4x8_warps_updated",
     PagedDecodeD64 = "paged_decode" "paged_decode_d64",
     PagedDecodeD128 = "paged_decode" "paged_decode_d128",
     PagedDecodeAny64 = "paged_decode" "paged_decode_any64",
@@ -226,10 +229,12 @@ entries! {
     PagedPrefillSm90D128 = "paged_prefill_sm90" "paged_prefill_sm90_d128",
     PagedPrefillSm90Any64 = "paged_prefill_sm90" "paged_prefill_sm90_any64",
     PagedPrefillSm90Any128 = "paged_prefill_sm90" "paged_prefill_sm90_any128",
+    PagedPrefillSm90Any256 = "paged_prefill_sm90" "paged_prefill_sm90_any256",
     PagedPrefillSm90E4m3D64 = "paged_prefill_sm90" "paged_prefill_sm90_e4m3_d64",
     PagedPrefillSm90E4m3D128 = "paged_prefill_sm90" "paged_prefill_sm90_e4m3_d128",
     PagedPrefillSm90E4m3Any64 = "paged_prefill_sm90" "paged_prefill_sm90_e4m3_any64",
     PagedPrefillSm90E4m3Any128 = "paged_prefill_sm90" "paged_prefill_sm90_e4m3_any128",
+    PagedPrefillSm90E4m3Any256 = "paged_prefill_sm90" "paged_prefill_sm90_e4m3_any256",
     FeedTokens = "feed_tokens" "feed_tokens",
     MarkTokens = "mark_tokens" "mark_tokens",
     SamplingFloorSm90E16 = "sampling_floor_sm90" "sampling_floor_sm90_e16",
@@ -256,7 +261,6 @@ impl Entry {
             "paged_decode" | "paged_prefill" => 96 << 10,
             "paged_prefill_sm90" => 193 << 10,
             "skinny_gemm_sm90" => SKINNY_RING_BYTES,
-            "skinny_int4_sm90" => SKINNY_INT4_BYTES_MAX,
             "gemm_sm90" | "gemm_fp8_sm90" | "gemm_int4_sm90" => crate::gemm::SHARED_BYTES as u32,
             _ => 0,
         };

@@ -7,7 +7,6 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 use half::{bf16, f16};
-pub(crate) use stoker_fit::gpu::STEP;
 use stoker_fit::gpu::{CHUNK, Int4Size};
 pub use stoker_fit::gpu::{GroupSize, TILE_ROWS};
 

@@ -129,6 +129,18 @@ pub struct RowScale<'a> {
     pub eps: f32,
 }
 
+/// Whether there are as many sums of squares as rows of the shape's depth have, of 16, 32 or 64 values each.
+pub(crate) fn check_squares(
+    op: &'static str,
+    scale: &RowScale<'_>,
+    GemmShape { m, k, .. }: GemmShape,
+) -> Result<(), KernelError> {
+    if !matches!(scale.tile, 16 | 32 | 64) {
+        return Err(refused(op, format!("a sum of {} squares is not of 16, 32 or 64", scale.tile)));
+    }
+    check_len(op, "squares", scale.squares.len(), m * k.div_ceil(scale.tile))
+}
+
 impl Output<'_> {
     /// What the GEMM does at its end.
     pub fn epilogue(&self) -> Epilogue {

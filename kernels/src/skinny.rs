@@ -6,7 +6,6 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
-    int4::Int4View,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
     linear::{self, Linear, Operand, Output, Quantised, RowScale, Update},
     sys::Launch,
@@ -39,8 +38,7 @@ impl Kernels {
             Output::Gated(_) => SkinnyForm::Gated,
             Output::Sum(_) => return Err(launch::refused(OP, "what is scaled is not added to y".to_owned())),
         };
-        check_len(OP, "values of a sum of squares", scale.tile, NORM_TILE)?;
-        check_len(OP, "squares", scale.squares.len(), op.shape.m * norm_tiles(op.shape.k))?;
+        linear::check_squares(OP, &scale, op.shape)?;
         self.skinny(op, form, Some(scale), kernel)
     }
 
@@ -57,7 +55,7 @@ impl Kernels {
         check_len(OP, "the norm's weight", norm.len(), n)?;
         let launch = read_weights(self.functions.launch(OP, config).write(&mut residual), &w);
         let launch = launch.read(&x).write(&mut weighted);
-        launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).start()
+        launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).int(NORM_TILE).start()
     }
 
     fn skinny(
@@ -81,7 +79,8 @@ impl Kernels {
         // What only updates use.
         let launch = read_weights(launch, &op.w).read(x).read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
-        launch.float(scale.map_or(0.0, |scale| scale.eps)).int(m).int(n).int(k).start()
+        let (eps, tile) = scale.map_or((0.0, NORM_TILE), |scale| (scale.eps, scale.tile));
+        launch.float(eps).int(m).int(n).int(k).int(tile).start()
     }
 
     fn skinny_config(
@@ -97,9 +96,7 @@ impl Kernels {
         match w {
             Operand::Bf16(_) => launch::skinny_gemm(shape, form, kernel),
             Operand::E4m3(_) => launch::skinny_gemm_e4m3(shape, form, kernel),
-            Operand::Int4(w) => {
-                launch::skinny_gemm_int4(shape, form, w.layout.group, self.properties().n_multiprocessors)
-            }
+            Operand::Int4(_) => Err(launch::refused(OP, "weights of four bits are multiplied by tiles".to_owned())),
         }
     }
 }
@@ -109,6 +106,6 @@ fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Bf16(w) => launch.read(w),
         Operand::E4m3(Quantised { values, scales }) => launch.read(values).read(scales),
-        Operand::Int4(Int4View { codes, groups, layout }) => layout.pass(launch.read(codes).read(groups)),
+        Operand::Int4(_) => unreachable!("refused with the launch's shape"),
     }
 }

@@ -50,12 +50,8 @@ impl Kernels {
 
     /// A product with a norm's factor by a given plan, which must be for its shape and type.
     pub fn gemm_scaled_by(&self, op: Linear<'_>, scale: RowScale<'_>, plan: &GemmPlan) -> Result<(), KernelError> {
-        let GemmShape { m, k, .. } = op.shape;
-        check_rows(m)?;
-        check_len(OP, "squares", scale.squares.len(), m * k.div_ceil(scale.tile))?;
-        if !matches!(scale.tile, 16 | 32 | 64) {
-            return Err(refused(OP, format!("a sum of {} squares is not of 16, 32 or 64", scale.tile)));
-        }
+        check_rows(op.shape.m)?;
+        linear::check_squares(OP, &scale, op.shape)?;
         if !plan.tile.scales() {
             return Err(refused(OP, "tiles of 256 rows do not scale".to_owned()));
         }
@@ -148,6 +144,7 @@ impl Kernels {
         const CHUNK: usize = 256;
         const GROUP: usize = 32;
         let (stream, layout) = (self.device().stream(), w.layout);
+        let x_address = x.device_ptr(stream).0;
         let (tiles, [n_chunks, n_groups]) = (plan.rows / int4::TILE_ROWS, plan.boxes.w);
         let map = |address: u64, width: usize, n: usize, n_box: usize| {
             let strides = [1, width, width * n];
@@ -157,7 +154,11 @@ impl Kernels {
         Ok(Maps {
             w: map(w.codes.device_ptr(stream).0, CHUNK, layout.n_chunks(), n_chunks)?,
             groups: Some(map(w.groups.device_ptr(stream).0, GROUP, layout.n_groups(), n_groups)?),
-            x: matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)?,
+            x: if plan.tile.is_by_warps() {
+                panels(x_address, [k, m], [plan.boxes.x[1], n_chunks])?
+            } else {
+                matrix(x_address, [k, m], plan.boxes.x)?
+            },
         })
     }
 }
@@ -192,7 +193,7 @@ fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
 /// Adds the arguments that every launch of the product ends with, and starts it.
 fn start(launch: Launch<'_>, GemmShape { m, n, .. }: GemmShape, plan: &GemmPlan) -> Result<(), KernelError> {
     let launch = launch.int(m).int(n).int(plan.n_steps).int(plan.rows).int(plan.x_rows).int(plan.n_stages);
-    launch.int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
+    launch.int(plan.n_ahead).int(plan.n_m_tiles).int(plan.n_n_tiles).int(plan.band).start()
 }
 
 /// A row-major matrix of which a copy moves a box; sizes are those of a row, then rows.
@@ -209,4 +210,11 @@ fn check_rows(m: usize) -> Result<(), KernelError> {
         ));
     }
     Ok(())
+}
+
+/// A row-major matrix of whole panels of 64 values, of which a copy moves several of some rows; box sizes are rows, panels.
+fn panels(address: u64, [k, m]: [usize; 2], [n_rows, n_panels]: [usize; 2]) -> Result<TensorMap, KernelError> {
+    const PANEL: usize = 64;
+    let sizes = [PANEL, m, k / PANEL];
+    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, k, PANEL], box_sizes: [PANEL, n_rows, n_panels] })
 }

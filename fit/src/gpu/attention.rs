@@ -6,8 +6,6 @@ pub const BLOCK_SIZE: usize = crate::BLOCK_TOKENS;
 pub const DECODE_TILE_ROWS: usize = 16;
 /// Rows of a prefill tile: tokens times query heads of one KV head.
 pub const PREFILL_TILE_ROWS: usize = 128;
-/// Widest head of prefill attention by wgmma: two stages of wider tiles do not fit the shared memory.
-pub const WGMMA_DIM_MAX: usize = 128;
 /// Smallest piece of a context worth its merge: four KV blocks, one for each warp.
 pub const PIECE_TOKENS_MIN: usize = 4 * BLOCK_SIZE;
 /// The same as [`PIECE_TOKENS_MIN`] where pieces do not grow with the batch.
@@ -105,12 +103,8 @@ pub enum PrefillSplit {
 }
 
 /// How a chip cuts them where only speed counts: the tiles of wgmma alone are merged again, and only Hopper has it.
-pub fn prefill_split(capability: (i32, i32), n_multiprocessors: u32, heads: Heads) -> PrefillSplit {
-    if capability == (9, 0) && heads.dim <= WGMMA_DIM_MAX {
-        PrefillSplit::Fill { n_slots: n_multiprocessors as usize }
-    } else {
-        PrefillSplit::Never
-    }
+pub fn prefill_split(capability: (i32, i32), n_multiprocessors: u32) -> PrefillSplit {
+    if capability == (9, 0) { PrefillSplit::Fill { n_slots: n_multiprocessors as usize } } else { PrefillSplit::Never }
 }
 
 /// Pieces of cut tiles at most: what the scratch of prefill attention is made for.

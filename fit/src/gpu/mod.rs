@@ -13,7 +13,7 @@ mod sampling;
 pub use self::{
     attention::{
         BLOCK_SIZE, DECODE_TILE_ROWS, Heads, PIECE_TOKENS_MIN, PREFILL_TILE_ROWS, PrefillSplit, ScratchSize,
-        SplitPolicy, WGMMA_DIM_MAX, decode_items_max, prefill_pieces_max, prefill_split,
+        SplitPolicy, decode_items_max, prefill_pieces_max, prefill_split,
     },
     capacity::{COUNT_MAX, Capacity, NORM_TILE, StepBounds, TILES_MAX, UPDATE_ROWS_MAX, WORKSPACE_BYTES, norm_tiles},
     cards::{CARDS, Card, Chip},

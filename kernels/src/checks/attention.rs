@@ -126,7 +126,7 @@ pub(super) fn other_prefills(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError>
 
 fn prefills_of(gpu: &mut Gpu, spec: AttentionSpec, format: KvFormat) -> Result<Vec<Outcome>, KernelError> {
     let mut outcomes = Vec::new();
-    for kernel in prefill_kernels(gpu, spec.heads) {
+    for kernel in prefill_kernels(gpu) {
         let how = (spec, kernel);
         outcomes.push(prefill(gpu, &[(0, 1), (0, 15), (100, 3), (1000, 17), (0, 100), (31, 333)], how, format)?);
         outcomes.push(prefill(gpu, &[(0, 513)], how, format)?);
@@ -144,9 +144,9 @@ fn shared(gpu: &mut Gpu, how: Decoding, format: KvFormat) -> Result<[Outcome; 2]
     Ok([decode(gpu, &mixed, how, format)?, decode(gpu, &[(700, long); 19], how, format)?])
 }
 
-/// Those that this chip has for the heads.
-fn prefill_kernels(gpu: &Gpu, heads: Heads) -> Vec<PrefillKernel> {
-    let best = PrefillKernel::for_device(gpu.kernels.properties(), heads);
+/// Those that this chip has.
+fn prefill_kernels(gpu: &Gpu) -> Vec<PrefillKernel> {
+    let best = PrefillKernel::for_device(gpu.kernels.properties());
     if best == PrefillKernel::Mma { vec![best] } else { vec![PrefillKernel::Mma, best] }
 }
 

@@ -60,7 +60,7 @@ impl Case {
     fn check(&self, gpu: &Gpu, plan: GemmPlan) -> Result<Vec<Outcome>, KernelError> {
         const OP: &str = "gemm_sm90 gated";
         let GemmShape { m, n, k } = self.shape;
-        let found = multiply(gpu, &self.operands, self.shape, Epilogue::Gated, By::Plan(plan))?.unwrap_or_default();
+        let found = multiply(gpu, &self.operands, self.shape, Epilogue::Gated, By::Plan(&plan))?.unwrap_or_default();
         let case = format!("m {m} n {n} k {k}, {:?} of {} rows", plan.config.entry, plan.rows);
         let mut outcomes = Vec::new();
         if !plan.tile.splits_depth() {

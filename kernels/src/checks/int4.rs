@@ -12,15 +12,20 @@ use crate::{
     KernelError, bf16,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
-    launch::{Epilogue, GemmShape, NORM_TILE, SkinnyKernel, norm_tiles, skinny_takes_int4},
+    launch::{Epilogue, GemmShape, NORM_TILE},
     linear::{Linear, Operand, Output, RowScale, Update},
     reference,
 };
 
 const OP: &str = "gemm_int4_sm90";
 /// (m, n, k): row counts on both sides of every tile; outputs, depths and groups that end inside of one.
-const SHAPES: [(usize, usize, usize); 16] = [
+const SHAPES: [(usize, usize, usize); 21] = [
     (1, 64, 128),
+    (1, 48, 14_336),
+    (1, 8464, 256),
+    (5, 304, 4096),
+    (8, 96, 192),
+    (12, 4096, 1024),
     (2, 17, 64),
     (3, 16, 32),
     (7, 48, 1056),
@@ -37,8 +42,6 @@ const SHAPES: [(usize, usize, usize); 16] = [
     (256, 48, 4096),
     (1000, 176, 384),
 ];
-/// (n, k) of products of few rows: tiles, warps and rounds that end inside.
-const FEW: [(usize, usize); 7] = [(16, 32), (33, 128), (17, 1056), (304, 4096), (48, 14336), (8464, 256), (96, 192)];
 /// (n, k) of rows at all counts.
 const INVARIANT_SIZES: [(usize, usize); 3] = [(16, 32), (272, 1056), (768, 2048)];
 const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 16, 32, 33, 64, 65, 128, 200, 300];
@@ -57,17 +60,6 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             if n.is_multiple_of(16) {
                 outcomes.extend(products(gpu, &weights, shape, Epilogue::Gated)?);
                 outcomes.extend(chained(gpu, &weights, shape)?);
-            }
-        }
-    }
-    for (n, k) in FEW {
-        for group in [GroupSize::G32, GroupSize::G128] {
-            for m in [1, 2, 3, 7, 8] {
-                let (shape, scales) = (GemmShape { m, n, k }, [ScaleFormat::F16, ScaleFormat::Bf16][m % 2]);
-                if skinny_takes_int4(shape) {
-                    let weights = Weights::drawn(gpu, Int4Layout { n, k, group, scales })?;
-                    outcomes.extend(few(gpu, &weights, shape)?);
-                }
             }
         }
     }
@@ -203,61 +195,6 @@ fn same_bits(gpu: &mut Gpu, layout: Int4Layout) -> Result<Outcome, KernelError> 
     }
     let case = format!("n {n} k {k} {group:?}: the same rows in {n_products} products");
     Ok(Outcome { op: OP, case, error: n_different as f64, limit: 0.0 })
-}
-
-/// Products of few rows, alone and with the residual stream inside.
-fn few(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
-    let GemmShape { m, n, k } = shape;
-    let kernel = SkinnyKernel::for_device(gpu.kernels.properties());
-    let values = Values { w: weights.values.clone(), ..Values::new(gpu, shape) };
-    let (x, norm) = (gpu.upload_bf16(&values.x)?, gpu.upload_bf16(&values.norm)?);
-    let squares = row_squares(&values.x, k);
-    let squares_gpu = gpu.upload(&squares)?;
-    let product = reference::linear(&values.x, &values.w, shape);
-    let scaled = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
-    let case = |what: &str| format!("{what}, m {m} n {n} k {k} {:?}", weights.device.layout().group);
-    let outcome = |what, error, limit| Outcome { op: "skinny_int4", case: case(what), error, limit };
-    let forms = [("plain", m * n), ("scaled", m * n), ("gated", m * n / 2)];
-    let mut outcomes = Vec::new();
-    for (form, size) in forms.into_iter().filter(|(form, _)| *form != "gated" || n.is_multiple_of(16)) {
-        let mut y = gpu.poisoned::<bf16>(size)?;
-        let out = if form == "gated" { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
-        let op = Linear { y: out, x: x.as_view().into(), w: Operand::Int4(weights.device.view()), shape };
-        let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
-        match form {
-            "plain" => gpu.kernels.skinny_gemm_by(op, kernel)?,
-            _ => gpu.kernels.skinny_scaled_by(op, scale, kernel)?,
-        }
-        let activated = || reference::silu_mul(&scaled.iter().map(|sum| reference::rounded(*sum)).collect::<Vec<_>>());
-        let wanted = match form {
-            "plain" => product.clone(),
-            "scaled" => scaled.clone(),
-            _ => activated(),
-        };
-        let found = gpu.written(&y)?.map(|it| widened(&it)).unwrap_or_default();
-        outcomes.push(outcome(form, relative_error(&found, &wanted), TWO_ROUNDINGS));
-    }
-    let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
-    let (mut weighted, mut sums) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<f32>(m * norm_tiles(n))?);
-    let update = Update {
-        residual: residual.view(),
-        weighted: weighted.view(),
-        squares: sums.view(),
-        norm: norm.as_view(),
-        x: x.as_view(),
-        w: Operand::Int4(weights.device.view()),
-        shape,
-    };
-    gpu.kernels.skinny_update_by(update, kernel)?;
-    let wanted: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
-    let found = gpu.written(&residual)?.map(|it| widened(&it)).unwrap_or_default();
-    let (wanted_weighted, wanted_squares) = reference::weighted(&found, &values.norm);
-    let weighted = gpu.written(&weighted)?.map(|it| widened(&it)).unwrap_or_default();
-    let sums = gpu.written(&sums)?.unwrap_or_default();
-    outcomes.push(outcome("residual", relative_error(&found, &wanted), TWO_ROUNDINGS));
-    outcomes.push(outcome("weighted residual", relative_error(&weighted, &wanted_weighted), 0.0));
-    outcomes.push(outcome("squares of the residual", relative_error(&sums, &wanted_squares), FACTOR));
-    Ok(outcomes)
 }
 
 /// Added to the residual stream, and scaled by a norm's factor, by every plan that does.

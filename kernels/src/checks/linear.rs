@@ -25,10 +25,10 @@ const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 32, 33, 64, 65, 128, 129, 256, 700]
 
 /// What multiplies.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum By {
+pub(super) enum By<'a> {
     Skinny(SkinnyKernel),
     Blas,
-    Plan(GemmPlan),
+    Plan(&'a GemmPlan),
 }
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
@@ -85,13 +85,13 @@ fn every_variant(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for (m, n, k) in [(1, 17, 8), (9, 33, 1032), (100, 264, 512), (300, 130, 2048)] {
             let shape = GemmShape { m, n, k };
             let plan = GemmPlan::new(shape, output, n_multiprocessors)?;
-            outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
+            outcomes.push(product(gpu, shape, output, By::Plan(&plan))?);
         }
         let shape = GemmShape { m: 300, n: 264, k: 1032 };
         let mut plans = gemm::all_plans(shape, output, Depth::MaySplit, n_multiprocessors);
         plans.dedup_by_key(|plan| plan.config.entry);
         for plan in plans {
-            outcomes.push(product(gpu, shape, output, By::Plan(plan))?);
+            outcomes.push(product(gpu, shape, output, By::Plan(&plan))?);
         }
     }
     Ok(outcomes)
@@ -114,7 +114,7 @@ fn multiprocessors_of_hopper(gpu: &Gpu) -> Option<u32> {
     (properties.capability == (9, 0)).then_some(properties.n_multiprocessors)
 }
 
-fn product(gpu: &mut Gpu, shape: GemmShape, output: Epilogue, by: By) -> Result<Outcome, KernelError> {
+fn product(gpu: &mut Gpu, shape: GemmShape, output: Epilogue, by: By<'_>) -> Result<Outcome, KernelError> {
     let (x, w) = (gpu.noise.normals(shape.m * shape.k), gpu.noise.normals(shape.n * shape.k));
     let found = multiply(gpu, &Operands::new(gpu, &x, &w)?, shape, output, by)?;
     let error = found.map_or(f64::INFINITY, |found| relative_error(&found, &reference::linear(&x, &w, shape)));
@@ -155,11 +155,11 @@ fn same_bits(
     let (x, w) = (gpu.noise.normals(most * k), gpu.noise.normals(n * k));
     let operands = Operands::new(gpu, &x, &w)?;
     let plans_of = |m| gemm::all_plans(GemmShape { m, n, k }, output, Depth::Whole, n_multiprocessors);
-    let whole = multiply(gpu, &operands, GemmShape { m: most, n, k }, output, By::Plan(plans_of(most)[0]))?;
+    let whole = multiply(gpu, &operands, GemmShape { m: most, n, k }, output, By::Plan(&plans_of(most)[0]))?;
     let (mut n_different, mut n_products) = (0, 0);
     for m in ROW_COUNTS {
         for plan in plans_of(m) {
-            let part = multiply(gpu, &operands, GemmShape { m, n, k }, output, By::Plan(plan))?;
+            let part = multiply(gpu, &operands, GemmShape { m, n, k }, output, By::Plan(&plan))?;
             let equal = matches!((&whole, &part), (Some(whole), Some(part)) if bits(&whole[..m * n]) == bits(part));
             n_different += usize::from(!equal);
             n_products += 1;
@@ -190,7 +190,7 @@ pub(super) fn multiply(
     operands: &Operands,
     shape: GemmShape,
     output: Epilogue,
-    by: By,
+    by: By<'_>,
 ) -> Result<Option<Vec<f32>>, KernelError> {
     let size = shape.m * shape.n;
     let run = |y| {
@@ -198,7 +198,7 @@ pub(super) fn multiply(
         match by {
             By::Skinny(kernel) => gpu.kernels.skinny_gemm_by(op, kernel),
             By::Blas => gpu.blas.gemm(op, first_guess(shape)),
-            By::Plan(plan) => gpu.kernels.gemm_by_plan(op, &plan),
+            By::Plan(plan) => gpu.kernels.gemm_by_plan(op, plan),
         }
     };
     match output {

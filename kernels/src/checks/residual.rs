@@ -125,7 +125,7 @@ fn scaled(gpu: &mut Gpu, shape: GemmShape, output: Epilogue) -> Result<Vec<Outco
 }
 
 /// Sums of 16 squares each of rows of `width` values, as sums of `tile` squares each, in the kernels' order.
-fn in_tiles(squares: &[f32], width: usize, tile: usize) -> Vec<f32> {
+pub(super) fn in_tiles(squares: &[f32], width: usize, tile: usize) -> Vec<f32> {
     let sum = |tiles: &[f32]| {
         let at = |idx: usize| tiles.get(idx).copied().unwrap_or(0.0);
         (at(0) + at(1)) + (at(2) + at(3))

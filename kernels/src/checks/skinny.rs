@@ -3,7 +3,9 @@
 
 use half::bf16;
 
-use super::{Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, linear::skinny_kernels, relative_error};
+use super::{
+    Gpu, Outcome, TWO_ROUNDINGS, fixture::widened, linear::skinny_kernels, relative_error, residual::in_tiles,
+};
 use crate::{
     CudaSlice, KernelError,
     launch::{GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
@@ -64,24 +66,30 @@ fn update(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outc
 }
 
 /// A product with a norm's factor, to logits and to activations.
-fn scaled(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outcome; 2], KernelError> {
+fn scaled(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<[Outcome; 3], KernelError> {
     let GemmShape { m, n, k } = shape;
     let values = Values::new(gpu, shape);
     let squares = row_squares(&values.x, k);
     let (operands, squares_gpu) = (Operands::new(gpu, &values)?, gpu.upload(&squares)?);
     let wanted = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
-    let launch = |y| {
-        let scale = RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
+    // As an update by a tile of 64 weight rows leaves them.
+    let of_tiles = gpu.upload(&in_tiles(&squares, k, 64))?;
+    let launch = |y, (squares, tile)| {
+        let scale = RowScale { squares, tile, eps: EPS };
         gpu.kernels.skinny_scaled_by(operands.linear(y, shape), scale, kernel)
     };
-    let (mut logits, mut activations) = (gpu.poisoned::<f32>(m * n)?, gpu.poisoned::<bf16>(m * n)?);
-    launch(Output::F32(logits.view()))?;
-    launch(Output::Bf16(activations.view()))?;
-    let found = [gpu.written(&logits)?, gpu.written(&activations)?.map(|found| widened(&found))];
-    let [logits, activations] = found.map(|it| it.map_or(f64::INFINITY, |it| relative_error(&it, &wanted)));
+    let (mut few, mut many) = (gpu.poisoned::<f32>(m * n)?, gpu.poisoned::<f32>(m * n)?);
+    let mut activations = gpu.poisoned::<bf16>(m * n)?;
+    launch(Output::F32(few.view()), (squares_gpu.as_view(), NORM_TILE))?;
+    launch(Output::F32(many.view()), (of_tiles.as_view(), 64))?;
+    launch(Output::Bf16(activations.view()), (squares_gpu.as_view(), NORM_TILE))?;
+    let found = [gpu.written(&few)?, gpu.written(&many)?, gpu.written(&activations)?.map(|found| widened(&found))];
+    let [few, many, activations] = found.map(|it| it.map_or(f64::INFINITY, |it| relative_error(&it, &wanted)));
     let outcome = |what, error, limit| Outcome { op: OP, case: case(what, shape, kernel), error, limit };
+    let limit = 4.0 * 2f64.powi(-24) * (k as f64).sqrt() + FACTOR;
     Ok([
-        outcome("scaled to f32", logits, 4.0 * 2f64.powi(-24) * (k as f64).sqrt() + FACTOR),
+        outcome("scaled to f32", few, limit),
+        outcome("scaled to f32 by sums of 64 squares", many, limit),
         outcome("scaled to bf16", activations, TWO_ROUNDINGS),
     ])
 }

@@ -26,12 +26,12 @@ const SCALERS: u32 = 64;
 /// Barriers and factors, and slack up to a multiple of 1024.
 const FIXED_BYTES: usize = 2048;
 
-/// Whether the chain of products of an element is one, or may be two: another order of the same sum, other bits.
+/// Whether the chain of products of an element is one, or may be several: another order of the same sum, other bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Depth {
     /// One: the same bits by every tile.
     Whole,
-    /// Two where that is faster.
+    /// Several where that is faster.
     MaySplit,
 }
 
@@ -50,6 +50,8 @@ pub struct GemmPlan {
     pub n_steps: usize,
     /// Stages of the ring.
     pub n_stages: usize,
+    /// Of these, those whose weights are asked for before the kernel in front has ended.
+    pub n_ahead: usize,
     /// Rows of x of a tile.
     pub x_rows: usize,
     /// Tiles along x.
@@ -115,11 +117,7 @@ pub fn candidates_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_mul
         return Vec::new();
     }
     let cycles = |tile: Tile| Tiling { tile, shape }.cycles_int4(n_multiprocessors as usize);
-    ranked(all_int4(shape, epilogue, depth), cycles).near(NEAR, MOST)
-}
-
-fn all_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Tile> {
-    Tile::all(shape, epilogue, depth).filter(move |tile| tile.fits_int4(shape, epilogue))
+    ranked(Tile::all_int4(shape, epilogue, depth), cycles).near(NEAR, MOST)
 }
 
 /// Plans of every tile that the kernel has for a product of weights of four bits: for comparing them.
@@ -130,7 +128,8 @@ pub fn all_plans_int4(
     n_multiprocessors: u32,
     group: GroupSize,
 ) -> Vec<GemmPlan> {
-    all_int4(shape, epilogue, depth).map(|tile| tile.plan_int4(shape, epilogue, n_multiprocessors, group)).collect()
+    let tiles = Tile::all_int4(shape, epilogue, depth);
+    tiles.map(|tile| tile.plan_int4(shape, epilogue, n_multiprocessors, group)).collect()
 }
 
 /// Tiles by what they cost, the least first.
@@ -158,7 +157,7 @@ pub fn candidates_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_mul
 
 /// Plans of every tile that the kernel has for a product of operands in e4m3: for comparing them.
 pub fn all_plans_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<GemmPlan> {
-    let tiles = Tile::all(tile::in_pairs(shape), epilogue, depth).filter(|tile| tile.fits_e4m3(shape, epilogue));
+    let tiles = Tile::all_e4m3(shape, epilogue, depth);
     tiles.map(|tile| tile.plan_e4m3(shape, epilogue, n_multiprocessors)).collect()
 }
 

@@ -3,13 +3,15 @@
 
 use std::{fmt, str::FromStr};
 
+use stoker_fit::gpu::WeightFormat;
+
 use super::{
     BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
-    variant::{Cluster, VARIANTS, Variant},
+    variant::{VARIANTS, Variant},
 };
 use crate::{
     int4::{self, GroupSize},
-    launch::{Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count},
+    launch::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count},
 };
 
 /// Bytes of 64 values of 16 outputs, and of a group of each; the same constants as in `csrc/int4.cuh`.
@@ -31,21 +33,42 @@ pub(super) struct Tiling {
 }
 
 impl Tile {
-    /// All that the kernel has for a product.
-    pub(super) fn all(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+    /// All that there are.
+    fn every(depth: Depth) -> impl Iterator<Item = Self> {
         let of = |variant: Variant| variant.rows().map(move |rows| Self { variant, rows });
         let tiles = VARIANTS.into_iter().flat_map(of);
-        tiles.filter(move |tile| (depth == Depth::MaySplit || !tile.splits_depth()) && tile.fits(shape, epilogue))
+        tiles.filter(move |tile| depth == Depth::MaySplit || !tile.splits_depth())
+    }
+
+    /// All that the kernel has for a product.
+    pub(super) fn all(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+        Self::every(depth).filter(move |tile| tile.fits(shape, epilogue))
+    }
+
+    /// The same of operands in e4m3.
+    pub(super) fn all_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+        Self::every(depth).filter(move |tile| tile.fits_e4m3(shape, epilogue))
+    }
+
+    /// The same of weights of four bits.
+    pub(super) fn all_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+        Self::every(depth).filter(move |tile| tile.fits_int4(shape, epilogue))
     }
 
     /// Whether the kernel has it for this product.
     pub fn fits(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        Tiling { tile: self, shape }.is_possible(epilogue)
+        let has_entry = self.variant.entry(WeightFormat::Bf16, epilogue).is_some();
+        has_entry && Tiling { tile: self, shape }.is_possible(epilogue)
     }
 
-    /// Whether an element is the sum of two chains: another order of the same sum, other bits.
+    /// Whether an element is the sum of several chains: another order of the same sum, other bits.
     pub fn splits_depth(self) -> bool {
-        self.variant.cluster == Cluster::SplitsDepth
+        self.variant.splits_depth()
+    }
+
+    /// Whether warps share the depth of what a block sums; x then comes by boxes of all panels of a stage, of whole panels.
+    pub(crate) fn is_by_warps(self) -> bool {
+        self.variant.by_warps
     }
 
     /// Weight rows of a block.
@@ -60,44 +83,47 @@ impl Tile {
 
     /// Whether the kernel has it for this product of operands in e4m3.
     pub fn fits_e4m3(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        self.variant.e4m3_entry(epilogue).is_some() && self.fits(in_pairs(shape), epilogue)
+        let has_entry = self.variant.entry(WeightFormat::E4m3, epilogue).is_some();
+        has_entry && Tiling { tile: self, shape: in_pairs(shape) }.is_possible(epilogue)
     }
 
     /// The launch for a product of operands in e4m3 that the tile fits. A pair of them stands where one of bf16 does.
     pub fn plan_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        let plan = self.plan(in_pairs(shape), epilogue, n_multiprocessors);
-        let entry = self.variant.e4m3_entry(epilogue).expect("no tile without an entry for its output is possible");
-        GemmPlan { config: LaunchConfig { entry, ..plan.config }, ..plan }
+        let entry = self.entry(WeightFormat::E4m3, epilogue);
+        Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize)
     }
 
-    /// Whether the kernel has it for this product of weights of four bits: its rows are whole tiles of codes.
+    /// Whether the kernel has it for this product of weights of four bits: its rows are whole tiles of codes, and panels whole where one
+    /// copy brings several.
     pub fn fits_int4(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        let has_entry = self.variant.int4_entry(epilogue).is_some();
-        has_entry && self.rows.is_multiple_of(int4::TILE_ROWS) && self.fits(shape, epilogue)
+        let has_entry = self.variant.entry(WeightFormat::Int4, epilogue).is_some();
+        let is_whole =
+            self.rows.is_multiple_of(int4::TILE_ROWS) && (!self.variant.by_warps || shape.k.is_multiple_of(64));
+        has_entry && is_whole && Tiling { tile: self, shape }.is_possible(epilogue)
     }
 
     /// The launch for a product of weights of four bits that the tile fits.
     pub fn plan_int4(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32, group: GroupSize) -> GemmPlan {
-        let plan = self.plan(shape, epilogue, n_multiprocessors);
-        let Variant { warpgroups, columns, cluster, .. } = self.variant;
+        let entry = self.entry(WeightFormat::Int4, epilogue);
+        let plan = Tiling { tile: self, shape }.plan(entry, epilogue, n_multiprocessors as usize);
+        let Variant { warpgroups, columns, cluster, by_warps, .. } = self.variant;
         let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.int4_panels());
         let n_groups = panels / 2 * group.n_units();
         let w_bytes = (n_tiles * (panels * INT4_PANEL_BYTES + n_groups * INT4_GROUP_BYTES)).next_multiple_of(1024);
-        let stage_bytes = w_bytes + panels * columns * PANEL_ROW_BYTES;
+        let x_rows = if by_warps { plan.x_rows } else { columns };
+        let stage_bytes = w_bytes + panels * x_rows * PANEL_ROW_BYTES;
         // Two warpgroups with many columns take registers from a whole one beside them.
         let threads = if warpgroups == 2 && columns >= 64 { 384 } else { plan.config.threads };
         let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
         let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
-        let entry = self.variant.int4_entry(epilogue).expect("no tile without an entry for its output is possible");
+        // The first rows of x come behind all that was asked for before. Of weights this small that is most of them: measured at 1 to 64
+        // rows, two were the fastest of 1, 2, 3, 4, 6, 8 and all.
+        let n_ahead = n_stages.min(2);
         GemmPlan {
-            config: LaunchConfig {
-                entry,
-                threads,
-                shared_bytes: count(fixed_bytes + n_stages * stage_bytes),
-                ..plan.config
-            },
+            config: LaunchConfig { threads, shared_bytes: count(fixed_bytes + n_stages * stage_bytes), ..plan.config },
             n_steps: shape.k.div_ceil(64 * panels).div_ceil(cluster.n_parts()),
             n_stages,
+            n_ahead,
             boxes: GemmBoxes { w: [panels, n_groups], ..plan.boxes },
             ..plan
         }
@@ -105,7 +131,12 @@ impl Tile {
 
     /// The launch for a product that the tile fits.
     pub fn plan(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        Tiling { tile: self, shape }.plan(epilogue, n_multiprocessors as usize)
+        let entry = self.entry(WeightFormat::Bf16, epilogue);
+        Tiling { tile: self, shape }.plan(entry, epilogue, n_multiprocessors as usize)
+    }
+
+    fn entry(self, weights: WeightFormat, epilogue: Epilogue) -> Entry {
+        self.variant.entry(weights, epilogue).expect("no tile without an entry for its output fits")
     }
 }
 
@@ -143,8 +174,7 @@ impl Tiling {
             Epilogue::Gated => self.tile.rows.is_multiple_of(2 * GATE_UP_GROUP),
             Epilogue::Update => matches!(self.tile.rows, NORM_TILE | 32 | 64),
         };
-        let is_whole = has_whole && self.tile.variant.entry(epilogue).is_some();
-        is_whole
+        has_whole
             && (!leaves_by_copy || (self.tile.rows == self.tile.variant.rows_max() && self.shape.n.is_multiple_of(8)))
     }
 
@@ -167,7 +197,7 @@ impl Tiling {
     fn x_rows(self) -> usize {
         let Variant { columns, cluster, .. } = self.tile.variant;
         let n_m_tiles = self.n_m_tiles();
-        if columns == 256 && n_m_tiles > 1 {
+        if columns == 256 && n_m_tiles > 1 || self.tile.variant.by_warps {
             return columns;
         }
         self.shape.m.div_ceil(n_m_tiles).next_multiple_of(8 * cluster.n_tiles())
@@ -202,8 +232,28 @@ impl Tiling {
         n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
+    /// The same of weights of four bits where warps share the depth. Two tiles of codes share fragments of x; fitted to some 40 tilings, as against what
+    /// is counted for the others.
+    fn cycles_by_warps(self, n_multiprocessors: usize) -> f64 {
+        const MEMORY: f64 = 2600.0;
+        const ENDS: f64 = 1500.0;
+        let Variant { columns, cluster, .. } = self.tile.variant;
+        let places = n_multiprocessors / cluster.n_blocks();
+        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
+        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        // For 16 values of k.
+        let n_code_tiles = (self.tile.rows / int4::TILE_ROWS).next_multiple_of(2) as f64;
+        let multiplied = if columns == 8 { 4.0 + 8.2 * n_code_tiles } else { 18.0 + 7.0 * n_code_tiles };
+        let memory = 8.5 * self.tile.rows as f64 * n_active / self.n_m_tiles() as f64 / MEMORY;
+        let step = multiplied.max(memory);
+        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * cluster.n_parts()) as f64 * step + ENDS)
+    }
+
     /// The same of weights of four bits: fewer bytes of them, and what makes fragments of codes, by warps that share four schedulers.
     pub(super) fn cycles_int4(self, n_multiprocessors: usize) -> f64 {
+        if self.tile.variant.by_warps {
+            return self.cycles_by_warps(n_multiprocessors);
+        }
         const L2: f64 = 5500.0;
         const MEMORY: f64 = 2900.0;
         const ENDS: f64 = 500.0;
@@ -227,7 +277,7 @@ impl Tiling {
         n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
-    pub(super) fn plan(self, epilogue: Epilogue, n_multiprocessors: usize) -> GemmPlan {
+    pub(super) fn plan(self, entry: Entry, epilogue: Epilogue, n_multiprocessors: usize) -> GemmPlan {
         let Variant { warpgroups, columns, panels, cluster, .. } = self.tile.variant;
         let staging_bytes = self.tile.variant.staging_bytes();
         // The unused rows of a tile are read from what lies behind it.
@@ -238,7 +288,7 @@ impl Tiling {
         let n_clusters = (self.n_m_tiles() * self.n_n_tiles()).min(n_multiprocessors / cluster.n_blocks());
         GemmPlan {
             config: LaunchConfig {
-                entry: self.tile.variant.entry(epilogue).expect("no tile without an entry for its output is possible"),
+                entry,
                 grid: [count(n_clusters * cluster.n_blocks()), 1, 1],
                 threads: count(warpgroups * 128 + 32),
                 shared_bytes: count(FIXED_BYTES + staging_bytes + unused_bytes + n_stages * stage_bytes),
@@ -252,6 +302,7 @@ impl Tiling {
             },
             n_steps: self.n_steps(),
             n_stages,
+            n_ahead: n_stages,
             x_rows: self.x_rows(),
             n_m_tiles: self.n_m_tiles(),
             n_n_tiles: self.n_n_tiles(),

@@ -1,6 +1,8 @@
 //! The compilations of the product for any number of rows, one for each size of a tile and each way to share out work between the
 //! blocks of a cluster. Chooses none.
 
+use stoker_fit::gpu::WeightFormat;
+
 use crate::launch::{Entry, Epilogue};
 
 /// Weight rows that a warpgroup multiplies at a time.
@@ -47,10 +49,12 @@ pub(super) struct Variant {
     pub(super) cluster: Cluster,
     /// By what they write; not every variant has all.
     pub(super) entries: &'static [(Epilogue, Entry)],
-    /// The same of e4m3: to bf16, and gated.
-    pub(super) e4m3: [Entry; 2],
+    /// The same of e4m3.
+    pub(super) e4m3: &'static [(Epilogue, Entry)],
     /// The same of four bits.
     pub(super) int4: &'static [(Epilogue, Entry)],
+    /// Whether each warp sums spans of the depth, in place of each warpgroup all of it: of four bits and few rows.
+    pub(super) by_warps: bool,
 }
 
 macro_rules! variant {
@@ -61,14 +65,34 @@ macro_rules! variant {
             panels: $panels,
             cluster: Cluster::$cluster,
             entries: &[$((Epilogue::$output, Entry::$entry)),*],
-            e4m3: [Entry::$e4m3, Entry::$gated],
+            e4m3: &[(Epilogue::Bf16, Entry::$e4m3), (Epilogue::Gated, Entry::$gated)],
             int4: &[$((Epilogue::$of_int4, Entry::$int4)),*],
+            by_warps: false,
+        }
+    };
+}
+
+macro_rules! by_warps {
+    ($groups:literal x $columns:literal, $cluster:ident, $bf16:ident, $gated:ident, $update:ident) => {
+        Variant {
+            warpgroups: $groups,
+            columns: $columns,
+            panels: if $columns == 8 { 8 } else { 4 },
+            cluster: Cluster::$cluster,
+            entries: &[],
+            e4m3: &[],
+            int4: &[
+                (Epilogue::Bf16, Entry::$bf16),
+                (Epilogue::Gated, Entry::$gated),
+                (Epilogue::Update, Entry::$update),
+            ],
+            by_warps: true,
         }
     };
 }
 
 #[rustfmt::skip]
-pub(super) const VARIANTS: [Variant; 13] = [
+pub(super) const VARIANTS: [Variant; 16] = [
     variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
         GemmE4m31x8Bf16, GemmE4m31x8Activated;
         Bf16: GemmInt41x8Bf16, Gated: GemmInt41x8Activated, Update: GemmInt41x8Updated),
@@ -107,55 +131,63 @@ pub(super) const VARIANTS: [Variant; 13] = [
     variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated;
         GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated;
         Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated),
+    by_warps!(4 x 8, Alone, GemmInt44x8WarpsBf16, GemmInt44x8WarpsActivated, GemmInt44x8WarpsUpdated),
+    by_warps!(4 x 16, Alone, GemmInt44x16WarpsBf16, GemmInt44x16WarpsActivated, GemmInt44x16WarpsUpdated),
+    by_warps!(4 x 16, SplitsDepth, GemmInt44x16WarpsSplitBf16, GemmInt44x16WarpsSplitActivated, GemmInt44x16WarpsSplitUpdated),
 ];
 
 impl Variant {
-    /// As in the kernels' symbols; `s` for a split depth.
+    /// As in the kernels' symbols; `w` for a depth that warps share, `s` for one that blocks do.
     pub(super) fn name(self) -> String {
+        let warps = if self.by_warps { "w" } else { "" };
         let split = if self.cluster == Cluster::SplitsDepth { "s" } else { "" };
-        format!("{}x{}{split}", self.warpgroups, self.columns)
+        format!("{}x{}{warps}{split}", self.warpgroups, self.columns)
     }
 
     /// Most weight rows of a tile.
     pub(super) fn rows_max(self) -> usize {
-        self.warpgroups * GROUP_ROWS
+        if self.by_warps { 2 * GROUP_ROWS } else { self.warpgroups * GROUP_ROWS }
     }
 
-    /// Weight rows that a tile may have: fewer would leave a warpgroup without any.
+    /// Weight rows that a tile may have: fewer would leave a warpgroup without any, or be no whole tile of codes.
     pub(super) fn rows(self) -> impl Iterator<Item = usize> {
-        (self.rows_max() - GROUP_ROWS + 8..=self.rows_max()).step_by(8)
+        let (least, step) = if self.by_warps { (16, 16) } else { (self.rows_max() - GROUP_ROWS + 8, 8) };
+        (least..=self.rows_max()).step_by(step)
     }
 
-    pub(super) fn entry(self, output: Epilogue) -> Option<Entry> {
-        self.entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    /// Whether an element is the sum of several chains.
+    pub(super) fn splits_depth(self) -> bool {
+        self.by_warps || self.cluster == Cluster::SplitsDepth
     }
 
-    /// Of operands in e4m3.
-    pub(super) fn e4m3_entry(self, output: Epilogue) -> Option<Entry> {
-        let [bf16, gated] = self.e4m3;
-        match output {
-            Epilogue::Bf16 => Some(bf16),
-            Epilogue::Gated => Some(gated),
-            Epilogue::F32 | Epilogue::Sum | Epilogue::Update => None,
-        }
-    }
-
-    /// Of weights of four bits.
-    pub(super) fn int4_entry(self, output: Epilogue) -> Option<Entry> {
-        self.int4.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    /// The entry point for weights of a format, if it has one.
+    pub(super) fn entry(self, weights: WeightFormat, output: Epilogue) -> Option<Entry> {
+        let entries = match weights {
+            WeightFormat::Bf16 => self.entries,
+            WeightFormat::E4m3 => self.e4m3,
+            WeightFormat::Int4 => self.int4,
+        };
+        entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
     }
 
     /// 64 values of k each, of a stage of weights of four bits.
     pub(super) fn int4_panels(self) -> usize {
-        if self.columns <= 64 { 4 } else { 2 }
+        match self.columns {
+            _ if self.by_warps => self.panels,
+            ..=64 => 4,
+            _ => 2,
+        }
     }
 
-    /// Bytes where y is turned around, or the other block's sums come in.
+    /// Bytes where y is turned around, or the sums of other blocks and warps come in.
     pub(super) fn staging_bytes(self) -> usize {
-        match self.cluster {
-            Cluster::SplitsDepth => self.warpgroups * 128 * self.columns,
+        let threads = self.warpgroups * 128;
+        let of_warps = if self.by_warps { 4 * threads * self.columns } else { 0 };
+        let of_blocks = match self.cluster {
+            Cluster::SplitsDepth => threads * self.columns,
             _ if self.columns == 256 => self.warpgroups * STAGED_BYTES,
             _ => 0,
-        }
+        };
+        of_warps + of_blocks
     }
 }

@@ -129,20 +129,12 @@ pub enum PrefillKernel {
 }
 
 impl PrefillKernel {
-    /// The faster one that the chip has for these heads.
-    pub fn for_device(properties: Properties, heads: Heads) -> Self {
+    /// The faster one that the chip has.
+    pub fn for_device(properties: Properties) -> Self {
         let Properties { capability, n_multiprocessors, .. } = properties;
-        match gpu::prefill_split(capability, n_multiprocessors, heads) {
+        match gpu::prefill_split(capability, n_multiprocessors) {
             PrefillSplit::Fill { .. } => Self::Wgmma { n_multiprocessors },
             PrefillSplit::Never => Self::Mma,
-        }
-    }
-
-    /// Whether its tiles are wide enough.
-    pub fn has(self, heads: Heads) -> bool {
-        match self {
-            Self::Mma => true,
-            Self::Wgmma { .. } => heads.dim <= gpu::WGMMA_DIM_MAX,
         }
     }
 
@@ -197,21 +189,21 @@ pub fn paged_prefill(
                 (Tile::Plain128, KvFormat::Bf16) => Entry::PagedPrefillSm90D128,
                 (Tile::Any64, KvFormat::Bf16) => Entry::PagedPrefillSm90Any64,
                 (Tile::Any128, KvFormat::Bf16) => Entry::PagedPrefillSm90Any128,
+                (Tile::Any256, KvFormat::Bf16) => Entry::PagedPrefillSm90Any256,
                 (Tile::Plain64, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3D64,
                 (Tile::Plain128, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3D128,
                 (Tile::Any64, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any64,
                 (Tile::Any128, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any128,
-                (Tile::Any256, _) => {
-                    let (dim, most) = (heads.dim, gpu::WGMMA_DIM_MAX);
-                    let problem = format!("heads of {dim} are too wide for wgmma's tiles: {most} is the most");
-                    return Err(refused(OP, problem));
-                }
+                (Tile::Any256, KvFormat::E4m3) => Entry::PagedPrefillSm90E4m3Any256,
             },
             grid: [count(n_tiles * heads.n_kv).min(n_multiprocessors), 1, 1],
             threads: 384,
-            // Two stages of a tile's queries, of K and of V. Swizzled tiles begin at multiples of 1024, wherever the dynamic
-            // shared memory begins.
-            shared_bytes: bytes(2 * (PREFILL_TILE_ROWS + 2 * 128)) + 1024,
+            // Two stages of a tile's queries, of K and of V; one of queries and shorter tiles of KV beyond a width of 128. Swizzled
+            // tiles begin at multiples of 1024, wherever the dynamic shared memory begins.
+            shared_bytes: bytes(match tile.dim() {
+                ..=128 => 2 * (PREFILL_TILE_ROWS + 2 * 128),
+                _ => PREFILL_TILE_ROWS + 2 * 2 * 64,
+            }) + 1024,
         }),
     }
 }
@@ -233,10 +225,8 @@ mod tests {
     #[test]
     fn only_hopper_prefills_with_warpgroup_products() {
         let kernels = [(8, 0), (8, 9), (9, 0), (10, 0)];
-        let kernels = kernels.map(|capability| PrefillKernel::for_device(Properties { capability, ..H200 }, LLAMA_8B));
+        let kernels = kernels.map(|capability| PrefillKernel::for_device(Properties { capability, ..H200 }));
         assert_eq!(kernels, [PrefillKernel::Mma, PrefillKernel::Mma, WGMMA, PrefillKernel::Mma]);
-        let wide = Heads { dim: 256, ..LLAMA_8B };
-        assert_eq!(PrefillKernel::for_device(H200, wide), PrefillKernel::Mma);
     }
 
     #[test]
@@ -263,7 +253,7 @@ mod tests {
         assert_eq!((of_codes.entry, of_codes.shared_bytes), (Entry::PagedDecodeE4m3D128, 64 * 1024));
         let prefill = |dim, kernel| paged_prefill(3, plain(Heads { dim, ..LLAMA_8B }), kernel, KvFormat::E4m3).unwrap();
         assert_eq!(prefill(128, PrefillKernel::Mma).shared_bytes, 96 * 1024);
-        assert_eq!(prefill(128, WGMMA).shared_bytes, 193 * 1024);
+        assert_eq!([128, 256].map(|dim| prefill(dim, WGMMA).shared_bytes), [193 * 1024; 2]);
         let wide = prefill(256, PrefillKernel::Mma);
         assert_eq!((wide.shared_bytes, wide.grid), (96 * 1024, [8, 3, 2]));
     }

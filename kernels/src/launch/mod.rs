@@ -14,9 +14,7 @@ pub use self::{
         GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul,
         quantise_rows, rms_norm, rms_norm_e4m3, rope_kv, silu_mul, softcap,
     },
-    product::{
-        SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3, skinny_gemm_int4, skinny_takes_int4,
-    },
+    product::{SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3},
     reduce::{Reduced, Way, gather_logits, meet_ranks, reduce},
     sampling::{mark_tokens, sample, sample_options, sampling_floor},
     unpack::unpack_blocks,
@@ -161,8 +159,8 @@ mod tests {
             for cache in KvFormat::ALL {
                 configs.push(paged_decode(1, spec, BALANCED, cache).unwrap());
             }
-            let kernels = [PrefillKernel::Mma, WGMMA].into_iter().filter(|kernel| kernel.has(heads));
-            let both = kernels.flat_map(|kernel| KvFormat::ALL.map(|cache| (kernel, cache)));
+            let both =
+                [PrefillKernel::Mma, WGMMA].into_iter().flat_map(|kernel| KvFormat::ALL.map(|cache| (kernel, cache)));
             configs.extend(both.map(|(kernel, cache)| paged_prefill(1, spec, kernel, cache).unwrap()));
         }
         for config in configs {
@@ -200,10 +198,6 @@ mod tests {
             (
                 paged_prefill(70_000, AttentionSpec::plain(LLAMA_8B, 1.0), PrefillKernel::Mma, KvFormat::Bf16),
                 "paged_prefill: 70000 planned pieces are more than 65535 in one launch",
-            ),
-            (
-                paged_prefill(1, AttentionSpec::plain(Heads { dim: 256, ..LLAMA_8B }, 1.0), WGMMA, KvFormat::E4m3),
-                "paged_prefill: heads of 256 are too wide for wgmma's tiles: 128 is the most",
             ),
             (
                 paged_decode(

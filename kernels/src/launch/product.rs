@@ -1,12 +1,7 @@
 //! Launches of the GEMM for few rows. Which GEMM takes which shape is decided in [`crate::choose`].
 
 use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, norm_tiles, not_empty, refused};
-use crate::{
-    device::Properties,
-    entry::{SKINNY_INT4_BYTES_MAX, SKINNY_RING_BYTES},
-    error::KernelError,
-    int4::{GroupSize, STEP},
-};
+use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
 pub const SKINNY_ROWS_MAX: usize = 8;
@@ -42,17 +37,6 @@ impl SkinnyForm {
             Self::ScaledBf16 => [Entry::SkinnyScaledBf16, Entry::SkinnySm90ScaledBf16],
             Self::ScaledF32 => [Entry::SkinnyScaledF32, Entry::SkinnySm90ScaledF32],
             Self::Gated => [Entry::SkinnyGated, Entry::SkinnySm90Gated],
-        }
-    }
-
-    /// The same of weights of four bits.
-    fn int4_entry(self) -> Result<Entry, KernelError> {
-        match self {
-            Self::Bf16 => Ok(Entry::SkinnyInt4Bf16),
-            Self::Update => Ok(Entry::SkinnyInt4Update),
-            Self::ScaledBf16 => Ok(Entry::SkinnyInt4Scaled),
-            Self::Gated => Ok(Entry::SkinnyInt4Gated),
-            Self::F32 | Self::ScaledF32 => Err(refused(OP, "logits are of weights in bf16".to_owned())),
         }
     }
 
@@ -137,57 +121,6 @@ pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel
     Ok(LaunchConfig { entry, ..skinny_gemm(shape, form, kernel)? })
 }
 
-/// Bytes of rows of x that a block of the product of weights of four bits holds.
-fn skinny_int4_x_bytes(shape: GemmShape) -> usize {
-    2 * shape.m * shape.k.next_multiple_of(STEP)
-}
-
-/// Bytes of the weights that are on their way to a block; the same as `kRingBytes` in `csrc/skinny_int4_sm90.cu`.
-fn skinny_int4_ring_bytes(group: GroupSize) -> usize {
-    const WARPS: usize = 8;
-    match group {
-        GroupSize::G128 => WARPS * 5 * (1024 + 256),
-        GroupSize::G32 => WARPS * 3 * (1024 + 4 * 256),
-    }
-}
-
-/// Whether that many rows have room beside the weights of four bits that they are multiplied with.
-pub fn skinny_takes_int4(shape: GemmShape) -> bool {
-    let has_room =
-        skinny_int4_x_bytes(shape) + skinny_int4_ring_bytes(GroupSize::G128) <= SKINNY_INT4_BYTES_MAX as usize;
-    shape.m <= SKINNY_ROWS_MAX && shape.k.is_multiple_of(8) && has_room
-}
-
-/// The same with weights of four bits: as many blocks a multiprocessor, two or three, as leave the fewest tiles to the slowest. Their
-/// shared memory keeps more from coming (`csrc/skinny.cuh`).
-pub fn skinny_gemm_int4(
-    shape: GemmShape,
-    form: SkinnyForm,
-    group: GroupSize,
-    n_multiprocessors: u32,
-) -> Result<LaunchConfig, KernelError> {
-    /// Of which three do not fit a multiprocessor.
-    const TWO_BYTES: u32 = 76 << 10;
-    /// Of which three do.
-    const THREE_BYTES: u32 = 68 << 10;
-    skinny_gemm(shape, form, SkinnyKernel::Registers)?;
-    let entry = form.int4_entry()?;
-    if !skinny_takes_int4(shape) {
-        let GemmShape { m, k, .. } = shape;
-        return Err(refused(OP, format!("{m} rows of {k} have no room beside weights of four bits")));
-    }
-    let (n_tiles, x_bytes) = (count(shape.n.div_ceil(SKINNY_TILE_ROWS)), count(skinny_int4_x_bytes(shape)));
-    let bytes = x_bytes + count(skinny_int4_ring_bytes(group));
-    let slowest = |n_blocks: u32| n_blocks * n_tiles.div_ceil(n_blocks * n_multiprocessors);
-    let n_blocks = if bytes <= THREE_BYTES && slowest(3) < slowest(2) { 3 } else { 2 };
-    Ok(LaunchConfig {
-        entry,
-        grid: [n_tiles.min(n_blocks * n_multiprocessors), 1, 1],
-        threads: 256,
-        shared_bytes: bytes.max(if n_blocks == 2 { TWO_BYTES } else { THREE_BYTES }),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,20 +145,6 @@ mod tests {
             (of(48, SkinnyForm::F32), "skinny_gemm: logits are of weights in bf16"),
         ];
         refusals.into_iter().for_each(|(refusal, text)| assert_eq!(refusal.unwrap_err().to_string(), text));
-    }
-
-    #[test]
-    fn weights_of_four_bits_have_as_many_blocks_as_leave_the_fewest_tiles_to_the_slowest() {
-        let of =
-            |m, n, k| skinny_gemm_int4(GemmShape { m, n, k }, SkinnyForm::ScaledBf16, GroupSize::G128, 132).unwrap();
-        let blocks = |m, n, k| of(m, n, k).grid[0];
-        // 384, 256, 1792 and 256 tiles: three, two, two and two blocks a multiprocessor.
-        let found = [blocks(1, 6144, 4096), blocks(1, 4096, 4096), blocks(1, 28_672, 4096), blocks(1, 4096, 14_336)];
-        assert_eq!(found, [384, 256, 264, 256]);
-        assert!(of(1, 6144, 4096).shared_bytes < of(1, 4096, 4096).shared_bytes);
-        let refusal = skinny_gemm_int4(GemmShape { m: 4, n: 16, k: 14_336 }, SkinnyForm::Bf16, GroupSize::G128, 132);
-        let text = "skinny_gemm: 4 rows of 14336 have no room beside weights of four bits";
-        assert_eq!(refusal.unwrap_err().to_string(), text);
     }
 
     #[test]

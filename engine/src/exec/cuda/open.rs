@@ -380,7 +380,7 @@ fn batch_limits(shape: &ModelShape, kernels: &Kernels, sched: &SchedLimits, limi
         },
         prefill_split: match limits.batch_invariant {
             true => PrefillSplit::Never,
-            false => PrefillKernel::for_device(properties, shape.heads).split(),
+            false => PrefillKernel::for_device(properties).split(),
         },
         max_num_seqs: sched.max_num_seqs,
         max_rows: sched.max_batched_tokens,

@@ -128,7 +128,7 @@ fn decode_case(
 
 /// Causal attention of whole prompts, and of a chunk over a long past.
 pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
-    let best = PrefillKernel::for_device(gpu.kernels.properties(), HEADS);
+    let best = PrefillKernel::for_device(gpu.kernels.properties());
     let mut kernels = vec![("mma", PrefillKernel::Mma)];
     if best != PrefillKernel::Mma {
         kernels.push(("wgmma", best));
@@ -150,7 +150,7 @@ pub(crate) fn prefill(gpu: &mut Gpu, report: &mut Report) -> Result<()> {
         prefill_case(gpu, report, &name, &[(2048, 128); 64], kernel, (PLAIN, KvFormat::Bf16))?;
     }
     for (kind, spec) in other_specs() {
-        let kernel = PrefillKernel::for_device(gpu.kernels.properties(), spec.heads);
+        let kernel = PrefillKernel::for_device(gpu.kernels.properties());
         for (before, tokens) in [(0, 2048), (0, 8192), (8192 - 512, 512)] {
             let name = format!("kernel_paged_prefill_{kind}_{tokens}_over_{}", before + tokens);
             prefill_case(gpu, report, &name, &[(before, tokens)], kernel, (spec, KvFormat::Bf16))?;

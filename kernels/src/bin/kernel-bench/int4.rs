@@ -6,8 +6,8 @@ use stoker_kernels::{
     checks::Gpu,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
-    launch::{Epilogue, GemmShape, NORM_TILE, SkinnyKernel, norm_tiles, skinny_takes_int4},
-    linear::{Linear, Operand, Output, RowScale},
+    launch::{Epilogue, GemmShape},
+    linear::{Linear, Operand, Output},
 };
 
 use crate::{
@@ -55,18 +55,6 @@ fn product(
     let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
     let work = if m < 64 { Work::Bytes(layout.n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
     let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
-    if skinny_takes_int4(shape) {
-        let kernel = SkinnyKernel::for_device(gpu.kernels.properties());
-        let squares = gpu.upload(&vec![1f32; m * norm_tiles(k)])?;
-        let us = clock::time(gpu, 24, |i| {
-            let y = y.slice_mut(..size);
-            let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
-            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % turns].view()), shape };
-            let scale = RowScale { squares: squares.as_view(), tile: NORM_TILE, eps: 1e-5 };
-            gpu.kernels.skinny_scaled_by(op, scale, kernel)
-        })?;
-        report.add(&format!("{name}_skinny"), "stoker", work, us);
-    }
     let mut time = |plan: &GemmPlan| {
         clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
             let y = y.slice_mut(..size);
