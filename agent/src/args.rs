@@ -83,6 +83,11 @@ pub struct Args {
     #[arg(long, env = "STOKER_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 
+    /// Instructions that CPUs compute with, by one of the names that `doctor` prints; for tests and comparisons. Where this CPU
+    /// has them not, it takes its best and says so. Default: its best.
+    #[arg(long, env = "STOKER_CPU_ISA", value_name = "NAME")]
+    pub cpu_isa: Option<String>,
+
     #[command(flatten)]
     pub(crate) flags: Flags,
 }
@@ -90,8 +95,8 @@ pub struct Args {
 /// What the program does besides serving.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Say what is there for computing on a GPU (driver, GPUs, libraries, kernels) and what is missing; exit 1 if
-    /// something is.
+    /// Say what CPUs compute with, what is there for computing on a GPU (driver, GPUs, libraries, kernels) and what is
+    /// missing for that; exit 1 if something is.
     Doctor,
     /// Say what a model is made of: layers, weights with shapes and formats, parameters, bytes. Reads no weight.
     Describe {

@@ -11,7 +11,7 @@ use stoker_crds::contract::{
     AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, ParallelSettings, Quantization,
     TENSOR_PARALLEL_MAX,
 };
-use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles};
+use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles, ops::Isa};
 
 use crate::{
     answer::{FormatChoice, UnknownFormat},
@@ -89,6 +89,9 @@ pub enum ConfigError {
     /// A format of tool calls or reasoning that nobody knows.
     #[error("tool_call_format or reasoning_format: {0}")]
     UnknownFormat(#[from] UnknownFormat),
+    /// A name of instructions that no CPU has.
+    #[error("--cpu-isa, STOKER_CPU_ISA: {0}")]
+    UnknownIsa(String),
     /// A number of ranks that no model is shared by.
     #[error(
         "tensor_parallel is {tensor}: take 1 to {TENSOR_PARALLEL_MAX}, a number that divides the model's attention heads"
@@ -126,18 +129,22 @@ pub enum ConfigError {
 impl Settings {
     /// The settings the command line asks for.
     pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
-        match &args.config {
-            Some(path) => Self::of_operator(path, args.authority()),
-            None => {
-                let mut config = args.agent_config();
-                if config.model.served_names.is_empty() {
-                    config.model.served_names.push(own_name(&config.model.source));
-                }
-                let mut settings = Self::validate(config, StartedBy::Person)?;
-                settings.device = device_of_person(args.flags.device, settings.limits.tensor_parallel);
-                Ok(settings)
-            }
+        let mut settings = match &args.config {
+            Some(path) => Self::of_operator(path, args.authority())?,
+            None => Self::of_person(args)?,
+        };
+        settings.limits.isa = isa(args.cpu_isa.as_deref())?;
+        Ok(settings)
+    }
+
+    fn of_person(args: &Args) -> Result<Self, ConfigError> {
+        let mut config = args.agent_config();
+        if config.model.served_names.is_empty() {
+            config.model.served_names.push(own_name(&config.model.source));
         }
+        let mut settings = Self::validate(config, StartedBy::Person)?;
+        settings.device = device_of_person(args.flags.device, settings.limits.tensor_parallel);
+        Ok(settings)
     }
 
     /// The settings in the operator's file.
@@ -229,6 +236,18 @@ fn check_ranks(ParallelSettings { tensor }: ParallelSettings, gpus: u32) -> Resu
     Ok(())
 }
 
+/// The instructions asked for. A fleet has nodes of several kinds: one whose CPU lacks them serves with its best.
+fn isa(name: Option<&str>) -> Result<Option<Isa>, ConfigError> {
+    match name.map(Isa::named).transpose() {
+        Ok(isa) => Ok(isa),
+        Err(missing) if missing.is_known => {
+            tracing::warn!(chosen = %Isa::best(), "STOKER_CPU_ISA: {missing}");
+            Ok(None)
+        }
+        Err(unknown) => Err(ConfigError::UnknownIsa(unknown.to_string())),
+    }
+}
+
 /// Ranges are the engine's to check: it knows the model's own limits.
 fn limits(settings: EngineSettings, parallelism: ParallelSettings) -> EngineLimits {
     let defaults = EngineLimits::default();
@@ -295,6 +314,18 @@ mod tests {
     fn batch_invariance_reaches_the_engine() {
         let asked = EngineSettings { batch_invariant: Some(true), ..EngineSettings::default() };
         assert!(settings(config("/m", asked)).limits.batch_invariant);
+    }
+
+    #[test]
+    fn instructions_of_another_cpu_give_way_and_a_wrong_name_is_refused() {
+        assert_eq!(isa(None).unwrap(), None);
+        assert_eq!(isa(Some("portable")).unwrap(), Some(Isa::named("portable").unwrap()));
+        let refusal = isa(Some("avx9")).unwrap_err().to_string();
+        assert!(
+            refusal.starts_with("--cpu-isa, STOKER_CPU_ISA: \"avx9\" is no instruction set")
+                && refusal.contains("portable"),
+            "{refusal}"
+        );
     }
 
     #[test]

@@ -22,7 +22,10 @@ use stoker_edge::{
     connections::{self, ADMIN_LIMITS, Limits},
     telemetry,
 };
-use stoker_engine::exec::cuda::survey;
+use stoker_engine::{
+    exec::cuda::{Finding, survey},
+    ops::Isa,
+};
 use tokio::{net::TcpListener, sync::watch};
 
 /// Once empty, connections get this long to close before the process ends without them.
@@ -33,7 +36,7 @@ const MAX_BLOCKING_THREADS: usize = 8;
 fn main() -> ExitCode {
     let args = Args::parse();
     let ended = match &args.command {
-        Some(Command::Doctor) => return doctor(),
+        Some(Command::Doctor) => doctor(&args),
         Some(Command::Describe { model }) => describe(model),
         Some(Command::Fetch(args)) => fetch::run(args),
         None => run(&args),
@@ -47,13 +50,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is there for computing on a GPU.
-fn doctor() -> ExitCode {
+/// Says what CPUs compute with, and what is there for computing on a GPU.
+fn doctor(args: &Args) -> anyhow::Result<u8> {
+    println!("{}", Finding { part: "CPU", found: cpu(args.cpu_isa.as_deref()) });
     let findings = survey();
     findings.iter().for_each(|finding| println!("{finding}"));
     let all_found = findings.iter().all(|finding| finding.found.is_ok());
     println!("{}", if all_found { "models run on GPU 0" } else { "models run on the CPUs" });
-    if all_found { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(u8::from(!all_found))
+}
+
+/// The instructions that the CPUs compute with, and those that they could be asked for.
+fn cpu(asked: Option<&str>) -> Result<String, String> {
+    let isa = asked.map(Isa::named).transpose().map_err(|error| format!("{error}; taken: {}", Isa::best()))?;
+    let here = Isa::available().into_iter().map(Isa::name).collect::<Vec<_>>().join(", ");
+    Ok(format!("{}, of {here}", isa.unwrap_or_else(Isa::best)))
 }
 
 /// Says what a model is made of.
@@ -95,6 +106,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     let mut leaving = exit.clone();
     tokio::spawn(shutdown::watch_signals(replica.clone()));
     tokio::spawn(shutdown::tick(replica.clone()));
+    tokio::spawn(shutdown::remember(replica.clone()));
     tokio::spawn(allocator::give_back_after_storms());
     let public = guarded(args, http::router(replica.clone(), args.playground.routes()))?;
     let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));

@@ -10,6 +10,7 @@ use stoker_agent::{
     startup::{self, Loaded, TRIED_AGAIN},
 };
 use stoker_crds::contract::{AgentConfig, AgentPhase, DrainSettings, EngineSettings, ModelConfig, ParallelSettings};
+use stoker_engine::ops::Isa;
 
 fn config(source: &str, engine: EngineSettings) -> AgentConfig {
     AgentConfig {
@@ -95,7 +96,8 @@ fn a_size_that_cannot_work_is_called_as_its_reader_wrote_it() {
 fn ranks_share_a_model_and_what_is_served_says_so() {
     let replica = shared(0, 2, StartedBy::Operator);
     assert_eq!(load(&replica).unwrap(), Loaded::Serving);
-    assert_eq!(replica.served().ok().unwrap().engine.model().device, "cpu, 2 ranks of 1 threads");
+    let expected = format!("cpu, 2 ranks of 1 threads, {}", Isa::best());
+    assert_eq!(replica.served().ok().unwrap().engine.model().device, expected);
 }
 
 #[test]

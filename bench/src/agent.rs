@@ -193,6 +193,7 @@ fn limit_flags(limits: &EngineLimits) -> Vec<String> {
         given("max-waiting", Some(limits.max_waiting.into())),
         given("kv-cache-tokens", limits.kv_cache_tokens.map(u64::from)),
         given("threads", limits.threads.map(|threads| threads as u64)),
+        limits.isa.map(|isa| format!("--cpu-isa={isa}")),
         limits.batch_invariant.then(|| "--batch-invariant=true".to_owned()),
     ];
     flags.into_iter().flatten().collect()

@@ -11,7 +11,7 @@ use stoker_bench::{
     peers::Peer,
     quantised::Quantised,
 };
-use stoker_engine::{DeviceChoice, KvCacheDtype};
+use stoker_engine::{DeviceChoice, KvCacheDtype, ops::Isa};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
@@ -208,6 +208,10 @@ pub(crate) struct RunArgs {
     /// Compute threads. Default: the CPUs this process may use.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Instructions that the CPUs compute with: avx2, ...; figures of others than the best have their name before the case, and peers
+    /// are those built for it (tools/bench/llama-cpp.sh avx2). Default: the best.
+    #[arg(long, env = "STOKER_CPU_ISA", value_name = "NAME")]
+    pub(crate) isa: Option<Isa>,
     /// Tokens computed in one step at most. Default: the engine's, or 8192 with --device cuda:N.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
@@ -265,6 +269,7 @@ impl RunArgs {
         let for_gpu = matches!(self.device, DeviceChoice::Cuda(_)).then_some(GPU_BATCHED_TOKENS);
         Tuning {
             threads: self.threads,
+            isa: self.isa,
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
             quantization: self.quantization.and_then(Quantised::at_start),
@@ -282,6 +287,16 @@ impl RunArgs {
         format!("{weights}{cache}{gpus}")
     }
 
+    /// The set that computes: the machine's best if none is asked for.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::best)
+    }
+
+    /// What peers are built for, where that is not this machine.
+    pub(crate) fn peers_isa(&self) -> Option<Isa> {
+        self.isa.filter(|isa| *isa != Isa::best())
+    }
+
     pub(crate) fn agent(&self) -> io::Result<PathBuf> {
         match &self.agent {
             Some(path) => Ok(path.clone()),
@@ -290,7 +305,13 @@ impl RunArgs {
     }
 
     pub(crate) fn wanted(&self) -> Wanted<'_> {
-        Wanted { model: &self.model, format: self.dtype, weights: self.weights, quantised: self.quantization }
+        Wanted {
+            model: &self.model,
+            format: self.dtype,
+            weights: self.weights,
+            quantised: self.quantization,
+            isa: self.peers_isa(),
+        }
     }
 }
 

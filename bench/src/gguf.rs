@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use stoker_engine::ops::Isa;
 
 const TO_GGUF: &str = include_str!("../../tools/bench/to-gguf.py");
 
@@ -15,22 +16,26 @@ const TO_GGUF: &str = include_str!("../../tools/bench/to-gguf.py");
 #[derive(Clone, Debug)]
 pub struct Toolbox {
     home: PathBuf,
+    bin: PathBuf,
     models: PathBuf,
     /// The archive's version.
     pub version: String,
 }
 
 impl Toolbox {
-    /// Finds it.
-    pub fn open(cache: &Path) -> Result<Self> {
+    /// Finds the one that was built for those instructions, or for this machine.
+    pub fn open(cache: &Path, isa: Option<Isa>) -> Result<Self> {
+        let built_for = isa.map_or("native", Isa::name);
         let home = cache.join("bench/peers/llama.cpp");
-        let version = fs::read_to_string(home.join("done")).context("not installed: run tools/bench/llama-cpp.sh")?;
-        Ok(Self { home, models: cache.join("bench/models"), version: version.trim().to_owned() })
+        let bin = home.join(format!("bin-{built_for}"));
+        let version = fs::read_to_string(bin.join("version"))
+            .with_context(|| format!("not installed: run tools/bench/llama-cpp.sh {built_for}"))?;
+        Ok(Self { home, bin, models: cache.join("bench/models"), version: version.trim().to_owned() })
     }
 
     /// One of its programs.
     pub fn program(&self, name: &str) -> PathBuf {
-        self.home.join("bin").join(name)
+        self.bin.join(name)
     }
 
     /// The same weights in the same format as one file.

@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
-    Quantization, Request, RequestEvent, RequestStream, StopParams, TokenId,
+    Quantization, Request, RequestEvent, RequestStream, StopParams, TokenId, ops::Isa,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -50,6 +50,8 @@ pub struct Setup {
 pub struct Tuning {
     /// Compute threads.
     pub threads: Option<usize>,
+    /// Instructions.
+    pub isa: Option<Isa>,
     /// Tokens a step; at least the sequences of the largest case.
     pub max_batched_tokens: Option<u32>,
     /// Measure the batch-invariant mode.
@@ -66,6 +68,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             threads: None,
+            isa: None,
             max_batched_tokens: None,
             batch_invariant: false,
             quantization: None,
@@ -96,6 +99,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         max_waiting: most(&|size| size.requests).max(EngineLimits::default().max_waiting),
         kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
         threads: tuning.threads,
+        isa: tuning.isa,
         batch_invariant: tuning.batch_invariant,
         quantization: tuning.quantization,
         tensor_parallel: tuning.tensor_parallel,

@@ -83,6 +83,7 @@ fn measure(args: &RunArgs) -> Result<()> {
     let subject = Subject {
         model: model.name.clone(),
         dtype: args.format(&model.dtype),
+        case_prefix: args.peers_isa().map_or_else(String::new, |isa| format!("{isa}_")),
         bytes_per_token: model.bytes_per_token.filter(|bytes| !is_gpu(args) && *bytes > CACHED_BYTES),
     };
     let mut contenders = peers(args, &model.path);
@@ -112,7 +113,8 @@ fn measure(args: &RunArgs) -> Result<()> {
 fn this_run(args: &RunArgs) -> Run {
     let here = Conditions::here(&command_line());
     let gpus = figures::gpus().filter(|_| is_gpu(args));
-    let conditions = Conditions { machine: gpus.unwrap_or(here.machine), ..here };
+    let machine = gpus.unwrap_or_else(|| format!("{}, {}", here.machine, args.isa()));
+    let conditions = Conditions { machine, ..here };
     match &args.run {
         Some(name) => Run::named(name.clone(), conditions),
         None => Run::under(conditions),
@@ -130,7 +132,12 @@ fn is_gpu(args: &RunArgs) -> bool {
 
 /// The peers that are asked for and installed; the others are told.
 fn peers(args: &RunArgs, model: &Path) -> Vec<Box<dyn Contender>> {
-    let setup = PeerSetup { cache: args.cache.clone(), model: model.to_owned(), threads: args.tuning().n_threads() };
+    let setup = PeerSetup {
+        cache: args.cache.clone(),
+        model: model.to_owned(),
+        threads: args.tuning().n_threads(),
+        isa: args.peers_isa(),
+    };
     let opened = args.peers.iter().map(|peer| -> Result<Box<dyn Contender>> {
         match peer {
             Peer::LlamaCpp => Ok(Box::new(LlamaCpp::open(&setup).context("llama.cpp")?)),

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use stoker_engine::ops::Isa;
 
 use crate::{
     checkpoint::{self, Dtype},
@@ -63,6 +64,8 @@ pub struct Wanted<'a> {
     pub weights: Weights,
     /// How they are quantised, if they are.
     pub quantised: Option<Quantised>,
+    /// Instructions that the llama.cpp that quantises is built for, if not this machine's best.
+    pub isa: Option<Isa>,
 }
 
 /// A model on disk.
@@ -102,7 +105,7 @@ impl Model {
         };
         if let Some(format) = wanted.format.quantised() {
             ensure!(wanted.weights == Weights::Disk, "{format} is read from a file: --weights disk");
-            model.quantise(&Toolbox::open(cache).context("llama.cpp")?, format)?;
+            model.quantise(&Toolbox::open(cache, wanted.isa).context("llama.cpp")?, format)?;
         }
         Ok(model)
     }
@@ -163,7 +166,13 @@ mod tests {
     #[test]
     fn a_shape_on_the_device_needs_no_file_of_weights() {
         let cache = tempfile::tempdir().unwrap();
-        let wanted = Wanted { model: "llama-3.1-8b", format: Format::Bf16, weights: Weights::Device, quantised: None };
+        let wanted = Wanted {
+            model: "llama-3.1-8b",
+            format: Format::Bf16,
+            weights: Weights::Device,
+            quantised: None,
+            isa: None,
+        };
         let model = Model::open(&wanted, cache.path()).unwrap();
         assert_eq!((model.name.as_str(), model.dtype.as_str(), model.bytes_per_token), ("llama-3.1-8b", "bf16", None));
         assert!(!model.path.join("model.safetensors").exists());
@@ -176,8 +185,13 @@ mod tests {
         fs::create_dir(&path).unwrap();
         let config = json!({"torch_dtype": "float32", "max_position_embeddings": 64});
         fs::write(path.join("config.json"), config.to_string()).unwrap();
-        let wanted =
-            Wanted { model: path.to_str().unwrap(), format: Format::Bf16, weights: Weights::Device, quantised: None };
+        let wanted = Wanted {
+            model: path.to_str().unwrap(),
+            format: Format::Bf16,
+            weights: Weights::Device,
+            quantised: None,
+            isa: None,
+        };
         let model = Model::open(&wanted, dir.path()).unwrap();
         assert_eq!((model.name.as_str(), model.dtype.as_str(), model.max_position_embeddings), ("mine", "f32", 64));
     }
@@ -185,11 +199,16 @@ mod tests {
     #[test]
     fn a_quantised_model_without_llama_cpp_says_how_to_get_it() {
         let cache = tempfile::tempdir().unwrap();
-        let wanted =
-            Wanted { model: "tinyllama-1.1b", format: Format::Q8_0, weights: Weights::Device, quantised: None };
+        let wanted = Wanted {
+            model: "tinyllama-1.1b",
+            format: Format::Q8_0,
+            weights: Weights::Device,
+            quantised: None,
+            isa: None,
+        };
         let error = format!("{:#}", Model::open(&wanted, cache.path()).unwrap_err());
         assert!(error.contains("--weights disk"), "{error}");
-        let error = format!("{:#}", Toolbox::open(cache.path()).unwrap_err());
+        let error = format!("{:#}", Toolbox::open(cache.path(), None).unwrap_err());
         assert!(error.contains("tools/bench/llama-cpp.sh"), "{error}");
     }
 }

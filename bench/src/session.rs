@@ -25,6 +25,8 @@ pub struct Subject {
     pub model: String,
     /// The format of its weights.
     pub dtype: String,
+    /// What stands before the name of a case: instructions that are not the machine's best.
+    pub case_prefix: String,
     /// Bytes of weights that one decoded token reads, where memory and no cache holds them.
     pub bytes_per_token: Option<u64>,
 }
@@ -102,8 +104,8 @@ impl Session<'_> {
     }
 
     fn figures(&self, case: Case, found: &[Samples], speeds: &[f64]) -> Vec<Figure> {
-        let case_name = case.to_string();
-        let Subject { model, dtype, .. } = self.subject;
+        let Subject { model, dtype, case_prefix, .. } = self.subject;
+        let case_name = format!("{case_prefix}{case}");
         let figure = |system: &System, metric: &str, samples: &[f64]| {
             self.run.figure_of(system, Key { model, dtype, case: &case_name, metric }, samples)
         };
@@ -185,7 +187,12 @@ mod tests {
             contenders.into_iter().map(|contender| Box::new(contender) as Box<dyn Contender>).collect();
         let mut heard = Vec::new();
         let mut progress = |line: &str| heard.push(line.to_owned());
-        let subject = Subject { model: "ember".into(), dtype: "bf16".into(), bytes_per_token: Some(100_000_000) };
+        let subject = Subject {
+            model: "ember".into(),
+            dtype: "bf16".into(),
+            case_prefix: "avx2_".into(),
+            bytes_per_token: Some(100_000_000),
+        };
         let mut probe = || 40.0;
         let mut session =
             Session { run: &run, subject: &subject, samples: 3, probe: Some(&mut probe), progress: &mut progress };
@@ -201,7 +208,7 @@ mod tests {
         let figures = play(vec![ours, peer]).0.unwrap();
         let ratio = figures.iter().find(|figure| figure.metric == "ratio_to_llama.cpp").unwrap();
         assert!((ratio.value - 1.1).abs() < 1e-9, "{ratio:?}");
-        assert_eq!((ratio.n, ratio.system.as_str()), (3, "stoker"));
+        assert_eq!((ratio.n, ratio.system.as_str(), ratio.case.as_str()), (3, "stoker", "avx2_decode_128"));
         assert!((ratio.max - 1.2).abs() < 1e-9, "{ratio:?}");
     }
 

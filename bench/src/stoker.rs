@@ -51,8 +51,8 @@ impl Stoker {
     /// An agent with the sizes that it has when nobody gives any: how it starts and how large it is must not depend on the
     /// other cases.
     fn plain_agent(&mut self) -> Result<Agent> {
-        let threads = self.setup.limits.threads;
-        self.agent(&EngineLimits { threads, ..EngineLimits::default() })
+        let EngineLimits { threads, isa, .. } = self.setup.limits;
+        self.agent(&EngineLimits { threads, isa, ..EngineLimits::default() })
     }
 
     fn start(&mut self) -> Result<Vec<Reading>> {

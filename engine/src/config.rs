@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 pub use stoker_fit::StepSizes;
 use stoker_fit::{AskedSizes, memory::CacheUse};
 
-use crate::{request::TokenId, sched::SchedLimits};
+use crate::{ops::Isa, request::TokenId, sched::SchedLimits};
 
 /// Tokens that a completion is taken to have before any has ended: what chats have on average.
 const EXPECTED_COMPLETION: u32 = 256;
@@ -104,6 +104,8 @@ pub struct EngineLimits {
     pub itl_target: Option<Duration>,
     /// Compute threads. Default: the CPUs the process may use.
     pub threads: Option<usize>,
+    /// Instructions that the CPUs compute with. Default: the best they have.
+    pub isa: Option<Isa>,
     /// Keep the KV blocks of prompts and completions for requests that begin with the same tokens.
     pub prefix_caching: bool,
     /// Give a request the same bits whatever else runs beside it, however its prompt is cut and whatever of it is cached. The
@@ -190,6 +192,7 @@ impl Default for EngineLimits {
             expected_completion: Some(EXPECTED_COMPLETION),
             itl_target: None,
             threads: None,
+            isa: None,
             prefix_caching: true,
             batch_invariant: false,
             quantization: None,

@@ -31,7 +31,7 @@ use crate::{
     matchers::Matchers,
     metrics::Meters,
     model::{Checkpoint, CheckpointFormat, ModelAssets, ModelConfig, ModelError, ModelSpec, WeightStore},
-    ops::CpuOps,
+    ops::{CpuOps, Isa},
     output::{self, OUTPUT_QUEUE_MESSAGES},
     pool::Pool,
     sched::{Pace, SchedLimits, SchedState},
@@ -257,11 +257,6 @@ impl LoadedModel {
         Self::take(ReadModel::read(config)?, &config.limits, cpu_ops(&config.limits)?, progress)
     }
 
-    /// The same on a back end that is there already.
-    pub fn open_on(ops: CpuOps, config: &EngineConfig, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
-        Self::take(ReadModel::read(config)?, &config.limits, vec![ops], progress)
-    }
-
     fn take(
         read: ReadModel,
         limits: &EngineLimits,
@@ -290,8 +285,8 @@ impl LoadedModel {
         let memory = MemoryPlan::new(needs, limits.cache_use(&sched), budget)?;
         let take = |share| progress(WEIGHTS_SHARE * share);
         let device = match &ops[..] {
-            [ops] => format!("cpu, {} threads", ops.n_threads()),
-            ranks => format!("cpu, {} ranks of {} threads", ranks.len(), ranks[0].n_threads()),
+            [ops] => format!("cpu, {} threads, {}", ops.n_threads(), ops.isa()),
+            ranks => format!("cpu, {} ranks of {} threads, {}", ranks.len(), ranks[0].n_threads(), ranks[0].isa()),
         };
         let cache = CacheSize { dtype, n_blocks: memory.kv_blocks as usize, n_positions: sched.max_model_len };
         let threads = rank_threads("engine-rank", ops.len())?;
@@ -307,7 +302,11 @@ impl LoadedModel {
 /// A rank's threads each: together as many as there are to be.
 fn cpu_ops(limits: &EngineLimits) -> Result<Vec<CpuOps>, StartError> {
     let (threads, n_ranks) = (limits.threads.unwrap_or_else(host::n_cpus), limits.tensor_parallel.max(1));
-    let ops = (0..n_ranks).map(|_| CpuOps::new((threads / n_ranks).max(1)));
+    let isa = limits.isa.unwrap_or_else(Isa::best);
+    if let Some(reason) = host::crowding(threads, host::n_cpus(), host::cpu_quota()) {
+        tracing::warn!("{reason}");
+    }
+    let ops = (0..n_ranks).map(|_| CpuOps::new((threads / n_ranks).max(1), isa));
     ops.collect::<Result<_, _>>().map_err(|error| StartError::Threads { threads, reason: error.to_string() })
 }
 

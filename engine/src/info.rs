@@ -35,7 +35,7 @@ pub struct ModelInfo {
     pub bos_token: Option<String>,
     /// Text of the end token, for the template.
     pub eos_token: Option<String>,
-    /// Where it computes: `cpu, 2 threads`.
+    /// Where it computes: `cpu, 2 threads, avx2`.
     pub device: String,
 }
 

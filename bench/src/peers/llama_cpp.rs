@@ -30,7 +30,7 @@ pub struct LlamaCpp {
 impl LlamaCpp {
     /// Finds the build in the cache; a model that is no GGUF file is converted, once.
     pub fn open(setup: &PeerSetup) -> Result<Self> {
-        let toolbox = Toolbox::open(&setup.cache)?;
+        let toolbox = Toolbox::open(&setup.cache, setup.isa)?;
         let model = if setup.model.is_dir() { toolbox.convert(&setup.model)? } else { setup.model.clone() };
         let bench = toolbox.program("llama-batched-bench");
         Ok(Self { bench, version: toolbox.version, model, threads: setup.threads })

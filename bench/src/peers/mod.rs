@@ -10,6 +10,7 @@ pub use transformers::Transformers;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use stoker_engine::ops::Isa;
 
 use crate::{
     case::Case,
@@ -35,6 +36,8 @@ pub struct PeerSetup {
     pub model: PathBuf,
     /// Compute threads.
     pub threads: usize,
+    /// Instructions that it is built for, where those are not the machine's best.
+    pub isa: Option<Isa>,
 }
 
 fn readings(case: Case, phases: Phases, peer: &str) -> Result<Vec<Reading>> {

@@ -1,5 +1,5 @@
 //! On every instruction set this CPU has, a sequence's logits are the same bits alone, among 31 others, and with its
-//! prompt cut into chunks. Opens the executor itself: the engine would choose the best set.
+//! prompt cut into chunks. Opens the executor itself, to see logits.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -7,7 +7,7 @@ use stoker_engine::{
     EngineLimits, LoadedModel, Request, RequestId, TokenId,
     exec::CpuExecutor,
     kv::{BLOCK_TOKENS, BlockId},
-    ops::CpuOps,
+    ops::Isa,
     sched::{ChunkInput, SampleSpec, Step, StepChunk},
 };
 
@@ -92,21 +92,23 @@ impl Company {
 }
 
 /// The model with an empty cache.
-fn open(ops: CpuOps, checkpoint: &Path) -> CpuExecutor {
+fn open(isa: Isa, checkpoint: &Path) -> CpuExecutor {
     let limits = EngineLimits {
+        isa: Some(isa),
+        threads: Some(THREADS),
         max_model_len: Some(N_BLOCKS * BLOCK_TOKENS as u32),
         kv_cache_tokens: Some(N_SEQUENCES * N_BLOCKS * BLOCK_TOKENS as u32),
         ..EngineLimits::default()
     };
-    let model = LoadedModel::open_on(ops, &common::config(checkpoint, limits), &|_| {});
+    let model = LoadedModel::open(&common::config(checkpoint, limits), &|_| {});
     model.unwrap_or_else(|error| panic!("{error}")).executor
 }
 
 fn check(name: &str, checkpoint: &Path) {
     let company = Company::new();
-    for ops in CpuOps::of_each_isa(THREADS).unwrap() {
-        let name = format!("{name} on {ops:?}");
-        let mut model = open(ops, checkpoint);
+    for isa in Isa::available() {
+        let name = format!("{name} on {isa}");
+        let mut model = open(isa, checkpoint);
         let expected = company.alone(&mut model, PROMPT);
         assert!(expected.iter().flatten().all(|logit| logit.is_finite()), "{name}");
         assert_eq!(company.together(&mut model), expected, "{name}: among {} others", N_SEQUENCES - 1);

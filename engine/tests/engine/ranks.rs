@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use stoker_engine::{Engine, EngineLimits, LoadedModel, StartError, TokenId};
+use stoker_engine::{Engine, EngineLimits, LoadedModel, StartError, TokenId, ops::Isa};
 
 use crate::{
     common,
@@ -118,7 +118,7 @@ fn ranks_write_the_text_that_one_writes() {
     let limits = |n_ranks| EngineLimits { tensor_parallel: n_ranks, threads: Some(THREADS), ..EngineLimits::default() };
     let start = |n_ranks| Engine::start(common::config(&common::ember(), limits(n_ranks)), |_| {}).unwrap();
     let engines = [1, 2, 4].map(start);
-    assert_eq!(engines[1].model().device, "cpu, 2 ranks of 2 threads");
+    assert_eq!(engines[1].model().device, format!("cpu, 2 ranks of 2 threads, {}", Isa::best()));
     let text = "<|begin|><|user|>What is the capital of France?<|end|><|assistant|>";
     let prompt: Vec<TokenId> = engines[0].tokenizer().encode(text, false).unwrap();
     let answers = engines.each_ref().map(|engine| {

@@ -10,7 +10,7 @@ mod kernel;
 mod weights;
 
 pub use cache::CpuCache;
-use kernel::Isa;
+pub use kernel::{Isa, NoSuchIsa};
 pub use weights::{CpuMatrix, CpuVector};
 
 use super::BatchInputs;
@@ -30,15 +30,15 @@ pub struct CpuOps {
 }
 
 impl CpuOps {
-    /// Computes on `n_threads` threads, the caller's among them, with the best instructions this CPU has.
-    pub fn new(n_threads: usize) -> std::io::Result<Self> {
-        Ok(Self { pool: Pool::new(n_threads)?, isa: Isa::detect() })
+    /// Computes on `n_threads` threads, the caller's among them, with those instructions. Every set keeps what is promised
+    /// of one, though not with the same bits.
+    pub fn new(n_threads: usize, isa: Isa) -> std::io::Result<Self> {
+        Ok(Self { pool: Pool::new(n_threads)?, isa })
     }
 
-    /// One for each instruction set this CPU has, plain Rust among them, best first: all of them keep what is promised
-    /// of one, though not with the same bits.
-    pub fn of_each_isa(n_threads: usize) -> std::io::Result<Vec<Self>> {
-        Isa::available().into_iter().map(|isa| Ok(Self { pool: Pool::new(n_threads)?, isa })).collect()
+    /// What it computes with.
+    pub fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// Threads it computes on.

@@ -13,8 +13,8 @@ use std::{cell::RefCell, ops::Range};
 
 use super::{
     Kernel, PackedRows,
-    lanes::{Lanes, Wide},
-    product::{Target, WeightRows, columns},
+    lanes::{Lanes, Tiles, Wide},
+    product::{Target, WeightRows, columns, widened},
     vector,
 };
 use crate::{
@@ -25,8 +25,6 @@ use crate::{
 
 /// Queries whose values are summed together.
 const QUERIES: usize = 4;
-/// Registers of values that are summed together.
-const COLUMNS: usize = 4;
 
 /// One layer's cache as bytes.
 #[derive(Clone, Copy, Debug)]
@@ -212,9 +210,11 @@ impl Attend<'_> {
         let mut column = 0;
         // SAFETY: columns are below `head_dim`.
         unsafe {
-            while column + COLUMNS * V::STEP <= self.head_dim() {
-                self.sum_columns::<V, Q, COLUMNS>(weights, query, column);
-                column += COLUMNS * V::STEP;
+            if V::COLUMNS == 4 {
+                while column + 4 * V::STEP <= self.head_dim() {
+                    self.sum_columns::<V, Q, 4>(weights, query, column);
+                    column += 4 * V::STEP;
+                }
             }
             while column + V::STEP <= self.head_dim() {
                 self.sum_columns::<V, Q, 1>(weights, query, column);
@@ -297,7 +297,9 @@ impl Attend<'_> {
 unsafe fn scores_of_block<L: Lanes>(x: &PackedRows, w: WeightRows<'_>, y: &Target<'_>) {
     // SAFETY: as the caller vouches.
     unsafe {
-        if x.n_rows < 4 {
+        if L::TILES == Tiles::Panel {
+            widened::<L>(x, 0..x.n_rows, w, 0..BLOCK_TOKENS, y);
+        } else if x.n_rows < 4 {
             for token in (0..BLOCK_TOKENS).step_by(8) {
                 columns::<L, 8>(x, 0..x.n_rows, w, token, y);
             }

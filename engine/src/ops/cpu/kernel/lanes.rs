@@ -1,7 +1,8 @@
 //! What a kernel is written in: the registers of one instruction set that multiply numbers of one weight format.
 //!
 //! A product sums over its inputs in lanes: step `s` adds the inputs `s * STEP..(s + 1) * STEP` to the lanes, and the
-//! end folds the lanes in a fixed tree. Neither depends on how many rows or outputs are computed together, so on one
+//! end folds the lanes in a fixed tree. Where `RUN` is shorter than a row, that is done for each run of so many inputs, and
+//! what they give adds up in order. None of it depends on how many rows or outputs are computed together, so on one
 //! machine a number has the same bits whoever computes it.
 
 /// How near to the CPU weights are brought ahead of their use.
@@ -11,10 +12,35 @@ pub(super) enum CacheLevel {
     Second,
 }
 
+/// How several rows meet weights.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Tiles {
+    /// Each tile reads weights as they lie, widening them in registers: 4 rows x 6 outputs take 24 registers for sums.
+    InPlace,
+    /// Weights of a few outputs are widened once into a panel that all rows meet, 3 rows x 4 outputs at a time: 12 registers
+    /// for sums, of 16 that there are.
+    Panel,
+}
+
+/// Packed rows, one `stride` bytes behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strided {
+    pub(super) at: *const u8,
+    pub(super) stride: usize,
+}
+
+impl Strided {
+    /// The same rows from the byte `first` of each on.
+    #[inline(always)]
+    pub(super) fn from(self, first: usize) -> Self {
+        Self { at: self.at.wrapping_add(first), ..self }
+    }
+}
+
 /// One instruction set on one weight format.
 ///
 /// # Safety
-/// Its functions are called only where `Isa::detect` found the instruction set, and inlined into a function that
+/// Its functions are called only where `Isa` found the instruction set, and inlined into a function that
 /// enables it. Pointers are read for the bytes named, at any alignment.
 pub(super) unsafe trait Lanes {
     /// Inputs of one step.
@@ -23,12 +49,14 @@ pub(super) unsafe trait Lanes {
     const X_BYTES: usize;
     /// Bytes of a weight row in one step.
     const W_BYTES: usize;
+    /// Inputs whose sum is folded and added to the result, whole steps of them.
+    const RUN: usize = usize::MAX;
+    /// How several rows meet weights.
+    const TILES: Tiles = Tiles::InPlace;
     /// Sums on the way.
     type Acc: Copy;
-    /// A step of a packed row.
+    /// A step of a row, of activations or weights.
     type X: Copy;
-    /// A step of a weight row.
-    type W: Copy;
     /// The same format in f32 registers.
     type Wide: Wide;
 
@@ -37,28 +65,49 @@ pub(super) unsafe trait Lanes {
     /// Reads a step of a packed row.
     unsafe fn x(x: *const u8) -> Self::X;
     /// Reads a step of a weight row.
-    unsafe fn w(w: *const u8) -> Self::W;
+    unsafe fn w(w: *const u8) -> Self::X;
+    /// Writes a step as [`Lanes::x`] reads it.
+    unsafe fn put(x: Self::X, at: *mut u8);
     /// Asks for the cache line at `at`, which need not exist, ahead of its use.
     #[inline(always)]
     unsafe fn prefetch(at: *const u8, level: CacheLevel) {
         let _ = (at, level);
     }
     /// Adds the products of a step.
-    unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::W) -> Self::Acc;
+    unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::X) -> Self::Acc;
+    /// The sums of `R` packed rows with `C` of a panel over `n_steps` steps, as [`Lanes::add`] makes them.
+    #[inline(always)]
+    unsafe fn sums<const R: usize, const C: usize>(x: Strided, w: Strided, n_steps: usize) -> [[Self::Acc; C]; R] {
+        // SAFETY: the caller vouches for the rows and the instruction set.
+        unsafe {
+            let mut sums = [[Self::zero(); C]; R];
+            for step in 0..n_steps {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = Self::x(x.at.add(r * x.stride + step * Self::X_BYTES));
+                    for (c, sum) in sums.iter_mut().enumerate() {
+                        *sum = Self::add(*sum, x, Self::x(w.at.add(c * w.stride + step * Self::X_BYTES)));
+                    }
+                }
+            }
+            sums
+        }
+    }
     /// Folds the lanes of four sums: halves onto each other until one is left.
     unsafe fn fold4(acc: [Self::Acc; 4]) -> [f32; 4];
     /// Writes part of a row, whole steps of it, as [`Lanes::x`] reads it.
     fn pack(row: &[f32], packed: &mut [u8]);
 }
 
-/// Lanes whose activations are f32, a register's lane a number: sums of scaled rows are made of them too.
+/// Lanes whose activations are f32: sums of scaled rows are made of them too.
 ///
 /// # Safety
 /// As [`Lanes`].
 pub(super) unsafe trait Wide: Lanes {
+    /// Steps of columns that are summed together for four rows.
+    const COLUMNS: usize;
     /// One number in all lanes.
     unsafe fn splat(x: f32) -> Self::X;
-    /// Writes the lanes, `STEP` numbers.
+    /// Writes `STEP` sums in the order of the numbers that they are of.
     unsafe fn write(acc: Self::Acc, out: *mut f32);
     /// The `idx`-th number of a stored row.
     fn widen(row: &[u8], idx: usize) -> f32;

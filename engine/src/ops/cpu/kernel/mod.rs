@@ -1,5 +1,5 @@
-//! Kernels of the CPU back end and the choice of instruction set, made once per process. The only place, beside the
-//! thread pool, with `unsafe` code; everything else hands slices in.
+//! Kernels of the CPU back end, each for every instruction set. The only place, beside the thread pool, with `unsafe` code;
+//! everything else hands slices in.
 
 #![expect(
     unsafe_code,
@@ -7,16 +7,23 @@
 )]
 
 mod attend;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod blocks;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod chains;
+mod isa;
 mod lanes;
 mod linear;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod product;
 #[cfg(test)]
 mod tests;
 mod vector;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 use half::{bf16, f16};
 use lanes::Lanes;
@@ -24,6 +31,10 @@ use lanes::Lanes;
 use attend::Attend;
 pub(super) use attend::{AttentionTask, CachedBytes};
 pub(super) use blocks::{Panels, Quant};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use chains::{Chained, Chains};
+use isa::Set;
+pub use isa::{Isa, NoSuchIsa};
 pub(super) use linear::{Weights, multiply};
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
@@ -37,18 +48,6 @@ pub(super) enum Format {
     F32,
     Bf16,
     F16,
-}
-
-/// Instructions that kernels are made of, best first.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Isa {
-    #[cfg(target_arch = "x86_64")]
-    Avx512Bf16,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    Portable,
 }
 
 /// Work that is written once and compiled for every instruction set and format.
@@ -71,60 +70,34 @@ impl Format {
 }
 
 impl Isa {
-    /// The best this CPU has.
-    pub(super) fn detect() -> Self {
-        Self::available()[0]
-    }
-
-    /// All this CPU has, best first.
-    pub(super) fn available() -> Vec<Self> {
-        let mut found = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let has_avx2 =
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-            let has_avx512 = has_avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq");
-            if has_avx512 && is_x86_feature_detected!("avx512bf16") {
-                found.push(Self::Avx512Bf16);
-            }
-            if has_avx512 {
-                found.push(Self::Avx512);
-            }
-            if has_avx2 {
-                found.push(Self::Avx2);
-            }
-        }
-        found.push(Self::Portable);
-        found
-    }
-
     /// Runs a kernel over numbers of that format.
     fn run(self, format: Format, kernel: impl Kernel) {
-        // SAFETY: `detect` and `available`, the only makers of the variants, looked for the sets that the functions
-        // enable.
+        // SAFETY: whoever has an `Isa` has a CPU with that set, and the functions enable no more than it.
         unsafe {
-            match (self, format) {
+            match (self.0, format) {
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx512Bf16, Format::Bf16) => avx512_bf16(kernel),
+                (Set::Avx512Bf16, Format::Bf16) => avx512_bf16(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx512Bf16 | Self::Avx512, Format::F32) => avx512::<f32>(kernel),
+                (Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F32) => avx512::<f32>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx512, Format::Bf16) => avx512::<bf16>(kernel),
+                (Set::Avx512Vnni | Set::Avx512, Format::Bf16) => avx512::<bf16>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx512Bf16 | Self::Avx512, Format::F16) => avx512::<f16>(kernel),
+                (Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F16) => avx512::<f16>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2, Format::F32) => avx2::<f32>(kernel),
+                (Set::Avx2Vnni | Set::Avx2, Format::F32) => avx2::<f32>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2, Format::Bf16) => avx2::<bf16>(kernel),
+                (Set::Avx2Vnni | Set::Avx2, Format::Bf16) => avx2::<bf16>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Self::Avx2, Format::F16) => avx2::<f16>(kernel),
-                (Self::Portable, Format::F32) => kernel.run::<Portable<f32>>(),
-                (Self::Portable, Format::Bf16) => kernel.run::<Portable<bf16>>(),
-                (Self::Portable, Format::F16) => kernel.run::<Portable<f16>>(),
+                (Set::Avx2Vnni | Set::Avx2, Format::F16) => avx2::<f16>(kernel),
+                #[cfg(target_arch = "aarch64")]
+                (Set::NeonDot | Set::Neon, Format::F32) => neon::<f32>(kernel),
+                #[cfg(target_arch = "aarch64")]
+                (Set::NeonDot | Set::Neon, Format::Bf16) => neon::<bf16>(kernel),
+                #[cfg(target_arch = "aarch64")]
+                (Set::NeonDot | Set::Neon, Format::F16) => neon::<f16>(kernel),
+                (Set::Portable, Format::F32) => kernel.run::<Portable<f32>>(),
+                (Set::Portable, Format::Bf16) => kernel.run::<Portable<bf16>>(),
+                (Set::Portable, Format::F16) => kernel.run::<Portable<f16>>(),
             }
         }
     }
@@ -168,21 +141,28 @@ impl Isa {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn avx512_bf16(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<x86::Bf16Dot>() }
+    unsafe { kernel.run::<avx512::Bf16Dot>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn avx512<T: x86::Wide512>(kernel: impl Kernel) {
+unsafe fn avx512<T: avx512::Wide512>(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<x86::Avx512<T>>() }
+    unsafe { kernel.run::<avx512::Avx512<T>>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<T: x86::Wide256>(kernel: impl Kernel) {
+unsafe fn avx2<T: Chained>(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<x86::Avx2<T>>() }
+    unsafe { kernel.run::<Chains<std::arch::x86_64::__m256, T>>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon<T: Chained>(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<Chains<neon::Pair, T>>() }
 }
 
 /// Rows as a product reads them: each padded with zeros to whole steps.

@@ -48,7 +48,6 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
     const W_BYTES: usize = N * T::BYTES;
     type Acc = [f32; N];
     type X = [f32; N];
-    type W = [f32; N];
     type Wide = Self;
 
     #[inline(always)]
@@ -67,6 +66,12 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
         // SAFETY: the caller vouches for `W_BYTES` bytes.
         let bytes = unsafe { std::slice::from_raw_parts(w, Self::W_BYTES) };
         std::array::from_fn(|lane| T::widened(&bytes[lane * T::BYTES..]))
+    }
+
+    #[inline(always)]
+    unsafe fn put(x: [f32; N], at: *mut u8) {
+        // SAFETY: the caller vouches for `X_BYTES` bytes.
+        unsafe { at.cast::<[f32; N]>().write_unaligned(x) }
     }
 
     #[inline(always)]
@@ -97,6 +102,8 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
 
 // SAFETY: needs no instruction set; writes one step.
 unsafe impl<T: Stored> Wide for Portable<T> {
+    const COLUMNS: usize = 4;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; N] {
         [x; N]

@@ -13,12 +13,18 @@
 //! asks for the weights of the next one, in the order of their addresses. One row waits for memory alone: it takes its
 //! outputs one after the other, which is one long stream, and asks for what comes a little later; a thread then reads as
 //! fast as plain copying would (docs/benchmarks/NOTES-cpu.md).
+//!
+//! Where registers hold fewer sums ([`Tiles::Panel`]), several rows meet weights that were widened into a panel, run by run:
+//!
+//! ```text
+//! rows whose run the second-level cache holds  >  run of inputs  >  4 outputs, widened once  >  tiles of 3 rows
+//! ```
 
-use std::{marker::PhantomData, ops::Range};
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
 use super::{
-    Kernel, PackedRows,
-    lanes::{CacheLevel, Lanes},
+    Kernel, Line, PackedRows,
+    lanes::{CacheLevel, Lanes, Strided, Tiles},
 };
 
 /// Packed rows that stay in the second-level cache while weights pass by, in bytes: half of it.
@@ -32,6 +38,14 @@ const AHEAD_BYTES: usize = 4 << 10;
 const LONG_ROW_BYTES: usize = 1 << 10;
 /// Longest step of a weight row, in bytes.
 const MAX_STEP_BYTES: usize = 128;
+/// Outputs of a panel, and rows of a tile that meets it.
+const PANEL_OUTPUTS: usize = 4;
+const PANEL_ROWS: usize = 3;
+/// Runs of packed rows that stay in the second-level cache while panels pass by, in bytes: half of the 512 KB of chips
+/// that have panels.
+const CACHED_RUN_BYTES: usize = 256 << 10;
+/// Bytes of a panel: runs of 512 inputs in f32.
+const PANEL_BYTES: usize = PANEL_OUTPUTS * 512 * size_of::<f32>();
 
 /// Weight rows, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -90,11 +104,19 @@ impl Kernel for Product<'_> {
         assert!(w.row_bytes * outputs.end <= w.bytes.len(), "every output has its weights");
         assert_eq!(x.stride, w.row_bytes.div_ceil(L::W_BYTES) * L::X_BYTES, "rows are as long as weight rows");
         assert!(outputs.end <= y.stride && x.n_rows * y.stride <= y.len, "every product has its place");
-        let rows_at_once = (CACHED_BYTES / x.stride).max(8) / 4 * 4;
+        let rows_at_once = match L::TILES {
+            Tiles::InPlace => (CACHED_BYTES / x.stride).max(8) / 4 * 4,
+            Tiles::Panel => CACHED_RUN_BYTES / (L::RUN * size_of::<f32>()) / PANEL_ROWS * PANEL_ROWS,
+        };
         for first in (0..x.n_rows).step_by(rows_at_once) {
             let rows = first..x.n_rows.min(first + rows_at_once);
             // SAFETY: rows, outputs and places of results exist by the assertions.
-            unsafe { block::<L>(x, rows, w, outputs.clone(), y) };
+            unsafe {
+                match L::TILES {
+                    Tiles::InPlace => block::<L>(x, rows, w, outputs.clone(), y),
+                    Tiles::Panel => widened::<L>(x, rows, w, outputs.clone(), y),
+                }
+            };
         }
     }
 }
@@ -233,12 +255,163 @@ unsafe fn single<L: Lanes, const C: usize>(
     }
 }
 
+/// All outputs for some rows, by panels; one row alone meets weights as they lie.
+///
+/// # Safety
+/// As [`tile`], for all rows and outputs.
+#[inline(always)]
+pub(super) unsafe fn widened<L: Lanes>(
+    x: &PackedRows,
+    rows: Range<usize>,
+    w: WeightRows<'_>,
+    outputs: Range<usize>,
+    y: &Target<'_>,
+) {
+    if rows.len() == 1 {
+        // A loop and no closure, which need not be compiled for the instruction set.
+        for output in outputs {
+            // SAFETY: as the caller vouches.
+            unsafe { alone::<L>(x, rows.start, w, output, y) };
+        }
+        return;
+    }
+    let mut panel = Panel(MaybeUninit::uninit());
+    for run in runs::<L>(w) {
+        for output in outputs.clone().step_by(PANEL_OUTPUTS) {
+            let outputs = output..outputs.end.min(output + PANEL_OUTPUTS);
+            // SAFETY: as the caller vouches.
+            unsafe {
+                let w = panel.fill::<L>(w, outputs.clone(), run.clone());
+                let mut row = rows.start;
+                while row + PANEL_ROWS <= rows.end {
+                    panel_tile::<L, PANEL_ROWS>(x, row, w, outputs.clone(), run.clone(), y);
+                    row += PANEL_ROWS;
+                }
+                match rows.end - row {
+                    2 => panel_tile::<L, 2>(x, row, w, outputs, run.clone(), y),
+                    1 => panel_tile::<L, 1>(x, row, w, outputs, run.clone(), y),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Steps of a weight row, the last of which may have a rest only, in runs.
+#[inline(always)]
+fn runs<L: Lanes>(w: WeightRows<'_>) -> impl Iterator<Item = Range<usize>> {
+    let (n_steps, per_run) = (w.row_bytes.div_ceil(L::W_BYTES), L::RUN / L::STEP);
+    (0..n_steps).step_by(per_run).map(move |first| first..n_steps.min(first + per_run))
+}
+
+/// A run of some outputs' weights as packed rows.
+struct Panel(MaybeUninit<[Line; PANEL_BYTES / size_of::<Line>()]>);
+
+impl Panel {
+    /// Widens the steps `run` of `outputs`; what the panel has room for beyond them is zero. Asks for the weights of the
+    /// next outputs meanwhile.
+    ///
+    /// # Safety
+    /// `w` has the outputs and steps. The CPU has the set of `L`.
+    #[inline(always)]
+    unsafe fn fill<L: Lanes>(&mut self, w: WeightRows<'_>, outputs: Range<usize>, run: Range<usize>) -> Strided {
+        assert!(PANEL_OUTPUTS * run.len() * L::X_BYTES <= PANEL_BYTES, "a run fits the panel");
+        let (n_steps, rest) = (w.row_bytes / L::W_BYTES, w.row_bytes % L::W_BYTES);
+        let (start, stride) = (self.0.as_mut_ptr().cast::<u8>(), run.len() * L::X_BYTES);
+        // SAFETY: whole steps and the rest are inside the weight row, and the panel has a place for each by the assertion.
+        unsafe {
+            for c in 0..PANEL_OUTPUTS {
+                let mut at = start.add(c * stride);
+                if c >= outputs.len() {
+                    at.write_bytes(0, stride);
+                    continue;
+                }
+                let row = w.bytes.as_ptr().add((outputs.start + c) * w.row_bytes);
+                let next = row.wrapping_add(PANEL_OUTPUTS * w.row_bytes);
+                for step in run.start..run.end.min(n_steps) {
+                    L::prefetch(next.wrapping_add(step * L::W_BYTES), CacheLevel::Second);
+                    L::put(L::w(row.add(step * L::W_BYTES)), at);
+                    at = at.add(L::X_BYTES);
+                }
+                if run.end > n_steps {
+                    L::put(w_rest::<L>(row.add(n_steps * L::W_BYTES), rest), at);
+                }
+            }
+        }
+        Strided { at: start, stride }
+    }
+}
+
+/// What a run adds to `R` rows from `row` and the outputs of a panel.
+///
+/// # Safety
+/// As [`tile`]; `w` is the panel of `outputs` and `run`.
+#[inline(always)]
+unsafe fn panel_tile<L: Lanes, const R: usize>(
+    x: &PackedRows,
+    row: usize,
+    w: Strided,
+    outputs: Range<usize>,
+    run: Range<usize>,
+    y: &Target<'_>,
+) {
+    // SAFETY: a packed row has all steps of a weight row, and `y` a place for each output of the rows.
+    unsafe {
+        let x = Strided { at: x.bytes().as_ptr().add(row * x.stride + run.start * L::X_BYTES), stride: x.stride };
+        let sums = L::sums::<R, PANEL_OUTPUTS>(x, w, run.len());
+        for (r, sums) in sums.into_iter().enumerate() {
+            let place = y.start.add((row + r) * y.stride + outputs.start);
+            for (c, sum) in L::fold4(sums).into_iter().enumerate().take(outputs.len()) {
+                let place = place.add(c);
+                place.write(if run.start == 0 { sum } else { place.read() + sum });
+            }
+        }
+    }
+}
+
+/// One row times one output as it lies, run by run: the sums of [`panel_tile`].
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn alone<L: Lanes>(x: &PackedRows, row: usize, w: WeightRows<'_>, output: usize, y: &Target<'_>) {
+    let (n_steps, rest) = (w.row_bytes / L::W_BYTES, w.row_bytes % L::W_BYTES);
+    let mut runs = runs::<L>(w).peekable();
+    let mut total = None;
+    // SAFETY: as in `tile`.
+    unsafe {
+        let x_at = x.bytes().as_ptr().add(row * x.stride);
+        let w_at = w.bytes.as_ptr().add(output * w.row_bytes);
+        while runs.peek().is_some() {
+            // Sums are folded four at a time.
+            let mut sums = [L::zero(); 4];
+            let mut n_sums = 0;
+            for (sum, run) in sums.iter_mut().zip(&mut runs) {
+                for step in run.start..run.end.min(n_steps) {
+                    let at = w_at.add(step * L::W_BYTES);
+                    L::prefetch(at.wrapping_add(AHEAD_BYTES), CacheLevel::Second);
+                    *sum = L::add(*sum, L::x(x_at.add(step * L::X_BYTES)), L::w(at));
+                }
+                if run.end > n_steps {
+                    let last = w_rest::<L>(w_at.add(n_steps * L::W_BYTES), rest);
+                    *sum = L::add(*sum, L::x(x_at.add(n_steps * L::X_BYTES)), last);
+                }
+                n_sums += 1;
+            }
+            for sum in &L::fold4(sums)[..n_sums] {
+                total = Some(total.map_or(*sum, |total: f32| total + sum));
+            }
+        }
+        y.start.add(row * y.stride + output).write(total.expect("a weight row is not empty"));
+    }
+}
+
 /// The last `rest` bytes of a weight row, zeros behind them.
 ///
 /// # Safety
 /// `at` may be read for `rest` bytes, fewer than a step. The CPU has the set of `L`.
 #[inline(always)]
-unsafe fn w_rest<L: Lanes>(at: *const u8, rest: usize) -> L::W {
+unsafe fn w_rest<L: Lanes>(at: *const u8, rest: usize) -> L::X {
     let mut padded = [0u8; MAX_STEP_BYTES];
     // SAFETY: as the caller vouches, and no step is longer than `padded`.
     unsafe {
@@ -268,7 +441,7 @@ unsafe fn x_step<L: Lanes, const R: usize>(x: *const u8, stride: usize) -> [L::X
 /// # Safety
 /// The CPU has the set of `L`.
 #[inline(always)]
-unsafe fn add_step<L: Lanes, const R: usize>(sums: &mut [L::Acc; R], xs: [L::X; R], w: L::W) {
+unsafe fn add_step<L: Lanes, const R: usize>(sums: &mut [L::Acc; R], xs: [L::X; R], w: L::X) {
     for r in 0..R {
         // SAFETY: as the caller vouches.
         sums[r] = unsafe { L::add(sums[r], xs[r], w) };

@@ -29,10 +29,16 @@ pub(super) unsafe trait BlockLanes {
     unsafe fn bytes(at: *const u8) -> Self::Bytes;
     /// The low and the high halves of bytes, as bytes.
     unsafe fn halves(bytes: Self::Bytes) -> [Self::Bytes; 2];
-    /// What the sum of a block begins with: with all [`BlockLanes::dot`]s of the block it is `sum (w - BIAS) * x`.
+    /// What the sum of a block begins with.
     unsafe fn start<const BIAS: i32>(x: &RowBlock) -> Self::Ints;
-    /// Adds the products of the four inputs at `x`.
+    /// Adds the products of the four inputs at `x`, in its own way of counting.
     unsafe fn dot<const BIAS: i32>(sum: Self::Ints, w: Self::Bytes, x: *const i8) -> Self::Ints;
+    /// After all dots of a block: `sum (w - BIAS) * x`.
+    #[inline(always)]
+    unsafe fn finish<const BIAS: i32>(sum: Self::Ints, x: &RowBlock) -> Self::Ints {
+        let _ = x;
+        sum
+    }
     /// `sum + ints * (w_scales * x_scale)`, each operation rounded.
     unsafe fn add_scaled(sum: Self::Floats, ints: Self::Ints, w_scales: Self::Floats, x_scale: f32) -> Self::Floats;
     /// Writes `OUTPUTS` numbers.

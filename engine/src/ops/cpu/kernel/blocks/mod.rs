@@ -9,6 +9,8 @@
 //! same bits alone and in company, and on every instruction set.
 
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panels;
 mod portable;
 mod product;
@@ -24,7 +26,7 @@ pub(super) use rows::BlockRows;
 
 pub(in super::super) use panels::Panels;
 
-use super::Isa;
+use super::{Isa, isa::Set};
 use lanes::BlockLanes;
 
 /// Values of a block.
@@ -66,14 +68,20 @@ trait BlockKernel {
 impl Isa {
     /// Runs a kernel over blocks.
     fn run_on_blocks(self, kernel: impl BlockKernel) {
-        // SAFETY: the variants say that AVX-512 or AVX2 is there, and VNNI is looked for here.
+        // SAFETY: whoever has an `Isa` has a CPU with that set, and the functions enable no more than it.
         unsafe {
-            match self {
+            match self.0 {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512Bf16 | Self::Avx512 if is_x86_feature_detected!("avx512vnni") => avx512_vnni(kernel),
+                Set::Avx512Bf16 | Set::Avx512Vnni => avx512_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512Bf16 | Self::Avx512 | Self::Avx2 => avx2(kernel),
-                Self::Portable => kernel.run::<portable::Portable>(),
+                Set::Avx2Vnni => avx2_vnni(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx512 | Set::Avx2 => avx2(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Set::NeonDot => neon_dot(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Set::Neon => kernel.run::<portable::Portable>(),
+                Set::Portable => kernel.run::<portable::Portable>(),
             }
         }
     }
@@ -87,8 +95,22 @@ unsafe fn avx512_vnni(kernel: impl BlockKernel) {
 }
 
 #[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn avx2_vnni(kernel: impl BlockKernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<x86::Avx2<x86::Dpbusd>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2(kernel: impl BlockKernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<x86::Avx2>() }
+    unsafe { kernel.run::<x86::Avx2<x86::Maddubs>>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn neon_dot(kernel: impl BlockKernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<neon::NeonDot>() }
 }

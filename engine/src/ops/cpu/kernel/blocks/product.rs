@@ -185,7 +185,7 @@ impl Quants for Q8 {
                     }
                 }
             }
-            sums
+            finished::<L, R, C, 128>(sums, x)
         }
     }
 }
@@ -210,9 +210,25 @@ impl Quants for Q4 {
                     }
                 }
             }
-            sums
+            finished::<L, R, C, 8>(sums, x)
         }
     }
+}
+
+/// # Safety
+/// The CPU has the set of `L`.
+#[inline(always)]
+unsafe fn finished<L: BlockLanes, const R: usize, const C: usize, const BIAS: i32>(
+    mut sums: [[L::Ints; R]; C],
+    x: [&RowBlock; R],
+) -> [[L::Ints; R]; C] {
+    for sums in &mut sums {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            // SAFETY: as the caller vouches.
+            *sum = unsafe { L::finish::<BIAS>(*sum, x) };
+        }
+    }
+    sums
 }
 
 /// `R` rows of `n_blocks` blocks times `C` registers of outputs.

@@ -1,18 +1,22 @@
-//! Blocks on x86-64: AVX-512 with VNNI, and AVX2.
+//! Blocks on x86-64: AVX-512 with VNNI, AVX2 with VNNI, and AVX2 alone.
 //!
 //! VNNI multiplies unsigned bytes by signed ones: weights are stored with their bias, and what the bias adds is taken
-//! off where a block's sum begins. AVX2 adds pairs of such products in 16 bits: enough for weights of four bits, whose
-//! bias goes the same way. Weights of eight bits give it their sign to the activations' first, because
-//! `128 * 127 * 2` fits and `255 * 127 * 2` does not.
+//! off where a block's sum begins. AVX2 adds pairs of such products in 16 bits. For weights of four bits these hold the sum of
+//! a whole block, `8 * 2 * 15 * 127`, which then becomes one of 32 bits and loses the bias. Weights of eight bits give
+//! their sign to the activations first, because `128 * 127 * 2` fits and `255 * 127 * 2` does not.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, marker::PhantomData};
 
 use super::{BLOCK, lanes::BlockLanes, rows::RowBlock};
 
 /// 64 products an instruction.
 pub(super) struct Vnni;
-/// 32 products in three instructions.
-pub(super) struct Avx2;
+/// Half the width, products by `D`.
+pub(super) struct Avx2<D>(PhantomData<D>);
+/// 32 products an instruction: AVX-VNNI.
+pub(super) struct Dpbusd;
+/// 32 products in two instructions or, of eight bits, four.
+pub(super) struct Maddubs;
 
 // SAFETY: uses AVX-512F, BW and VNNI, and the bytes named.
 unsafe impl BlockLanes for Vnni {
@@ -96,11 +100,83 @@ unsafe impl BlockLanes for Vnni {
     }
 }
 
+/// How AVX2 adds products of bytes, in registers of eight integers of 32 bits or sixteen of 16.
+///
+/// # Safety
+/// As [`BlockLanes`].
+pub(super) unsafe trait Dot {
+    /// As [`BlockLanes::start`].
+    unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m256i;
+    /// As [`BlockLanes::dot`], the four inputs in all lanes.
+    unsafe fn add<const BIAS: i32>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i;
+    /// As [`BlockLanes::finish`].
+    unsafe fn finish<const BIAS: i32>(sum: __m256i, x: &RowBlock) -> __m256i;
+}
+
+// SAFETY: uses AVX-VNNI.
+unsafe impl Dot for Dpbusd {
+    #[inline(always)]
+    unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_set1_epi32(-BIAS * x.sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const BIAS: i32>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const BIAS: i32>(sum: __m256i, _: &RowBlock) -> __m256i {
+        sum
+    }
+}
+
+// SAFETY: uses AVX2.
+unsafe impl Dot for Maddubs {
+    #[inline(always)]
+    unsafe fn start<const BIAS: i32>(_: &RowBlock) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_setzero_si256() }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const BIAS: i32>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if fits_16_bits(BIAS) {
+                return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+            }
+            let signed = _mm256_sub_epi8(w, _mm256_set1_epi8(BIAS as i8));
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const BIAS: i32>(sum: __m256i, x: &RowBlock) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if fits_16_bits(BIAS) {
+                let biased = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+                return _mm256_sub_epi32(biased, _mm256_set1_epi32(BIAS * x.sum));
+            }
+            sum
+        }
+    }
+}
+
+/// Whether the pairs of a whole block, four inputs at a time, add up in 16 bits: weights are below twice their bias.
+const fn fits_16_bits(bias: i32) -> bool {
+    (BLOCK / 4) as i32 * 2 * (2 * bias - 1) * 127 <= i16::MAX as i32
+}
+
 // SAFETY: uses AVX2 and F16C, and the bytes named.
-unsafe impl BlockLanes for Avx2 {
+unsafe impl<D: Dot> BlockLanes for Avx2<D> {
     const OUTPUTS: usize = 8;
     const COLUMNS: usize = 2;
-    const ROWS: usize = 2;
+    const ROWS: usize = 4;
     type Floats = __m256;
     type Ints = __m256i;
     type Bytes = __m256i;
@@ -134,24 +210,20 @@ unsafe impl BlockLanes for Avx2 {
 
     #[inline(always)]
     unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m256i {
-        let taken_off = if fits_pairs(BIAS) { -BIAS * x.sum } else { 0 };
         // SAFETY: the caller vouches for the instruction set.
-        unsafe { _mm256_set1_epi32(taken_off) }
+        unsafe { D::start::<BIAS>(x) }
     }
 
     #[inline(always)]
     unsafe fn dot<const BIAS: i32>(sum: __m256i, w: __m256i, x: *const i8) -> __m256i {
         // SAFETY: the caller vouches for four inputs and the instruction set.
-        unsafe {
-            let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
-            let pairs = if fits_pairs(BIAS) {
-                _mm256_maddubs_epi16(w, x)
-            } else {
-                let signed = _mm256_sub_epi8(w, _mm256_set1_epi8(BIAS as i8));
-                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
-            };
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        }
+        unsafe { D::add::<BIAS>(sum, w, _mm256_set1_epi32(x.cast::<i32>().read_unaligned())) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const BIAS: i32>(sum: __m256i, x: &RowBlock) -> __m256i {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { D::finish::<BIAS>(sum, x) }
     }
 
     #[inline(always)]
@@ -174,9 +246,4 @@ unsafe impl BlockLanes for Avx2 {
         // SAFETY: every x86-64 CPU has the instruction, and it never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
-}
-
-/// Whether two products of biased weights fit 16 bits: weights are below twice their bias.
-const fn fits_pairs(bias: i32) -> bool {
-    2 * 2 * bias * 127 <= i16::MAX as i32
 }

@@ -1,0 +1,87 @@
+//! Eight numbers in a register of AVX2, with FMA and F16C.
+
+use std::arch::x86_64::*;
+
+use super::{
+    avx512::prefetch,
+    chains::{CHAIN, Eight},
+    lanes::CacheLevel,
+};
+
+// SAFETY: uses AVX2, FMA and F16C, and reads and writes the bytes named.
+unsafe impl Eight for __m256 {
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn read(at: *const u8) -> Self {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe { _mm256_loadu_ps(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(self, at: *mut u8) {
+        // SAFETY: the caller vouches for the place and the instruction set.
+        unsafe { _mm256_storeu_ps(at.cast(), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(self, x: Self, w: Self) -> Self {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { _mm256_fmadd_ps(x, w, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn fold4(chains: [[Self; 2]; 4]) -> [f32; 4] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let mut fours = [_mm_setzero_ps(); 4];
+            for (four, [first, second]) in fours.iter_mut().zip(chains) {
+                let eight = _mm256_add_ps(first, second);
+                *four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            }
+            let [a, b, c, d] = fours;
+            let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+            let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+            let sums = _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm_shuffle_ps::<0b11_01_11_01>(ab, cd));
+            std::mem::transmute(sums)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn of_bf16(at: *const u8) -> [Self; 2] {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe {
+            let pairs = _mm256_loadu_si256(at.cast());
+            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xFFFF_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn of_f16(at: *const u8) -> [Self; 2] {
+        // SAFETY: the caller vouches for the bytes and the instruction set.
+        unsafe {
+            let second = at.add(CHAIN * 2);
+            [_mm256_cvtph_ps(_mm_loadu_si128(at.cast())), _mm256_cvtph_ps(_mm_loadu_si128(second.cast()))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave([even, odd]: [Self; 2]) -> [Self; 2] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            // [0-3 | 8-11] and [4-7 | 12-15]
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
+    }
+}
