@@ -11,9 +11,11 @@ use std::{
 
 use stoker_crds::{
     contract::{AgentPhase, LoadReport, ModelReport},
+    history::LoadHistory,
     intent::Want,
 };
 use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
+use stoker_replica::history::Memory;
 use tokio::sync::watch;
 
 use crate::{
@@ -42,6 +44,7 @@ pub struct Replica {
     /// It has ended what was open.
     gave_up: AtomicBool,
     identity: OnceLock<Identity>,
+    memory: Mutex<Memory>,
 }
 
 /// A loaded model: the engine and what turns messages into its prompts.
@@ -104,6 +107,7 @@ impl Replica {
             exit: watch::Sender::new(None),
             gave_up: AtomicBool::new(false),
             identity: OnceLock::new(),
+            memory: Mutex::default(),
         })
     }
 
@@ -292,6 +296,18 @@ impl Replica {
         }
     }
 
+    /// Keeps how it is now, for [`history`](Self::history).
+    pub fn remember(&self) {
+        let now = self.load_report();
+        self.memory().note(now);
+    }
+
+    /// Its load since it started, a day at most, for `/v1/history`.
+    pub fn history(&self) -> LoadHistory {
+        let now = self.load_report();
+        self.memory().told(&now)
+    }
+
     /// The watchdog: reports a process that stopped making progress, with everything known about its engine. Ending it
     /// is the kubelet's part, which asks `/healthz`.
     fn watch(&self) {
@@ -336,6 +352,10 @@ impl Replica {
 
     fn up_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn life(&self) -> MutexGuard<'_, Life> {

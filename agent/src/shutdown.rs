@@ -1,12 +1,16 @@
-//! Signals and the clock of a drain: turns SIGTERM and SIGINT into lifecycle events. Ends nothing itself, except that a
-//! second signal exits at once.
+//! Signals, the clock of a drain and that of what the replica remembers: turns SIGTERM and SIGINT into lifecycle events. Ends nothing
+//! itself, except that a second signal exits at once.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::signal::unix::{SignalKind, signal};
+use stoker_replica::history::SAMPLE_EVERY;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{MissedTickBehavior, interval},
+};
 
 use crate::{
     lifecycle::{Departure, Event, Purpose},
@@ -20,10 +24,21 @@ const INTERRUPTED: i32 = 130;
 
 /// Ticks the replica until the process ends.
 pub async fn tick(replica: Arc<Replica>) {
-    let mut interval = tokio::time::interval(TICK);
+    let mut interval = interval(TICK);
     loop {
         interval.tick().await;
         replica.tick();
+    }
+}
+
+/// Lets the replica remember how it is until the process ends.
+pub async fn remember(replica: Arc<Replica>) {
+    let mut samples = interval(SAMPLE_EVERY);
+    // A sample that was late is not made up for: there is one in each step at most.
+    samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        samples.tick().await;
+        replica.remember();
     }
 }
 

@@ -41,6 +41,9 @@ pub struct DeploymentEndpoints {
     pub models: Vec<String>,
     /// Replicas that it should have.
     pub replicas_wanted: u32,
+    /// The port of gateways that its Service leads to: what comes there is for it, whatever host or model it names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
     /// Those that it has.
     pub replicas: Vec<ReplicaEndpoint>,
 }
@@ -196,6 +199,7 @@ mod tests {
             name: "chat".into(),
             models: vec!["chat".into()],
             replicas_wanted: 1,
+            port: Some(10_007),
             replicas: vec![replica],
         };
         let all = Endpoints { source: "s".into(), number: 7, deployments: vec![chat] };

@@ -45,9 +45,32 @@ impl Default for Limits {
     }
 }
 
+/// Places for connections; several listeners may share them.
+#[derive(Clone, Debug)]
+pub struct Places(Arc<Semaphore>);
+
+impl Limits {
+    /// As many places as these limits allow.
+    pub fn places(&self) -> Places {
+        Places(Arc::new(Semaphore::new(self.n_connections)))
+    }
+}
+
 /// Serves what the listener accepts until `ended`, then until the last answer is written.
 /// `closed` is told of every connection that is gone.
 pub async fn serve(
+    listener: impl Listener,
+    router: Router,
+    limits: Limits,
+    closed: fn(),
+    ended: impl Future<Output = ()>,
+) {
+    serve_at(limits.places(), listener, router, limits, closed, ended).await;
+}
+
+/// The same in places that others have connections in, too.
+pub async fn serve_at(
+    places: Places,
     mut listener: impl Listener,
     router: Router,
     limits: Limits,
@@ -57,14 +80,13 @@ pub async fn serve(
     let open = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head);
-    let places = Arc::new(Semaphore::new(limits.n_connections));
     let mut ended = pin!(ended);
     loop {
         let (io, _) = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut ended => break,
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let Ok(place) = Arc::clone(&places.0).try_acquire_owned() else {
             tracing::debug!(limit = limits.n_connections, "one connection too many");
             continue;
         };

@@ -4,10 +4,9 @@ use std::{sync::Arc, time::Instant};
 
 use axum::http::{HeaderMap, HeaderValue, Method};
 
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, permit::Permit, tenants::Tenant, usage::Usage};
 
 /// What is said of a request. Writes its line when it is dropped.
-#[derive(Debug)]
 pub struct Access {
     metrics: Arc<Metrics>,
     begun: Instant,
@@ -27,6 +26,10 @@ pub struct Access {
     pub status: u16,
     /// Replicas that were lost in the middle of the answer.
     pub resumes: u32,
+    /// What the answer cost.
+    pub usage: Usage,
+    tenant: Option<Arc<Tenant>>,
+    permit: Option<Permit>,
     n_bytes: u64,
     head_seconds: f64,
     ending: &'static str,
@@ -55,10 +58,23 @@ impl Access {
             attempts: 0,
             status: 0,
             resumes: 0,
+            usage: Usage::default(),
+            tenant: None,
+            permit: None,
             n_bytes: 0,
             head_seconds: 0.0,
             ending: "left",
         }
+    }
+
+    /// It is this tenant's.
+    pub fn asked_by(&mut self, tenant: Option<&Arc<Tenant>>) {
+        self.tenant = tenant.cloned();
+    }
+
+    /// It is within its tenant's limits.
+    pub fn permitted(&mut self, permit: Option<Permit>) {
+        self.permit = permit;
     }
 
     /// The head of the answer is there.
@@ -93,7 +109,18 @@ impl Drop for Access {
         if self.head_seconds > 0.0 {
             self.metrics.head_seconds.with_label_values(&[&self.deployment]).observe(self.head_seconds);
         }
+        let tenant = self.tenant.as_ref().map_or("", |tenant| tenant.name.as_str());
+        if !tenant.is_empty() {
+            self.metrics.tenant_requests.with_label_values(&[tenant, &code.to_string()]).inc();
+        }
+        if let Some(permit) = self.permit.take() {
+            permit.end(&self.usage);
+        }
         tracing::info!(
+            tenant,
+            prompt_tokens = self.usage.prompt_tokens,
+            cached_tokens = self.usage.cached_tokens,
+            completion_tokens = self.usage.completion_tokens,
             method = %self.method,
             path = self.path,
             status = code,

@@ -1,12 +1,12 @@
 //! The command line. Parses only.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use hyper::Uri;
 use stoker_edge::playground::Playground;
 
-use crate::{gateway::Settings, server::Leaving};
+use crate::{gateway::Settings, server::Leaving, tls::TlsFiles};
 
 /// One address for all replicas of all InferenceDeployments.
 ///
@@ -61,6 +61,20 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     kept_bytes_max: u64,
 
+    /// Who may ask: a file of tenants with hashes of their keys, as a Secret is mounted; read again when it changes. Default:
+    /// everybody may.
+    #[arg(long, env = "STOKER_TENANTS", value_name = "FILE")]
+    pub tenants: Option<PathBuf>,
+
+    /// Certificate for TLS on the address above, with those that vouch for it, in PEM; read again when it changes. Default: no TLS. Ports
+    /// of deployments, where their Services lead, have none.
+    #[arg(long, env = "STOKER_TLS_CERTIFICATE", value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+
+    /// Its private key, in PEM.
+    #[arg(long, env = "STOKER_TLS_KEY", value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+
     /// At SIGTERM: unready and still taking requests for this long, so that load balancers stop sending first.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     withdraw: u64,
@@ -96,6 +110,12 @@ impl Args {
             resume: Duration::from_secs_f64(self.resume),
             ..Settings::default()
         }
+    }
+
+    /// Where certificate and key are, if there is TLS.
+    pub fn tls_files(&self) -> Option<TlsFiles> {
+        let (certificate, key) = self.tls_certificate.clone().zip(self.tls_key.clone())?;
+        Some(TlsFiles { certificate, key })
     }
 
     /// How it ends.

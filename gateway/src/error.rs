@@ -159,6 +159,9 @@ impl GatewayError {
 
     fn kind(&self) -> &'static str {
         match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
             503 => "service_unavailable_error",
             400..=499 => "invalid_request_error",
             _ => "server_error",
@@ -169,8 +172,11 @@ impl GatewayError {
 /// Anthropic's names of error classes.
 fn anthropic(status: StatusCode) -> &'static str {
     match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
         404 => "not_found_error",
         413 => "request_too_large",
+        429 => "rate_limit_error",
         503 => "overloaded_error",
         400..=499 => "invalid_request_error",
         _ => "api_error",

@@ -13,7 +13,7 @@ use std::{
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint};
 use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
-use crate::breaker::Breaker;
+use crate::{breaker::Breaker, tenants::Tenant};
 
 /// A load that has not changed for so long is not believed: the agents' clocks go on in every report.
 const STALE_MS: u64 = 10_000;
@@ -49,6 +49,8 @@ pub struct Deployment {
     pub models: Vec<String>,
     /// Replicas that it should have.
     pub replicas_wanted: u32,
+    /// Where requests arrive that are for it alone.
+    pub port: Option<u16>,
     /// Its replicas, in any state.
     pub members: Vec<Member>,
     /// Of its name: what prompts are hashed behind.
@@ -189,6 +191,15 @@ impl Drop for Flight {
     }
 }
 
+/// Who a request is for, as far as its connection says.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Whom {
+    /// It came through the port of this deployment, `NAME.NAMESPACE`, and is for no other.
+    Port(String),
+    /// It names this host, which may be a deployment's.
+    Host(String),
+}
+
 /// Why no deployment is asked.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Lost {
@@ -206,10 +217,13 @@ impl Fleet {
         &self.deployments
     }
 
-    /// Names of all models, in order.
-    pub fn models(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.by_model.keys().map(String::as_str).collect();
+    /// Names of the models of those that may be asked by this tenant, in order.
+    pub fn models(&self, whom: &Whom, tenant: Option<&Tenant>) -> Vec<&str> {
+        let may = |deployment: &&Arc<Deployment>| tenant.is_none_or(|tenant| tenant.may_ask(deployment));
+        let models = self.within(whom).iter().filter(may).flat_map(|deployment| &deployment.models);
+        let mut names: Vec<&str> = models.map(String::as_str).collect();
         names.sort_unstable();
+        names.dedup();
         names
     }
 
@@ -223,10 +237,24 @@ impl Fleet {
         self.deployments.iter().find(named).filter(|_| is_service)
     }
 
-    /// The deployment to ask: the host's, else the model's, else the only one.
-    pub fn find(&self, host: &str, model: Option<&str>) -> Result<&Arc<Deployment>, Lost> {
+    /// The deployments that may be asked: the one that is meant, or all.
+    pub fn within(&self, whom: &Whom) -> &[Arc<Deployment>] {
+        let (Whom::Port(host) | Whom::Host(host)) = whom;
+        match (whom, self.of_host(host)) {
+            (_, Some(deployment)) => std::slice::from_ref(deployment),
+            (Whom::Port(_), None) => &[],
+            (Whom::Host(_), None) => &self.deployments,
+        }
+    }
+
+    /// The deployment to ask: the one that is meant, else the model's, else the only one.
+    pub fn find(&self, whom: &Whom, model: Option<&str>) -> Result<&Arc<Deployment>, Lost> {
+        let (Whom::Port(host) | Whom::Host(host)) = whom;
         if let Some(deployment) = self.of_host(host) {
             return Ok(deployment);
+        }
+        if let Whom::Port(host) = whom {
+            return Err(Lost::Unknown(host.clone()));
         }
         let Some(model) = model else {
             let only = Some(&self.deployments).filter(|all| all.len() == 1);
@@ -352,10 +380,10 @@ impl Registry {
                 Member::after(before, replica, slot, if is_first { 0 } else { now_ms }, now_ms)
             });
             let members: Vec<Member> = members.collect();
-            let DeploymentEndpoints { namespace, name, models, replicas_wanted, .. } = deployment;
+            let DeploymentEndpoints { namespace, name, models, replicas_wanted, port, .. } = deployment;
             let salt = hash(hash(0, namespace.as_bytes()), name.as_bytes());
             let kv_blocks = members.iter().map(|member| (member.slot, member.kv_blocks())).collect();
-            Arc::new(Deployment { namespace, name, models, replicas_wanted, members, salt, kv_blocks })
+            Arc::new(Deployment { namespace, name, models, replicas_wanted, port, members, salt, kv_blocks })
         });
         let deployments: Vec<_> = deployments.collect();
         let mut by_model: HashMap<String, Vec<usize>> = HashMap::new();
@@ -442,6 +470,7 @@ mod tests {
             name: name.into(),
             models: models.iter().map(|model| (*model).to_owned()).collect(),
             replicas_wanted: replicas.len() as u32,
+            port: None,
             replicas,
         }
     }
@@ -460,7 +489,8 @@ mod tests {
             deployment("default", "chat", &["chat", "gpt"], vec![]),
             deployment("team", "chat", &["chat"], vec![]),
         ]);
-        let found = |host: &str, model: Option<&str>| two.find(host, model).map(|found| found.host());
+        let named = |host: &str| Whom::Host(host.to_owned());
+        let found = |host: &str, model: Option<&str>| two.find(&named(host), model).map(|found| found.host());
         for host in ["chat.team", "chat.team:8000", "chat.team.svc", "chat.team.svc.cluster.local:80"] {
             assert_eq!(found(host, Some("gpt")).as_deref(), Ok("chat.team"), "{host}");
         }
@@ -470,11 +500,25 @@ mod tests {
         assert_eq!(found("gateway", Some("chat")), Err(Lost::Ambiguous("chat".into(), hosts)));
         assert_eq!(found("", Some("x")), Err(Lost::Unknown("x".into())));
         assert_eq!(found("", None), Err(Lost::Unnamed));
-        assert_eq!(two.models(), ["chat", "gpt"]);
-        assert_eq!(
-            fleet(vec![deployment("a", "b", &["b"], vec![])]).find("", None).map(|one| one.host()),
-            Ok("b.a".into())
-        );
+        assert_eq!(two.models(&named("gateway"), None), ["chat", "gpt"]);
+        let one = fleet(vec![deployment("a", "b", &["b"], vec![])]);
+        assert_eq!(one.find(&named(""), None).map(|one| one.host()), Ok("b.a".into()));
+    }
+
+    #[test]
+    fn what_comes_through_a_deployment_s_port_is_for_no_other() {
+        let both = fleet(vec![
+            deployment("default", "chat", &["chat", "gpt"], vec![]),
+            deployment("team", "chat", &["chat"], vec![]),
+        ]);
+        let team = Whom::Port("chat.team".into());
+        for model in [None, Some("chat"), Some("gpt"), Some("x")] {
+            assert_eq!(both.find(&team, model).map(|found| found.host()).as_deref(), Ok("chat.team"), "{model:?}");
+        }
+        assert_eq!(both.models(&team, None), ["chat"]);
+        let gone = Whom::Port("old.team".into());
+        assert_eq!(both.find(&gone, Some("gpt")).err(), Some(Lost::Unknown("old.team".into())));
+        assert!(both.within(&gone).is_empty() && both.models(&gone, None).is_empty());
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! and makes choices with [`stoker_routing::route`].
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -18,11 +19,14 @@ use hyper_util::{
 };
 use stoker_crds::endpoints::{EndpointState, Endpoints};
 use stoker_routing::{Ask, Chain, Choice, PrefixIndex, Rules, route};
+use tokio::sync::watch;
 
 use crate::{
     budget::RetryBudget,
     fleet::{Deployment, Fleet, Member, Registry, Version},
     metrics::Metrics,
+    quota::{Exceeded, Quota},
+    tenants::{Tenant, Tenants},
 };
 
 /// For a connection to a replica in the same cluster.
@@ -71,7 +75,7 @@ pub struct Gateway {
     /// Counts.
     pub metrics: Arc<Metrics>,
     upstream: Client<HttpConnector, Full<Bytes>>,
-    fleet: RwLock<Arc<Fleet>>,
+    fleet: watch::Sender<Arc<Fleet>>,
     registry: Mutex<Registry>,
     index: Mutex<PrefixIndex>,
     budget: Mutex<RetryBudget>,
@@ -79,6 +83,10 @@ pub struct Gateway {
     /// Bytes of requests that are kept while their answers are streamed.
     kept_bytes: AtomicU64,
     leaves: AtomicBool,
+    /// Who may ask; `None`: everybody.
+    tenants: watch::Sender<Option<Arc<Tenants>>>,
+    /// What tenants have used, by their names: they keep it when the file changes.
+    quotas: Mutex<HashMap<String, Quota>>,
 }
 
 /// A choice and what it was made of.
@@ -103,13 +111,15 @@ impl Gateway {
             settings,
             metrics: Arc::new(Metrics::new()?),
             upstream,
-            fleet: RwLock::default(),
+            fleet: watch::Sender::default(),
             registry: Mutex::default(),
             index: Mutex::new(PrefixIndex::bounded(settings.prefixes_max)),
             budget: Mutex::default(),
             begun: Instant::now(),
             kept_bytes: AtomicU64::new(0),
             leaves: AtomicBool::new(false),
+            tenants: watch::Sender::default(),
+            quotas: Mutex::default(),
         }))
     }
 
@@ -120,7 +130,12 @@ impl Gateway {
 
     /// What is known now.
     pub fn fleet(&self) -> Arc<Fleet> {
-        self.fleet.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.fleet.borrow().clone()
+    }
+
+    /// What is known from now on.
+    pub fn fleets(&self) -> watch::Receiver<Arc<Fleet>> {
+        self.fleet.subscribe()
     }
 
     /// The last document that was taken in.
@@ -134,7 +149,7 @@ impl Gateway {
         for slot in change.forgotten {
             lock(&self.index).forget(slot);
         }
-        *self.fleet.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(change.fleet);
+        self.fleet.send_replace(Arc::new(change.fleet));
     }
 
     /// Chooses a replica of a deployment that was not tried before, and remembers that it will hold the prompt.
@@ -193,6 +208,38 @@ impl Gateway {
     /// They are not any more.
     pub fn keep_no_more(&self, n_bytes: u64) {
         self.kept_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+    }
+
+    /// Who may ask; `None`: everybody.
+    pub fn tenants(&self) -> Option<Arc<Tenants>> {
+        self.tenants.borrow().clone()
+    }
+
+    /// From now on only these may ask; whether that is new.
+    pub fn learn_tenants(&self, tenants: Tenants) -> bool {
+        self.tenants.send_if_modified(|known| {
+            let is_new = known.as_deref() != Some(&tenants);
+            *known = Some(Arc::new(tenants));
+            is_new
+        })
+    }
+
+    /// A tenant's request of about so many prompt tokens begins, if its limits let it.
+    pub fn begin_of(&self, tenant: &Tenant, prompt_tokens: u32) -> Result<(), Exceeded> {
+        let now_ms = self.now_ms();
+        let mut quotas = lock(&self.quotas);
+        let begun = quotas.entry(tenant.name.clone()).or_default().begin(&tenant.limits, prompt_tokens, now_ms);
+        if let Err(exceeded) = &begun {
+            self.metrics.tenant_limited.with_label_values(&[tenant.name.as_str(), exceeded.limit]).inc();
+        }
+        begun
+    }
+
+    /// It ended, and had so many tokens more than was thought.
+    pub fn end_of(&self, tenant: &Tenant, tokens_more: i64) {
+        if let Some(quota) = lock(&self.quotas).get_mut(&tenant.name) {
+            quota.end(tokens_more);
+        }
     }
 
     /// From now on it is not ready.

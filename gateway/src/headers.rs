@@ -5,12 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
-        CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+        AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
         TRANSFER_ENCODING, UPGRADE,
     },
 };
 
-use crate::resume::MODEL;
+use stoker_edge::api_key::API_KEY;
+
+use crate::{resume::MODEL, tenants::Tenant};
 
 /// By which a request is found in all logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -20,6 +22,8 @@ pub const ROUTE: HeaderName = HeaderName::from_static("x-stoker-route");
 pub const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 /// Bytes at the beginning of the body that say what was told of the answer already.
 pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
+/// Cached prompts of requests with another salt are not theirs: a tenant's name.
+pub const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 /// Longer ids are replaced: they end up in logs.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -35,11 +39,17 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
     UPGRADE,
 ];
 
-/// A request's headers for a replica. Its length and host are the connection's own there.
-pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue) -> HeaderMap {
+/// A request's headers for a replica. Its length and host are the connection's own there; a tenant's key is the gateway's to know.
+pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Option<&Tenant>) -> HeaderMap {
     remove_hops(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT] {
         headers.remove(name);
+    }
+    if let Some(tenant) = tenant {
+        headers.remove(AUTHORIZATION);
+        headers.remove(API_KEY);
+        let salt = (!tenant.shares_prefixes).then(|| HeaderValue::from_str(&tenant.name));
+        headers.extend(salt.and_then(Result::ok).map(|salt| (SALT, salt)));
     }
     headers.insert(REQUEST_ID, request_id.clone());
     headers.insert(DRAWN, drawn());
@@ -83,6 +93,7 @@ pub fn request_id(headers: &HeaderMap) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tenants::Tenants;
 
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
         let header =
@@ -106,17 +117,32 @@ mod tests {
             ("x-stoker-route", "explain"),
             ("x-stoker-drawn", "of the client's"),
             ("x-stoker-resume", "7"),
+            ("x-stoker-salt", "another's"),
             ("authorization", "Bearer key"),
             ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ("x-request-id", "mine"),
         ]);
         let id = request_id(&sent);
-        let passed = to_replica(sent, &id);
+        let passed = to_replica(sent, &id, None);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["authorization", "traceparent", "x-request-id", "x-stoker-drawn"]);
         assert_eq!(passed[DRAWN].to_str().unwrap().split('-').map(str::len).take(2).collect::<Vec<_>>(), [16, 32]);
         assert_eq!(passed[REQUEST_ID], "mine");
+    }
+
+    #[test]
+    fn a_tenant_s_key_stays_here_and_its_prompts_are_its_own() {
+        let sent = || headers(&[("authorization", "Bearer key"), ("x-api-key", "key"), ("x-stoker-salt", "another's")]);
+        let tenant = |more: &str| {
+            let text = format!("tenants: [{{name: search, keys: []{more}}}]");
+            Tenants::parse(&text).unwrap().named("search").unwrap().clone()
+        };
+        let passed = |tenant: &Tenant| to_replica(sent(), &request_id(&HeaderMap::new()), Some(tenant));
+        let own = passed(&tenant(""));
+        assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 3), "{own:?}");
+        let shared = passed(&tenant(", sharesPrefixes: true"));
+        assert_eq!((shared.get(SALT), shared.len()), (None, 2), "{shared:?}");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::fmt::Write;
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem};
 
+use crate::usage::Usage;
+
 /// What is held for a mark at most: agents write one behind all that they write at a time.
 const HELD_MAX: usize = 32 << 20;
 const MARK: &[u8] = b": stoker";
@@ -95,6 +97,12 @@ impl Journal {
     /// Tokens told so far.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
+    }
+
+    /// What the answer cost so far. How long its prompt was, marks do not say.
+    pub fn usage(&self) -> Usage {
+        let cached_tokens = self.choices.first().map_or(0, |choice| choice.cached);
+        Usage { prompt_tokens: None, cached_tokens, completion_tokens: self.n_tokens as u32 }
     }
 
     /// What was told, for who goes on; `None` if nothing was.

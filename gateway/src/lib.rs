@@ -1,7 +1,8 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
 //! `feed` follows the operator, `fleet` is what is known, `scan` reads what routing needs of a body, `stoker_routing` chooses,
-//! `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has another one go on behind what `journal` kept.
+//! `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has another one go on behind what `journal` kept,
+//! for as long as `search` says. `tenants` are who may ask, if not everybody, `permit` is their leave.
 //! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;
@@ -9,6 +10,7 @@ pub mod args;
 pub mod body;
 pub mod breaker;
 pub mod budget;
+pub mod doors;
 pub mod error;
 pub mod events;
 pub mod explain;
@@ -17,10 +19,18 @@ pub mod fleet;
 pub mod gateway;
 pub mod headers;
 pub mod journal;
+pub mod keys;
 pub mod metrics;
+pub mod permit;
 pub mod proxy;
+pub mod quota;
 pub mod relay;
+pub mod reread;
 pub mod resume;
 pub mod scan;
+pub mod search;
 pub mod server;
+pub mod tenants;
+pub mod tls;
+pub mod usage;
 pub mod watch;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use stoker_edge::telemetry;
-use stoker_gateway::{args::Args, feed, gateway::Gateway, server, watch};
+use stoker_gateway::{args::Args, feed, gateway::Gateway, keys, server, tls::Tls, watch};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -26,6 +26,14 @@ fn main() -> ExitCode {
 async fn run(args: &Args) -> anyhow::Result<()> {
     telemetry::init(&args.log).context("log filter")?;
     let gateway = Gateway::new(args.settings()).context("register metrics")?;
+    if let Some(path) = &args.tenants {
+        gateway.learn_tenants(keys::read(path)?);
+        tokio::spawn(keys::follow(gateway.clone(), path.clone()));
+    }
+    let tls = args.tls_files().map(Tls::read).transpose()?;
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().follow());
+    }
     let mut terminate = signal(SignalKind::terminate()).context("watch SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch SIGINT")?;
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
@@ -38,6 +46,6 @@ async fn run(args: &Args) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    server::serve(listener, gateway, args.playground.routes(), args.leaving(), stop).await;
+    server::serve(listener, tls, gateway, args.playground.routes(), args.leaving(), stop).await;
     Ok(())
 }

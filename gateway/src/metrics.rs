@@ -38,6 +38,16 @@ pub struct Metrics {
     pub kept_bytes: IntGauge,
     /// Requests being answered.
     pub in_flight: IntGauge,
+    /// Requests of tenants, by status.
+    pub tenant_requests: IntCounterVec,
+    /// Tokens of tenants: of prompts, of these cached, and of answers.
+    pub tenant_tokens: IntCounterVec,
+    /// Requests that were over a limit of their tenant, by which one.
+    pub tenant_limited: IntCounterVec,
+    /// Requests without a tenant's key.
+    pub refused_keys: IntCounter,
+    /// 1: the file of tenants cannot be read, and those of before may ask.
+    pub tenants_stale: IntGauge,
     /// Replicas by deployment and state.
     pub replicas: IntGaugeVec,
     /// Replicas that serve and do not answer, by deployment.
@@ -84,6 +94,8 @@ impl Metrics {
         ))?;
         registry.register(Box::new(resume_seconds.clone()))?;
         registry.register(Box::new(retries_refused.clone()))?;
+        let refused_keys = IntCounter::with_opts(named("refused_keys_total", "Requests without the key of a tenant"))?;
+        registry.register(Box::new(refused_keys.clone()))?;
         Ok(Self {
             requests: counters("requests_total", "Requests by deployment and status", &["deployment", "code"])?,
             routes: counters("routes_total", "Choices of a replica by their reason", &["deployment", "reason"])?,
@@ -109,6 +121,15 @@ impl Metrics {
                 "Bytes of requests that are kept so that their streams can go on elsewhere",
             )?,
             in_flight: gauge("requests_in_flight", "Requests being answered")?,
+            tenant_requests: counters("tenant_requests_total", "Requests of tenants by status", &["tenant", "code"])?,
+            tenant_tokens: counters("tenant_tokens_total", "Tokens of tenants by kind", &["tenant", "kind"])?,
+            tenant_limited: counters(
+                "tenant_limited_total",
+                "Requests over a limit of their tenant, by which one",
+                &["tenant", "limit"],
+            )?,
+            tenants_stale: gauge("tenants_stale", "1: the file of tenants cannot be read, those of before may ask")?,
+            refused_keys,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
             prefixes: gauge("prefixes", "Beginnings of prompts that are remembered")?,

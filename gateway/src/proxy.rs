@@ -1,16 +1,12 @@
 //! One request: read, find its deployment, choose a replica, send it there and, while nothing has come back, to another one if that is
 //! of use. What comes back is relayed.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::{
-        HeaderMap, HeaderValue, Method, StatusCode, Uri,
-        header::{CONTENT_TYPE, HOST},
-        request::Parts,
-    },
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header::CONTENT_TYPE, request::Parts},
     response::Response,
 };
 use bytes::Bytes;
@@ -21,18 +17,23 @@ use stoker_routing::{Chain, hash};
 use crate::{
     access::Access,
     body,
+    doors::whom,
     error::{Dialect, GatewayError},
     explain::explained,
-    fleet::{Deployment, Fleet, Flight, Member},
+    fleet::{Deployment, Fleet, Flight, Member, Whom},
     gateway::{Gateway, Routed},
     headers::{REQUEST_ID, RESUME, ROUTE, request_id, to_client, to_replica},
+    permit::{self, Permit},
     relay::{Relay, SILENCE},
-    resume::{LOSSES_MAX, Resumable},
+    resume::Resumable,
     scan::Facts,
+    search::{Loss, Losses, Rounds},
+    tenants::Tenant,
+    usage::Usage,
 };
 
-/// Replicas that are asked for one request at most.
-const ATTEMPTS_MAX: u32 = 3;
+/// Replicas that may refuse one request at most.
+const REFUSALS_MAX: u32 = 3;
 /// An answer that is not streamed is waited for if it is not longer.
 const WHOLE_BYTES_MAX: u64 = 8 << 20;
 
@@ -63,11 +64,11 @@ impl Asked {
     }
 
     /// One that no prompt is in.
-    fn without_prompt(parts: Parts, id: &HeaderValue, body: Bytes) -> Self {
+    fn without_prompt(parts: Parts, id: &HeaderValue, tenant: Option<&Tenant>, body: Bytes) -> Self {
         Self {
             path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
             method: parts.method,
-            headers: to_replica(parts.headers, id),
+            headers: to_replica(parts.headers, id, tenant),
             body,
             chain: Chain::default(),
             session: None,
@@ -86,10 +87,16 @@ pub enum Attempt {
     Answered(Answered, Flight),
     /// It said that another one should be asked.
     Refused(Answered, Flight),
-    /// No connection came about, or it stands still.
+    /// Nothing came back.
+    Silent(Silence),
+}
+
+/// Why a replica did not answer.
+pub enum Silence {
+    /// No connection came about, or it stood still before.
     Unreachable(String),
     /// It was lost after the request was sent.
-    Lost(String),
+    Lost(Loss, String),
 }
 
 /// Answers a request about a response that one replica keeps: asks one after the other until one knows it.
@@ -98,15 +105,20 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
     let id = request_id(&parts.headers);
     let metrics = Arc::clone(&gateway.metrics);
     let mut access = Access::begin(metrics, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
-    let host = host_of(&parts.uri, &parts.headers);
+    let whom = whom(&parts);
+    let tenant = match permit::who(&gateway, &parts.headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return refused(&error, Dialect::Responses, access),
+    };
+    access.asked_by(tenant.as_ref());
     let asked = match body::read(&parts.headers, body, gateway.settings.body_bytes_max).await {
-        Ok(body) => Arc::new(Asked::without_prompt(parts, &id, body)),
+        Ok(body) => Arc::new(Asked::without_prompt(parts, &id, tenant.as_deref(), body)),
         Err(error) => return refused(&error, Dialect::Responses, access),
     };
     let fleet = gateway.fleet();
-    let named = fleet.of_host(&host).map(std::slice::from_ref);
     let mut last = GatewayError::new(StatusCode::NOT_FOUND, "response_not_found", "no replica keeps this response");
-    for deployment in named.unwrap_or(fleet.deployments()) {
+    let may = |deployment: &&Arc<Deployment>| permit::may_ask(tenant.as_deref(), deployment).is_ok();
+    for deployment in fleet.within(&whom).iter().filter(may) {
         access.deployment = deployment.host();
         for member in deployment.candidates(gateway.now_ms(), &[]).0 {
             access.attempts += 1;
@@ -118,7 +130,7 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
                     response.headers_mut().insert(REQUEST_ID, id);
                     return response;
                 }
-                Attempt::Unreachable(error) | Attempt::Lost(error) => {
+                Attempt::Silent(Silence::Unreachable(error) | Silence::Lost(_, error)) => {
                     last = GatewayError::no_answer(deployment, access.attempts, &error);
                 }
             }
@@ -132,25 +144,34 @@ pub async fn forward(State(gateway): State<Arc<Gateway>>, request: Request) -> R
     let (parts, body) = request.into_parts();
     let id = request_id(&parts.headers);
     let path = parts.uri.path().to_owned();
-    let dialect = Dialect::of(&path);
     let metrics = Arc::clone(&gateway.metrics);
     let mut access = Access::begin(metrics, parts.method.clone(), &path, &parts.headers, id.clone());
-    let host = host_of(&parts.uri, &parts.headers);
-    let read = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await;
-    let fleet = gateway.fleet();
-    let asked = read.and_then(|body| {
-        let (asked, deployment) = ask(&fleet, &host, parts.method, &parts.uri, parts.headers, &id, body)?;
-        Ok((Arc::new(asked), Arc::clone(deployment)))
-    });
-    let mut response = match asked {
-        Ok((asked, deployment)) => match answer(&gateway, &asked, deployment, &mut access).await {
-            Ok(answer) => relayed(answer, access, &asked),
-            Err(error) => refused(&error, dialect, access),
-        },
-        Err(error) => refused(&error, dialect, access),
+    let mut response = match serve(&gateway, parts, body, &id, &mut access).await {
+        Ok((answer, asked)) => relayed(answer, access, &asked),
+        Err(error) => refused(&error, Dialect::of(&path), access),
     };
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Who asks, what, whom, whether they may: then replicas are asked.
+async fn serve(
+    gateway: &Arc<Gateway>,
+    parts: Parts,
+    body: Body,
+    id: &HeaderValue,
+    access: &mut Access,
+) -> Result<(Relayed, Arc<Asked>), GatewayError> {
+    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers)?);
+    access.asked_by(tenant.as_ref());
+    let body = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await?;
+    let fleet = gateway.fleet();
+    let (asked, deployment) = ask(&fleet, &whom, tenant.as_deref(), parts, id, body)?;
+    let begin = |tenant| Permit::begin(gateway, tenant, asked.chain.n_tokens());
+    access.permitted(tenant.as_ref().map(begin).transpose()?);
+    let asked = Arc::new(asked);
+    let answer = answer(gateway, &asked, Arc::clone(deployment), access).await?;
+    Ok((answer, asked))
 }
 
 fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Response {
@@ -159,37 +180,35 @@ fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Respon
     error.response(dialect)
 }
 
-/// The host that was asked, however the request line says it.
-fn host_of(uri: &Uri, headers: &HeaderMap) -> String {
-    let header = || headers.get(HOST).and_then(|host| host.to_str().ok());
-    uri.authority().map(|authority| authority.as_str()).or_else(header).unwrap_or_default().to_owned()
-}
-
 /// Reads what routing needs, and finds who is asked.
 fn ask<'a>(
     fleet: &'a Fleet,
-    host: &str,
-    method: Method,
-    uri: &Uri,
-    headers: HeaderMap,
+    whom: &Whom,
+    tenant: Option<&Tenant>,
+    parts: Parts,
     id: &HeaderValue,
     body: Bytes,
 ) -> Result<(Asked, &'a Arc<Deployment>), GatewayError> {
     if fleet.version.is_none() {
         return Err(GatewayError::no_endpoints_yet());
     }
+    let Parts { method, uri, headers, .. } = parts;
     let facts = Facts::scan(&body)?;
-    let found = fleet.find(host, facts.model.as_deref());
-    let deployment = found.map_err(|lost| GatewayError::lost(&lost, &fleet.models()))?;
+    let found = fleet.find(whom, facts.model.as_deref());
+    let deployment = found.map_err(|lost| GatewayError::lost(&lost, &fleet.models(whom, tenant)))?;
+    permit::may_ask(tenant, deployment)?;
+    // Whose prompts are not shared, they are not looked for among others'.
+    let own = tenant.filter(|tenant| !tenant.shares_prefixes);
+    let salt = own.map_or(deployment.salt, |tenant| hash(deployment.salt, tenant.name.as_bytes()));
     let asked = Asked {
-        chain: Chain::of(deployment.salt, &facts.prompt(&body)),
-        session: facts.session.as_deref().map(|session| hash(deployment.salt, session.as_bytes())),
+        chain: Chain::of(salt, &facts.prompt(&body)),
+        session: facts.session.as_deref().map(|session| hash(salt, session.as_bytes())),
         streams: facts.stream,
         follows: facts.follows,
         explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
         dialect: Dialect::of(uri.path()),
         path_and_query: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
-        headers: to_replica(headers, id),
+        headers: to_replica(headers, id, tenant),
         method,
         body: body.clone(),
     };
@@ -204,6 +223,70 @@ struct Relayed {
     resumable: Option<Resumable>,
 }
 
+/// How long a deployment is looked at again that should have replicas and has none that takes requests: others may know that one is
+/// ready a moment before this gateway has heard of it.
+const NEWS: Duration = Duration::from_secs(2);
+
+/// What asking replicas has come to while none has answered.
+#[derive(Default)]
+struct Tries {
+    /// Who was asked in this round, by their slots.
+    tried: Vec<u32>,
+    n_refused: u32,
+    losses: Losses,
+    /// Since somebody was silent.
+    rounds: Option<Rounds>,
+    refusal: Option<Relayed>,
+    silence: Option<String>,
+}
+
+impl Tries {
+    fn refused(&mut self, refusal: Relayed) {
+        self.n_refused += 1;
+        self.refusal = Some(refusal);
+    }
+
+    fn unreachable(&mut self, error: String, window: Duration) {
+        self.rounds.get_or_insert_with(|| Rounds::within(window));
+        self.silence = Some(error);
+    }
+
+    /// The time for the search begins again: a replica that had the request may have computed for long.
+    fn lost(&mut self, how: Loss, error: String, window: Duration) {
+        self.losses.add(how);
+        self.rounds = Some(Rounds::within(window));
+        self.silence = Some(error);
+    }
+
+    /// Whether another replica of this round may be asked. What a replica that was lost had taken is looked a place for as streams
+    /// are; what none has taken yet is load that those who are full would only send on.
+    fn may_ask(&self, gateway: &Gateway, asked: &Asked) -> bool {
+        let is_free = self.n_refused == 0 || self.losses.is_any() || asked.follows;
+        is_free || self.n_refused < REFUSALS_MAX && gateway.spend_retry()
+    }
+
+    /// Waits for another round, if one is of use.
+    async fn next_round(&mut self, asked: &Asked, deployment: &Deployment) -> bool {
+        if self.refusal.is_none() && self.silence.is_none() && deployment.replicas_wanted > 0 {
+            self.rounds.get_or_insert_with(|| Rounds::within(NEWS));
+        }
+        let is_of_use = (self.refusal.is_none() || self.losses.is_any()) && !asked.follows;
+        let Some(rounds) = self.rounds.as_mut().filter(|_| is_of_use) else { return false };
+        self.tried.clear();
+        rounds.next().await
+    }
+
+    /// What the client is told.
+    fn end(self, deployment: &Deployment, attempts: u32) -> Result<Relayed, GatewayError> {
+        match (self.refusal, self.silence) {
+            (_, Some(error)) if self.losses.are_too_many() => Err(GatewayError::lost_before_answer(deployment, &error)),
+            (Some(refusal), _) => Ok(refusal),
+            (None, Some(error)) => Err(GatewayError::no_answer(deployment, attempts, &error)),
+            (None, None) => Err(GatewayError::no_replica(deployment)),
+        }
+    }
+}
+
 /// Asks replicas until one answers, none is left or enough were asked.
 async fn answer(
     gateway: &Arc<Gateway>,
@@ -213,25 +296,19 @@ async fn answer(
 ) -> Result<Relayed, GatewayError> {
     gateway.earn_retry();
     access.deployment = deployment.host();
-    let (mut tried, mut refusal, mut silence, mut n_lost) = (Vec::new(), None, None, 0);
-    let mut adds_load = false;
-    // Who keeps a response is found by asking.
-    let attempts_max = if asked.follows { u32::MAX } else { ATTEMPTS_MAX };
-    while access.attempts < attempts_max {
-        if access.attempts > 0 {
-            if adds_load && !gateway.spend_retry() {
+    let mut tries = Tries::default();
+    loop {
+        let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tries.tried) else {
+            if !tries.next_round(asked, &deployment).await {
                 break;
             }
-            // Who is there may have changed meanwhile.
-            let now = gateway.fleet().of_host(&access.deployment).cloned();
-            deployment = now.unwrap_or(deployment);
-        }
-        let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tried) else { break };
+            deployment = newest(gateway, deployment);
+            continue;
+        };
         access.attempts += 1;
         access.pod.clone_from(&routed.member.pod);
         access.reason = routed.choice.reason.word();
-        tried.push(routed.member.slot);
-        adds_load = false;
+        tries.tried.push(routed.member.slot);
         let why = match attempt(gateway, asked, None, routed.member, routed.choice.terms.uncached_tokens).await {
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
@@ -239,38 +316,43 @@ async fn answer(
                 return Ok(Relayed { response, flight, resumable });
             }
             Attempt::Refused(response, flight) => {
-                let why = match response.status() {
-                    StatusCode::TOO_MANY_REQUESTS => "full",
-                    StatusCode::NOT_FOUND => "elsewhere",
-                    _ => "unavailable",
-                };
-                // Who is sent on from one that is full is load for another; who keeps a response is found by asking.
-                adds_load = !asked.follows;
-                refusal = Some(Relayed { response, flight, resumable: None });
+                let why = why_refused(response.status());
+                tries.refused(Relayed { response, flight, resumable: None });
                 why
             }
-            Attempt::Unreachable(error) => {
-                tracing::warn!(pod = access.pod, error, "no connection to a replica");
-                silence = Some(error);
+            Attempt::Silent(Silence::Unreachable(error)) => {
+                // Once: it may be asked in each round.
+                if tries.silence.is_none() {
+                    tracing::warn!(pod = access.pod, error, "no connection to a replica");
+                }
+                tries.unreachable(error, gateway.settings.resume);
                 "unreachable"
             }
-            Attempt::Lost(error) => {
+            Attempt::Silent(Silence::Lost(how, error)) => {
                 tracing::warn!(pod = access.pod, error, "a replica was lost before it answered");
-                // What ends replicas must not go through all of them.
-                n_lost += 1;
-                if n_lost >= LOSSES_MAX {
-                    return Err(GatewayError::lost_before_answer(&deployment, &error));
-                }
-                silence = Some(error);
+                tries.lost(how, error, gateway.settings.resume);
                 "lost"
             }
         };
         gateway.metrics.failed_attempts.with_label_values(&[access.deployment.as_str(), why]).inc();
+        if tries.losses.are_too_many() || !tries.may_ask(gateway, asked) {
+            break;
+        }
+        deployment = newest(gateway, deployment);
     }
-    match (refusal, silence) {
-        (Some(refusal), _) => Ok(refusal),
-        (None, Some(error)) => Err(GatewayError::no_answer(&deployment, access.attempts, &error)),
-        (None, None) => Err(GatewayError::no_replica(&deployment)),
+    tries.end(&deployment, access.attempts)
+}
+
+/// Who is there may have changed since.
+fn newest(gateway: &Gateway, deployment: Arc<Deployment>) -> Arc<Deployment> {
+    gateway.fleet().of_host(&deployment.host()).map_or(deployment, Arc::clone)
+}
+
+fn why_refused(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => "full",
+        StatusCode::NOT_FOUND => "elsewhere",
+        _ => "unavailable",
     }
 }
 
@@ -284,48 +366,55 @@ pub async fn attempt(
 ) -> Attempt {
     let vital = &member.vital;
     if vital.is_stalled() {
-        return Attempt::Unreachable("it has stalled".to_owned());
+        return Attempt::Silent(Silence::Unreachable("it has stalled".to_owned()));
     }
     let flight = Flight::begin(vital, prefill_tokens);
     let address = member.address.as_deref().unwrap_or_default();
     let request = match request(asked, told, address) {
         Ok(request) => request,
-        Err(error) => return Attempt::Unreachable(error.to_string()),
+        Err(error) => return Attempt::Silent(Silence::Unreachable(error.to_string())),
     };
     let limit = if asked.streams { SILENCE } else { gateway.settings.answer_timeout };
     let answer = async {
-        let response = gateway.send(request).await.map_err(|error| (error.is_connect(), chain_of(&error)))?;
+        let response = gateway.send(request).await.map_err(|error| match error.is_connect() {
+            true => Silence::Unreachable(chain_of(&error)),
+            false => Silence::Lost(Loss::Broken, chain_of(&error)),
+        })?;
         vital.heard(gateway.now_ms());
-        whole_if_short(response).await.map_err(|error| (false, chain_of(&error)))
+        whole_if_short(response).await.map_err(|error| Silence::Lost(Loss::Broken, chain_of(&error)))
     };
+    let silent = || Silence::Lost(Loss::Broken, format!("no answer came within {} s", limit.as_secs()));
     let answer = tokio::select! {
-        answer = tokio::time::timeout(limit, answer) => {
-            answer.unwrap_or_else(|_| Err((false, format!("no answer came within {} s", limit.as_secs()))))
-        }
-        () = vital.stalled() => Err((true, "it has stalled".to_owned())),
+        answer = tokio::time::timeout(limit, answer) => answer.unwrap_or_else(|_| Err(silent())),
+        () = vital.stalled() => Err(Silence::Lost(Loss::Left, "it has stalled".to_owned())),
     };
-    match answer {
-        Ok(response) => {
-            vital.breaker(|breaker| breaker.answered());
-            match response.status() {
-                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
-                StatusCode::NOT_FOUND if asked.follows => Attempt::Refused(response, flight),
-                _ => Attempt::Answered(response, flight),
-            }
-        }
-        Err((is_unreachable, why)) => {
+    let response = match answer {
+        Ok(response) => response,
+        Err(failed) => {
             vital.breaker(|breaker| breaker.failed(gateway.now_ms()));
-            if is_unreachable { Attempt::Unreachable(why) } else { Attempt::Lost(why) }
+            return Attempt::Silent(failed);
         }
+    };
+    vital.breaker(|breaker| breaker.answered());
+    match response.status() {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
+        StatusCode::NOT_FOUND if asked.follows => Attempt::Refused(response, flight),
+        _ => Attempt::Answered(response, flight),
     }
 }
 
 /// Waits for all of an answer that was made before its head was sent, so that the request can be sent again if it breaks off.
 async fn whole_if_short(response: hyper::Response<Incoming>) -> Result<Answered, hyper::Error> {
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
     let is_short = body.size_hint().exact().is_some_and(|n_bytes| n_bytes <= WHOLE_BYTES_MAX);
     let body = match is_short && !is_stream(&parts.headers) {
-        true => Either::Right(Full::new(body.collect().await?.to_bytes())),
+        true => {
+            let whole = body.collect().await?.to_bytes();
+            if parts.status == StatusCode::OK {
+                parts.extensions.insert(Usage::of_whole(&whole).unwrap_or_default());
+            }
+            Either::Right(Full::new(whole))
+        }
         false => Either::Left(body),
     };
     Ok(Answered::from_parts(parts, body))
@@ -379,6 +468,7 @@ fn relayed(answer: Relayed, mut access: Access, asked: &Asked) -> Response {
     let Relayed { response, flight, resumable } = answer;
     let (mut parts, body) = response.into_parts();
     access.answered(parts.status.as_u16());
+    access.usage = parts.extensions.remove().unwrap_or_default();
     let dialect = is_stream(&parts.headers).then_some(asked.dialect);
     to_client(&mut parts.headers);
     let relay = Relay::new(body, flight, access, dialect, resumable);

@@ -20,7 +20,8 @@ use crate::{
     events::Events,
     fleet::Flight,
     journal::{Passed, Then},
-    resume::{GoneOn, Loss, Resumable},
+    resume::{GoneOn, Resumable},
+    search::Loss,
 };
 
 /// A replica that streams says something at least every 15 s.
@@ -99,7 +100,9 @@ impl Relay {
             tracing::info!(pod = self.access.pod, gap_ms = gap.as_millis() as u64, "a stream goes on elsewhere");
             self.stage = Stage::Passing;
         }
-        resumable.journal.pass(data)
+        let passed = resumable.journal.pass(data);
+        self.access.usage = resumable.journal.usage();
+        passed
     }
 
     /// What becomes of an answer whose replica was lost; what is to be said of it now.

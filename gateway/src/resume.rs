@@ -1,29 +1,22 @@
 //! A streamed answer that outlives its replica: what was told of it goes to another one, which goes on behind it. The client gets the
 //! bytes that it would have got; it only waits a little.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use crate::{
     error::GatewayError,
     fleet::Flight,
     gateway::Gateway,
     journal::Journal,
-    proxy::{Answered, Asked, Attempt, attempt, is_stream},
+    proxy::{Answered, Asked, Attempt, Silence, attempt, is_stream},
+    search::{Loss, Losses, Rounds},
 };
 
 /// How an agent names the vocabulary of the tokens it tells, and the bits of its logits: `VOCABULARY-BITS`.
 pub const MODEL: HeaderName = HeaderName::from_static("x-stoker-model");
-/// Connections that may break with a request in a row without a token more: it may be what ends replicas.
-pub const LOSSES_MAX: u32 = 3;
-/// Replicas that may be left in a row without a token more, whatever befell them.
-const MOVES_MAX: u32 = 24;
-/// Between two rounds of questions to all replicas.
-const PAUSES: [Duration; 4] =
-    [Duration::from_millis(50), Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
 
 /// A stream that can go on elsewhere.
 pub struct Resumable {
@@ -37,19 +30,9 @@ pub struct Resumable {
     model: Model,
     /// What the client has.
     pub journal: Journal,
-    /// Connections that broke in a row, replicas that were left, and the tokens there were then.
-    losses: u32,
-    moves: u32,
+    /// Replicas that were lost in a row, and the tokens there were then.
+    losses: Losses,
     n_tokens_then: usize,
-}
-
-/// How a replica was lost.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Loss {
-    /// Its connection broke.
-    Broken,
-    /// It stands still, or says that it leaves.
-    Left,
 }
 
 /// What is known of a replica's model.
@@ -93,7 +76,7 @@ pub struct GoneOn {
     pub is_exact: bool,
     slot: u32,
     model: Option<Model>,
-    losses: u32,
+    losses: Losses,
 }
 
 impl Resumable {
@@ -108,7 +91,8 @@ impl Resumable {
         let model = Model::of(headers)?;
         let kept = gateway.keep(asked.n_bytes()).then(|| Arc::clone(asked));
         let (gateway, journal) = (Arc::clone(gateway), Journal::new(kept.is_some()));
-        Some(Self { gateway, kept, host: host.to_owned(), slot, model, journal, losses: 0, moves: 0, n_tokens_then: 0 })
+        let (host, losses) = (host.to_owned(), Losses::default());
+        Some(Self { gateway, kept, host, slot, model, journal, losses, n_tokens_then: 0 })
     }
 
     /// The gateway.
@@ -120,20 +104,17 @@ impl Resumable {
     pub fn go_on(&mut self, how: Loss) -> Option<impl Future<Output = Result<GoneOn, GatewayError>> + Send + 'static> {
         self.journal.drop_unsaid();
         if self.journal.n_tokens() > self.n_tokens_then {
-            (self.losses, self.moves) = (0, 0);
+            self.losses = Losses::default();
         }
         self.n_tokens_then = self.journal.n_tokens();
-        self.moves += 1;
-        // A replica that stands still or leaves was not ended by what it was asked.
-        self.losses += u32::from(how == Loss::Broken);
-        let losses = if self.moves > MOVES_MAX { LOSSES_MAX } else { self.losses };
+        self.losses.add(how);
         let search = Search {
             gateway: Arc::clone(&self.gateway),
             asked: Arc::clone(self.kept.as_ref()?),
             host: self.host.clone(),
             told: self.journal.told(&self.model.vocabulary).map(Bytes::from),
             model: self.model.clone(),
-            losses,
+            losses: self.losses,
         };
         Some(search.run(self.slot))
     }
@@ -159,21 +140,20 @@ struct Search {
     host: String,
     told: Option<Bytes>,
     model: Model,
-    losses: u32,
+    losses: Losses,
 }
 
 impl Search {
     async fn run(mut self, lost: u32) -> Result<GoneOn, GatewayError> {
-        let deadline = Instant::now() + self.gateway.settings.resume;
+        let mut rounds = Rounds::within(self.gateway.settings.resume);
         let (mut tried, mut why) = (vec![lost], "no other replica takes requests".to_owned());
-        for pause in PAUSES.into_iter().chain(std::iter::repeat(PAUSES[PAUSES.len() - 1])) {
-            match self.round(&mut tried, &mut why).await {
-                Some(found) => return Ok(found),
-                None if self.losses >= LOSSES_MAX => break,
-                None if Instant::now() + pause > deadline => break,
-                None => tokio::time::sleep(pause).await,
+        loop {
+            if let Some(found) = self.round(&mut tried, &mut why).await {
+                return Ok(found);
             }
-            // Who was lost may be back, and who was full may have room.
+            if self.losses.are_too_many() || !rounds.next().await {
+                break;
+            }
             tried.clear();
         }
         let message = format!("the replica that wrote this answer was lost, and it could not go on elsewhere: {why}");
@@ -183,7 +163,7 @@ impl Search {
     /// Asks all that are there.
     async fn round(&mut self, tried: &mut Vec<u32>, why: &mut String) -> Option<GoneOn> {
         let deployment = self.gateway.fleet().of_host(&self.host).cloned()?;
-        while self.losses < LOSSES_MAX {
+        while !self.losses.are_too_many() {
             let routed = self.gateway.choose(&deployment, &self.asked.chain, self.asked.session, tried)?;
             tried.push(routed.member.slot);
             let uncached = routed.choice.terms.uncached_tokens;
@@ -197,9 +177,9 @@ impl Search {
                 Attempt::Answered(answer, _) | Attempt::Refused(answer, _) => {
                     *why = format!("{} answered {}", routed.member.pod, answer.status().as_u16());
                 }
-                Attempt::Unreachable(error) => *why = error,
-                Attempt::Lost(error) => {
-                    self.losses += 1;
+                Attempt::Silent(Silence::Unreachable(error)) => *why = error,
+                Attempt::Silent(Silence::Lost(how, error)) => {
+                    self.losses.add(how);
                     *why = error;
                 }
             }

@@ -1,24 +1,26 @@
 //! The gateway's paths: which it answers itself and which a replica does. And its end: unready first, then no new connections, then
 //! none at all.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
     extract::{Path, Request, State},
-    http::{HeaderMap, Method, StatusCode, Uri, header::HOST},
+    http::{Method, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use serde_json::{Value, json};
-use stoker_edge::connections::{self, Limits};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
+    doors::{House, whom},
     error::{Dialect, GatewayError},
-    fleet::{Fleet, Lost},
+    fleet::Lost,
     gateway::Gateway,
+    permit,
     proxy::{forward, forward_stored},
+    tls::Tls,
 };
 
 /// What replicas answer.
@@ -58,38 +60,30 @@ pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
     FORWARDED.iter().fold(own, |router, path| router.route(path, post(forward))).with_state(gateway)
 }
 
-/// Serves until `stop`, then lets requests finish.
+/// Serves until `stop`, then lets requests finish; with TLS on this listener, if there is any.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Tls>,
     gateway: Arc<Gateway>,
     pages: Router<Arc<Gateway>>,
     leaving: Leaving,
     stop: impl Future<Output = ()>,
 ) {
-    use axum::serve::ListenerExt;
-    // Without this the kernel holds a token back for up to 40 ms to fill a packet.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY");
-        }
-    });
-    let (ended, told) = tokio::sync::oneshot::channel::<()>();
-    let ends = async {
-        // The sender is dropped only with this whole function.
-        let _ = told.await;
-    };
-    let served = connections::serve(listener, router(Arc::clone(&gateway), pages), Limits::default(), || {}, ends);
-    let mut served = std::pin::pin!(served);
+    let (ended, told) = watch::channel(false);
+    let address = listener.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
+    let house = House::new(router(Arc::clone(&gateway), pages), told);
+    let (all, each) = (house.clone().serve_all(listener, tls), house.serve_each(Arc::clone(&gateway), address));
+    let mut served = std::pin::pin!(async { tokio::join!(all, each) });
     tokio::select! {
-        () = &mut served => return,
+        _ = &mut served => return,
         () = stop => gateway.leave(),
     }
     tracing::info!(withdraw_seconds = leaving.withdraw.as_secs(), "leaving: not ready any more");
     tokio::select! {
-        () = &mut served => return,
+        _ = &mut served => return,
         () = tokio::time::sleep(leaving.withdraw) => {}
     }
-    let _ = ended.send(());
+    ended.send_replace(true);
     if tokio::time::timeout(leaving.drain, served).await.is_err() {
         tracing::warn!(drain_seconds = leaving.drain.as_secs(), "ending with requests under way");
     }
@@ -107,26 +101,26 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Result<String, (StatusC
 }
 
 /// OpenAI's list: of the deployment that the host names, or of all.
-async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response {
-    let fleet = gateway.fleet();
-    let data: Vec<Value> = names(&fleet, &headers).into_iter().map(card).collect();
+async fn models(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
+    let (parts, fleet) = (request.into_parts().0, gateway.fleet());
+    let tenant = match permit::who(&gateway, &parts.headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return error.response(Dialect::OpenAi),
+    };
+    let data: Vec<Value> = fleet.models(&whom(&parts), tenant.as_deref()).into_iter().map(card).collect();
     Json(json!({"object": "list", "data": data})).into_response()
 }
 
-async fn model(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, Path(id): Path<String>) -> Response {
-    let fleet = gateway.fleet();
-    let names = names(&fleet, &headers);
+async fn model(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, request: Request) -> Response {
+    let (parts, fleet) = (request.into_parts().0, gateway.fleet());
+    let tenant = match permit::who(&gateway, &parts.headers) {
+        Ok(tenant) => tenant,
+        Err(error) => return error.response(Dialect::OpenAi),
+    };
+    let names = fleet.models(&whom(&parts), tenant.as_deref());
     match names.contains(&id.as_str()) {
         true => Json(card(&id)).into_response(),
         false => GatewayError::lost(&Lost::Unknown(id), &names).response(Dialect::OpenAi),
-    }
-}
-
-fn names<'a>(fleet: &'a Fleet, headers: &HeaderMap) -> Vec<&'a str> {
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    match fleet.of_host(host) {
-        Some(deployment) => deployment.models.iter().map(String::as_str).collect(),
-        None => fleet.models(),
     }
 }
 

@@ -12,8 +12,10 @@ use std::{
 };
 
 use hyper::{Method, StatusCode};
+use serde::de::DeserializeOwned;
 use stoker_crds::{
     contract::{ADMIN_PORT, LoadReport},
+    history::{HISTORY_BYTES_MAX, HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, SIGNATURE_HEADER},
 };
 use thiserror::Error;
@@ -27,8 +29,8 @@ use crate::keys::Signed;
 
 /// How long an agent may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of an answer that are read at most, and of its head.
-const ANSWER_LIMIT: usize = 64 * 1024;
+/// Bytes of a load report that are read at most, and of its head.
+const REPORT_BYTES_MAX: usize = 64 * 1024;
 /// Headers of an answer.
 const HEADERS_MAX: usize = 32;
 /// How long an unused connection is kept.
@@ -65,25 +67,31 @@ pub enum AgentError {
         /// The beginning of its answer.
         body: String,
     },
-    /// The answer is not a load report.
-    #[error("answer is no load report: {0}")]
+    /// The answer is not what was asked for.
+    #[error("answer is no report: {0}")]
     Body(#[from] serde_json::Error),
 }
 
 impl AgentClient {
     /// Reads the load of the agent at `ip`.
     pub async fn load(&self, ip: &str) -> Result<LoadReport, AgentError> {
-        self.ask(&address(ip, ADMIN_PORT), &request(Method::GET, ip, "/v1/load", "", b"")).await
+        self.ask(ip, &request(Method::GET, ip, "/v1/load", "", b""), REPORT_BYTES_MAX).await
+    }
+
+    /// Reads what the agent at `ip` remembers of its load. Agents of before remember nothing: 404.
+    pub async fn history(&self, ip: &str) -> Result<LoadHistory, AgentError> {
+        self.ask(ip, &request(Method::GET, ip, HISTORY_PATH, "", b""), HISTORY_BYTES_MAX).await
     }
 
     /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.
     pub async fn order(&self, ip: &str, order: Signed) -> Result<LoadReport, AgentError> {
         let signature = format!("{SIGNATURE_HEADER}: {}\r\n", order.signature);
-        self.ask(&address(ip, ADMIN_PORT), &request(Method::PUT, ip, INTENT_PATH, &signature, &order.body)).await
+        self.ask(ip, &request(Method::PUT, ip, INTENT_PATH, &signature, &order.body), REPORT_BYTES_MAX).await
     }
 
-    async fn ask(&self, agent: &str, request: &[u8]) -> Result<LoadReport, AgentError> {
-        let answered = timeout(ANSWER_TIMEOUT, self.exchange(agent, request)).await;
+    async fn ask<T: DeserializeOwned>(&self, ip: &str, request: &[u8], bytes_max: usize) -> Result<T, AgentError> {
+        let question = Question { agent: &address(ip, ADMIN_PORT), request, bytes_max };
+        let answered = timeout(ANSWER_TIMEOUT, self.exchange(question)).await;
         let Answer { status, body, .. } = answered.map_err(|_| AgentError::Timeout)?.map_err(failed)?;
         if !status.is_success() {
             let body = String::from_utf8_lossy(&body).chars().take(200).collect();
@@ -93,22 +101,22 @@ impl AgentClient {
     }
 
     /// On the connection that there is, if it still is one: an agent may have closed it in the moment that we ask.
-    async fn exchange(&self, agent: &str, request: &[u8]) -> io::Result<Answer> {
-        if let Some(kept) = self.take(agent)
-            && let Ok(answer) = self.exchange_on(kept, agent, request).await
+    async fn exchange(&self, question: Question<'_>) -> io::Result<Answer> {
+        if let Some(kept) = self.take(question.agent)
+            && let Ok(answer) = self.exchange_on(kept, question).await
         {
             return Ok(answer);
         }
-        let stream = TcpStream::connect(agent).await?;
+        let stream = TcpStream::connect(question.agent).await?;
         stream.set_nodelay(true)?;
-        self.exchange_on(stream, agent, request).await
+        self.exchange_on(stream, question).await
     }
 
-    async fn exchange_on(&self, mut stream: TcpStream, agent: &str, request: &[u8]) -> io::Result<Answer> {
-        stream.write_all(request).await?;
-        let answer = read_answer(&mut stream).await?;
+    async fn exchange_on(&self, mut stream: TcpStream, question: Question<'_>) -> io::Result<Answer> {
+        stream.write_all(question.request).await?;
+        let answer = read_answer(&mut stream, question.bytes_max).await?;
         if answer.keeps {
-            self.keep(agent, stream);
+            self.keep(question.agent, stream);
         }
         Ok(answer)
     }
@@ -130,6 +138,16 @@ impl AgentClient {
     fn idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+struct Question<'a> {
+    /// Address of the agent.
+    agent: &'a str,
+    request: &'a [u8],
+    /// Bytes of the answer that are read at most.
+    bytes_max: usize,
 }
 
 /// What came back.
@@ -164,7 +182,7 @@ fn request(method: Method, ip: &str, path: &str, headers: &str, body: &[u8]) -> 
     [head.as_bytes(), body].concat()
 }
 
-async fn read_answer(stream: &mut TcpStream) -> io::Result<Answer> {
+async fn read_answer(stream: &mut TcpStream, bytes_max: usize) -> io::Result<Answer> {
     let mut read = Vec::with_capacity(1024);
     let mut head = None;
     loop {
@@ -175,8 +193,8 @@ async fn read_answer(stream: &mut TcpStream) -> io::Result<Answer> {
         if ends.is_some_and(|ends| read.len() >= ends) {
             break;
         }
-        if read.len() > ANSWER_LIMIT || ends.is_some_and(|ends| ends > ANSWER_LIMIT) {
-            return Err(io::Error::other(format!("an answer of more than {ANSWER_LIMIT} bytes")));
+        if read.len() > bytes_max || ends.is_some_and(|ends| ends > bytes_max) {
+            return Err(io::Error::other(format!("an answer of more than {bytes_max} bytes")));
         }
         if stream.read_buf(&mut read).await? == 0 {
             // Only a body of no known length ends so.
@@ -247,7 +265,8 @@ mod tests {
             connections
         });
         for _ in 0..questions {
-            let answer = client.exchange(&agent, REQUEST).await;
+            let question = Question { agent: &agent, request: REQUEST, bytes_max: REPORT_BYTES_MAX };
+            let answer = client.exchange(question).await;
             let text =
                 answer.map(|answer| format!("{} {}", answer.status.as_u16(), String::from_utf8_lossy(&answer.body)));
             outcomes.push(text.map_err(|error| error.to_string()));
@@ -288,7 +307,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_without_end_is_cut() {
-        let endless = format!("HTTP/1.1 200 OK\r\n\r\n{}", "a".repeat(ANSWER_LIMIT + 1));
+        let endless = format!("HTTP/1.1 200 OK\r\n\r\n{}", "a".repeat(REPORT_BYTES_MAX + 1));
         assert_eq!(outcomes(&[&endless]).await.1, [Err("an answer of more than 65536 bytes".to_owned())]);
     }
 }

@@ -1,7 +1,7 @@
 //! Carries out a plan: the only writer of children, of what replicas should do, and of `spec.replicas` when the number
 //! changes hands. No policy here, and no agent is asked: the probe tells them what is written.
 //!
-//! Order: configuration and Service before pods; taking back and deleting before creating, so that room and names are
+//! Order: configuration and Service before pods; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
 //! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
 //! refuses it still gets its replicas. Deletes and intents are bound to the
 //! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
@@ -14,6 +14,7 @@ use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         core::v1::{ConfigMap, Pod},
+        discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
     },
 };
@@ -89,6 +90,8 @@ impl Apply {
     ) -> Result<Applied, ReconcileError> {
         let Plan {
             apply_service,
+            apply_slices,
+            prune_slices,
             apply_config_map,
             apply_keys,
             apply_budget,
@@ -117,8 +120,14 @@ impl Apply {
         if *apply_keys {
             self.apply_child(&desired.keys, &mut applied).await?;
         }
+        for slice in desired.slices.iter().filter(|slice| apply_slices.contains(&slice.name_any())) {
+            self.apply_child(slice, &mut applied).await?;
+        }
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
+        }
+        for name in prune_slices {
+            self.remove::<EndpointSlice>(name, &mut applied).await?;
         }
         self.keep_up(*network_policy, desired.network_policy.as_ref(), observed, &mut applied).await?;
         for pod in undrain {

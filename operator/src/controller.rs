@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         core::v1::{ConfigMap, Container, ObjectReference, Pod, PodSpec, Service},
+        discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
     },
@@ -49,6 +50,7 @@ use crate::{
     endpoints::{Published, Publisher},
     error::ReconcileError,
     events::{events_of, old_crd},
+    gateways::{Gateways, ServiceName},
     intake,
     keys::{KeyStore, Keyring, renew},
     lease::Leadership,
@@ -88,6 +90,8 @@ pub struct Options {
     pub namespace: Option<String>,
     /// What deployments fall back to.
     pub defaults: Defaults,
+    /// The gateways that Services lead to; `None`: they lead to replicas.
+    pub gateways: Option<ServiceName>,
     /// Name of this process in Events.
     pub identity: String,
 }
@@ -115,6 +119,7 @@ pub struct Shared {
 struct Context {
     client: Client,
     caches: Caches,
+    gateways: Option<Gateways>,
     readings: Readings,
     ledger: Ledger,
     board: Option<Board>,
@@ -148,9 +153,20 @@ pub async fn run(
         noted.note(pod, Instant::now());
     });
     let (services, service_events) = cached::<Service>(&client, scope, strip);
+    let made = labels::slices_selector();
+    let (slices, slice_events) = cached_of::<EndpointSlice>(&client, scope, &made, strip);
     let (config_maps, config_map_events) = cached::<ConfigMap>(&client, scope, strip);
     let (budgets, budget_events) = cached::<PodDisruptionBudget>(&client, scope, strip);
     let (network_policies, network_policy_events) = cached::<NetworkPolicy>(&client, scope, strip);
+    let (gateways, gateways_changed) = match &options.gateways {
+        Some(service) => {
+            let (gateways, changed) = Gateways::watch(client.clone(), service, scope)
+                .await
+                .context("read which ports of gateways are given")?;
+            (Some(gateways), changed.boxed())
+        }
+        None => (None, futures::stream::pending().boxed()),
+    };
     let (deployments, writer) = reflector::store();
     let clock = Clock::of(&client).await;
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
@@ -171,9 +187,10 @@ pub async fn run(
     // It is set once a process.
     _ = told.set(readings.clone());
     let (key_store, keyring) = signing;
+    let agents = AgentClient::default();
     let probe = Probe {
         pods: pods.clone(),
-        agents: AgentClient::default(),
+        agents: agents.clone(),
         keyring: keyring.clone(),
         leadership: leadership.clone(),
         readings: readings.clone(),
@@ -196,6 +213,7 @@ pub async fn run(
         readings: readings.clone(),
         listed,
         published: endpoints,
+        gateways: gateways.clone(),
         source: format!("{}-{}", options.identity, readings.now().as_millisecond()),
         vitals: vitals.clone(),
     };
@@ -206,7 +224,7 @@ pub async fn run(
     if let Some(board) = board.clone() {
         let (deployments, pods) = (deployments.clone(), pods.clone());
         let sources = Sources { deployments, pods, readings: readings.clone(), ledger: ledger.clone() };
-        parts.spawn(board.keep(sources, vitals.clone()));
+        parts.spawn(board.keep(sources, agents, vitals.clone()));
     }
     parts.spawn(renew(key_store, keyring.clone(), deployments.clone(), changed));
 
@@ -214,7 +232,8 @@ pub async fn run(
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        caches: Caches { pods, pods_of, services, config_maps, budgets, network_policies },
+        caches: Caches { pods, pods_of, services, slices, config_maps, budgets, network_policies },
+        gateways,
         defaults: options.defaults,
         deployments: deployments.clone(),
         failures: Mutex::default(),
@@ -233,6 +252,8 @@ pub async fn run(
         .trigger_backoff(NoPause)
         .owns_stream(pod_events)
         .owns_stream(service_events)
+        .owns_stream(slice_events)
+        .reconcile_all_on(gateways_changed)
         .owns_stream(config_map_events)
         .owns_stream(budget_events)
         .owns_stream(network_policy_events)
@@ -257,9 +278,23 @@ where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
     K: std::fmt::Debug + Send + Sync + 'static,
 {
+    cached_of(client, scope, &labels::managed_selector(), trim)
+}
+
+/// The same of what this selects.
+fn cached_of<K>(
+    client: &Client,
+    scope: Option<&str>,
+    selector: &str,
+    trim: impl Fn(&mut K) + Send + 'static,
+) -> (Store<K>, BoxStream<'static, watcher::Result<K>>)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
+    K: std::fmt::Debug + Send + Sync + 'static,
+{
     let writer = Writer::<K>::default();
     let store = writer.as_reader();
-    let config = watcher::Config::default().labels(&labels::managed_selector());
+    let config = watcher::Config::default().labels(selector);
     let events = watcher(api::<K>(client, scope), config).backoff(WatchPauses::default());
     (store, events.modify(trim).reflect(writer).touched_objects().boxed())
 }
@@ -343,7 +378,9 @@ struct Decision {
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
         let deployment = course::settle(validate(&observed.deployment, &self.defaults)?, observed);
-        let desired = desired(&deployment, &self.keyring.public());
+        let identity = &deployment.identity;
+        let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
+        let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
         let plan = plan::plan(&deployment, &desired, observed, now);
         let scaling = self.ledger.latest(&observed.deployment);
         Ok(Decision { deployment, desired, plan, scaling })

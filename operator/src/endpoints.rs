@@ -22,7 +22,9 @@ use stoker_crds::{
 use stoker_replica::{Replica, Stage};
 use tokio::sync::{Notify, watch};
 
-use crate::{observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals};
+use crate::{
+    gateways::Gateways, observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals,
+};
 
 /// Between two looks. Agents are read every two seconds, and who drains is known as soon as it is decided.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -90,6 +92,8 @@ pub struct Publisher {
     pub readings: Readings,
     /// Told once all deployments were listed. The store itself wakes one waiter only, and that is the controller.
     pub listed: Arc<Notify>,
+    /// Gateways that have a port for each deployment, if there are any.
+    pub gateways: Option<Gateways>,
     /// Where documents go.
     pub published: Published,
     /// Who numbers them.
@@ -131,8 +135,12 @@ impl Publisher {
         };
         let of = |deployment: &Arc<InferenceDeployment>| {
             let own = pods.get(&deployment.uid().unwrap_or_default()).map(Vec::as_slice).unwrap_or_default();
-            deployment_endpoints(deployment, own.iter().map(replica).collect())
+            let port = self.gateways.as_ref().and_then(|gateways| gateways.port(&deployment.uid()?));
+            DeploymentEndpoints { port, ..deployment_endpoints(deployment, own.iter().map(replica).collect()) }
         };
+        if let Some(gateways) = &self.gateways {
+            gateways.keep_only(|| self.deployments.state().iter().filter_map(|deployment| deployment.uid()).collect());
+        }
         let mut all: Vec<_> = self.deployments.state().iter().map(of).collect();
         all.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         all
@@ -147,6 +155,7 @@ fn deployment_endpoints(deployment: &InferenceDeployment, mut replicas: Vec<Repl
         models: deployment.spec.model.served_names.clone().unwrap_or_else(|| vec![name.clone()]),
         name,
         replicas_wanted: replicas_wanted(deployment),
+        port: None,
         replicas,
     }
 }

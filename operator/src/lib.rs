@@ -16,6 +16,7 @@ pub mod endpoints;
 pub mod error;
 pub mod events;
 pub mod fence;
+pub mod gateways;
 pub mod intake;
 pub mod keys;
 pub mod lease;

@@ -15,6 +15,7 @@ use stoker_operator::{
     controller,
     endpoints::Published,
     fence::Fence,
+    gateways::ServiceName,
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
@@ -56,6 +57,10 @@ struct Args {
     /// port and a list `inference` for clients (empty: everybody). Default: none, and those made before are removed.
     #[arg(long, value_name = "JSON", value_parser = peers)]
     replica_network_policy: Option<Peers>,
+    /// Lead Services of deployments to the gateways behind this Service, as soon as one of them is ready. Default: they lead to
+    /// replicas, and what led them to gateways is removed.
+    #[arg(long, env = "STOKER_GATEWAY_SERVICE", value_name = "NAMESPACE/NAME")]
+    gateway_service: Option<ServiceName>,
     /// URL of a mirror that models are fetched from. Default: the hub itself, as agents know it.
     #[arg(long, value_name = "URL")]
     hub_endpoint: Option<String>,
@@ -150,7 +155,7 @@ async fn main() -> anyhow::Result<()> {
             node_cache_limit: args.model_cache_limit,
         },
     };
-    let options = controller::Options { namespace: args.namespace, defaults, identity };
+    let options = controller::Options { namespace: args.namespace, defaults, gateways: args.gateway_service, identity };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);
     let rounds = async |stop: watch::Receiver<bool>| {
         let keyring = tokio::select! {

@@ -7,7 +7,10 @@ use std::{
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Service},
+    api::{
+        core::v1::{ConfigMap, Service},
+        discovery::v1::EndpointSlice,
+    },
     apimachinery::pkg::api::resource::Quantity,
 };
 use kube::ResourceExt;
@@ -28,6 +31,10 @@ use crate::{
 pub struct Plan {
     /// Write the Service: it is missing or was changed.
     pub apply_service: bool,
+    /// EndpointSlices to write, by name: they are missing or were changed.
+    pub apply_slices: Vec<String>,
+    /// EndpointSlices to delete: the Service does not lead there any more.
+    pub prune_slices: Vec<String>,
     /// Write the revision's ConfigMap: it is missing.
     pub apply_config_map: bool,
     /// Write the ConfigMap with the operator's public keys: it is missing or was changed.
@@ -91,7 +98,9 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
     }
     let wanted = wanted(deployment, desired, observed);
     Plan {
-        apply_service: !matches!(&observed.service, Child::Own(service) if leads_to_replicas(service, &desired.service)),
+        apply_service: !matches!(&observed.service, Child::Own(service) if leads_where_it_should(service, &desired.service)),
+        apply_slices: slices_to_write(desired, observed),
+        prune_slices: slices_to_delete(desired, observed),
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),
@@ -136,6 +145,22 @@ fn network_policy(desired: &Desired, observed: &Observed) -> Upkeep {
         (None, _) => Upkeep::Leave,
         (Some(_), _) => Upkeep::Apply,
     }
+}
+
+fn slices_to_write(desired: &Desired, observed: &Observed) -> Vec<String> {
+    let is_there = |wanted: &&EndpointSlice| observed.slices.iter().any(|found| leads_as(found, wanted));
+    desired.slices.iter().filter(|wanted| !is_there(wanted)).map(ResourceExt::name_any).collect()
+}
+
+fn slices_to_delete(desired: &Desired, observed: &Observed) -> Vec<String> {
+    let is_wanted = |name: &String| desired.slices.iter().any(|wanted| wanted.name_any() == *name);
+    let there = observed.slices.iter().filter(|slice| slice.metadata.deletion_timestamp.is_none());
+    there.map(|slice| slice.name_any()).filter(|name| !is_wanted(name)).collect()
+}
+
+/// True when a slice has everything that we say, and no endpoint beside ours.
+fn leads_as(found: &EndpointSlice, wanted: &EndpointSlice) -> bool {
+    holds(wanted, found) && found.endpoints == wanted.endpoints
 }
 
 /// What the rollout has to reach.
@@ -215,7 +240,7 @@ fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
 }
 
 /// True when a Service has everything that we say, and its selector nothing else: one more label there and no pod is found.
-fn leads_to_replicas(found: &Service, wanted: &Service) -> bool {
+fn leads_where_it_should(found: &Service, wanted: &Service) -> bool {
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     holds(wanted, found) && selector(found) == selector(wanted)
 }
@@ -243,6 +268,8 @@ impl Plan {
     pub fn is_empty(&self) -> bool {
         let Self {
             apply_service,
+            apply_slices,
+            prune_slices,
             apply_config_map,
             apply_keys,
             apply_budget,
@@ -257,7 +284,7 @@ impl Plan {
         !applies
             && *network_policy == Upkeep::Leave
             && pods.is_empty()
-            && prune_config_maps.is_empty()
+            && [apply_slices, prune_slices, prune_config_maps].iter().all(|names| names.is_empty())
             && handover.is_none()
     }
 }
@@ -267,6 +294,8 @@ impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             apply_service,
+            apply_slices,
+            prune_slices,
             apply_config_map,
             apply_keys,
             apply_budget,
@@ -281,6 +310,7 @@ impl Display for Plan {
             let how = if taken.leaving { "being deleted" } else { "somebody else's" };
             writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
         }
+        apply_slices.iter().try_for_each(|name| writeln!(f, "apply EndpointSlice {name}"))?;
         if *apply_service {
             writeln!(f, "apply Service")?;
         }
@@ -299,6 +329,7 @@ impl Display for Plan {
             writeln!(f, "apply PodDisruptionBudget")?;
         }
         write_pods(f, pods, revision)?;
+        prune_slices.iter().try_for_each(|name| writeln!(f, "prune EndpointSlice {name}"))?;
         prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;
         match handover.as_ref().map(|handover| handover.replicas) {
             None => Ok(()),

@@ -122,7 +122,7 @@ async fn fleet(State(shared): State<Shared>) -> Response {
 }
 
 fn loads(deployment: &DeploymentEndpoints, readings: &Readings) -> DeploymentLoad {
-    let DeploymentEndpoints { namespace, name, replicas_wanted, replicas, models: _ } = deployment;
+    let DeploymentEndpoints { namespace, name, replicas_wanted, replicas, models: _, port: _ } = deployment;
     let replicas = replicas.iter().map(|replica| ReplicaLoad {
         pod: replica.pod.clone(),
         state: replica.state,

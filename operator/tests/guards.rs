@@ -57,6 +57,7 @@ fn planned(
         foreign_pods: BTreeSet::new(),
         strays: Vec::new(),
         service: Child::Own(Arc::new(desired.service.clone())),
+        slices: Vec::new(),
         config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
         budget,
         network_policy,

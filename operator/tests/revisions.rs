@@ -75,6 +75,7 @@ impl Life {
             service: Child::Absent,
             config_maps: self.maps.iter().map(|map| Child::Own(Arc::new(map.clone()))).collect(),
             budget: Child::Absent,
+            slices: Vec::new(),
             network_policy: Child::Absent,
         }
     }

@@ -180,6 +180,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         service,
         config_maps,
         budget,
+        slices: Vec::new(),
         network_policy: Child::Absent,
     }
 }

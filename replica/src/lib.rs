@@ -5,6 +5,7 @@
 //! no clock of one machine is compared with another's. Nothing here asks anybody, reads a clock or knows a cluster.
 
 mod absurdity;
+pub mod history;
 mod intent;
 mod judge;
 mod pod;

@@ -32,9 +32,13 @@ impl Rate {
     /// A second; `None` before two values.
     pub(crate) fn per_second(&self) -> Option<f64> {
         let (from, to) = (self.earlier.or(self.recent)?, self.newest?);
-        let seconds = to.at_ms.saturating_sub(from.at_ms) as f64 / 1000.0;
-        (seconds > 0.0).then(|| to.count.saturating_sub(from.count) as f64 / seconds)
+        per_second(to.count.saturating_sub(from.count), to.at_ms.saturating_sub(from.at_ms))
     }
+}
+
+/// So many in so many milliseconds; `None` in no time.
+pub(crate) fn per_second(count: u64, ms: u64) -> Option<f64> {
+    (ms > 0).then(|| count as f64 * 1000.0 / ms as f64)
 }
 
 #[cfg(test)]

@@ -83,6 +83,7 @@ pub fn deployment(name: &str, models: &[&str], replicas: Vec<ReplicaEndpoint>) -
         name: name.into(),
         models: models.iter().map(|model| (*model).to_owned()).collect(),
         replicas_wanted: replicas.len() as u32,
+        port: None,
         replicas,
     }
 }
@@ -123,6 +124,21 @@ impl GatewayProcess {
     /// The URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
+    }
+
+    /// The address of its base.
+    pub fn address(&self) -> Result<std::net::SocketAddr> {
+        Ok(self.base.trim_start_matches("http://").parse()?)
+    }
+
+    /// Memory that it holds now.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        self.process.resident_bytes()
+    }
+
+    /// Processor time that it has used.
+    pub fn busy_seconds(&self) -> Result<f64> {
+        self.process.busy_seconds()
     }
 
     /// Waits until it knows a replica in each of these states, of the deployment `NAME.default`.

@@ -46,7 +46,15 @@ const SHAPES: [&[&str]; 9] = [
     &["networkPolicy.enabled=true"],
     &["networkPolicy.enabled=true", PEER],
     &[GATEWAY[0], GATEWAY[1]],
-    &[GATEWAY[0], GATEWAY[1], "gateway.replicas=2", "networkPolicy.enabled=true", "platformIds=true"],
+    &[
+        GATEWAY[0],
+        GATEWAY[1],
+        "gateway.tenants.secret=who",
+        "gateway.tls.secret=shown",
+        "gateway.replicas=2",
+        "networkPolicy.enabled=true",
+        "platformIds=true",
+    ],
     &["imagePullSecrets[0].name=pull", "nodeSelector.disk=ssd", "tolerations[0].operator=Exists"],
 ];
 
@@ -219,7 +227,7 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     assert!(text.contains("--operator=http://stoker-operator.default.svc:8080\n"), "{text}");
     let gateway = text
         .split("\n---\n")
-        .find(|object| object.contains("kind: Deployment\n") && object.contains("stoker-gateway\n"));
+        .find(|object| object.contains("kind: Deployment\n") && object.contains("  name: stoker-gateway\n"));
     let gateway = gateway.unwrap();
     assert!(
         gateway.contains("automountServiceAccountToken: false") && !gateway.contains("serviceAccountName"),
@@ -233,6 +241,16 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     assert!(peers.contains("stoker-gateway") && peers.contains("web"), "{peers}");
     let policy = limited.split("\n---\n").find(|object| object.contains("kind: NetworkPolicy")).unwrap();
     assert!(policy.contains("stoker-gateway"), "the operator answers it: {policy}");
+    assert!(text.contains("--gateway-service=default/stoker-gateway\n") && !text.contains("--tenants"), "{text}");
+    assert!(text.contains("port: http, scheme: HTTP}") && !text.contains("--tls"), "{text}");
+    let tls = manifests(&[&GATEWAY[..], &["gateway.tls.secret=shown"]].concat());
+    for part in ["--tls-certificate=/etc/stoker/tls/tls.crt\n", "port: http, scheme: HTTPS}", "secretName: \"shown\""] {
+        assert!(tls.contains(part), "{part}: {tls}");
+    }
+    let tenants = manifests(&[&GATEWAY[..], &["gateway.tenants.secret=who"]].concat());
+    assert!(
+        tenants.contains("--tenants=/etc/stoker/tenants/tenants.yaml\n") && tenants.contains("secretName: \"who\"")
+    );
     let everybody = manifests(&[&GATEWAY[..], &["agent.networkPolicy.enabled=true"]].concat());
     let peers = everybody.lines().find(|line| line.contains("--replica-network-policy=")).unwrap();
     assert!(!peers.contains("stoker-gateway"), "a list of one would be a limit: {peers}");

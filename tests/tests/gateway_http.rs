@@ -364,6 +364,20 @@ async fn what_cannot_be_answered_is_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_request_that_comes_a_moment_before_the_news_of_a_replica_is_answered() -> Result<()> {
+    let rig = Rig::start(1, &[], &[]).await?;
+    rig.tell(|_, told| told.state = EndpointState::Starting).await?;
+    rig.gateway.knows("chat", EndpointState::Starting, 1).await?;
+    let body = chat("Hi", 1, "s");
+    let asking = tokio::spawn(rig.ask(CHAT, &body).send());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!asking.is_finished(), "nobody is ready, and the answer does not wait");
+    rig.tell(|_, _| {}).await?;
+    assert_eq!(timeout(PATIENCE, asking).await???.status(), 200);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_response_that_one_replica_keeps_is_found_and_followed() -> Result<()> {
     let rig = Rig::start(3, &[], &[]).await?;
     let ask = async |session: usize, more: Value| {

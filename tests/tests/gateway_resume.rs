@@ -85,6 +85,26 @@ async fn streams_outlive_a_replica_that_is_drained_past_its_deadline() -> Result
     check(Blow::Drain, &[]).await
 }
 
+#[tokio::test]
+async fn whoever_lost_its_replica_waits_for_one_that_comes_also_if_nothing_was_said_yet() -> Result<()> {
+    let mut fleet = Fleet::start(3, &["--stall", "1"]).await?;
+    let cases: Vec<Case> = cases(1, 250).into_iter().filter(|case| case.name == "a whole answer").collect();
+    let expected = undisturbed(&fleet, &cases).await?;
+    let (case, base) = (cases[0].clone(), fleet.gateway.base().to_owned());
+    let answer = tokio::spawn(async move { case.ask(&base, || {}).await });
+    fleet.answers(1).await?;
+    // Nobody is left, and two of them do not say so by refusing connections.
+    for blow in [Blow::Freeze, Blow::Kill, Blow::Freeze] {
+        fleet.strike(0, blow)?;
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(!answer.is_finished(), "{:?}\n{}", answer.await??, fleet.gateway.log());
+    fleet.add().await?;
+    let seen = tokio::time::timeout(PATIENCE, answer).await??;
+    assert_eq!(seen.with_context(|| fleet.gateway.log())?, expected[0]);
+    Ok(())
+}
+
 /// A replica that is not one: it answers as it was told to, piece by piece, and then breaks off.
 struct Fake {
     endpoint: ReplicaEndpoint,
@@ -261,9 +281,7 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     let (begun, mut blows, mut random) = (Instant::now(), BTreeMap::<Blow, u32>::new(), StdRng::seed_from_u64(7));
     while begun.elapsed() < Duration::from_secs_f64(minutes * 60.0) {
         tokio::time::sleep(Duration::from_millis(random.random_range(200..1500))).await;
-        // Without a soak one replica is spared: a request that is not streamed ends when three in a row are lost with it.
-        let n_struck = if is_soak { fleet.agents().len() } else { 2 };
-        let (place, blow) = (random.random_range(0..n_struck), Blow::ALL[random.random_range(0..3)]);
+        let (place, blow) = (random.random_range(0..fleet.agents().len()), Blow::ALL[random.random_range(0..3)]);
         fleet.strike(place, blow)?;
         *blows.entry(blow).or_default() += 1;
         // The gateway hears of it as late as an operator would say it.

@@ -7,11 +7,15 @@ use anyhow::Context;
 use axum::{
     Router,
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
-use stoker_edge::playground::is_page;
+use stoker_edge::{
+    api_key::{self, INVALID_API_KEY},
+    playground::is_page,
+};
+use subtle::ConstantTimeEq;
 
 use crate::http::error::ApiError;
 
@@ -36,11 +40,10 @@ impl ApiKeys {
         (!keys.is_empty()).then_some(Self(keys))
     }
 
-    /// Whether a request sends one of them, as OpenAI's clients do or as Anthropic's.
+    /// Whether a request sends one of them. Takes as long for a key that is nearly right.
     fn admits(&self, headers: &HeaderMap) -> bool {
-        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-        let sent = bearer.or(headers.get("x-api-key").map(|value| value.as_bytes()));
-        self.0.is_empty() || sent.is_some_and(|sent| self.0.iter().any(|key| is_same(key.as_bytes(), sent)))
+        let is_one = |sent: &[u8]| self.0.iter().any(|key| bool::from(key.as_bytes().ct_eq(sent)));
+        self.0.is_empty() || api_key::sent(headers).is_some_and(is_one)
     }
 }
 
@@ -48,11 +51,6 @@ impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "{} API keys", self.0.len())
     }
-}
-
-/// Takes as long for a key that is nearly right.
-fn is_same(key: &[u8], sent: &[u8]) -> bool {
-    key.len() == sent.len() && key.iter().zip(sent).fold(0, |differing, (a, b)| differing | (a ^ b)) == 0
 }
 
 /// The same endpoints for those who have a key, also below `root` if there is one.
@@ -80,16 +78,17 @@ async fn check(State(keys): State<ApiKeys>, request: Request, next: Next) -> Res
     if is_open(request.uri().path()) || keys.admits(request.headers()) {
         return next.run(request).await;
     }
-    let message = "no valid API key was sent: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`";
-    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message.to_owned()).into_response()
+    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", INVALID_API_KEY.to_owned()).into_response()
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderName;
+
     use super::*;
 
     fn sends(name: &'static str, value: &str) -> HeaderMap {
-        HeaderMap::from_iter([(header::HeaderName::from_static(name), value.parse().unwrap())])
+        HeaderMap::from_iter([(HeaderName::from_static(name), value.parse().unwrap())])
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The admin port: what only the operator asks. `GET /v1/load` is one reading, `PUT /v1/intent` an order. No Service has
-//! this port; an order is believed for its signature alone, so whoever else reaches the port moves nothing.
+//! The admin port: what only the operator asks. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `PUT /v1/intent` an
+//! order. No Service has this port; an order is believed for its signature alone, so whoever else reaches the port moves nothing.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use axum::{
 };
 use stoker_crds::{
     contract::LoadReport,
+    history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, ORDER_BYTES_MAX, SIGNATURE_HEADER},
 };
 
@@ -26,6 +27,7 @@ use crate::{
 pub fn admin_router(replica: Arc<Replica>) -> Router {
     Router::new()
         .route("/v1/load", get(load))
+        .route(HISTORY_PATH, get(history))
         .route(INTENT_PATH, put(intent))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
@@ -35,6 +37,10 @@ pub fn admin_router(replica: Arc<Replica>) -> Router {
 
 async fn load(State(replica): State<Arc<Replica>>) -> Json<LoadReport> {
     Json(replica.load_report())
+}
+
+async fn history(State(replica): State<Arc<Replica>>) -> Json<LoadHistory> {
+    Json(replica.history())
 }
 
 /// Takes an order; answers with the reading after it, which names the order's number.

@@ -113,7 +113,8 @@ fn completions_of<'a>(
 /// Defaults of a request that does not say: the model's, and a seed drawn at the edge, which is here or a gateway.
 pub(crate) fn defaults(served: &Served, passage: &Passage) -> Defaults {
     let seed = passage.drawn.as_ref().map_or_else(rand::random, |drawn| drawn.seed);
-    Defaults { sampling: served.default_sampling(), seed, vocab_size: served.engine.model().vocab_size }
+    let (sampling, vocab_size) = (served.default_sampling(), served.engine.model().vocab_size);
+    Defaults { sampling, seed, vocab_size, salt: passage.salt.clone() }
 }
 
 /// Takes `model` and checks that it is served here. Absent means this replica's.

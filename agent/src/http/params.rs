@@ -122,6 +122,8 @@ pub(crate) struct Defaults {
     pub(crate) seed: u64,
     /// Tokens the model knows.
     pub(crate) vocab_size: u32,
+    /// What the gateway says that its cached prompts are told apart by, before what the request says.
+    pub(crate) salt: Option<Arc<str>>,
 }
 
 impl Generation {
@@ -147,7 +149,7 @@ impl Generation {
             logprob_tokens: tokens(fields, "logprob_token_ids", vocab_size, Some(MAX_LOGPROB_TOKENS))?,
             filter: Filter::take(fields, vocab_size)?,
             priority: priority(fields)?,
-            cache_salt: cache_salt(fields)?,
+            cache_salt: both_salts(defaults.salt.as_ref(), cache_salt(fields)?),
         })
     }
 
@@ -269,6 +271,14 @@ fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
     let is_salt = |salt: &String| (1..=MAX_SALT_BYTES).contains(&salt.len());
     let sent = fields.checked("cache_salt", "a text of 1 to 1024 bytes", is_salt)?;
     Ok(sent.map(Arc::from))
+}
+
+/// Two pairs never look alike: a header has no NUL.
+fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
+    match (outer, own) {
+        (Some(outer), own) => Some(format!("{outer}\0{}", own.as_deref().unwrap_or_default()).into()),
+        (None, own) => own,
+    }
 }
 
 /// Takes the bound on tokens of thought; -1 is none.
@@ -415,6 +425,7 @@ mod tests {
             sampling: SamplingParams { temperature: 0.6, ..SamplingParams::default() },
             seed: 99,
             vocab_size: 100,
+            salt: None,
         };
         let mut fields = Fields::parse(json.to_owned().into())?;
         let generation = Generation::take(&mut fields, &defaults)?;

@@ -4,6 +4,7 @@
 //! ```text
 //! x-stoker-drawn: SEED-ID-CREATED   what must be the same wherever the request is answered; asks for marks in its stream
 //! x-stoker-resume: N                the first N bytes of the body say what was told of the answer already, as JSON
+//! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
 //! Marks are comments, one behind all that is written at a time: what has no mark behind it was not said.
@@ -17,7 +18,7 @@
 //! : stoker                        nothing that matters
 //! ```
 
-use std::fmt::Write;
+use std::{fmt::Write, sync::Arc};
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
@@ -28,6 +29,7 @@ use stoker_engine::{Resume, TokenId};
 use crate::http::error::ApiError;
 
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
+const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// See the module.
 pub(crate) const MODEL: HeaderName = HeaderName::from_static("x-stoker-model");
@@ -41,6 +43,8 @@ pub(crate) struct Passage {
     pub(crate) drawn: Option<Drawn>,
     /// What was told of its answer.
     pub(crate) told: Option<Told>,
+    /// Whose it is.
+    pub(crate) salt: Option<Arc<str>>,
 }
 
 /// What chance or a clock would decide here.
@@ -85,7 +89,8 @@ impl Passage {
         };
         let n_bytes =
             n_bytes.ok_or_else(|| malformed("x-stoker-resume is a number of bytes, beside x-stoker-drawn"))?;
-        Ok((Self { drawn, told: None }, n_bytes))
+        let salt = text(SALT).filter(|salt| !salt.is_empty()).map(Arc::from);
+        Ok((Self { drawn, told: None, salt }, n_bytes))
     }
 
     /// Takes what is told off the body.

@@ -83,6 +83,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
+# Where a Service leads to gateways: no selector reaches them in another namespace. And where gateways are.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch, create, patch, delete]
 # One ConfigMap per revision, deleted when no pod uses it, and one with the operator's public keys.
 - apiGroups: [""]
   resources: [configmaps]

@@ -13,6 +13,12 @@ pub const REVISION: &str = "stoker.dev/revision";
 /// What a replica should do, see [`crate::intent`]: kept on its pod, so that a successor goes on with the same number.
 pub const INTENT: &str = "stoker.dev/intent";
 
+/// Which Service an EndpointSlice is part of.
+pub const SERVICE: &str = "kubernetes.io/service-name";
+/// Who writes an EndpointSlice. Labels of its Service are on it whoever does.
+const SLICE_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+const SLICE_MANAGER: &str = "operator.stoker.dev";
+
 const NAME: &str = "app.kubernetes.io/name";
 const COMPONENT: &str = "app.kubernetes.io/component";
 
@@ -26,6 +32,11 @@ pub fn list_selector(deployment: &str) -> BTreeMap<String, String> {
     owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment)])
 }
 
+/// [`list_selector`] in the form of a query.
+pub fn selector_of(deployment: &str) -> String {
+    query(&list_selector(deployment))
+}
+
 /// What the Service selects and the scale subresource reports.
 pub fn selector(deployment: &str) -> BTreeMap<String, String> {
     owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])
@@ -33,8 +44,29 @@ pub fn selector(deployment: &str) -> BTreeMap<String, String> {
 
 /// [`selector`] in the form of a query.
 pub fn selector_text(deployment: &str) -> String {
-    let pairs: Vec<String> = selector(deployment).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    pairs.join(",")
+    query(&selector(deployment))
+}
+
+/// What a Service selects that leads to gateways: no pod. What leads there are EndpointSlices beside those of the selected pods.
+pub fn selector_of_nobody(deployment: &str) -> BTreeMap<String, String> {
+    owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "gateway")])
+}
+
+/// Selects the EndpointSlices that the operator made, in a watch.
+pub fn slices_selector() -> String {
+    format!("{},{SLICE_MANAGED_BY}={SLICE_MANAGER}", managed_selector())
+}
+
+/// The same of one deployment.
+pub fn slices_selector_of(deployment: &str) -> String {
+    format!("{},{INSTANCE}={deployment}", slices_selector())
+}
+
+/// Labels of an EndpointSlice that leads a deployment's Service to gateways.
+pub fn slice(deployment: &str) -> BTreeMap<String, String> {
+    let mut labels = child(deployment);
+    labels.extend(owned(&[(SERVICE, deployment), (SLICE_MANAGED_BY, SLICE_MANAGER)]));
+    labels
 }
 
 /// Labels of a child that no revision owns.
@@ -47,6 +79,10 @@ pub fn child_of_revision(deployment: &str, revision: &str) -> BTreeMap<String, S
     let mut labels = child(deployment);
     labels.insert(REVISION.to_owned(), revision.to_owned());
     labels
+}
+
+fn query(labels: &BTreeMap<String, String>) -> String {
+    labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
 
 fn owned(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

@@ -9,10 +9,12 @@ pub mod labels;
 mod network_policy;
 mod pod;
 mod service;
+mod slices;
 
 use k8s_openapi::{
     api::{
         core::v1::{ConfigMap, Pod, Service},
+        discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
     },
@@ -27,6 +29,7 @@ pub use self::{
     pod::{AGENT_CONTAINER, grace_period_seconds},
 };
 use crate::{
+    gateways::Front,
     revision::revision,
     validate::{Identity, ValidatedDeployment},
 };
@@ -38,6 +41,8 @@ pub struct Desired {
     pub revision: String,
     /// The one address of all replicas.
     pub service: Service,
+    /// What leads it to gateways, if it does not lead to replicas.
+    pub slices: Vec<EndpointSlice>,
     /// The agent's configuration, immutable, one per revision.
     pub config_map: ConfigMap,
     /// The operator's public keys.
@@ -52,11 +57,12 @@ pub struct Desired {
     name: String,
 }
 
-/// Renders what `deployment` asks for. Its agents take the orders of who has the private halves of `public_keys`.
+/// Renders what `deployment` asks for; its Service leads to its replicas. Its agents take the orders of who has the private halves of `public_keys`.
 pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
     let revision = revision(&deployment.replica);
     Desired {
         service: service::service(&deployment.identity),
+        slices: Vec::new(),
         config_map: config_map::config_map(deployment, &revision),
         keys: config_map::keys(&deployment.identity, public_keys),
         budget: budget::budget(deployment),
@@ -71,6 +77,16 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
 }
 
 impl Desired {
+    /// The same with a Service that leads to gateways, where there are any.
+    pub fn behind(mut self, identity: &Identity, front: Option<&Front>) -> Self {
+        let Some(front) = front else { return self };
+        self.slices = slices::slices(identity, front);
+        if let Some(spec) = &mut self.service.spec {
+            spec.selector = Some(labels::selector_of_nobody(&identity.name));
+        }
+        self
+    }
+
     /// Name of the pod with this ordinal.
     pub fn pod_name(&self, ordinal: u32) -> String {
         format!("{}-{}-{ordinal}", self.name, self.revision)

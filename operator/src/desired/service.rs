@@ -1,4 +1,5 @@
-//! The Service: one address for all replicas of a deployment, of every revision. Pure.
+//! The Service: one address for all replicas of a deployment, of every revision. It selects them, and one of its own
+//! [`slices`](super::slices) leads it elsewhere. Pure.
 
 use k8s_openapi::{
     api::core::v1::{Service, ServicePort, ServiceSpec},

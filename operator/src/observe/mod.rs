@@ -10,6 +10,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc, time::Instant};
 
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Pod, Service},
+    discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
     policy::v1::PodDisruptionBudget,
 };
@@ -42,6 +43,8 @@ pub struct Observed {
     pub strays: Vec<String>,
     /// The Service of its name.
     pub service: Child<Service>,
+    /// The EndpointSlices that it controls.
+    pub slices: Vec<Arc<EndpointSlice>>,
     /// ConfigMaps that it controls, and those of the revision's name that it does not.
     pub config_maps: Vec<Child<ConfigMap>>,
     /// The PodDisruptionBudget of its name.
@@ -75,6 +78,8 @@ pub struct Caches {
     pub pods_of: PodIndex,
     /// Services that the operator made.
     pub services: Store<Service>,
+    /// EndpointSlices that the operator made.
+    pub slices: Store<EndpointSlice>,
     /// ConfigMaps that the operator made.
     pub config_maps: Store<ConfigMap>,
     /// PodDisruptionBudgets that the operator made.
@@ -97,10 +102,11 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let pods = pods.into_iter().filter(|pod| belongs(&**pod, &namespace, &name)).collect();
     let config_maps = caches.config_maps.state().into_iter().filter(|map| belongs(&**map, &namespace, &name)).collect();
     let service = caches.services.get(&ObjectRef::new(&name).within(&namespace));
+    let slices = caches.slices.state().into_iter().filter(|slice| belongs(&**slice, &namespace, &name)).collect();
     let budget = caches.budgets.get(&ObjectRef::new(&name).within(&namespace));
     let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
-    assemble(deployment, Found { pods, service, config_maps, budget, network_policy, strays }, readings)
+    assemble(deployment, Found { pods, service, slices, config_maps, budget, network_policy, strays }, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -112,16 +118,20 @@ pub async fn observe_live(
 ) -> kube::Result<Option<Observed>> {
     let namespace = deployment.namespace().unwrap_or_default();
     let name = deployment.name_any();
-    let pods = list::<Pod>(client, &namespace, &name);
+    let labelled = labels::selector_of(&name);
+    let pods = list::<Pod>(client, &namespace, &labelled);
+    let of_slices = labels::slices_selector_of(&name);
+    let slices = list::<EndpointSlice>(client, &namespace, &of_slices);
     let services = Api::<Service>::namespaced(client.clone(), &namespace);
     let deployments = Api::<InferenceDeployment>::namespaced(client.clone(), &namespace);
-    let config_maps = list::<ConfigMap>(client, &namespace, &name);
+    let config_maps = list::<ConfigMap>(client, &namespace, &labelled);
     let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &namespace);
     let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
-    let (fresh, pods, service, mut config_maps, budget, network_policy) = tokio::try_join!(
+    let (fresh, pods, service, slices, mut config_maps, budget, network_policy) = tokio::try_join!(
         deployments.get_opt(&name),
         pods,
         services.get_opt(&name),
+        slices,
         config_maps,
         budgets.get_opt(&name),
         policies.get_opt(&name)
@@ -134,7 +144,7 @@ pub async fn observe_live(
     }
     let strays = strays(&fresh, client).await?;
     let (budget, network_policy) = (budget.map(Arc::new), network_policy.map(Arc::new));
-    let found = Found { pods, service: service.map(Arc::new), config_maps, budget, network_policy, strays };
+    let found = Found { pods, service: service.map(Arc::new), slices, config_maps, budget, network_policy, strays };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
 }
 
@@ -166,6 +176,7 @@ pub async fn is_stray(pods: &Api<Pod>, name: &str, deployment: &str) -> kube::Re
 struct Found {
     pods: Vec<Arc<Pod>>,
     service: Option<Arc<Service>>,
+    slices: Vec<Arc<EndpointSlice>>,
     config_maps: Vec<Arc<ConfigMap>>,
     budget: Option<Arc<PodDisruptionBudget>>,
     network_policy: Option<Arc<NetworkPolicy>>,
@@ -186,6 +197,7 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
         strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
+        slices: found.slices.into_iter().filter(|slice| controlled_by(&**slice, &uid)).collect(),
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
         budget: found.budget.map_or(Child::Absent, |budget| child(budget, &uid)),
         network_policy: found.network_policy.map_or(Child::Absent, |policy| child(policy, &uid)),
@@ -213,13 +225,10 @@ fn belongs<K: Resource>(object: &K, namespace: &str, deployment: &str) -> bool {
     meta.namespace.as_deref() == Some(namespace) && instance.is_some_and(|instance| instance == deployment)
 }
 
-async fn list<K>(client: &Client, namespace: &str, deployment: &str) -> kube::Result<Vec<Arc<K>>>
+async fn list<K>(client: &Client, namespace: &str, selector: &str) -> kube::Result<Vec<Arc<K>>>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + fmt::Debug,
 {
-    let pairs: Vec<String> =
-        labels::list_selector(deployment).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let selector = pairs.join(",");
-    let found = Api::<K>::namespaced(client.clone(), namespace).list(&ListParams::default().labels(&selector)).await?;
+    let found = Api::<K>::namespaced(client.clone(), namespace).list(&ListParams::default().labels(selector)).await?;
     Ok(found.items.into_iter().map(Arc::new).collect())
 }

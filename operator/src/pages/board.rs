@@ -1,5 +1,5 @@
 //! What pages look at: one look at all deployments for everybody who asks within two seconds, and the load of the last day. Nobody
-//! asks, nobody looks, but for a sample every ten seconds.
+//! asks, nobody looks, but for a sample every ten seconds. What was before this operator led comes from the agents, once.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,19 +18,23 @@ use kube::{
 };
 use stoker_crds::InferenceDeployment;
 use stoker_pages::{
-    deployment::{Deployment, DeploymentQuery},
+    deployment::{Deployment, DeploymentQuery, History},
     fleet::Fleet,
 };
-use stoker_replica::Replica;
+use stoker_replica::{
+    Replica,
+    history::{Ring, SAMPLE_EVERY, reaches_back},
+};
 use tokio::sync::Semaphore;
 
 use super::{
-    deployment,
-    history::{Ring, SAMPLE_EVERY_MS, Sample},
+    deployment, history,
+    recall::{Witness, ask, witnesses},
     summary::summary,
     told::Diary,
 };
 use crate::{
+    agent_client::AgentClient,
     observe::observe_replica,
     readings::{Readings, millis},
     scaling::Ledger,
@@ -64,9 +68,17 @@ pub struct Board {
 struct Inner {
     sources: RwLock<Option<(Sources, Timestamp)>>,
     newest: Mutex<Option<(Instant, Arc<Look>)>>,
-    rings: Mutex<HashMap<String, Ring>>,
+    pasts: Mutex<HashMap<String, Past>>,
     diary: Diary,
     pub(super) streams: Arc<Semaphore>,
+}
+
+/// The load of a deployment until now.
+#[derive(Debug, Default)]
+struct Past {
+    ring: Ring,
+    /// Replicas that told what was before this operator led.
+    n_witnesses: usize,
 }
 
 /// The object, its pods, and the place of its row.
@@ -84,7 +96,7 @@ impl Default for Board {
         let inner = Inner {
             sources: RwLock::default(),
             newest: Mutex::default(),
-            rings: Mutex::default(),
+            pasts: Mutex::default(),
             diary: Diary::default(),
             streams: Arc::new(Semaphore::new(STREAMS)),
         };
@@ -99,11 +111,16 @@ impl std::fmt::Debug for Board {
 }
 
 impl Board {
-    /// Takes a sample every ten seconds, for as long as it runs. From its beginning on there is something to see.
-    pub async fn keep(self, sources: Sources, vitals: Vitals) {
+    /// Takes a sample every ten seconds, for as long as it runs, and asks agents once for what was before. From its beginning on there
+    /// is something to see.
+    pub async fn keep(self, sources: Sources, agents: AgentClient, vitals: Vitals) {
         let since = sources.readings.now();
         *self.inner.sources.write().unwrap_or_else(PoisonError::into_inner) = Some((sources, since));
-        let mut samples = tokio::time::interval(Duration::from_millis(SAMPLE_EVERY_MS));
+        tokio::join!(self.take_samples(vitals), self.recall(agents));
+    }
+
+    async fn take_samples(&self, vitals: Vitals) {
+        let mut samples = tokio::time::interval(SAMPLE_EVERY);
         samples.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             samples.tick().await;
@@ -119,16 +136,46 @@ impl Board {
 
     fn sample(&self) {
         let Some(look) = self.look() else { return };
-        let mut rings = lock(&self.inner.rings);
+        let mut pasts = lock(&self.inner.pasts);
         let uids: HashSet<String> = look.of.values().filter_map(|(object, ..)| object.uid()).collect();
-        rings.retain(|uid, _| uids.contains(uid));
+        pasts.retain(|uid, _| uids.contains(uid));
         for (object, _, place) in look.of.values() {
             let row = &look.fleet.all[*place];
-            let sample = Sample::of(&row.replicas, &row.load, look.fleet.now_ms);
-            rings.entry(object.uid().unwrap_or_default()).or_default().push(sample);
+            let sample = history::sample(&row.replicas, &row.load, look.fleet.now_ms);
+            pasts.entry(object.uid().unwrap_or_default()).or_default().ring.push(sample);
         }
-        drop(rings);
+        drop(pasts);
         self.inner.diary.keep_only(&uids);
+    }
+
+    /// Asks when every agent that answers was read: they are read every two seconds. One deployment after the other: a new leader has
+    /// more to do.
+    async fn recall(&self, agents: AgentClient) {
+        tokio::time::sleep(SAMPLE_EVERY).await;
+        for (uid, witnesses) in self.witnesses() {
+            let told = ask(&agents, witnesses).await;
+            let Some((now, since)) = self.now_and_since() else { return };
+            if let Some(past) = lock(&self.inner.pasts).get_mut(&uid) {
+                past.ring.recall(&told, now);
+                past.n_witnesses = told.iter().filter(|one| reaches_back(one, now - since)).count();
+            }
+        }
+    }
+
+    fn witnesses(&self) -> Vec<(String, Vec<Witness>)> {
+        let (look, sources) = (self.look(), self.inner.sources.read().unwrap_or_else(PoisonError::into_inner));
+        let Some((look, (sources, _))) = look.zip(sources.as_ref()) else { return Vec::new() };
+        let now = sources.readings.now();
+        let of =
+            |(object, pods, _): &Seen| Some((object.uid()?, witnesses(pods, &replicas(pods, &sources.readings, now))));
+        look.of.values().filter_map(of).collect()
+    }
+
+    /// As samples count time, which never goes back.
+    fn now_and_since(&self) -> Option<(u32, u32)> {
+        let sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let seconds = |at: Timestamp| history::seconds(millis(at));
+        sources.as_ref().map(|(sources, since)| (seconds(sources.readings.now()), seconds(*since)))
     }
 
     /// Everything as it is, or was a moment ago; `None` before this operator leads and has listed what there is.
@@ -168,7 +215,10 @@ impl Board {
         let (sources, leads_since) = sources.as_ref()?;
         let uid = object.uid().unwrap_or_default();
         let now_ms = look.fleet.now_ms;
-        let history = lock(&self.inner.rings).get(&uid).map(|ring| ring.over(query.range, now_ms));
+        let history = lock(&self.inner.pasts).get(&uid).map(|past| {
+            let (points, step_ms) = history::over(&past.ring, query.range, now_ms);
+            History { points, step_ms, n_witnesses: past.n_witnesses }
+        });
         let scene = deployment::Scene {
             object,
             summary: &look.fleet.all[*place],

@@ -69,6 +69,7 @@ pub(super) fn view(scene: Scene<'_>, query: &DeploymentQuery) -> Deployment {
         events: scene.events,
         conditions: status.conditions.iter().map(condition).collect(),
         revision: status.revision,
+        url: status.url,
     }
 }
 

@@ -1,141 +1,69 @@
-//! The load of each deployment over the last day, in memory and bounded: a point every ten seconds for ten minutes, a point a
-//! minute for a day. Pure: samples and times come in by argument.
+//! A deployment's load as a sample, and samples as the points of a picture. Pure: times come in by argument.
 
-use std::collections::VecDeque;
-
+use stoker_crds::history::LoadSample;
 use stoker_pages::{
-    deployment::{History, Point, Range},
+    deployment::{Point, Range},
     view::{Load, Replicas},
 };
+use stoker_replica::history::{Ring, SAMPLE_EVERY, summed_up};
 
-/// Between two samples.
-pub(super) const SAMPLE_EVERY_MS: u64 = 10_000;
-const MINUTE_MS: u64 = 60_000;
-/// Samples kept one by one, and minutes kept.
-const FINE: usize = 61;
-const MINUTES: usize = 24 * 60;
 /// Points of a picture at most: more are not seen.
-const POINTS: usize = 240;
+const POINTS: u64 = 240;
 
-/// The load at a moment, 32 bytes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sample {
-    at_seconds: u32,
-    wanted: f32,
-    serving: f32,
-    /// What is not known is no number.
-    kv: f32,
-    running: f32,
-    waiting: f32,
-    tokens: f32,
-    ttft: f32,
-    itl: f32,
-}
-
-/// One deployment's.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ring {
-    fine: VecDeque<Sample>,
-    minutes: VecDeque<Sample>,
-    /// Of the minute that is not over.
-    open: Vec<Sample>,
-}
-
-impl Sample {
-    pub(super) fn of(replicas: &Replicas, load: &Load, now_ms: u64) -> Self {
-        let known = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
-        Self {
-            at_seconds: u32::try_from(now_ms / 1000).unwrap_or(u32::MAX),
-            wanted: replicas.wanted as f32,
-            serving: replicas.serving as f32,
-            kv: known(load.kv),
-            running: load.running as f32,
-            waiting: load.waiting as f32,
-            tokens: known(load.tokens),
-            ttft: known(load.ttft.p95),
-            itl: known(load.itl.p95),
-        }
-    }
-
-    fn at_ms(&self) -> u64 {
-        u64::from(self.at_seconds) * 1000
-    }
-
-    /// Means, of latencies the worst: a bad second must not vanish in a good hour. Dated as the last one.
-    fn merged(samples: &[Self]) -> Option<Self> {
-        let last = samples.last()?;
-        let mean = |of: fn(&Self) -> f32| {
-            let known: Vec<f32> = samples.iter().map(of).filter(|value| !value.is_nan()).collect();
-            if known.is_empty() { f32::NAN } else { known.iter().sum::<f32>() / known.len() as f32 }
-        };
-        let worst = |of: fn(&Self) -> f32| samples.iter().map(of).fold(f32::NAN, f32::max);
-        Some(Self {
-            at_seconds: last.at_seconds,
-            wanted: mean(|one| one.wanted),
-            serving: mean(|one| one.serving),
-            kv: mean(|one| one.kv),
-            running: mean(|one| one.running),
-            waiting: mean(|one| one.waiting),
-            tokens: mean(|one| one.tokens),
-            ttft: worst(|one| one.ttft),
-            itl: worst(|one| one.itl),
-        })
-    }
-
-    fn point(&self) -> Point {
-        let known = |value: f32| (!value.is_nan()).then_some(f64::from(value));
-        Point {
-            at_ms: self.at_ms(),
-            wanted: f64::from(self.wanted),
-            serving: f64::from(self.serving),
-            kv: known(self.kv),
-            running: f64::from(self.running),
-            waiting: f64::from(self.waiting),
-            tokens: known(self.tokens),
-            ttft: known(self.ttft),
-            itl: known(self.itl),
-        }
+/// How it is now.
+pub(super) fn sample(replicas: &Replicas, load: &Load, now_ms: u64) -> LoadSample {
+    let known = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+    // Of replicas that serve and cannot be read nobody knows what they do: it is not nothing.
+    let read = |count: u32| (load.fresh > 0 || replicas.serving == 0).then_some(f64::from(count));
+    LoadSample {
+        at_seconds: seconds(now_ms),
+        wanted: replicas.wanted as f32,
+        serving: replicas.serving as f32,
+        kv: known(load.kv),
+        running: known(read(load.running)),
+        waiting: known(read(load.waiting)),
+        tokens: known(load.tokens),
+        ttft: known(load.ttft.p95),
+        itl: known(load.itl.p95),
     }
 }
 
-impl Ring {
-    /// Takes in a sample. Samples are in order of time; one of the past is dropped.
-    pub(super) fn push(&mut self, sample: Sample) {
-        if self.fine.back().is_some_and(|last| sample.at_seconds <= last.at_seconds) {
-            return;
-        }
-        let minute = |sample: &Sample| sample.at_ms() / MINUTE_MS;
-        if self.open.last().is_some_and(|last| minute(last) != minute(&sample)) {
-            self.minutes.extend(Sample::merged(&self.open));
-            self.open.clear();
-        }
-        self.open.push(sample);
-        self.fine.push_back(sample);
-        while self.fine.len() > FINE {
-            self.fine.pop_front();
-        }
-        while self.minutes.len() > MINUTES {
-            self.minutes.pop_front();
-        }
-    }
+/// As samples count time.
+pub(super) fn seconds(ms: u64) -> u32 {
+    u32::try_from(ms / 1000).unwrap_or(u32::MAX)
+}
 
-    /// What a picture of this range shows.
-    pub(super) fn over(&self, range: Range, now_ms: u64) -> History {
-        let (kept, step_ms) = match range {
-            Range::Minutes => (&self.fine, SAMPLE_EVERY_MS),
-            Range::Hour | Range::SixHours | Range::Day => (&self.minutes, MINUTE_MS),
-        };
-        let from_ms = now_ms.saturating_sub(range.ms() + step_ms);
-        let mut samples: Vec<Sample> = kept.iter().filter(|sample| sample.at_ms() >= from_ms).copied().collect();
-        if range != Range::Minutes {
-            samples.extend(Sample::merged(&self.open));
-        }
-        let at_once = (range.ms() / step_ms).div_ceil(POINTS as u64).max(1);
-        let step_ms = step_ms * at_once;
-        // By the clock, not by count: a gap stays a gap, and points stay where they are from look to look.
-        let grouped = samples.chunk_by(|a, b| a.at_ms() / step_ms == b.at_ms() / step_ms);
-        let points = grouped.filter_map(Sample::merged).map(|sample| sample.point()).collect();
-        History { points, step_ms }
+/// What a picture of this range shows: its points, and the milliseconds between two of them.
+pub(super) fn over(ring: &Ring, range: Range, now_ms: u64) -> (Vec<Point>, u64) {
+    let (kept, step_ms): (Vec<LoadSample>, u64) = match range {
+        Range::Minutes => (ring.fine().collect(), SAMPLE_EVERY.as_secs() * 1000),
+        Range::Hour | Range::SixHours | Range::Day => (ring.minutes().collect(), 60_000),
+    };
+    let at_once = (range.ms() / step_ms).div_ceil(POINTS).max(1);
+    let from_ms = now_ms.saturating_sub(range.ms() + step_ms);
+    let step_ms = step_ms * at_once;
+    let seen: Vec<LoadSample> = kept.into_iter().filter(|sample| at_ms(sample) >= from_ms).collect();
+    // By the clock, not by count: a gap stays a gap, and points stay where they are from look to look.
+    let grouped = seen.chunk_by(|a, b| at_ms(a) / step_ms == at_ms(b) / step_ms);
+    (grouped.filter_map(summed_up).map(|sample| point(&sample)).collect(), step_ms)
+}
+
+fn at_ms(sample: &LoadSample) -> u64 {
+    u64::from(sample.at_seconds) * 1000
+}
+
+fn point(sample: &LoadSample) -> Point {
+    let known = |value: f32| (!value.is_nan()).then_some(f64::from(value));
+    Point {
+        at_ms: at_ms(sample),
+        wanted: known(sample.wanted),
+        serving: known(sample.serving),
+        kv: known(sample.kv),
+        running: known(sample.running),
+        waiting: known(sample.waiting),
+        tokens: known(sample.tokens),
+        ttft: known(sample.ttft),
+        itl: known(sample.itl),
     }
 }
 
@@ -145,57 +73,24 @@ mod tests {
 
     const START_MS: u64 = 1_763_856_000_000;
 
-    fn sample(at_ms: u64, serving: u32, kv: Option<f64>) -> Sample {
-        Sample::of(&Replicas { serving, ..Replicas::default() }, &Load { kv, ..Load::default() }, at_ms)
-    }
-
-    /// Two days of samples.
-    fn full() -> (Ring, u64) {
-        let mut ring = Ring::default();
-        let ends_ms = START_MS + 2 * 86_400_000;
-        for at_ms in (START_MS..=ends_ms).step_by(SAMPLE_EVERY_MS as usize) {
-            ring.push(sample(at_ms, 3, Some(0.5)));
-        }
-        (ring, ends_ms)
-    }
-
-    #[test]
-    fn a_day_of_a_deployment_takes_less_than_200_bytes_a_minute() {
-        let (ring, _) = full();
-        let kept = ring.fine.capacity() + ring.minutes.capacity() + ring.open.capacity();
-        let bytes = kept * size_of::<Sample>() + size_of::<Ring>();
-        assert!(bytes / MINUTES < 200, "{bytes} bytes");
-        assert_eq!((ring.fine.len(), ring.minutes.len()), (FINE, MINUTES));
-    }
-
     #[test]
     fn every_range_has_points_enough_and_not_too_many() {
-        let (ring, now_ms) = full();
-        let counted = Range::ALL.map(|(range, ..)| ring.over(range, now_ms).points.len());
-        assert!(counted[0] >= 60 && counted[1] >= 60 && counted[2] >= 175 && counted[3] >= 235, "{counted:?}");
-        assert!(counted.iter().all(|count| *count <= POINTS + 3), "{counted:?}");
-    }
-
-    #[test]
-    fn a_minute_is_the_mean_of_what_is_known_and_the_worst_latency() {
-        let mut ring = Ring::default();
-        for (idx, (kv, ttft)) in [(Some(0.2), Some(1.0)), (None, Some(9.0)), (Some(0.4), None)].into_iter().enumerate()
-        {
-            let mut load = Load { kv, ..Load::default() };
-            load.ttft.p95 = ttft;
-            ring.push(Sample::of(&Replicas::default(), &load, START_MS + 10_000 * idx as u64));
+        let (mut ring, now_ms) = (Ring::default(), START_MS + 2 * 86_400_000);
+        for at_ms in (START_MS..=now_ms).step_by(SAMPLE_EVERY.as_millis() as usize) {
+            ring.push(sample(&Replicas::default(), &Load::default(), at_ms));
         }
-        let points = ring.over(Range::Hour, START_MS + 30_000).points;
-        assert_eq!((points.len(), points[0].ttft), (1, Some(9.0)));
-        assert!((points[0].kv.unwrap() - 0.3).abs() < 1e-6, "{points:?}");
+        let counted = Range::ALL.map(|(range, ..)| over(&ring, range, now_ms).0.len());
+        assert!(counted[0] >= 60 && counted[1] >= 60 && counted[2] >= 175 && counted[3] >= 235, "{counted:?}");
+        assert!(counted.iter().all(|count| *count <= POINTS as usize + 3), "{counted:?}");
     }
 
     #[test]
-    fn a_clock_that_goes_back_adds_nothing() {
-        let mut ring = Ring::default();
-        ring.push(sample(START_MS, 1, None));
-        ring.push(sample(START_MS - 50_000, 9, None));
-        ring.push(sample(START_MS, 9, None));
-        assert_eq!(ring.over(Range::Minutes, START_MS).points.len(), 1);
+    fn what_replicas_that_cannot_be_read_do_is_not_known_and_none_do_nothing() {
+        let point = |serving, fresh| {
+            let (replicas, load) = (Replicas { serving, ..Replicas::default() }, Load { fresh, ..Load::default() });
+            point(&sample(&replicas, &load, START_MS))
+        };
+        assert_eq!((point(2, 0).running, point(2, 0).serving), (None, Some(2.0)));
+        assert_eq!((point(2, 1).running, point(0, 0).running), (Some(0.0), Some(0.0)));
     }
 }

@@ -1,4 +1,7 @@
-//! Answers browsers: two kinds of pages, their changes, and files that they need. Reads only.
+//! Answers browsers: two kinds of pages, their changes, and files that they need. Reads only. How many connections there are and how
+//! slow they may be is bounded as it is for agents.
+
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -11,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response, Sse, sse::KeepAlive},
     routing::get,
 };
+use stoker_edge::connections::{self, Limits};
 use stoker_pages::{
     assets::{ASSETS_PATH, Asset, ICON, STYLE, named},
     deployment::{self, DeploymentQuery},
@@ -22,10 +26,14 @@ use stoker_pages::{
 use tokio::net::TcpListener;
 
 use super::{
-    board::Board,
+    board::{Board, STREAMS},
     live::{Live, Target},
 };
 use crate::lease::Leadership;
+
+/// Of pages: each that is open holds one connection, and opens another one now and then.
+const LIMITS: Limits =
+    Limits { head: Duration::from_secs(30), stall: Duration::from_secs(60), n_connections: 2 * STREAMS };
 
 static ASSETS: [&Asset; 3] = [&STYLE, &SCRIPT, &ICON];
 
@@ -37,7 +45,7 @@ struct Pages {
 }
 
 /// Serves until the process ends.
-pub async fn serve(listener: TcpListener, board: Board, leadership: Leadership) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, board: Board, leadership: Leadership) {
     let routes = Router::new()
         .route("/", get(all))
         .route(EVENTS_PATH, get(all_events))
@@ -48,7 +56,7 @@ pub async fn serve(listener: TcpListener, board: Board, leadership: Leadership) 
             page(StatusCode::NOT_FOUND, message("No such page", "There is nothing at this address."))
         })
         .with_state(Pages { board, leadership });
-    axum::serve(listener, routes).await
+    connections::serve(listener, routes, LIMITS, || {}, std::future::pending()).await;
 }
 
 async fn all(State(pages): State<Pages>, Query(query): Query<FleetQuery>) -> Response {

@@ -15,9 +15,10 @@ use crate::{
     control_plane::ControlPlane,
     credentials::Identity,
     error::ClusterError,
+    gateway,
 };
 
-const NAMESPACE: &str = "stoker-system";
+pub(crate) const NAMESPACE: &str = "stoker-system";
 const NAME: &str = "stoker-operator";
 const HTTP_PORT: u16 = 8080;
 const PAGES_PORT: u16 = 8081;
@@ -31,6 +32,8 @@ pub struct OperatorOptions {
     pub chart: PathBuf,
     /// The image that pods get when their deployment names none.
     pub agent_image: String,
+    /// Lead Services to a [`GatewayProcess`](crate::GatewayProcess), as soon as there is one.
+    pub gateway: bool,
 }
 
 /// A running operator. Dropping it kills it.
@@ -49,16 +52,18 @@ impl OperatorProcess {
         apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
         let listen = format!("{}:{HTTP_PORT}", control_plane.slot().home());
         let pages = format!("{}:{PAGES_PORT}", control_plane.slot().home());
+        let mut args = vec![
+            format!("--kubeconfig={}", control_plane.kubeconfig_of(Identity::Operator).display()),
+            format!("--agent-image={}", options.agent_image),
+            format!("--lease-namespace={NAMESPACE}"),
+            format!("--listen={listen}"),
+            format!("--pages-address={pages}"),
+        ];
+        args.extend(options.gateway.then(|| format!("--gateway-service={}", gateway::service())));
         let spec = ComponentSpec {
             name: NAME,
             program: options.binary.clone(),
-            args: vec![
-                format!("--kubeconfig={}", control_plane.kubeconfig_of(Identity::Operator).display()),
-                format!("--agent-image={}", options.agent_image),
-                format!("--lease-namespace={NAMESPACE}"),
-                format!("--listen={listen}"),
-                format!("--pages-address={pages}"),
-            ],
+            args,
             env: Vec::new(),
             log: control_plane.log_path(NAME),
         };
@@ -125,7 +130,7 @@ fn read(path: &Path) -> Result<String, ClusterError> {
     fs::read_to_string(path).map_err(ClusterError::file("read", path))
 }
 
-fn apply(control_plane: &ControlPlane, manifest: &str) -> Result<(), ClusterError> {
+pub(crate) fn apply(control_plane: &ControlPlane, manifest: &str) -> Result<(), ClusterError> {
     kubectl(control_plane, &["apply", "--server-side", "-f", "-"], Some(manifest))
 }
 

@@ -1,5 +1,6 @@
 //! Makes Services reachable: listens on every ClusterIP and port and forwards connections to the ready pods behind them,
-//! one after the other. Reads pods instead of EndpointSlices, which refuse loopback addresses.
+//! one after the other. Reads pods instead of EndpointSlices of selected pods, which refuse loopback addresses; other slices of a
+//! Service lead where they say, and addresses that are written as names (`addressType: FQDN`) may be of the loopback.
 //!
 //! Like kube-proxy it works on connections: one that is open stays with its pod, also when the pod leaves the Service;
 //! and a Service without ready pods refuses connections. TCP only; Services without a selector, headless ones and node
@@ -16,7 +17,10 @@ use std::{
 };
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
+use k8s_openapi::api::{
+    core::v1::{Pod, Service, ServicePort},
+    discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
+};
 use kube::{
     Api, Client, ResourceExt,
     runtime::{WatchStreamExt, reflector, reflector::Store, watcher},
@@ -72,10 +76,11 @@ async fn follow(client: Client) {
     let changed = Arc::new(Notify::new());
     let services = mirror::<Service>(&client, &changed);
     let pods = mirror::<Pod>(&client, &changed);
+    let slices = mirror::<EndpointSlice>(&client, &changed);
     let mut fronts = HashMap::new();
     loop {
         changed.notified().await;
-        steer(&mut fronts, routes(&services.state(), &pods.state()));
+        steer(&mut fronts, routes(&services.state(), &pods.state(), &slices.state()));
     }
 }
 
@@ -95,7 +100,7 @@ where
     reader
 }
 
-fn routes(services: &[Arc<Service>], pods: &[Arc<Pod>]) -> Routes {
+fn routes(services: &[Arc<Service>], pods: &[Arc<Pod>], slices: &[Arc<EndpointSlice>]) -> Routes {
     let mut routes = Routes::new();
     for service in services {
         let Some(spec) = &service.spec else { continue };
@@ -113,7 +118,9 @@ fn routes(services: &[Arc<Service>], pods: &[Arc<Pod>]) -> Routes {
             .collect();
         for port in spec.ports.iter().flatten().filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP") {
             let Ok(number) = u16::try_from(port.port) else { continue };
-            routes.insert(SocketAddr::new(address, number), backs.iter().filter_map(|pod| target(pod, port)).collect());
+            let selected = backs.iter().filter_map(|pod| target(pod, port));
+            let led = slices.iter().filter(|slice| is_of(slice, service)).flat_map(|slice| targets(slice, port));
+            routes.insert(SocketAddr::new(address, number), selected.chain(led).collect());
         }
     }
     routes
@@ -129,6 +136,22 @@ fn target(pod: &Pod, port: &ServicePort) -> Option<SocketAddr> {
         }
     };
     Some(SocketAddr::new(address, number))
+}
+
+fn is_of(slice: &EndpointSlice, service: &Service) -> bool {
+    let name = slice.labels().get("kubernetes.io/service-name");
+    slice.namespace() == service.namespace() && name == service.metadata.name.as_ref()
+}
+
+/// Where `port` of a Service leads by a slice.
+fn targets(slice: &EndpointSlice, port: &ServicePort) -> Vec<SocketAddr> {
+    let of_name =
+        |there: &&EndpointPort| there.name.as_deref().unwrap_or_default() == port.name.as_deref().unwrap_or_default();
+    let there = slice.ports.iter().flatten().find(of_name).and_then(|there| u16::try_from(there.port?).ok());
+    let is_ready = |endpoint: &&Endpoint| endpoint.conditions.as_ref().is_none_or(|are| are.ready != Some(false));
+    let ready = slice.endpoints.iter().flatten().filter(is_ready);
+    let addresses = ready.filter_map(|endpoint| endpoint.addresses.first()?.parse::<IpAddr>().ok());
+    addresses.filter_map(|address| Some(SocketAddr::new(address, there?))).collect()
 }
 
 /// One address that clients use.
@@ -237,7 +260,31 @@ mod tests {
             .iter()
             .map(|(front, backs)| (front.parse().unwrap(), backs.iter().map(|back| back.parse().unwrap()).collect()))
             .collect();
-        assert_eq!(routes(&[service], pods), expected);
+        assert_eq!(routes(&[service], pods, &[]), expected);
+    }
+
+    #[test]
+    fn slices_of_a_service_lead_where_they_say() {
+        let slice = |of: &str, port: &str, endpoints: Value| {
+            Arc::new(
+                serde_json::from_value::<EndpointSlice>(json!({
+                "metadata": {"namespace": "n", "name": "x", "labels": {"kubernetes.io/service-name": of}},
+                "addressType": "FQDN", "ports": [{"name": port, "port": 10_007}], "endpoints": endpoints}))
+                .unwrap(),
+            )
+        };
+        let ready = json!([{"addresses": ["127.77.0.9"]}]);
+        let unready =
+            json!([{"addresses": ["127.77.0.8"], "conditions": {"ready": false}}, {"addresses": ["not.an.address"]}]);
+        let slices = [
+            slice("s", "http", ready.clone()),
+            slice("s", "http", unready),
+            slice("s", "other", ready.clone()),
+            slice("another", "http", ready),
+        ];
+        let service = service(json!({"selector": {"app": "nobody"}, "ports": [{"name": "http", "port": 80}]}));
+        let led = routes(&[service], &[pod("127.77.0.2", "True", json!({}))], &slices);
+        assert_eq!(led.into_values().flatten().collect::<Vec<_>>(), ["127.77.0.9:10007".parse().unwrap()]);
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn spawn(args: &ClusterArgs, files: &Files, log: &File) -> anyhow::Result<Child>
     for image in &args.images {
         command.arg("--image").arg(format!("{}={}", image.name, image.binary.display()));
     }
-    for (flag, binary) in [("--agent", &args.agent), ("--operator", &args.operator)] {
+    for (flag, binary) in [("--agent", &args.agent), ("--operator", &args.operator), ("--gateway", &args.gateway)] {
         if let Some(binary) = binary {
             command.arg(flag).arg(binary);
         }

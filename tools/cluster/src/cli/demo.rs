@@ -45,6 +45,7 @@ pub(super) fn cluster(args: &DemoArgs, gpus: Gpus) -> anyhow::Result<State> {
         images: Vec::new(),
         agent: Some(args.agent.clone()),
         operator: Some(args.operator.clone()),
+        gateway: args.gateway.clone(),
         owner: args.owner,
         gpus,
         source: args.source.canonicalize().with_context(|| format!("find {}", args.source.display()))?,
@@ -111,8 +112,9 @@ fn print_next_steps(state: &State, args: &DemoArgs, url: &str) {
     let cluster = Files::at(&args.dir.dir).cluster_dir();
     let cluster = cluster.display();
     println!(
-        "It is still running. What runs and why, in a browser:\n
-  {}\n
+        "It is still running. In a browser:\n
+  {}    what runs, and why
+  {url}/    talk to it\n
 Try:\n
   {}
   kubectl stoker dashboard                        # opens the pages
@@ -123,12 +125,14 @@ Try:\n
   kubectl explain infd.spec.engine                # its fields, each with unit and default
   kubectl logs -f -l app.kubernetes.io/managed-by=stoker
   curl {url}/v1/models
+  curl {all}/v1/models                             # one address for all deployments
   kubectl delete infd chat                        # drains, then leaves nothing
 
 `make demo-load` sends a step of load to a second deployment and shows its replicas follow and come back.
 Logs are in {cluster}. `make demo-down` stops everything.",
         state.pages.as_deref().unwrap_or("no pages"),
-        environment(state, args)
+        environment(state, args),
+        all = state.gateway.as_deref().unwrap_or(url),
     );
 }
 

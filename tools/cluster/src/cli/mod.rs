@@ -76,6 +76,10 @@ struct ClusterArgs {
     #[arg(long, value_name = "BINARY")]
     operator: Option<PathBuf>,
 
+    /// Run this gateway beside the operator: Services of deployments lead there.
+    #[arg(long, value_name = "BINARY", requires = "operator")]
+    gateway: Option<PathBuf>,
+
     /// Stop when the process with this id ends. Default: only `down` stops it.
     #[arg(long, value_name = "PID")]
     owner: Option<u32>,
@@ -90,7 +94,7 @@ struct ClusterArgs {
     source: PathBuf,
 }
 
-/// What the demo needs: both programs.
+/// What the demo needs: its programs.
 #[derive(Args, Clone, Debug)]
 struct DemoArgs {
     #[command(flatten)]
@@ -103,6 +107,10 @@ struct DemoArgs {
     /// The operator's binary.
     #[arg(long, value_name = "BINARY")]
     operator: PathBuf,
+
+    /// The gateway's binary. Default: Services lead to replicas.
+    #[arg(long, value_name = "BINARY")]
+    gateway: Option<PathBuf>,
 
     /// Stop when the process with this id ends. Default: only `down` stops it.
     #[arg(long, value_name = "PID")]

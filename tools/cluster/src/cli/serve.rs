@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::Context;
 use stoker_cluster::{
-    Capacity, ControlPlane, ControlPlaneOptions, Controllers, ImageMap, NodeOptions, OperatorOptions, OperatorProcess,
-    ProcessNode, ServiceProxy,
+    Capacity, ControlPlane, ControlPlaneOptions, Controllers, GatewayProcess, ImageMap, NodeOptions, OperatorOptions,
+    OperatorProcess, ProcessNode, ServiceProxy,
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -29,6 +29,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Everything that runs, in the order of its end.
 struct Cluster {
+    gateway: Option<GatewayProcess>,
     operator: Option<OperatorProcess>,
     _node: ProcessNode,
     _proxy: ServiceProxy,
@@ -64,12 +65,15 @@ fn start(args: &ClusterArgs, files: &Files) -> anyhow::Result<Cluster> {
     let proxy = ServiceProxy::start(&control_plane)?;
     let node = ProcessNode::start(&control_plane, node_options(args)?)?;
     done("node")?;
-    let operator =
-        args.operator.as_deref().map(|binary| start_operator(&control_plane, binary, &args.source)).transpose()?;
+    let operator = args.operator.as_deref().map(|binary| start_operator(&control_plane, binary, args)).transpose()?;
     if operator.is_some() {
         done("CRD and operator")?;
     }
-    Ok(Cluster { operator, _node: node, _proxy: proxy, control_plane })
+    let gateway = match (&operator, &args.gateway) {
+        (Some(operator), Some(binary)) => Some(GatewayProcess::start(&control_plane, operator, absolute(binary)?)?),
+        _ => None,
+    };
+    Ok(Cluster { gateway, operator, _node: node, _proxy: proxy, control_plane })
 }
 
 fn node_options(args: &ClusterArgs) -> anyhow::Result<NodeOptions> {
@@ -84,11 +88,12 @@ fn node_options(args: &ClusterArgs) -> anyhow::Result<NodeOptions> {
     })
 }
 
-fn start_operator(control_plane: &ControlPlane, binary: &Path, source: &Path) -> anyhow::Result<OperatorProcess> {
+fn start_operator(control_plane: &ControlPlane, binary: &Path, args: &ClusterArgs) -> anyhow::Result<OperatorProcess> {
     let options = OperatorOptions {
         binary: absolute(binary)?,
-        chart: source.join("charts/stoker"),
+        chart: args.source.join("charts/stoker"),
         agent_image: format!("{AGENT_IMAGE}:{}", env!("CARGO_PKG_VERSION")),
+        gateway: args.gateway.is_some(),
     };
     Ok(OperatorProcess::start(control_plane, &options)?)
 }
@@ -102,6 +107,7 @@ fn state(cluster: &Cluster) -> State {
     State {
         operator: cluster.operator.as_ref().map(|operator| operator.url().to_owned()),
         pages: cluster.operator.as_ref().map(|operator| operator.pages_url().to_owned()),
+        gateway: cluster.gateway.as_ref().map(|gateway| gateway.url().to_owned()),
         pid: std::process::id(),
         kubeconfig: control_plane.kubeconfig_path(),
         binaries: control_plane.binaries().dir().to_owned(),
@@ -128,6 +134,9 @@ async fn hold(cluster: &mut Cluster, files: &Files, owner: Option<u32>) -> anyho
                 }
                 if let Some(operator) = &mut cluster.operator && operator.revive()? {
                     tracing::warn!("the operator had ended; it was started again");
+                }
+                if let Some(gateway) = &mut cluster.gateway && gateway.revive()? {
+                    tracing::warn!("the gateway had ended; it was started again");
                 }
             }
         }

@@ -34,6 +34,9 @@ pub(crate) struct State {
     /// URL of its pages for people.
     #[serde(default)]
     pub(crate) pages: Option<String>,
+    /// URL of the gateway's address for all deployments, if one runs.
+    #[serde(default)]
+    pub(crate) gateway: Option<String>,
     /// Unix seconds.
     pub(crate) ready_at: i64,
 }
@@ -185,6 +188,7 @@ mod tests {
             url: "u".to_owned(),
             operator: None,
             pages: None,
+            gateway: None,
             ready_at: 0,
         };
         files.write(&state).unwrap();

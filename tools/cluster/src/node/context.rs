@@ -32,8 +32,8 @@ pub(crate) struct NodeContext {
     /// The node's own address.
     pub(crate) host: Ipv4Addr,
     pub(crate) api: SocketAddr,
-    /// Where the API server asks for logs.
-    pub(crate) logs: SocketAddr,
+    /// Where the API server asks for logs and ports.
+    pub(crate) kubelet: SocketAddr,
     pub(crate) dir: PathBuf,
     pub(crate) images: RwLock<ImageMap>,
     pub(crate) backoff: BackoffLimits,

@@ -1,39 +1,21 @@
-//! `kubectl logs`: answers the API server's question for the output of a container, over TLS as it wants it. Serves
-//! nothing else of a kubelet's API, and asks nobody who they are: it listens on loopback, as the pods do.
+//! `kubectl logs`: the output of a container.
 
 use std::{
     fs,
     io::{Read, Seek, SeekFrom},
-    net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
-use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    time::{sleep, timeout},
-};
-use tokio_rustls::{
-    TlsAcceptor,
-    rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
+    io::{AsyncWrite, AsyncWriteExt},
+    time::sleep,
 };
 
-use super::context::NodeContext;
-use crate::error::ClusterError;
+use super::{context::NodeContext, kubelet::respond};
 
-const MAX_HEAD_BYTES: usize = 8192;
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How soon a follower sees new lines.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Where the logs of a node are asked for.
-pub(crate) struct LogServer {
-    listener: TcpListener,
-    tls: TlsAcceptor,
-}
 
 /// What `kubectl logs` wants.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -62,56 +44,16 @@ enum End {
     WithContainer,
 }
 
-impl LogServer {
-    pub(crate) async fn bind(address: SocketAddr) -> Result<Self, ClusterError> {
-        let listener = TcpListener::bind(address).await.map_err(ClusterError::process("listen for", "kubectl logs"))?;
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec![address.ip().to_string()])?;
-        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("rcgen writes a key that rustls reads");
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key))
-            .expect("one key and its own certificate fit");
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)) })
+/// Answers `/containerLogs/NAMESPACE/POD/CONTAINER?follow=true&tailLines=5&previous=true`.
+pub(super) async fn answer(
+    stream: &mut (impl AsyncWrite + Unpin),
+    ctx: &NodeContext,
+    target: &str,
+) -> std::io::Result<()> {
+    match Question::parse(target).and_then(|question| Ok((find_log(&ctx.dir, &question)?, question))) {
+        Ok((log, question)) => write_log(stream, ctx, &log, &question).await,
+        Err(problem) => respond(stream, "400 Bad Request", problem.as_bytes()).await,
     }
-
-    pub(crate) async fn serve(self, ctx: Arc<NodeContext>) {
-        loop {
-            let Ok((client, _)) = self.listener.accept().await else {
-                sleep(FOLLOW_INTERVAL).await;
-                continue;
-            };
-            let (tls, ctx) = (self.tls.clone(), Arc::clone(&ctx));
-            tokio::spawn(async move {
-                if let Err(error) = answer(&tls, client, &ctx).await {
-                    tracing::debug!(%error, "a reader of logs went away");
-                }
-            });
-        }
-    }
-}
-
-async fn answer(tls: &TlsAcceptor, client: TcpStream, ctx: &NodeContext) -> std::io::Result<()> {
-    let mut stream = tls.accept(client).await?;
-    let mut head = Vec::new();
-    let read = async {
-        while !head.ends_with(b"\r\n\r\n") && head.len() < MAX_HEAD_BYTES {
-            head.push(stream.read_u8().await?);
-        }
-        Ok::<_, std::io::Error>(())
-    };
-    timeout(HEAD_TIMEOUT, read).await??;
-    let target = String::from_utf8_lossy(&head).split(' ').nth(1).unwrap_or_default().to_owned();
-    match Question::parse(&target).and_then(|question| Ok((find_log(&ctx.dir, &question)?, question))) {
-        Ok((log, question)) => write_log(&mut stream, ctx, &log, &question).await?,
-        Err(problem) => respond(&mut stream, "400 Bad Request", problem.as_bytes()).await?,
-    }
-    stream.shutdown().await
-}
-
-async fn respond(stream: &mut (impl AsyncWrite + Unpin), status: &str, body: &[u8]) -> std::io::Result<()> {
-    let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body).await
 }
 
 async fn write_log(
@@ -160,11 +102,10 @@ fn tail(text: &[u8], lines: Option<usize>) -> &[u8] {
 }
 
 impl Question {
-    /// `/containerLogs/NAMESPACE/POD/CONTAINER?follow=true&tailLines=5&previous=true`
     fn parse(target: &str) -> Result<Self, String> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let ["", "containerLogs", namespace, pod, container] = path.split('/').collect::<Vec<_>>()[..] else {
-            return Err("the process node answers logs only: no exec, attach or port-forward".to_owned());
+            return Err(format!("{path} names no container"));
         };
         let value = |key: &str| query.split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
         if let Some(unknown) =
@@ -225,7 +166,7 @@ mod tests {
         );
         assert_eq!(Question::parse("/containerLogs/n/p/c?previous=true").unwrap().run, Run::Previous);
         assert!(Question::parse("/containerLogs/n/p/c?timestamps=true").unwrap_err().contains("timestamps"));
-        assert!(Question::parse("/exec/n/p/c").is_err());
+        assert!(Question::parse("/containerLogs/n/p").is_err());
     }
 
     #[test]

@@ -13,9 +13,11 @@ mod context;
 mod environment;
 mod gpus;
 mod images;
+mod kubelet;
 mod launch;
 mod logs;
 mod pod;
+mod port_forward;
 mod probe;
 mod processes;
 mod registration;
@@ -44,7 +46,7 @@ use self::{
     addresses::AddressPool,
     context::{NodeContext, Voice},
     gpus::GpuPool,
-    logs::LogServer,
+    kubelet::KubeletServer,
     pod::{PodUpdate, run_pod},
     processes::{Processes, signal_group},
 };
@@ -103,9 +105,9 @@ impl ProcessNode {
     pub fn start(control_plane: &ControlPlane, options: NodeOptions) -> Result<Self, ClusterError> {
         let runtime = start_runtime(&options.name)?;
         let ctx = Arc::new(enter(&runtime, context(control_plane, &options))?);
-        let logs = enter(&runtime, LogServer::bind(ctx.logs))?;
+        let kubelet = enter(&runtime, KubeletServer::bind(ctx.kubelet))?;
         enter(&runtime, registration::register(&ctx, &options))?;
-        runtime.spawn(logs.serve(Arc::clone(&ctx)));
+        runtime.spawn(kubelet.serve(Arc::clone(&ctx)));
         runtime.spawn(registration::heartbeat(Arc::clone(&ctx), options));
         runtime.spawn(run_pods(Arc::clone(&ctx)));
         Ok(Self { ctx, runtime: Some(runtime) })
@@ -174,7 +176,7 @@ async fn context(control_plane: &ControlPlane, options: &NodeOptions) -> Result<
         name: options.name.clone(),
         host: slot.home(),
         api: slot.addresses().api,
-        logs: slot.kubelet(options.node_idx),
+        kubelet: slot.kubelet(options.node_idx),
         dir: control_plane.dir().join(&options.name),
         images: RwLock::new(options.images.clone()),
         backoff: options.backoff,

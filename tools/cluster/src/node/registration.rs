@@ -118,7 +118,7 @@ async fn write_status(ctx: &NodeContext, options: &NodeOptions) -> kube::Result<
         capacity: Some(capacity),
         conditions: Some(conditions()),
         daemon_endpoints: Some(NodeDaemonEndpoints {
-            kubelet_endpoint: Some(DaemonEndpoint { port: ctx.logs.port().into() }),
+            kubelet_endpoint: Some(DaemonEndpoint { port: ctx.kubelet.port().into() }),
         }),
         ..Default::default()
     };

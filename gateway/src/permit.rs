@@ -1,0 +1,71 @@
+//! A tenant's leave to ask: from the key that a request sends to what its answer cost. Without tenants everybody has leave, and nothing
+//! is counted by name.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, StatusCode};
+use stoker_edge::api_key::{self, INVALID_API_KEY};
+
+use crate::{error::GatewayError, fleet::Deployment, gateway::Gateway, quota::Exceeded, tenants::Tenant, usage::Usage};
+
+/// Who sends a request, by its key; `None` where there are no tenants.
+pub fn who(gateway: &Gateway, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, GatewayError> {
+    let Some(tenants) = gateway.tenants() else { return Ok(None) };
+    match api_key::sent(headers).and_then(|key| tenants.of(key)) {
+        Some(tenant) => Ok(Some(Arc::clone(tenant))),
+        None => {
+            gateway.metrics.refused_keys.inc();
+            Err(GatewayError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", INVALID_API_KEY))
+        }
+    }
+}
+
+/// Whether a tenant may ask a deployment.
+pub fn may_ask(tenant: Option<&Tenant>, deployment: &Deployment) -> Result<(), GatewayError> {
+    let Some(tenant) = tenant.filter(|tenant| !tenant.may_ask(deployment)) else { return Ok(()) };
+    let may = tenant.models.as_deref().unwrap_or_default().join(", ");
+    let message = format!("tenant {} may not ask {}: it may ask for {may}", tenant.name, deployment.host());
+    Err(GatewayError { param: Some("model"), ..GatewayError::new(StatusCode::FORBIDDEN, "model_not_allowed", message) })
+}
+
+/// A request within its tenant's limits. They have it back when it ends.
+pub struct Permit {
+    gateway: Arc<Gateway>,
+    tenant: Arc<Tenant>,
+    /// Tokens that were taken from the limit at its beginning.
+    foreseen_tokens: u32,
+}
+
+impl Permit {
+    /// A request of about so many prompt tokens begins, or is over a limit.
+    pub fn begin(gateway: &Arc<Gateway>, tenant: &Arc<Tenant>, prompt_tokens: u32) -> Result<Self, GatewayError> {
+        gateway.begin_of(tenant, prompt_tokens).map_err(|exceeded| over(tenant, exceeded))?;
+        Ok(Self { gateway: Arc::clone(gateway), tenant: Arc::clone(tenant), foreseen_tokens: prompt_tokens })
+    }
+
+    /// It ended and cost this.
+    pub fn end(self, usage: &Usage) {
+        let prompt_tokens = usage.prompt_tokens.unwrap_or(self.foreseen_tokens);
+        let tokens = i64::from(prompt_tokens) + i64::from(usage.completion_tokens);
+        self.gateway.end_of(&self.tenant, tokens - i64::from(self.foreseen_tokens));
+        let count = |kind, tokens: u32| {
+            self.gateway
+                .metrics
+                .tenant_tokens
+                .with_label_values(&[self.tenant.name.as_str(), kind])
+                .inc_by(tokens.into());
+        };
+        count("prompt", prompt_tokens);
+        count("cached", usage.cached_tokens);
+        count("completion", usage.completion_tokens);
+    }
+}
+
+fn over(tenant: &Tenant, Exceeded { limit, most, retry_after_seconds }: Exceeded) -> GatewayError {
+    let message = format!(
+        "tenant {} is at its limit of {most} {limit} at this gateway: come back in {retry_after_seconds} s",
+        tenant.name
+    );
+    let error = GatewayError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+    GatewayError { retry_after_seconds: Some(retry_after_seconds), ..error }
+}

@@ -1,0 +1,85 @@
+//! What an answer cost, in tokens: of one that came whole, as its `usage` says; of a stream, as its marks say. Reads nothing else of an
+//! answer.
+
+use memchr::memmem;
+use serde::Deserialize;
+
+/// Tokens of a request and its answer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Usage {
+    /// Of the prompt; nothing while only an estimate is there.
+    pub prompt_tokens: Option<u32>,
+    /// Of these, those that a cache held.
+    pub cached_tokens: u32,
+    /// Of the answer.
+    pub completion_tokens: u32,
+}
+
+/// As the APIs write it: OpenAI's chat and completions, its responses, Anthropic's messages.
+#[derive(Deserialize)]
+struct Written {
+    #[serde(alias = "input_tokens")]
+    prompt_tokens: u32,
+    #[serde(default, alias = "output_tokens")]
+    completion_tokens: u32,
+    #[serde(default, alias = "input_tokens_details")]
+    prompt_tokens_details: Option<Details>,
+    #[serde(default)]
+    cache_read_input_tokens: u32,
+}
+
+#[derive(Default, Deserialize)]
+struct Details {
+    #[serde(default)]
+    cached_tokens: u32,
+}
+
+impl Usage {
+    /// Of a whole answer: its last `usage`. Text of the answer that looks like one has its quotes escaped.
+    pub fn of_whole(body: &[u8]) -> Option<Self> {
+        const FIELD: &[u8] = b"\"usage\":";
+        let at = memmem::rfind(body, FIELD)? + FIELD.len();
+        let written = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<Written>().next()?.ok()?;
+        let details = written.prompt_tokens_details.unwrap_or_default().cached_tokens;
+        // Anthropic does not count cached tokens among those of the prompt.
+        let prompt_tokens = Some(written.prompt_tokens + written.cache_read_input_tokens);
+        let cached_tokens = details + written.cache_read_input_tokens;
+        Some(Self { prompt_tokens, cached_tokens, completion_tokens: written.completion_tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_api_s_usage_is_read() {
+        let of = |body: &str| Usage::of_whole(body.as_bytes());
+        let usage = |prompt, cached_tokens, completion_tokens| {
+            Some(Usage { prompt_tokens: Some(prompt), cached_tokens, completion_tokens })
+        };
+        for (body, expected) in [
+            (r#"{"usage":{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13}}"#, usage(9, 0, 4)),
+            (
+                r#"{"usage": {"prompt_tokens": 9, "total_tokens": 13, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}, "x": 1}"#,
+                usage(9, 8, 4),
+            ),
+            (r#"{"usage":{"input_tokens":9,"output_tokens":4,"cache_read_input_tokens":16}}"#, usage(25, 16, 4)),
+            (
+                r#"{"usage":{"input_tokens":9,"output_tokens":4,"input_tokens_details":{"cached_tokens":1}}}"#,
+                usage(9, 1, 4),
+            ),
+            (
+                r#"{"choices":[{"text":"\"usage\":{\"prompt_tokens\":1}"}],"usage":{"prompt_tokens":2,"completion_tokens":3}}"#,
+                usage(2, 0, 3),
+            ),
+            (r#"{"choices":[{"text":"\"usage\":{\"prompt_tokens\":1}"}]}"#, None),
+            (r#"{"usage":null}"#, None),
+            (r#"{"usage":{"prompt_tokens":-1}}"#, None),
+            (r#"{"usage":"#, None),
+            ("", None),
+        ] {
+            assert_eq!(of(body), expected, "{body}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! `bench-gateway`: what a gateway costs. A real `stoker-gateway` before replicas that compute nothing: how long it adds to requests and to
+//! events on their way, beside the same load without it, in turn; the processor time that it takes for that, for long prompts and for
+//! nothing; the memory of streams that stand still.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use futures::future::try_join_all;
+use stoker_crds::{
+    contract::LoadReport,
+    endpoints::{EndpointState, ReplicaEndpoint},
+};
+use stoker_figures::{self as figures, Figure, Key, Run};
+use stoker_tests::{
+    gateway::{GatewayProcess, Teller, deployment},
+    transit::{Load, Pace, PacedReplica, Transit, silent_streams},
+};
+
+/// Measures the gateway on this machine.
+#[derive(Debug, Parser)]
+struct Args {
+    /// File that figures are appended to. Default: none is written.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Replicas that answer.
+    #[arg(long, default_value_t = 8)]
+    replicas: usize,
+    /// Requests a second of 200 tokens in and 100 out.
+    #[arg(long, default_value_t = 500.0)]
+    rate: f64,
+    /// Between two tokens of an answer.
+    #[arg(long, default_value_t = 10)]
+    gap_ms: u64,
+    /// Times that the load is sent, without the gateway and through it.
+    #[arg(long, default_value_t = 5)]
+    pairs: usize,
+    /// Seconds of each.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Streams that stand still.
+    #[arg(long, default_value_t = 10_000)]
+    streams: usize,
+}
+
+/// A token is about four bytes.
+const TOKEN: &str = "abc ";
+/// Requests a second of a hundred thousand tokens.
+const LONG_RATE: f64 = 20.0;
+/// Replicas that nobody asks for anything.
+const IDLE: usize = 100;
+/// The operator reads agents this often.
+const READ_EVERY: Duration = Duration::from_secs(2);
+
+/// A gateway and the replicas behind it.
+struct Bench {
+    run: Run,
+    args: Args,
+    replicas: Vec<PacedReplica>,
+    teller: Teller,
+    gateway: GatewayProcess,
+    found: Vec<Figure>,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let mut bench = Bench::start(Args::parse()).await?;
+    bench.chat().await?;
+    bench.long_prompts().await?;
+    bench.idle().await?;
+    bench.silent().await?;
+    match &bench.args.out {
+        Some(out) => figures::append(out, &bench.found),
+        None => Ok(()),
+    }
+}
+
+impl Bench {
+    async fn start(args: Args) -> Result<Self> {
+        let replicas = try_join_all((0..args.replicas).map(|_| PacedReplica::start())).await?;
+        let teller = Teller::start().await?;
+        let gateway = GatewayProcess::start(teller.url(), &[])?;
+        let bench = Self { run: Run::start("make bench-gateway"), args, replicas, teller, gateway, found: Vec::new() };
+        bench.tell(bench.endpoints()).await?;
+        Ok(bench)
+    }
+
+    fn endpoints(&self) -> Vec<ReplicaEndpoint> {
+        self.replicas.iter().enumerate().map(|(at, replica)| replica.endpoint(&format!("pod-{at}"))).collect()
+    }
+
+    async fn tell(&self, replicas: Vec<ReplicaEndpoint>) -> Result<()> {
+        let count = replicas.len();
+        self.teller.tell(vec![deployment("chat", &["chat"], replicas)]);
+        self.gateway.knows("chat", EndpointState::Serving, count).await
+    }
+
+    fn note(&mut self, case: &str, metric: &str, samples: &[f64]) {
+        let figure = self.run.figure(Key { model: "none", dtype: "none", case, metric }, samples);
+        println!("{case} {metric} {:.3} ({:.3} to {:.3})", figure.value, figure.min, figure.max);
+        self.found.push(figure);
+    }
+
+    /// The load without the gateway and through it, in turn.
+    async fn chat(&mut self) -> Result<()> {
+        let prompts = (0..64).map(|number| format!("{number:03} {}", TOKEN.repeat(199))).collect();
+        let load = Load {
+            to: self.replicas.iter().map(PacedReplica::address).collect(),
+            rate: self.args.rate,
+            time: Duration::from_secs(self.args.seconds),
+            pace: Pace { n_tokens: 100, gap: Duration::from_millis(self.args.gap_ms) },
+            prompts,
+        };
+        let through = Load { to: vec![self.gateway.address()?], ..load.clone() };
+        let warm = Duration::from_secs(2);
+        Load { time: warm, ..load.clone() }.run().await;
+        Load { time: warm, ..through.clone() }.run().await;
+        let mut cores = Vec::new();
+        let mut added: [Vec<f64>; 4] = Default::default();
+        for _ in 0..self.args.pairs {
+            let without = whole(load.run().await)?;
+            let (with, busy) = self.busy(through.run()).await?;
+            let with = whole(with)?;
+            cores.push(busy);
+            let later = (&with.later_ms, &without.later_ms);
+            for (samples, ((with, without), share)) in added.iter_mut().zip([
+                ((&with.first_ms, &without.first_ms), 0.5),
+                ((&with.first_ms, &without.first_ms), 0.95),
+                (later, 0.5),
+                (later, 0.95),
+            ]) {
+                samples.push(percentile(with, share) - percentile(without, share));
+            }
+        }
+        let case = format!("gateway_{:.0}", self.args.rate);
+        self.note(&case, "cores", &cores);
+        let metrics = ["added_p50_ms", "added_p95_ms", "added_event_p50_ms", "added_event_p95_ms"];
+        for (metric, samples) in metrics.iter().zip(&added) {
+            self.note(&case, metric, samples);
+        }
+        Ok(())
+    }
+
+    /// Prompts of a hundred thousand tokens, each another.
+    async fn long_prompts(&mut self) -> Result<()> {
+        let load = Load {
+            to: vec![self.gateway.address()?],
+            rate: LONG_RATE,
+            time: Duration::from_secs(self.args.seconds),
+            pace: Pace { n_tokens: 10, gap: Duration::from_millis(10) },
+            prompts: (0..16).map(|number| format!("{number:03} {}", TOKEN.repeat(99_999))).collect(),
+        };
+        let mut cores = Vec::new();
+        for _ in 0..self.args.pairs {
+            let (transit, busy) = self.busy(load.run()).await?;
+            whole(transit)?;
+            cores.push(busy);
+        }
+        self.note("gateway_100k_20", "cores", &cores);
+        Ok(())
+    }
+
+    /// Replicas that have nothing to do: the operator tells of them whenever it has read them.
+    async fn idle(&mut self) -> Result<()> {
+        let report = LoadReport { start_id: "s".to_owned(), ..LoadReport::idle(10_000) };
+        let of = |at: usize, up_ms: u64| {
+            let load = Some((&LoadReport { up_ms, ..report.clone() }).into());
+            ReplicaEndpoint { load, ..self.replicas[at % self.replicas.len()].endpoint(&format!("idle-{at}")) }
+        };
+        let reads = self.args.seconds.max(10) / READ_EVERY.as_secs();
+        let told = async {
+            for read in 0..reads {
+                self.tell((0..IDLE).map(|at| of(at, read * 2000)).collect()).await?;
+                tokio::time::sleep(READ_EVERY).await;
+            }
+            anyhow::Ok(())
+        };
+        let (told, busy) = self.busy(told).await?;
+        told?;
+        self.note("gateway_idle_100", "cores", &[busy]);
+        self.tell(self.endpoints()).await
+    }
+
+    /// Streams of which nothing comes.
+    async fn silent(&mut self) -> Result<()> {
+        let streams = silent_streams(self.args.streams, self.gateway.address()?).await?;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let bytes = self.gateway.resident_bytes()?;
+        let case = format!("gateway_streams_{}", streams.len());
+        self.note(&case, "rss_mb", &[bytes as f64 / 1e6]);
+        Ok(())
+    }
+
+    /// What comes of something, and the cores that the gateway was busy with meanwhile.
+    async fn busy<T>(&self, work: impl Future<Output = T>) -> Result<(T, f64)> {
+        let (begun, before) = (Instant::now(), self.gateway.busy_seconds()?);
+        let done = work.await;
+        Ok((done, (self.gateway.busy_seconds()? - before) / begun.elapsed().as_secs_f64()))
+    }
+}
+
+fn whole(transit: Transit) -> Result<Transit> {
+    ensure!(transit.n_failed == 0, "{} answers did not come whole", transit.n_failed);
+    Ok(transit)
+}
+
+fn percentile(samples: &[f64], share: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}

@@ -1,0 +1,239 @@
+//! Tenants before a real agent: who has no key, who may not, who asks for what is not there, who is over a limit; a key that is
+//! changed without a restart; what each used; prompts that are nobody else's; and no key in any log.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use reqwest::{Client, RequestBuilder, Response};
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+use stoker_crds::endpoints::EndpointState;
+use stoker_tests::{
+    agent::AgentProcess,
+    gateway::{GatewayProcess, Teller, deployment, replica},
+};
+use tempfile::TempDir;
+
+const CHAT: &str = "/v1/chat/completions";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A gateway with tenants, before one agent that is the deployments `chat` and `code`.
+struct Rig {
+    gateway: GatewayProcess,
+    file: PathBuf,
+    _teller: Teller,
+    _agent: AgentProcess,
+    _folder: TempDir,
+}
+
+/// Tenants, each with the key `key-of-NAME`, and what the file says of them.
+fn file_of(tenants: &[(&str, &str)]) -> String {
+    let line = |(name, more): &(&str, &str)| {
+        let key = format!("key-of-{name}");
+        let hash: String = digest(&SHA256, key.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("- {{name: {name}, keys: ['sha256:{hash}']{more}}}\n")
+    };
+    format!("tenants:\n{}", tenants.iter().map(line).collect::<String>())
+}
+
+impl Rig {
+    async fn start(tenants: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("tenants.yaml");
+        std::fs::write(&file, file_of(tenants))?;
+        let agent = AgentProcess::ready(&["--served-name", "ember", "--served-name", "code"]).await?;
+        let teller = Teller::start().await?;
+        let gateway = GatewayProcess::start(teller.url(), &["--tenants", &file.display().to_string()])?;
+        let told = replica("pod-0", &agent).await?;
+        let code = deployment("code", &["code"], vec![]);
+        teller.tell(vec![deployment("chat", &["ember"], vec![told]), code]);
+        gateway.knows("chat", EndpointState::Serving, 1).await?;
+        Ok(Self { gateway, file, _teller: teller, _agent: agent, _folder: folder })
+    }
+
+    fn ask(&self, tenant: &str, body: &Value) -> RequestBuilder {
+        Client::new().post(self.gateway.url(CHAT)).bearer_auth(format!("key-of-{tenant}")).json(body)
+    }
+
+    async fn counted(&self, line: &str) -> Result<f64> {
+        let metrics = reqwest::get(self.gateway.url("/metrics")).await?.text().await?;
+        let found = metrics.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok());
+        Ok(found.unwrap_or(0.0))
+    }
+
+    /// Asks until it is answered so.
+    async fn wait(&self, tenant: &str, status: u16) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.ask(tenant, &body("Hi", 1)).send().await?.status() != status {
+            ensure!(Instant::now() < deadline, "{tenant}: never {status}\n{}", self.gateway.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+}
+
+fn body(content: &str, max_tokens: u32) -> Value {
+    json!({"model": "ember", "max_tokens": max_tokens, "ignore_eos": true, "temperature": 0,
+           "messages": [{"role": "user", "content": content}]})
+}
+
+async fn error_of(answer: Response) -> Result<(u16, String, String)> {
+    let status = answer.status().as_u16();
+    let error = answer.json::<Value>().await?["error"].clone();
+    let word = |field: &str| error[field].as_str().unwrap_or_default().to_owned();
+    Ok((status, word("code"), word("message")))
+}
+
+#[tokio::test]
+async fn who_may_not_is_told_why_and_nothing_else() -> Result<()> {
+    let rig = Rig::start(&[("search", ", models: [ember]"), ("all", "")]).await?;
+    let post = || Client::new().post(rig.gateway.url(CHAT)).json(&body("Hi", 1));
+    for nobody in [
+        post(),
+        post().bearer_auth("key-of-search-"),
+        post().bearer_auth(""),
+        post().header("authorization", "key-of-search"),
+        post().header("x-api-key", "x".repeat(5000)),
+        Client::new().post(rig.gateway.url(CHAT)).body("no JSON"),
+        Client::new().get(rig.gateway.url("/v1/models")),
+        Client::new().get(rig.gateway.url("/v1/responses/resp_1")),
+    ] {
+        let (status, code, message) = error_of(nobody.send().await?).await?;
+        assert_eq!((status, code.as_str()), (401, "invalid_api_key"), "{message}");
+    }
+    let message = json!({"model": "ember", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]});
+    let to_messages = || Client::new().post(rig.gateway.url("/v1/messages")).json(&message);
+    let refused: Value = to_messages().send().await?.json().await?;
+    assert_eq!(refused["error"]["type"], "authentication_error", "{refused}");
+    assert_eq!(to_messages().header("x-api-key", "key-of-search").send().await?.status(), 200);
+    assert_eq!(rig.ask("search", &body("Hi", 1)).send().await?.status(), 200);
+
+    let mut code = body("Hi", 1);
+    code["model"] = json!("code");
+    let (status, word, message) = error_of(rig.ask("search", &code).send().await?).await?;
+    assert_eq!((status, word.as_str()), (403, "model_not_allowed"), "{message}");
+    assert_eq!(rig.ask("all", &code).send().await?.status(), 503, "it may, and nobody serves it");
+    code["model"] = json!("gpt");
+    for (tenant, list) in [("search", "there is: ember"), ("all", "there is: code, ember")] {
+        let (status, word, message) = error_of(rig.ask(tenant, &code).send().await?).await?;
+        assert_eq!((status, word.as_str()), (404, "model_not_found"));
+        assert!(message.ends_with(list), "{tenant}: {message}");
+    }
+    let models = Client::new().get(rig.gateway.url("/v1/models")).bearer_auth("key-of-search").send().await?;
+    assert_eq!(models.json::<Value>().await?["data"].as_array().unwrap().len(), 1);
+    for open in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(reqwest::get(rig.gateway.url(open)).await?.status(), 200, "{open}");
+    }
+    assert!(!rig.gateway.log().contains("key-of"), "{}", rig.gateway.log());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_limit_is_one_tenant_s_and_says_when_to_come_back() -> Result<()> {
+    let tenants = [
+        ("few", ", limits: {requestsPerMinute: 2}"),
+        ("one", ", limits: {concurrentRequests: 1}"),
+        ("short", ", limits: {tokensPerMinute: 60}"),
+        ("free", ""),
+    ];
+    let rig = Rig::start(&tenants).await?;
+    let limited = async |tenant: &str, limit: &str| {
+        let answer = rig.ask(tenant, &body("Hi", 1)).send().await?;
+        let seconds: u32 = answer.headers()["retry-after"].to_str()?.parse()?;
+        let (status, code, message) = error_of(answer).await?;
+        assert_eq!((status, code.as_str()), (429, "rate_limit_exceeded"), "{tenant}");
+        assert!(message.contains(limit) && (1..=120).contains(&seconds), "{message}");
+        assert_eq!(rig.ask("free", &body("Hi", 1)).send().await?.status(), 200, "others go on");
+        anyhow::Ok(())
+    };
+    for _ in 0..2 {
+        assert_eq!(rig.ask("few", &body("Hi", 1)).send().await?.status(), 200);
+    }
+    limited("few", "2 requestsPerMinute").await?;
+
+    let mut endless = body("Once upon a time", 1900);
+    endless["stream"] = json!(true);
+    let mut stream = rig.ask("one", &endless).send().await?;
+    stream.chunk().await?;
+    limited("one", "1 concurrentRequests").await?;
+    drop(stream);
+    rig.wait("one", 200).await?;
+
+    assert_eq!(rig.ask("short", &body("Hi", 100)).send().await?.status(), 200, "what it will cost nobody knows");
+    limited("short", "60 tokensPerMinute").await?;
+    assert!(
+        rig.counted("stoker_gateway_tenant_limited_total{limit=\"tokensPerMinute\",tenant=\"short\"}").await? >= 1.0
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_tenant_used_is_counted_whole_and_streamed() -> Result<()> {
+    let rig = Rig::start(&[("search", ""), ("other", "")]).await?;
+    let whole: Value = rig.ask("search", &body("Tell me a story.", 20)).send().await?.json().await?;
+    let mut streamed = body("Tell me a story.", 30);
+    streamed["stream"] = json!(true);
+    rig.ask("search", &streamed).send().await?.text().await?;
+    let tokens = async |kind: &str| {
+        rig.counted(&format!("stoker_gateway_tenant_tokens_total{{kind=\"{kind}\",tenant=\"search\"}}")).await
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while tokens("completion").await? < 50.0 {
+        ensure!(Instant::now() < deadline, "{} of 50 tokens", tokens("completion").await?);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(tokens("completion").await?, 50.0);
+    assert!(tokens("prompt").await? > whole["usage"]["prompt_tokens"].as_f64().unwrap());
+    assert_eq!(rig.counted("stoker_gateway_tenant_requests_total{code=\"200\",tenant=\"search\"}").await?, 2.0);
+    let lines = rig.gateway.access_lines();
+    let line = lines.iter().find(|line| line["completion_tokens"] == 20).unwrap();
+    assert_eq!((&line["tenant"], &line["prompt_tokens"]), (&json!("search"), &whole["usage"]["prompt_tokens"]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_is_changed_without_a_restart_and_a_broken_file_changes_nothing() -> Result<()> {
+    let rig = Rig::start(&[("old", "")]).await?;
+    rig.wait("old", 200).await?;
+    std::fs::write(&rig.file, file_of(&[("old", ""), ("new", "")]))?;
+    rig.wait("new", 200).await?;
+    assert_eq!(rig.ask("old", &body("Hi", 1)).send().await?.status(), 200, "both, for as long as it takes");
+    std::fs::write(&rig.file, file_of(&[("new", "")]))?;
+    rig.wait("old", 401).await?;
+
+    for broken in ["tenants: []", "", "tenants: [{name: x, keys: [plain-secret]}]"] {
+        std::fs::write(&rig.file, broken)?;
+        let deadline = Instant::now() + PATIENCE;
+        while rig.counted("stoker_gateway_tenants_stale").await? < 1.0 {
+            ensure!(Instant::now() < deadline, "nobody says that it is broken");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(rig.ask("new", &body("Hi", 1)).send().await?.status(), 200);
+    }
+    std::fs::remove_file(&rig.file)?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(rig.ask("new", &body("Hi", 1)).send().await?.status(), 200);
+    assert!(!rig.gateway.log().contains("plain-secret"), "{}", rig.gateway.log());
+    let refused = GatewayProcess::start("http://127.0.0.1:1", &["--tenants", &rig.file.display().to_string()]);
+    assert!(refused.is_err(), "without its tenants it does not begin");
+    Ok(())
+}
+
+#[tokio::test]
+async fn prompts_of_a_tenant_are_cached_for_itself_alone() -> Result<()> {
+    let rig =
+        Rig::start(&[("a", ""), ("b", ""), ("c", ", sharesPrefixes: true"), ("d", ", sharesPrefixes: true")]).await?;
+    let prompt = body(&"The quick brown fox jumps over the lazy dog. ".repeat(20), 1);
+    let cached = async |tenant: &str| {
+        let answer: Value = rig.ask(tenant, &prompt).send().await?.json().await?;
+        anyhow::Ok(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0))
+    };
+    assert_eq!(cached("a").await?, 0);
+    assert!(cached("a").await? > 100);
+    assert_eq!([cached("b").await?, cached("c").await?], [0, 0]);
+    assert!(cached("d").await? > 100, "these two want it so");
+    Ok(())
+}
