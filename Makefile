@@ -14,22 +14,22 @@ CARGO_DENY  := $(CARGO_BIN)/cargo-deny
 CARGO_MUTANTS := $(CARGO_BIN)/cargo-mutants
 DEMO_DIR    ?= $(STOKER_CACHE)/demo
 RELEASE     := $(CARGO_TARGET_DIR)/release
-DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --source $(CURDIR)
+DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --gateway $(RELEASE)/stoker-gateway --source $(CURDIR)
 
 help: ## List these words
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: kube ## Start a control plane, a node and the operator here; apply examples/chat.yaml; stream an answer
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli
+demo: kube ## Start a control plane, a node, operator and gateway here; apply examples/chat.yaml; stream an answer
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli
 	$(RELEASE)/stoker-cluster demo $(DEMO_ARGS)
 
 demo-load: kube ## On the demo's cluster: a step of load; replicas follow and come back, each decision explained
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli -p stoker-loadgen
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli -p stoker-loadgen
 	$(RELEASE)/stoker-cluster demo-load $(DEMO_ARGS) --load $(RELEASE)/stoker-load
 
 demo-gpu: kube ## On a machine with GPUs: pods that have them are served, scaled, rolled, made to fail and deleted (MODEL=DIR: a large one too)
 	@command -v nvidia-smi >/dev/null || { echo "skipped: demo-gpu: no NVIDIA driver on this machine"; exit 0; }
-	cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-cli -p stoker-loadgen -p stoker-gpu-fault
+	cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli -p stoker-loadgen -p stoker-gpu-fault
 	$(RELEASE)/stoker-cluster demo-gpu $(DEMO_ARGS) --load $(RELEASE)/stoker-load --fault $(RELEASE)/libstoker_gpu_fault.so $(if $(MODEL),--model $(MODEL))
 
 demo-gpu-carry: ## The same packed for another machine (53 MB): unpack it there and run ./demo-gpu.sh
@@ -97,6 +97,13 @@ bench-routes: ## Where requests go: our rule beside others' on simulated replica
 	$(RELEASE)/stoker-routes --out docs/benchmarks/results/routing.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-gateway: ## What a gateway costs: time added to requests, processor time, memory; before replicas that compute nothing; append figures, render
+	@cargo build --release -p stoker-gateway -p stoker-sim -p stoker-tests -p stoker-figures --bins
+	ulimit -n "$$(ulimit -Hn)"
+	$(RELEASE)/bench-gateway --out docs/benchmarks/results/gateway.jsonl
+	$(RELEASE)/stoker-routes --time-only --out docs/benchmarks/results/gateway.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
 check-gpu: ## All that only a machine with a GPU can check: kernels, engine beside transformers, memory and race checkers
 	@tools/bench/gpu-check.sh
 
@@ -147,4 +154,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check
+.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use kube::{ResourceExt, api::Portforwarder};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -42,8 +43,8 @@ pub(crate) async fn dashboard(args: &Dashboard) -> Result<()> {
         return show(url, args.no_open);
     }
     let cluster = Cluster::find(&args.cluster).await?;
-    // Asked once before, so that what is missing is said here and not by the browser.
-    pages_port(args, &cluster).await?;
+    // Tried once before, so that what is missing is said here and not by the browser.
+    Forwarded::open(&args.place, &cluster).await?.forwarder.abort();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).await;
     let listener = listener.with_context(|| format!("listen on port {} of this machine", args.port))?;
     show(&format!("http://{}/", listener.local_addr()?), args.no_open)?;
@@ -58,22 +59,27 @@ pub(crate) async fn dashboard(args: &Dashboard) -> Result<()> {
     }
 }
 
-async fn pages_port(args: &Dashboard, cluster: &Cluster) -> Result<u16> {
-    let (_, pod) = leading_pod(&args.place, cluster, "--pages").await?;
-    port(&pod, "pages").with_context(no_pages)
+/// A port of the pod that leads.
+struct Forwarded {
+    port: u16,
+    forwarder: Portforwarder,
 }
 
-fn no_pages() -> &'static str {
-    "the operator that leads serves no pages: set the chart's pages.enabled"
+impl Forwarded {
+    async fn open(place: &LeasePlace, cluster: &Cluster) -> Result<Self> {
+        let (pods, pod) = leading_pod(place, cluster, "--pages").await?;
+        let port =
+            port(&pod, "pages").context("the operator that leads serves no pages: set the chart's pages.enabled")?;
+        let name = pod.name_any();
+        let forwarder =
+            pods.portforward(&name, &[port]).await.with_context(|| format!("forward port {port} of {name}"))?;
+        Ok(Self { port, forwarder })
+    }
 }
 
 /// One connection, to whoever leads now.
 async fn forward(place: &LeasePlace, cluster: &Cluster, mut stream: TcpStream) -> Result<()> {
-    let (pods, pod) = leading_pod(place, cluster, "--pages").await?;
-    let port = port(&pod, "pages").with_context(no_pages)?;
-    let name = pod.metadata.name.unwrap_or_default();
-    let mut forwarder =
-        pods.portforward(&name, &[port]).await.with_context(|| format!("forward port {port} of {name}"))?;
+    let Forwarded { port, mut forwarder } = Forwarded::open(place, cluster).await?;
     let mut forwarded = forwarder.take_stream(port).context("the forwarded port has a stream")?;
     // A browser that leaves is no error, and an operator that goes is asked for anew by the page.
     let _ = copy_bidirectional(&mut stream, &mut forwarded).await;

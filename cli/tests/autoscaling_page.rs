@@ -71,6 +71,15 @@ fn every_command_on_the_page_runs_and_answers_what_is_printed() {
 }
 
 #[test]
+fn a_simulation_leaves_a_report_that_asks_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    run("kubectl stoker simulate --trace step --out out", dir.path());
+    let report = fs::read_to_string(dir.path().join("out/report.html")).unwrap();
+    assert!(report.starts_with("<!DOCTYPE html>") && report.contains("<svg class=\"timeline\""), "{report}");
+    assert!(!report.contains("://") && !report.contains("<script"), "nothing comes from elsewhere, nothing runs");
+}
+
+#[test]
 fn a_bad_line_of_a_trace_is_refused_with_its_number() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("bad.jsonl"), "{\"arrived\": 1, \"promptTokens\": 9, \"completionTokens\": 9}\n<html>\n")

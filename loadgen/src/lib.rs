@@ -7,5 +7,6 @@
 pub mod answer;
 pub mod client;
 pub mod prompt;
+pub mod report;
 pub mod run;
 pub mod summary;

@@ -9,6 +9,7 @@ use clap::{Args, Parser};
 use serde::Serialize;
 use stoker_loadgen::{
     client::{Client, Connections, Ending, Form, Options, Sampling},
+    report::report,
     run::{Plan, Wish, run},
     summary::{Summary, Targets},
 };
@@ -37,6 +38,9 @@ struct Cli {
     /// Print the summary as one JSON object.
     #[arg(long)]
     json: bool,
+    /// Write a report with the course of latencies for a browser into this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -152,6 +156,10 @@ async fn main() -> Result<ExitCode> {
     line.end();
     let summary = Summary::of(&outcomes, elapsed, Targets { ttft_ms: cli.good.ttft_ms, itl_ms: cli.good.itl_ms });
     print(&cli, &Report { url: client.base(), model: &model, summary: &summary })?;
+    if let Some(path) = &cli.html {
+        let text = report(&format!("Load on {model} at {}", client.base()), &summary, &outcomes);
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    }
     Ok(if summary.answered > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn the_line_counts_what_was_sent_answered_and_failed() {
         let failure = Failure { kind: FailureKind::Cut, message: String::new() };
-        let outcomes = [Outcome { send_lag: Duration::ZERO, result: Err(failure) }];
+        let outcomes = [Outcome { planned: None, send_lag: Duration::ZERO, result: Err(failure) }];
         let progress =
             Progress { elapsed: Duration::from_secs(12), n_planned: 9, n_sent: 3, n_in_flight: 2, outcomes: &outcomes };
         let words = text(&progress, &outcomes);

@@ -41,6 +41,8 @@ pub struct Plan {
 /// What became of one request. Times count from its planned moment.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// When it was planned, from the beginning of the run; nothing of one that was abandoned.
+    pub planned: Option<Duration>,
     /// How much later than planned it was sent.
     pub send_lag: Duration,
     /// The answer, or why there is none.
@@ -168,11 +170,15 @@ impl<'a> Running<'a> {
         let idx = self.n_sent;
         self.n_sent += 1;
         if self.in_flight.len() >= self.plan.in_flight_max {
-            self.outcomes.push(not_sent(self.plan.in_flight_max));
+            let outcome = not_sent(self.plan.in_flight_max);
+            self.outcomes.push(Outcome { planned: Some(planned - self.begun), ..outcome });
             return;
         }
-        let (client, plan) = (self.client.clone(), Arc::clone(&self.plan));
-        self.in_flight.spawn(async move { one(&client, &plan, idx, planned).await });
+        let (client, plan, begun) = (self.client.clone(), Arc::clone(&self.plan), self.begun);
+        self.in_flight.spawn(async move {
+            let outcome = one(&client, &plan, idx, planned).await;
+            Outcome { planned: Some(planned - begun), ..outcome }
+        });
     }
 
     fn obey(&mut self, wish: Wish) {
@@ -212,14 +218,14 @@ async fn one(client: &Client, plan: &Plan, idx: usize, planned: Instant) -> Outc
     let ask = Ask { prompt, max_tokens: request.completion_tokens, seed };
     let send_lag = planned.elapsed();
     let complete = client.ask(&plan.model, &ask, (planned + plan.timeout).into()).await;
-    Outcome { send_lag, result: complete.map(|complete| Heard::of(&complete, planned)) }
+    Outcome { planned: None, send_lag, result: complete.map(|complete| Heard::of(&complete, planned)) }
 }
 
 fn not_sent(in_flight_max: usize) -> Outcome {
     let message = format!("{in_flight_max} requests were in flight: raise --in-flight-max, or send less");
-    Outcome { send_lag: Duration::ZERO, result: Err(Failure::new(FailureKind::NotSent, message)) }
+    Outcome { planned: None, send_lag: Duration::ZERO, result: Err(Failure::new(FailureKind::NotSent, message)) }
 }
 
 fn abandoned(error: &JoinError) -> Outcome {
-    Outcome { send_lag: Duration::ZERO, result: Err(Failure::new(FailureKind::Abandoned, error)) }
+    Outcome { planned: None, send_lag: Duration::ZERO, result: Err(Failure::new(FailureKind::Abandoned, error)) }
 }

@@ -193,11 +193,15 @@ mod tests {
     fn heard(ttft_ms: u64, e2e_ms: u64) -> Outcome {
         let usage = Usage { prompt_tokens: 10, completion_tokens: 11 };
         let (ttft, e2e) = (Duration::from_millis(ttft_ms), Duration::from_millis(e2e_ms));
-        Outcome { send_lag: Duration::ZERO, result: Ok(Heard { ttft, e2e, gaps: vec![(e2e - ttft) / 10; 10], usage }) }
+        Outcome {
+            planned: None,
+            send_lag: Duration::ZERO,
+            result: Ok(Heard { ttft, e2e, gaps: vec![(e2e - ttft) / 10; 10], usage }),
+        }
     }
 
     fn failed(kind: FailureKind, message: &str) -> Outcome {
-        Outcome { send_lag: Duration::ZERO, result: Err(Failure::new(kind, message)) }
+        Outcome { planned: None, send_lag: Duration::ZERO, result: Err(Failure::new(kind, message)) }
     }
 
     #[test]

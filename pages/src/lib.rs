@@ -12,6 +12,7 @@ pub mod headers;
 pub mod layout;
 pub mod live;
 pub mod playground;
+pub mod report;
 pub mod view;
 pub mod words;
 

@@ -11,6 +11,7 @@ use stoker_pages::{
     },
     fleet::{self, Fleet, FleetQuery, ROWS},
     layout::message,
+    report::{Course, Line, Report, Section},
     view::{Gpus, Latency, Load, Replicas, State, Summary, Tone},
 };
 
@@ -132,11 +133,11 @@ fn evil_summary() -> Summary {
 fn full(words: &str, n_replicas: usize) -> Deployment {
     let points = (0..245).map(|idx| Point {
         at_ms: NOW_MS - 3_600_000 + idx * 10_000,
-        wanted: (idx % 7) as f64,
-        serving: (idx % 5) as f64,
+        wanted: Some((idx % 7) as f64),
+        serving: Some((idx % 5) as f64),
         kv: (idx % 3 > 0).then_some((idx % 10) as f64 / 10.0),
-        running: idx as f64,
-        waiting: (idx % 11) as f64,
+        running: Some(idx as f64),
+        waiting: Some((idx % 11) as f64),
         tokens: Some(idx as f64 * 7.7),
         ttft: Some((idx % 13) as f64 / 10.0),
         itl: None,
@@ -175,13 +176,14 @@ fn full(words: &str, n_replicas: usize) -> Deployment {
     Deployment {
         summary: Summary { namespace: words.into(), name: words.into(), ..summary(1) },
         revision: words.into(),
+        url: words.into(),
         now_ms: NOW_MS,
         leads_since_ms: NOW_MS - 60_000,
         progress: words.into(),
         replicas: (0..n_replicas).map(replica).collect(),
         n_more_replicas: 940,
         revisions: vec![RevisionCount { revision: words.into(), ..RevisionCount::default() }; 2],
-        history: History { points: points.collect(), step_ms: 10_000 },
+        history: History { points: points.collect(), step_ms: 10_000, n_witnesses: 9 },
         scaling: Scaling {
             who: words.into(),
             settings: Some(settings),
@@ -249,6 +251,39 @@ fn a_deployment_of_which_nothing_is_known_has_a_page() {
     let found = check(&deployment::page(&Deployment::default(), &DeploymentQuery::default()));
     assert!(found.text.contains("Nothing was read yet") && found.text.contains("No replica."));
     check(&fleet::page(&Fleet::default(), &FleetQuery::default()));
+}
+
+#[test]
+fn what_was_before_this_operator_led_is_said_to_be_remembered_or_gone() {
+    let said = |n_witnesses, leads_since_ms| {
+        let mut view = full("w", 3);
+        view.history.n_witnesses = n_witnesses;
+        view.leads_since_ms = leads_since_ms;
+        let query = DeploymentQuery { range: Range::Hour, ..DeploymentQuery::default() };
+        check(&deployment::page(&view, &query)).text
+    };
+    assert!(said(0, NOW_MS - 60_000).contains("What it read is not known any more."));
+    assert!(said(1, NOW_MS - 60_000).contains("what one replica that still runs remembers"));
+    assert!(said(9, NOW_MS - 60_000).contains("what 9 replicas that still run remember"));
+    assert!(!said(9, NOW_MS - 3_600_000).contains("another operator led"), "it is not in the picture");
+}
+
+#[test]
+fn a_report_is_one_valid_file_that_asks_for_nothing() {
+    let line = Line { name: EVIL.into(), points: vec![(0.0, 1.0), (60.0, f64::NAN), (90.0, 7.0)] };
+    let course = Course { name: EVIL.into(), lines: vec![line; 6] };
+    let section = Section {
+        title: EVIL.into(),
+        columns: vec![EVIL.into(), "late".into()],
+        rows: vec![vec![EVIL.into(), "3".into()]],
+        courses: vec![course, Course::default()],
+    };
+    let report = Report { title: EVIL.into(), about: EVIL.into(), sections: vec![section, Section::default()] };
+    let page = report.render();
+    let found = parsed(&page.replace('\u{0}', ""));
+    assert!(found.all("href").is_empty() && found.all("src").is_empty() && found.count("script") == 0);
+    assert_eq!((found.count("svg"), found.count("tr"), found.count("img")), (2, 2, 0));
+    assert!(page.contains("default-src 'none'") && !page.contains("url("), "nothing comes from elsewhere");
 }
 
 #[test]

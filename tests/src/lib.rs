@@ -21,3 +21,4 @@ pub mod python;
 pub mod readers;
 pub mod resumes;
 pub mod skip;
+pub mod transit;

@@ -3,13 +3,18 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use png::{BitDepth, ColorType, Compression, Decoder, Encoder, Transformations};
+use png::{BitDepth, ColorType, Compression, Decoder, Encoder, Filter, Transformations};
 
 const PALETTE: usize = 256;
+/// Colours that are kept however alike they are: those of grounds are, and are meant to differ.
+const MOST_FREQUENT: usize = 24;
+/// Squared distance below which two colours are the same to an eye.
+const ALIKE: u32 = 3 * 10 * 10;
 
 type Rgb = [u8; 3];
 
-/// The same picture in its 256 most frequent colours: a page has few, and of what is between them an eye misses none.
+/// The same picture in its most frequent colours and those that are not like them, however rare: a page has few, and of what is between
+/// them an eye misses none.
 pub(crate) fn with_palette(png: &[u8]) -> Result<Vec<u8>> {
     let mut decoder = Decoder::new(std::io::Cursor::new(png));
     decoder.set_transformations(Transformations::normalize_to_color8());
@@ -23,16 +28,23 @@ pub(crate) fn with_palette(png: &[u8]) -> Result<Vec<u8>> {
     };
     let pixels: Vec<Rgb> = pixels[..frame.buffer_size()].chunks_exact(width).map(|px| [px[0], px[1], px[2]]).collect();
     ensure!(!pixels.is_empty(), "an empty picture");
-    let palette = most_frequent(&pixels);
+    let palette = palette_of(&pixels);
     write(frame.width, frame.height, &palette, &indices(&pixels, &palette))
 }
 
-fn most_frequent(pixels: &[Rgb]) -> Vec<Rgb> {
+fn palette_of(pixels: &[Rgb]) -> Vec<Rgb> {
     let mut seen: HashMap<Rgb, usize> = HashMap::new();
     pixels.iter().for_each(|&px| *seen.entry(px).or_default() += 1);
     let mut colours: Vec<(Rgb, usize)> = seen.into_iter().collect();
     colours.sort_by_key(|&(colour, times)| (std::cmp::Reverse(times), colour));
-    colours.into_iter().take(PALETTE).map(|(colour, _)| colour).collect()
+    let mut palette: Vec<Rgb> = Vec::new();
+    for (colour, _) in colours {
+        let is_like_none = || palette.iter().all(|&kept| distance(colour, kept) >= ALIKE);
+        if palette.len() < MOST_FREQUENT || palette.len() < PALETTE && is_like_none() {
+            palette.push(colour);
+        }
+    }
+    palette
 }
 
 fn indices(pixels: &[Rgb], palette: &[Rgb]) -> Vec<u8> {
@@ -53,6 +65,8 @@ fn write(width: u32, height: u32, palette: &[Rgb], indices: &[u8]) -> Result<Vec
     encoder.set_depth(BitDepth::Eight);
     encoder.set_palette(palette.concat());
     encoder.set_compression(Compression::High);
+    // Neighbours of an index mean nothing.
+    encoder.set_filter(Filter::NoFilter);
     encoder.write_header()?.write_image_data(indices)?;
     Ok(png)
 }
@@ -62,13 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rare_colours_become_the_nearest_that_are_kept() {
+    fn a_rare_colour_is_kept_and_a_rare_shade_becomes_the_nearest() {
         let frequent: Vec<Rgb> = (0..=255).flat_map(|grey| [[grey; 3]; 2]).collect();
-        let pixels = [frequent, vec![[10, 11, 10]]].concat();
-        let palette = most_frequent(&pixels);
-        assert_eq!(palette.len(), PALETTE);
-        let last = *indices(&pixels, &palette).last().unwrap();
-        assert_eq!(palette[usize::from(last)], [10; 3]);
+        let pixels = [frequent, vec![[10, 11, 10], [186, 83, 16]]].concat();
+        let palette = palette_of(&pixels);
+        assert!(palette.len() < MOST_FREQUENT + 30, "{palette:?}");
+        let drawn: Vec<Rgb> = indices(&pixels, &palette).into_iter().map(|idx| palette[usize::from(idx)]).collect();
+        assert_eq!(drawn[pixels.len() - 1], [186, 83, 16]);
+        assert!(distance(drawn[pixels.len() - 2], [10; 3]) < ALIKE);
     }
 
     #[test]

@@ -62,6 +62,16 @@ impl Process {
         Ok(kib << 10)
     }
 
+    /// Processor time that it has used.
+    pub fn busy_seconds(&self) -> Result<f64> {
+        const TICKS_A_SECOND: f64 = 100.0;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The name in parentheses may have spaces of its own.
+        let fields = stat.rsplit_once(')').context("a name in parentheses")?.1.split_whitespace();
+        let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+        Ok(ticks / TICKS_A_SECOND)
+    }
+
     /// Sends a signal by its name without SIG.
     pub fn signal(&self, name: &str) -> Result<()> {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status()?;

@@ -15,8 +15,10 @@ use serde_json::{Value, json};
 use stoker_cluster::Keeper;
 use stoker_crds::{
     contract::{AgentPhase, DrainSettings},
+    history::LoadHistory,
     intent::{INTENT_PATH, Order, Want},
 };
+use stoker_replica::history::is_believable;
 use stoker_tests::{
     agent::{self, AgentProcess},
     agent_pod::{AgentPod as Pod, public_key, signature},
@@ -66,9 +68,12 @@ async fn every_endpoint_answers() -> Result<()> {
     for path in ["/healthz", "/readyz", "/v1/models", "/v1/models/ember", "/metrics"] {
         assert_eq!(get(&agent, path).await?.0, 200, "{path}");
     }
-    for path in ["/v1/load", "/v1/intent", "/v1/drain"] {
+    for path in ["/v1/load", "/v1/history", "/v1/intent", "/v1/drain"] {
         assert_eq!(get(&agent, path).await?.0, 404, "{path} is not for clients");
     }
+    let told: LoadHistory = reqwest::get(agent.admin_url("/v1/history")).await?.json().await?;
+    let load = agent.load().await?;
+    assert!(is_believable(&told, &load.start_id) && !told.fine.is_empty(), "{told:?}");
     let (status, answer) = post(&agent, "/v1/chat/completions", &chat("What is 12 + 30?", 20)).await?;
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["choices"][0]["message"]["content"], "42");

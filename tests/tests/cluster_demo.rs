@@ -27,9 +27,11 @@ fn stoker_cluster(word: &str, dir: &Path, args: &[&str]) -> String {
 
 fn demo(dir: &Path) -> String {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let [agent, operator] = ["stoker-agent", "stoker-operator"].map(|name| built(name).display().to_string());
+    let programs = ["stoker-agent", "stoker-operator", "stoker-gateway"];
+    let [agent, operator, gateway] = programs.map(|name| built(name).display().to_string());
     let (source, owner) = (source.display().to_string(), std::process::id().to_string());
-    stoker_cluster("demo", dir, &["--agent", &agent, "--operator", &operator, "--source", &source, "--owner", &owner])
+    let programs = ["--agent", &agent, "--operator", &operator, "--gateway", &gateway];
+    stoker_cluster("demo", dir, &[&programs[..], &["--source", &source, "--owner", &owner]].concat())
 }
 
 /// Command lines of living processes that mention `dir`.
@@ -51,6 +53,8 @@ fn the_demo_answers_is_reused_and_leaves_nothing() {
             "no time of {stage} in:\n{first}"
         );
     }
+    let asked = fs::read_to_string(dir.join("cluster/stoker-gateway.log")).unwrap();
+    assert!(asked.contains("/v1/chat/completions"), "the answer came through the gateway:\n{asked}\n{first}");
     assert!(stoker_cluster("status", &dir, &[]).contains("kubeconfig"));
     let second = demo(&dir);
     assert!(second.starts_with("A demo is running already"), "{second}");

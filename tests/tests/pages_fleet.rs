@@ -4,18 +4,31 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
+    convert::Infallible,
     fs,
-    net::TcpListener,
-    path::{Path, PathBuf},
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
+use axum::{
+    Router,
+    response::{Html, Sse, sse::Event},
+    routing,
+};
+use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_pages::{
+    fleet::{self, Fleet, FleetQuery},
+    live,
+    view::Summary,
+};
 use stoker_tests::{
     browser::{Browser, Theme},
     operator::{NAMESPACE, Rig, get, serves},
@@ -24,6 +37,10 @@ use stoker_tests::{
 /// Long enough for two busy cores.
 const SOON: Duration = Duration::from_secs(60);
 const CHAT: &str = "/ns/default/chat";
+/// Of an operator, one every two seconds.
+const LOOKS_A_DAY: u64 = 86_400 / 2;
+/// That the operator takes for pages at once.
+const CONNECTIONS: usize = 512;
 /// Wide, and as narrow as a page has to work.
 const WIDTHS: [u32; 2] = [1280, 320];
 
@@ -90,10 +107,9 @@ fn shows(rig: &Rig, browser: &Browser, part: &str, words: &str) -> Result<()> {
     rig.block_on(browser.wait_until(words, &said))
 }
 
-/// Where pictures for the docs go, if they are wanted: `STOKER_PAGES_PICTURES=docs/pages`.
+/// Where pictures for the docs go, if they are wanted.
 fn pictures() -> Option<PathBuf> {
-    let folder = std::env::var_os("STOKER_PAGES_PICTURES")?;
-    Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder))
+    std::env::var_os("STOKER_PICTURES").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
 /// Nothing keeps people out in either theme, nothing is wider than a window, and the picture is small.
@@ -176,14 +192,115 @@ fn a_load_step_its_decision_a_killed_pod_and_a_roll_are_seen_in_a_browser() -> R
     rig.block_on(browser.wait_until("the roll is over", "!document.querySelector('#rollout table')"))?;
     shows(&rig, &browser, "#events", "Scaled")?;
 
-    if pictures().is_some() {
+    let _runs = pictures().map(|_| {
         waves(&rig);
-    }
+        Streams::hold(&serving(&rig)[0], 4)
+    });
+    shows(&rig, &browser, "#head", "http://chat.default.svc:8000")?;
     rig.block_on(looks_well(&browser, test, "deployment"))?;
     rig.block_on(browser.open(&url))?;
     rig.block_on(looks_well(&browser, test, "fleet"))?;
     let complaints = browser.complaints();
     ensure!(complaints.is_empty(), "{complaints:?}");
+    Ok(())
+}
+
+/// What the upper edge of a panel stands for.
+fn edge(page: &str, panel: &str) -> String {
+    let drawn = page.split_once(&format!("{panel}</span>")).map(|(_, drawn)| drawn).unwrap_or_default();
+    let edge = drawn.split_once("class=\"edge\">").and_then(|(_, edge)| edge.split_once('<'));
+    edge.map(|(edge, _)| edge.to_owned()).unwrap_or_default()
+}
+
+#[test]
+fn the_load_of_before_outlives_the_operator_that_read_it() -> Result<()> {
+    let (mut rig, url) = rig_with_pages()?;
+    let page = format!("{url}{CHAT}");
+    rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "replicas": 2}))?;
+    rig.wait_ready("chat", SOON)?;
+    let pod = serving(&rig).remove(0);
+    let memory = format!("http://{}:8001/v1/history", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap());
+    let streams = Streams::hold(&pod, 8);
+    rig.wait("the operator draws eight requests", SOON, |_| Ok(edge(&get(&page)?, "Requests") == "8"))?;
+    rig.wait("the agent remembers them", SOON, |_| Ok(get(&memory)?.contains(",8.0,0.0,")))?;
+    drop(streams);
+
+    rig.operator.kill()?;
+    rig.operator.restart()?;
+    rig.wait("both replicas told the next operator what they remember", SOON, |_| {
+        Ok(get(&page).is_ok_and(|text| text.contains("what 2 replicas that still run remember of themselves")))
+    })?;
+    let text = get(&page)?;
+    assert_eq!((edge(&text, "Requests"), edge(&text, "Replicas")), ("8".to_owned(), "2".to_owned()), "{text}");
+    assert!(text.contains("0 running, 0 waiting"), "nothing runs now: {text}");
+    Ok(())
+}
+
+/// Three deployments, one of which runs as many requests as there were looks.
+fn fleet_at(look: u64) -> Fleet {
+    let row = |idx: u64| Summary { namespace: "n".into(), name: format!("chat-{idx}"), ..Summary::default() };
+    let mut all: Vec<Summary> = (0..3).map(row).collect();
+    all[0].load.running = u32::try_from(look).unwrap_or(u32::MAX);
+    Fleet { all, now_ms: 0 }
+}
+
+/// What an operator says in a day, at once.
+fn day() -> impl Stream<Item = Result<Event, Infallible>> {
+    let build = Event::default().event("build").data(live::build());
+    let looks = (1..=LOOKS_A_DAY).flat_map(|look| {
+        let (parts, _) = fleet::fragments(&fleet_at(look), &FleetQuery::default(), Some(3));
+        parts.into_iter().take(2).map(|part| Event::default().data(part.message()))
+    });
+    stream::iter(std::iter::once(build).chain(looks)).map(Ok).chain(stream::pending())
+}
+
+/// The address of a page of the fleet that lives through a day in a moment.
+async fn day_in_a_moment() -> Result<String> {
+    let page = || async { Html(fleet::page(&fleet_at(0), &FleetQuery::default())) };
+    let routes = Router::new()
+        .route("/", routing::get(page))
+        .route("/events", routing::get(|| async { Sse::new(day()) }))
+        .route(&format!("/assets/{}", live::SCRIPT.name()), routing::get(script));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}/", listener.local_addr()?);
+    // It ends with the test.
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    Ok(url)
+}
+
+async fn script() -> ([(&'static str, &'static str); 1], &'static str) {
+    ([("content-type", live::SCRIPT.content_type)], live::SCRIPT.text)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_left_open_for_a_day_shows_the_last_look_and_does_not_grow() -> Result<()> {
+    let test = "a_page_left_open_for_a_day_shows_the_last_look_and_does_not_grow";
+    let Some(browser) = Browser::start(test).await? else { return Ok(()) };
+    browser.open(&day_in_a_moment().await?).await?;
+    let nodes = browser.value("document.querySelectorAll('*').length").await?;
+    let last = format!("document.querySelector('#facts').innerText.includes('{LOOKS_A_DAY} ')");
+    browser.wait_until("the last look of the day", &last).await?;
+    assert_eq!(browser.value("document.querySelectorAll('*').length").await?, nodes, "as many elements as at first");
+    let bytes = browser.value("performance.memory.usedJSHeapSize").await?.as_f64().unwrap();
+    assert!(bytes < 64e6, "{bytes} bytes of script's memory");
+    Ok(())
+}
+
+#[test]
+fn pages_are_served_to_so_many_and_not_to_who_never_asks() -> Result<()> {
+    let (rig, url) = rig_with_pages()?;
+    let address = url.trim_start_matches("http://");
+    let mut slow = TcpStream::connect(address)?;
+    slow.write_all(b"GET / HTTP/1.1\r\nHost: ")?;
+    let begun = Instant::now();
+    let idle: Vec<TcpStream> = (1..CONNECTIONS).map(|_| TcpStream::connect(address)).collect::<Result<_, _>>()?;
+    rig.wait("one connection more is closed", SOON, |_| Ok(get(&url).is_err()))?;
+    drop(idle);
+    rig.wait("there is room again", SOON, |_| Ok(get(&url).is_ok_and(|page| page.contains("<main"))))?;
+    slow.set_read_timeout(Some(SOON))?;
+    let mut rest = Vec::new();
+    slow.read_to_end(&mut rest)?;
+    assert!(begun.elapsed() > Duration::from_secs(25), "a head may take thirty seconds");
     Ok(())
 }
 

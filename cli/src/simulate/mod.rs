@@ -6,6 +6,7 @@
 
 mod claims;
 mod figures;
+mod html;
 mod report;
 mod tick;
 
@@ -71,7 +72,7 @@ pub(crate) struct Simulate {
     /// Seed of arrivals, sizes, start times, routing and mishaps.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Writes a picture of each trace and, with several, a page of results into this directory.
+    /// Writes a report (HTML), a picture of each trace and, with several, a page of results into this directory.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Writes every decision into this file, one record a line: `explain --file` reads it, and it is a trace again.
@@ -188,6 +189,8 @@ fn show(args: &Simulate, comparisons: &[Comparison]) -> Result<()> {
             let path = dir.join(format!("{}.svg", comparison.trace));
             fs::write(&path, report::picture(comparison)).with_context(|| format!("write {}", path.display()))?;
         }
+        let path = dir.join("report.html");
+        fs::write(&path, html::report(comparisons)).with_context(|| format!("write {}", path.display()))?;
         if comparisons.len() > 1 {
             let path = dir.join("results.md");
             fs::write(&path, report::page(comparisons)).with_context(|| format!("write {}", path.display()))?;

@@ -99,14 +99,17 @@ fn table(comparisons: &[Comparison], rivals: fn(&Comparison) -> &[Tuned]) -> Str
     text
 }
 
-struct Row<'a> {
-    rule: &'a str,
-    target: String,
-    outcomes: &'a Outcomes,
-    percent: f64,
+/// A rule on a trace.
+pub(super) struct Row<'a> {
+    pub(super) rule: &'a str,
+    pub(super) target: String,
+    pub(super) outcomes: &'a Outcomes,
+    /// Late answers, of all.
+    pub(super) percent: f64,
 }
 
-fn rows<'a>(comparison: &'a Comparison, rivals: &'a [Tuned]) -> Vec<Row<'a>> {
+/// Ours, who knew what came, and these.
+pub(super) fn rows<'a>(comparison: &'a Comparison, rivals: &'a [Tuned]) -> Vec<Row<'a>> {
     let percent = |outcomes: &Outcomes| 100.0 * outcomes.misses as f64 / outcomes.requests.max(1) as f64;
     let ours = &comparison.ours;
     let mut rows = vec![Row { rule: STOKER, target: "default".to_owned(), outcomes: ours, percent: percent(ours) }];

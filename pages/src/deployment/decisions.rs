@@ -50,7 +50,7 @@ pub(super) fn list(view: &Deployment, query: &DeploymentQuery) -> Markup {
         section #decisions aria-labelledby="decisions-h" {
             h2 #decisions-h { "Decisions that changed the number" }
             @if view.scaling.changes.is_empty() { p.quiet { "None that is known." } }
-            @else { div.scroll tabindex="0" role="region" aria-label="Decisions" { table {
+            @else { div.scroll tabindex="0" role="region" aria-label="Decisions" { table.stack {
                 thead { tr { th scope="col" { "When (UTC)" } th.num scope="col" { "Replicas" } th.num scope="col" { "Pressure" } th scope="col" { "From" } th scope="col" { "Bound by" } th scope="col" { "" } } }
                 tbody { @for change in &view.scaling.changes { (row(change, view, query)) } }
             } } }
@@ -63,10 +63,10 @@ fn row(change: &Change, view: &Deployment, query: &DeploymentQuery) -> Markup {
     html! {
         tr aria-current=[is_open.then_some("true")] {
             td.nowrap { (words::moment(change.at_ms, view.now_ms)) }
-            td.num { (change.from) " → " (change.to) }
-            td.num { (change.pressure_percent) " %" }
-            td { (words::beginning(&change.cause, 40)) }
-            td { (words::beginning(&change.bound, 40)) }
+            td.num data-is="replicas" { (change.from) " → " (change.to) }
+            td.num data-is="pressure" { (change.pressure_percent) " %" }
+            td data-is="from" { (words::beginning(&change.cause, 40)) }
+            td data-is="bound by" { (words::beginning(&change.bound, 40)) }
             td { @if change.has_record {
                 a href={ (query.with_decision(Some(change.at_ms))) "#why" } { "Why" span.hidden { " " (change.from) " to " (change.to) " at " (words::moment(change.at_ms, view.now_ms)) } }
             } @else { span.quiet { "record gone" } } }

@@ -44,10 +44,22 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
             @if is_known {
                 div.panels { @for (idx, panel) in panels(view).iter().enumerate() { (drawn(panel, (from_ms, to_ms), if idx == 0 { &moments } else { &silent })) } }
                 (axis(from_ms, to_ms))
-                @if view.leads_since_ms > from_ms {
-                    p.quiet { "Before " (words::moment(view.leads_since_ms, view.now_ms)) " another operator led, or none: what it read is not known any more." }
-                }
+                @if view.leads_since_ms > from_ms { (before(view)) }
             } @else { p.quiet { "Nothing was read yet: the first point comes within ten seconds." } }
+        }
+    }
+}
+
+/// Of what stands left of the moment since which this operator leads.
+fn before(view: &Deployment) -> Markup {
+    let n_witnesses = view.history.n_witnesses;
+    html! {
+        p.quiet { "Before " (words::moment(view.leads_since_ms, view.now_ms)) " another operator led, or none. "
+            @match n_witnesses {
+                0 => "What it read is not known any more.",
+                1 => "The load of then is what one replica that still runs remembers of itself. What others carried is not in it.",
+                _ => { "The load of then is what " (n_witnesses) " replicas that still run remember of themselves. What others carried is not in it." }
+            }
         }
     }
 }
@@ -73,7 +85,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         Panel {
             name: "Replicas",
             now: format!("{} serving of {}", replicas.serving, replicas.wanted),
-            series: vec![stepped("b", &|point| Some(point.wanted)), stepped("a", &|point| Some(point.serving))],
+            series: vec![stepped("b", &|point| point.wanted), stepped("a", &|point| point.serving)],
             legend: &[("a", "serving"), ("b", "wanted")],
             target: None,
             least_top: 2.0,
@@ -91,7 +103,7 @@ fn panels(view: &Deployment) -> Vec<Panel<'_>> {
         Panel {
             name: "Requests",
             now: format!("{} running, {} waiting", load.running, load.waiting),
-            series: vec![line("b", &|point| Some(point.waiting)), line("a", &|point| Some(point.running))],
+            series: vec![line("b", &|point| point.waiting), line("a", &|point| point.running)],
             legend: &[("a", "running"), ("b", "waiting")],
             target: None,
             least_top: 4.0,

@@ -91,6 +91,9 @@ fn head(view: &Deployment) -> Markup {
             }
             p.quiet.clip { (words::beginning(namespace, 64)) " · " (words::beginning(model, 300)) @if !view.revision.is_empty() { " · revision " span.mono { (words::beginning(&view.revision, 40)) } } }
             @if !state.message.is_empty() { p.clip { (words::beginning(&state.message, 1000)) } }
+            @if !view.url.is_empty() {
+                p.clip { "Talk to it at " code { (words::beginning(view.url.trim_end_matches("/v1"), 300)) } " inside the cluster: a page for people, and the API at " code { "/v1" } "." }
+            }
             dl.facts {
                 div { dt { "Replicas serving" } dd { (replicas.serving) " " small { "of " (replicas.wanted)
                     @if replicas.starting > 0 { ", " (replicas.starting) " starting" }
@@ -119,12 +122,12 @@ fn rollout(view: &Deployment) -> Markup {
             @if view.revisions.len() > 1 || view.revisions.iter().any(|one| !one.is_wanted) {
                 h2 #rollout-h { "Rollout" }
                 p.clip { (words::beginning(&view.progress, 500)) }
-                div.scroll tabindex="0" role="region" aria-label="Revisions" { table {
+                div.scroll tabindex="0" role="region" aria-label="Revisions" { table.stack {
                     thead { tr { th scope="col" { "Revision" } th scope="col" { "" } th.num scope="col" { "Serving" } th.num scope="col" { "Starting" } th.num scope="col" { "Leaving" } } }
                     tbody { @for one in &view.revisions { tr {
                         th.mono scope="row" { (words::beginning(&one.revision, 40)) }
                         td { @if one.is_wanted { "wanted" } @else { "older" } }
-                        td.num { (one.serving) } td.num { (one.starting) } td.num { (one.leaving) }
+                        td.num data-is="serving" { (one.serving) } td.num data-is="starting" { (one.starting) } td.num data-is="leaving" { (one.leaving) }
                     } } }
                 } }
             } @else { h2.hidden #rollout-h { "Rollout" } p.hidden { "No rollout is under way." } }
@@ -139,12 +142,12 @@ fn events(view: &Deployment) -> Markup {
             @if view.events.is_empty() {
                 p.quiet { "Nothing was told since this operator leads, " (words::moment(view.leads_since_ms, view.now_ms)) ". Older ones: " code { "kubectl get events" } "." }
             } @else {
-                div.scroll tabindex="0" role="region" aria-label="Events" { table {
+                div.scroll tabindex="0" role="region" aria-label="Events" { table.stack {
                     thead { tr { th scope="col" { "When (UTC)" } th scope="col" { "What" } th scope="col" { "Words" } } }
                     tbody { @for told in &view.events { tr {
                         td.nowrap { (words::moment(told.at_ms, view.now_ms)) }
                         td { (mark(told.tone, &told.reason)) }
-                        td.clip { (words::beginning(&told.note, 400)) }
+                        td.clip { (words::beginning(&told.note, 300)) }
                     } } }
                 } }
             }
@@ -156,13 +159,13 @@ fn conditions(view: &Deployment) -> Markup {
     html! {
         section #conditions aria-labelledby="conditions-h" {
             h2 #conditions-h { "Conditions" }
-            div.scroll tabindex="0" role="region" aria-label="Conditions" { table {
+            div.scroll tabindex="0" role="region" aria-label="Conditions" { table.stack {
                 thead { tr { th scope="col" { "Condition" } th scope="col" { "Reason" } th scope="col" { "Words" } th scope="col" { "Since (UTC)" } } }
                 tbody { @for one in &view.conditions { tr {
                     th.nowrap scope="row" { (words::beginning(&one.type_, 60)) ": " (words::beginning(&one.status, 20)) }
                     td { (mark(one.tone, &one.reason)) }
                     td.clip { (words::beginning(&one.message, 600)) }
-                    td.nowrap { (words::moment(one.since_ms, view.now_ms)) }
+                    td.nowrap data-is="since" { (words::moment(one.since_ms, view.now_ms)) }
                 } } }
             } }
         }

@@ -18,7 +18,7 @@ pub(super) fn section(view: &Deployment) -> Markup {
             h2 #replicas-h { "Replicas" }
             @if view.replicas.is_empty() { p.quiet { "No replica." } }
             @else {
-                div.scroll tabindex="0" role="region" aria-label="Replicas" { table {
+                div.scroll tabindex="0" role="region" aria-label="Replicas" { table.stack {
                     thead { tr {
                         th scope="col" { "Replica" } th scope="col" { "Phase" } th.num scope="col" { "KV" } th.num scope="col" { "Running" } th.num scope="col" { "Tokens/s" }
                         th.num scope="col" { "TTFT p50 / p95" } th.num scope="col" { "ITL p50 / p95" } th.num scope="col" { "Preempt/min" } th scope="col" { "Made (UTC)" }
@@ -47,16 +47,17 @@ fn row(replica: &ReplicaRow, now_ms: u64) -> Markup {
             }
             @match load {
                 Some(load) => {
-                    td.num { (words::percent(load.kv)) }
-                    td.num { (load.running) @if load.waiting > 0 { span.quiet { " + " (load.waiting) } } }
-                    td.num { (words::known(load.tokens, words::rate)) }
-                    td.num { (load.ttft.words()) }
-                    td.num { (load.itl.words()) }
-                    td.num { (load.preemptions) }
+                    td.num data-is="KV" { (words::percent(load.kv)) }
+                    td.num data-is="running" { (load.running) @if load.waiting > 0 { span.quiet { " + " (load.waiting) } } }
+                    td.num data-is="tokens/s" { (words::known(load.tokens, words::rate)) }
+                    td.num data-is="TTFT" { (load.ttft.words()) }
+                    td.num data-is="ITL" { (load.itl.words()) }
+                    td.num data-is="preempt/min" { (load.preemptions) }
                 },
-                None => { @for _ in 0..6 { td.num.quiet { (words::UNKNOWN) } } },
+                // A cell of its own for each of what is not known, so that rows have the same columns.
+                None => { @for _ in 0..6 { td.num.quiet.unknown { (words::UNKNOWN) } } },
             }
-            td.nowrap { (words::moment(*created_ms, now_ms)) }
+            td.nowrap data-is="made" { (words::moment(*created_ms, now_ms)) }
         }
     }
 }

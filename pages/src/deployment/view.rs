@@ -10,6 +10,8 @@ pub struct Deployment {
     pub summary: Summary,
     /// The revision that is wanted.
     pub revision: String,
+    /// Where requests go inside the cluster, as the status says it; empty before it does.
+    pub url: String,
     /// When it was looked at.
     pub now_ms: u64,
     /// Since when this operator leads: what was before is known from the object alone.
@@ -96,6 +98,8 @@ pub struct History {
     pub points: Vec<Point>,
     /// Milliseconds between two of them; a longer pause is a gap.
     pub step_ms: u64,
+    /// Replicas that told what was before this operator led.
+    pub n_witnesses: usize,
 }
 
 /// The load at a moment: means since the point before, worst latencies.
@@ -104,15 +108,15 @@ pub struct Point {
     /// When.
     pub at_ms: u64,
     /// Replicas worked towards.
-    pub wanted: f64,
+    pub wanted: Option<f64>,
     /// Replicas that serve.
-    pub serving: f64,
+    pub serving: Option<f64>,
     /// Share of KV blocks referenced.
     pub kv: Option<f64>,
     /// Sequences being computed.
-    pub running: f64,
+    pub running: Option<f64>,
     /// Requests waiting.
-    pub waiting: f64,
+    pub waiting: Option<f64>,
     /// Tokens a second.
     pub tokens: Option<f64>,
     /// 95th percentile, seconds.

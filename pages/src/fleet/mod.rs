@@ -150,7 +150,7 @@ fn table(fleet: &Fleet, chosen: &Chosen<'_>, query: &FleetQuery) -> Markup {
                 } @else { "No deployment is like that." } }
             } @else {
                 div.scroll tabindex="0" role="region" aria-label="Deployments" {
-                    table.fleet {
+                    table.fleet.stack {
                         thead { tr {
                             (head(query, Order::Name, "Deployment", None))
                             (head(query, Order::State, "State", None))
@@ -191,17 +191,17 @@ fn row(place: usize, summary: &Summary) -> Markup {
                 div.under { (words::beginning(namespace, 64)) " · " span title=(words::beginning(model, 300)) { (words::beginning(model, 40)) } }
             }
             td.state { (mark(state.tone, &state.word)) @if !matches!(state.tone, Tone::Good) && !state.message.is_empty() { div.under { (words::beginning(&state.message, 160)) } } }
-            td.num { (replicas.serving) " / " (replicas.wanted)
+            td.num data-is="replicas" { (replicas.serving) " / " (replicas.wanted)
                 @if replicas.starting > 0 { div.under { "+" (replicas.starting) " starting" } }
                 @if replicas.leaving > 0 { div.under { "−" (replicas.leaving) " leaving" } }
             }
-            td.num { (words::known(load.kv, words::percent)) }
-            td.num { (load.running) @if load.waiting > 0 { span.quiet { " + " (load.waiting) } } }
-            td.num { (words::known(load.tokens, words::rate)) }
-            td.num { (load.ttft.words()) }
-            td.num { (load.itl.words()) }
-            td.num { (load.preemptions) }
-            td.num { (gpus.used) @if gpus.waiting > 0 { div.under { "+" (gpus.waiting) " waited for" } } }
+            td.num data-is="KV" { (words::known(load.kv, words::percent)) }
+            td.num data-is="running" { (load.running) @if load.waiting > 0 { span.quiet { " + " (load.waiting) } } }
+            td.num data-is="tokens/s" { (words::known(load.tokens, words::rate)) }
+            td.num data-is="TTFT" { (load.ttft.words()) }
+            td.num data-is="ITL" { (load.itl.words()) }
+            td.num data-is="preempt/min" { (load.preemptions) }
+            td.num data-is="GPUs" { (gpus.used) @if gpus.waiting > 0 { div.under { "+" (gpus.waiting) " waited for" } } }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `stand-in-agent`: an agent without an engine, for tests of the operator. It takes the same configuration, gives the
-//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load` and `/v1/intent` on its admin port, and
-//! streams ticks instead of tokens. Whose orders it takes is the real agent's code.
+//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load`, `/v1/history` and `/v1/intent` on its admin port,
+//! and streams ticks instead of tokens. Whose orders it takes and what it remembers is the real agent's code.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
@@ -37,8 +37,10 @@ use futures::{StreamExt, stream};
 use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
 use stoker_crds::{
     contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
+    history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, POD_UID_VARIABLE, SIGNATURE_HEADER, Want},
 };
+use stoker_replica::history::{Memory, SAMPLE_EVERY};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -51,6 +53,11 @@ const BLOCKS_PER_STREAM: u32 = 10;
 const TICK: Duration = Duration::from_millis(100);
 /// What a stream that ticks is taken to have generated.
 const TOKENS_PER_TICK: u64 = 4;
+/// What it says that streams wait: longer the more of them there are, as in an engine.
+const TTFT_SECONDS: Latency = Latency { alone: 0.08, per_stream: 0.02 };
+const ITL_SECONDS: Latency = Latency { alone: 0.012, per_stream: 0.001 };
+/// Of the 95th percentile, in medians.
+const TAIL: f64 = 1.6;
 /// A reading may take a second.
 const LATE: Duration = Duration::from_millis(1500);
 const CRASH_CODE: u8 = 3;
@@ -68,6 +75,19 @@ struct Args {
     pod_uid: Option<String>,
     #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
     host: String,
+}
+
+/// A median in seconds.
+struct Latency {
+    alone: f64,
+    per_stream: f64,
+}
+
+impl Latency {
+    /// Among so many streams; without any nothing was measured.
+    fn among(&self, running: u32) -> Option<f64> {
+        (running > 0).then(|| self.alone + self.per_stream * f64::from(running))
+    }
 }
 
 /// How the model behaves.
@@ -111,6 +131,7 @@ struct Agent {
     lie: Mutex<String>,
     /// What is repeated by who repeats itself.
     said: Mutex<Option<LoadReport>>,
+    memory: Mutex<Memory>,
 }
 
 #[derive(Clone, Copy)]
@@ -159,7 +180,9 @@ async fn run(args: &Args) -> Result<ExitCode> {
         busy_readings: AtomicU32::new(0),
         lie: Mutex::default(),
         said: Mutex::default(),
+        memory: Mutex::default(),
     });
+    tokio::spawn(remember(agent.clone()));
     let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
     let admin = TcpListener::bind((args.host.as_str(), ADMIN_PORT)).await.context("listen")?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -183,7 +206,11 @@ fn routes(agent: Shared) -> Router {
 }
 
 fn admin_routes(agent: Shared) -> Router {
-    Router::new().route("/v1/load", get(load)).route(INTENT_PATH, put(intent)).with_state(agent)
+    Router::new()
+        .route("/v1/load", get(load))
+        .route(HISTORY_PATH, get(history))
+        .route(INTENT_PATH, put(intent))
+        .with_state(agent)
 }
 
 impl Agent {
@@ -237,6 +264,19 @@ async fn finish(State(agent): State<Shared>) {
 
 async fn busy_readings(State(agent): State<Shared>) -> String {
     agent.busy_readings.load(Ordering::SeqCst).to_string()
+}
+
+async fn remember(agent: Shared) {
+    loop {
+        let now = report(&agent).await;
+        agent.memory.lock().await.note(now);
+        sleep(SAMPLE_EVERY).await;
+    }
+}
+
+async fn history(State(agent): State<Shared>) -> Json<LoadHistory> {
+    let now = report(&agent).await;
+    Json(agent.memory.lock().await.told(&now))
 }
 
 async fn load(State(agent): State<Shared>) -> Response {
@@ -301,6 +341,10 @@ async fn report(agent: &Agent) -> LoadReport {
         free_blocks: TOTAL_BLOCKS - referenced,
         finished: agent.finished.load(Ordering::SeqCst).into(),
         generated_tokens: Some(agent.generated.load(Ordering::SeqCst)),
+        ttft_p50_seconds: TTFT_SECONDS.among(running),
+        ttft_p95_seconds: TTFT_SECONDS.among(running).map(|median| median * TAIL),
+        itl_p50_seconds: ITL_SECONDS.among(running),
+        itl_p95_seconds: ITL_SECONDS.among(running).map(|median| median * TAIL),
         ..LoadReport::idle(TOTAL_BLOCKS)
     }
 }

@@ -1,0 +1,132 @@
+//! A report that stands by itself: one file with tables and courses over time, in the look of all pages. What it needs is in it, nothing
+//! comes from elsewhere and nothing runs, so that it can be sent to a colleague. Knows nobody's figures.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use stoker_figures::{Series, Timeline, round_top};
+
+use crate::{assets::STYLE, words};
+
+/// Colours that lines have, in their order.
+const COLOURS: [&str; 5] = ["a", "b", "c", "d", "e"];
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What it is about.
+    pub title: String,
+    /// How it was made, and what its words mean.
+    pub about: String,
+    /// What it shows.
+    pub sections: Vec<Section>,
+}
+
+/// A table, and courses below it; either may be empty.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Its heading.
+    pub title: String,
+    /// Words of the columns, the first one that of the rows' names.
+    pub columns: Vec<String>,
+    /// Cells, each row as long as `columns`.
+    pub rows: Vec<Vec<String>>,
+    /// Courses, all over the same time.
+    pub courses: Vec<Course>,
+}
+
+/// Values of one kind over time.
+#[derive(Clone, Debug, Default)]
+pub struct Course {
+    /// What is measured, with its unit.
+    pub name: String,
+    /// What is compared, the one that the report is about first.
+    pub lines: Vec<Line>,
+}
+
+/// Values over time.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    /// Whose.
+    pub name: String,
+    /// Seconds since the beginning, in order, and how much.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Report {
+    /// The file.
+    pub fn render(&self) -> String {
+        let Self { title, about, sections } = self;
+        let document = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    meta http-equiv="Content-Security-Policy" content=(POLICY);
+                    title { (title) " · Stoker" }
+                    style { (PreEscaped(STYLE.text)) }
+                }
+                body { main {
+                    h1 { (title) }
+                    p.quiet { (about) }
+                    @for section in sections { (part(section)) }
+                } }
+            }
+        };
+        document.into_string()
+    }
+}
+
+fn part(section: &Section) -> Markup {
+    let seconds = section.courses.iter().flat_map(|course| &course.lines).filter_map(|line| line.points.last());
+    let seconds = seconds.map(|(at, _)| *at).fold(1.0, f64::max);
+    html! {
+        section {
+            h2 { (section.title) }
+            @if !section.rows.is_empty() { (table(section)) }
+            @if !section.courses.is_empty() {
+                div.panels { @for course in &section.courses { (drawn(course, seconds)) } }
+                div.axis aria-hidden="true" { span { "0" } span { (words::seconds(seconds)) } }
+            }
+        }
+    }
+}
+
+fn table(section: &Section) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(section.title) { table {
+            thead { tr { @for (idx, column) in section.columns.iter().enumerate() { th.num[idx > 0] scope="col" { (column) } } } }
+            tbody { @for row in &section.rows { tr {
+                @for (idx, cell) in row.iter().enumerate() {
+                    @if idx == 0 { th scope="row" { (cell) } } @else { td.num { (cell) } }
+                }
+            } } }
+        } }
+    }
+}
+
+fn drawn(course: &Course, seconds: f64) -> Markup {
+    let ms = |at: f64| (at.max(0.0) * 1000.0) as u64;
+    let line = |(idx, Line { points, .. }): (usize, &Line)| Series {
+        class: COLOURS[idx % COLOURS.len()],
+        is_stepped: false,
+        points: points.iter().map(|(at, value)| (ms(*at), value.is_finite().then_some(*value))).collect(),
+    };
+    // The first one is what the report is about: it lies above the others.
+    let series: Vec<Series> = course.lines.iter().enumerate().rev().map(line).collect();
+    let values = course.lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
+    let top = round_top(values.fold(0.0, f64::max));
+    let timeline = Timeline { from_ms: 0, to_ms: ms(seconds), top, series: &series, target: None, moments: &[] };
+    html! {
+        figure.panel {
+            figcaption {
+                span.name { (course.name) }
+                @if course.lines.len() > 1 {
+                    @for (idx, line) in course.lines.iter().enumerate() { span.key.(COLOURS[idx % COLOURS.len()]) { (line.name) } }
+                }
+            }
+            div.plot { span.edge { (words::rate(top)) } (PreEscaped(timeline.svg())) }
+        }
+    }
+}

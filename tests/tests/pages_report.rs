@@ -1,0 +1,59 @@
+//! Reports of the simulator and the load generator in a real browser, from files: they stand by themselves.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Result, ensure};
+use stoker_tests::{
+    agent::AgentProcess,
+    browser::{Browser, Theme},
+    cluster::built,
+};
+
+/// Runs a program of ours.
+fn run(program: &str, args: &[&str]) -> Result<()> {
+    let output = Command::new(built(program)).args(args).output()?;
+    ensure!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// A report as people find it: nobody is kept out, nothing is cut off, nothing is asked for; a picture where they are wanted.
+async fn look(browser: &Browser, test: &str, name: &str, path: &Path) -> Result<()> {
+    browser.open(&format!("file://{}", path.display())).await?;
+    browser.wait_for("svg.timeline").await?;
+    let asked = browser.value("performance.getEntriesByType('resource').length").await?;
+    ensure!(asked == 0, "{asked} files are asked for");
+    for theme in Theme::ALL {
+        for width in [320, 1280] {
+            browser.look(theme, width).await?;
+            let found = browser.axe(test).await?;
+            ensure!(found.is_empty(), "{name} {theme:?} {width}: {found:?}");
+            ensure!(browser.overflow().await? <= 0, "{name} is wider than {width}");
+            let folder = std::env::var_os("STOKER_PICTURES").filter(|folder| !folder.is_empty());
+            if let Some(folder) = folder.filter(|_| theme == Theme::Light && width == 1280) {
+                let png = browser.screenshot(theme, width).await?;
+                std::fs::write(Path::new(&folder).join(format!("report-{name}.png")), png)?;
+            }
+        }
+    }
+    ensure!(browser.complaints().is_empty(), "{name} complains");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_stand_by_themselves() -> Result<()> {
+    let test = "reports_stand_by_themselves";
+    let dir = tempfile::tempdir()?;
+    let (out, load) = (dir.path().join("out"), dir.path().join("load.html"));
+    let simulate = ["simulate", "--trace", "step", "--against", "kpa:target=0.7", "--out", &out.to_string_lossy()];
+    tokio::task::block_in_place(|| run("kubectl-stoker", &simulate))?;
+    let agent = AgentProcess::ready(&[]).await?;
+    let args = ["--url", agent.base(), "--step", "3s:2,3s:6", "--max-tokens", "16", "--html", &load.to_string_lossy()];
+    tokio::task::block_in_place(|| run("stoker-load", &args))?;
+
+    let Some(browser) = Browser::start(test).await? else { return Ok(()) };
+    look(&browser, test, "simulation", &out.join("report.html")).await?;
+    ensure!(browser.text("table").await?.contains("kpa"), "the rival stands in the table");
+    look(&browser, test, "load", &load).await?;
+    ensure!(browser.text("main").await?.contains("Answered a second"), "the summary stands in the report");
+    Ok(())
+}
