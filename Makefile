@@ -69,7 +69,7 @@ resumes: ## Replicas die, freeze and are drained under streams of every kind for
 	cargo test -p stoker-tests --test gateway_resume -- --nocapture
 
 pages-check: ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cli -p stoker-loadgen -p stoker-bench
 	STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
 
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
@@ -146,7 +146,7 @@ helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
 binaries: ## The programs that tests start
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen
+	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen -p stoker-bench
 
 $(CARGO_MUTANTS):
 	@cargo install cargo-mutants --version 26.0.0 --locked --root $(STOKER_CACHE)/tools

@@ -96,6 +96,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
+    /// Show files of figures as one page for a browser, in the look of all pages: each case beside its peers, then all figures.
+    Report {
+        /// Files that `run --out` and `join --out` wrote.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Only figures of this run.
+        #[arg(long, value_name = "NAME")]
+        run: Option<String>,
+        /// The page.
+        #[arg(long, value_name = "FILE")]
+        html: PathBuf,
+    },
     /// Measure which kernel is the fastest for every GEMM of published models on the first GPU, in the company of a recorded step, and
     /// write the chip's table: what is committed in kernels/tables.
     Autotune {

@@ -16,6 +16,7 @@ pub mod program;
 pub mod prompts;
 pub mod quantised;
 pub mod reading;
+pub mod report;
 pub mod sampled;
 pub mod session;
 pub mod shape;

@@ -23,6 +23,7 @@ use stoker_bench::{
     probe::Probe,
     program,
     quantised::Quantised,
+    report::report,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
@@ -41,6 +42,7 @@ fn main() -> Result<()> {
         Command::Run(run) => measure(&run),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
+        Command::Report { files, run, html } => show(&files, run.as_deref(), &html),
         Command::Autotune { out, only, quantization, tensor_parallel, cache } => {
             let is_wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
             let models: Vec<_> = autotune::MODELS.into_iter().filter(|model| is_wanted(model.name)).collect();
@@ -75,6 +77,18 @@ fn main() -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn show(files: &[PathBuf], run: Option<&str>, html: &Path) -> Result<()> {
+    let topics = files.iter().map(|path| {
+        let topic = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut all = figures::read(path)?;
+        all.retain(|figure| run.is_none_or(|run| figure.run == run));
+        Ok((topic, all))
+    });
+    let topics = topics.collect::<Result<Vec<_>>>()?;
+    ensure!(topics.iter().any(|(_, all)| !all.is_empty()), "no figure of {}", run.unwrap_or("any run"));
+    fs::write(html, report(topics)).with_context(|| format!("write {}", html.display()))
 }
 
 fn measure(args: &RunArgs) -> Result<()> {

@@ -9,6 +9,7 @@ mod stats;
 mod timeline;
 
 pub use figure::{Conditions, Figure, Key, Run, System, append, gpus, read};
-pub use render::{Page, render};
+pub use peers::{BESIDE, Beside, beside_peers};
+pub use render::{COLUMNS, Page, cells, newest, render};
 pub use stats::{Better, better, median};
 pub use timeline::{Moment, Series, Timeline, round_top};

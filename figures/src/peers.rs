@@ -1,5 +1,4 @@
-//! The part of a page that sets Stoker beside its peers, and its pictures. A ratio is formed only inside a run. Reads no
-//! file.
+//! Stoker beside its peers: rows for tables, and pictures. A ratio is formed only inside a run. Reads no file.
 
 use crate::{
     figure::Figure,
@@ -14,19 +13,37 @@ const CONCURRENT: &str = "concurrent_";
 /// Fewer make no curve.
 const CURVE_POINTS: usize = 3;
 
-/// Tables of the newest run in which a case was measured beside a peer, below the pictures; empty without one.
+/// What [`Beside::cells`] say, in their order.
+pub const BESIDE: [&str; 9] = ["case", "metric", "model", "dtype", "stoker", "peer", "ratio", "machine", "run"];
+
+/// The same work by Stoker and a peer in one run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beside {
+    /// One for each of [`BESIDE`].
+    pub cells: [String; 9],
+    /// How many times better Stoker is, whichever way the metric counts.
+    pub ratio: f64,
+}
+
+/// Rows of the newest run in which a case was measured beside a peer: of the medians, then the paired ratios.
+pub fn beside_peers(figures: &[Figure]) -> Vec<Beside> {
+    newest_pairs(figures).iter().map(Pair::row).chain(newest_ratios(figures).map(paired_row)).collect()
+}
+
+/// The table of [`beside_peers`] below the pictures; empty without a peer.
 pub(crate) fn section(figures: &[Figure], pictures: &[Page]) -> String {
-    let rows: Vec<String> = newest_pairs(figures).iter().map(Pair::row).chain(paired_rows(figures)).collect();
+    let rows = beside_peers(figures);
     if rows.is_empty() {
         return String::new();
     }
     let pictures: String = pictures.iter().map(|(name, _)| format!("![{name}]({name})\n\n")).collect();
+    let cell = |cell: &String| if cell.is_empty() { "| ".to_owned() } else { format!("| {cell} ") };
+    let rows: String = rows.iter().map(|row| row.cells.iter().map(cell).collect::<String>() + "|\n").collect();
     format!(
         "## Beside peers\n\nOne run, one machine, the same work. A ratio above 1 is where Stoker is better, whichever way the \
          metric counts: of the medians, or paired, the median of the ratios of samples that were taken in turn.\n\n{pictures}\
-         | case | metric | model | dtype | stoker | peer | ratio | machine | run |\n|---|---|---|---|---:|---|---|---|---|\n\
-         {}\n## All figures\n\n",
-        rows.concat()
+         | {} |\n|---|---|---|---|---:|---|---|---|---|\n{rows}\n## All figures\n\n",
+        BESIDE.join(" | ")
     )
 }
 
@@ -37,24 +54,25 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn row(&self) -> String {
-        let Self { ours, theirs } = self;
+    fn row(&self) -> Beside {
+        let Self { ours, theirs } = *self;
         let ratio = better(&ours.metric).ratio(ours.value, theirs.value);
-        format!(
-            "| {} | {} | {} | {} | {} | {} {}: {} | {} | {} | {} |\n",
-            ours.case,
-            ours.metric,
-            ours.model,
-            ours.dtype,
-            short(ours.value),
-            theirs.system,
-            theirs.version,
-            short(theirs.value),
-            short(ratio),
-            ours.machine,
-            ours.run,
-        )
+        let peer = format!("{} {}: {}", theirs.system, theirs.version, short(theirs.value));
+        let middle = [short(ours.value), peer, short(ratio)];
+        Beside { cells: cells(ours, ours.metric.clone(), middle), ratio }
     }
+}
+
+fn paired_row(figure: &Figure) -> Beside {
+    let Figure { value, min, max, n, .. } = *figure;
+    let peer = figure.metric.trim_start_matches(RATIO).to_owned();
+    let ratio = format!("{} ({} to {}, {n})", short(value), short(min), short(max));
+    Beside { cells: cells(figure, "paired".to_owned(), [String::new(), peer, ratio]), ratio: value }
+}
+
+fn cells(of: &Figure, metric: String, [ours, peer, ratio]: [String; 3]) -> [String; 9] {
+    let Figure { case, model, dtype, machine, run, .. } = of.clone();
+    [case, metric, model, dtype, ours, peer, ratio, machine, run]
 }
 
 /// Later runs stand later in a file: the last pair of each case, metric and peer is the newest.
@@ -71,17 +89,6 @@ fn newest_pairs(figures: &[Figure]) -> Vec<Pair<'_>> {
 
 fn same_row(a: &Figure, b: &Figure) -> bool {
     (&a.case, &a.metric, &a.model, &a.dtype) == (&b.case, &b.metric, &b.model, &b.dtype)
-}
-
-fn paired_rows(figures: &[Figure]) -> impl Iterator<Item = String> {
-    newest_ratios(figures).map(|ratio| {
-        let peer = ratio.metric.trim_start_matches(RATIO);
-        let Figure { case, model, dtype, machine, run, n, .. } = ratio;
-        let (value, min, max) = (short(ratio.value), short(ratio.min), short(ratio.max));
-        format!(
-            "| {case} | paired | {model} | {dtype} | | {peer} | {value} ({min} to {max}, {n}) | {machine} | {run} |\n"
-        )
-    })
 }
 
 fn newest_ratios(figures: &[Figure]) -> impl Iterator<Item = &Figure> {

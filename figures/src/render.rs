@@ -49,7 +49,8 @@ fn results(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn newest(figures: Vec<Figure>) -> Vec<Figure> {
+/// The newest of each figure, sorted by case and metric. Later runs stand later in a file.
+pub fn newest(figures: Vec<Figure>) -> Vec<Figure> {
     let keyed = figures.into_iter().map(|figure| {
         let key = (
             figure.case.clone(),
@@ -63,30 +64,25 @@ fn newest(figures: Vec<Figure>) -> Vec<Figure> {
     keyed.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
+/// What [`cells`] say, in their order.
+pub const COLUMNS: [&str; 11] =
+    ["case", "metric", "system", "model", "dtype", "median", "min to max", "n", "commit", "machine", "command"];
+
+/// A figure as a row of a table.
+pub fn cells(figure: &Figure) -> [String; 11] {
+    let Figure { case, metric, model, dtype, commit, machine, command, n, .. } = figure.clone();
+    let system = format!("{} {}", figure.system, figure.version);
+    let range = format!("{} to {}", short(figure.min), short(figure.max));
+    [case, metric, system, model, dtype, short(figure.value), range, n.to_string(), commit, machine, command]
+}
+
 fn table(figures: &[Figure]) -> String {
-    let mut text = String::from(
-        "| case | metric | system | model | dtype | median | min to max | n | commit | machine | command |\n|---|---|---|---|---|---:|---|---:|---|---|---|\n",
-    );
-    for figure in figures {
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} {} | {} | {} | {} | {} to {} | {} | {} | {} | `{}` |",
-            figure.case,
-            figure.metric,
-            figure.system,
-            figure.version,
-            figure.model,
-            figure.dtype,
-            short(figure.value),
-            short(figure.min),
-            short(figure.max),
-            figure.n,
-            figure.commit,
-            figure.machine,
-            figure.command
-        );
-    }
-    text
+    let row = |figure: &Figure| {
+        let [first @ .., command] = cells(figure);
+        format!("| {} | `{command}` |\n", first.join(" | "))
+    };
+    let rows: String = figures.iter().map(row).collect();
+    format!("| {} |\n|---|---|---|---|---|---:|---|---:|---|---|---|\n{rows}", COLUMNS.join(" | "))
 }
 
 /// Four significant digits: more would claim a precision that no machine here has.

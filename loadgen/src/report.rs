@@ -33,7 +33,7 @@ fn requests(summary: &Summary) -> Section {
         title: format!("Requests in {:.1} s", summary.seconds),
         columns: vec!["What".to_owned(), "How many".to_owned()],
         rows,
-        courses: Vec::new(),
+        ..Section::default()
     }
 }
 
@@ -53,6 +53,7 @@ fn latencies(summary: &Summary, outcomes: &[Outcome]) -> Section {
         columns: ["", "p50", "p90", "p99", "max"].map(str::to_owned).to_vec(),
         rows: rows.into_iter().map(cells).collect(),
         courses: courses(outcomes),
+        ..Section::default()
     }
 }
 

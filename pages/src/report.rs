@@ -30,11 +30,15 @@ pub struct Section {
     pub columns: Vec<String>,
     /// Cells, each row as long as `columns`.
     pub rows: Vec<Vec<String>>,
+    /// How many times better than something else each row is, drawn as a bar behind it; may be empty.
+    pub ratios: Vec<f64>,
     /// Courses, all over the same time.
     pub courses: Vec<Course>,
+    /// What stands at the end of the courses, where they are not over time.
+    pub along: Option<String>,
 }
 
-/// Values of one kind over time.
+/// Values of one kind, over time or something else.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
     /// What is measured, with its unit.
@@ -48,7 +52,7 @@ pub struct Course {
 pub struct Line {
     /// Whose.
     pub name: String,
-    /// Seconds since the beginning, in order, and how much.
+    /// Seconds since the beginning, or places along something else, in order, and how much.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -87,22 +91,44 @@ fn part(section: &Section) -> Markup {
             @if !section.rows.is_empty() { (table(section)) }
             @if !section.courses.is_empty() {
                 div.panels { @for course in &section.courses { (drawn(course, seconds)) } }
-                div.axis aria-hidden="true" { span { "0" } span { (words::seconds(seconds)) } }
+                @let end = section.along.clone().unwrap_or_else(|| words::seconds(seconds));
+                div.axis aria-hidden="true" { span { "0" } span { (end) } }
             }
         }
     }
 }
 
 fn table(section: &Section) -> Markup {
+    let sizes = section.ratios.iter().map(|ratio| ratio.log2().abs()).filter(|size| size.is_finite());
+    let octaves = sizes.fold(1.0, f64::max);
     html! {
         div.scroll tabindex="0" role="region" aria-label=(section.title) { table {
-            thead { tr { @for (idx, column) in section.columns.iter().enumerate() { th.num[idx > 0] scope="col" { (column) } } } }
-            tbody { @for row in &section.rows { tr {
+            thead { tr {
+                @for (idx, column) in section.columns.iter().enumerate() { th.num[idx > 0] scope="col" { (column) } }
+                @if !section.ratios.is_empty() { th scope="col" { "behind | ahead" } }
+            } }
+            tbody { @for (nth, row) in section.rows.iter().enumerate() { tr {
                 @for (idx, cell) in row.iter().enumerate() {
                     @if idx == 0 { th scope="row" { (cell) } } @else { td.num { (cell) } }
                 }
+                @if let Some(ratio) = section.ratios.get(nth) { td { (bar(*ratio, octaves)) } }
             } } }
         } }
+    }
+}
+
+/// A bar on a logarithmic axis, from 1 in its middle to the right where ahead and to the left where behind; `octaves` each way.
+/// The row says the number, so the bar says nothing to who hears it.
+fn bar(ratio: f64, octaves: f64) -> Markup {
+    let along = |ratio: f64| 60.0 + 58.0 * (ratio.log2() / octaves).clamp(-1.0, 1.0);
+    let (from, to) = (along(ratio.min(1.0)), along(ratio.max(1.0)));
+    html! {
+        svg.ratio viewBox="0 0 120 12" aria-hidden="true" {
+            @if !ratio.is_nan() {
+                rect.behind[ratio < 1.0] x=(format!("{from:.1}")) y="2" width=(format!("{:.1}", to - from)) height="8" {}
+            }
+            path d="M60 0V12" {}
+        }
     }
 }
 

@@ -275,14 +275,27 @@ fn a_report_is_one_valid_file_that_asks_for_nothing() {
     let section = Section {
         title: EVIL.into(),
         columns: vec![EVIL.into(), "late".into()],
-        rows: vec![vec![EVIL.into(), "3".into()]],
+        rows: vec![vec![EVIL.into(), "3".into()]; 4],
+        ratios: vec![0.25, 1.5, f64::NAN, f64::INFINITY],
         courses: vec![course, Course::default()],
+        along: Some(EVIL.into()),
     };
     let report = Report { title: EVIL.into(), about: EVIL.into(), sections: vec![section, Section::default()] };
     let page = report.render();
     let found = parsed(&page.replace('\u{0}', ""));
     assert!(found.all("href").is_empty() && found.all("src").is_empty() && found.count("script") == 0);
-    assert_eq!((found.count("svg"), found.count("tr"), found.count("img")), (2, 2, 0));
+    assert_eq!((found.count("svg"), found.count("tr"), found.count("img")), (2 + 4, 1 + 4, 0));
+    let bars: Vec<_> =
+        found.elements.iter().filter(|(name, _)| name == "rect").map(|(_, attributes)| attributes).collect();
+    let of =
+        |idx: usize, name: &str| bars[idx].iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    assert_eq!(bars.len(), 3, "what is no number has no bar");
+    assert_eq!([of(0, "x"), of(0, "width"), of(0, "class")], [Some("2.0"), Some("58.0"), Some("behind")]);
+    assert_eq!(
+        [of(1, "x"), of(2, "width"), of(2, "class")],
+        [Some("60.0"), Some("58.0"), Some("")],
+        "ahead, also without end"
+    );
     assert!(page.contains("default-src 'none'") && !page.contains("url("), "nothing comes from elsewhere");
 }
 

@@ -23,6 +23,7 @@ fn section(comparison: &Comparison) -> Section {
         columns: COLUMNS.map(str::to_owned).to_vec(),
         rows: rows(comparison, rivals).iter().map(cells).collect(),
         courses: comparison.panels().into_iter().map(course).collect(),
+        ..Section::default()
     }
 }
 
