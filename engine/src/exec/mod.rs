@@ -6,7 +6,7 @@ mod score;
 pub mod sim;
 
 pub(crate) use cpu::CacheSize;
-pub use cpu::CpuExecutor;
+pub use cpu::{CpuExecutor, Passage, ProjectionInput};
 pub use score::{Abilities, Score, ScoreSpec};
 
 use crate::{

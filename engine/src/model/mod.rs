@@ -29,4 +29,4 @@ pub use stoker_fit::model::{
 pub use stoker_kernels::format::{WeightFormat, to_q8_0};
 pub(crate) use tensor::StoredWeight;
 pub(crate) use weights::StoredMatrix;
-pub use weights::{BoundWeights, WeightStore};
+pub use weights::{BoundWeights, TensorView, WeightStore};

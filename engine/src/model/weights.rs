@@ -30,6 +30,19 @@ pub(crate) enum StoredMatrix {
     Quantised(QuantisedWeight),
 }
 
+/// A tensor as it lies in its file.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// How its numbers are stored, if that is known.
+    pub format: Option<WeightFormat>,
+    /// Rows, columns.
+    pub shape: &'a [usize],
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
 /// The weights of a model in their files, as one rank needs them.
 #[derive(Debug)]
 pub struct BoundWeights {
@@ -45,6 +58,14 @@ impl WeightStore {
     /// Who named and ordered the tensors.
     pub fn format(&self) -> CheckpointFormat {
         self.format
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.tensors.values().map(|tensor| {
+            let Tensor { name, format, shape, .. } = tensor;
+            TensorView { name, format: format.ok(), shape, bytes: tensor.bytes() }
+        })
     }
 
     pub(super) fn tensor(&self, name: &str) -> Option<&Tensor> {

@@ -12,6 +12,22 @@ use crate::{
     ops::{BatchInputs, CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector},
 };
 
+/// Which projections of a layer some rows enter.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum ProjectionInput {
+    /// Queries, keys and values.
+    Qkv,
+    /// The output of attention.
+    O,
+    /// Gate and up.
+    GateUp,
+    /// Down.
+    Down,
+}
+
+/// Hears what enters the projections of a layer, one row a token.
+pub(super) type Listener<'a> = &'a mut dyn FnMut(ProjectionInput, &CpuTensor);
+
 /// A model on the CPU.
 #[derive(Debug)]
 pub(super) struct Decoder {
@@ -84,17 +100,35 @@ impl Decoder {
 
     /// What the last layer gives for every row of the batch.
     pub(super) fn hidden(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
+        let mut hidden = self.embed(ops, batch);
+        for idx in 0..self.layers.len() {
+            self.layer(ops, cache, idx, (&mut hidden, batch), &mut |_, _| {});
+        }
+        hidden
+    }
+
+    /// What enters the first layer.
+    pub(super) fn embed(&self, ops: &mut CpuOps, batch: &BatchInputs) -> CpuTensor {
         let mut hidden = ops.embed(&self.embedding, batch);
         if let Some(factor) = self.spec.embedding.scale {
             ops.scale(&mut hidden, factor);
         }
-        for idx in 0..self.layers.len() {
-            let attended = self.attend(ops, cache, idx, &hidden, batch);
-            ops.add(&mut hidden, &attended);
-            let fed = self.feed_forward(ops, idx, &hidden);
-            ops.add(&mut hidden, &fed);
-        }
         hidden
+    }
+
+    /// One layer, in place.
+    pub(super) fn layer(
+        &self,
+        ops: &mut CpuOps,
+        cache: &mut CpuCache,
+        idx: usize,
+        (hidden, batch): (&mut CpuTensor, &BatchInputs),
+        heard: Listener<'_>,
+    ) {
+        let attended = self.attend(ops, cache, idx, (hidden, batch), heard);
+        ops.add(hidden, &attended);
+        let fed = self.feed_forward(ops, idx, hidden, heard);
+        ops.add(hidden, &fed);
     }
 
     fn attend(
@@ -102,12 +136,13 @@ impl Decoder {
         ops: &mut CpuOps,
         cache: &mut CpuCache,
         idx: usize,
-        hidden: &CpuTensor,
-        batch: &BatchInputs,
+        (hidden, batch): (&CpuTensor, &BatchInputs),
+        heard: Listener<'_>,
     ) -> CpuTensor {
         let (layer, spec) = (&self.layers[idx], &self.spec.layers[idx].attention);
         let normed = norm_if(ops, hidden, &layer.before_attention, &spec.before);
         let input = normed.as_ref().unwrap_or(hidden);
+        heard(ProjectionInput::Qkv, input);
         let [mut queries, mut keys, values] = ops.linear(input, [&layer.q, &layer.k, &layer.v].map(Linear::parts));
         if let (Some([q, k]), Some(norms)) = (&layer.qk_norm, &spec.qk_norm) {
             queries = ops.rms_norm(&queries, q, norms.q.eps);
@@ -119,17 +154,20 @@ impl Decoder {
         }
         ops.store_kv(cache, idx, &keys, &values, batch);
         let attended = ops.attention(cache, idx, &queries, layer.attention, batch);
+        heard(ProjectionInput::O, &attended);
         let [output] = ops.linear(&attended, [layer.o.parts()]);
         let output = self.meeting.sum(output);
         norm_if(ops, &output, &layer.after_attention, &spec.after).unwrap_or(output)
     }
 
-    fn feed_forward(&self, ops: &mut CpuOps, idx: usize, hidden: &CpuTensor) -> CpuTensor {
+    fn feed_forward(&self, ops: &mut CpuOps, idx: usize, hidden: &CpuTensor, heard: Listener<'_>) -> CpuTensor {
         let (layer, spec) = (&self.layers[idx], &self.spec.layers[idx].feed_forward);
         let normed = norm_if(ops, hidden, &layer.before_feed_forward, &spec.before);
         let input = normed.as_ref().unwrap_or(hidden);
+        heard(ProjectionInput::GateUp, input);
         let [gate, up] = ops.linear(input, [layer.gate.parts(), layer.up.parts()]);
         let activated = ops.activate_mul(gate, &up, spec.activation);
+        heard(ProjectionInput::Down, &activated);
         let [output] = ops.linear(&activated, [layer.down.parts()]);
         let output = self.meeting.sum(output);
         norm_if(ops, &output, &layer.after_feed_forward, &spec.after).unwrap_or(output)

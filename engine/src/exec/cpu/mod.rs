@@ -7,6 +7,7 @@ mod meeting;
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 use decoder::Decoder;
+pub use decoder::ProjectionInput;
 use meeting::Meeting;
 
 use super::{Abilities, ExecError, Executor, Score, ScoreSpec};
@@ -48,6 +49,13 @@ struct CpuRank {
     ops: CpuOps,
     cache: CpuCache,
     vocab_size: usize,
+}
+
+/// A text on its way through the layers of a model.
+#[derive(Clone, Debug)]
+pub struct Passage {
+    inputs: BatchInputs,
+    hidden: CpuTensor,
 }
 
 /// A draw that waits for its mask: a [`SampleSpec`] that outlives the launch, with its logits.
@@ -139,6 +147,25 @@ impl CpuExecutor {
             rows.extend(logits.chunks(self.vocab_size).map(<[f32]>::to_vec));
         }
         rows
+    }
+
+    /// A text on its way through the layers, before the first one.
+    pub fn passage(&mut self, tokens: &[TokenId]) -> Passage {
+        let inputs = probe(tokens, 0);
+        let CpuRank { model, ops, .. } = self.only_rank();
+        Passage { hidden: model.embed(ops, &inputs), inputs }
+    }
+
+    /// Brings a text through one layer; `heard` is told what enters its projections. For whoever looks into a model, layer by layer: uses
+    /// the first KV blocks, so only for an executor that serves nobody, and that is one rank.
+    pub fn pass(&mut self, passage: &mut Passage, layer: usize, heard: &mut dyn FnMut(ProjectionInput, &CpuTensor)) {
+        let CpuRank { model, ops, cache, .. } = self.only_rank();
+        model.layer(ops, cache, layer, (&mut passage.hidden, &passage.inputs), heard);
+    }
+
+    fn only_rank(&mut self) -> &mut CpuRank {
+        let [rank] = &mut self.ranks[..] else { panic!("layers are looked into on one rank") };
+        rank
     }
 
     /// Logits of the rows that a step samples, in its order, on the path requests take. All of its tokens are known.
