@@ -11,7 +11,12 @@ use axum::{
     serve::{Listener, ListenerExt},
 };
 use stoker_edge::connections::{self, Limits, Places};
-use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::sleep};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use crate::{
     fleet::{Fleet, Whom},
@@ -21,6 +26,9 @@ use crate::{
 
 /// A port that could not be opened is tried again after this: who had it may be about to end.
 const OPEN_RETRY: Duration = Duration::from_secs(1);
+/// A port that the operator does not name any more stays open for this long: the Service that led here is led elsewhere by other
+/// programs, on every node, and none of them says when it is done.
+const LINGER: Duration = Duration::from_secs(60);
 
 /// The host that a deployment's own port stands for.
 #[derive(Clone, Debug)]
@@ -80,21 +88,23 @@ impl House {
         let (mut fleets, mut ended) = (gateway.fleets(), self.ended.clone());
         loop {
             let wanted = ports(&fleets.borrow_and_update());
-            doors.retain(|port, door| wanted.get(port) == Some(&door.host));
+            doors.retain(|port, door| door.stays(wanted.get(port), Instant::now()));
             for (port, host) in wanted.iter().filter(|(port, _)| !doors.contains_key(port)).collect::<Vec<_>>() {
                 match TcpListener::bind((address, *port)).await {
                     Ok(listener) => {
                         let (open, closed) = watch::channel(());
                         servers.spawn(self.clone().serve_one(listener, Arc::clone(host), closed));
-                        doors.insert(*port, Door { host: Arc::clone(host), _open: open });
+                        doors.insert(*port, Door { host: Arc::clone(host), unnamed: None, _open: open });
                     }
                     Err(error) => tracing::warn!(port, %host, %error, "cannot open the port of a deployment"),
                 }
             }
             while servers.try_join_next().is_some() {}
+            let is_open = |port: &u16| doors.contains_key(port);
+            let is_settled = wanted.len() == doors.len() && wanted.keys().all(is_open);
             tokio::select! {
                 _ = fleets.changed() => {}
-                () = sleep(OPEN_RETRY), if doors.len() < wanted.len() => {}
+                () = sleep(OPEN_RETRY), if !is_settled => {}
                 _ = ended.wait_for(|ended| *ended) => break,
             }
         }
@@ -105,7 +115,22 @@ impl House {
 /// An open port. It is closed when this is dropped.
 struct Door {
     host: Arc<str>,
+    /// Since when the operator has not named its port.
+    unnamed: Option<Instant>,
     _open: watch::Sender<()>,
+}
+
+impl Door {
+    /// Whether it stays open, now that its port is this host's or nobody's. Another's it becomes at once.
+    fn stays(&mut self, named: Option<&Arc<str>>, now: Instant) -> bool {
+        match named {
+            Some(host) => {
+                self.unnamed = None;
+                *host == self.host
+            }
+            None => now.duration_since(*self.unnamed.get_or_insert(now)) < LINGER,
+        }
+    }
 }
 
 /// Which ports are to be open, and whose they are.
@@ -130,4 +155,20 @@ fn quick(listener: TcpListener) -> impl Listener {
             tracing::debug!(%error, "no TCP_NODELAY");
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_stays_open_for_a_while_after_it_was_named_last_and_is_never_another_s() {
+        let (host, other): (Arc<str>, Arc<str>) = ("chat.team".into(), "chat.default".into());
+        let mut door = Door { host: Arc::clone(&host), unnamed: None, _open: watch::channel(()).0 };
+        let (begun, second) = (Instant::now(), Duration::from_secs(1));
+        assert!(door.stays(Some(&host), begun) && door.stays(None, begun) && door.stays(None, begun + LINGER - second));
+        assert!(door.stays(Some(&host), begun + LINGER) && door.stays(None, begun + 2 * LINGER), "named in between");
+        assert!(!door.stays(Some(&other), begun + 2 * LINGER));
+        assert!(!door.stays(None, begun + 3 * LINGER));
+    }
 }

@@ -97,10 +97,12 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         return Plan { taken, revision: desired.revision.clone(), ..Plan::default() };
     }
     let wanted = wanted(deployment, desired, observed);
+    let leads = matches!(&observed.service, Child::Own(service) if leads_where_it_should(service, &desired.service));
     Plan {
-        apply_service: !matches!(&observed.service, Child::Own(service) if leads_where_it_should(service, &desired.service)),
+        apply_service: !leads,
         apply_slices: slices_to_write(desired, observed),
-        prune_slices: slices_to_delete(desired, observed),
+        // Kubernetes writes its own slices once the Service selects replicas: until then ours are the only ones.
+        prune_slices: if leads { slices_to_delete(desired, observed) } else { Vec::new() },
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),

@@ -171,10 +171,17 @@ impl GatewayProcess {
         self.process.log()
     }
 
-    /// Its lines about requests, oldest first.
-    pub fn access_lines(&self) -> Vec<Value> {
-        let lines = self.log();
-        let requests = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        requests.filter(|line| line["message"] == "request").collect()
+    /// Waits for the line about a request that is like this. It is written when the answer has gone, so a client may be first.
+    pub async fn access_line(&self, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log();
+            let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            if let Some(found) = lines.find(|line| line["message"] == "request" && is_it(line)) {
+                return Ok(found);
+            }
+            ensure!(Instant::now() < deadline, "no such request in\n{log}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 }

@@ -2,6 +2,9 @@
 //! one after the other. Reads pods instead of EndpointSlices of selected pods, which refuse loopback addresses; other slices of a
 //! Service lead where they say, and addresses that are written as names (`addressType: FQDN`) may be of the loopback.
 //!
+//! Services, pods and slices are followed one by one, so for a moment they may say that a Service leads nowhere when it never
+//! did. kube-proxy reads slices alone, and writes its rules once a second: here a Service leads nowhere when it has for that long.
+//!
 //! Like kube-proxy it works on connections: one that is open stays with its pod, also when the pod leaves the Service;
 //! and a Service without ready pods refuses connections. TCP only; Services without a selector, headless ones and node
 //! ports are left out.
@@ -31,7 +34,7 @@ use tokio::{
     runtime::Runtime,
     sync::{Notify, watch},
     task::JoinHandle,
-    time::sleep,
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -44,6 +47,8 @@ use crate::{
 
 /// Between two tries to listen on an address that is taken.
 const LISTEN_RETRY: Duration = Duration::from_secs(1);
+/// For so long a Service leads where it did before it leads nowhere: kube-proxy's `--iptables-min-sync-period`.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// Where each Service port leads: from the address clients use to the pods that are ready.
 type Routes = BTreeMap<SocketAddr, Vec<SocketAddr>>;
@@ -79,7 +84,8 @@ async fn follow(client: Client) {
     let slices = mirror::<EndpointSlice>(&client, &changed);
     let mut fronts = HashMap::new();
     loop {
-        changed.notified().await;
+        // Without news, what was held may be due.
+        let _ = timeout(HOLD, changed.notified()).await;
         steer(&mut fronts, routes(&services.state(), &pods.state(), &slices.state()));
     }
 }
@@ -157,7 +163,25 @@ fn targets(slice: &EndpointSlice, port: &ServicePort) -> Vec<SocketAddr> {
 /// One address that clients use.
 struct Front {
     backs: watch::Sender<Vec<SocketAddr>>,
+    /// Since when it should lead nowhere.
+    nowhere: Option<Instant>,
     listener: JoinHandle<()>,
+}
+
+impl Front {
+    /// Leads there from now on, or soon.
+    fn lead(&mut self, backs: Vec<SocketAddr>, now: Instant) {
+        let since = backs.is_empty().then(|| self.nowhere.unwrap_or(now));
+        self.nowhere = since;
+        if since.is_some_and(|since| now.duration_since(since) < HOLD) {
+            return;
+        }
+        self.backs.send_if_modified(|current| {
+            let is_new = *current != backs;
+            *current = backs;
+            is_new
+        });
+    }
 }
 
 fn steer(fronts: &mut HashMap<SocketAddr, Front>, routes: Routes) {
@@ -171,13 +195,9 @@ fn steer(fronts: &mut HashMap<SocketAddr, Front>, routes: Routes) {
     for (address, backs) in routes {
         let front = fronts.entry(address).or_insert_with(|| {
             let (backs, changes) = watch::channel(Vec::new());
-            Front { backs, listener: tokio::spawn(serve(address, changes)) }
+            Front { backs, nowhere: None, listener: tokio::spawn(serve(address, changes)) }
         });
-        front.backs.send_if_modified(|current| {
-            let news = *current != backs;
-            *current = backs;
-            news
-        });
+        front.lead(backs, Instant::now());
     }
 }
 
@@ -308,6 +328,26 @@ mod tests {
     fn headless_services_and_those_without_selector_are_left_out() {
         check(service(json!({"clusterIP": "None"})), &[], &[]);
         check(service(json!({"selector": {}})), &[], &[]);
+    }
+
+    #[tokio::test]
+    async fn a_front_leads_elsewhere_at_once_and_nowhere_only_after_a_while() {
+        let (backs, led) = watch::channel(Vec::new());
+        let mut front = Front { backs, nowhere: None, listener: tokio::spawn(async {}) };
+        let [pod, gateway] = ["127.0.0.1:1", "127.0.0.1:2"].map(|back| vec![back.parse::<SocketAddr>().unwrap()]);
+        let begun = Instant::now();
+        for (at, backs, expected) in [
+            (Duration::ZERO, &pod, &pod),
+            (Duration::ZERO, &vec![], &pod),
+            (HOLD / 2, &gateway, &gateway),
+            (HOLD, &vec![], &gateway),
+            (2 * HOLD - Duration::from_millis(1), &vec![], &gateway),
+            (2 * HOLD, &vec![], &vec![]),
+            (3 * HOLD, &pod, &pod),
+        ] {
+            front.lead(backs.clone(), begun + at);
+            assert_eq!(*led.borrow(), *expected, "{at:?}");
+        }
     }
 
     #[test]
