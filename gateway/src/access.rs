@@ -1,6 +1,9 @@
 //! The one line in the log that each request has, written when its answer has ended, however it did. No prompt and no key is in it.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::http::{HeaderMap, HeaderValue, Method};
 
@@ -86,6 +89,20 @@ impl Access {
     /// Bytes of a replica's answer came.
     pub fn passed(&mut self, n_bytes: usize) {
         self.n_bytes += n_bytes as u64;
+    }
+
+    /// Its replica was lost, and this one goes on.
+    pub fn goes_on(&mut self, pod: &str, is_exact: bool) {
+        let exact = if is_exact { "true" } else { "false" };
+        self.metrics.resumed.with_label_values(&[self.deployment.as_str(), exact]).inc();
+        self.resumes += 1;
+        self.pod = pod.to_owned();
+    }
+
+    /// The client waited so long for that.
+    pub fn waited(&self, gap: Duration) {
+        self.metrics.resume_seconds.observe(gap.as_secs_f64());
+        tracing::info!(pod = self.pod, gap_ms = gap.as_millis() as u64, "an answer goes on elsewhere");
     }
 
     /// The answer ended as it should.

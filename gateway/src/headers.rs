@@ -20,6 +20,8 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub const ROUTE: HeaderName = HeaderName::from_static("x-stoker-route");
 /// What must be the same wherever a request is answered, `SEED-ID-CREATED`: drawn here, so that it is when it is sent again.
 pub const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
+/// Asks for the tokens of an answer that is not streamed before the answer, so that it can go on elsewhere, too.
+pub const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
 /// Bytes at the beginning of the body that say what was told of the answer already.
 pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// Cached prompts of requests with another salt are not theirs: a tenant's name.
@@ -53,6 +55,7 @@ pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Opti
     }
     headers.insert(REQUEST_ID, request_id.clone());
     headers.insert(DRAWN, drawn());
+    headers.insert(WHOLE, HeaderValue::from_static("marks"));
     headers
 }
 
@@ -126,7 +129,7 @@ mod tests {
         let passed = to_replica(sent, &id, None);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "traceparent", "x-request-id", "x-stoker-drawn"]);
+        assert_eq!(names, ["authorization", "traceparent", "x-request-id", "x-stoker-drawn", "x-stoker-whole"]);
         assert_eq!(passed[DRAWN].to_str().unwrap().split('-').map(str::len).take(2).collect::<Vec<_>>(), [16, 32]);
         assert_eq!(passed[REQUEST_ID], "mine");
     }
@@ -140,9 +143,9 @@ mod tests {
         };
         let passed = |tenant: &Tenant| to_replica(sent(), &request_id(&HeaderMap::new()), Some(tenant));
         let own = passed(&tenant(""));
-        assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 3), "{own:?}");
+        assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 4), "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
-        assert_eq!((shared.get(SALT), shared.len()), (None, 2), "{shared:?}");
+        assert_eq!((shared.get(SALT), shared.len()), (None, 3), "{shared:?}");
     }
 
     #[test]

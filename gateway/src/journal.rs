@@ -52,6 +52,8 @@ pub enum Then {
     Done,
     /// The replica ends it; another one may go on.
     Elsewhere,
+    /// What was said is an error of this status, and all of an answer that is not streamed.
+    Failed(u16),
     /// It cannot be read.
     Unreadable,
 }
@@ -134,6 +136,7 @@ impl Journal {
             }
             Some("done") => return Some(Then::Done),
             Some("elsewhere") => return Some(Then::Elsewhere),
+            Some("failed") => return Some(Then::Failed(words.next()?.parse().ok()?)),
             Some(index) => index.parse::<u16>().ok()?,
         };
         let keeps = self.keeps;

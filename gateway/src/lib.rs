@@ -34,3 +34,4 @@ pub mod tenants;
 pub mod tls;
 pub mod usage;
 pub mod watch;
+pub mod whole;

@@ -30,6 +30,7 @@ use crate::{
     search::{Loss, Losses, Rounds},
     tenants::Tenant,
     usage::Usage,
+    whole::Telling,
 };
 
 /// Replicas that may refuse one request at most.
@@ -52,15 +53,16 @@ pub struct Asked {
     pub session: Option<u64>,
     streams: bool,
     /// It goes on with a response that one replica keeps.
-    follows: bool,
+    pub follows: bool,
     explains: bool,
     dialect: Dialect,
 }
 
 impl Asked {
-    /// What it takes to keep it, about.
+    /// What it takes to keep it while its answer is on its way, about. Until there is an answer it is here anyway, and one that is not
+    /// streamed is there when all of it is.
     pub fn n_bytes(&self) -> u64 {
-        self.body.len() as u64
+        if self.streams { self.body.len() as u64 } else { 0 }
     }
 
     /// One that no prompt is in.
@@ -313,7 +315,13 @@ async fn answer(
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
                 let resumable = resumable(gateway, asked, &routed, access, &response);
-                return Ok(Relayed { response, flight, resumable });
+                return match resumable {
+                    Some(resumable) if !is_stream(response.headers()) => {
+                        let (response, flight) = Telling { response, flight, resumable }.whole(access).await?;
+                        Ok(Relayed { response, flight, resumable: None })
+                    }
+                    resumable => Ok(Relayed { response, flight, resumable }),
+                };
             }
             Attempt::Refused(response, flight) => {
                 let why = why_refused(response.status());
@@ -436,7 +444,7 @@ fn request(asked: &Asked, told: Option<&Bytes>, address: &str) -> hyper::http::R
     Ok(request)
 }
 
-/// How an answer could go on elsewhere. One that follows a response that only this replica keeps could not.
+/// How an answer could go on elsewhere, if it has marks.
 fn resumable(
     gateway: &Arc<Gateway>,
     asked: &Arc<Asked>,
@@ -444,9 +452,8 @@ fn resumable(
     access: &Access,
     response: &Answered,
 ) -> Option<Resumable> {
-    let may = response.status() == StatusCode::OK && is_stream(response.headers());
     let begin = || Resumable::begin(gateway, asked, &access.deployment, routed.member.slot, response.headers());
-    if may { begin().filter(|_| !asked.follows) } else { None }
+    if response.status() == StatusCode::OK { begin() } else { None }
 }
 
 /// An error with its causes: the outermost alone says only that something failed.

@@ -95,9 +95,7 @@ impl Relay {
         };
         self.flight.vital().heard(resumable.gateway().now_ms());
         if let Stage::Waiting(lost) = self.stage {
-            let gap = lost.elapsed();
-            resumable.gateway().metrics.resume_seconds.observe(gap.as_secs_f64());
-            tracing::info!(pod = self.access.pod, gap_ms = gap.as_millis() as u64, "a stream goes on elsewhere");
+            self.access.waited(lost.elapsed());
             self.stage = Stage::Passing;
         }
         let passed = resumable.journal.pass(data);
@@ -141,10 +139,7 @@ impl Relay {
         let Some(stream) = &mut self.stream else { return };
         let Some(resumable) = &mut stream.resumable else { return };
         resumable.moved(&there);
-        let exact = if there.is_exact { "true" } else { "false" };
-        resumable.gateway().metrics.resumed.with_label_values(&[self.access.deployment.as_str(), exact]).inc();
-        self.access.resumes += 1;
-        self.access.pod = there.pod;
+        self.access.goes_on(&there.pod, there.is_exact);
         self.flight = there.flight;
         self.inner = there.answer.into_body();
         stream.heard = Instant::now();
@@ -189,7 +184,7 @@ impl Relay {
         let Passed { data, then } = self.pass(data);
         let more = match then {
             Then::More => None,
-            Then::Done => {
+            Then::Done | Then::Failed(_) => {
                 self.stage = Stage::Done;
                 self.access.whole();
                 None

@@ -1,5 +1,5 @@
-//! A streamed answer that outlives its replica: what was told of it goes to another one, which goes on behind it. The client gets the
-//! bytes that it would have got; it only waits a little.
+//! An answer that outlives its replica: what was told of it goes to another one, which goes on behind it. The client gets the bytes
+//! that it would have got; it only waits a little.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ use crate::{
     fleet::Flight,
     gateway::Gateway,
     journal::Journal,
-    proxy::{Answered, Asked, Attempt, Silence, attempt, is_stream},
+    proxy::{Answered, Asked, Attempt, Silence, attempt},
     search::{Loss, Losses, Rounds},
 };
 
 /// How an agent names the vocabulary of the tokens it tells, and the bits of its logits: `VOCABULARY-BITS`.
 pub const MODEL: HeaderName = HeaderName::from_static("x-stoker-model");
 
-/// A stream that can go on elsewhere.
+/// An answer that can go on elsewhere.
 pub struct Resumable {
     gateway: Arc<Gateway>,
-    /// The request; `None` where too many are kept already.
+    /// The request; `None` where too many are kept already, or only this replica can answer it.
     kept: Option<Arc<Asked>>,
     /// `NAME.NAMESPACE` of the deployment.
     host: String,
     /// Whose replica answers, by its slot.
     slot: u32,
     model: Model,
-    /// What the client has.
+    /// What the client has, or will have when all of it is there.
     pub journal: Journal,
     /// Replicas that were lost in a row, and the tokens there were then.
     losses: Losses,
@@ -89,7 +89,7 @@ impl Resumable {
         headers: &HeaderMap,
     ) -> Option<Self> {
         let model = Model::of(headers)?;
-        let kept = gateway.keep(asked.n_bytes()).then(|| Arc::clone(asked));
+        let kept = (!asked.follows && gateway.keep(asked.n_bytes())).then(|| Arc::clone(asked));
         let (gateway, journal) = (Arc::clone(gateway), Journal::new(kept.is_some()));
         let (host, losses) = (host.to_owned(), Losses::default());
         Some(Self { gateway, kept, host, slot, model, journal, losses, n_tokens_then: 0 })
@@ -128,9 +128,9 @@ impl Resumable {
     }
 }
 
-/// Whether an answer is the rest of a stream.
+/// Whether an answer is the rest of one: it has marks.
 fn goes_on(answer: &Answered) -> bool {
-    answer.status() == StatusCode::OK && is_stream(answer.headers())
+    answer.status() == StatusCode::OK && answer.headers().contains_key(MODEL)
 }
 
 /// The search for a replica that goes on with an answer.

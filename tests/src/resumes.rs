@@ -71,12 +71,31 @@ pub fn cases(seed: u64, max_tokens: u32) -> Vec<Case> {
             body: json!({"model": "ember", "stream": true, "temperature": 0, "store": false, "max_output_tokens": max_tokens,
                          "input": format!("Tell me story number {seed}.")}),
         },
-        Case {
-            name: "a whole answer",
-            path: "/v1/chat/completions",
-            body: with(chat("", json!({"stream": false})).body, json!({"stream_options": null})),
-        },
     ]
+}
+
+/// Requests whose answers are not streamed, of every kind.
+pub fn whole_cases(seed: u64, max_tokens: u32) -> Vec<Case> {
+    let named = |name: &'static str| match name {
+        "a text" => "a whole text",
+        "a message" => "a whole message",
+        "a response" => "a whole response",
+        "a tool" => "a whole call",
+        "two choices" => "two whole answers",
+        "log-probabilities" => "a whole answer with log-probabilities",
+        "greedy" => "a whole answer",
+        _ => "",
+    };
+    let whole = |case: Case| {
+        let (name, mut body) = (named(case.name), with(case.body, json!({"stream": false})));
+        if let Some(fields) = body.as_object_mut() {
+            fields.remove("stream_options");
+            // Log-probabilities have a case of their own: with them an answer begins anew.
+            fields.retain(|field, _| !field.contains("logprobs") || name.contains("log-probabilities"));
+        }
+        Case { name, body, ..case }
+    };
+    cases(seed, max_tokens).into_iter().map(whole).filter(|case| !case.name.is_empty()).collect()
 }
 
 fn with(mut body: Value, fields: Value) -> Value {
@@ -87,6 +106,11 @@ fn with(mut body: Value, fields: Value) -> Value {
 }
 
 impl Case {
+    /// What is sent where.
+    pub fn request(&self) -> (&'static str, &Value) {
+        (self.path, &self.body)
+    }
+
     /// Asks at this base; `started` is told of the first bytes.
     pub async fn ask(&self, base: &str, mut started: impl FnMut()) -> Result<Said> {
         let response = Client::new().post(format!("{base}{}", self.path)).json(&self.body).send().await?;
@@ -106,10 +130,22 @@ impl Case {
 }
 
 fn said_whole(body: &str) -> Result<Said> {
-    let answer: Value = serde_json::from_str(body)?;
-    let texts =
-        answer["choices"].as_array().context("choices")?.iter().map(|choice| choice["message"]["content"].clone());
-    Ok([("texts".to_owned(), texts.collect()), ("usage".to_owned(), counts(&answer["usage"]))].into())
+    let mut answer: Value = serde_json::from_str(body)?;
+    let usage = counts(&answer["usage"].take());
+    remove_own(&mut answer);
+    Ok([("answer".to_owned(), answer), ("usage".to_owned(), usage)].into())
+}
+
+/// Takes out what no two answers have in common.
+fn remove_own(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|name, _| !["id", "call_id", "created", "created_at"].contains(&name.as_str()));
+            fields.values_mut().for_each(remove_own);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_own),
+        _ => {}
+    }
 }
 
 /// Adds up the events of a stream, which must end as it should.

@@ -24,8 +24,9 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::Value;
 use stoker_crds::endpoints::{EndpointState, ReplicaEndpoint, WHOLE_WEIGHT};
 use stoker_tests::{
+    agent::AgentProcess,
     gateway::{GatewayProcess, Teller, deployment},
-    resumes::{Blow, Case, Fleet, Said, cases},
+    resumes::{Blow, Case, Fleet, Said, cases, whole_cases},
 };
 use tokio::net::TcpListener;
 
@@ -41,7 +42,7 @@ async fn undisturbed(fleet: &Fleet, cases: &[Case]) -> Result<Vec<Said>> {
 /// Strikes a replica in the middle of many streams; all must say what they say undisturbed.
 async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
     let mut fleet = Fleet::start(2, gateway_args).await?;
-    let cases = cases(1, 250);
+    let cases = [cases(1, 250), whole_cases(1, 250)].concat();
     let expected = undisturbed(&fleet, &cases).await?;
     let (n_begun, base) = (Arc::new(AtomicUsize::new(0)), fleet.gateway.base().to_owned());
     let answers: Vec<_> = cases
@@ -53,7 +54,8 @@ async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
         })
         .collect();
     let deadline = Instant::now() + PATIENCE;
-    while n_begun.load(Ordering::Relaxed) < cases.len() / 2 {
+    // Those that are not streamed begin when they end.
+    while n_begun.load(Ordering::Relaxed) < 6 {
         ensure!(Instant::now() < deadline, "they do not begin");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -88,7 +90,7 @@ async fn streams_outlive_a_replica_that_is_drained_past_its_deadline() -> Result
 #[tokio::test]
 async fn whoever_lost_its_replica_waits_for_one_that_comes_also_if_nothing_was_said_yet() -> Result<()> {
     let mut fleet = Fleet::start(3, &["--stall", "1"]).await?;
-    let cases: Vec<Case> = cases(1, 250).into_iter().filter(|case| case.name == "a whole answer").collect();
+    let cases: Vec<Case> = whole_cases(1, 250).into_iter().filter(|case| case.name == "a whole answer").collect();
     let expected = undisturbed(&fleet, &cases).await?;
     let (case, base) = (cases[0].clone(), fleet.gateway.base().to_owned());
     let answer = tokio::spawn(async move { case.ask(&base, || {}).await });
@@ -233,6 +235,107 @@ async fn a_stream_that_is_not_kept_ends_with_an_error_also_behind_what_came_with
     Ok(())
 }
 
+/// Replicas that answer what `says` says of how often one was asked before, and then break off; they are asked for whole answers. And
+/// what each time came to them.
+async fn telling(count: usize, says: fn(usize) -> String) -> Result<(Vec<ReplicaEndpoint>, Arc<Mutex<Vec<Bytes>>>)> {
+    let asked: Arc<Mutex<Vec<Bytes>>> = Arc::default();
+    let mut replicas = Vec::new();
+    for number in 0..count {
+        let kept = Arc::clone(&asked);
+        let answer = move |headers: HeaderMap, body: Bytes| async move {
+            assert_eq!(headers["x-stoker-whole"], "marks");
+            let said = says(kept.lock().unwrap().len());
+            kept.lock().unwrap().push(body);
+            let pieces = [Ok(said), Err(std::io::Error::other("the replica is gone"))];
+            let stream = futures::stream::iter(pieces).then(|piece| async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                piece
+            });
+            let head = Response::builder().header("content-type", "application/json").header("x-stoker-model", "aa-bb");
+            head.body(Body::from_stream(stream)).unwrap()
+        };
+        let routes = Router::new().route(CHAT, post(answer)).route("/healthz", get(|| async { "ok" }));
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        replicas.push(ReplicaEndpoint {
+            pod: format!("pod-{number}"),
+            uid: format!("uid-{number}"),
+            address: Some(listener.local_addr()?.to_string()),
+            revision: "r".into(),
+            weight: WHOLE_WEIGHT,
+            state: EndpointState::Serving,
+            load: None,
+        });
+        // It ends with the test.
+        tokio::spawn(async { axum::serve(listener, routes).await });
+    }
+    Ok((replicas, asked))
+}
+
+async fn asked_through_gateway(replicas: Vec<ReplicaEndpoint>) -> Result<(u16, String)> {
+    let teller = Teller::start().await?;
+    let gateway = GatewayProcess::start(teller.url(), &["--resume", "2"])?;
+    let count = replicas.len();
+    teller.tell(vec![deployment("chat", &["ember"], replicas)]);
+    gateway.knows("chat", EndpointState::Serving, count).await?;
+    let answer = reqwest::Client::new().post(gateway.url(CHAT)).body(r#"{"model":"ember"}"#).send().await?;
+    assert_eq!(
+        (answer.headers().get("x-stoker-model"), &answer.headers()["content-type"]),
+        (None, &"application/json".parse()?)
+    );
+    Ok((answer.status().as_u16(), answer.text().await?))
+}
+
+#[tokio::test]
+async fn a_whole_answer_goes_on_for_as_long_as_each_replica_tells_a_token_more() -> Result<()> {
+    let says = |n_before: usize| match n_before {
+        0..5 => format!(": stoker opened\n: stoker 0 4 {}\n{{\"half\":", 70 + n_before),
+        _ => ": stoker 0 end\n{\"whole\":\": stoker done\"}\n: stoker done\n".to_owned(),
+    };
+    let (replicas, asked) = telling(6, says).await?;
+    assert_eq!(asked_through_gateway(replicas).await?, (200, r#"{"whole":": stoker done"}"#.to_owned()));
+    let told = asked.lock().unwrap().last().unwrap().clone();
+    let expected =
+        r#"{"vocabulary":"aa","choices":[{"tokens":[70,71,72,73,74],"cached":4,"ended":false}]}{"model":"ember"}"#;
+    assert_eq!(String::from_utf8(told.to_vec())?, expected);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_whole_answer_ends_with_what_ends_replicas_and_with_its_own_error() -> Result<()> {
+    let (replicas, asked) = telling(5, |_| ": stoker opened\n".to_owned()).await?;
+    let (status, said) = asked_through_gateway(replicas).await?;
+    assert!(status == 502 && said.contains("\"replica_lost\""), "{status} {said}");
+    assert_eq!(asked.lock().unwrap().len(), 3);
+
+    let says = |_| ": stoker opened\n: stoker 0 4 7\n{\"error\":1}\n: stoker failed 500\n".to_owned();
+    let (replicas, asked) = telling(2, says).await?;
+    assert_eq!(asked_through_gateway(replicas).await?, (500, r#"{"error":1}"#.to_owned()));
+    assert_eq!(asked.lock().unwrap().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_whole_answer_has_the_bytes_that_it_has_without_marks() -> Result<()> {
+    let agent = AgentProcess::ready(&[]).await?;
+    for case in whole_cases(1, 20) {
+        let (path, body) = case.request();
+        let ask = || {
+            let drawn = format!("ff-{:032x}-7", 9);
+            reqwest::Client::new().post(format!("{}{path}", agent.base())).header("x-stoker-drawn", drawn).json(body)
+        };
+        // The first one has the prompt cached for the others.
+        ask().send().await?.text().await?;
+        let plain = ask().send().await?.text().await?;
+        let told = ask().header("x-stoker-whole", "marks").send().await?;
+        let tells = told.headers().contains_key("x-stoker-model");
+        assert_eq!(tells, !case.name.contains("log-probabilities"), "{}", case.name);
+        let said: Vec<String> =
+            told.text().await?.lines().filter(|line| !line.starts_with(": stoker")).map(str::to_owned).collect();
+        assert_eq!(said, [plain], "{}", case.name);
+    }
+    Ok(())
+}
+
 /// What a soak counts.
 #[derive(Default)]
 struct Tally {
@@ -270,7 +373,8 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     let n_clients = number("STOKER_RESUME_CLIENTS")?.unwrap_or(6.0) as u64;
     let (seeds, max_tokens) = if is_soak { (0..4, 400) } else { (0..1, 100) };
     let mut fleet = Fleet::start(if is_soak { 4 } else { 3 }, &["--stall", "2"]).await?;
-    let all: Vec<Case> = seeds.flat_map(|seed| cases(seed, max_tokens)).collect();
+    let all: Vec<Case> =
+        seeds.flat_map(|seed| [cases(seed, max_tokens), whole_cases(seed, max_tokens)].concat()).collect();
     let expected = undisturbed(&fleet, &all).await?;
     let pool: Arc<Vec<(Case, Said)>> = Arc::new(all.into_iter().zip(expected).collect());
     let (tally, stop) = (Arc::new(Tally::default()), Arc::new(AtomicBool::new(false)));

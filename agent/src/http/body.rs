@@ -86,10 +86,7 @@ pub(crate) async fn streamed<A: Answer + Send + 'static>(
         Streaming { choices, answer, usage, unfinished, stage: Stage::Opening(None), last_texts: BTreeMap::new() };
     streaming.pass_over_told();
     streaming.wait().await?;
-    let model = streaming.choices.identity().filter(|_| streaming.choices.is_marked()).map(|identity| {
-        let bits = identity.bits.as_deref().unwrap_or_default();
-        HeaderValue::from_str(&format!("{}-{bits}", identity.vocabulary)).expect("both are hexadecimal")
-    });
+    let model = model_header(&streaming.choices);
     let frames = futures::stream::unfold(streaming, |mut streaming| async {
         let frame = streaming.next_frame().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(frame), streaming))
@@ -102,6 +99,13 @@ pub(crate) async fn streamed<A: Answer + Send + 'static>(
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     model.into_iter().for_each(|model| drop(headers.insert(MODEL, model)));
     Ok(response)
+}
+
+/// Whose tokens marks tell, where there are any.
+pub(crate) fn model_header(choices: &Choices) -> Option<HeaderValue> {
+    let identity = choices.identity().filter(|_| choices.is_marked())?;
+    let bits = identity.bits.as_deref().unwrap_or_default();
+    Some(HeaderValue::from_str(&format!("{}-{bits}", identity.vocabulary)).expect("both are hexadecimal"))
 }
 
 impl<A: Answer> Streaming<A> {

@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{extract::State, response::Response};
 use stoker_engine::{TokenId, constraint::Constraint};
 
 use crate::{
@@ -27,6 +23,7 @@ use crate::{
         stream::{AnswerHead, Frames},
         structure,
         usage::UsageSum,
+        whole::{Writing, whole},
     },
     replica::{Replica, Served},
 };
@@ -56,8 +53,8 @@ pub(crate) async fn create(
             streamed(choices, frames, usage).await
         }
         Delivery::Whole => {
-            let (completions, usage) = choices.collect(usage).await?;
-            Ok(Json(ChatCompletion::new(head, &form, completions, usage)).into_response())
+            let answer = move |completions, usage| ChatCompletion::new(head, &form, completions, usage);
+            whole(choices, usage, Writing::of_openai(answer)).await
         }
     }
 }

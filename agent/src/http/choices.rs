@@ -96,9 +96,19 @@ impl Choices {
         self.is_marked
     }
 
+    /// Whether an answer that is not streamed is to have marks before it.
+    pub(crate) fn tells_whole(&self) -> bool {
+        self.is_marked && self.open.passage.tells_whole
+    }
+
     /// Marks would not be enough for another replica to go on.
     pub(crate) fn tell_no_marks(&mut self) {
         self.is_marked = false;
+    }
+
+    /// The same of an answer that is not streamed: it tells again what was told.
+    pub(crate) fn tell_not_whole(&mut self) {
+        self.open.passage.tells_whole = false;
     }
 
     /// Whether its beginning was told by another replica, and what of its choices: all of it before anything new.
@@ -152,32 +162,73 @@ impl Choices {
     }
 
     /// Waits for all sequences to end.
-    pub(crate) async fn collect(mut self, mut usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
-        let mut completions = vec![Completion::default(); self.n_choices as usize];
-        let mut unfinished = self.n_choices;
+    pub(crate) async fn collect(mut self, usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
+        let mut collected = Collected::new(self.n_choices, usage);
         let mut told = self.take_told().unwrap_or_default().into_iter();
         while let Some((index, event)) = match told.next() {
             Some(told) => Some(told),
             None => self.next().await,
         } {
-            let completion = &mut completions[index as usize];
-            match event {
-                RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
-                RequestEvent::Delta { text, tokens, logprobs } => {
-                    usage.note(index, &tokens);
-                    completion.text.push_str(&text);
-                    completion.tokens.extend(tokens);
-                    completion.logprobs.extend(logprobs);
-                }
-                RequestEvent::Finished { reason, stop_match, usage: counts } => {
-                    completion.stop = stop_match;
-                    completion.finish_reason = finish_name(&reason).map_err(|reason| self.failed(&reason))?;
-                    usage.add(index, counts);
-                    unfinished -= 1;
-                }
+            collected.take(index, event).map_err(|reason| self.failed(&reason))?;
+        }
+        if collected.is_whole() { Ok(collected.all()) } else { Err(ApiError::engine_failed("it stopped")) }
+    }
+}
+
+/// What has come of all sequences.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    completions: Vec<Completion>,
+    n_unfinished: usize,
+    usage: UsageSum,
+}
+
+/// What an event brought.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Taken {
+    /// Tokens.
+    Tokens(Vec<TokenId>),
+    /// The end of a sequence.
+    End,
+}
+
+impl Collected {
+    /// Nothing yet of so many.
+    pub(crate) fn new(n_choices: u32, usage: UsageSum) -> Self {
+        Self { completions: vec![Completion::default(); n_choices as usize], n_unfinished: n_choices as usize, usage }
+    }
+
+    /// Takes in an event; what it brought, or why its sequence failed.
+    pub(crate) fn take(&mut self, index: u32, event: RequestEvent) -> Result<Option<Taken>, String> {
+        let completion = &mut self.completions[index as usize];
+        match event {
+            RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
+            RequestEvent::Delta { text, tokens, logprobs } => {
+                self.usage.note(index, &tokens);
+                completion.text.push_str(&text);
+                completion.tokens.extend_from_slice(&tokens);
+                completion.logprobs.extend(logprobs);
+                return Ok((!tokens.is_empty()).then_some(Taken::Tokens(tokens)));
+            }
+            RequestEvent::Finished { reason, stop_match, usage } => {
+                completion.stop = stop_match;
+                completion.finish_reason = finish_name(&reason)?;
+                self.usage.add(index, usage);
+                self.n_unfinished -= 1;
+                return Ok(Some(Taken::End));
             }
         }
-        if unfinished > 0 { Err(ApiError::engine_failed("it stopped")) } else { Ok((completions, usage.body())) }
+        Ok(None)
+    }
+
+    /// Whether all have ended.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.n_unfinished == 0
+    }
+
+    /// All of them, and the counts.
+    pub(crate) fn all(&mut self) -> (Vec<Completion>, UsageBody) {
+        (std::mem::take(&mut self.completions), self.usage.body())
     }
 }
 

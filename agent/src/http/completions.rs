@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use stoker_engine::{TokenId, TokenLogprob};
 
@@ -25,6 +21,7 @@ use crate::{
         stream::{AnswerHead, Frames, Shape},
         structure,
         usage::{UsageBody, UsageSum},
+        whole::{Writing, whole},
     },
     replica::{Replica, Served},
 };
@@ -76,9 +73,9 @@ pub(crate) async fn create(
             streamed(choices, frames, usage).await
         }
         Delivery::Whole => {
-            let (completions, usage) = choices.collect(usage).await?;
             let first_tokens = form.first_tokens(&served);
-            Ok(Json(TextCompletion::new(head, &form, &first_tokens, completions, usage)).into_response())
+            let answer = move |completions, usage| TextCompletion::new(head, &form, &first_tokens, completions, usage);
+            whole(choices, usage, Writing::of_openai(answer)).await
         }
     }
 }

@@ -61,7 +61,13 @@ pub(crate) fn start(
     for (index, sequence) in sequences.iter_mut().enumerate() {
         sequence.resume = open.passage.resume(index);
     }
-    Ok(Choices::submit(&served.engine, sequences, open)?)
+    let tells_numbers = request.logprobs.is_some() || request.generation.prompt_logprobs.is_some();
+    let mut choices = Choices::submit(&served.engine, sequences, open)?;
+    if tells_numbers {
+        // They are all in a whole answer, and marks tell tokens only.
+        choices.tell_not_whole();
+    }
+    Ok(choices)
 }
 
 /// Leaves one end of a prompt, if the client wants no more of it.

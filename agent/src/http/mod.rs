@@ -33,6 +33,7 @@ mod structure;
 mod tokenize;
 mod tools;
 mod usage;
+mod whole;
 
 use std::{sync::Arc, time::Instant};
 

@@ -4,6 +4,7 @@
 //! ```text
 //! x-stoker-drawn: SEED-ID-CREATED   what must be the same wherever the request is answered; asks for marks in its stream
 //! x-stoker-resume: N                the first N bytes of the body say what was told of the answer already, as JSON
+//! x-stoker-whole: marks             of an answer that is not streamed: its marks come before it, so that it can go on elsewhere, too
 //! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
@@ -15,6 +16,7 @@
 //! : stoker INDEX end              the end of a choice
 //! : stoker done                   the end of the answer
 //! : stoker elsewhere              this replica ends it; another one may go on
+//! : stoker failed STATUS          the end of an answer that is not streamed: what stands before is an error of this status
 //! : stoker                        nothing that matters
 //! ```
 
@@ -29,6 +31,7 @@ use stoker_engine::{Resume, TokenId};
 use crate::http::error::ApiError;
 
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
+const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
 const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// See the module.
@@ -45,6 +48,8 @@ pub(crate) struct Passage {
     pub(crate) told: Option<Told>,
     /// Whose it is.
     pub(crate) salt: Option<Arc<str>>,
+    /// Whether its answer has marks where it is not streamed, too.
+    pub(crate) tells_whole: bool,
 }
 
 /// What chance or a clock would decide here.
@@ -90,7 +95,8 @@ impl Passage {
         let n_bytes =
             n_bytes.ok_or_else(|| malformed("x-stoker-resume is a number of bytes, beside x-stoker-drawn"))?;
         let salt = text(SALT).filter(|salt| !salt.is_empty()).map(Arc::from);
-        Ok((Self { drawn, told: None, salt }, n_bytes))
+        let tells_whole = drawn.is_some() && text(WHOLE) == Some("marks");
+        Ok((Self { drawn, told: None, salt, tells_whole }, n_bytes))
     }
 
     /// Takes what is told off the body.
@@ -159,6 +165,7 @@ pub(crate) enum Mark {
     End { index: u32 },
     Done,
     Elsewhere,
+    Failed { status: StatusCode },
     Nothing,
 }
 
@@ -176,6 +183,7 @@ impl Mark {
             Self::End { index } => write!(line, " {index} end"),
             Self::Done => write!(line, " done"),
             Self::Elsewhere => write!(line, " elsewhere"),
+            Self::Failed { status } => write!(line, " failed {}", status.as_u16()),
             Self::Nothing => Ok(()),
         };
         line.push('\n');

@@ -19,6 +19,7 @@ use crate::{
         anthropic::blocks::{Blocks, Events, MessageHead, usage_body},
         body::{End, streamed},
         chat::{self, Begun},
+        choices::Completion,
         error::ApiError,
         extract::{Admitted, JsonFields},
         fields::{FieldError, Fields},
@@ -26,6 +27,7 @@ use crate::{
         params::Delivery,
         parts::Parts,
         prompt::Prompt,
+        whole::{Writing, whole},
     },
     replica::Replica,
 };
@@ -77,15 +79,17 @@ async fn answer(
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(head, blocks), usage).await,
         Delivery::Whole => {
-            let (completions, usage) = choices.collect(usage).await?;
-            let completion = completions.into_iter().next().expect("one prompt and one completion of it");
-            let end = End { reason: completion.finish_reason, stop: completion.stop };
-            Ok(Json(whole(head, blocks, completion.text, &end, usage_body(usage))).into_response())
+            let answer = move |completions: Vec<Completion>, usage| {
+                let completion = completions.into_iter().next().expect("one prompt and one completion of it");
+                let end = End { reason: completion.finish_reason, stop: completion.stop };
+                message(head, blocks, completion.text, &end, usage_body(usage))
+            };
+            whole(choices, usage, Writing { answer, failure: |error| error_body(error).to_string().into() }).await
         }
     }
 }
 
-fn whole(head: MessageHead, mut blocks: Blocks, text: String, end: &End, usage: Value) -> Value {
+fn message(head: MessageHead, mut blocks: Blocks, text: String, end: &End, usage: Value) -> Value {
     blocks.push(text, &mut |_| {});
     blocks.finish(&mut |_| {});
     json!({"id": head.answer.id, "type": "message", "role": "assistant", "model": head.answer.model,

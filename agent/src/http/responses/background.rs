@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 use tokio::task::AbortHandle;
 
-use super::{answer::Growing, store, store::Stored, whole};
+use super::{answer::Growing, ended, store, store::Stored};
 use crate::http::{choices::Choices, usage::UsageSum};
 
 /// Those that are being made.
@@ -34,7 +34,7 @@ async fn make(mut choices: Choices, usage: UsageSum, growing: Growing, queued: S
     keep_while_under_way(&id, Stored { response: growing.begun(), ..queued.clone() });
     let failed = growing.begun();
     // It keeps itself when it has ended well.
-    if let Err(error) = whole(choices, usage, growing).await {
+    if let Err(error) = ended(choices, usage, growing).await {
         let mut response = with_status(failed, "failed");
         response["error"] = serde_json::json!({"code": error.code, "message": error.message});
         keep_while_under_way(&id, Stored { response, ..queued });

@@ -21,7 +21,7 @@ use crate::{
     http::{
         body::{End, streamed},
         chat::{self, Begun},
-        choices::Choices,
+        choices::{Choices, Completion},
         error::ApiError,
         extract::Admitted,
         fields::Fields,
@@ -34,7 +34,8 @@ use crate::{
             store::{Store, Stored},
         },
         stream::AnswerHead,
-        usage::UsageSum,
+        usage::{UsageBody, UsageSum},
+        whole::{Writing, whole},
     },
     replica::Replica,
 };
@@ -81,18 +82,26 @@ pub(crate) async fn create(
     }
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(growing), usage).await,
-        Delivery::Whole => Ok(Json(whole(choices, usage, growing).await?).into_response()),
+        Delivery::Whole => {
+            let answer = move |completions, usage| response_of(growing, completions, usage);
+            whole(choices, usage, Writing::of_openai(answer)).await
+        }
     }
 }
 
 /// The response when it has ended.
-async fn whole(choices: Choices, usage: UsageSum, mut growing: Growing) -> Result<Value, ApiError> {
+async fn ended(choices: Choices, usage: UsageSum, growing: Growing) -> Result<Value, ApiError> {
     let (completions, usage) = choices.collect(usage).await?;
+    Ok(response_of(growing, completions, usage))
+}
+
+/// The same of what has come.
+fn response_of(mut growing: Growing, completions: Vec<Completion>, usage: UsageBody) -> Value {
     let completion = completions.into_iter().next().expect("one prompt and one completion of it");
     let end = End { reason: completion.finish_reason, stop: completion.stop };
     growing.push(completion.text, completion.logprobs, &mut |_| {});
     growing.finish(&mut |_| {});
-    Ok(growing.ended(&end, usage))
+    growing.ended(&end, usage)
 }
 
 /// A response that was kept.
