@@ -30,7 +30,7 @@ pub struct Section {
     pub columns: Vec<String>,
     /// Cells, each row as long as `columns`.
     pub rows: Vec<Vec<String>>,
-    /// How many times better than something else each row is, drawn as a bar behind it; may be empty.
+    /// How many times better than something else each row is, drawn as a bar beside its name; may be empty.
     pub ratios: Vec<f64>,
     /// Courses, all over the same time.
     pub courses: Vec<Course>,
@@ -104,14 +104,20 @@ fn table(section: &Section) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label=(section.title) { table {
             thead { tr {
-                @for (idx, column) in section.columns.iter().enumerate() { th.num[idx > 0] scope="col" { (column) } }
-                @if !section.ratios.is_empty() { th scope="col" { "behind | ahead" } }
+                @for (idx, column) in section.columns.iter().enumerate() {
+                    th.num[idx > 0] scope="col" { (column) }
+                    @if idx == 0 && !section.ratios.is_empty() { th scope="col" { "behind | ahead" } }
+                }
             } }
             tbody { @for (nth, row) in section.rows.iter().enumerate() { tr {
                 @for (idx, cell) in row.iter().enumerate() {
-                    @if idx == 0 { th scope="row" { (cell) } } @else { td.num { (cell) } }
+                    @if idx == 0 {
+                        th scope="row" { (cell) }
+                        @if let Some(ratio) = section.ratios.get(nth) { td { (bar(*ratio, octaves)) } }
+                    } @else {
+                        td.num { (cell) }
+                    }
                 }
-                @if let Some(ratio) = section.ratios.get(nth) { td { (bar(*ratio, octaves)) } }
             } } }
         } }
     }
