@@ -86,20 +86,20 @@ impl Inputs {
 
     /// Takes rows in; of them `kept` are kept, evenly spread.
     fn take(&mut self, rows: &Matrix, kept: usize) {
-        let (before, n_rows) = (self.n_rows as f32, rows.n_rows());
+        let n_rows = rows.n_rows();
+        let before = self.n_rows as f32 / (self.n_rows + n_rows) as f32;
+        let each = 1.0 / (self.n_rows + n_rows) as f32;
         self.n_rows += n_rows;
-        let after = self.n_rows as f32;
-        for (column, mean_square) in self.mean_square.iter_mut().enumerate() {
-            let values = || rows.values.iter().skip(column).step_by(rows.width);
-            let squares: f32 = values().map(|value| value * value).sum();
-            let sizes: f32 = values().map(|value| value.abs()).sum();
-            *mean_square = (*mean_square * before + squares) / after;
-            self.mean_size[column] = (self.mean_size[column] * before + sizes) / after;
-            self.largest[column] = values().fold(self.largest[column], |most, value| most.max(value.abs()));
+        self.mean_square.iter_mut().chain(&mut self.mean_size).for_each(|mean| *mean *= before);
+        for row in rows.values.chunks_exact(rows.width) {
+            for (column, value) in row.iter().enumerate() {
+                self.mean_square[column] += value * value * each;
+                self.mean_size[column] += value.abs() * each;
+                self.largest[column] = self.largest[column].max(value.abs());
+            }
         }
         let step = n_rows.div_ceil(kept.max(1));
-        let wanted = rows.values.chunks_exact(rows.width).step_by(step).flatten();
-        self.rows.values.extend(wanted);
+        self.rows.values.extend(rows.values.chunks_exact(rows.width).step_by(step).flatten());
         if let Some(gram) = &mut self.gram {
             *gram += rows.gram();
         }

@@ -8,7 +8,7 @@ use stoker_engine::model::WeightFormat;
 
 use crate::{
     matrix::Matrix,
-    round::{Grid, Rounded},
+    round::{Grid, Rounded, round},
     scheme::Scheme,
 };
 
@@ -19,49 +19,57 @@ const BLOCK: usize = 128;
 /// Rows that go through a block together, so that it is read once for them.
 const ROWS: usize = 16;
 
-/// Rounds a matrix; `gram` is `x^T x` of what enters it.
+/// Rounds a matrix; `gram` is `x^T x` of what enters it. Inputs that matter most go first, while the most others are left to make up for them;
+/// scales are those of groups as they lie, chosen before (act-order "static" of others).
 pub(crate) fn gptq(weights: &Matrix, scheme: &Scheme, stored: WeightFormat, gram: &DMatrix<f32>) -> Result<Rounded> {
-    let (grid, group, width) = (Grid::new(scheme.format, stored), scheme.group_of(weights.width), weights.width);
-    let factor = inverse_factor(gram).context("inputs of a projection are not numbers")?;
-    let rows = |rows: &[f32]| {
-        let mut left = rows.to_vec();
-        let (mut codes, mut scales) = (vec![0.0; left.len()], vec![0.0; left.len() / width * width.div_ceil(group)]);
+    let (grid, width) = (Grid::new(scheme.format, stored), weights.width);
+    let order = order(gram);
+    let factor = inverse_factor(gram, &order).context("inputs of a projection are not numbers")?;
+    let importance: Vec<f32> = gram.diagonal().iter().copied().collect();
+    let mut rounded = round(weights, scheme, stored, Some(&importance));
+    let (group, n_groups) = (rounded.group, width.div_ceil(rounded.group));
+    let rows = rounded.codes.par_chunks_mut(width * ROWS).zip(rounded.scales.par_chunks(n_groups * ROWS));
+    rows.zip(weights.values.par_chunks(width * ROWS)).for_each(|((codes, scales), weights)| {
+        let mut left: Vec<f32> =
+            weights.chunks_exact(width).flat_map(|row| order.iter().map(|input| row[*input])).collect();
         for from in (0..width).step_by(BLOCK) {
             let to = (from + BLOCK).min(width);
             let outputs = left.chunks_exact_mut(width).zip(codes.chunks_exact_mut(width));
-            for ((left, codes), scales) in outputs.zip(scales.chunks_exact_mut(width.div_ceil(group))) {
+            for ((left, codes), scales) in outputs.zip(scales.chunks_exact(n_groups)) {
                 let mut errors = [0f32; BLOCK];
-                for input in from..to {
-                    if input.is_multiple_of(group) {
-                        scales[input / group] = grid.scale(&left[input..(input + group).min(width)], None);
-                    }
+                for place in from..to {
+                    let (input, row) = (order[place], &factor[place * width..][..width]);
                     let scale = scales[input / group];
-                    codes[input] = grid.code(left[input] / scale);
-                    let row = &factor[input * width..][..width];
-                    let error = (left[input] - codes[input] * scale) / row[input];
-                    errors[input - from] = error;
-                    left[input..to].iter_mut().zip(&row[input..to]).for_each(|(left, factor)| *left -= error * factor);
+                    codes[input] = grid.code(left[place] / scale);
+                    let error = (left[place] - codes[input] * scale) / row[place];
+                    errors[place - from] = error;
+                    left[place..to].iter_mut().zip(&row[place..to]).for_each(|(left, factor)| *left -= error * factor);
                 }
-                for (error, input) in errors.iter().zip(from..to) {
-                    let row = &factor[input * width..][..width];
+                for (error, place) in errors.iter().zip(from..to) {
+                    let row = &factor[place * width..][..width];
                     left[to..].iter_mut().zip(&row[to..]).for_each(|(left, factor)| *left -= error * factor);
                 }
             }
         }
-        (codes, scales)
-    };
-    let rows: Vec<_> = weights.values.par_chunks(width * ROWS).map(rows).collect();
-    let (codes, scales): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
-    Ok(Rounded { width, group, codes: codes.concat(), scales: scales.concat() })
+    });
+    Ok(rounded)
 }
 
-/// The upper factor of the inverse, `u^T u = gram^-1`, row by row. `None`: it holds something that is no number.
-fn inverse_factor(gram: &DMatrix<f32>) -> Option<Vec<f32>> {
-    let mut damped = gram.clone();
+/// Inputs by how much enters there, most first.
+fn order(gram: &DMatrix<f32>) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..gram.nrows()).collect();
+    order.sort_by(|a, b| gram[(*b, *b)].total_cmp(&gram[(*a, *a)]));
+    order
+}
+
+/// The upper factor of the inverse of the matrix in this order, `u^T u = gram^-1`, row by row. `None`: it holds something that is no number.
+fn inverse_factor(gram: &DMatrix<f32>, order: &[usize]) -> Option<Vec<f32>> {
+    let width = order.len();
+    let mut damped = DMatrix::from_fn(width, width, |row, column| gram[(order[row], order[column])]);
     let mean = gram.diagonal().mean();
     let extra = DAMPING * if mean > 0.0 { mean } else { 1.0 };
     // What never enters does not matter: it may have any size of its own.
-    damped.set_diagonal(&gram.diagonal().map(|value| if value > 0.0 { value + extra } else { mean.max(1.0) }));
+    damped.set_diagonal(&damped.diagonal().map(|value| if value > 0.0 { value + extra } else { mean.max(1.0) }));
     let inverse = Cholesky::new(damped)?.inverse();
     // Its lower factor lies column by column as the upper one does row by row.
     let lower = Cholesky::new(inverse)?.l();
@@ -71,10 +79,7 @@ fn inverse_factor(gram: &DMatrix<f32>) -> Option<Vec<f32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        round::round,
-        scheme::{Format, Method},
-    };
+    use crate::scheme::{Format, Method};
 
     /// Numbers that look drawn, the same in every run.
     fn drawn(n: usize, seed: u32) -> Vec<f32> {
@@ -110,14 +115,14 @@ mod tests {
         let weights = Matrix { width: 160, values: drawn(160 * 3, 4) };
         let gram = DMatrix::identity(160, 160);
         let ours = gptq(&weights, &SCHEME, WeightFormat::Bf16, &gram).unwrap();
-        assert_eq!(ours, round(&weights, &SCHEME, WeightFormat::Bf16, None));
+        assert_eq!(ours, round(&weights, &SCHEME, WeightFormat::Bf16, Some(&[1.0; 160])));
     }
 
     #[test]
     fn what_never_enters_and_what_is_no_number_are_told_apart() {
         let weights = Matrix { width: 32, values: drawn(64, 5) };
         let rounded = gptq(&weights, &SCHEME, WeightFormat::Bf16, &DMatrix::zeros(32, 32)).unwrap();
-        assert_eq!(rounded, round(&weights, &SCHEME, WeightFormat::Bf16, None));
+        assert_eq!(rounded, round(&weights, &SCHEME, WeightFormat::Bf16, Some(&[0.0; 32])));
         let refused = gptq(&weights, &SCHEME, WeightFormat::Bf16, &DMatrix::from_element(32, 32, f32::NAN));
         assert_eq!(refused.unwrap_err().to_string(), "inputs of a projection are not numbers");
     }

@@ -57,8 +57,8 @@ fn stored(format: WeightFormat, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// A projection as compressed-tensors stores it. `largest_input`: of a scale for what enters, which is measured.
-pub(crate) fn projection(
+/// The tensors of a projection, as compressed-tensors stores it. `largest_input`: of a scale for what enters, which is measured.
+pub(crate) fn tensors_of(
     module: &str,
     rounded: &Rounded,
     grid: Grid,

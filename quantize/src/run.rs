@@ -21,7 +21,7 @@ use crate::{
     gptq::gptq,
     layers::{Layer, Projection, layers},
     matrix::Matrix,
-    output::{self, Tensor, finish, numbers, projection, shard_name, write_json, write_shard},
+    output::{self, Tensor, finish, numbers, shard_name, tensors_of, write_json, write_shard},
     report::{LayerErrors, Report, html},
     round::{Grid, Rounded, round},
     scheme::{Format, Method, Scheme},
@@ -184,7 +184,7 @@ impl<'a> Job<'a> {
             let largest = inputs.filter(|_| scheme.format == Format::Fp8Static);
             let largest = largest.map(|inputs| inputs.largest.iter().copied().fold(0.0, f32::max));
             let grid = Grid::new(scheme.format, stored);
-            written.extend(self::projection(projection.module(), &rounded, grid, scheme.format, largest));
+            written.extend(tensors_of(projection.module(), &rounded, grid, scheme.format, largest));
         }
         for (name, numbers) in tensors {
             let shape = self.view(&name).shape.to_vec();
@@ -270,9 +270,10 @@ fn check_shape(projection: &Projection, scheme: &Scheme) -> Result<()> {
 fn rounded(weights: &Matrix, scheme: &Scheme, stored: WeightFormat, inputs: Option<&Inputs>) -> Result<Rounded> {
     match inputs {
         Some(Inputs { gram: Some(gram), .. }) => gptq(weights, scheme, stored, gram),
-        // Where what enters is rounded too, its largest codes must stand for the largest weights.
-        Some(inputs) if scheme.format == Format::Int4 => Ok(round(weights, scheme, stored, Some(&inputs.mean_square))),
-        _ => Ok(round(weights, scheme, stored, None)),
+        // Eight bits lose little, whatever the largest code stands for.
+        _ if scheme.format != Format::Int4 => Ok(round(weights, scheme, stored, None)),
+        Some(inputs) => Ok(round(weights, scheme, stored, Some(&inputs.mean_square))),
+        None => Ok(round(weights, scheme, stored, Some(&vec![1.0; weights.width]))),
     }
 }
 
