@@ -120,6 +120,10 @@ impl<'a> Job<'a> {
             .iter()
             .flat_map(|layer| &layer.projections)
             .try_for_each(|projection| check_shape(projection, scheme))?;
+        // Both, so that nothing is found wrong with a text when all layers are written.
+        for text in calibration.iter().chain(&request.evaluation) {
+            sequences(text, &checkpoint.assets.tokenizer, request.sequence, request.samples)?;
+        }
         let config = fs::read(model.join(CONFIG)).with_context(|| format!("read {CONFIG}"))?;
         Ok(Self { request, config: serde_json::from_slice(&config)?, weights: checkpoint.weights, layers })
     }

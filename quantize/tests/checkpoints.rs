@@ -202,6 +202,11 @@ fn what_cannot_work_is_refused_before_a_weight_is_read() {
     );
     refused(&with(&|one| one.model = dir.path().join("nowhere")), &["config.json"]);
     refused(&with(&|one| one.out = at("models/ember")), &["has a model already"]);
+    let text = dir.path().join("bad.jsonl");
+    fs::write(&text, "{\"text\": \"good\"}\nbad\n").unwrap();
+    for change in [|one: &mut Request, text| one.calibration = text, |one: &mut Request, text| one.evaluation = text] {
+        refused(&with(&|one| change(one, Some(text.clone()))), &["bad.jsonl line 2: expected an object with `text`"]);
+    }
     assert!(!plain.out.exists(), "nothing was made");
     fs::create_dir(&plain.out).unwrap();
     fs::write(plain.out.join("mine"), "").unwrap();
