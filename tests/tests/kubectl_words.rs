@@ -42,9 +42,12 @@ fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to()
     rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "replicas": 2, "drain": drain})).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
 
-    rig.wait("top shows both", SOON, |rig| {
+    // Pods are seen before what their agents say.
+    rig.wait("top shows both, with what they say", SOON, |rig| {
         let table = said(rig, &["top"]);
-        Ok(table.lines().any(|line| line.starts_with("chat") && line.contains("2/2")))
+        let replicas = json_of(rig, &["top"])["deployments"][0]["replicas"].as_array().cloned().unwrap_or_default();
+        let told = replicas.iter().filter(|replica| replica["load"]["totalBlocks"].as_u64().is_some_and(|n| n > 0));
+        Ok(told.count() == 2 && table.lines().any(|line| line.starts_with("chat") && line.contains("2/2")))
     })
     .unwrap();
     let table = said(&rig, &["top", "chat"]);
@@ -53,8 +56,6 @@ fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to()
         2,
         "{table}"
     );
-    let fleet = json_of(&rig, &["top"]);
-    assert!(fleet["deployments"][0]["replicas"][0]["load"]["totalBlocks"].as_u64().unwrap() > 0, "{fleet}");
 
     let events = said(&rig, &["events", "chat"]);
     assert!(events.contains("Created") && events.contains("chat-"), "{events}");

@@ -59,13 +59,18 @@ fn names(rig: &Rig, deployment: &str) -> Vec<String> {
     rig.pods(deployment).unwrap().iter().map(ResourceExt::name_any).collect()
 }
 
+/// Which pods these are: the name of one that went is free for its successor.
+fn uids(rig: &Rig, deployment: &str) -> Vec<Option<String>> {
+    rig.pods(deployment).unwrap().iter().map(ResourceExt::uid).collect()
+}
+
 #[test]
 fn evictions_take_one_replica_at_a_time_and_the_last_one_too() {
     let rig = rig();
     rig.apply("chat", spec(3)).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     wait_counted(&rig, "chat", 2, 1);
-    let pods = names(&rig, "chat");
+    let (pods, evicted) = (names(&rig, "chat"), uids(&rig, "chat").remove(0));
     // Nothing new can start, so nothing takes the place of the first.
     let node = rig.cluster.kubectl(&["get", "nodes", "-o", "name"]);
     rig.cluster.kubectl(&["cordon", node.trim()]);
@@ -74,7 +79,8 @@ fn evictions_take_one_replica_at_a_time_and_the_last_one_too() {
     assert!(refused.contains("violate the pod's disruption budget"), "{refused}");
     rig.cluster.kubectl(&["uncordon", node.trim()]);
     rig.wait("another replica is in its place", SOON, |rig| {
-        Ok(names(rig, "chat").len() == 3 && !names(rig, "chat").contains(&pods[0]))
+        let now = uids(rig, "chat");
+        Ok(now.len() == 3 && !now.contains(&evicted))
     })
     .unwrap();
     rig.wait_ready("chat", SOON).unwrap();
@@ -85,10 +91,13 @@ fn evictions_take_one_replica_at_a_time_and_the_last_one_too() {
     rig.wait("one is left", SOON, |rig| Ok(names(rig, "chat").len() == 1)).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     wait_counted(&rig, "chat", 0, 1);
-    let last = names(&rig, "chat").remove(0);
-    evict(&rig, &last).expect("a node drain would wait forever");
-    rig.wait("its successor is there", SOON, |rig| Ok(names(rig, "chat").len() == 1 && names(rig, "chat")[0] != last))
-        .unwrap();
+    let last = uids(&rig, "chat");
+    evict(&rig, &names(&rig, "chat").remove(0)).expect("a node drain would wait forever");
+    rig.wait("its successor is there", SOON, |rig| {
+        let now = uids(rig, "chat");
+        Ok(now.len() == 1 && now != last)
+    })
+    .unwrap();
 
     rig.apply("chat", spec(0)).unwrap();
     rig.wait("none is left", SOON, |rig| Ok(names(rig, "chat").is_empty())).unwrap();
