@@ -17,8 +17,9 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use stoker_engine::{
-    Engine, EngineHandle, EngineLimits, EngineParts, FinishReason, GenerationDefaults, MemoryBudget, MemoryNeeds,
-    MemoryPlan, ModelInfo, Request, RequestEvent, SamplingParams, StepSizes, StopParams, TokenId, Tokenizer,
+    EmbeddingForm, Engine, EngineHandle, EngineLimits, EngineParts, FinishReason, GenerationDefaults, MemoryBudget,
+    MemoryNeeds, MemoryPlan, ModelInfo, Request, RequestEvent, SamplingParams, StepSizes, StopParams, TokenId,
+    Tokenizer,
     constraint::{Constraint, Masks, allows, mask_words},
     exec::{ExecError, Executor},
     grammar::{GrammarCompiler, GrammarSpec},
@@ -190,9 +191,11 @@ impl Bench {
             max_model_len: CONTEXT,
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: self.vocab_size as u32,
+            hidden_size: 1,
             eos: vec![self.end],
             memory: MemoryPlan::new(needs, limits.cache_use(&sched), MemoryBudget::host(u32::MAX.into()))?,
             defaults: GenerationDefaults::default(),
+            embedding: EmbeddingForm::default(),
             chat_template: None,
             bos_token: None,
             eos_token: None,

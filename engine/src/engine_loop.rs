@@ -26,7 +26,7 @@ use crate::{
     request::{FinishReason, Request, RequestId},
     sched::{
         Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
-        put_off, resolve, schedule, scores_wanted,
+        put_off, resolve, rows_wanted, schedule,
     },
 };
 
@@ -81,8 +81,8 @@ pub(crate) struct StepInFlight {
     reading: StepReading,
     /// Its draws that wait for masks.
     awaited: Vec<Awaited>,
-    /// Whose prompts it tells log-probabilities of.
-    scored: Vec<RequestId>,
+    /// Of whose prompts it reads rows.
+    read: Vec<RequestId>,
 }
 
 /// Whether the loop goes on.
@@ -212,7 +212,7 @@ impl EngineLoop {
         let plan = schedule(&mut self.state, &self.limits);
         let planned_at = Instant::now();
         let computes = !plan.chunks.is_empty();
-        let scored = self.ask_for_scores(&plan);
+        let read = self.ask_for_rows(&plan);
         if computes {
             self.executor.launch(&plan.step(&self.state, &self.limits))?;
         }
@@ -224,17 +224,17 @@ impl EngineLoop {
         };
         let reading = StepReading::new(&plan, planned_at, times);
         let awaited = self.awaited(&plan);
-        self.in_flight.push_back(StepInFlight { plan, reading, awaited, scored });
+        self.in_flight.push_back(StepInFlight { plan, reading, awaited, read });
         Ok(computes)
     }
 
-    /// Tells the executor which log-probabilities of prompts the step that is launched next gives.
-    fn ask_for_scores(&mut self, plan: &StepPlan) -> Vec<RequestId> {
-        let (scored, wanted): (Vec<_>, Vec<_>) = scores_wanted(&mut self.state, plan).into_iter().unzip();
+    /// Tells the executor which rows of prompts are read of the step that is launched next.
+    fn ask_for_rows(&mut self, plan: &StepPlan) -> Vec<RequestId> {
+        let (read, wanted): (Vec<_>, Vec<_>) = rows_wanted(&mut self.state, plan).into_iter().unzip();
         if !wanted.is_empty() {
-            self.executor.score(wanted);
+            self.executor.read(wanted);
         }
-        scored
+        read
     }
 
     /// The draws of a plan that wait for masks. The state is as it was planned on.
@@ -245,7 +245,7 @@ impl EngineLoop {
     }
 
     fn take_in(&mut self, step: StepInFlight) -> Result<(), ExecError> {
-        let StepInFlight { plan, mut reading, scored, .. } = step;
+        let StepInFlight { plan, mut reading, read, .. } = step;
         let waiting_since = Instant::now();
         let output = if plan.chunks.is_empty() {
             StepOutput::default()
@@ -258,8 +258,8 @@ impl EngineLoop {
         let now = Instant::now();
         self.note_pace(&plan, reading.launched_at, now);
         let mut effects = resolve(&mut self.state, plan, output, &self.limits);
-        if !scored.is_empty() {
-            effects.scores = scored.into_iter().zip(self.executor.take_scores()).collect();
+        if !read.is_empty() {
+            effects.read = read.into_iter().zip(self.executor.take_read()).collect();
         }
         reading.times.finish_seconds = (now - waiting_since).as_secs_f64();
         reading.times.resolve_seconds = now.elapsed().as_secs_f64();

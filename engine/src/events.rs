@@ -4,7 +4,7 @@
 
 use tokio::sync::mpsc::{OwnedPermit, Receiver, Sender, channel, error::TrySendError};
 
-use crate::request::{PositionLogprobs, PromptPosition, RequestEvent, TokenId};
+use crate::request::{PositionLogprobs, RequestEvent, TokenId};
 
 /// Events that may be unread before they are held back: half a second of a fast model.
 const MAX_UNREAD_EVENTS: usize = 128;
@@ -75,9 +75,9 @@ impl EventSender {
         let _ = self.unread.try_send(StreamMessage::Soon);
     }
 
-    /// Sends what the prompt's log-probabilities are, before any text: there is room then.
-    pub(crate) fn prompt(&self, positions: Vec<PromptPosition>) {
-        let _ = self.unread.try_send(StreamMessage::Event(RequestEvent::Prompt(positions)));
+    /// Sends what was read of the prompt, before any text: there is room then.
+    pub(crate) fn prompt(&self, read: RequestEvent) {
+        let _ = self.unread.try_send(StreamMessage::Event(read));
     }
 
     /// Sends new text, with what was held back before it. A reader that went away is noticed by its stream's drop.

@@ -4,6 +4,7 @@ use stoker_fit::memory::MemoryPlan;
 
 use crate::{
     model::{ChatTemplates, ModelAssets, ModelConfig},
+    pooling::EmbeddingForm,
     request::TokenId,
     sched::SchedLimits,
 };
@@ -23,12 +24,16 @@ pub struct ModelInfo {
     pub max_num_seqs: u32,
     /// Size of the vocabulary.
     pub vocab_size: u32,
+    /// Values of what a token becomes: the length of embeddings.
+    pub hidden_size: u32,
     /// Tokens that end a completion.
     pub eos: Vec<TokenId>,
     /// Memory, planned before serving.
     pub memory: MemoryPlan,
     /// Sampling defaults of `generation_config.json`.
     pub defaults: GenerationDefaults,
+    /// How embeddings are made.
+    pub embedding: EmbeddingForm,
     /// The chat templates, if the model has any.
     pub chat_template: Option<ChatTemplates>,
     /// Text of the begin token, for the template.
@@ -62,9 +67,11 @@ impl ModelInfo {
             max_model_len: sched.max_model_len as u32,
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: config.vocab_size as u32,
+            hidden_size: config.hidden_size as u32,
             eos: assets.eos.clone(),
             memory,
             defaults: assets.defaults.clone(),
+            embedding: assets.embedding,
             chat_template: assets.chat_template.clone(),
             bos_token: assets.bos_token.clone(),
             eos_token: assets.eos_token.clone(),

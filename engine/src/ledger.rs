@@ -5,8 +5,9 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use crate::{
     events::{Delta, EventSender, TooFarBehind},
-    exec::Score,
+    exec::{RowsRead, Score},
     metrics::{Meters, RequestSample},
+    pooling::Pooled,
     request::{FinishReason, PromptPosition, Request, RequestEvent, RequestId, Usage},
     sched::{SampledToken, Started, StepEffects},
     text::{TextAssembler, Tokenizer, spell_logprobs},
@@ -32,8 +33,31 @@ struct OpenRequest {
     first_token: Option<Instant>,
     last_token: Instant,
     preemptions: u32,
-    /// Of the prompt's tokens, as far as they are known; told before the first token.
-    prompt: Option<Vec<PromptPosition>>,
+    /// What is known of the prompt, if it is wanted; told before the first token.
+    prompt: Option<PromptRead>,
+}
+
+/// What is read of a prompt.
+#[derive(Debug)]
+enum PromptRead {
+    Logprobs(Vec<PromptPosition>),
+    Embedding(Pooled),
+}
+
+impl PromptRead {
+    /// Nothing yet of what a request wants.
+    fn wanted_by(request: &Request) -> Option<Self> {
+        let logprobs = request.prompt_logprobs.map(|_| Self::Logprobs(Vec::new()));
+        logprobs.or_else(|| request.pooling.map(|_| Self::Embedding(Pooled::default())))
+    }
+
+    /// All of it, told.
+    fn event(self) -> RequestEvent {
+        match self {
+            Self::Logprobs(positions) => RequestEvent::Prompt(positions),
+            Self::Embedding(pooled) => RequestEvent::Embedding(pooled.mean()),
+        }
+    }
 }
 
 /// How a request ends.
@@ -69,7 +93,7 @@ impl Ledger {
             first_token: None,
             last_token: now,
             preemptions: 0,
-            prompt: request.prompt_logprobs.map(|_| Vec::new()),
+            prompt: PromptRead::wanted_by(request),
         };
         let previous = self.open.insert(id, entry);
         assert!(previous.is_none(), "{id:?} is opened once");
@@ -91,8 +115,8 @@ impl Ledger {
         for id in effects.preempted {
             self.open.entry(id).and_modify(|entry| entry.preemptions += 1);
         }
-        for (id, scores) in effects.scores {
-            self.scored(id, scores);
+        for (id, rows) in effects.read {
+            self.read(id, rows);
         }
         let stopped = effects.tokens.into_iter().filter_map(|token| self.token(token, now)).collect();
         for ended in effects.ended {
@@ -124,12 +148,18 @@ impl Ledger {
         }
     }
 
-    fn scored(&mut self, id: RequestId, scores: Vec<Score>) {
+    fn read(&mut self, id: RequestId, rows: RowsRead) {
         let Some(prompt) = self.open.get_mut(&id).and_then(|entry| entry.prompt.as_mut()) else { return };
-        prompt.extend(scores.into_iter().map(|Score { token, rank, logprobs }| PromptPosition {
-            rank,
-            logprobs: spell_logprobs(token, logprobs, &self.tokenizer),
-        }));
+        match (prompt, rows) {
+            (PromptRead::Logprobs(positions), RowsRead::Scores(scores)) => {
+                positions.extend(scores.into_iter().map(|Score { token, rank, logprobs }| PromptPosition {
+                    rank,
+                    logprobs: spell_logprobs(token, logprobs, &self.tokenizer),
+                }));
+            }
+            (PromptRead::Embedding(pooled), RowsRead::Outputs { values, width }) => pooled.add(&values, width),
+            (_, rows) => unreachable!("{rows:?} were not asked for"),
+        }
     }
 
     /// Tokens of a request that has already ended by a stop string are dropped: it is no longer open.
@@ -140,7 +170,7 @@ impl Ledger {
         self.meters.token(entry.first_token.is_none(), (now - entry.last_token).as_secs_f64(), now);
         entry.first_token.get_or_insert(now);
         entry.last_token = now;
-        entry.prompt.take().into_iter().for_each(|prompt| entry.events.prompt(prompt));
+        entry.prompt.take().into_iter().for_each(|prompt| entry.events.prompt(prompt.event()));
         let scan = entry.text.push(token, &self.tokenizer);
         let logprobs = logprobs.map(|raw| spell_logprobs(token, raw, &self.tokenizer)).into_iter().collect();
         let sent = entry.events.send(Delta { text: scan.text, tokens: vec![token], logprobs });

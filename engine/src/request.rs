@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::constraint::Constraint;
+use crate::{constraint::Constraint, pooling::Pooling};
 
 /// Names one request for its whole life inside the engine.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -31,6 +31,8 @@ pub struct Request {
     pub logprob_tokens: Vec<TokenId>,
     /// Log-probabilities of the prompt's own tokens: `Some(k)` for each of them and the `k` likeliest in its place.
     pub prompt_logprobs: Option<u8>,
+    /// The prompt's embedding, made of these of its tokens. Without `prompt_logprobs`.
+    pub pooling: Option<Pooling>,
     /// The smaller, the sooner it runs and the later it is preempted; of equals, who came first.
     pub priority: i32,
     /// Its KV is found by requests with the same salt only.
@@ -173,11 +175,13 @@ pub struct Usage {
     pub cached_tokens: u32,
 }
 
-/// What a request's stream carries: `Prompt` if it was asked for, any number of `Delta`, then exactly one `Finished`, then nothing.
+/// What a request's stream carries: `Prompt` or `Embedding` if it was asked for, any number of `Delta`, then exactly one `Finished`, then nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestEvent {
     /// Log-probabilities of the prompt's tokens, from its second one.
     Prompt(Vec<PromptPosition>),
+    /// The prompt's embedding, `[hidden_size]`, of no certain length.
+    Embedding(Vec<f32>),
     /// New text. `text` is whole UTF-8; it may be empty while a character or a stop string is undecided.
     Delta {
         /// Text that became certain.

@@ -9,7 +9,7 @@
 //!            [ computed ............................... ] remaining
 //! ```
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     kv::{BlockHash, BlockTable},
@@ -36,8 +36,8 @@ pub struct Sequence {
     pub table: BlockTable,
     /// What the name of its first block is made from.
     pub root: BlockHash,
-    /// Tokens of the prompt whose log-probabilities were given or are being computed, the first one included.
-    pub n_scored: usize,
+    /// Rows of the prompt, counted from its first, of which what is wanted was read or is being computed.
+    pub n_read: usize,
     /// Tokens whose blocks were found when it started: others may hold them too.
     pub n_found: usize,
     /// Names of the blocks that the known tokens fill, as far as they were needed.
@@ -67,7 +67,7 @@ impl Sequence {
             computed: 0,
             table: BlockTable::default(),
             root: request.cache_salt.as_deref().map_or(BlockHash::ROOT, BlockHash::root_of),
-            n_scored: 1,
+            n_read: 0,
             n_found: 0,
             names: Vec::new(),
             n_named: 0,
@@ -111,9 +111,21 @@ impl Sequence {
         self.n_generated() >= self.request.stop.max_tokens as usize || self.len() >= max_model_len
     }
 
-    /// Whether all of its prompt must be computed for it, as tokens that are found are not scored.
-    pub fn awaits_scores(&self) -> bool {
-        self.request.prompt_logprobs.is_some() && self.n_scored < self.prompt_len()
+    /// Rows of the prompt that are wanted and were not read.
+    pub fn rows_unread(&self) -> Range<usize> {
+        let Request { prompt_logprobs, pooling, .. } = &*self.request;
+        let wanted = match (prompt_logprobs, pooling) {
+            (Some(_), _) => 0..self.prompt_len() - 1,
+            (None, Some(pooling)) => pooling.rows(self.prompt_len()),
+            (None, None) => 0..0,
+        };
+        wanted.start.max(self.n_read)..wanted.end
+    }
+
+    /// Whether all of its prompt must be computed for it, as tokens that are found have no rows. The last one is never found.
+    pub fn awaits_rows(&self) -> bool {
+        let unread = self.rows_unread();
+        unread.start < unread.end.min(self.prompt_len() - 1)
     }
 
     /// Whether a token at this position is one of the first `min_tokens`: no end token may be sampled there.

@@ -140,7 +140,7 @@ impl Cache {
         let _absent = fs::remove_dir_all(&made);
         fs::create_dir_all(&made).map_err(FetchError::io("create", &made))?;
         for file in files {
-            let link = made.join(base_name(&file.path));
+            let link = made.join(link_name(&file.path));
             let blob = Path::new("../../blobs").join(file.digest.to_string());
             symlink(blob, &link).map_err(FetchError::io("link", link))?;
         }
@@ -254,7 +254,16 @@ pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// A file's name without the folders of its repository: a model is one folder.
+/// A file's name in the folder that a model is. Settings of a part of a model, `1_Pooling/config.json`, are not those of the model:
+/// their folder is a part of the name.
+fn link_name(path: &str) -> String {
+    match base_name(path) {
+        settings @ "config.json" if path != settings => path.replace('/', "-"),
+        name => name.to_owned(),
+    }
+}
+
+/// A file's name without the folders of its repository.
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }

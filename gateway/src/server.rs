@@ -24,12 +24,13 @@ use crate::{
 };
 
 /// What replicas answer.
-const FORWARDED: [&str; 8] = [
+const FORWARDED: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/embeddings",
     "/invocations",
     "/tokenize",
     "/detokenize",

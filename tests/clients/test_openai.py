@@ -4,6 +4,7 @@ STOKER_BASE_URL names the agent, e.g. http://127.0.0.1:8000, STOKER_ADMIN_URL it
 client; none looks at anything the client does not show.
 """
 
+import array
 import os
 import time
 import unittest
@@ -234,6 +235,54 @@ class Errors(unittest.TestCase):
     def test_models_are_listed(self):
         self.assertEqual([model.id for model in client().models.list()], [MODEL])
         self.assertEqual(client().models.retrieve(MODEL).id, MODEL)
+
+
+class Embeddings(unittest.TestCase):
+    def embed(self, texts, **options):
+        return client().embeddings.create(model=MODEL, input=texts, **options)
+
+    def test_each_text_gets_a_vector_of_length_one(self):
+        texts = ["Hello!", "What is 12 + 30?", "Hello!"]
+        answer = self.embed(texts)
+        vectors = [entry.embedding for entry in answer.data]
+        self.assertEqual([entry.index for entry in answer.data], [0, 1, 2])
+        self.assertEqual(vectors[0], vectors[2])
+        self.assertNotEqual(vectors[0], vectors[1])
+        for vector in vectors:
+            self.assertAlmostEqual(sum(value * value for value in vector), 1.0, places=4)
+        self.assertGreater(answer.usage.prompt_tokens, 3)
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens)
+        # The client asks for base64 unless it is told what it wants. Decimals are the shortest that name the same 32 bits.
+        decimals = [array.array("f", entry.embedding).tolist() for entry in self.embed(texts, encoding_format="float").data]
+        self.assertEqual(vectors, decimals)
+
+    def test_fewer_dimensions_are_the_first_ones_made_long_again(self):
+        whole, cut = (self.embed("Hello!", **options).data[0].embedding for options in ({}, {"dimensions": 8}))
+        length = sum(value * value for value in whole[:8]) ** 0.5
+        self.assertEqual(len(cut), 8)
+        for ours, expected in zip(cut, whole):
+            self.assertAlmostEqual(ours, expected / length, places=5)
+
+    def test_tokens_are_taken_as_texts_are(self):
+        by_text, by_tokens = (self.embed(value).data[0].embedding for value in ("Hello!", self.tokens("Hello!")))
+        self.assertEqual(by_text, by_tokens)
+
+    def tokens(self, text):
+        body = json.dumps({"prompt": text}).encode()
+        request = urllib.request.Request(f"{BASE_URL}/tokenize", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)["tokens"]
+
+    def test_more_texts_than_run_at_a_time_keep_their_order(self):
+        texts = [f"{n} + {n}" for n in range(300)]
+        vectors = [entry.embedding for entry in self.embed(texts).data]
+        self.assertEqual(vectors[7], self.embed("7 + 7").data[0].embedding)
+        self.assertEqual(vectors[299], self.embed("299 + 299").data[0].embedding)
+
+    def test_a_text_that_is_too_long_is_refused_by_name(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.embed("word " * 5000)
+        self.assertEqual((caught.exception.code, caught.exception.param), ("context_length_exceeded", "input"))
 
 
 class Responses(unittest.TestCase):

@@ -144,6 +144,8 @@ async fn answers_are_those_of_the_agent_byte_by_byte() -> Result<()> {
         ("/v1/messages", message),
         (CHAT, json!({"model": "ember", "messages": [{"role": "user", "content": 7}]})),
         ("/tokenize", json!({"model": "ember", "prompt": "Grüße, 世界!"})),
+        ("/v1/embeddings", json!({"model": "ember", "input": ["Grüße, 世界!", "Hello"]})),
+        ("/v1/embeddings", json!({"model": "ember", "input": []})),
     ] {
         let ask = async |base: &str| {
             let response = Client::new().post(format!("{base}{path}")).json(&body).send().await?;

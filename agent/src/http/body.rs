@@ -166,7 +166,9 @@ impl<A: Answer> Streaming<A> {
     fn encode(&mut self, index: u32, event: RequestEvent) -> Piece {
         let (reason, stop, usage) = match event {
             // Not asked for of a stream.
-            RequestEvent::Prompt(_) => return Piece { frames: Bytes::new(), mark: Mark::Nothing },
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {
+                return Piece { frames: Bytes::new(), mark: Mark::Nothing };
+            }
             RequestEvent::Delta { text, tokens, logprobs } => {
                 return self.delta(index, Fresh { text, tokens, logprobs });
             }

@@ -126,12 +126,9 @@ impl Choices {
         self.open.open.is_given_up()
     }
 
-    /// The error that the engine's failure is: of the replica, and then another one may be asked, or of the request.
+    /// The error that the engine's failure is.
     pub(crate) fn failed(&self, reason: &str) -> ApiError {
-        match self.is_given_up() && !self.open.open.has_no_engine() {
-            true => ApiError::given_up(reason),
-            false => ApiError::engine_failed(reason),
-        }
+        self.open.failed(reason)
     }
 
     /// By what replicas are told apart.
@@ -203,6 +200,8 @@ impl Collected {
         let completion = &mut self.completions[index as usize];
         match event {
             RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
+            // Of requests that ask for it, none of which is here.
+            RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { text, tokens, logprobs } => {
                 self.usage.note(index, &tokens);
                 completion.text.push_str(&text);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use stoker_engine::{TokenId, TokenLogprob};
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
         structure,
         usage::{UsageBody, UsageSum},
         whole::{Writing, whole},
+        wire_prompt::WirePrompt,
     },
     replica::{Replica, Served},
 };
@@ -144,49 +145,6 @@ impl TextForm {
             TokenLogprob { token: prompt[0], text: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob: 0.0 }
         };
         self.prompts.iter().map(spell).collect()
-    }
-}
-
-/// The four forms of `prompt`.
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a string, an array of strings, an array of token ids or an array of arrays of token ids"
-)]
-enum WirePrompt {
-    Text(String),
-    Tokens(Vec<TokenId>),
-    Texts(Vec<String>),
-    TokenLists(Vec<Vec<TokenId>>),
-}
-
-impl WirePrompt {
-    /// Prompts.
-    fn len(&self) -> usize {
-        match self {
-            Self::Text(_) | Self::Tokens(_) => 1,
-            Self::Texts(texts) => texts.len(),
-            Self::TokenLists(lists) => lists.len(),
-        }
-    }
-
-    fn texts(&self, served: &Served) -> Vec<String> {
-        let spell = |tokens: &Vec<TokenId>| served.engine.tokenizer().decode(tokens);
-        match self {
-            Self::Text(text) => vec![text.clone()],
-            Self::Texts(texts) => texts.clone(),
-            Self::Tokens(tokens) => vec![spell(tokens)],
-            Self::TokenLists(lists) => lists.iter().map(spell).collect(),
-        }
-    }
-
-    async fn tokens(self, served: &Arc<Served>, encoding: Encoding) -> Result<Vec<Vec<TokenId>>, ApiError> {
-        match self {
-            Self::Text(text) => generate::tokenize(served, vec![text], encoding).await,
-            Self::Texts(texts) => generate::tokenize(served, texts, encoding).await,
-            Self::Tokens(tokens) => Ok(vec![tokens]),
-            Self::TokenLists(lists) => Ok(lists),
-        }
     }
 }
 

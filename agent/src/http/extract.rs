@@ -60,6 +60,16 @@ pub(crate) struct Arrival {
     pub(crate) passage: Passage,
 }
 
+impl Arrival {
+    /// The error that the engine's failure is: of the replica, and then another one may be asked, or of the request.
+    pub(crate) fn failed(&self, reason: &str) -> ApiError {
+        match self.open.is_given_up() && !self.open.has_no_engine() {
+            true => ApiError::given_up(reason),
+            false => ApiError::engine_failed(reason),
+        }
+    }
+}
+
 impl FromRequest<Arc<Replica>> for Admitted {
     type Rejection = ApiError;
 

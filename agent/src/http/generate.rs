@@ -71,7 +71,7 @@ pub(crate) fn start(
 }
 
 /// Leaves one end of a prompt, if the client wants no more of it.
-fn keep(prompt: &mut Vec<TokenId>, truncate: Option<Truncation>, max_model_len: u32) {
+pub(crate) fn keep(prompt: &mut Vec<TokenId>, truncate: Option<Truncation>, max_model_len: u32) {
     let Some(Truncation { tokens, keeps }) = truncate else { return };
     let n_kept = (tokens.unwrap_or(max_model_len - 1) as usize).min(prompt.len());
     match keeps {
@@ -110,6 +110,7 @@ fn completions_of<'a>(
         logprobs: *logprobs,
         logprob_tokens: generation.logprob_tokens.clone(),
         prompt_logprobs: generation.prompt_logprobs,
+        pooling: None,
         priority: generation.priority,
         cache_salt: generation.cache_salt.clone(),
         resume: None,

@@ -8,6 +8,7 @@ mod chat;
 mod chat_answer;
 mod choices;
 mod completions;
+mod embeddings;
 mod error;
 mod extract;
 mod fields;
@@ -34,6 +35,7 @@ mod tokenize;
 mod tools;
 mod usage;
 mod whole;
+mod wire_prompt;
 
 use std::{sync::Arc, time::Instant};
 
@@ -67,6 +69,7 @@ pub fn router(replica: Arc<Replica>, pages: Router<Arc<Replica>>) -> Router {
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/invocations", post(invocations))

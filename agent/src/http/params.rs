@@ -243,7 +243,8 @@ fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
     fields.checked("request_id", "1 to 128 visible ASCII characters", is_name)
 }
 
-fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, FieldError> {
+/// How much of a prompt is kept, if not all.
+pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, FieldError> {
     let sent = fields.checked::<i64>("truncate_prompt_tokens", "-1, or 1 or more", |k| *k == -1 || *k > 0)?;
     let sides = |side: &String| ["left", "right"].contains(&side.as_str());
     let side = fields.checked("truncation_side", "`left` or `right`", sides)?;
@@ -261,20 +262,22 @@ fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u8>
     Ok(asked)
 }
 
-fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
+/// Among waiting and running requests.
+pub(crate) fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let sent = fields.checked::<i64>("priority", "a 32-bit integer", |sent| range.contains(sent))?;
     Ok(sent.map_or(0, |sent| sent as i32))
 }
 
-fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
+/// What a client tells its cached prompts apart by.
+pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
     let is_salt = |salt: &String| (1..=MAX_SALT_BYTES).contains(&salt.len());
     let sent = fields.checked("cache_salt", "a text of 1 to 1024 bytes", is_salt)?;
     Ok(sent.map(Arc::from))
 }
 
 /// Two pairs never look alike: a header has no NUL.
-fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
+pub(crate) fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
     match (outer, own) {
         (Some(outer), own) => Some(format!("{outer}\0{}", own.as_deref().unwrap_or_default()).into()),
         (None, own) => own,

@@ -178,6 +178,7 @@ async fn a_prompt_far_beyond_the_context_is_refused_by_its_beginning() {
         ("/v1/completions", json!({"prompt": ["short", text]}), "prompt"),
         ("/v1/chat/completions", message.clone(), "messages"),
         ("/tokenize", message, "messages"),
+        ("/v1/embeddings", json!({"input": text}), "input"),
     ] {
         let (status, answer) = agent.post(path, body).await;
         let error = &answer["error"];
@@ -187,6 +188,33 @@ async fn a_prompt_far_beyond_the_context_is_refused_by_its_beginning() {
         assert!(message.contains("maximum context length is 2048 tokens"), "{message}");
         assert!(message.contains("contains at least 14746 input tokens"), "one slice was read: {message}");
     }
+}
+
+#[tokio::test]
+async fn what_no_embedding_can_be_made_of_is_refused_by_name() {
+    let agent = Agent::new();
+    let texts = json!(vec!["x"; 2049]);
+    for (body, param, said) in [
+        (json!({}), "input", "is missing"),
+        (json!({"input": []}), "input", "at least one token"),
+        (json!({"input": ""}), "input", "empty"),
+        (json!({"input": ["", "x"]}), "input", "empty"),
+        (json!({"input": {"text": "x"}}), "input", "array of strings"),
+        (json!({"input": [70_000]}), "input", "outside the vocabulary"),
+        (json!({"input": texts}), "input", "at most 2048"),
+        (json!({"input": "x", "encoding_format": "int8"}), "encoding_format", "base64"),
+        (json!({"input": "x", "dimensions": 0}), "dimensions", "between 1 and"),
+        (json!({"input": "x", "dimensions": 2}), "dimensions", "between 1 and 1"),
+        (json!({"input": "x", "dimension": 1}), "dimension", "did you mean `dimensions`?"),
+        // The simulated device, as a GPU today.
+        (json!({"input": "x", "user": "me"}), "input", "does not compute embeddings"),
+    ] {
+        let (status, answer) = agent.post("/v1/embeddings", body).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(said), "{said}: {answer}");
+    }
+    let (status, _) = agent.post("/v1/embeddings", json!({"model": "other", "input": "x"})).await;
+    assert_eq!(status, 404);
 }
 
 #[tokio::test]

@@ -2,12 +2,12 @@
 
 mod cpu;
 pub mod cuda;
-mod score;
+mod rows;
 pub mod sim;
 
 pub(crate) use cpu::CacheSize;
 pub use cpu::{CpuExecutor, Passage, ProjectionInput};
-pub use score::{Abilities, Score, ScoreSpec};
+pub use rows::{Abilities, RowsRead, RowsSpec, RowsWanted, Score};
 
 use crate::{
     constraint::Masks,
@@ -38,14 +38,14 @@ pub trait Executor: Send {
         Abilities::default()
     }
 
-    /// Asks the step that is launched next also for log-probabilities of tokens of prompts; called only if it is able to
-    /// give them, and for a step that wants some.
-    fn score(&mut self, wanted: Vec<ScoreSpec>) {
+    /// Asks the step that is launched next also for what rows of prompts hold; called only if it is able to give that, and for a
+    /// step that wants some.
+    fn read(&mut self, wanted: Vec<RowsSpec>) {
         unreachable!("{wanted:?} was refused")
     }
 
-    /// Those of the step finished last, one list for each that was wanted.
-    fn take_scores(&mut self) -> Vec<Vec<Score>> {
+    /// What those of the step finished last hold, one entry for each that was wanted.
+    fn take_read(&mut self) -> Vec<RowsRead> {
         Vec::new()
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use stoker_fit::model::Fields;
 
 use super::{ModelConfig, ModelError, ModelSource, gguf::Gguf};
-use crate::{info::GenerationDefaults, request::TokenId, text::Tokenizer};
+use crate::{info::GenerationDefaults, pooling::EmbeddingForm, request::TokenId, text::Tokenizer};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
@@ -29,6 +29,8 @@ pub struct ModelAssets {
     pub eos: Vec<TokenId>,
     /// Sampling defaults.
     pub defaults: GenerationDefaults,
+    /// How embeddings are made.
+    pub embedding: EmbeddingForm,
 }
 
 /// A model's chat templates (Jinja).
@@ -55,6 +57,7 @@ impl ModelAssets {
             eos_token: token_text(settings.get("eos_token"), || spelled(eos.first())),
             eos,
             defaults,
+            embedding: EmbeddingForm::open(source)?,
             tokenizer,
         })
     }
@@ -71,6 +74,7 @@ impl ModelAssets {
             eos_token: gguf.token(gguf.value("tokenizer.ggml.eos_token_id")),
             eos: config.eos_token_ids.clone(),
             defaults: GenerationDefaults::default(),
+            embedding: EmbeddingForm::default(),
             tokenizer,
         })
     }

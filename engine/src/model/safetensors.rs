@@ -41,7 +41,19 @@ pub(super) fn open(source: &ModelSource) -> Result<WeightStore, ModelError> {
     for file in files {
         tensors.extend(open_file(source, &file)?);
     }
-    Ok(WeightStore::new(tensors, source.display(whole), CheckpointFormat::HuggingFace))
+    Ok(WeightStore::new(with_full_names(tensors), source.display(whole), CheckpointFormat::HuggingFace))
+}
+
+/// Embedding models are often saved without the part that predicts tokens, and then their tensors are not named below `model`.
+fn with_full_names(tensors: BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
+    if !tensors.contains_key("embed_tokens.weight") {
+        return tensors;
+    }
+    let full = |(name, tensor): (String, Tensor)| {
+        let name = if name.starts_with("lm_head.") { name } else { format!("model.{name}") };
+        (name.clone(), Tensor { name, ..tensor })
+    };
+    tensors.into_iter().map(full).collect()
 }
 
 /// The files an index names. A name with a path in it would lead out of the model's directory.

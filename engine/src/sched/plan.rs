@@ -207,7 +207,7 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
         if sequence.in_flight > 0 {
             return;
         }
-        let may_share = limits.prefix_caching && !sequence.awaits_scores();
+        let may_share = limits.prefix_caching && !sequence.awaits_rows();
         let found = if may_share { prefix::find(sequence, pool, limits) } else { Vec::new() };
         if !fits(sequence, &found, running.len(), pool) || !can_stay(idx, &found, state, limits) {
             return;

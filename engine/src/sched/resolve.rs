@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::{SchedLimits, SchedState, Started, StepPlan, prefix};
 use crate::{
-    exec::Score,
+    exec::RowsRead,
     kv::BlockPool,
     request::{FinishReason, RequestId, TokenId},
     sequence::Sequence,
@@ -75,8 +75,8 @@ pub struct StepEffects {
     pub preempted: Vec<RequestId>,
     /// New tokens, at most one a sequence.
     pub tokens: Vec<SampledToken>,
-    /// Log-probabilities of prompts, in the order of their tokens.
-    pub scores: Vec<(RequestId, Vec<Score>)>,
+    /// What rows of prompts hold, in the order of their tokens.
+    pub read: Vec<(RequestId, RowsRead)>,
     /// Sequences that ended; their blocks are free again.
     pub ended: Vec<Ended>,
 }

@@ -55,7 +55,7 @@ pub(crate) fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String) {
     let (mut all, mut whole) = (Vec::new(), String::new());
     while let Some(event) = stream.blocking_next() {
         match event {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { text, tokens, .. } => {
                 all.extend(tokens);
                 whole.push_str(&text);

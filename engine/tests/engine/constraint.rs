@@ -86,7 +86,7 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason) {
     let mut all = Vec::new();
     loop {
         match stream.blocking_next().expect("a terminal comes") {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { tokens, .. } => all.extend(tokens),
             RequestEvent::Finished { reason, .. } => return (all, reason),
         }

@@ -90,7 +90,7 @@ fn read(mut stream: RequestStream) -> (Answer, Usage) {
     let mut answer = Answer { tokens: Vec::new(), logprobs: Vec::new() };
     while let Some(event) = stream.blocking_next() {
         match event {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { tokens, logprobs, .. } => {
                 answer.tokens.extend(tokens);
                 answer.logprobs.extend(logprobs.iter().flat_map(logprob_bits));

@@ -64,7 +64,7 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, String, FinishReason) {
     let (mut all, mut whole) = (Vec::new(), String::new());
     loop {
         match stream.blocking_next().expect("a terminal comes") {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { text, tokens, .. } => {
                 all.extend(tokens);
                 whole.push_str(&text);

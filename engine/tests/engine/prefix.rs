@@ -22,7 +22,7 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, Usage) {
     let mut all = Vec::new();
     loop {
         match stream.blocking_next().expect("a terminal comes") {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { tokens, .. } => all.extend(tokens),
             RequestEvent::Finished { usage, .. } => return (all, usage),
         }

@@ -15,7 +15,7 @@ fn scored(engine: &EngineHandle, request: Request) -> (Vec<PromptPosition>, Vec<
                 told = positions;
             }
             RequestEvent::Delta { tokens, .. } => generated.extend(tokens),
-            RequestEvent::Finished { .. } => {}
+            RequestEvent::Embedding(_) | RequestEvent::Finished { .. } => {}
         }
     }
     (told, generated)

@@ -25,7 +25,7 @@ fn read_all(mut stream: RequestStream) -> (String, RequestEvent) {
     let mut text = String::new();
     while let Some(event) = stream.blocking_next() {
         match event {
-            RequestEvent::Prompt(_) => {}
+            RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {}
             RequestEvent::Delta { text: piece, .. } => text.push_str(&piece),
             terminal => {
                 assert_eq!(stream.blocking_next(), None, "nothing follows the terminal");

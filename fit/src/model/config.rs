@@ -208,7 +208,9 @@ fn family_of(fields: &Fields) -> Result<&'static Family, ModelError> {
     let architectures = fields.get("architectures").and_then(Value::as_array);
     let found = architectures.and_then(|names| names.first()?.as_str());
     let found = found.ok_or_else(|| fields.error("architectures", "names no architecture".into()))?;
-    let family = FAMILIES.iter().find(|family| family.architecture == found);
+    // Embedding models are often saved without the part that predicts tokens.
+    let whole = found.strip_suffix("Model").map(|name| format!("{name}ForCausalLM"));
+    let family = FAMILIES.iter().find(|family| family.architecture == whole.as_deref().unwrap_or(found));
     family.copied().ok_or_else(|| ModelError::UnsupportedArchitecture {
         file: fields.file().into(),
         found: found.into(),

@@ -173,9 +173,14 @@ impl Decoder {
         norm_if(ops, &output, &layer.after_feed_forward, &spec.after).unwrap_or(output)
     }
 
+    /// What the last norm gives for some of those rows.
+    pub(super) fn outputs(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
+        ops.rms_norm(&ops.rows(hidden, rows), &self.norm, self.spec.norm.eps)
+    }
+
     /// The logits of some of those rows.
     pub(super) fn logits(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
-        let normed = ops.rms_norm(&ops.rows(hidden, rows), &self.norm, self.spec.norm.eps);
+        let normed = self.outputs(ops, hidden, rows);
         let [logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or(&self.embedding), None)]);
         let mut logits = self.meeting.join(logits);
         if let Some(cap) = self.spec.head.softcap {

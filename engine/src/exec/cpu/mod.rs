@@ -10,7 +10,7 @@ use decoder::Decoder;
 pub use decoder::ProjectionInput;
 use meeting::Meeting;
 
-use super::{Abilities, ExecError, Executor, Score, ScoreSpec};
+use super::{Abilities, ExecError, Executor, RowsRead, RowsSpec, RowsWanted, Score};
 use stoker_fit::host::SCORED_ROWS;
 
 use crate::{
@@ -37,9 +37,9 @@ pub struct CpuExecutor {
     last_tokens: Vec<TokenId>,
     /// Its draws that wait for their masks.
     unmasked: Vec<Unmasked>,
-    /// Log-probabilities that the next step is asked for, and those of the last one.
-    wanted: Vec<ScoreSpec>,
-    scores: Vec<Vec<Score>>,
+    /// Rows that the next step is asked for, and what those of the last one hold.
+    wanted: Vec<RowsSpec>,
+    read: Vec<RowsRead>,
 }
 
 /// A model or a rank's share of one, its KV cache and the threads that compute it.
@@ -128,7 +128,7 @@ impl CpuExecutor {
             last_tokens: Vec::new(),
             unmasked: Vec::new(),
             wanted: Vec::new(),
-            scores: Vec::new(),
+            read: Vec::new(),
         })
     }
 
@@ -190,11 +190,11 @@ impl CpuExecutor {
     }
 
     fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
-        self.logits_and_scores(inputs, &[]).0
+        self.logits_and_rows(inputs, &[]).0
     }
 
     /// What every rank computes, of the first.
-    fn logits_and_scores(&mut self, inputs: &BatchInputs, wanted: &[ScoreSpec]) -> (Vec<f32>, Vec<Vec<Score>>) {
+    fn logits_and_rows(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Vec<f32>, Vec<RowsRead>) {
         let mut results: Vec<_> = self.ranks.iter_mut().map(|rank| (rank, None)).collect();
         self.threads.for_each(&mut results, |_, (rank, result)| *result = Some(rank.compute(inputs, wanted)));
         results.into_iter().find_map(|(_, result)| result).expect("there is a rank")
@@ -202,26 +202,34 @@ impl CpuExecutor {
 }
 
 impl CpuRank {
-    fn compute(&mut self, inputs: &BatchInputs, wanted: &[ScoreSpec]) -> (Vec<f32>, Vec<Vec<Score>>) {
+    fn compute(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Vec<f32>, Vec<RowsRead>) {
         let Self { model, ops, cache, .. } = self;
         let hidden = model.hidden(ops, cache, inputs);
-        let scores = |spec: &ScoreSpec| {
+        let read = |spec: &RowsSpec| {
             let first = inputs.cu_seqlens[spec.chunk_idx] + spec.first_row as u32;
-            self.scores_of(&hidden, first, spec)
+            match &spec.wanted {
+                RowsWanted::Scores { tokens, k } => RowsRead::Scores(self.scores_of(&hidden, first, tokens, *k)),
+                RowsWanted::Outputs { n_rows } => self.outputs_of(&hidden, (first..).take(*n_rows).collect()),
+            }
         };
-        let scores = wanted.iter().map(scores).collect();
-        (self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values, scores)
+        let read = wanted.iter().map(read).collect();
+        (self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values, read)
+    }
+
+    fn outputs_of(&mut self, hidden: &CpuTensor, rows: Vec<u32>) -> RowsRead {
+        let outputs = self.model.outputs(&mut self.ops, hidden, &rows);
+        RowsRead::Outputs { width: outputs.values.len() / rows.len(), values: outputs.values }
     }
 
     /// Few rows at a time: their logits are as large as the vocabulary.
-    fn scores_of(&mut self, hidden: &CpuTensor, first: u32, spec: &ScoreSpec) -> Vec<Score> {
-        let rows: Vec<u32> = (first..).take(spec.tokens.len()).collect();
+    fn scores_of(&mut self, hidden: &CpuTensor, first: u32, tokens: &[TokenId], k: u8) -> Vec<Score> {
+        let rows: Vec<u32> = (first..).take(tokens.len()).collect();
         let mut scores = Vec::with_capacity(rows.len());
-        for (rows, tokens) in rows.chunks(SCORED_ROWS).zip(spec.tokens.chunks(SCORED_ROWS)) {
+        for (rows, tokens) in rows.chunks(SCORED_ROWS).zip(tokens.chunks(SCORED_ROWS)) {
             let logits = self.model.logits(&mut self.ops, hidden, rows).values;
             let mut scored = vec![None; tokens.len()];
             self.ops.pool().for_each(&mut scored, |row, score| {
-                *score = Some(Score::new(row_of(&logits, row, self.vocab_size), tokens[row], spec.k));
+                *score = Some(Score::new(row_of(&logits, row, self.vocab_size), tokens[row], k));
             });
             scores.extend(scored.into_iter().flatten());
         }
@@ -239,12 +247,12 @@ impl Executor for CpuExecutor {
         Abilities::ALL
     }
 
-    fn score(&mut self, wanted: Vec<ScoreSpec>) {
+    fn read(&mut self, wanted: Vec<RowsSpec>) {
         self.wanted = wanted;
     }
 
-    fn take_scores(&mut self) -> Vec<Vec<Score>> {
-        std::mem::take(&mut self.scores)
+    fn take_read(&mut self) -> Vec<RowsRead> {
+        std::mem::take(&mut self.read)
     }
 
     /// Computes the whole step: the compute threads are the CPUs that the host would need for anything else.
@@ -254,8 +262,8 @@ impl Executor for CpuExecutor {
             inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
         }
         let wanted = std::mem::take(&mut self.wanted);
-        let (logits, scores) = self.logits_and_scores(&inputs, &wanted);
-        self.scores.extend(scores);
+        let (logits, read) = self.logits_and_rows(&inputs, &wanted);
+        self.read.extend(read);
         let histories: Vec<Cow<'_, [TokenId]>> = step.chunks.iter().map(|chunk| self.history(chunk)).collect();
         let specs = step.chunks.iter().zip(&histories);
         let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));

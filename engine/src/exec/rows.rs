@@ -1,5 +1,5 @@
-//! Log-probabilities of tokens that were given rather than drawn: which rows of a step are wanted, and what they hold.
-//! Decides nothing about requests.
+//! What rows of a prompt hold beside the next token: log-probabilities of tokens that were given rather than drawn, or the model's
+//! outputs. Decides nothing about requests.
 
 use crate::{
     request::{RejectReason, Request, TokenId},
@@ -10,19 +10,22 @@ use crate::{
 /// What an executor gives beside tokens. What it does not give is refused when it is asked for.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Abilities {
-    /// Log-probabilities of a prompt's own tokens: [`Executor::score`](super::Executor::score) works.
-    pub scores_prompts: bool,
+    /// Log-probabilities of a prompt's own tokens, and its embedding: [`Executor::read`](super::Executor::read) works.
+    pub reads_prompts: bool,
     /// Log-probabilities of the tokens that [`Request::logprob_tokens`] names.
     pub names_logprobs: bool,
 }
 
 impl Abilities {
     /// All that there is.
-    pub const ALL: Self = Self { scores_prompts: true, names_logprobs: true };
+    pub const ALL: Self = Self { reads_prompts: true, names_logprobs: true };
 
     /// Refuses a request for what is not there.
     pub(crate) fn check(&self, request: &Request) -> Result<(), RejectReason> {
-        if request.prompt_logprobs.is_some() && !self.scores_prompts {
+        if request.pooling.is_some() && !self.reads_prompts {
+            return Err(RejectReason::NotOnThisDevice { asked: "embeddings", field: "input" });
+        }
+        if request.prompt_logprobs.is_some() && !self.reads_prompts {
             let (asked, field) = ("log-probabilities of prompts", "prompt_logprobs");
             return Err(RejectReason::NotOnThisDevice { asked, field });
         }
@@ -36,15 +39,44 @@ impl Abilities {
 
 /// Consecutive rows of one chunk that are wanted.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ScoreSpec {
+pub struct RowsSpec {
     /// Which of the step's chunks.
     pub chunk_idx: usize,
     /// The first of the chunk's rows.
     pub first_row: usize,
-    /// What stands behind each of them in the prompt.
-    pub tokens: Vec<TokenId>,
-    /// Likeliest tokens wanted beside.
-    pub k: u8,
+    /// What of them.
+    pub wanted: RowsWanted,
+}
+
+/// What is wanted of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowsWanted {
+    /// How likely tokens were.
+    Scores {
+        /// What stands behind each row in the prompt.
+        tokens: Vec<TokenId>,
+        /// Likeliest tokens wanted beside.
+        k: u8,
+    },
+    /// What the model's last norm gives.
+    Outputs {
+        /// How many rows.
+        n_rows: usize,
+    },
+}
+
+/// What rows hold.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowsRead {
+    /// One entry a row.
+    Scores(Vec<Score>),
+    /// `[n_rows, width]`, row after row.
+    Outputs {
+        /// All of them.
+        values: Vec<f32>,
+        /// The model's hidden size.
+        width: usize,
+    },
 }
 
 /// What a row says of the token behind it.
