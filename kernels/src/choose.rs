@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use stoker_fit::gpu::WIDENED_ROWS_MIN;
 pub use stoker_fit::gpu::WeightFormat;
 
 use crate::{
@@ -34,6 +35,15 @@ pub enum Prologue {
     Plain,
     /// The weighted residual that an [`Epilogue::Update`] left: sums are scaled by the norm's factor of their row.
     NormScaled,
+}
+
+/// Who makes rows of e4m3 that are multiplied.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum QuantisedBy {
+    /// The norm in front, as it leaves them.
+    Norm,
+    /// A launch of its own.
+    Launch,
 }
 
 /// What the bits of a row may depend on.
@@ -80,7 +90,11 @@ enum Rows {
 }
 
 const FEW_ROWS_MAX: usize = 32;
+/// Depths that are multiplied in e4m3 are multiples of this.
+const E4M3_WHOLE: usize = 16;
 const MANY_ROWS_MIN: usize = 512;
+/// As [`WIDENED_ROWS_MIN`], where rows of x are quantised by a launch of its own.
+const WIDENED_APART_ROWS_MIN: usize = 384;
 
 impl Rows {
     fn of(m: usize) -> Self {
@@ -150,6 +164,24 @@ impl Chip {
     /// Chooses this for the GEMM from now on.
     pub fn set_measured(&mut self, desc: GemmDesc, entry: Entry) {
         self.table.set(self.numerics, desc, entry);
+    }
+
+    /// What weights that are stored so are when they are multiplied with: those of four bits become e4m3 where rows are so many that
+    /// products are bound by arithmetic, which takes half as long then. Not where a row's bits may not depend on how many there are.
+    ///
+    /// On an H200 widening and multiplying take as long as multiplying codes at some 200 rows of the projections of an 8B model (decision
+    /// 0015); what rows of x cost to quantise comes on top.
+    pub fn multiplied_as(&self, stored: WeightFormat, shape: GemmShape, by: QuantisedBy) -> WeightFormat {
+        let rows_min = match by {
+            QuantisedBy::Norm => WIDENED_ROWS_MIN,
+            QuantisedBy::Launch => WIDENED_APART_ROWS_MIN,
+        };
+        let is_whole = shape.k.is_multiple_of(E4M3_WHOLE);
+        let is_faster = shape.m >= rows_min && self.is_hopper() && self.numerics == Numerics::Fastest;
+        match stored {
+            WeightFormat::Int4 if is_whole && is_faster => WeightFormat::E4m3,
+            _ => stored,
+        }
     }
 
     /// Who multiplies. None: no kernel of this chip does that in one launch, or the parts of it in launches of their own are faster.
@@ -366,8 +398,7 @@ impl GemmKernel {
     }
 
     fn fits_e4m3(self, desc: GemmDesc) -> bool {
-        const WHOLE: usize = 16;
-        let is_whole = desc.shape.k.is_multiple_of(WHOLE);
+        let is_whole = desc.shape.k.is_multiple_of(E4M3_WHOLE);
         match self {
             Self::Skinny(_) => is_whole && desc.shape.m <= SKINNY_ROWS_MAX && desc.epilogue != Epilogue::F32,
             Self::Tiled(tile) => {

@@ -65,6 +65,7 @@ entries! {
     GatherLogits = "reduce" "gather_logits",
     QuantiseRowsV1 = "quantise_rows" "quantise_rows_v1",
     QuantiseRowsV4 = "quantise_rows" "quantise_rows_v4",
+    WidenInt4 = "widen_int4" "widen_int4",
     AnyNormV1 = "rms_norm" "rms_norm_any_v1",
     AnyNormV4 = "rms_norm" "rms_norm_any_v4",
     AddBias = "add_bias" "add_bias",

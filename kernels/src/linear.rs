@@ -45,6 +45,17 @@ pub struct Quantised<'a> {
     pub values: CudaView<'a, u8>,
     /// One a row.
     pub scales: CudaView<'a, f32>,
+    /// When.
+    pub written: Written,
+}
+
+/// When rows were written: weights that are constant a product asks for before the kernels in front of it have ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Written {
+    /// Before the first step.
+    AtStart,
+    /// By a kernel of the step.
+    Lately,
 }
 
 impl<'a> From<CudaView<'a, bf16>> for Operand<'a> {
@@ -63,6 +74,14 @@ impl Operand<'_> {
         }
     }
 
+    /// The plan, changed where weights are not to be asked for ahead.
+    pub(crate) fn awaited(&self, plan: &GemmPlan) -> GemmPlan {
+        match self {
+            Self::E4m3(Quantised { written: Written::Lately, .. }) => plan.waiting(),
+            Self::Bf16(_) | Self::E4m3(_) | Self::Int4(_) => *plan,
+        }
+    }
+
     /// Exactly so many rows and columns.
     pub(crate) fn check(
         &self,
@@ -72,7 +91,7 @@ impl Operand<'_> {
     ) -> Result<(), KernelError> {
         match self {
             Self::Bf16(values) => check_len(op, what, values.len(), rows * width),
-            Self::E4m3(Quantised { values, scales }) => {
+            Self::E4m3(Quantised { values, scales, .. }) => {
                 check_len(op, what, values.len(), rows * width)?;
                 check_len(op, "scales", scales.len(), rows)
             }

@@ -6,8 +6,9 @@ use half::bf16;
 
 use crate::{
     Device, KernelError, Kernels, check_len, check_room,
+    int4::Int4View,
     launch::{self, Residual, Rows, refused},
-    linear::Quantised,
+    linear::{Quantised, Written},
 };
 
 /// The largest number of e4m3.
@@ -56,6 +57,15 @@ pub struct QuantisedNorm<'a> {
     pub eps: f32,
 }
 
+/// Weights of four bits to e4m3 with a scale an output, by the formula of `csrc/widen_int4.cu`.
+#[derive(Debug)]
+pub struct WidenInt4<'a> {
+    /// Outputs.
+    pub out: QuantisedMut<'a>,
+    /// As many; their depth is a multiple of 16.
+    pub w: Int4View<'a>,
+}
+
 impl QuantisedRows {
     /// Zeros, of so many values in so many rows at the most.
     pub fn zeros(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
@@ -90,14 +100,15 @@ impl QuantisedRows {
         &self.scales
     }
 
-    /// The first rows, of this width.
+    /// The first rows, of this width, which the step has written.
     pub fn rows(&self, n_rows: usize, width: usize) -> Quantised<'_> {
-        Quantised { values: self.values.slice(..n_rows * width), scales: self.scales.slice(..n_rows) }
+        let (values, scales) = (self.values.slice(..n_rows * width), self.scales.slice(..n_rows));
+        Quantised { values, scales, written: Written::Lately }
     }
 
-    /// All.
+    /// All, which no step writes.
     pub fn all(&self) -> Quantised<'_> {
-        Quantised { values: self.values.as_view(), scales: self.scales.as_view() }
+        Quantised { values: self.values.as_view(), scales: self.scales.as_view(), written: Written::AtStart }
     }
 
     /// The first rows, of this width, to be written.
@@ -132,6 +143,19 @@ impl Kernels {
             None => launch,
         };
         launch.read(&x).read(&weight).int(rows.width / 8).float(eps).start()
+    }
+
+    /// Widens weights.
+    pub fn widen_int4(&self, op: WidenInt4<'_>) -> Result<(), KernelError> {
+        const OP: &str = "widen_int4";
+        let WidenInt4 { mut out, w: Int4View { layout, codes, groups } } = op;
+        let (config, n_chunks) = launch::widen_int4(layout)?;
+        check_len(OP, "out", out.values.len(), layout.n * layout.k)?;
+        check_room(OP, "scales", out.scales.len(), layout.n)?;
+        check_len(OP, "codes", codes.len(), layout.n_code_words())?;
+        check_len(OP, "groups", groups.len(), layout.n_group_words())?;
+        let launch = self.functions.launch(OP, config).write(&mut out.values).write(&mut out.scales);
+        layout.pass(launch.read(&codes).read(&groups)).int(layout.n).int(layout.k).int(n_chunks).start()
     }
 }
 

@@ -44,6 +44,24 @@ pub fn quantise_rows(x: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
     (rows.concat(), scales)
 }
 
+/// Weights of four bits as e4m3, and the scale of each output, by codes, and scale and zero point of each group of an output: the scale
+/// is by the largest that codes may stand for.
+pub fn widened_int4(codes: &[u8], groups: &[(f32, u8)], (k, group): (usize, usize)) -> (Vec<f32>, Vec<f32>) {
+    let n_groups = k.div_ceil(group);
+    let output = |(codes, groups): (&[u8], &[(f32, u8)])| {
+        let largest = |(scale, zero): &(f32, u8)| scale.abs() * f32::from((*zero).max(15 - zero));
+        let largest = groups.iter().map(largest).fold(0.0, f32::max);
+        let row_scale = if largest > 0.0 { largest / E4M3_MAX } else { 1.0 };
+        let number = |(at, code): (usize, &u8)| {
+            let (scale, zero) = groups[at / group];
+            e4m3((f32::from(*code) - f32::from(zero)) * (scale / row_scale))
+        };
+        (codes.iter().enumerate().map(number).collect::<Vec<_>>(), row_scale)
+    };
+    let (outputs, scales): (Vec<_>, Vec<_>) = codes.chunks(k).zip(groups.chunks(n_groups)).map(output).unzip();
+    (outputs.concat(), scales)
+}
+
 /// Rows of the table; zeros for a token outside it.
 pub fn embed(table: &[f32], tokens: &[u32], width: usize) -> Vec<f32> {
     let zeros = vec![0.0; width];
@@ -366,6 +384,16 @@ mod tests {
     fn a_row_has_one_scale_and_a_row_of_zeros_has_one_too() {
         let (numbers, scales) = quantise_rows(&[1.0, -2.0, 0.0, 0.0], 2);
         assert_eq!((numbers, scales), (vec![224.0, -448.0, 0.0, 0.0], vec![2.0 / 448.0, 1.0]));
+    }
+
+    #[test]
+    fn four_bits_are_widened_by_the_largest_that_their_codes_may_stand_for() {
+        // The largest are 15 * 2 of the first output, 9 * 1 of the second.
+        let (numbers, scales) =
+            widened_int4(&[0, 15, 8, 2, 6, 9, 0, 6], &[(2.0, 0), (-1.0, 8), (0.5, 6), (1.0, 6)], (4, 2));
+        assert_eq!(scales, [30.0 / 448.0, 9.0 / 448.0]);
+        // -1 * (2 - 8) of 30 is 89.6: of numbers 8 apart from each other the nearest is 88.
+        assert_eq!(numbers, [0.0, 448.0, 0.0, 88.0, 0.0, e4m3(74.666), -288.0, 0.0]);
     }
 
     #[test]

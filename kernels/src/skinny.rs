@@ -105,7 +105,7 @@ impl Kernels {
 fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Bf16(w) => launch.read(w),
-        Operand::E4m3(Quantised { values, scales }) => launch.read(values).read(scales),
+        Operand::E4m3(Quantised { values, scales, .. }) => launch.read(values).read(scales),
         Operand::Int4(_) => unreachable!("refused with the launch's shape"),
     }
 }

@@ -51,7 +51,8 @@ fatbins!(
     "skinny_gemm",
     "skinny_gemm_sm90",
     "softcap",
-    "unpack_blocks"
+    "unpack_blocks",
+    "widen_int4"
 );
 
 /// A kernel takes this many arguments at most.
@@ -326,4 +327,17 @@ fn overlap_attribute() -> sys::CUlaunchAttribute {
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
     attribute
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_module_of_every_entry_is_embedded() {
+        for entry in Entry::ALL {
+            let module = entry.module();
+            assert!(FATBINS.iter().any(|(name, _)| *name == module), "{module} of {entry:?}");
+        }
+    }
 }

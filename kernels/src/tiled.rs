@@ -62,6 +62,7 @@ impl Kernels {
     fn gemm_by(&self, mut op: Linear<'_>, scale: Option<RowScale<'_>>, plan: &GemmPlan) -> Result<(), KernelError> {
         let GemmShape { m, n, k } = op.shape;
         linear::check(OP, &op)?;
+        let plan = &op.w.awaited(plan);
         let maps = self.maps(&op.w, &op.x, op.shape, plan)?;
         let stream = self.device().stream();
         let y = match &mut op.y {

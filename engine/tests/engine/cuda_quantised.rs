@@ -10,9 +10,13 @@ use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, KvCacheDtype, LoadedModel, Quantization,
     SamplingParams, exec::cuda::CudaModel,
 };
+use stoker_fit::gpu::WIDENED_ROWS_MIN;
 use stoker_kernels::{bf16, reference};
 
 use crate::{common, cuda, goldens::difference, quantised};
+
+/// Rows of a step in which weights of four bits are widened, by norms and by launches of their own, and that no tile divides.
+const N_ROWS: usize = 2 * WIDENED_ROWS_MIN - 64;
 
 fn config(quantization: Option<Quantization>) -> EngineConfig {
     let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), quantization, ..EngineLimits::default() };
@@ -114,6 +118,35 @@ fn checkpoints_of_every_format_give_a_row_alone_what_the_cpu_gives_it() {
             assert!(cuda::is_hopper() == (weights < 2 * n_params), "{name}: {weights} bytes");
         }
         assert!(mean < 0.1, "{name}: {mean}");
+    }
+}
+
+#[test]
+fn four_bits_that_are_widened_for_many_rows_stay_near() {
+    if !cuda::has_hopper("four_bits_that_are_widened_for_many_rows_stay_near") {
+        return;
+    }
+    for name in FOUR_BITS {
+        let checkpoint = quantised::Checkpoint::of(name);
+        let seen = checkpoint.golden.tokens("/tokens");
+        let tokens: Vec<_> = seen.iter().copied().cycle().take(N_ROWS).collect();
+        let limits = EngineLimits {
+            max_model_len: Some(N_ROWS as u32),
+            max_num_seqs: Some(N_ROWS as u32),
+            max_batched_tokens: Some(N_ROWS as u32),
+            ..EngineLimits::default()
+        };
+        let config = common::config(checkpoint.path(), limits);
+        let expected = LoadedModel::open(&config, &|_| {}).unwrap().executor.teacher_forced_logits(&tokens, N_ROWS);
+        let mut gpu = CudaModel::open(&EngineConfig { device: DeviceChoice::Cuda(0), ..config }, 0, &|_| {}).unwrap();
+        let mut mean = |chunk_len| {
+            let found = gpu.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+            found.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64
+        };
+        let (few, many) = (mean(64), mean(N_ROWS));
+        println!("{name}: {few:.2e} of the largest logit by codes, {many:.2e} widened");
+        // Both operands have three digits behind the first, then.
+        assert!(few < 0.04 && many > few && many < 0.2, "{name}: {few:.2e} {many:.2e}");
     }
 }
 

@@ -17,6 +17,8 @@ pub const WORKSPACE_BYTES: usize = 32 << 20;
 pub const TILES_MAX: usize = 65_535;
 /// Times that a token may occur in a completion: what the bits of a mark count.
 pub const COUNT_MAX: usize = (1 << 20) - 1;
+/// Rows from which weights of four bits are widened to e4m3 for a product.
+pub const WIDENED_ROWS_MIN: usize = 256;
 /// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
 pub const UPDATE_ROWS_MAX: usize = 128;
 /// Values of the residual stream whose squares an update adds up at the least.
@@ -127,7 +129,8 @@ impl Capacity {
         let inputs = self.input_words + newcomer_words(self.max_history) + mask_input_words(self.max_sampled, vocab);
         let angles = 4 * sizes.n_rope_sets * self.max_model_len * heads.dim;
         let squares = 4 * UPDATE_ROWS_MAX * norm_tiles(hidden);
-        let (quantised, scales) = self.quantised_rows(sizes);
+        let (rows, widened) = (self.quantised_rows(sizes), self.widened(sizes));
+        let (quantised, scales) = (rows.0 + widened.0, rows.1 + widened.1);
         let shared = self.exchange(sizes, sizes.rank.of).map_or(0, |size| size.bytes());
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
@@ -156,9 +159,19 @@ impl Capacity {
     /// Values and rows that are quantised at once, at the most.
     pub fn quantised_rows(&self, sizes: &DecoderSizes) -> (usize, usize) {
         match sizes.projections {
+            WeightFormat::Int4 if self.widens(sizes) => (self.max_rows * sizes.widest_input(), self.max_rows),
             WeightFormat::Bf16 | WeightFormat::Int4 => (0, 0),
             WeightFormat::E4m3 => (self.max_rows * sizes.widest_input(), self.max_rows),
         }
+    }
+
+    /// Values and outputs of the projection that is widened from four bits to e4m3 for a product, at the most.
+    pub fn widened(&self, sizes: &DecoderSizes) -> (usize, usize) {
+        if self.widens(sizes) { (sizes.largest_projection(), sizes.most_outputs()) } else { (0, 0) }
+    }
+
+    fn widens(&self, sizes: &DecoderSizes) -> bool {
+        sizes.projections == WeightFormat::Int4 && self.max_rows >= WIDENED_ROWS_MIN
     }
 
     /// Words that a step's results take: tokens, then log-probabilities.

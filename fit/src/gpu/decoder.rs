@@ -113,10 +113,26 @@ impl DecoderSizes {
         self.hidden.max(self.attended_width()).max(self.inner)
     }
 
+    /// Numbers of the largest projection.
+    pub fn largest_projection(&self) -> usize {
+        self.projections().into_iter().map(|[n, k]| n * k).max().unwrap_or(0)
+    }
+
+    /// Outputs of the projection that has most.
+    pub fn most_outputs(&self) -> usize {
+        self.projections().into_iter().map(|[n, _]| n).max().unwrap_or(0)
+    }
+
     /// Numbers of a layer's projections.
     fn layer_values(&self) -> usize {
+        self.projections().into_iter().map(|[n, k]| n * k).sum()
+    }
+
+    /// Outputs and depths of a layer's projections, as they are multiplied.
+    fn projections(&self) -> [[usize; 2]; 4] {
         let Self { hidden, inner, .. } = *self;
-        self.heads.qkv_width() * hidden + hidden * self.attended_width() + 3 * inner * hidden
+        let attended = self.attended_width();
+        [[self.heads.qkv_width(), hidden], [hidden, attended], [2 * inner, hidden], [hidden, inner]]
     }
 }
 

@@ -15,7 +15,10 @@ pub use self::{
         BLOCK_SIZE, DECODE_TILE_ROWS, Heads, PIECE_TOKENS_MIN, PREFILL_TILE_ROWS, PrefillSplit, ScratchSize,
         SplitPolicy, decode_items_max, prefill_pieces_max, prefill_split,
     },
-    capacity::{COUNT_MAX, Capacity, NORM_TILE, StepBounds, TILES_MAX, UPDATE_ROWS_MAX, WORKSPACE_BYTES, norm_tiles},
+    capacity::{
+        COUNT_MAX, Capacity, NORM_TILE, StepBounds, TILES_MAX, UPDATE_ROWS_MAX, WIDENED_ROWS_MIN, WORKSPACE_BYTES,
+        norm_tiles,
+    },
     cards::{CARDS, Card, Chip},
     decoder::{DecoderSizes, described_int4_bytes, has_rows_of_e4m3},
     exchange::{Counted, ExchangeSize, LINE_THREADS, LINE_UNITS, LOGIT_CHUNKS, Push},

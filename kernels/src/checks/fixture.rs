@@ -148,6 +148,14 @@ impl Poison for u32 {
     }
 }
 
+impl Poison for u8 {
+    // As e4m3 no number.
+    const POISON: Self = 0x7f;
+    fn is_poison(&self) -> bool {
+        *self == Self::POISON
+    }
+}
+
 /// As f32.
 pub(super) fn widened(values: &[bf16]) -> Vec<f32> {
     values.iter().map(|x| x.to_f32()).collect()

@@ -1,5 +1,6 @@
 //! Comparisons of products with weights of four bits: each weight by itself, to the last bit of its published formula in f64; products
-//! of every tile with their references; that a row does not depend on its neighbours, nor on the tile; the residual stream inside.
+//! of every tile with their references; that a row does not depend on its neighbours, nor on the tile; the residual stream inside. What is
+//! widened to e4m3, to the bit, and products with it right behind it.
 
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
@@ -9,11 +10,12 @@ use super::{
     skinny::{EPS, FACTOR, Values, row_squares},
 };
 use crate::{
-    KernelError, bf16,
+    KernelError, bf16, codes,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape, NORM_TILE},
     linear::{Linear, Operand, Output, RowScale, Update},
+    quantise::{QuantisedMut, QuantisedRows, WidenInt4},
     reference,
 };
 
@@ -42,6 +44,18 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (256, 48, 4096),
     (1000, 176, 384),
 ];
+/// (m, n, k) of products with what was widened; outputs, depths and chunks of a block that end inside of one.
+const WIDENED_SHAPES: [(usize, usize, usize); 9] = [
+    (256, 16, 16),
+    (256, 17, 64),
+    (257, 304, 4096),
+    (300, 48, 14_336),
+    (384, 1, 208),
+    (400, 33, 2064),
+    (512, 272, 1056),
+    (600, 1552, 640),
+    (1000, 4096, 144),
+];
 /// (n, k) of rows at all counts.
 const INVARIANT_SIZES: [(usize, usize); 3] = [(16, 32), (272, 1056), (768, 2048)];
 const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 16, 32, 33, 64, 65, 128, 200, 300];
@@ -63,6 +77,14 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
             }
         }
     }
+    for (m, n, k) in WIDENED_SHAPES {
+        for group in [GroupSize::G32, GroupSize::G128] {
+            for scales in [ScaleFormat::F16, ScaleFormat::Bf16] {
+                let weights = Weights::drawn(gpu, Int4Layout { n, k, group, scales })?;
+                outcomes.extend(widened_weights(gpu, &weights, GemmShape { m, n, k })?);
+            }
+        }
+    }
     for group in [GroupSize::G32, GroupSize::G128] {
         for scales in [ScaleFormat::F16, ScaleFormat::Bf16] {
             outcomes.push(each_weight(gpu, Int4Layout { n: 80, k: 416, group, scales })?);
@@ -80,6 +102,8 @@ struct Weights {
     values: Vec<f32>,
     /// The same in f64, by codes, zero points and scales.
     exact: Vec<f64>,
+    codes: Vec<u8>,
+    groups: Vec<(f32, u8)>,
 }
 
 impl Weights {
@@ -89,7 +113,10 @@ impl Weights {
         let codes: Vec<u8> = (0..n * k).map(|_| gpu.noise.below(16) as u8).collect();
         let unit = 1.0 / (5.0 * (k as f32).sqrt());
         let scale = |gpu: &mut Gpu| bf16::from_f32(unit * (0.5 + gpu.noise.below(64) as f32 / 64.0)).to_f32();
-        let groups: Vec<(f32, u8)> = (0..n * n_groups).map(|_| (scale(gpu), gpu.noise.below(16) as u8)).collect();
+        let mut groups: Vec<(f32, u8)> = (0..n * n_groups).map(|_| (scale(gpu), gpu.noise.below(16) as u8)).collect();
+        // Of zeros, and of scales below zero.
+        groups[..n_groups].fill((0.0, 3));
+        groups.iter_mut().skip(n_groups).step_by(7).for_each(|(scale, _)| *scale = -*scale);
         let exact: Vec<f64> = (0..n * k)
             .map(|at| {
                 let (scale, zero) = groups[at / k * n_groups + at % k / group.values()];
@@ -97,7 +124,7 @@ impl Weights {
             })
             .collect();
         let device = Int4Matrix::holding(gpu.kernels.device(), layout, &layout.pack(&codes, &groups))?;
-        Ok(Self { device, values: exact.iter().map(|w| *w as f32).collect(), exact })
+        Ok(Self { device, values: exact.iter().map(|w| *w as f32).collect(), exact, codes, groups })
     }
 }
 
@@ -170,6 +197,44 @@ fn each_weight(gpu: &mut Gpu, layout: Int4Layout) -> Result<Outcome, KernelError
             found.iter().zip(&wanted).filter(|(found, wanted)| found != wanted && (*found | *wanted) << 1 != 0).count();
     }
     Ok(Outcome { op: OP, case: format!("{layout:?}: each weight"), error: n_different as f64, limit: 0.0 })
+}
+
+/// Numbers and scales to the last bit; then by every plan the product that is launched right behind what widens, again and again.
+fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let layout = weights.device.layout();
+    let (numbers, scales) = reference::widened_int4(&weights.codes, &weights.groups, (k, layout.group.values()));
+    let (mut values, mut found_scales) = (gpu.poisoned::<u8>(n * k)?, gpu.poisoned::<f32>(n)?);
+    let out = QuantisedMut { values: values.view(), scales: found_scales.view() };
+    gpu.kernels.widen_int4(WidenInt4 { out, w: weights.device.view() })?;
+    let found = gpu.written(&values)?.map(|codes| codes.into_iter().map(codes::e4m3).collect::<Vec<_>>());
+    let is_same = found.as_ref().is_some_and(|found| *found == numbers)
+        && gpu.written(&found_scales)?.is_some_and(|found| bits(&found) == bits(&scales));
+    let case = format!("m {m} n {n} k {k} {:?} {:?}", layout.group, layout.scales);
+    let error = if is_same { 0.0 } else { f64::INFINITY };
+    let mut outcomes = vec![Outcome { op: "widen_int4", case: format!("{case}: to the bit"), error, limit: 0.0 }];
+
+    let (x_numbers, x_scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k);
+    let of = |numbers: &[f32], scales: &[f32]| -> Vec<f32> {
+        numbers.chunks(k).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
+    };
+    let wanted = reference::linear(&of(&x_numbers, &x_scales), &of(&numbers, &scales), shape);
+    let x_bits: Vec<u8> = x_numbers.into_iter().map(reference::bits_of_e4m3).collect();
+    let x = QuantisedRows::holding(gpu.kernels.device(), &x_bits, &x_scales)?;
+    let mut w = QuantisedRows::zeros(gpu.kernels.device(), n * k, n)?;
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    for plan in gemm::all_plans_e4m3(shape, Epilogue::Bf16, Depth::MaySplit, n_multiprocessors) {
+        let mut y = gpu.poisoned::<bf16>(m * n)?;
+        gpu.kernels.widen_int4(WidenInt4 { out: w.rows_mut(n, k), w: weights.device.view() })?;
+        let (y_view, x, w_view) = (Output::Bf16(y.view()), Operand::E4m3(x.all()), Operand::E4m3(w.rows(n, k)));
+        gpu.kernels.gemm_by_plan(Linear { y: y_view, x, w: w_view, shape }, &plan)?;
+        // What the next product must not find already.
+        w = QuantisedRows::zeros(gpu.kernels.device(), n * k, n)?;
+        let found = gpu.written(&y)?.map(|it| widened(&it)).unwrap_or_default();
+        let case = format!("{case}, {:?} of {} rows", plan.config.entry, plan.rows);
+        outcomes.push(Outcome { op: "widen_int4", case, error: relative_error(&found, &wanted), limit: TWO_ROUNDINGS });
+    }
+    Ok(outcomes)
 }
 
 /// Rows of every count, by every plan, must equal the same rows of the largest product. The error is the number of products that

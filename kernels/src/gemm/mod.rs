@@ -82,6 +82,11 @@ impl GemmPlan {
         )
     }
 
+    /// Asking for no weights before the kernel in front has ended: it writes them.
+    pub(crate) fn waiting(self) -> Self {
+        Self { n_ahead: 0, ..self }
+    }
+
     /// With the threads that find rows' factors.
     pub(crate) fn scaling(self) -> Self {
         // A whole warpgroup beside those that multiply has room for them.

@@ -23,6 +23,8 @@ pub(super) struct Buffers {
     pub(super) activated: CudaSlice<bf16>,
     /// Rows that a quantised product multiplies; empty where there is none.
     pub(super) quantised: QuantisedRows,
+    /// Weights of four bits that were widened for the product behind; empty where none are.
+    pub(super) widened: QuantisedRows,
     /// The drawn rows of `attended` in the last layer, where they are not all.
     pub(super) gathered: CudaSlice<bf16>,
     pub(super) logits: CudaSlice<f32>,
@@ -68,6 +70,10 @@ impl Buffers {
             quantised: {
                 let (n_values, n_rows) = capacity.quantised_rows(&shape.sizes());
                 QuantisedRows::zeros(device, n_values, n_rows)?
+            },
+            widened: {
+                let (n_values, n_outputs) = capacity.widened(&shape.sizes());
+                QuantisedRows::zeros(device, n_values, n_outputs)?
             },
             gathered: device.zeros(n * shape.attended_width())?,
             logits: device.zeros(n * shape.vocab)?,

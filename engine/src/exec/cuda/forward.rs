@@ -20,7 +20,7 @@ use stoker_kernels::{
         AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul,
         Softcap,
     },
-    quantise::{QuantiseRows, QuantisedNorm},
+    quantise::{QuantiseRows, QuantisedNorm, QuantisedRows, WidenInt4},
     ranks::{Exchange, Half, NormOf, SampleShared, Sum},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
@@ -33,7 +33,7 @@ use super::{
     program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
     shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
-    weights::Weights,
+    weights::{Projection, Weights},
 };
 use crate::model::{Activation, RopeTable};
 
@@ -254,6 +254,7 @@ impl Forward {
             Op::Embed => self.embed(step),
             Op::Norm(between) => self.norm(between, m),
             Op::Quantise(reads) => self.quantise(reads, m),
+            Op::Widen { matrix, layer } => self.widen(matrix, layer),
             Op::Gemm(ref gemm) => self.gemm(gemm, m),
             Op::AddBias { matrix, layer } => self.add_bias(matrix, layer, m),
             Op::Activate => self.activate(m),
@@ -359,6 +360,16 @@ impl Forward {
         kernels.quantise_rows(QuantiseRows { out, x, width })
     }
 
+    /// Weights, to e4m3.
+    fn widen(&mut self, matrix: Matrix, layer: usize) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, .. } = self;
+        let (n, k) = matrix.sizes(shape);
+        match projection(weights, matrix, layer).operand() {
+            Operand::Int4(w) => kernels.widen_int4(WidenInt4 { out: b.widened.rows_mut(n, k), w }),
+            Operand::Bf16(_) | Operand::E4m3(_) => unreachable!("only weights of four bits are widened"),
+        }
+    }
+
     /// Multiplies `m` rows.
     fn gemm(&mut self, gemm: &Gemm, m: usize) -> Result<(), KernelError> {
         match gemm.matrix {
@@ -388,7 +399,7 @@ impl Forward {
             Reads::Residual => Operand::Bf16(residual.slice(..m * shape.k)),
             _ => Operand::Bf16(normed.slice(..m * shape.k)),
         };
-        let op = Linear { y, x, w: matrix(weights, gemm, model), shape };
+        let op = Linear { y, x, w: matrix(weights, &b.widened, gemm, model), shape };
         let scale = match gemm.desc.prologue {
             Prologue::Plain => None,
             Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
@@ -406,7 +417,7 @@ impl Forward {
             Reads::Activated => &b.activated,
             Reads::Residual | Reads::Normed => unreachable!("what is of the residual is not added to it"),
         };
-        let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, gemm, model), m * shape.n);
+        let (x, w, size) = (x.slice(..m * shape.k), matrix(weights, &b.widened, gemm, model), m * shape.n);
         let Stream { residual, update, normed, squares } = &mut b.stream;
         let y = match gemm.desc.epilogue {
             Epilogue::Bf16 => Output::Bf16(match exchange {
@@ -636,22 +647,31 @@ fn paged_kv<'a>(cache: &'a LayerCache, step: StepInputs<'a>) -> PagedKv<'a> {
     PagedKv { cache, block_table: step.packed.view(step.layout.table), blocks_per_row: step.shape.blocks_per_row }
 }
 
-fn matrix<'a>(weights: &'a Weights, gemm: &Gemm, shape: &ModelShape) -> Operand<'a> {
-    let layer = || &weights.layers[gemm.layer.expect("only the head is of no layer")];
-    let matrix = match gemm.matrix {
-        Matrix::Qkv => &layer().qkv,
-        Matrix::O => &layer().o,
-        Matrix::GateUp => &layer().gate_up,
-        Matrix::Down => &layer().down,
-        Matrix::Head => {
-            let tied = || {
-                let Range { start, end } = shape.own_tokens();
-                weights.embed.slice(start * shape.hidden..end * shape.hidden)
-            };
-            return weights.lm_head.as_ref().map_or_else(tied, CudaSlice::as_view).into();
-        }
+/// What a product multiplies with.
+fn matrix<'a>(weights: &'a Weights, widened: &'a QuantisedRows, gemm: &Gemm, shape: &ModelShape) -> Operand<'a> {
+    let Some(layer) = gemm.layer else {
+        let tied = || {
+            let Range { start, end } = shape.own_tokens();
+            weights.embed.slice(start * shape.hidden..end * shape.hidden)
+        };
+        return weights.lm_head.as_ref().map_or_else(tied, CudaSlice::as_view).into();
     };
-    matrix.operand()
+    if gemm.reads_widened(shape) {
+        let GemmShape { n, k, .. } = gemm.desc.shape;
+        return Operand::E4m3(widened.rows(n, k));
+    }
+    projection(weights, gemm.matrix, layer).operand()
+}
+
+fn projection(weights: &Weights, matrix: Matrix, layer: usize) -> &Projection {
+    let layer = &weights.layers[layer];
+    match matrix {
+        Matrix::Qkv => &layer.qkv,
+        Matrix::O => &layer.o,
+        Matrix::GateUp => &layer.gate_up,
+        Matrix::Down => &layer.down,
+        Matrix::Head => unreachable!("the head is of no layer"),
+    }
 }
 
 fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {

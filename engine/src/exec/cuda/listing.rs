@@ -85,6 +85,7 @@ fn is_alike(a: &Op, b: &Op) -> bool {
         (Op::Norm(a), Op::Norm(b)) => between_named(*a) == between_named(*b),
         (Op::AddBias { matrix: a, .. }, Op::AddBias { matrix: b, .. }) => a == b,
         (Op::Quantise(a), Op::Quantise(b)) => a == b,
+        (Op::Widen { matrix: a, .. }, Op::Widen { matrix: b, .. }) => a == b,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
@@ -109,6 +110,12 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
                 Reads::Activated => shape.inner,
             };
             (format!("quantise {reads:?}").to_lowercase(), rows, "quantise_rows".into(), us(3 * m * width))
+        }
+        Op::Widen { matrix, .. } => {
+            let (n, k) = matrix.sizes(shape);
+            // Codes with their share of a group of 128 are read, a byte each is written.
+            let bytes = n * k + n * k * 17 / 32;
+            (format!("widen {matrix:?}"), format!("{n} x {k}"), "widen_int4".into(), us(bytes))
         }
         Op::AddBias { matrix, .. } => (format!("{matrix:?}'s bias"), rows, "add_bias".into(), None),
         Op::Activate => {

@@ -18,7 +18,7 @@ mod tests;
 use std::{collections::BTreeMap, sync::Arc};
 
 use stoker_kernels::{
-    choose::{Chip, GemmDesc, GemmKernel, Prologue, WeightFormat},
+    choose::{Chip, GemmDesc, GemmKernel, Prologue, QuantisedBy, WeightFormat},
     launch::{Epilogue, GemmShape, NormWeight},
     ranks::Half,
 };
@@ -38,6 +38,11 @@ pub(super) enum Op {
     Norm(Between),
     /// What a quantised product reads, where no norm leaves it so.
     Quantise(Reads),
+    /// Weights of four bits to e4m3, for the GEMM behind.
+    Widen {
+        matrix: Matrix,
+        layer: usize,
+    },
     /// y = x * w^T.
     Gemm(Gemm),
     /// The bias of what a GEMM gave.
@@ -250,6 +255,22 @@ impl Op {
 }
 
 impl Matrix {
+    /// Rows of the weights, and their width.
+    pub(super) fn sizes(self, shape: &ModelShape) -> (usize, usize) {
+        match self {
+            Self::Qkv => (shape.heads.qkv_width(), shape.hidden),
+            Self::O => (shape.hidden, shape.attended_width()),
+            Self::GateUp => (2 * shape.inner, shape.hidden),
+            Self::Down => (shape.hidden, shape.inner),
+            Self::Head => (shape.own_tokens().len(), shape.hidden),
+        }
+    }
+
+    /// How it is stored.
+    fn stored(self, shape: &ModelShape) -> WeightFormat {
+        if self == Self::Head { WeightFormat::Bf16 } else { shape.projections }
+    }
+
     /// The half of a layer whose last projection it is.
     pub(super) fn half(self) -> Half {
         if self == Self::O { Half::Attention } else { Half::FeedForward }
@@ -257,6 +278,11 @@ impl Matrix {
 }
 
 impl Gemm {
+    /// Whether its weights are what [`Op::Widen`] in front leaves.
+    pub(super) fn reads_widened(&self, shape: &ModelShape) -> bool {
+        self.desc.weights != self.matrix.stored(shape)
+    }
+
     /// Whether its x is in e4m3 as its weights are: the kernel for few rows takes bf16.
     pub(super) fn reads_quantised(&self) -> bool {
         self.desc.weights == WeightFormat::E4m3 && !matches!(self.kernel, GemmKernel::Skinny(_))
@@ -373,6 +399,16 @@ impl<'a> Builder<'a> {
         if gemm.reads_quantised() && !is_quantised {
             self.ops.push(Op::Quantise(reads));
         }
+        self.multiply(gemm);
+    }
+
+    /// With what its weights become in front of it.
+    fn multiply(&mut self, gemm: Gemm) {
+        if let Some(layer) = gemm.layer
+            && gemm.reads_widened(self.shape)
+        {
+            self.ops.push(Op::Widen { matrix: gemm.matrix, layer });
+        }
         self.ops.push(Op::Gemm(gemm));
     }
 
@@ -384,13 +420,17 @@ impl<'a> Builder<'a> {
             Left::Partial(half) => Adds::Ranks(half),
             Left::Residual | Left::Weighted { .. } => Adds::Nothing,
         };
+        let quantises = wanted && next.is_some() && self.may_quantise();
         self.left = Left::Residual;
-        let is_plain = !matches!(adds, Adds::NormedUpdate(_)) && self.shape.norm_weight == NormWeight::Factor;
-        let quantises = wanted && next.is_some() && is_plain;
         if adds != Adds::Nothing || next.is_some() {
             self.ops.push(Op::Norm(Between { adds, next, quantises }));
         }
         quantises
+    }
+
+    /// Whether the norm of the residual, with what was left added, may leave quantised.
+    fn may_quantise(&self) -> bool {
+        !matches!(self.left, Left::Update { after: Some(_) }) && self.shape.norm_weight == NormWeight::Factor
     }
 
     /// `residual += after(x * w^T + bias)`, with as much of it, and of the norm behind it, inside as the GEMM can.
@@ -415,7 +455,7 @@ impl<'a> Builder<'a> {
         if gemm.reads_quantised() {
             self.ops.push(Op::Quantise(reads));
         }
-        self.ops.push(Op::Gemm(Gemm { next, ..gemm }));
+        self.multiply(Gemm { next, ..gemm });
         if self.shape.is_shared() {
             let half = matrix.half();
             match is_plain && has_plain_norm {
@@ -434,22 +474,12 @@ impl<'a> Builder<'a> {
         (prologue, epilogue): (Prologue, Epilogue),
         reads: Reads,
     ) -> Option<Gemm> {
-        let (n, k) = self.sizes(matrix);
-        let weights = if matrix == Matrix::Head { WeightFormat::Bf16 } else { self.shape.projections };
-        let desc = GemmDesc { shape: GemmShape { m: self.m, n, k }, weights, prologue, epilogue };
+        let (n, k) = matrix.sizes(self.shape);
+        let shape = GemmShape { m: self.m, n, k };
+        let by = if reads == Reads::Normed && self.may_quantise() { QuantisedBy::Norm } else { QuantisedBy::Launch };
+        let weights = self.chip.multiplied_as(matrix.stored(self.shape), shape, by);
+        let desc = GemmDesc { shape, weights, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;
         Some(Gemm { matrix, layer, desc, kernel, reads, next: None, squares_tile: 0 })
-    }
-
-    /// Rows of the weights, and their width.
-    fn sizes(&self, matrix: Matrix) -> (usize, usize) {
-        let shape = self.shape;
-        match matrix {
-            Matrix::Qkv => (shape.heads.qkv_width(), shape.hidden),
-            Matrix::O => (shape.hidden, shape.attended_width()),
-            Matrix::GateUp => (2 * shape.inner, shape.hidden),
-            Matrix::Down => (shape.hidden, shape.inner),
-            Matrix::Head => (shape.own_tokens().len(), shape.hidden),
-        }
     }
 }

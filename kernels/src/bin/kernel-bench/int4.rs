@@ -1,5 +1,5 @@
 //! Products with weights of four bits in groups of 128 at the shapes of a step of Llama-3.1-8B: by the tile that costs least by count,
-//! or by every tile. Weights are rotated so that none is found in the L2 cache.
+//! or by every tile; and widened to e4m3 first, with rows that are so already. Weights are rotated so that none is found in the L2 cache.
 
 use anyhow::Result;
 use stoker_kernels::{
@@ -8,6 +8,7 @@ use stoker_kernels::{
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape},
     linear::{Linear, Operand, Output},
+    quantise::{QuantiseRows, QuantisedRows, WidenInt4},
 };
 
 use crate::{
@@ -27,7 +28,13 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Resul
         return Ok(());
     }
     for (layer, n, k, epilogue) in layers {
-        for m in [1, 8, 16, 32, 64, 128, 256, 2048, 8192] {
+        for m in [256, 384, 512, 2048, 8192] {
+            let name = format!("kernel_widened_{layer}_m{m}");
+            if report.wants(&name) {
+                widened_product(gpu, report, &name, GemmShape { m, n, k }, epilogue)?;
+            }
+        }
+        for m in [1, 8, 16, 32, 64, 128, 256, 384, 512, 2048, 8192] {
             let name = format!("kernel_int4_{layer}_m{m}");
             if report.wants(&name) {
                 product(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
@@ -74,5 +81,38 @@ fn product(
     let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
     let us = time(&tile.plan_int4(shape, epilogue, n_multiprocessors, layout.group))?;
     report.add(name, "stoker", work, us);
+    Ok(())
+}
+
+/// Widening alone, and with the product behind it.
+fn widened_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape, epilogue: Epilogue) -> Result<()> {
+    let GemmShape { m, n, k } = shape;
+    let layout = Int4Layout { n, k, group: GroupSize::G128, scales: ScaleFormat::F16 };
+    let device = gpu.kernels.device().clone();
+    let turns = turns(layout.n_bytes());
+    let w: Vec<_> =
+        (0..turns).map(|_| Int4Matrix::random(&device, layout, &mut gpu.noise, 0.02)).collect::<Result<_, _>>()?;
+    let (rows, mut y) = (gpu.random(m * k)?, gpu.random(m * n)?);
+    let (mut x, mut wide) = (QuantisedRows::zeros(&device, m * k, m)?, QuantisedRows::zeros(&device, n * k, n)?);
+    gpu.kernels.quantise_rows(QuantiseRows { out: x.rows_mut(m, k), x: rows.as_view(), width: k })?;
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    let plan = gemm::candidates_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0].plan_e4m3(
+        shape,
+        epilogue,
+        n_multiprocessors,
+    );
+    let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
+    let us = clock::time(gpu, 8, |i| {
+        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % turns].view() })?;
+        let y = y.slice_mut(..size);
+        let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
+        let op = Linear { y, x: Operand::E4m3(x.all()), w: Operand::E4m3(wide.rows(n, k)), shape };
+        gpu.kernels.gemm_by_plan(op, &plan)
+    })?;
+    report.add(name, "stoker", Work::Flops(2.0 * (m * n * k) as f64), us);
+    let alone = clock::time(gpu, 8, |i| {
+        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % turns].view() })
+    })?;
+    report.add(&format!("{name}_alone"), "stoker", Work::Bytes((layout.n_bytes() + n * k) as f64), alone);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Programs of families, formats and shares of ranks, in a word an operation.
 
 use serde_json::{Value, json};
+use stoker_fit::gpu::{Capacity, SplitPolicy, StepBounds, prefill_split};
 use stoker_kernels::{choose::Numerics, device::Properties};
 
 use super::*;
@@ -36,6 +37,7 @@ fn brief(ops: &[Op]) -> String {
     let words = ops.iter().map(|op| match op {
         Op::Embed => "embed".to_owned(),
         Op::Quantise(reads) => format!("quantise-{reads:?}"),
+        Op::Widen { matrix, .. } => format!("widen-{matrix:?}"),
         Op::Norm(Between { adds, next, quantises }) => {
             let adds = match adds {
                 Adds::Nothing => "",
@@ -142,8 +144,7 @@ fn ranks_add_up_what_they_gave_where_it_is_added_to_the_residual() {
             assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
         }
     }
-    let widths =
-        |matrix| Builder::new(&shape, &Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap(), 1).sizes(matrix);
+    let widths = |matrix: Matrix| matrix.sizes(&shape);
     assert_eq!(widths(Matrix::Qkv), (3072, 4096));
     assert_eq!((widths(Matrix::O), widths(Matrix::Down)), ((4096, 2048), (4096, 7168)));
     assert_eq!((widths(Matrix::GateUp), widths(Matrix::Head)), ((14336, 4096), (64128, 4096)));
@@ -208,18 +209,17 @@ fn quantised_products_read_what_norms_leave_quantised_and_one_row_stays_as_it_is
 
 const AWQ: &str = r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"}"#;
 
-fn four_bits(numerics: Numerics) -> (Programs, ModelShape) {
-    let quantization: Value = serde_json::from_str(AWQ).unwrap();
-    let changes = json!({"quantization_config": quantization});
+fn four_bits(numerics: Numerics, architecture: &str, mut changes: Value) -> (Programs, ModelShape) {
+    changes["quantization_config"] = serde_json::from_str(AWQ).unwrap();
     let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
-    let spec = spec("LlamaForCausalLM", changes);
+    let spec = spec(architecture, changes);
     let shape = weights::as_described(ModelShape::of(&spec, Rank::ALONE).unwrap(), &spec, chip.properties());
     (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
 }
 
 #[test]
 fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_rows_are_few() {
-    let (llama, shape) = four_bits(Numerics::Fastest);
+    let (llama, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
     for n in [1, 8, 32] {
         check(
             &llama,
@@ -231,14 +231,58 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
             ),
         );
     }
-    let many = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
-    assert_eq!([64, 4096].map(|n| brief(&llama.body(n).ops)), [many, many]);
-    let invariant = four_bits(Numerics::BatchInvariant).0;
+    let some = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
+    assert_eq!([64, 128].map(|n| brief(&llama.body(n).ops)), [some, some]);
+    let invariant = four_bits(Numerics::BatchInvariant, "LlamaForCausalLM", json!({})).0;
     assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
     // Of two layers, half a byte a weight and four bytes a group of 128.
     let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
     assert_eq!(shape.int4_bytes, 2 * (values / 2 + values / 128 * 4));
     assert_eq!(shape.sizes().weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
+}
+
+#[test]
+fn weights_of_four_bits_are_widened_for_many_rows_the_more_where_a_norm_quantises_these() {
+    let (llama, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    check(
+        &llama,
+        256,
+        "embed norm-quantised widen-Qkv Qkv:Bf16 rope attend O:Bf16 add+norm-quantised widen-GateUp GateUp:Gated Down:Bf16 \
+         add+norm-quantised widen-Qkv Qkv:Bf16 rope",
+        "attend O:Bf16 add+norm-quantised widen-GateUp GateUp:Gated Down:Bf16 add+norm Head:F32 draw",
+    );
+    let most = "embed norm-quantised widen-Qkv Qkv:Bf16 rope attend quantise-Attended widen-O O:Bf16 add+norm-quantised \
+                widen-GateUp GateUp:Gated quantise-Activated widen-Down Down:Bf16 add+norm-quantised widen-Qkv Qkv:Bf16 rope";
+    assert_eq!([512, 8192].map(|n| brief(&llama.body(n).ops)), [most, most]);
+    // Its norms leave bf16: rows are quantised by launches of their own.
+    let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
+    let (gemma, _) = four_bits(Numerics::Fastest, "Gemma2ForCausalLM", gemma);
+    let [some, many] = [256, 512].map(|n| brief(&gemma.body(n).ops));
+    assert!(!some.contains("widen"), "{some}");
+    assert!(many.starts_with("embed norm quantise-Normed widen-Qkv Qkv:Bf16"), "{many}");
+    // Depths that e4m3 is not multiplied at.
+    let (narrow, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({"intermediate_size": 14_344}));
+    let body = brief(&narrow.body(8192).ops);
+    assert!(body.contains("widen-GateUp") && !body.contains("widen-Down"), "{body}");
+}
+
+#[test]
+fn what_is_widened_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
+    let (_, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    let of = |max_rows| {
+        let bounds = StepBounds {
+            heads: shape.heads,
+            policy: SplitPolicy::Balanced { n_slots: 264 },
+            prefill_split: prefill_split((9, 0), 132),
+            max_num_seqs: 64,
+            max_rows,
+            max_model_len: 8192,
+        };
+        let capacity = Capacity::new(&bounds);
+        (capacity.widened(&shape.sizes()), capacity.quantised_rows(&shape.sizes()))
+    };
+    assert_eq!(of(255), ((0, 0), (0, 0)));
+    assert_eq!(of(256), ((28672 * 4096, 28672), (256 * 14336, 256)));
 }
 
 #[test]
