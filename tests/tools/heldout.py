@@ -2,7 +2,8 @@
 """The built-in model's held-out conversations.
 
     tests/tools/heldout.py texts FIRST OUT.jsonl     every second one from FIRST (0 or 1) on, as texts: what `stoker-quantize` takes
-    tests/tools/heldout.py answers URL               asks a server for all answers, greedily; prints how many are exactly as expected
+    tests/tools/heldout.py answers URL [CLIENTS]     asks a server for all answers, greedily, 16 or so many at a time; prints how many are
+                                                     exactly as expected
 """
 
 import concurrent.futures
@@ -35,8 +36,9 @@ def main(word, *args):
         first, out = args
         pathlib.Path(out).write_text("".join(json.dumps({"text": text(row)}) + "\n" for row in rows[int(first) :: 2]))
         return
-    with concurrent.futures.ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda row: answer(args[0], row), rows))
+    url, clients = args[0], int(args[1]) if len(args) > 1 else 16
+    with concurrent.futures.ThreadPoolExecutor(clients) as threads:
+        answers = list(threads.map(lambda row: answer(url, row), rows))
     print(f"{sum(a == row['expected'].strip() for a, row in zip(answers, rows))} of {len(rows)}")
 
 
