@@ -68,9 +68,8 @@ resumes: ## Replicas die, freeze and are drained under streams of every kind for
 	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
 	cargo test -p stoker-tests --test gateway_resume -- --nocapture
 
-pages-check: ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cli -p stoker-loadgen -p stoker-bench
-	STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
+pages-check: kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
+	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
 
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
