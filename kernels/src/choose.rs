@@ -12,6 +12,7 @@ use crate::{
     error::KernelError,
     gemm::{self, Depth, Tile},
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel},
+    quantise::E4M3_WHOLE,
     table::{ChipTable, Entry, Header},
 };
 
@@ -90,8 +91,6 @@ enum Rows {
 }
 
 const FEW_ROWS_MAX: usize = 32;
-/// Depths that are multiplied in e4m3 are multiples of this.
-const E4M3_WHOLE: usize = 16;
 const MANY_ROWS_MIN: usize = 512;
 /// As [`WIDENED_ROWS_MIN`], where rows of x are quantised by a launch of its own.
 const WIDENED_APART_ROWS_MIN: usize = 384;

@@ -11,6 +11,8 @@ use crate::{
     linear::{Quantised, Written},
 };
 
+/// Depths that are multiplied in e4m3 are multiples of this.
+pub(crate) const E4M3_WHOLE: usize = 16;
 /// The largest number of e4m3.
 pub const E4M3_MAX: f32 = 448.0;
 

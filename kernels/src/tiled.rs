@@ -10,6 +10,7 @@ use crate::{
     int4::{self, Int4View},
     launch::{self, GemmShape, UPDATE_ROWS_MAX, refused},
     linear::{self, Linear, Operand, Output, RowScale, Update},
+    quantise::E4M3_WHOLE,
     sys::Launch,
     tensor_map::{BoxedTensor, TensorMap},
 };
@@ -113,9 +114,8 @@ impl Kernels {
         shape: GemmShape,
         plan: &GemmPlan,
     ) -> Result<Maps, KernelError> {
-        const WHOLE: usize = 16;
-        if !shape.k.is_multiple_of(WHOLE) {
-            return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
+        if !shape.k.is_multiple_of(E4M3_WHOLE) {
+            return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {E4M3_WHOLE}", shape.k)));
         }
         let (stream, pairs) = (self.device().stream(), shape.k / 2);
         let w = matrix(w.device_ptr(stream).0, [pairs, shape.n], plan.boxes.w)?;

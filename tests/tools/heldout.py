@@ -2,7 +2,7 @@
 """The built-in model's held-out conversations.
 
     tests/tools/heldout.py texts FIRST OUT.jsonl     every second one from FIRST (0 or 1) on, as texts: what `stoker-quantize` takes
-    tests/tools/heldout.py answers URL [CLIENTS]     asks a server for all answers, greedily, 16 or so many at a time; prints how many are
+    tests/tools/heldout.py answers URL [CLIENTS]     asks a server for all answers, greedily, CLIENTS (16) at a time; prints how many are
                                                      exactly as expected
 """
 

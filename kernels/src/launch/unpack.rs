@@ -1,7 +1,7 @@
 //! Launches that unpack stored weights.
 
 use super::{Entry, LaunchConfig, config, count, not_empty, refused};
-use crate::{error::KernelError, format::WeightFormat, int4::Int4Layout};
+use crate::{error::KernelError, format::WeightFormat, int4::Int4Layout, quantise::E4M3_WHOLE};
 
 const THREADS: usize = 256;
 /// Chunks of a tile that a block widens.
@@ -32,10 +32,9 @@ pub fn unpack_blocks(format: WeightFormat, n_values: usize) -> Result<LaunchConf
 /// Weights of four bits to e4m3; also how many chunks a block takes.
 pub fn widen_int4(layout: Int4Layout) -> Result<(LaunchConfig, usize), KernelError> {
     const OP: &str = "widen_int4";
-    const WHOLE: usize = 16;
     not_empty(OP, layout.n.min(layout.k))?;
-    if !layout.k.is_multiple_of(WHOLE) {
-        return Err(refused(OP, format!("depth {} is not a multiple of {WHOLE}", layout.k)));
+    if !layout.k.is_multiple_of(E4M3_WHOLE) {
+        return Err(refused(OP, format!("depth {} is not a multiple of {E4M3_WHOLE}", layout.k)));
     }
     if layout.n_tiles() > 65535 {
         return Err(refused(OP, format!("{} outputs are more than 1048560", layout.n)));

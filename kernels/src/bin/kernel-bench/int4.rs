@@ -44,6 +44,14 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Resul
     Ok(())
 }
 
+/// As many random matrices as do not fit the cache together.
+fn rotated(gpu: &mut Gpu, n: usize, k: usize) -> Result<Vec<Int4Matrix>> {
+    let layout = Int4Layout { n, k, group: GroupSize::G128, scales: ScaleFormat::F16 };
+    let device = gpu.kernels.device().clone();
+    let matrix = |_| Int4Matrix::random(&device, layout, &mut gpu.noise, 0.02);
+    Ok((0..turns(layout.n_bytes())).map(matrix).collect::<Result<_, _>>()?)
+}
+
 fn product(
     gpu: &mut Gpu,
     report: &mut Report,
@@ -53,11 +61,8 @@ fn product(
     every_tile: bool,
 ) -> Result<()> {
     let GemmShape { m, n, k } = shape;
-    let layout = Int4Layout { n, k, group: GroupSize::G128, scales: ScaleFormat::F16 };
-    let device = gpu.kernels.device().clone();
-    let turns = turns(layout.n_bytes());
-    let w: Vec<_> =
-        (0..turns).map(|_| Int4Matrix::random(&device, layout, &mut gpu.noise, 0.02)).collect::<Result<_, _>>()?;
+    let w = rotated(gpu, n, k)?;
+    let layout = w[0].layout();
     let (x, mut y) = (gpu.random(m * k)?, gpu.random(m * n)?);
     let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
     let work = if m < 64 { Work::Bytes(layout.n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
@@ -66,7 +71,7 @@ fn product(
         clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
             let y = y.slice_mut(..size);
             let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
-            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % turns].view()), shape };
+            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % w.len()].view()), shape };
             gpu.kernels.gemm_by_plan(op, plan)
         })
     };
@@ -87,11 +92,8 @@ fn product(
 /// Widening alone, and with the product behind it.
 fn widened_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmShape, epilogue: Epilogue) -> Result<()> {
     let GemmShape { m, n, k } = shape;
-    let layout = Int4Layout { n, k, group: GroupSize::G128, scales: ScaleFormat::F16 };
-    let device = gpu.kernels.device().clone();
-    let turns = turns(layout.n_bytes());
-    let w: Vec<_> =
-        (0..turns).map(|_| Int4Matrix::random(&device, layout, &mut gpu.noise, 0.02)).collect::<Result<_, _>>()?;
+    let w = rotated(gpu, n, k)?;
+    let (layout, device) = (w[0].layout(), gpu.kernels.device().clone());
     let (rows, mut y) = (gpu.random(m * k)?, gpu.random(m * n)?);
     let (mut x, mut wide) = (QuantisedRows::zeros(&device, m * k, m)?, QuantisedRows::zeros(&device, n * k, n)?);
     gpu.kernels.quantise_rows(QuantiseRows { out: x.rows_mut(m, k), x: rows.as_view(), width: k })?;
@@ -103,7 +105,7 @@ fn widened_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmSh
     );
     let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
     let us = clock::time(gpu, 8, |i| {
-        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % turns].view() })?;
+        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % w.len()].view() })?;
         let y = y.slice_mut(..size);
         let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
         let op = Linear { y, x: Operand::E4m3(x.all()), w: Operand::E4m3(wide.rows(n, k)), shape };
@@ -111,7 +113,7 @@ fn widened_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmSh
     })?;
     report.add(name, "stoker", Work::Flops(2.0 * (m * n * k) as f64), us);
     let alone = clock::time(gpu, 8, |i| {
-        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % turns].view() })
+        gpu.kernels.widen_int4(WidenInt4 { out: wide.rows_mut(n, k), w: w[i % w.len()].view() })
     })?;
     report.add(&format!("{name}_alone"), "stoker", Work::Bytes((layout.n_bytes() + n * k) as f64), alone);
     Ok(())
