@@ -170,8 +170,10 @@ impl Capacity {
         if self.widens(sizes) { (sizes.largest_projection(), sizes.most_outputs()) } else { (0, 0) }
     }
 
+    /// Where bits count every number of rows is multiplied by codes; a policy of fixed pieces says so.
     fn widens(&self, sizes: &DecoderSizes) -> bool {
-        sizes.projections == WeightFormat::Int4 && self.max_rows >= WIDENED_ROWS_MIN
+        let only_speed_counts = matches!(self.policy, SplitPolicy::Balanced { .. });
+        sizes.projections == WeightFormat::Int4 && only_speed_counts && self.max_rows >= WIDENED_ROWS_MIN
     }
 
     /// Words that a step's results take: tokens, then log-probabilities.

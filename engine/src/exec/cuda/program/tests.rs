@@ -269,10 +269,11 @@ fn weights_of_four_bits_are_widened_for_many_rows_the_more_where_a_norm_quantise
 #[test]
 fn what_is_widened_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
     let (_, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
-    let of = |max_rows| {
+    let fastest = SplitPolicy::Balanced { n_slots: 264 };
+    let of = |max_rows, policy| {
         let bounds = StepBounds {
             heads: shape.heads,
-            policy: SplitPolicy::Balanced { n_slots: 264 },
+            policy,
             prefill_split: prefill_split((9, 0), 132),
             max_num_seqs: 64,
             max_rows,
@@ -281,8 +282,9 @@ fn what_is_widened_has_room_for_the_largest_projection_where_steps_have_so_many_
         let capacity = Capacity::new(&bounds);
         (capacity.widened(&shape.sizes()), capacity.quantised_rows(&shape.sizes()))
     };
-    assert_eq!(of(255), ((0, 0), (0, 0)));
-    assert_eq!(of(256), ((28672 * 4096, 28672), (256 * 14336, 256)));
+    assert_eq!(of(255, fastest), ((0, 0), (0, 0)));
+    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256)));
+    assert_eq!(of(256, SplitPolicy::fixed(8192, 264)), ((0, 0), (0, 0)), "the batch-invariant mode widens nothing");
 }
 
 #[test]
