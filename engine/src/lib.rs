@@ -7,6 +7,7 @@
 
 pub mod config;
 pub mod constraint;
+mod each;
 mod engine;
 mod engine_loop;
 mod events;

@@ -125,33 +125,62 @@ impl Int4Layout {
     /// Packs whole tiles of outputs, or the last ones: `codes` output by output, and for each of these and each group behind each other
     /// scale and zero point.
     pub fn pack(&self, codes: &[u8], groups: &[(f32, u8)]) -> PackedInt4 {
+        let mut packed = PackedInt4::empty();
+        self.pack_into(codes, groups, &mut packed);
+        packed
+    }
+
+    /// The same, behind what was packed before.
+    pub fn pack_into(&self, codes: &[u8], groups: &[(f32, u8)], packed: &mut PackedInt4) {
         let (n_groups, k) = (self.k.div_ceil(self.group.values()), self.k);
         assert_eq!(codes.len() / k, groups.len() / n_groups, "as many outputs on both sides");
         let tiles = codes.chunks(TILE_ROWS * k).zip(groups.chunks(TILE_ROWS * n_groups));
-        let mut packed = PackedInt4::empty();
         for (codes, groups) in tiles {
             self.pack_codes(codes, &mut packed.codes);
             self.pack_groups(groups, n_groups, &mut packed.groups);
         }
-        packed
     }
 
+    /// A tile's words: of lane 4 g + t in step s, bits from 0 on, the codes of rows g, g + 8, g and g + 8 at the inputs 2t, 2t, 2t + 8 and
+    /// 2t + 8 of 16, then those at the inputs behind them.
+    ///
+    /// ```text
+    /// x: a byte an input of 0..8: row g | row g + 8 << 4        word t: x[2t] y[2t] x[2t+1] y[2t+1]
+    /// y: the same of 8..16
+    /// ```
     fn pack_codes(&self, codes: &[u8], out: &mut Vec<u32>) {
-        let code = |row: usize, at: usize| match at < self.k {
-            true => u32::from(codes.get(row * self.k + at).copied().unwrap_or_default()),
-            false => 0,
+        let width = self.n_chunks() * CHUNK;
+        let filled: Vec<u8>;
+        let rows = match codes.len() == TILE_ROWS * width {
+            true => codes,
+            false => {
+                filled = self.filled(codes, width);
+                &filled
+            }
         };
-        for chunk in 0..self.n_chunks() {
-            for lane in 0..32 {
-                let (g, t) = (lane / 4, lane % 4);
-                for step in 0..4 {
-                    let at = chunk * CHUNK + step * 16 + 2 * t;
-                    let pair = |row, at| code(row, at) | code(row, at + 1) << 16;
-                    let pairs = [pair(g, at), pair(g + 8, at), pair(g, at + 8), pair(g + 8, at + 8)];
-                    out.push(pairs.into_iter().enumerate().fold(0, |word, (j, pair)| word | pair << (4 * j)));
+        let first = out.len();
+        out.resize(first + self.n_chunks() * 128, 0);
+        for g in 0..TILE_ROWS / 2 {
+            let [low, high] = [g, g + 8].map(|row| rows[row * width..][..width].as_chunks::<8>().0);
+            let pairs = low.as_chunks::<2>().0.iter().zip(high.as_chunks::<2>().0);
+            for (at, (low, high)) in pairs.enumerate() {
+                let [x, y] = [0, 1].map(|half| u64::from_le_bytes(low[half]) | u64::from_le_bytes(high[half]) << 4);
+                let (chunk, step) = (at / 4, at % 4);
+                for t in 0..4 {
+                    let [x, y] = [x, y].map(|bytes| (bytes >> (16 * t)) as u32);
+                    let word = (x & 0xff) | (y & 0xff) << 8 | (x & 0xff00) << 8 | (y & 0xff00) << 16;
+                    out[first + chunk * 128 + (g * 4 + t) * 4 + step] = word;
                 }
             }
         }
+    }
+
+    /// A tile whose rows or inputs do not fill it, with zeros behind both.
+    fn filled(&self, codes: &[u8], width: usize) -> Vec<u8> {
+        let mut rows = vec![0; TILE_ROWS * width];
+        let targets = rows.chunks_exact_mut(width).zip(codes.chunks_exact(self.k));
+        targets.for_each(|(row, codes)| row[..self.k].copy_from_slice(codes));
+        rows
     }
 
     fn pack_groups(&self, groups: &[(f32, u8)], n_groups: usize, out: &mut Vec<u32>) {
@@ -193,6 +222,11 @@ impl PackedInt4 {
     /// Nothing yet.
     pub fn empty() -> Self {
         Self { codes: Vec::new(), groups: Vec::new() }
+    }
+
+    /// Nothing yet, and room for all of a layout.
+    pub fn with_room_for(layout: &Int4Layout) -> Self {
+        Self { codes: Vec::with_capacity(layout.n_code_words()), groups: Vec::with_capacity(layout.n_group_words()) }
     }
 
     /// With tiles behind these.

@@ -11,6 +11,7 @@ use super::{
     spec::{Rank, WeightSpec},
     tensor::{StoredWeight, Tensor},
 };
+use crate::each::each;
 
 /// All tensors of a checkpoint, where they lie in its files.
 #[derive(Clone, Debug)]
@@ -74,9 +75,8 @@ impl WeightStore {
 
     /// Finds every weight of a model, and refuses tensors that belong to none: computing without them would be wrong.
     pub fn bind(self, spec: &ModelSpec, rank: Rank) -> Result<BoundWeights, ModelError> {
-        for weight in spec.weights() {
-            self.matrix(weight, rank)?;
-        }
+        let weights: Vec<&WeightSpec> = spec.weights().collect();
+        each(&weights, |weight| self.matrix(weight, rank).map(drop)).into_iter().collect::<Result<(), _>>()?;
         self.refuse_leftovers(spec)?;
         Ok(BoundWeights { store: self, rank })
     }

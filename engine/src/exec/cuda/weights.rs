@@ -2,7 +2,12 @@
 //! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
 //! benchmarks.
 
-use std::{convert::Infallible, ops::Range, thread};
+use std::{
+    convert::Infallible,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
 
 use stoker_fit::gpu::described_int4_bytes;
 use stoker_kernels::{
@@ -18,10 +23,14 @@ use stoker_kernels::{
 };
 
 use super::shape::ModelShape;
-use crate::model::{
-    BoundWeights, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
-    spec::{
-        AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice, WeightSpec,
+use crate::{
+    each::each,
+    model::{
+        BoundWeights, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
+        spec::{
+            AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice,
+            WeightSpec,
+        },
     },
 };
 
@@ -149,6 +158,11 @@ impl Slot<'_> {
         Self { is_projection: true, ..self }
     }
 
+    /// Inputs of its weights.
+    fn width(&self) -> usize {
+        self.shares().next().expect("a slot holds a weight").columns.len()
+    }
+
     fn len(&self) -> usize {
         self.shares().map(|share| share.rows.len() * share.columns.len()).sum()
     }
@@ -253,29 +267,40 @@ pub(super) fn load(
         Ok(())
     });
     let stored = |slot: &Slot<'_>| slot.parts.iter().map(|part| weights.matrix(part)).collect::<Vec<_>>();
-    let stored: Vec<_> = slots.iter().map(stored).collect();
-    let ways: Vec<_> = slots.iter().zip(&stored).map(|(slot, parts)| way(slot, parts, shape.projections)).collect();
+    let stored = each(&slots, stored);
+    let found: Vec<_> = slots.iter().zip(&stored).collect();
+    let ways = each(&found, |(slot, parts)| way(slot, parts, shape.projections));
     let n_values: usize = slots.iter().map(Slot::len).sum();
-    let mut n_done = 0;
+    let n_done = AtomicUsize::new(0);
+    let done = |slot: &Slot<'_>| {
+        let n_done = n_done.fetch_add(slot.len(), Ordering::Relaxed) + slot.len();
+        progress(n_done as f32 / n_values as f32);
+    };
+    // Threads have a slot each: one's copy is on its way while others pack.
+    let fours: Vec<_> = found.iter().zip(&ways).collect();
+    let fours = each(&fours, |((slot, parts), way)| {
+        let Way::FourBits(layout) = way else { return Ok(None) };
+        let packed = packed(slot.order, parts, *layout);
+        let matrix = Int4Matrix::holding(kernels.device(), *layout, &packed)?;
+        done(slot);
+        Ok(Some(Projection::Int4(matrix)))
+    });
     let mut buffers = Vec::with_capacity(slots.len());
-    for ((slot, parts), way) in slots.iter().zip(&stored).zip(&ways) {
-        buffers.push(match way {
-            Way::Stored => Projection::Bf16(kernels.device().zeros(slot.len())?),
-            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?),
-            Way::FourBits(_) | Way::Dequantised => {
-                let made = match way {
-                    Way::FourBits(layout) => {
-                        let packed = packed(slot.order, parts, *layout);
-                        Projection::Int4(Int4Matrix::holding(kernels.device(), *layout, &packed)?)
-                    }
-                    _ => Projection::Bf16(kernels.device().holding(&dequantised(slot.order, parts))?),
-                };
-                n_done += slot.len();
-                progress(n_done as f32 / n_values as f32);
-                made
+    for (((slot, parts), way), four) in found.into_iter().zip(&ways).zip(fours) {
+        buffers.push(match (four?, way) {
+            (Some(four), _) => four,
+            (None, Way::Codes(scales)) => {
+                Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?)
             }
+            (None, Way::Dequantised) => {
+                let made = kernels.device().holding(&dequantised(slot.order, parts))?;
+                done(slot);
+                Projection::Bf16(made)
+            }
+            (None, _) => Projection::Bf16(kernels.device().zeros(slot.len())?),
         });
     }
+    let n_done = n_done.into_inner();
     let first = n_done as f32 / n_values as f32;
     let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
     let uploads = uploads.filter_map(|((buffer, (slot, parts)), way)| {
@@ -356,7 +381,7 @@ fn int4_layouts(spec: &ModelSpec, rank: Rank, weights: &BoundWeights) -> Result<
         let parts: Vec<_> = slot.parts.iter().map(|part| weights.matrix(part)).collect();
         stored_int4_layout(&parts)
     };
-    projections(spec, rank).iter().map(layout).collect()
+    each(&projections(spec, rank), layout).into_iter().collect()
 }
 
 fn projections(spec: &ModelSpec, rank: Rank) -> Vec<Slot<'_>> {
@@ -369,7 +394,7 @@ fn projections(spec: &ModelSpec, rank: Rank) -> Vec<Slot<'_>> {
 }
 
 fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
-    let k = slot.shares().next()?.columns.len();
+    let k = slot.width();
     let groups: Option<Vec<GroupSize>> = slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(k)).collect();
     let n = slot.shares().map(|share| share.rows.len()).sum();
     Some(Int4Layout { n, k, group: GroupSize::smallest(&groups?), scales: ScaleFormat::F16 })
@@ -377,44 +402,45 @@ fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
 
 /// Of a slot whose weights are all of four bits; the groups of one may be those of another in pieces.
 fn stored_int4_layout(parts: &[StoredMatrix]) -> Result<Int4Layout, String> {
-    let quantised =
-        |part: &'_ StoredMatrix| part.quantised().cloned().ok_or("a projection is not quantised".to_owned());
-    let weights: Vec<QuantisedWeight> = parts.iter().map(quantised).collect::<Result<_, _>>()?;
-    let groups: Vec<GroupSize> = weights.iter().map(QuantisedWeight::int4_group).collect::<Result<_, _>>()?;
+    let weights: Option<Vec<&QuantisedWeight>> = parts.iter().map(StoredMatrix::quantised).collect();
+    let weights = weights.ok_or("a projection is not quantised")?;
+    let groups: Vec<GroupSize> = weights.iter().map(|weight| weight.int4_group()).collect::<Result<_, _>>()?;
     let fits = |format: &ScaleFormat| weights.iter().all(|weight| weight.scales_fit(*format));
     let scales = ScaleFormat::ALL.into_iter().find(fits).ok_or("scales have more digits than f16 or bf16")?;
-    let n = weights.iter().map(QuantisedWeight::n_outputs).sum();
+    let n = weights.iter().map(|weight| weight.n_outputs()).sum();
     Ok(Int4Layout { n, k: weights[0].n_inputs(), group: GroupSize::smallest(&groups), scales })
 }
 
-/// A slot's weights in four bits in its order, by as many threads as there are processors.
+/// Rows of a slot that are read together: words along outputs lie a page apart for each input, and a page that was found is read for all
+/// of these.
+const PACKED_ROWS: usize = 16 * int4::TILE_ROWS;
+
+/// A slot's weights in four bits in its order.
 fn packed(order: Order, parts: &[StoredMatrix], layout: Int4Layout) -> PackedInt4 {
     let rows: Vec<(usize, usize)> =
         runs(order, parts).flat_map(|(part, rows)| rows.map(move |row| (part, row))).collect();
-    let tiles: Vec<&[(usize, usize)]> = rows.chunks(int4::TILE_ROWS).collect();
-    let n_threads = thread::available_parallelism().map_or(1, usize::from);
-    let pack = |tiles: &[&[(usize, usize)]]| {
-        let mut packed = PackedInt4::empty();
-        for tile in tiles {
-            let (mut codes, mut groups) = (Vec::new(), Vec::new());
-            // Rows of one weight that follow each other are read together.
-            for run in tile.chunk_by(|a, b| (a.0, a.1 + 1) == *b) {
-                let weight = parts[run[0].0].quantised().expect("the layout is of quantised weights");
-                let (own_codes, own_groups) = weight.int4_rows(run[0].1..run[0].1 + run.len(), layout.group);
-                codes.extend(own_codes);
-                groups.extend(own_groups);
-            }
-            packed.extend(layout.pack(&codes, &groups));
+    let n_groups = layout.k.div_ceil(layout.group.values());
+    let mut packed = PackedInt4::with_room_for(&layout);
+    for rows in rows.chunks(PACKED_ROWS) {
+        let read = |part: usize| {
+            let mut own = rows.iter().filter(|(of, _)| *of == part).map(|(_, row)| *row);
+            let first = own.next()?;
+            // Rows of a weight follow each other, whatever lies between them.
+            let own = first..first + 1 + own.count();
+            let weight = parts[part].quantised().expect("the layout is of quantised weights");
+            Some((first, weight.int4_rows(own, layout.group)))
+        };
+        let read: Vec<_> = (0..parts.len()).map(read).collect();
+        let (mut codes, mut groups) = (Vec::with_capacity(rows.len() * layout.k), Vec::new());
+        for (part, row) in rows {
+            let (first, (own_codes, own_groups)) = read[*part].as_ref().expect("its rows were read");
+            let at = row - first;
+            codes.extend_from_slice(&own_codes[at * layout.k..][..layout.k]);
+            groups.extend_from_slice(&own_groups[at * n_groups..][..n_groups]);
         }
-        packed
-    };
-    thread::scope(|scope| {
-        let shares = tiles.chunks(tiles.len().div_ceil(n_threads).max(1));
-        let workers: Vec<_> = shares.map(|share| scope.spawn(move || pack(share))).collect();
-        let mut all = PackedInt4::empty();
-        workers.into_iter().for_each(|worker| all.extend(worker.join().expect("arithmetic does not panic")));
-        all
-    })
+        layout.pack_into(&codes, &groups, &mut packed);
+    }
+    packed
 }
 
 /// The rows of a slot's weights in the order in which it holds them: of which weight, from where to where.
@@ -482,6 +508,11 @@ pub(super) fn random(
         WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::Int4 => {
             let layout = described_int4_layout(&slot).expect("the shape was said by the description");
             Int4Matrix::random(device, layout, &mut noise, RANDOM_SCALE).map(Projection::Int4)
+        }
+        // Matrix by matrix: all of them in bf16 may be more than the GPU has.
+        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::E4m3 => {
+            let matrix = noise::repeated(device, &piece, slot.len())?;
+            Projection::quantised(kernels, matrix, slot.width())
         }
         WeightRole::Embedding | WeightRole::Projection => {
             noise::repeated(device, &piece, slot.len()).map(Projection::Bf16)
