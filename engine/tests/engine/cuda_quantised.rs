@@ -6,6 +6,7 @@
 use std::{fs, path::Path};
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
+use serde_json::{Value, json};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, KvCacheDtype, LoadedModel, Quantization,
     SamplingParams, exec::cuda::CudaModel,
@@ -16,7 +17,7 @@ use stoker_kernels::{bf16, reference};
 use crate::{common, cuda, goldens::difference, quantised};
 
 /// Rows of a step in which weights of four bits are widened, by norms and by launches of their own, and that no tile divides.
-const N_ROWS: usize = 2 * WIDENED_ROWS_MIN - 64;
+pub(crate) const N_ROWS: usize = 2 * WIDENED_ROWS_MIN - 64;
 
 fn config(quantization: Option<Quantization>) -> EngineConfig {
     let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), quantization, ..EngineLimits::default() };
@@ -25,32 +26,94 @@ fn config(quantization: Option<Quantization>) -> EngineConfig {
 
 /// Ember in f32 with every projection of its layers as FP8 would have it.
 fn write_dequantised(directory: &Path) {
+    copy_descriptions(directory);
+    let dequantised = |values: Vec<f32>, width: usize| -> Vec<f32> {
+        let (numbers, scales) = reference::quantise_rows(&values, width);
+        numbers.chunks(width).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
+    };
+    let tensors = embers_tensors().into_iter().map(|(name, shape, values)| {
+        let values = if is_projection(&name) { dequantised(values, shape[1]) } else { values };
+        (name, Dtype::F32, shape, of_f32(values))
+    });
+    write_tensors(directory, tensors.collect());
+}
+
+/// Ember with every projection of its layers in four bits, a scale a group of 128: the form of compressed-tensors, rounded to the
+/// nearest.
+pub(crate) fn write_four_bits(directory: &Path) {
+    copy_descriptions(directory);
+    let path = directory.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("it was copied")).expect("it is JSON");
+    let weights = json!({"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": GROUP});
+    config["quantization_config"] = json!({
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    });
+    fs::write(&path, config.to_string()).expect("the description is written");
+    let mut tensors = Vec::new();
+    for (name, shape, values) in embers_tensors() {
+        if !is_projection(&name) {
+            tensors.push((name, Dtype::BF16, shape, of_bf16(values)));
+            continue;
+        }
+        let (codes, scales): (Vec<_>, Vec<_>) = values.chunks(GROUP).map(four_bits).unzip();
+        let codes: Vec<u32> = codes.concat();
+        // The first of eight codes is the lowest of a word.
+        let word = |eight: &[u32]| eight.iter().rev().fold(0, |word, code| word << 4 | code);
+        let packed = codes.chunks(8).flat_map(|eight| word(eight).to_le_bytes()).collect();
+        let sizes = shape.iter().flat_map(|size| (*size as i64).to_le_bytes()).collect();
+        tensors.push((format!("{name}_packed"), Dtype::I32, vec![shape[0], shape[1] / 8], packed));
+        tensors.push((format!("{name}_scale"), Dtype::BF16, vec![shape[0], shape[1] / GROUP], of_bf16(scales)));
+        tensors.push((format!("{name}_shape"), Dtype::I64, vec![2], sizes));
+    }
+    write_tensors(directory, tensors);
+}
+
+/// Inputs that share a scale.
+const GROUP: usize = 128;
+
+/// Codes from 0 to 15 that stand for -8 to 7 times the scale, which is a number of bf16.
+fn four_bits(group: &[f32]) -> (Vec<u32>, f32) {
+    let largest = group.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let scale = bf16::from_f32(largest / 7.0).to_f32();
+    (group.iter().map(|value| ((value / scale).round().clamp(-8.0, 7.0) + 8.0) as u32).collect(), scale)
+}
+
+fn copy_descriptions(directory: &Path) {
     for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs::copy(common::ember().join(file), directory.join(file)).expect("a file of ember is copied");
     }
+}
+
+fn is_projection(name: &str) -> bool {
+    name.ends_with("_proj.weight")
+}
+
+fn of_f32(values: Vec<f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
+}
+
+fn of_bf16(values: Vec<f32>) -> Vec<u8> {
+    values.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect()
+}
+
+/// Name, shape and values of each.
+fn embers_tensors() -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = fs::read(common::ember().join("model.safetensors")).expect("ember has weights");
     let stored = SafeTensors::deserialize(&bytes).expect("ember's weights are a safetensors file");
     let widened = |view: &TensorView<'_>| -> Vec<f32> {
         assert_eq!(view.dtype(), Dtype::BF16);
         view.data().chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
     };
-    let dequantised = |values: Vec<f32>, width: usize| -> Vec<f32> {
-        let (numbers, scales) = reference::quantise_rows(&values, width);
-        numbers.chunks(width).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
-    };
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = stored
-        .tensors()
-        .into_iter()
-        .map(|(name, view)| {
-            let values = widened(&view);
-            let is_projection = name.ends_with("_proj.weight");
-            let values = if is_projection { dequantised(values, view.shape()[1]) } else { values };
-            (name, view.shape().to_vec(), values.into_iter().flat_map(f32::to_le_bytes).collect())
-        })
-        .collect();
-    assert_eq!(tensors.iter().filter(|(name, ..)| name.ends_with("_proj.weight")).count(), 8 * 7);
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor is as long as its shape"))
+    let tensors: Vec<_> =
+        stored.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec(), widened(&view))).collect();
+    assert_eq!(tensors.iter().filter(|(name, ..)| is_projection(name)).count(), 8 * 7);
+    tensors
+}
+
+fn write_tensors(directory: &Path, tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)>) {
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("a tensor is as long as its shape"))
     });
     serialize_to_file(views, None, &directory.join("model.safetensors")).expect("the weights are written");
 }
@@ -148,6 +211,21 @@ fn four_bits_that_are_widened_for_many_rows_stay_near() {
         // Both operands have three digits behind the first, then.
         assert!(few < 0.04 && many > few && many < 0.2, "{name}: {few:.2e} {many:.2e}");
     }
+}
+
+/// What the tests on several GPUs read.
+#[test]
+fn ember_in_four_bits_is_read_as_what_was_written() {
+    let directory = tempfile::tempdir().unwrap();
+    write_four_bits(directory.path());
+    let tokens = cuda::golden().0;
+    let [plain, four] = [&common::ember(), directory.path()].map(|path| common::open(path).unwrap());
+    let (plain_bytes, four_bytes) = (plain.parts.model.memory.weights_bytes, four.parts.model.memory.weights_bytes);
+    let [expected, found] = [plain, four].map(|mut model| model.executor.teacher_forced_logits(&tokens, tokens.len()));
+    let mean = found.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64;
+    println!("{mean:.2e} of the largest logit, {four_bytes} bytes of {plain_bytes}");
+    assert!(mean < 0.2, "{mean}");
+    assert!(2 * four_bytes < plain_bytes, "{four_bytes} {plain_bytes}");
 }
 
 #[test]

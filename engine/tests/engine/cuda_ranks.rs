@@ -8,7 +8,11 @@ use stoker_engine::{
 };
 use stoker_kernels::Device;
 
-use crate::{common, cuda, cuda_families, skip::skip};
+use crate::{
+    common, cuda, cuda_families,
+    cuda_quantised::{self, N_ROWS},
+    skip::skip,
+};
 
 /// As many GPUs; else the reason why not is recorded.
 fn has_gpus(n_ranks: usize, test: &str) -> bool {
@@ -103,6 +107,53 @@ fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
         println!("{quantization:?}, {kv_cache_dtype:?}: {:.1} % equal, right {scores:?}", 100.0 * equal);
         assert!(equal >= 0.98 && (scores[0] - scores[1]).abs() <= 0.005, "{equal}, {scores:?}");
     }
+}
+
+/// Codes, scales and sums of products by codes are cut between ranks, and so is what many rows are multiplied with.
+#[test]
+fn four_bits_of_two_gpus_answer_as_those_of_one() {
+    let test = "four_bits_of_two_gpus_answer_as_those_of_one";
+    if !cuda::has_hopper(test) || !has_gpus(2, test) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    cuda_quantised::write_four_bits(directory.path());
+    let open = |n_ranks, limits| {
+        let limits = EngineLimits { tensor_parallel: n_ranks, ..limits };
+        CudaModel::open(&common::config(directory.path(), limits), 0, &|_| {}).unwrap()
+    };
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let [one, two] = [1, 2].map(|n_ranks| {
+        let CudaModel { executor, parts } = open(n_ranks, limits());
+        Engine::start_with(Box::new(executor), parts)
+    });
+    assert!(one.model().memory.weights_bytes < one.model().n_params, "they are held as codes");
+    let (prompts, expected) = cuda::questions(&one);
+    let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
+    let equal = cuda::share_equal(&answers[0], &answers[1]);
+    let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
+    println!("four bits: {:.1} % equal, right {scores:?}", 100.0 * equal);
+    assert!(equal >= 0.98 && (scores[0] - scores[1]).abs() <= 0.005, "{equal}, {scores:?}");
+    drop((one, two));
+
+    let tokens: Vec<TokenId> = cuda::golden().0.into_iter().cycle().take(N_ROWS).collect();
+    let rows = Some(N_ROWS as u32);
+    let many = || EngineLimits { max_model_len: rows, max_num_seqs: rows, max_batched_tokens: rows, ..limits() };
+    let [[few_one, many_one], [few_two, many_two]] = [1, 2].map(|n_ranks| {
+        let mut model = open(n_ranks, many());
+        [64, N_ROWS].map(|chunk_len| model.executor.teacher_forced_logits(&tokens, chunk_len).unwrap())
+    });
+    let mean = |found: &[Vec<f32>], wanted: &[Vec<f32>]| {
+        found.iter().zip(wanted).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64
+    };
+    let (codes, widened) = (mean(&few_two, &few_one), mean(&many_two, &many_one));
+    let (cost_one, cost_two) = (mean(&many_one, &few_one), mean(&many_two, &few_one));
+    println!(
+        "by codes {codes:.2e} of the largest logit from one GPU, widened {widened:.2e}; widening costs {cost_one:.2e}, {cost_two:.2e}"
+    );
+    // The order of sums in bf16; rows and weights in e4m3 are scaled by what a rank holds.
+    assert!(codes < 2.0 * cuda::golden().1, "{codes}");
+    assert!(cost_one > codes && cost_two < 1.5 * cost_one, "{cost_one} {cost_two}");
 }
 
 #[test]
