@@ -195,6 +195,9 @@ fn limit_flags(limits: &EngineLimits) -> Vec<String> {
         given("threads", limits.threads.map(|threads| threads as u64)),
         limits.isa.map(|isa| format!("--cpu-isa={isa}")),
         limits.batch_invariant.then(|| "--batch-invariant=true".to_owned()),
+        limits.quantization.map(|kind| format!("--quantization={}", kind.name())),
+        limits.kv_cache_dtype.map(|kind| format!("--kv-cache-dtype={}", kind.name())),
+        (limits.tensor_parallel > 1).then(|| format!("--tensor-parallel={}", limits.tensor_parallel)),
     ];
     flags.into_iter().flatten().collect()
 }
@@ -210,7 +213,25 @@ async fn heard(client: &Client, ask: &Ask) -> Result<Heard> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_engine::{KvCacheDtype, Quantization};
+
     use super::*;
+
+    #[test]
+    fn an_agent_is_told_what_figures_say_of_the_engine() {
+        let quantised = EngineLimits {
+            quantization: Some(Quantization::Fp8),
+            kv_cache_dtype: Some(KvCacheDtype::Fp8),
+            tensor_parallel: 2,
+            batch_invariant: true,
+            ..EngineLimits::default()
+        };
+        let flags = limit_flags(&quantised);
+        for flag in ["--quantization=fp8", "--kv-cache-dtype=fp8", "--tensor-parallel=2", "--batch-invariant=true"] {
+            assert!(flags.iter().any(|given| given == flag), "{flag}: {flags:?}");
+        }
+        assert_eq!(limit_flags(&EngineLimits::default()).len(), 1, "nothing but how many may wait");
+    }
 
     #[test]
     fn mapped_weights_are_told_from_other_memory() {

@@ -11,7 +11,7 @@ use stoker_bench::{
     peers::Peer,
     quantised::Quantised,
 };
-use stoker_engine::{DeviceChoice, KvCacheDtype, ops::Isa};
+use stoker_engine::{DeviceChoice, KvCacheDtype, Quantization, ops::Isa};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
@@ -68,6 +68,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Measure cases and print a table; `--out` appends the figures.
     Run(RunArgs),
+    /// What a format costs in answers: a model of ember's chat format beside the one it was made of, on held-out conversations.
+    Quality(QualityArgs),
     /// Take in what a peer measured in a run of ours: lines `SAMPLES {"case", "metric", "samples", "version"}` of its log.
     Peer(PeerArgs),
     /// Time masks of grammars over a large vocabulary, and steps beside constrained requests.
@@ -162,13 +164,47 @@ pub(crate) enum Command {
         /// Leave the weights out: for systems that make random ones themselves.
         #[arg(long)]
         without_weights: bool,
-        /// Describe weights that are stored so: int4, with --without-weights.
-        #[arg(long, value_name = "KIND", requires = "without_weights")]
+        /// Weights that are stored so: int4, fp8-stored.
+        #[arg(long, value_name = "KIND")]
         quantization: Option<Quantised>,
         /// Where models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
     },
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct QualityArgs {
+    /// The model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// The model that it was made of. Default: itself.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) original: Option<PathBuf>,
+    /// Lines with `messages` and the `expected` answer; those with tools are left out.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) heldout: PathBuf,
+    /// The model's name in figures.
+    #[arg(long)]
+    pub(crate) name: String,
+    /// The format in figures.
+    #[arg(long)]
+    pub(crate) dtype: String,
+    /// What computes: cpu, cuda or cuda:N.
+    #[arg(long, default_value = "cuda")]
+    pub(crate) device: DeviceChoice,
+    /// Quantise the projections of layers when they are loaded: fp8.
+    #[arg(long, value_name = "KIND")]
+    pub(crate) quantization: Option<Quantization>,
+    /// Store keys and values in this: fp8.
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
+    /// Name of the run that these figures are part of. Default: a new one, after the time.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) run: Option<String>,
+    /// File that figures are appended to, one JSON line each.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -231,8 +267,8 @@ pub(crate) struct RunArgs {
     /// is, `join` gives ratio_to_stoker-invariant: what the mode costs.
     #[arg(long)]
     batch_invariant: bool,
-    /// Quantise the projections of layers when they are loaded: fp8; or draw them in four bits, groups of 128 with zero points:
-    /// int4, with --weights device. The format in figures is then that.
+    /// Quantise the projections of layers when they are loaded: fp8; or draw them in four bits, groups of 128 with zero points: int4;
+    /// or, with --weights disk, in e4m3 with a scale an output: fp8-stored. The format in figures is then that.
     #[arg(long, value_name = "KIND")]
     pub(crate) quantization: Option<Quantised>,
     /// GPUs that share the model, from the one of --device on.

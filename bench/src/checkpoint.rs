@@ -68,15 +68,17 @@ const TABLE_LEN: usize = 1 << 16;
 const PIECE_VALUES: usize = 1 << 20;
 
 /// The directory of a named shape with random weights, made now if this cache lacks it.
-pub fn ensure(cache: &Path, model: &str, dtype: Dtype) -> Result<PathBuf> {
-    let dir = cache.join("bench/models").join(format!("{model}-{}", dtype.name()));
+pub fn ensure(cache: &Path, model: &str, dtype: Dtype, quantised: Option<Quantised>) -> Result<PathBuf> {
+    let stored = quantised.filter(|kind| kind.at_start().is_none());
+    let name = stored.map_or(dtype.name(), Quantised::name);
+    let dir = cache.join("bench/models").join(format!("{model}-{name}"));
     if dir.exists() {
         return Ok(dir);
     }
     let shape = named(model)?;
     let unfinished = dir.with_extension(format!("{}", std::process::id()));
     fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
-    write_random(&unfinished, shape, dtype)?;
+    write_random(&unfinished, shape, dtype, stored)?;
     fs::rename(&unfinished, &dir).with_context(|| format!("rename to {}", dir.display()))?;
     Ok(dir)
 }
@@ -104,8 +106,10 @@ pub fn described(cache: &Path, name: &str, config: &Value) -> Result<PathBuf> {
     Ok(dir)
 }
 
-fn write_description(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
-    write_json(&dir.join("config.json"), &shape.config(dtype.torch_name()))?;
+fn write_description(dir: &Path, shape: &Shape, dtype: Dtype, stored: Option<Quantised>) -> Result<()> {
+    let mut config = shape.config(dtype.torch_name());
+    stored.inspect(|kind| kind.describe(&mut config));
+    write_json(&dir.join("config.json"), &config)?;
     write_json(&dir.join("tokenizer.json"), &byte_tokenizer())
 }
 
@@ -127,11 +131,15 @@ pub fn bytes_per_token(directory: &Path) -> Result<u64> {
 }
 
 /// Writes a checkpoint of a shape into a directory that exists.
-pub fn write_random(dir: &Path, shape: &Shape, dtype: Dtype) -> Result<()> {
-    write_description(dir, shape, dtype)?;
+pub fn write_random(dir: &Path, shape: &Shape, dtype: Dtype, stored: Option<Quantised>) -> Result<()> {
+    write_description(dir, shape, dtype, stored)?;
     let path = dir.join("model.safetensors");
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    let tensors = shape.tensors();
+    let tensors = shape.tensors().into_iter();
+    let tensors: Vec<_> = match stored {
+        Some(kind) => tensors.flat_map(|tensor| kind.stored(tensor)).collect(),
+        None => tensors.collect(),
+    };
     let header = header(&tensors, dtype);
     let written =
         file.write_all_at(&header, 0).and_then(|()| fill_file(&file, &pieces(&tensors, header.len(), dtype), dtype));
@@ -163,8 +171,8 @@ fn header(tensors: &[Tensor], dtype: Dtype) -> Vec<u8> {
     let mut fields = Map::new();
     let mut begin = 0;
     for tensor in tensors {
-        let end = begin + tensor.n_values() * dtype.bytes();
-        let place = json!({"dtype": dtype.safetensors_name(), "shape": tensor.shape, "data_offsets": [begin, end]});
+        let end = begin + tensor.n_values() * bytes_of(tensor.fill, dtype);
+        let place = json!({"dtype": name_of(tensor.fill, dtype), "shape": tensor.shape, "data_offsets": [begin, end]});
         fields.insert(tensor.name.clone(), place);
         begin = end;
     }
@@ -204,7 +212,7 @@ fn pieces(tensors: &[Tensor], begin: usize, dtype: Dtype) -> Vec<Piece> {
         for (piece, first) in (0..n_values).step_by(PIECE_VALUES).enumerate() {
             let (seed, len) = ((idx as u64) << 32 | piece as u64, PIECE_VALUES.min(n_values - first));
             pieces.push(Piece { fill: tensor.fill, seed, len, offset });
-            offset += len as u64 * dtype.bytes();
+            offset += len as u64 * bytes_of(tensor.fill, dtype);
         }
     }
     pieces
@@ -216,8 +224,13 @@ fn fill_file(file: &File, pieces: &[Piece], dtype: Dtype) -> io::Result<()> {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let values = fill(piece.fill, piece.len, piece.seed, &table);
-            file.write_all_at(&encode(&values, dtype), piece.offset)?;
+            let bytes = match piece.fill {
+                Fill::Fours | Fill::E4m3 => codes(piece),
+                Fill::Normal | Fill::One | Fill::Scale => {
+                    encode(&fill(piece.fill, piece.len, piece.seed, &table), dtype)
+                }
+            };
+            file.write_all_at(&bytes, piece.offset)?;
         }
         Ok(())
     };
@@ -228,9 +241,40 @@ fn fill_file(file: &File, pieces: &[Piece], dtype: Dtype) -> io::Result<()> {
     })
 }
 
+/// Bytes of a value of a tensor.
+fn bytes_of(fill: Fill, dtype: Dtype) -> u64 {
+    match fill {
+        Fill::Fours => 4,
+        Fill::E4m3 => 1,
+        Fill::Normal | Fill::One | Fill::Scale => dtype.bytes(),
+    }
+}
+
+/// How safetensors call them.
+fn name_of(fill: Fill, dtype: Dtype) -> &'static str {
+    match fill {
+        Fill::Fours => "I32",
+        Fill::E4m3 => "F8_E4M3",
+        Fill::Normal | Fill::One | Fill::Scale => dtype.safetensors_name(),
+    }
+}
+
+/// Random bits; of e4m3 the highest of the exponent is none, which leaves numbers below 2.
+fn codes(piece: &Piece) -> Vec<u8> {
+    let mut bytes = vec![0; piece.len * bytes_of(piece.fill, Dtype::Bf16) as usize];
+    SmallRng::seed_from_u64(piece.seed).fill_bytes(&mut bytes);
+    if piece.fill == Fill::E4m3 {
+        bytes.iter_mut().for_each(|byte| *byte &= 0b1011_1111);
+    }
+    bytes
+}
+
 fn fill(fill: Fill, len: usize, seed: u64, table: &[f32]) -> Vec<f32> {
     match fill {
+        Fill::Fours | Fill::E4m3 => unreachable!("codes are no numbers"),
         Fill::One => vec![1.0; len],
+        // Codes of four bits less their zero points, which are as random, deviate by 6.5.
+        Fill::Scale => vec![STANDARD_DEVIATION / 4.0; len],
         Fill::Normal => {
             let mut rng = SmallRng::seed_from_u64(seed);
             let mut values = vec![0.0; len];
@@ -285,7 +329,7 @@ mod tests {
 
     fn tiny(dtype: Dtype) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        write_random(dir.path(), &TINY, dtype).unwrap();
+        write_random(dir.path(), &TINY, dtype, None).unwrap();
         dir
     }
 
@@ -299,6 +343,23 @@ mod tests {
             let mut engine = InProcess::open(&setup).unwrap();
             let readings = engine.sample(Case::Decode(4)).unwrap();
             assert_eq!(readings.iter().map(|reading| reading.metric).collect::<Vec<_>>(), ["tok_s", "itl_ms"]);
+            assert!(readings.iter().all(|reading| reading.value.is_finite() && reading.value > 0.0), "{readings:?}");
+        }
+    }
+
+    #[test]
+    fn the_engine_reads_what_is_stored_quantised() {
+        for (kind, stored_as) in [(Quantised::Int4, "awq"), (Quantised::Fp8Stored, "fp8")] {
+            let dir = tempfile::tempdir().unwrap();
+            let shape = Shape { hidden_size: 128, intermediate_size: 256, num_attention_heads: 4, ..TINY };
+            write_random(dir.path(), &shape, Dtype::Bf16, Some(kind)).unwrap();
+            let limits = limits_for(&[Case::Decode(4)], Tuning::default());
+            let directory = dir.path().into();
+            let setup = Setup { model: directory, weights: Weights::Disk, device: DeviceChoice::Cpu, limits, seed: 1 };
+            let mut engine = InProcess::open(&setup).unwrap();
+            let dtype = engine.engine().model().dtype.clone();
+            assert!(dtype.contains(stored_as), "{dtype}");
+            let readings = engine.sample(Case::Decode(4)).unwrap();
             assert!(readings.iter().all(|reading| reading.value.is_finite() && reading.value > 0.0), "{readings:?}");
         }
     }
@@ -329,7 +390,7 @@ mod tests {
     #[test]
     fn an_unknown_model_is_refused_with_the_known_names() {
         let dir = tempfile::tempdir().unwrap();
-        let error = format!("{:#}", ensure(dir.path(), "gpt-2", Dtype::Bf16).unwrap_err());
+        let error = format!("{:#}", ensure(dir.path(), "gpt-2", Dtype::Bf16, None).unwrap_err());
         assert!(error.contains("tinyllama-1.1b") && error.contains("ember"), "{error}");
         assert!(!dir.path().join("bench").exists());
     }

@@ -14,6 +14,7 @@ pub mod peers;
 pub mod probe;
 pub mod program;
 pub mod prompts;
+pub mod quality;
 pub mod quantised;
 pub mod reading;
 pub mod report;

@@ -21,17 +21,18 @@ use stoker_bench::{
     peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
     probe::Probe,
-    program,
+    program, quality,
     quantised::Quantised,
+    reading::Reading,
     report::report,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
 };
-use stoker_engine::DeviceChoice;
-use stoker_figures::{self as figures, Conditions, Figure, Run};
+use stoker_engine::{DeviceChoice, EngineLimits};
+use stoker_figures::{self as figures, Conditions, Figure, Key, Run};
 
-use crate::args::{Args, Command, PeerArgs, RunArgs};
+use crate::args::{Args, Command, PeerArgs, QualityArgs, RunArgs};
 
 /// Weights smaller than this may stay in a processor's cache: then memory is no ceiling.
 const CACHED_BYTES: u64 = 256 << 20;
@@ -40,6 +41,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     match args.command {
         Command::Run(run) => measure(&run),
+        Command::Quality(asked) => quality(&asked),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
         Command::Report { files, run, html } => show(&files, run.as_deref(), &html),
@@ -71,7 +73,7 @@ fn main() -> Result<()> {
         Command::Checkpoint { model, dtype, without_weights, quantization, cache } => {
             let directory = match without_weights {
                 true => checkpoint::without_weights(&cache, &model, dtype, quantization)?,
-                false => checkpoint::ensure(&cache, &model, dtype)?,
+                false => checkpoint::ensure(&cache, &model, dtype, quantization)?,
             };
             println!("{}", directory.display());
             Ok(())
@@ -172,6 +174,29 @@ fn fitting(cases: Vec<Case>, positions: u64) -> Result<Vec<Case>> {
     refused.iter().filter_map(|case| case.refusal(positions)).for_each(|reason| eprintln!("skipped: {reason}"));
     ensure!(!fitting.is_empty(), "no case is left");
     Ok(fitting)
+}
+
+fn quality(args: &QualityArgs) -> Result<()> {
+    let QualityArgs { model, original, heldout, name, dtype, device, quantization, kv_cache_dtype, run, out } = args;
+    let limits =
+        EngineLimits { quantization: *quantization, kv_cache_dtype: *kv_cache_dtype, ..EngineLimits::default() };
+    let original = original.as_deref().unwrap_or(model);
+    let (readings, n_answers) =
+        quality::measure(&quality::Subject { original, model, heldout, limits, device: *device })?;
+    let here = Conditions::here(&command_line());
+    let gpus = figures::gpus().filter(|_| matches!(device, DeviceChoice::Cuda(_)));
+    let conditions = Conditions { machine: gpus.unwrap_or_else(|| here.machine.clone()), ..here };
+    let run = match run {
+        Some(name) => Run::named(name.clone(), conditions),
+        None => Run::under(conditions),
+    };
+    let figure = |Reading { metric, value }: &Reading| {
+        run.figure(Key { model: name, dtype, case: "quality_heldout", metric }, &[*value])
+    };
+    let found: Vec<Figure> = readings.iter().map(figure).collect();
+    keep(out.as_deref(), &found)?;
+    println!("{name} {dtype}, {n_answers} answers\n{}", table(&found));
+    Ok(())
 }
 
 /// A peer's samples as figures of the run that they were measured in.

@@ -86,8 +86,12 @@ pub struct Model {
 impl Model {
     /// Finds it, or makes it in the cache.
     pub fn open(wanted: &Wanted<'_>, cache: &Path) -> Result<Self> {
-        let is_drawn = wanted.weights == Weights::Device && !is_directory(wanted.model);
-        ensure!(is_drawn || wanted.quantised != Some(Quantised::Int4), "int4 is drawn on the device: --weights device");
+        let is_stored = wanted.quantised.is_some_and(|kind| kind.at_start().is_none());
+        let is_drawn = wanted.model != "ember" && !is_directory(wanted.model);
+        ensure!(is_drawn || !is_stored, "{} says how it is quantised itself: leave --quantization out", wanted.model);
+        let on_device = wanted.weights == Weights::Device;
+        let only_disk = wanted.quantised == Some(Quantised::Fp8Stored);
+        ensure!(!(on_device && only_disk), "fp8-stored is read from a file: --weights disk, or --quantization fp8");
         let directory = wanted.directory(cache)?;
         let config = read_config(&directory)?;
         let name = if is_directory(wanted.model) { directory.file_name() } else { Some(wanted.model.as_ref()) };
@@ -129,7 +133,7 @@ impl Wanted<'_> {
                 Ok(EMBER.into())
             }
             (model, _) if is_directory(model) => Ok(model.into()),
-            (model, Weights::Disk) => checkpoint::ensure(cache, model, self.format.checkpoint()),
+            (model, Weights::Disk) => checkpoint::ensure(cache, model, self.format.checkpoint(), self.quantised),
             (model, Weights::Device) => {
                 checkpoint::without_weights(cache, model, self.format.checkpoint(), self.quantised)
             }

@@ -68,6 +68,12 @@ pub enum Fill {
     Normal,
     /// Ones: norms.
     One,
+    /// Eight codes of four bits, each as likely as another.
+    Fours,
+    /// e4m3 below 2: none is no number.
+    E4m3,
+    /// One scale for all, with which quantised weights have about the spread of `Normal`.
+    Scale,
 }
 
 const SHAPES: [Shape; 8] = [

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use stoker_engine::EngineLimits;
+use stoker_engine::{EngineLimits, MemoryPlan};
 use stoker_figures::System;
 use stoker_loadgen::client::{Ask, Prompt};
 
@@ -35,7 +35,12 @@ impl Stoker {
 
     fn engine(&mut self) -> Result<&mut InProcess> {
         if self.engine.is_none() {
-            self.engine = Some(InProcess::open(&self.setup)?);
+            let engine = InProcess::open(&self.setup)?;
+            // What nvidia-smi shows while the cases run is to be these.
+            let MemoryPlan { weights_bytes, workspace_bytes, kv_bytes, .. } = engine.engine().model().memory;
+            let [weights, workspace, kv] = [weights_bytes, workspace_bytes, kv_bytes].map(|bytes| bytes >> 20);
+            eprintln!("memory planned: weights {weights} MiB, workspace {workspace} MiB, KV cache {kv} MiB");
+            self.engine = Some(engine);
         }
         Ok(self.engine.as_mut().expect("opened just above"))
     }
@@ -49,10 +54,9 @@ impl Stoker {
     }
 
     /// An agent with the sizes that it has when nobody gives any: how it starts and how large it is must not depend on the
-    /// other cases.
+    /// other cases. How it computes is what figures say.
     fn plain_agent(&mut self) -> Result<Agent> {
-        let EngineLimits { threads, isa, .. } = self.setup.limits;
-        self.agent(&EngineLimits { threads, isa, ..EngineLimits::default() })
+        self.agent(&plain(&self.setup.limits))
     }
 
     fn start(&mut self) -> Result<Vec<Reading>> {
@@ -79,6 +83,20 @@ impl Stoker {
             Reading::new("share_of_in_process", in_process / seconds),
             Reading::new("tok_s", size.all_completion_tokens() / seconds),
         ])
+    }
+}
+
+/// What of an engine's limits is no size.
+fn plain(limits: &EngineLimits) -> EngineLimits {
+    let EngineLimits { threads, isa, batch_invariant, quantization, kv_cache_dtype, tensor_parallel, .. } = *limits;
+    EngineLimits {
+        threads,
+        isa,
+        batch_invariant,
+        quantization,
+        kv_cache_dtype,
+        tensor_parallel,
+        ..EngineLimits::default()
     }
 }
 

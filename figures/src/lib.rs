@@ -7,6 +7,7 @@ mod plot;
 mod render;
 mod stats;
 mod timeline;
+mod trade;
 
 pub use figure::{Conditions, Figure, Key, Run, System, append, gpus, read};
 pub use peers::{BESIDE, Beside, beside_peers};

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     figure::{Figure, read},
-    peers,
+    peers, trade,
 };
 
 /// A rendered page or picture: its file name under `docs/benchmarks` and its text.
@@ -26,18 +26,29 @@ pub fn render(dir: &Path) -> Result<Vec<Page>> {
          of it, is in [NOTES.md](NOTES.md).\n\n",
     );
     let mut pages = Vec::new();
-    for path in files {
+    for path in &files {
         let topic = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let all = read(&path)?;
+        let all = read(path)?;
         let pictures = peers::pictures(&topic, &all);
+        let speeds = if topic == QUALITY { speeds(&files)? } else { None };
+        let trade = speeds.and_then(|speeds| trade::picture(&all, &speeds));
+        let shown = trade.as_ref().map_or_else(String::new, |(name, _)| format!("![{name}]({name})\n\n"));
         let beside_peers = peers::section(&all, &pictures);
         let figures = newest(all);
         let _ = writeln!(index, "- [{topic}]({topic}.md): {} figures", figures.len());
-        pages.push((format!("{topic}.md"), format!("# {topic}\n\n{beside_peers}{}", table(&figures))));
-        pages.extend(pictures);
+        pages.push((format!("{topic}.md"), format!("# {topic}\n\n{shown}{beside_peers}{}", table(&figures))));
+        pages.extend(pictures.into_iter().chain(trade));
     }
     pages.push(("README.md".to_owned(), index));
     Ok(pages)
+}
+
+/// What formats cost in answers stands beside what they give.
+const QUALITY: &str = "quality";
+const SPEEDS: &str = "gpu.jsonl";
+
+fn speeds(files: &[PathBuf]) -> Result<Option<Vec<Figure>>> {
+    files.iter().find(|path| path.ends_with(SPEEDS)).map(|path| read(path)).transpose()
 }
 
 fn results(dir: &Path) -> Result<Vec<PathBuf>> {

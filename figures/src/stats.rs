@@ -19,10 +19,23 @@ impl Better {
     }
 }
 
-/// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, and counts
-/// of what should not happen.
-const LOWER: [&str; 11] =
-    ["imbalance", "ms", "us", "seconds", "mb", "writes", "misses", "preemptions", "hour", "hours", "loss"];
+/// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, counts of what
+/// should not happen, and what a model is surprised by or strays from another.
+const LOWER: [&str; 13] = [
+    "imbalance",
+    "ms",
+    "us",
+    "seconds",
+    "mb",
+    "writes",
+    "misses",
+    "preemptions",
+    "hour",
+    "hours",
+    "loss",
+    "kl",
+    "perplexity",
+];
 
 /// The good direction of a metric, by the last word of its name.
 pub fn better(metric: &str) -> Better {

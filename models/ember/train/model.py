@@ -38,6 +38,10 @@ SHAPES = {
     "ember-draft": Shape(
         hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1
     ),
+    # What formats of weights cost a model of some size; its weights are not kept.
+    "ember-100m": Shape(
+        hidden_size=768, intermediate_size=2304, num_hidden_layers=14, num_attention_heads=12, num_key_value_heads=4
+    ),
     # For checks on a CPU.
     "tiny": Shape(
         hidden_size=64,
