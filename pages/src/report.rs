@@ -90,9 +90,12 @@ fn part(section: &Section) -> Markup {
             h2 { (section.title) }
             @if !section.rows.is_empty() { (table(section)) }
             @if !section.courses.is_empty() {
-                div.panels { @for course in &section.courses { (drawn(course, seconds)) } }
                 @let end = section.along.clone().unwrap_or_else(|| words::seconds(seconds));
-                div.axis aria-hidden="true" { span { "0" } span { (end) } }
+                div.panels {
+                    @for course in &section.courses { (drawn(course, seconds)) }
+                    // One below each column; where there is one column the second is not shown.
+                    @for _ in 0..2 { div.axis aria-hidden="true" { span { "0" } span { (end) } } }
+                }
             }
         }
     }
@@ -105,7 +108,7 @@ fn table(section: &Section) -> Markup {
         div.scroll tabindex="0" role="region" aria-label=(section.title) { table {
             thead { tr {
                 @for (idx, column) in section.columns.iter().enumerate() {
-                    th.num[idx > 0] scope="col" { (column) }
+                    th.num[is_of_numbers(section, idx)] scope="col" { (column) }
                     @if idx == 0 && !section.ratios.is_empty() { th scope="col" { "behind | ahead" } }
                 }
             } }
@@ -115,12 +118,18 @@ fn table(section: &Section) -> Markup {
                         th scope="row" { (cell) }
                         @if let Some(ratio) = section.ratios.get(nth) { td { (bar(*ratio, octaves)) } }
                     } @else {
-                        td.num { (cell) }
+                        td.num[is_of_numbers(section, idx)] { (cell) }
                     }
                 }
             } } }
         } }
     }
+}
+
+/// Whether a column has numbers only, ranges of them included: those stand to the right, words to the left.
+fn is_of_numbers(section: &Section, column: usize) -> bool {
+    let mut cells = section.rows.iter().filter_map(|row| row.get(column));
+    column > 0 && cells.all(|cell| !cell.replace(" to ", " ").contains(char::is_alphabetic))
 }
 
 /// A bar on a logarithmic axis, from 1 in its middle to the right where ahead and to the left where behind; `octaves` each way.

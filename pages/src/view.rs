@@ -58,6 +58,8 @@ pub struct Replicas {
     pub leaving: u32,
 }
 
+const NO_BREAK: &str = "\u{a0}";
+
 /// A latency over the last minute, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Latency {
@@ -72,7 +74,13 @@ impl Latency {
     pub fn words(self) -> String {
         match (self.p50, self.p95) {
             (None, None) => words::UNKNOWN.to_owned(),
-            (p50, p95) => format!("{} / {}", words::known(p50, words::seconds), words::known(p95, words::seconds)),
+            (p50, p95) => {
+                // Lines are broken between the two, not within one.
+                let [p50, p95] = [p50, p95].map(|value| words::known(value, words::seconds).replace(' ', NO_BREAK));
+                // A unit that both have is said once.
+                let short = p50.rsplit_once(NO_BREAK).filter(|(_, unit)| p95.ends_with(&format!("{NO_BREAK}{unit}")));
+                format!("{} / {p95}", short.map_or(p50.as_str(), |(number, _)| number))
+            }
         }
     }
 }
@@ -130,5 +138,19 @@ impl Summary {
     /// Its page.
     pub fn href(&self) -> String {
         format!("/ns/{}/{}", words::encoded(&self.namespace), words::encoded(&self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_latencies_of_one_unit_say_it_once() {
+        let words = |p50, p95| Latency { p50, p95 }.words().replace(NO_BREAK, " ");
+        assert_eq!(words(Some(0.0012), Some(0.0028)), "1.2 / 2.8 ms");
+        assert_eq!(words(Some(0.9), Some(1.2)), "900 ms / 1.20 s");
+        assert_eq!(words(None, Some(1.2)), "– / 1.20 s");
+        assert_eq!(words(None, None), "–");
     }
 }

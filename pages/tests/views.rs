@@ -249,8 +249,19 @@ fn the_fullest_page_of_a_deployment_is_small_and_valid() {
 #[test]
 fn a_deployment_of_which_nothing_is_known_has_a_page() {
     let found = check(&deployment::page(&Deployment::default(), &DeploymentQuery::default()));
-    assert!(found.text.contains("Nothing was read yet") && found.text.contains("No replica."));
+    assert!(found.text.contains("No point yet") && found.text.contains("No replica."));
     check(&fleet::page(&Fleet::default(), &FleetQuery::default()));
+}
+
+#[test]
+fn what_is_dated_after_now_breaks_no_page() {
+    let mut view = full("w", 3);
+    view.now_ms -= 7_200_000;
+    for (range, ..) in Range::ALL {
+        let query = DeploymentQuery { range, at: Some(NOW_MS - 100_000), ..DeploymentQuery::default() };
+        let found = check(&deployment::page(&view, &query));
+        assert_eq!(found.count("g"), 0, "no decision stands in a picture that ends before it: {range:?}");
+    }
 }
 
 #[test]

@@ -79,6 +79,7 @@ pub enum Key {
 /// A browser with one page open.
 pub struct Browser {
     page: Page,
+    patience: Duration,
     complaints: Arc<Mutex<Vec<String>>>,
     tasks: Vec<JoinHandle<()>>,
     chromium: Child,
@@ -112,9 +113,15 @@ impl Browser {
         let page = connection.new_page("about:blank").await?;
         let complaints = Arc::default();
         tasks.extend(listen(&page, &complaints).await?);
-        let browser = Self { page, complaints, tasks, chromium, _keeper: keeper, _home: home };
+        let browser = Self { page, patience: PATIENCE, complaints, tasks, chromium, _keeper: keeper, _home: home };
         browser.look(Theme::Light, 1280).await?;
         Ok(Some(browser))
+    }
+
+    /// Waits for so long from now on, for what takes its time by itself.
+    pub fn patient(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// Opens an address and waits until all of it is there.
@@ -142,9 +149,15 @@ impl Browser {
         self.wait_until(&format!("{selector} seen"), &format!("!!{}", seen(selector))).await
     }
 
+    /// Waits until a person reads these words in that part of the page.
+    pub async fn shows(&self, part: &str, words: &str) -> Result<()> {
+        self.wait_until(words, &format!("document.querySelector({}).innerText.includes({})", json!(part), json!(words)))
+            .await
+    }
+
     /// Waits until a JavaScript expression of the page is true.
     pub async fn wait_until(&self, what: &str, expression: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         loop {
             // In the middle of loading there is no page to ask.
             let asked = self.value(expression).await;
@@ -153,7 +166,11 @@ impl Browser {
             }
             if Instant::now() > deadline {
                 let shown = self.value("document.body.innerText").await;
-                bail!("not {what} within {PATIENCE:?}: {expression} is {asked:?}\n{shown:?}\n{:?}", self.complaints());
+                bail!(
+                    "not {what} within {:?}: {expression} is {asked:?}\n{shown:?}\n{:?}",
+                    self.patience,
+                    self.complaints()
+                );
             }
             tokio::time::sleep(POLL).await;
         }

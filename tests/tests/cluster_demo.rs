@@ -1,38 +1,12 @@
 //! `make demo` and `make demo-down` as a newcomer runs them, with the programs of this build.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
 
 use serde_json::json;
-use stoker_cluster::Binaries;
-use stoker_tests::cluster::{built, run_with_input, wait_for};
-
-/// Runs a word of `stoker-cluster` on `dir`; its output, or a panic with everything it said.
-fn stoker_cluster(word: &str, dir: &Path, args: &[&str]) -> String {
-    let output = Command::new(built("stoker-cluster"))
-        .arg(word)
-        .arg("--dir")
-        .arg(dir)
-        .args(args)
-        .output()
-        .expect("start stoker-cluster");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{word}:\n{}\n{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn demo(dir: &Path) -> String {
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    let programs = ["stoker-agent", "stoker-operator", "stoker-gateway"];
-    let [agent, operator, gateway] = programs.map(|name| built(name).display().to_string());
-    let (source, owner) = (source.display().to_string(), std::process::id().to_string());
-    let programs = ["--agent", &agent, "--operator", &operator, "--gateway", &gateway];
-    stoker_cluster("demo", dir, &[&programs[..], &["--source", &source, "--owner", &owner]].concat())
-}
+use stoker_tests::{
+    cluster::{built, wait_for},
+    demo::{kubectl, source, start, stoker_cluster},
+};
 
 /// Command lines of living processes that mention `dir`.
 fn processes_of(dir: &Path) -> Vec<String> {
@@ -46,7 +20,7 @@ fn processes_of(dir: &Path) -> Vec<String> {
 fn the_demo_answers_is_reused_and_leaves_nothing() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("demo");
-    let first = demo(&dir);
+    let first = start(&dir).unwrap();
     for stage in ["control plane", "node", "CRD and operator", "apply", "ready", "first token"] {
         assert!(
             first.lines().any(|line| line.starts_with(stage) && line.ends_with(" s")),
@@ -55,30 +29,25 @@ fn the_demo_answers_is_reused_and_leaves_nothing() {
     }
     let asked = fs::read_to_string(dir.join("cluster/stoker-gateway.log")).unwrap();
     assert!(asked.contains("/v1/chat/completions"), "the answer came through the gateway:\n{asked}\n{first}");
-    assert!(stoker_cluster("status", &dir, &[]).contains("kubeconfig"));
-    let second = demo(&dir);
+    assert!(stoker_cluster("status", &dir, &[]).unwrap().contains("kubeconfig"));
+    let second = start(&dir).unwrap();
     assert!(second.starts_with("A demo is running already"), "{second}");
     assert!(!processes_of(&dir).is_empty(), "the demo goes on");
-    stoker_cluster("down", &dir, &[]);
+    stoker_cluster("down", &dir, &[]).unwrap();
     assert!(!dir.exists());
     wait_for("every process is gone", || processes_of(&dir).is_empty().then_some(()));
-    assert!(stoker_cluster("down", &dir, &[]).starts_with("no cluster runs"), "a second stop has nothing to do");
-}
-
-/// `kubectl ARGS` on the demo in `dir`, with `manifest` as input.
-fn kubectl(dir: &Path, args: &[&str], manifest: &str) -> Result<String, String> {
-    let credentials = dir.join("cluster/credentials/admin.kubeconfig");
-    let mut command = Command::new(Binaries::find().path("kubectl").expect("make kube builds kubectl"));
-    command.args(args).env("KUBECONFIG", credentials).env("KUBECACHEDIR", dir.join("cluster/kubectl-cache"));
-    run_with_input(command, manifest)
+    assert!(
+        stoker_cluster("down", &dir, &[]).unwrap().starts_with("no cluster runs"),
+        "a second stop has nothing to do"
+    );
 }
 
 #[test]
 fn every_example_is_accepted_and_served() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("demo");
-    demo(&dir);
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    start(&dir).unwrap();
+    let source = source().canonicalize().unwrap();
     let models = source.join("models");
     // What the example asks its reader to do: weights on the claim `models`, at `my-model`.
     let place = parent.path().join("place");
@@ -94,7 +63,7 @@ fn every_example_is_accepted_and_served() {
     let seen = kubectl(&dir, &["get", "infd,pods,pvc"], "").unwrap();
     assert!(waited.is_ok(), "{waited:?}\n{seen}");
     assert_eq!(waited.unwrap().lines().count(), deployments_in(&source.join("examples")), "{seen}");
-    stoker_cluster("down", &dir, &[]);
+    stoker_cluster("down", &dir, &[]).unwrap();
 }
 
 fn deployments_in(directory: &Path) -> usize {
@@ -112,7 +81,7 @@ fn a_cluster_ends_with_its_owner() {
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("owned");
     let mut owner = Command::new("sleep").arg("600").spawn().unwrap();
-    stoker_cluster("up", &dir, &["--owner", &owner.id().to_string()]);
+    stoker_cluster("up", &dir, &["--owner", &owner.id().to_string()]).unwrap();
     owner.kill().unwrap();
     wait_for("every process is gone", || processes_of(&dir).is_empty().then_some(()));
     wait_for("the folder is gone", || (!dir.exists()).then_some(()));

@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    net::TcpListener,
     os::unix::fs::FileExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -17,7 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{Rig, is_ready, revision_of, serves};
+use stoker_tests::operator::{Rig, get, is_ready, revision_of, serves};
 
 const SOON: Duration = Duration::from_secs(60);
 /// Several readings, several decisions, and renewals of the Lease.
@@ -79,6 +80,10 @@ fn uids(pods: &[Pod]) -> Vec<String> {
     pods.iter().filter_map(ResourceExt::uid).collect()
 }
 
+fn this_year(date: &str) -> bool {
+    date.starts_with(&jiff::Timestamp::now().to_string()[..3])
+}
+
 /// A stream that a client holds open.
 fn hold(pod: &Pod, seconds: u64) -> Child {
     let ip = pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap();
@@ -98,6 +103,8 @@ fn a_clock_that_is_set_moves_nothing() {
     let (library, file) = (clock.library(), clock.file());
     let environment = [("LD_PRELOAD", library.to_str().unwrap()), ("STOKER_TEST_CLOCK", file.to_str().unwrap())];
     rig.operator.restart_in(&environment).unwrap();
+    let pages = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    rig.operator.restart_with(&["--pages-address", &pages]).unwrap();
     rig.apply("steady", spec(2, "a")).unwrap();
     rig.wait_ready("steady", SOON).unwrap();
     sleep(A_WHILE);
@@ -109,6 +116,9 @@ fn a_clock_that_is_set_moves_nothing() {
         sleep(A_WHILE);
         assert_eq!(writes(&rig), before, "{ahead} s ahead");
         assert_eq!(uids(&rig.pods("steady").unwrap()), pods, "{ahead} s ahead");
+        let page = get(&format!("http://{pages}/ns/default/steady")).unwrap();
+        let dates: Vec<&str> = page.split("datetime=\"").skip(1).collect();
+        assert!(dates.len() > 5 && dates.iter().all(|date| this_year(date)), "{ahead} s ahead: {page}");
     }
 
     // A drain whose deadline is a minute away: an hour ahead it would be over, and an hour back it would last for an hour.
@@ -140,7 +150,6 @@ fn a_clock_that_is_set_moves_nothing() {
     })
     .unwrap();
     let conditions = rig.get("steady").unwrap().status.unwrap().conditions;
-    let this_year = |date: &str| date.starts_with(&jiff::Timestamp::now().to_string()[..3]);
     assert!(conditions.iter().all(|said| this_year(&said.last_transition_time.0.to_string())), "{conditions:?}");
     // The preloaded clock did what it should.
     let log = rig.operator.last_words();

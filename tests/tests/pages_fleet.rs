@@ -5,10 +5,8 @@
 
 use std::{
     convert::Infallible,
-    fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -30,7 +28,8 @@ use stoker_pages::{
     view::Summary,
 };
 use stoker_tests::{
-    browser::{Browser, Theme},
+    browser::Browser,
+    looks::looks_well,
     operator::{NAMESPACE, Rig, get, serves},
 };
 
@@ -41,8 +40,6 @@ const CHAT: &str = "/ns/default/chat";
 const LOOKS_A_DAY: u64 = 86_400 / 2;
 /// That the operator takes for pages at once.
 const CONNECTIONS: usize = 512;
-/// Wide, and as narrow as a page has to work.
-const WIDTHS: [u32; 2] = [1280, 320];
 
 /// Five streams fill a replica to its target; windows are short enough for a test.
 fn scaled(more: Value) -> Value {
@@ -92,46 +89,9 @@ fn serving(rig: &Rig) -> Vec<Pod> {
     rig.pods("chat").unwrap().into_iter().filter(serves).collect()
 }
 
-/// Load to look at, for pictures only: six minutes of it.
-fn waves(rig: &Rig) {
-    for count in [6, 14, 9, 2, 12, 5] {
-        let streams = Streams::hold(&serving(rig)[0], count);
-        std::thread::sleep(Duration::from_secs(60));
-        drop(streams);
-    }
-}
-
 /// What the page says, once it does.
 fn shows(rig: &Rig, browser: &Browser, part: &str, words: &str) -> Result<()> {
-    let said = format!("document.querySelector({}).innerText.includes({})", json!(part), json!(words));
-    rig.block_on(browser.wait_until(words, &said))
-}
-
-/// Where pictures for the docs go, if they are wanted.
-fn pictures() -> Option<PathBuf> {
-    std::env::var_os("STOKER_PICTURES").filter(|folder| !folder.is_empty()).map(PathBuf::from)
-}
-
-/// Nothing keeps people out in either theme, nothing is wider than a window, and the picture is small.
-async fn looks_well(browser: &Browser, test: &str, name: &str) -> Result<()> {
-    let folder = pictures().filter(|_| name != "what-if");
-    for theme in Theme::ALL {
-        for width in WIDTHS {
-            browser.look(theme, width).await?;
-            let found = browser.axe(test).await?;
-            ensure!(found.is_empty(), "{name}, {}, {width}: {}", theme.name(), found.join("\n"));
-            let wide = "[...document.querySelectorAll('main *, header *')].filter(one => one.getBoundingClientRect().right > innerWidth + 1 \
-                        && !one.parentElement.closest('.scroll, pre')).map(one => one.outerHTML.slice(0, 120)).slice(0, 5).join('\\n')";
-            let overflow = browser.overflow().await?;
-            ensure!(overflow <= 0, "{name} is {overflow} wider than {width}: {}", browser.value(wide).await?);
-            if let Some(folder) = &folder {
-                let picture = browser.screenshot(theme, width).await?;
-                fs::create_dir_all(folder)?;
-                fs::write(folder.join(format!("{name}-{}-{width}.png", theme.name())), &picture)?;
-            }
-        }
-    }
-    browser.look(Theme::Light, 1280).await
+    rig.block_on(browser.shows(part, words))
 }
 
 #[test]
@@ -160,7 +120,7 @@ fn a_load_step_its_decision_a_killed_pod_and_a_roll_are_seen_in_a_browser() -> R
     shows(&rig, &browser, "#decisions", "1 → ")?;
     rig.block_on(browser.click("#decisions td a"))?;
     shows(&rig, &browser, "#why", "The decision of")?;
-    let why = rig.block_on(browser.text("#why pre"))?;
+    let why = rig.block_on(browser.text("#why .explained"))?;
     let asked = rig.block_on(browser.value("Number(new URLSearchParams(location.search).get('at'))"))?;
     let records = rig.operator.records("chat", 0)?;
     let record = records.iter().find(|record| Some(record.at_ms) == asked.as_u64()).unwrap();
@@ -170,7 +130,7 @@ fn a_load_step_its_decision_a_killed_pod_and_a_roll_are_seen_in_a_browser() -> R
     rig.block_on(browser.fill("#w-max", "2"))?;
     rig.block_on(browser.click("#what-if button"))?;
     shows(&rig, &browser, "#what-if", "Replicas, most\t3\t2")?;
-    rig.block_on(looks_well(&browser, test, "what-if"))?;
+    rig.block_on(looks_well(&browser, test))?;
     rig.block_on(browser.open(&format!("{url}{CHAT}")))?;
 
     // A pod is killed, and the page says of what it ended.
@@ -192,14 +152,10 @@ fn a_load_step_its_decision_a_killed_pod_and_a_roll_are_seen_in_a_browser() -> R
     rig.block_on(browser.wait_until("the roll is over", "!document.querySelector('#rollout table')"))?;
     shows(&rig, &browser, "#events", "Scaled")?;
 
-    let _runs = pictures().map(|_| {
-        waves(&rig);
-        Streams::hold(&serving(&rig)[0], 4)
-    });
     shows(&rig, &browser, "#head", "http://chat.default.svc:8000")?;
-    rig.block_on(looks_well(&browser, test, "deployment"))?;
+    rig.block_on(looks_well(&browser, test))?;
     rig.block_on(browser.open(&url))?;
-    rig.block_on(looks_well(&browser, test, "fleet"))?;
+    rig.block_on(looks_well(&browser, test))?;
     let complaints = browser.complaints();
     ensure!(complaints.is_empty(), "{complaints:?}");
     Ok(())
@@ -233,6 +189,21 @@ fn the_load_of_before_outlives_the_operator_that_read_it() -> Result<()> {
     let text = get(&page)?;
     assert_eq!((edge(&text, "Requests"), edge(&text, "Replicas")), ("8".to_owned(), "2".to_owned()), "{text}");
     assert!(text.contains("0 running, 0 waiting"), "nothing runs now: {text}");
+    Ok(())
+}
+
+#[test]
+fn an_agent_that_is_gone_is_said_and_what_it_carried_is_not_counted() -> Result<()> {
+    let (rig, url) = rig_with_pages()?;
+    let page = format!("{url}{CHAT}");
+    rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "replicas": 2}))?;
+    rig.wait_ready("chat", SOON)?;
+    let pod = serving(&rig).remove(0);
+    let _streams = Streams::hold(&pod, 8);
+    rig.wait("eight requests are shown", SOON, |_| Ok(get(&page)?.contains("8 <small>running")))?;
+    rig.cluster.node.freeze_pod(NAMESPACE, &pod.name_any())?;
+    rig.wait("it is said", SOON, |_| Ok(get(&page)?.contains("its agent does not answer any more")))?;
+    rig.wait("none of its requests is shown", SOON, |_| Ok(get(&page)?.contains("0 <small>running")))?;
     Ok(())
 }
 

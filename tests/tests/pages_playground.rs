@@ -19,8 +19,12 @@ use stoker_crds::endpoints::EndpointState;
 use stoker_edge::playground::Playground;
 use stoker_tests::{
     agent::AgentProcess,
-    browser::{Browser, Key, Theme},
+    browser::{Browser, Key},
     gateway::{GatewayProcess, Teller, deployment, replica},
+    looks::{draw, looks_well},
+    playground::{
+        ANSWERED, a_schema_is_used, a_stream_is_stopped, a_tool_is_used, ask, count, last_answer, open, send,
+    },
     process::Process,
     python::python_with,
     skip::skip,
@@ -28,42 +32,6 @@ use stoker_tests::{
 use tokio::net::TcpListener;
 
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
-const ANSWERED: &str = "document.querySelector('#stop').hidden && !document.querySelector('[aria-busy=true]') && !!document.querySelector('.answer')";
-/// A grammar that no model leaves early: stopping has time.
-const LONG: &str =
-    r#"{"type": "array", "items": {"type": "integer", "minimum": 100, "maximum": 999}, "minItems": 400}"#;
-
-/// Opens the page with a form in its address.
-async fn open(browser: &Browser, base: &str, form: &Value) -> Result<()> {
-    // Only the fragment would differ from the page before, which loads nothing.
-    browser.open("about:blank").await?;
-    let fragment: String = form.to_string().bytes().map(|byte| format!("%{byte:02x}")).collect();
-    browser.open(&format!("{base}/#{fragment}")).await?;
-    browser.wait_until("models listed", "document.querySelector('[data-option=model]').options.length > 0").await
-}
-
-async fn send(browser: &Browser, text: &str) -> Result<()> {
-    browser.fill("#draft", text).await?;
-    browser.press(Key::Enter).await
-}
-
-/// Sends a message and waits for the end of every answer; the text of the last.
-async fn ask(browser: &Browser, text: &str) -> Result<String> {
-    send(browser, text).await?;
-    browser.wait_until("answered", ANSWERED).await?;
-    last_answer(browser).await
-}
-
-async fn last_answer(browser: &Browser) -> Result<String> {
-    let text = browser.value("[...document.querySelectorAll('.answer .text')].at(-1).textContent").await?;
-    Ok(text.as_str().unwrap_or_default().to_owned())
-}
-
-async fn count(browser: &Browser, selector: &str) -> Result<u64> {
-    let counted = browser.value(&format!("document.querySelectorAll({}).length", json!(selector))).await?;
-    counted.as_u64().context("a count")
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_is_streamed_stopped_edited_and_sent_again() -> Result<()> {
     let Some(browser) = Browser::start("a_chat_is_streamed_stopped_edited_and_sent_again").await? else {
@@ -103,13 +71,7 @@ async fn a_chat_is_streamed_stopped_edited_and_sent_again() -> Result<()> {
         browser.value("[...document.querySelectorAll('.token')].map(token => token.textContent).join('')").await?;
     assert_eq!((tokens, count(&browser, ".token").await?), (json!(completion), 12));
 
-    open(&browser, agent.base(), &json!({"structure": "schema", "schema": LONG})).await?;
-    send(&browser, "Count").await?;
-    browser.wait_until("streaming", "document.querySelector('.answer .text').textContent.length > 8").await?;
-    browser.press(Key::Escape).await?;
-    browser.wait_until("stopped", ANSWERED).await?;
-    assert!(browser.text(".facts-line").await?.contains("stopped by you"));
-    assert!(last_answer(&browser).await?.starts_with('['), "what was written stays");
+    a_stream_is_stopped(&browser, agent.base()).await?;
     agent.wait_until("idle", |load| load.running == 0 && load.waiting == 0).await?;
     assert_eq!(browser.complaints(), Vec::<String>::new());
     Ok(())
@@ -157,32 +119,8 @@ async fn tools_and_schemas_are_checked_before_they_are_sent_and_after() -> Resul
     let test = "tools_and_schemas_are_checked_before_they_are_sent_and_after";
     let Some(browser) = Browser::start(test).await? else { return Ok(()) };
     let agent = AgentProcess::ready(&[]).await?;
-    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        "additionalProperties": false});
-    let tools = json!([{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]);
-    let form = json!({"tools": tools.to_string(), "tool-choice": "required", "a.temperature": "0"});
-    open(&browser, agent.base(), &form).await?;
-    ask(&browser, "What is the weather in Oslo?").await?;
-    assert_eq!(browser.text(".call pre").await?, "{\n  \"city\": \"Oslo\"\n}");
-    assert!(browser.text(".verdict").await?.contains("The call of get_weather fits its schema"));
-    browser.fill(".results textarea", "12 degrees, rain").await?;
-    browser.click(".results button").await?;
-    browser
-        .wait_until("results sent", &format!("document.querySelectorAll('.turn').length === 2 && {ANSWERED}"))
-        .await?;
-
-    let schema = r#"{"type": "object", "required": ["customer", "quantity"], "additionalProperties": false,
-        "properties": {"customer": {"type": "string"}, "quantity": {"type": "integer"}}}"#;
-    let form = json!({"structure": "schema", "schema": schema, "a.temperature": "0"});
-    open(&browser, agent.base(), &form).await?;
-    ask(&browser, "Extract customer and quantity as JSON: Order from Vefe: 17 x vube, 31 euros.").await?;
-    assert!(browser.text(".verdict").await?.contains("The answer fits its schema"));
-    // The same words by a person, which do not.
-    browser.click(".answer .tools button:nth-child(2)").await?;
-    browser.fill(".answer .editor textarea", r#"{"customer": 3}"#).await?;
-    browser.press(Key::Enter).await?;
-    let says = browser.text(".after .note").await?;
-    assert!(says.contains("$.customer is number, not string") && says.contains(r#"$ lacks "quantity""#), "{says}");
+    a_tool_is_used(&browser, agent.base()).await?;
+    a_schema_is_used(&browser, agent.base()).await?;
 
     // What is no JSON is not sent, and says where.
     browser.fill("#schema", "{\"type\": \"object\",\n  \"required\": [,]}").await?;
@@ -453,21 +391,10 @@ async fn the_page_is_valid_html() -> Result<()> {
     Ok(())
 }
 
-/// One look at the page: nobody is kept out, nothing is cut off, and where `$STOKER_PICTURES` says so a picture is kept.
+/// One look at the page, and a picture of it.
 async fn look(browser: &Browser, test: &str, name: &str) -> Result<()> {
-    for theme in Theme::ALL {
-        for width in [320, 1280] {
-            browser.look(theme, width).await?;
-            assert_eq!(browser.axe(test).await?, Vec::<String>::new(), "{name} {theme:?} {width}");
-            assert!(browser.overflow().await? <= 0, "{name} is wider than {width}");
-            let Some(dir) = std::env::var_os("STOKER_PICTURES").filter(|dir| !dir.is_empty()) else { continue };
-            let png = browser.screenshot(theme, width).await?;
-            ensure!(png.len() < 120_000, "{name}: {} bytes", png.len());
-            let file = format!("playground-{name}-{}-{width}.png", theme.name());
-            std::fs::write(PathBuf::from(dir).join(file), png)?;
-        }
-    }
-    browser.look(Theme::Light, 1280).await
+    looks_well(browser, test).await?;
+    draw(browser, &format!("playground-{name}")).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

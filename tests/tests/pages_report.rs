@@ -5,8 +5,9 @@ use std::{path::Path, process::Command};
 use anyhow::{Result, ensure};
 use stoker_tests::{
     agent::AgentProcess,
-    browser::{Browser, Theme},
+    browser::Browser,
     cluster::built,
+    looks::{draw_one, looks_well},
 };
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
@@ -27,19 +28,8 @@ async fn look(browser: &Browser, test: &str, name: &str, path: &Path) -> Result<
     browser.wait_for("svg").await?;
     let asked = browser.value("performance.getEntriesByType('resource').length").await?;
     ensure!(asked == 0, "{asked} files are asked for");
-    for theme in Theme::ALL {
-        for width in [320, 1280] {
-            browser.look(theme, width).await?;
-            let found = browser.axe(test).await?;
-            ensure!(found.is_empty(), "{name} {theme:?} {width}: {found:?}");
-            ensure!(browser.overflow().await? <= 0, "{name} is wider than {width}");
-            let folder = std::env::var_os("STOKER_PICTURES").filter(|folder| !folder.is_empty());
-            if let Some(folder) = folder.filter(|_| theme == Theme::Light && width == 1280) {
-                let png = browser.screenshot(theme, width).await?;
-                std::fs::write(Path::new(&folder).join(format!("report-{name}.png")), png)?;
-            }
-        }
-    }
+    looks_well(browser, test).await?;
+    draw_one(browser, &format!("report-{name}")).await?;
     ensure!(browser.complaints().is_empty(), "{name} complains");
     Ok(())
 }

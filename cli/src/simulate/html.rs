@@ -8,7 +8,7 @@ use super::report::{Row, rows};
 const ABOUT: &str = "Written by kubectl stoker simulate --out. Each rule on the same simulated replicas, rivals with one target that costs \
                      at most 2 % more GPU-hours than ours in all; ! is the cheapest target a rule has, and still dearer. The oracle \
                      knew what came.";
-const COLUMNS: [&str; 7] = ["Rule", "Target", "Late answers", "%", "Preemptions", "GPU-hours", "Reversals/h"];
+const COLUMNS: [&str; 7] = ["Rule", "Target", "Late answers", "Late, %", "Preemptions", "GPU-hours", "Reversals/h"];
 
 /// The file.
 pub(super) fn report(comparisons: &[Comparison]) -> String {

@@ -31,6 +31,8 @@ use crate::{
 /// Rows of replicas on a page at most.
 const REPLICAS: usize = 50;
 
+const UNANSWERED: &str = "its agent does not answer any more";
+
 /// What a view is made from.
 pub(super) struct Scene<'a> {
     pub(super) object: &'a InferenceDeployment,
@@ -134,6 +136,9 @@ fn phase(replica: &Replica) -> Phase {
         Stage::Leaving => of(Tone::Wait, "Leaving", "its pod is being deleted"),
         Stage::Finished { trouble, .. } => of(Tone::Idle, &trouble.reason, &trouble.message),
         _ if replica.pod.lost => of(Tone::Bad, "NodeLost", "its node does not answer"),
+        Stage::Faltering { trouble, .. } if matches!(replica.reading.sight(), Sight::Stale { .. }) => {
+            of(Tone::Bad, &trouble.reason, UNANSWERED)
+        }
         Stage::Unscheduled { trouble, .. } | Stage::Blocked(trouble) | Stage::Faltering { trouble, .. } => {
             of(Tone::Bad, &trouble.reason, &trouble.message)
         }
@@ -172,7 +177,7 @@ fn serving(replica: &Replica) -> Phase {
     match replica.reading.sight() {
         Sight::Fresh(report) if report.phase == AgentPhase::Ready => of(Tone::Good, "Serving", ""),
         Sight::Fresh(report) => of(Tone::Wait, &format!("{:?}", report.phase), report.error.as_deref().unwrap_or("")),
-        Sight::Stale { .. } => of(Tone::Wait, "Silent", "its agent does not answer any more"),
+        Sight::Stale { .. } => of(Tone::Wait, "Silent", UNANSWERED),
         Sight::Absurd(why) => of(Tone::Wait, "NotBelieved", &format!("it {}", why.words())),
         Sight::Missing => of(Tone::Wait, "Silent", "its agent never answered"),
         Sight::Unread => of(Tone::Good, "Serving", "not read yet"),

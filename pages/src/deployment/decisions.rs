@@ -39,17 +39,18 @@ fn in_words(decision: &Decision, view: &Deployment, title: &str) -> Markup {
             figcaption { (title) @if is_asked { " " (words::moment(decision.at_ms, view.now_ms)) } ", in the words of " code { "kubectl stoker explain" }
                 @if !decision.is_reproduced { ". " strong { "Decided again from its record it comes out otherwise: the record was altered." } }
             }
-            pre.words tabindex="0" { (words::beginning(&decision.words, 10_000)) }
+            div.explained { @for line in words::beginning(&decision.words, 10_000).lines() { div { (line) } } }
         }
     }
 }
 
 /// Decisions that changed the number.
 pub(super) fn list(view: &Deployment, query: &DeploymentQuery) -> Markup {
+    let is_idle = view.scaling.settings.is_none() && view.scaling.changes.is_empty();
     html! {
         section #decisions aria-labelledby="decisions-h" {
-            h2 #decisions-h { "Decisions that changed the number" }
-            @if view.scaling.changes.is_empty() { p.quiet { "None that is known." } }
+            h2 #decisions-h class=[is_idle.then_some("hidden")] { "Decisions that changed the number" }
+            @if view.scaling.changes.is_empty() { p class=(if is_idle { "hidden" } else { "quiet" }) { "None that is known." } }
             @else { div.scroll tabindex="0" role="region" aria-label="Decisions" { table.stack {
                 thead { tr { th scope="col" { "When (UTC)" } th.num scope="col" { "Replicas" } th.num scope="col" { "Pressure" } th scope="col" { "From" } th scope="col" { "Bound by" } th scope="col" { "" } } }
                 tbody { @for change in &view.scaling.changes { (row(change, view, query)) } }

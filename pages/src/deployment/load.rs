@@ -42,10 +42,13 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
                 }
             }
             @if is_known {
-                div.panels { @for (idx, panel) in panels(view).iter().enumerate() { (drawn(panel, (from_ms, to_ms), if idx == 0 { &moments } else { &silent })) } }
-                (axis(from_ms, to_ms))
+                div.panels {
+                    @for (idx, panel) in panels(view).iter().enumerate() { (drawn(panel, (from_ms, to_ms), if idx == 0 { &moments } else { &silent })) }
+                    // One below each column; where there is one column the second is not shown.
+                    @for _ in 0..2 { (axis(from_ms, to_ms, query.range)) }
+                }
                 @if view.leads_since_ms > from_ms { (before(view)) }
-            } @else { p.quiet { "Nothing was read yet: the first point comes within ten seconds." } }
+            } @else { p.quiet { "No point yet: the first comes within ten seconds." } }
         }
     }
 }
@@ -171,7 +174,13 @@ fn drawn(panel: &Panel<'_>, (from_ms, to_ms): (u64, u64), moments: &[Moment]) ->
     }
 }
 
-fn axis(from_ms: u64, to_ms: u64) -> Markup {
-    let marks = (0..=4).map(|quarter| from_ms + (to_ms - from_ms) * quarter / 4);
+/// As many parts as are whole minutes, so that marks are seen to be as far apart as they are.
+fn axis(from_ms: u64, to_ms: u64, range: Range) -> Markup {
+    let parts = match range {
+        Range::Minutes => 5,
+        Range::Hour => 4,
+        Range::SixHours | Range::Day => 6,
+    };
+    let marks = (0..=parts).map(|part| from_ms + (to_ms - from_ms) * part / parts);
     html! { div.axis aria-hidden="true" { @for at_ms in marks { span { (words::minute(at_ms)) } } } }
 }

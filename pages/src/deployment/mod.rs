@@ -24,6 +24,9 @@ use crate::{
     words,
 };
 
+/// Events that are seen at once: older ones are a click away.
+const EVENTS: usize = 15;
+
 /// The whole page.
 pub fn page(view: &Deployment, query: &DeploymentQuery) -> String {
     let Summary { namespace, name, .. } = &view.summary;
@@ -56,8 +59,8 @@ pub fn parts(view: &Deployment, query: &DeploymentQuery) -> Vec<Fragment> {
         Fragment::new("decisions", decisions::list(view, query)),
         Fragment::new("replicas", replicas::section(view)),
         Fragment::new("rollout", rollout(view)),
-        Fragment::new("events", events(view)),
         Fragment::new("conditions", conditions(view)),
+        Fragment::new("events", events(view)),
     ]
 }
 
@@ -136,22 +139,30 @@ fn rollout(view: &Deployment) -> Markup {
 }
 
 fn events(view: &Deployment) -> Markup {
+    let (newest, older) = view.events.split_at(view.events.len().min(EVENTS));
     html! {
         section #events aria-labelledby="events-h" {
             h2 #events-h { "Events" }
             @if view.events.is_empty() {
                 p.quiet { "Nothing was told since this operator leads, " (words::moment(view.leads_since_ms, view.now_ms)) ". Older ones: " code { "kubectl get events" } "." }
             } @else {
-                div.scroll tabindex="0" role="region" aria-label="Events" { table.stack {
-                    thead { tr { th scope="col" { "When (UTC)" } th scope="col" { "What" } th scope="col" { "Words" } } }
-                    tbody { @for told in &view.events { tr {
-                        td.nowrap { (words::moment(told.at_ms, view.now_ms)) }
-                        td { (mark(told.tone, &told.reason)) }
-                        td.clip { (words::beginning(&told.note, 300)) }
-                    } } }
-                } }
+                (told(newest, "Events", view.now_ms))
+                @if !older.is_empty() { details #older-events { summary { (older.len()) " older" } (told(older, "Older Events", view.now_ms)) } }
             }
         }
+    }
+}
+
+fn told(events: &[Told], name: &str, now_ms: u64) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(name) { table.stack {
+            thead { tr { th scope="col" { "When (UTC)" } th scope="col" { "Reason" } th scope="col" { "Message" } } }
+            tbody { @for one in events { tr {
+                td.nowrap { (words::moment(one.at_ms, now_ms)) }
+                td { (mark(one.tone, &one.reason)) }
+                td.clip { (words::beginning(&one.note, 300)) }
+            } } }
+        } }
     }
 }
 
@@ -159,15 +170,16 @@ fn conditions(view: &Deployment) -> Markup {
     html! {
         section #conditions aria-labelledby="conditions-h" {
             h2 #conditions-h { "Conditions" }
-            div.scroll tabindex="0" role="region" aria-label="Conditions" { table.stack {
-                thead { tr { th scope="col" { "Condition" } th scope="col" { "Reason" } th scope="col" { "Words" } th scope="col" { "Since (UTC)" } } }
+            @if view.conditions.is_empty() { p.quiet { "None yet." } }
+            @else { div.scroll tabindex="0" role="region" aria-label="Conditions" { table.stack {
+                thead { tr { th scope="col" { "Condition" } th scope="col" { "Reason" } th scope="col" { "Message" } th scope="col" { "Since (UTC)" } } }
                 tbody { @for one in &view.conditions { tr {
                     th.nowrap scope="row" { (words::beginning(&one.type_, 60)) ": " (words::beginning(&one.status, 20)) }
                     td { (mark(one.tone, &one.reason)) }
                     td.clip { (words::beginning(&one.message, 600)) }
                     td.nowrap data-is="since" { (words::moment(one.since_ms, view.now_ms)) }
                 } } }
-            } }
+            } } }
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
 fn form(shown: &Settings, query: &DeploymentQuery) -> Markup {
     let number = |name: &str, words: &str, value: String, step: &str| {
         html! {
-            div.field { label for={ "w-" (name) } { (words) } input id={ "w-" (name) } name=(name) type="number" step=(step) min="0" value=(value) inputmode="decimal"; }
+            div.field { label for={ "w-" (name) } { (words) } input id={ "w-" (name) } name=(name) type="number" step=(step) min="0" value=(value) placeholder="none" inputmode="decimal"; }
         }
     };
     let optional = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();

@@ -20,6 +20,8 @@ pub static SCRIPT: Asset =
 /// All that is served under [`ASSETS_PATH`].
 pub static ASSETS: [&Asset; 4] = [&STYLE, &ICON, &PLAYGROUND_STYLE, &SCRIPT];
 
+/// Colours of tokens, each with the highest probability that has it: as `token` of the script has them.
+const LIKELY: [(&str, u32); 4] = [("p1", 95), ("p2", 70), ("p3", 40), ("p4", 15)];
 const SIDES: [(&str, &str); 2] = [("a", "A"), ("b", "B")];
 
 /// One option of the API, by its name there.
@@ -145,6 +147,7 @@ fn switches() -> Markup {
         }
         label.switch { input #compare type="checkbox" autocomplete="off"; " Two answers side by side" }
         label.switch { input #probabilities type="checkbox" autocomplete="off"; " Probability of each token" }
+        p.scale.says { "Likely at most" @for (bin, most) in LIKELY { " " span class=(bin) { (most) " %" } } }
     }
 }
 
