@@ -227,7 +227,7 @@ fn ready(counts: &Counts, cause: Option<&Cause>, plan: &Plan) -> Verdict {
     let blocked =
         cause.is_some_and(|cause| cause.is_stuck() && counts.updated < counts.wanted) || !plan.taken.is_empty();
     let complete = counts.updated >= counts.wanted && counts.old == 0 && !blocked;
-    let of_wanted = format!("{} of {} replicas serve revision {}", counts.updated, counts.wanted, plan.revision);
+    let of_wanted = of_wanted(counts, &plan.revision);
     match cause {
         _ if complete && counts.wanted == 0 => {
             Verdict::new(true, conditions::REASON_SCALED_TO_ZERO, "no replica is wanted")
@@ -249,7 +249,7 @@ fn available(counts: &Counts) -> Verdict {
 }
 
 fn progressing(counts: &Counts, plan: &Plan) -> Verdict {
-    let of_wanted = format!("{} of {} replicas serve revision {}", counts.updated, counts.wanted, plan.revision);
+    let of_wanted = of_wanted(counts, &plan.revision);
     if counts.old > 0 {
         Verdict::new(true, rolling_reason(plan), of_wanted)
     } else if counts.updated < counts.wanted {
@@ -259,6 +259,19 @@ fn progressing(counts: &Counts, plan: &Plan) -> Verdict {
     } else {
         Verdict::new(false, conditions::REASON_SETTLED, "nothing is on its way")
     }
+}
+
+/// How many of those that are wanted serve the revision, in a sentence.
+fn of_wanted(counts: &Counts, revision: &str) -> String {
+    let Counts { updated, wanted, .. } = *counts;
+    let by = |count: usize, one: &'static str, many: &'static str| if count == 1 { one } else { many };
+    let (replica, serves) = (|count| by(count, "replica", "replicas"), |count| by(count, "serves", "serve"));
+    if updated > wanted {
+        let (replica, serves, are) = (replica(updated), serves(updated), by(wanted, "is", "are"));
+        return format!("{updated} {replica} {serves} revision {revision}, {wanted} {are} wanted");
+    }
+    let serves = serves(if wanted == 1 { 1 } else { updated });
+    format!("{updated} of {wanted} {} {serves} revision {revision}", replica(wanted))
 }
 
 fn rolling_reason(plan: &Plan) -> &'static str {
@@ -440,6 +453,18 @@ mod tests {
         let conditions: Vec<Condition> = [READY, AVAILABLE, PROGRESSING, DEGRADED].iter().map(condition).collect();
         let (said, turns) = for_tools(&conditions, DEADLINE, at(second));
         (said.map(|said| format!("{} {}", said.type_, said.reason)), turns.map(Timestamp::as_second))
+    }
+
+    #[test]
+    fn replicas_are_counted_in_sentences() {
+        let said =
+            |updated, wanted| of_wanted(&Counts { updated, wanted, existing: 0, serving: 0, old: 0, leaving: 0 }, "r");
+        assert_eq!([said(0, 1), said(1, 1)], ["0 of 1 replica serves revision r", "1 of 1 replica serves revision r"]);
+        assert_eq!([said(1, 2), said(0, 2)], ["1 of 2 replicas serves revision r", "0 of 2 replicas serve revision r"]);
+        assert_eq!(said(3, 3), "3 of 3 replicas serve revision r");
+        assert_eq!(said(3, 1), "3 replicas serve revision r, 1 is wanted");
+        assert_eq!(said(3, 2), "3 replicas serve revision r, 2 are wanted");
+        assert_eq!(said(1, 0), "1 replica serves revision r, 0 are wanted");
     }
 
     #[test]

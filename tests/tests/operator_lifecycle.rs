@@ -532,7 +532,7 @@ fn events_tell_what_was_done_to_which_pod_and_each_says_its_own() {
         rig.apply("told", spec(1, json!({"engine": {"maxModelLen": tokens}}))).unwrap();
         rig.wait_ready("told", SOON).unwrap();
         let revision = rig.get("told").unwrap().status.unwrap().revision;
-        serving.push(format!("1 of 1 replicas serve revision {revision}"));
+        serving.push(format!("1 of 1 replica serves revision {revision}"));
     }
     let pod = rig.pods("told").unwrap().remove(0).name_any();
     rig.scale("told", 0).unwrap();

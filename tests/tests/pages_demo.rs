@@ -65,7 +65,7 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     browser.open(fleet).await?;
     demo.apply(&example()?)?;
     browser.click(PAGE).await?;
-    browser.shows("#head", "1 of 1 replicas serve").await?;
+    browser.shows("#head", "1 of 1 replica serves").await?;
     browser.shows("#why", "Why 1 replica?").await?;
 
     // From one to three, and why.
@@ -86,7 +86,7 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     // The load goes, and so do replicas.
     drop(load);
     browser.shows("#why", "Why 1 replica?").await?;
-    browser.shows("#head", "1 of 1 replicas serve").await?;
+    browser.shows("#head", "1 of 1 replica serves").await?;
     browser.shows("#decisions", "3 → ").await?;
 
     // A roll, from the older revision to the wanted one.
@@ -94,7 +94,7 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     demo.kubectl(&["patch", "infd", NAME, "--type=merge", "-p", r#"{"spec": {"engine": {"maxModelLen": 480}}}"#])?;
     browser.shows("#rollout", "older").await?;
     browser.wait_until("the end of the roll", "!document.querySelector('#rollout table')").await?;
-    browser.shows("#head", "1 of 1 replicas serve").await?;
+    browser.shows("#head", "1 of 1 replica serves").await?;
     ensure!(browser.text("#head .mono").await? != older, "another revision than {older} is wanted");
     draw_deployments(&browser, &demo).await?;
 

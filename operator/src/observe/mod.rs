@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use stoker_crds::InferenceDeployment;
 use stoker_replica::Replica;
 
-pub(crate) use self::pod::{agent, fetcher, last_words};
+pub(crate) use self::pod::{agent, exit_code, fetcher, last_words};
 pub use self::{
     index::PodIndex,
     pod::{intent_of, observe_replica},

@@ -174,12 +174,28 @@ fn crashed(container: &ContainerStatus, ended: Option<&ContainerStateTerminated>
     let message = match ended {
         None => format!("the agent ended, {restarts} restarts"),
         Some(ended) => {
-            let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
             let last_words = last_words(ended.message.as_deref().unwrap_or_default());
-            format!("{cause} ended with exit code {}, {restarts} restarts: {last_words}", ended.exit_code)
+            format!("the agent ended with {}, {restarts} restarts: {last_words}", exit_code(ended))
         }
     };
     Trouble::new("CrashLoopBackOff", message.trim_end_matches([':', ' ']))
+}
+
+/// With what a container ended: the number, and what it stands for.
+pub(crate) fn exit_code(ended: &ContainerStateTerminated) -> String {
+    let reason = ended.reason.as_deref().filter(|reason| *reason != "Error");
+    // Of one that a signal ended the kubelet says 128 and the signal.
+    let meaning = reason.or(match ended.exit_code {
+        134 => Some("SIGABRT"),
+        137 => Some("SIGKILL, often out of memory"),
+        139 => Some("SIGSEGV"),
+        143 => Some("SIGTERM"),
+        _ => None,
+    });
+    meaning.map_or_else(
+        || format!("exit code {}", ended.exit_code),
+        |meaning| format!("exit code {} ({meaning})", ended.exit_code),
+    )
 }
 
 /// Why it ended, of the end of its log: the sentence that an agent says last, or all of what others say.
@@ -275,6 +291,15 @@ mod tests {
         assert_eq!(stage_of(container(waiting, more.clone())), Stage::Blocked(trouble.clone()));
         let between_crashes = json!({"running": {}});
         assert_eq!(stage_of(container(between_crashes, more)), Stage::Blocked(trouble));
+    }
+
+    #[test]
+    fn an_exit_code_says_what_it_stands_for() {
+        let said = |ended: serde_json::Value| exit_code(&serde_json::from_value(ended).unwrap());
+        assert_eq!(said(json!({"exitCode": 137, "reason": "OOMKilled"})), "exit code 137 (OOMKilled)");
+        assert_eq!(said(json!({"exitCode": 137, "reason": "Error"})), "exit code 137 (SIGKILL, often out of memory)");
+        assert_eq!(said(json!({"exitCode": 139})), "exit code 139 (SIGSEGV)");
+        assert_eq!(said(json!({"exitCode": 1, "reason": "Error"})), "exit code 1");
     }
 
     #[test]

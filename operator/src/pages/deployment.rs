@@ -23,7 +23,7 @@ use stoker_scaling::{DecisionRecord, Replay, explain, what_if_over};
 
 use super::summary::{leaves, starts};
 use crate::{
-    observe::{agent, last_words},
+    observe::{agent, exit_code, last_words},
     readings::millis,
     scaling::{Ledger, word},
 };
@@ -99,13 +99,12 @@ fn row(pod: &Pod, replica: &Replica, wanted: &str) -> ReplicaRow {
 fn restarted(pod: &Pod) -> Option<String> {
     let container = agent(pod.status.as_ref()?)?;
     let ended = container.last_state.as_ref()?.terminated.as_ref()?;
-    let cause = ended.reason.as_deref().filter(|reason| *reason != "Error").unwrap_or("the agent");
     let when = ended.finished_at.as_ref().map(|time| time.0.strftime(" at %H:%M:%S UTC").to_string());
     let last_words = last_words(ended.message.as_deref().unwrap_or_default());
     let said = format!(
-        "restarted {}: {cause} ended with exit code {}{}: {last_words}",
+        "restarted {}: the agent ended with {}{}: {last_words}",
         times(container.restart_count),
-        ended.exit_code,
+        exit_code(ended),
         when.unwrap_or_default()
     );
     Some(said.trim_end_matches([':', ' ']).to_owned())

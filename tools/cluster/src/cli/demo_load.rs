@@ -122,7 +122,7 @@ impl Seen {
 impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { serving, wanted, why } = self;
-        write!(f, "{} {serving} of {wanted} replicas serve: {why}", "#".repeat(usize::try_from(*serving).unwrap_or(0)))
+        write!(f, "{} {serving} of {wanted} serving: {why}", "#".repeat(usize::try_from(*serving).unwrap_or(0)))
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     fn the_number_and_its_reason_are_read_from_the_status() {
         let last = json!({"pressurePercent": 126, "cause": "arrivals", "bound": "nothing"});
         let seen = Seen::of(&json!({"status": {"readyReplicas": 2, "scaling": {"desired": 3, "last": last}}}));
-        assert_eq!(seen.to_string(), "## 2 of 3 replicas serve: pressure 126 % from arrivals, bound by nothing");
+        assert_eq!(seen.to_string(), "## 2 of 3 serving: pressure 126 % from arrivals, bound by nothing");
         assert!(
             !seen.is_back()
                 && seen.complaint("chat", 2).contains("did not come back")
