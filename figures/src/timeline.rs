@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 /// Units across and up; the picture is stretched from them.
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 100.0;
+/// Length of a point that stands alone.
+const LONE: f64 = 8.0;
 
 /// What is drawn, in milliseconds across.
 #[derive(Clone, Debug)]
@@ -104,9 +106,9 @@ impl Timeline<'_> {
                 Some((_, same)) if same == value => _ = write!(path, "H{x:.0}"),
                 Some(_) => _ = write!(path, "L{x:.0} {y:.1}"),
             }
-            // A point between two gaps has no length: it gets one.
+            // A point between two gaps has no length: it gets one that is seen, within the picture.
             if before.is_none() && next.is_none() {
-                path += "h2";
+                path += if x < LONE { "h8" } else { "h-8" };
             }
             before = Some((*at_ms, value));
         }
@@ -148,7 +150,7 @@ mod tests {
     #[test]
     fn a_line_breaks_where_nothing_is_known() {
         let points = [(0, Some(0.0)), (100, Some(10.0)), (200, None), (300, Some(5.0)), (400, None)];
-        assert_eq!(path(false, &points), "M0 98.0L100 2.0M300 50.0h2");
+        assert_eq!(path(false, &points), "M0 98.0L100 2.0M300 50.0h-8");
     }
 
     #[test]

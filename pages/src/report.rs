@@ -90,11 +90,16 @@ fn part(section: &Section) -> Markup {
             h2 { (section.title) }
             @if !section.rows.is_empty() { (table(section)) }
             @if !section.courses.is_empty() {
-                @let end = section.along.clone().unwrap_or_else(|| words::seconds(seconds));
+                @let end = section.along.clone().unwrap_or_else(|| words::rounded(words::seconds(seconds)));
+                @let n_panels = section.courses.len();
                 div.panels {
                     @for course in &section.courses { (drawn(course, seconds)) }
-                    // One below each column; where there is one column the second is not shown.
-                    @for _ in 0..2 { div.axis aria-hidden="true" { span { "0" } span { (end) } } }
+                    // One below each column. The second column has the fewer panels, so its axis comes first where they are not
+                    // as many; where there is one column it is not shown.
+                    @let axes = if n_panels % 2 == 1 { ["axis second", "axis"] } else { ["axis", "axis second"] };
+                    @for class in axes.into_iter().filter(|class| n_panels > 1 || *class == "axis") {
+                        div class=(class) aria-hidden="true" { span { "0" } span { (end) } }
+                    }
                 }
             }
         }
@@ -167,7 +172,7 @@ fn drawn(course: &Course, seconds: f64) -> Markup {
                     @for (idx, line) in course.lines.iter().enumerate() { span.key.(COLOURS[idx % COLOURS.len()]) { (line.name) } }
                 }
             }
-            div.plot { span.edge { (words::rate(top)) } (PreEscaped(timeline.svg())) }
+            div.plot { span.edge { (words::rounded(words::rate(top))) } (PreEscaped(timeline.svg())) }
         }
     }
 }

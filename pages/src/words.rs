@@ -35,6 +35,16 @@ pub fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.0} %", share * 100.0) } else { UNKNOWN.to_owned() }
 }
 
+/// A number in words without zeros behind its point that say nothing: of an axis, or of a target.
+pub fn rounded(words: String) -> String {
+    let end = words.find(|sign: char| !sign.is_ascii_digit() && sign != '.').unwrap_or(words.len());
+    let (number, unit) = words.split_at(end);
+    if !number.contains('.') {
+        return words;
+    }
+    format!("{}{unit}", number.trim_end_matches('0').trim_end_matches('.'))
+}
+
 /// Bytes in the unit that says enough.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
@@ -97,6 +107,12 @@ mod tests {
         assert_eq!([0.0042, 0.12, 1.234, 12.3, 340.0].map(seconds), ["4.2 ms", "120 ms", "1.23 s", "12.3 s", "340 s"]);
         assert_eq!([1, 999, 1_500, 16_100_000_000].map(bytes), ["1 B", "999 B", "1.5 kB", "16 GB"]);
         assert_eq!((rate(f64::NAN), percent(f64::INFINITY), seconds(f64::NAN)), ("–".into(), "–".into(), "–".into()));
+    }
+
+    #[test]
+    fn a_round_number_has_no_zeros_behind_its_point() {
+        let words = ["8.00 s", "4.0k", "2.50 s", "10.0 s", "100 %", "20 ms", "–"];
+        assert_eq!(words.map(|words| rounded(words.to_owned())), ["8 s", "4k", "2.5 s", "10 s", "100 %", "20 ms", "–"]);
     }
 
     #[test]

@@ -178,6 +178,7 @@ fn full(words: &str, n_replicas: usize) -> Deployment {
         revision: words.into(),
         url: words.into(),
         now_ms: NOW_MS,
+        created_ms: NOW_MS - 7_200_000,
         leads_since_ms: NOW_MS - 60_000,
         progress: words.into(),
         replicas: (0..n_replicas).map(replica).collect(),
@@ -254,6 +255,18 @@ fn a_deployment_of_which_nothing_is_known_has_a_page() {
 }
 
 #[test]
+fn older_decisions_are_folded_unless_one_of_them_is_asked_for() {
+    let older = |at| {
+        let query = DeploymentQuery { at, ..DeploymentQuery::default() };
+        let page = deployment::page(&full("w", 3), &query);
+        page.split("<details id=\"older-decisions\"").nth(1).unwrap().split("</summary>").next().unwrap().to_owned()
+    };
+    assert_eq!(older(None), "><summary>14 older");
+    assert_eq!(older(Some(NOW_MS - 100_000)), "><summary>14 older", "the newest of all is seen anyway");
+    assert_eq!(older(Some(NOW_MS - 2_000_000)), " open><summary>14 older");
+}
+
+#[test]
 fn what_is_dated_after_now_breaks_no_page() {
     let mut view = full("w", 3);
     view.now_ms -= 7_200_000;
@@ -277,6 +290,10 @@ fn what_was_before_this_operator_led_is_said_to_be_remembered_or_gone() {
     assert!(said(1, NOW_MS - 60_000).contains("what one replica that still runs remembers"));
     assert!(said(9, NOW_MS - 60_000).contains("what 9 replicas that still run remember"));
     assert!(!said(9, NOW_MS - 3_600_000).contains("another operator led"), "it is not in the picture");
+    let mut younger = full("w", 3);
+    younger.created_ms = younger.leads_since_ms + 1;
+    let found = check(&deployment::page(&younger, &DeploymentQuery::default()));
+    assert!(!found.text.contains("another operator led"), "it was made after");
 }
 
 #[test]

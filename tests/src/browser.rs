@@ -141,7 +141,10 @@ impl Browser {
         let features = [("prefers-color-scheme", theme.name()), ("prefers-reduced-motion", "reduce")];
         let features = features.map(|(name, value)| MediaFeature::new(name, value));
         self.page.execute(SetEmulatedMediaParams::builder().features(features).build()).await?;
-        self.resize(width, WINDOW_HEIGHT).await
+        self.resize(width, WINDOW_HEIGHT).await?;
+        // A script hears of another width before the next frame: what it folds or opens then counts.
+        self.value("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(() => drawn(1))))").await?;
+        Ok(())
     }
 
     /// Waits until an element of a CSS selector is seen.

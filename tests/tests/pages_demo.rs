@@ -80,7 +80,7 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     // A process is killed, and the page says of what it ended.
     let victim = browser.text("#replicas tbody tr:not(.group) th").await?;
     demo.kill_process_of(&victim)?;
-    browser.shows("#replicas", "ended with exit code 137").await?;
+    browser.shows("#replicas", "ended with exit code 137 (SIGKILL, often out of memory)").await?;
     browser.shows("#head", "3 of 3 replicas serve").await?;
 
     // The load goes, and so do replicas.

@@ -44,7 +44,9 @@ async fn a_new_user_finds_what_runs_why_and_how_to_talk_to_it() -> Result<()> {
     browser.click("#fleet a[href^='/ns/']").await?;
     let measured = format!("!document.querySelector('#head').innerText.includes({})", json!("TTFT p50 / p95\n–"));
     browser.wait_until("the time to the first token", &measured).await?;
-    browser.wait_for("#load svg").await?;
+    // A line, not a point: half a minute of it.
+    let line = "(document.querySelector('#load .line')?.getBBox().width || 0) > 50";
+    browser.wait_until("a line", line).await?;
     draw_one(&browser, "walk-4-seen").await?;
     ensure!(browser.complaints().is_empty(), "no page complains");
     Ok(())

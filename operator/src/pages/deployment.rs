@@ -61,6 +61,7 @@ pub(super) fn view(scene: Scene<'_>, query: &DeploymentQuery) -> Deployment {
     Deployment {
         summary: scene.summary.clone(),
         now_ms: scene.now_ms,
+        created_ms: scene.object.metadata.creation_timestamp.as_ref().map_or(0, |time| millis(time.0)),
         leads_since_ms: scene.leads_since_ms,
         progress,
         replicas: rows,

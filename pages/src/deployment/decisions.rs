@@ -8,6 +8,9 @@ use super::{
 };
 use crate::words;
 
+/// Changes of the number that are seen at once: older ones are a click away.
+const CHANGES: usize = 6;
+
 /// The decision that is shown in words.
 pub(super) fn why(view: &Deployment, query: &DeploymentQuery) -> Markup {
     let wanted = view.summary.replicas.wanted;
@@ -46,16 +49,30 @@ fn in_words(decision: &Decision, view: &Deployment, title: &str) -> Markup {
 
 /// Decisions that changed the number.
 pub(super) fn list(view: &Deployment, query: &DeploymentQuery) -> Markup {
-    let is_idle = view.scaling.settings.is_none() && view.scaling.changes.is_empty();
+    let changes = &view.scaling.changes;
+    let is_idle = view.scaling.settings.is_none() && changes.is_empty();
+    let (newest, older) = changes.split_at(changes.len().min(CHANGES));
+    let is_older_open = older.iter().any(|change| query.at == Some(change.at_ms));
     html! {
         section #decisions aria-labelledby="decisions-h" {
             h2 #decisions-h class=[is_idle.then_some("hidden")] { "Decisions that changed the number" }
-            @if view.scaling.changes.is_empty() { p class=(if is_idle { "hidden" } else { "quiet" }) { "None that is known." } }
-            @else { div.scroll tabindex="0" role="region" aria-label="Decisions" { table.stack {
-                thead { tr { th scope="col" { "When (UTC)" } th.num scope="col" { "Replicas" } th.num scope="col" { "Pressure" } th scope="col" { "From" } th scope="col" { "Bound by" } th scope="col" { "" } } }
-                tbody { @for change in &view.scaling.changes { (row(change, view, query)) } }
-            } } }
+            @if changes.is_empty() { p class=(if is_idle { "hidden" } else { "quiet" }) { "None that is known." } }
+            @else {
+                (table(newest, "Decisions", view, query))
+                @if !older.is_empty() {
+                    details #older-decisions open[is_older_open] { summary { (older.len()) " older" } (table(older, "Older decisions", view, query)) }
+                }
+            }
         }
+    }
+}
+
+fn table(changes: &[Change], name: &str, view: &Deployment, query: &DeploymentQuery) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(name) { table.stack {
+            thead { tr { th scope="col" { "When (UTC)" } th.num scope="col" { "Replicas" } th.num scope="col" { "Pressure" } th scope="col" { "From" } th scope="col" { "Bound by" } th scope="col" { "" } } }
+            tbody { @for change in changes { (row(change, view, query)) } }
+        } }
     }
 }
 

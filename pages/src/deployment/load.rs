@@ -45,9 +45,9 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
                 div.panels {
                     @for (idx, panel) in panels(view).iter().enumerate() { (drawn(panel, (from_ms, to_ms), if idx == 0 { &moments } else { &silent })) }
                     // One below each column; where there is one column the second is not shown.
-                    @for _ in 0..2 { (axis(from_ms, to_ms, query.range)) }
+                    @for class in ["axis", "axis second"] { (axis(class, from_ms, to_ms, query.range)) }
                 }
-                @if view.leads_since_ms > from_ms { (before(view)) }
+                @if view.leads_since_ms > from_ms.max(view.created_ms) { (before(view)) }
             } @else { p.quiet { "No point yet: the first comes within ten seconds." } }
         }
     }
@@ -166,21 +166,21 @@ fn drawn(panel: &Panel<'_>, (from_ms, to_ms): (u64, u64), moments: &[Moment]) ->
             figcaption {
                 span.name { (panel.name) }
                 @for (class, name) in panel.legend { span.key.(class) { (name) } }
-                @if let Some(target) = panel.target { span.key.target { "target " ((panel.top)(target)) } }
+                @if let Some(target) = panel.target { span.key.target { "target " (words::rounded((panel.top)(target))) } }
                 span.now { (panel.now) }
             }
-            div.plot { span.edge { ((panel.top)(top)) } (PreEscaped(timeline.svg())) }
+            div.plot { span.edge { (words::rounded((panel.top)(top))) } (PreEscaped(timeline.svg())) }
         }
     }
 }
 
 /// As many parts as are whole minutes, so that marks are seen to be as far apart as they are.
-fn axis(from_ms: u64, to_ms: u64, range: Range) -> Markup {
+fn axis(class: &str, from_ms: u64, to_ms: u64, range: Range) -> Markup {
     let parts = match range {
         Range::Minutes => 5,
         Range::Hour => 4,
         Range::SixHours | Range::Day => 6,
     };
     let marks = (0..=parts).map(|part| from_ms + (to_ms - from_ms) * part / parts);
-    html! { div.axis aria-hidden="true" { @for at_ms in marks { span { (words::minute(at_ms)) } } } }
+    html! { div class=(class) aria-hidden="true" { @for at_ms in marks { span { (words::minute(at_ms)) } } } }
 }

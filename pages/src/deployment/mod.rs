@@ -113,7 +113,7 @@ fn head(view: &Deployment) -> Markup {
                 }
             }
             @if replicas.serving > load.fresh {
-                p.note.wait { "Only " (load.fresh) " of " (replicas.serving) " serving replicas have a reading of the last seconds that can be believed; numbers are of those." }
+                p.note.wait { "Only " (load.fresh) " of " (replicas.serving) " serving replicas " @if load.fresh == 1 { "has" } @else { "have" } " a reading of the last seconds that can be believed; numbers are of those." }
             }
         }
     }

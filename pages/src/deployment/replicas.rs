@@ -43,7 +43,7 @@ fn row(replica: &ReplicaRow, now_ms: u64) -> Markup {
             th.nowrap scope="row" { (words::beginning(pod, 80)) @if let Some(revision) = older_revision { div.under { "older revision " (words::beginning(revision, 20)) } } }
             td.state { (mark(*tone, phase))
                 @if let Some(share) = progress { " " progress max="100" value=(format!("{:.0}", share * 100.0)) aria-label={ "start of " (words::beginning(pod, 80)) } {} }
-                @if !said.is_empty() { div.under { (words::beginning(said, 160)) } }
+                @if !said.is_empty() { div.under { (words::beginning(said, 180)) } }
             }
             @match load {
                 Some(load) => {

@@ -14,6 +14,8 @@ pub struct Deployment {
     pub url: String,
     /// When it was looked at.
     pub now_ms: u64,
+    /// When it was made.
+    pub created_ms: u64,
     /// Since when this operator leads: what was before is known from the object alone.
     pub leads_since_ms: u64,
     /// The words of `Progressing`.

@@ -69,7 +69,7 @@ fn outcome(what_if: &WhatIf, now_ms: u64) -> Markup {
             div.axis aria-hidden="true" { span { (words::moment(from_ms, now_ms)) } span { (words::moment(to_ms, now_ms)) } }
         }
         div.scroll tabindex="0" role="region" aria-label="What if, in numbers" { table {
-            thead { tr { th scope="col" { (what_if.points.len()) " decisions" } th.num scope="col" { "as it was" } th.num scope="col" { "with these settings" } } }
+            thead { tr { th scope="col" { (what_if.points.len()) @if what_if.points.len() == 1 { " decision" } @else { " decisions" } } th.num scope="col" { "as it was" } th.num scope="col" { "with these settings" } } }
             tbody {
                 tr { th scope="row" { "Replicas, mean" } td.num { (mean(what_if, |point| point.1)) } td.num { (mean(what_if, |point| point.2)) } }
                 tr { th scope="row" { "Replicas, most" } td.num { (most(what_if, |point| point.1)) } td.num { (most(what_if, |point| point.2)) } }

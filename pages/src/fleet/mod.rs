@@ -190,7 +190,7 @@ fn row(place: usize, summary: &Summary) -> Markup {
                 a href=(summary.href()) { (words::beginning(name, 80)) }
                 div.under { (words::beginning(namespace, 64)) " · " span title=(words::beginning(model, 300)) { (words::beginning(model, 40)) } }
             }
-            td.state { (mark(state.tone, &state.word)) @if !matches!(state.tone, Tone::Good) && !state.message.is_empty() { div.under { (words::beginning(&state.message, 160)) } } }
+            td.state { (mark(state.tone, &state.word)) @if !matches!(state.tone, Tone::Good) && !state.message.is_empty() { div.under { (words::beginning(&state.message, 240)) } } }
             td.num data-is="replicas" { (replicas.serving) " / " (replicas.wanted)
                 @if replicas.starting > 0 { div.under { "+" (replicas.starting) " starting" } }
                 @if replicas.leaving > 0 { div.under { "−" (replicas.leaving) " leaving" } }

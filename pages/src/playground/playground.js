@@ -491,10 +491,11 @@
       this.calls = make("div.calls");
       this.after = make("div.after");
       this.facts = make("p.facts-line.quiet");
+      this.asked = make("div");
       this.tools = make("div.tools");
       this.who = make("h3.who", {}, this.name());
       this.element = make("article.answer", { "aria-busy": "true", "aria-label": `Answer${comparing() ? ` ${NAMES[answer.side]}` : ""}` },
-        this.who, this.folded, this.text, this.calls, this.after, make("div.foot", {}, this.facts, this.tools));
+        this.who, this.folded, this.text, this.calls, this.after, make("div.foot", {}, this.facts, this.tools), this.asked);
       this.drawn = 0;
     }
 
@@ -553,7 +554,8 @@
       const ending = answer.edited ? "changed by you" : ENDINGS[answer.finish] || answer.finish;
       if (ending) this.facts.append(this.facts.textContent === "" ? ending : ` · ${ending}`);
       if (this.text.querySelector(".token") === null) this.fences();
-      this.after.replaceChildren(...this.checked(), ...this.failure(), ...this.results());
+      this.after.replaceChildren(...this.checked(), ...this.failure());
+      this.asked.replaceChildren(...this.results());
       this.tools.replaceChildren(...this.actions());
       const name = comparing() ? `Answer ${NAMES[answer.side]}` : "Answer";
       say(answer.error ? `${name}: ${answer.error.message}` : `${name}: ${answer.text.slice(0, 500) || ENDINGS[answer.finish] || "empty"}`);
@@ -776,7 +778,7 @@
     const messages = answer.calls.filter(Boolean).map(({ id }, idx) => ({ role: "tool", tool_call_id: id, content: results[idx] }));
     const turn = { input: { [answer.side]: messages }, answers: {} };
     turns().push(turn);
-    answer.view.after.querySelectorAll(".results").forEach((form) => form.remove());
+    answer.view.asked.replaceChildren();
     placeTurn(turn);
     ask(turn, answer.side);
   }
