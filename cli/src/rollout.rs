@@ -27,6 +27,8 @@ use crate::{
 
 /// Parts of a spec that replicas are made from.
 const PARTS: [&str; 6] = ["model", "resources", "parallelism", "engine", "drain", "pod"];
+/// The spec is written at most so often while others write, too.
+const WRITES_MAX: usize = 10;
 
 /// What to do with a change.
 #[derive(Debug, Args)]
@@ -101,14 +103,35 @@ async fn pause(of: &Of, paused: bool) -> Result<()> {
 
 async fn undo(of: &Of, to_revision: Option<i64>) -> Result<()> {
     let cluster = Cluster::find(&of.cluster).await?;
-    let mut deployment = cluster.deployment(&of.name).await?;
-    let status = deployment.status.clone().unwrap_or_default();
-    let rollout = status
-        .rollout
-        .with_context(|| format!("nothing is known of the revisions of {}: no operator looked at it yet", of.name))?;
-    let target = target(&rollout, to_revision)?;
+    let deployments: Api<InferenceDeployment> = cluster.namespaced();
+    // An operator that writes the status in between does not change what is asked for: it is looked at again.
+    for _ in 0..WRITES_MAX {
+        let (deployment, target) = put_back(&cluster, &of.name, to_revision).await?;
+        match deployments.replace(&of.name, &PostParams::default(), &deployment).await {
+            Err(kube::Error::Api(refused)) if refused.is_conflict() => {}
+            written => {
+                written.context("write the spec")?;
+                println!("the spec of {} is that of revision {} ({}) again", of.name, target.number, target.revision);
+                return Ok(());
+            }
+        }
+    }
+    bail!("{} was changed by others {WRITES_MAX} times meanwhile: try again", of.name)
+}
+
+/// The deployment as it should be written, and the revision that its spec comes from.
+async fn put_back(
+    cluster: &Cluster,
+    name: &str,
+    to_revision: Option<i64>,
+) -> Result<(InferenceDeployment, RevisionStatus)> {
+    let mut deployment = cluster.deployment(name).await?;
+    let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let rollout = rollout
+        .with_context(|| format!("nothing is known of the revisions of {name}: no operator looked at it yet"))?;
+    let target = target(rollout, to_revision)?.clone();
     let maps: Api<ConfigMap> = cluster.namespaced();
-    let map = format!("{}-{}", of.name, target.revision);
+    let map = format!("{name}-{}", target.revision);
     let kept = maps.get_opt(&map).await.with_context(|| format!("read ConfigMap {map}"))?;
     let spec = kept.and_then(|kept| kept.data?.remove(SPEC_FILE));
     let spec = spec.with_context(|| {
@@ -118,17 +141,14 @@ async fn undo(of: &Of, to_revision: Option<i64>) -> Result<()> {
         )
     })?;
     let spec: Value = serde_json::from_str(&spec).with_context(|| format!("read {SPEC_FILE} of ConfigMap {map}"))?;
-    let put_back = with_parts(&deployment.spec, &spec)?;
+    let spec = with_parts(&deployment.spec, &spec)?;
     ensure!(
-        put_back != deployment.spec,
+        spec != deployment.spec,
         "the spec asks for what revision {} was made from: they differ by what the operator was installed with, such as its agent image",
         target.number
     );
-    deployment.spec = put_back;
-    let deployments: Api<InferenceDeployment> = cluster.namespaced();
-    deployments.replace(&of.name, &PostParams::default(), &deployment).await.context("write the spec")?;
-    println!("the spec of {} is that of revision {} ({}) again", of.name, target.number, target.revision);
-    Ok(())
+    deployment.spec = spec;
+    Ok((deployment, target))
 }
 
 /// The revision to go back to.

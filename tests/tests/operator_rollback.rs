@@ -10,9 +10,13 @@ use std::{
     time::Duration,
 };
 
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_crds::InferenceDeployment;
 use stoker_tests::{
     cluster::built,
     operator::{Rig, condition, is_ready, revision_of, serves},
@@ -46,11 +50,35 @@ fn serving(rig: &Rig, name: &str) -> Vec<String> {
     rig.pods(name).unwrap().iter().filter(|pod| serves(pod)).map(|pod| pod.name_any()).collect()
 }
 
-fn stoker(rig: &Rig, args: &[&str]) -> Output {
+fn command(rig: &Rig, args: &[&str]) -> Command {
     let mut command: Command = rig.cluster.control_plane.kubectl().unwrap();
     let plugins = built("kubectl-stoker").parent().unwrap().to_owned();
     let path = std::env::join_paths([plugins, PathBuf::from("/usr/bin"), PathBuf::from("/bin")]).unwrap();
-    command.arg("stoker").args(args).env("PATH", path).output().unwrap()
+    command.arg("stoker").args(args).env("PATH", path);
+    command
+}
+
+fn stoker(rig: &Rig, args: &[&str]) -> Output {
+    command(rig, args).output().unwrap()
+}
+
+/// The same, while somebody else writes to the object a hundred times a second.
+fn stoker_among_writers(rig: &Rig, name: &str, args: &[&str]) -> Output {
+    let (deployments, mut command) = (rig.api::<InferenceDeployment>(), command(rig, args));
+    let writes = async {
+        for count in 0.. {
+            let annotations = json!({"stoker.dev/of-a-test": format!("{count}")});
+            let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+            deployments.patch(name, &PatchParams::default(), &patch).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    rig.block_on(async {
+        tokio::select! {
+            output = tokio::task::spawn_blocking(move || command.output()) => output.unwrap().unwrap(),
+            () = writes => unreachable!("it writes until it is asked no more"),
+        }
+    })
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -165,7 +193,7 @@ fn a_change_that_is_paused_waits_while_the_number_is_followed() {
     })
     .unwrap();
 
-    let undone = stoker(rig, &["rollout", "undo", "held", "--to-revision", "1"]);
+    let undone = stoker_among_writers(rig, "held", &["rollout", "undo", "held", "--to-revision", "1"]);
     assert!(undone.status.success(), "{}", text(&undone.stderr));
     rig.wait("the first revision serves again", SOON * 2, |rig| {
         Ok(is_ready(&rig.get("held")?) && rig.pods("held")?.iter().all(|pod| revision_of(pod) == good))
