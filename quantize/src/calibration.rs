@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use nalgebra::DMatrix;
+use faer::Mat;
 use serde::Deserialize;
 use stoker_engine::{
     TokenId, Tokenizer,
@@ -69,7 +69,7 @@ pub(crate) struct Inputs {
     /// Some rows as they are.
     pub(crate) rows: Matrix,
     /// How columns go together, where that was asked for.
-    pub(crate) gram: Option<DMatrix<f32>>,
+    pub(crate) gram: Option<Mat<f32>>,
 }
 
 impl Inputs {
@@ -80,7 +80,7 @@ impl Inputs {
             mean_size: vec![0.0; width],
             largest: vec![0.0; width],
             rows: Matrix { width, values: Vec::new() },
-            gram: with_gram.then(|| DMatrix::zeros(width, width)),
+            gram: with_gram.then(|| Mat::zeros(width, width)),
         }
     }
 
@@ -101,7 +101,7 @@ impl Inputs {
         let step = n_rows.div_ceil(kept.max(1));
         self.rows.values.extend(rows.values.chunks_exact(rows.width).step_by(step).flatten());
         if let Some(gram) = &mut self.gram {
-            *gram += rows.gram();
+            rows.add_gram_to(gram);
         }
     }
 
@@ -115,8 +115,8 @@ impl Inputs {
         let inverse: Vec<f32> = factors.iter().map(|factor| factor.recip()).collect();
         self.rows.scale_columns(&inverse);
         if let Some(gram) = &mut self.gram {
-            for (column, mut values) in gram.column_iter_mut().enumerate() {
-                values.iter_mut().zip(&inverse).for_each(|(value, factor)| *value *= factor * inverse[column]);
+            for (values, own) in gram.col_iter_mut().zip(&inverse) {
+                values.iter_mut().zip(&inverse).for_each(|(value, factor)| *value *= factor * own);
             }
         }
     }
@@ -154,6 +154,8 @@ impl Calibration {
 
 #[cfg(test)]
 mod tests {
+    use faer::mat;
+
     use super::*;
 
     fn written(name: &str, content: &str) -> (tempfile::TempDir, std::path::PathBuf) {
@@ -192,10 +194,10 @@ mod tests {
             (inputs.largest.as_slice(), inputs.rows.values.as_slice()),
             ([3.0, 4.0].as_slice(), [1.0, -4.0, 2.0, 2.0].as_slice())
         );
-        assert_eq!(inputs.gram.as_ref().unwrap().as_slice(), [14.0, 0.0, 0.0, 20.0]);
+        assert_eq!(inputs.gram, Some(mat![[14.0, 0.0], [0.0, 20.0]]));
         inputs.divide(&[2.0, 4.0]);
         assert!(close(&inputs.mean_square, &[14.0 / 12.0, 20.0 / 48.0]) && close(&inputs.largest, &[1.5, 1.0]));
         assert_eq!(inputs.rows.values, [0.5, -1.0, 1.0, 0.5]);
-        assert_eq!(inputs.gram.unwrap().as_slice(), [3.5, 0.0, 0.0, 1.25]);
+        assert_eq!(inputs.gram, Some(mat![[3.5, 0.0], [0.0, 1.25]]));
     }
 }

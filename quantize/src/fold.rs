@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use stoker_engine::model::{NormWeight, WeightFormat};
 
 use crate::{
     calibration::Inputs,
     layers::{From, Source},
-    matrix::Matrix,
+    matrix::{Matrix, PART_ROWS},
     round::round,
     scheme::Scheme,
 };
@@ -29,14 +30,18 @@ pub(crate) fn awq(weights: &[&Matrix], inputs: &Inputs, scheme: &Scheme, stored:
     let loss = |factors: &[f32]| -> f64 {
         let inverse: Vec<f32> = factors.iter().map(|factor| factor.recip()).collect();
         let importance: Vec<f32> = inputs.mean_square.iter().zip(&inverse).map(|(mean, by)| mean * by * by).collect();
-        let lost = |weights: &&Matrix| {
-            let mut scaled = (*weights).clone();
+        let lost = |width: usize, values: &[f32]| {
+            let part = Matrix { width, values: values.to_vec() };
+            let mut scaled = part.clone();
             scaled.scale_columns(factors);
             let mut numbers = round(&scaled, scheme, stored, Some(&importance)).numbers();
             numbers.scale_columns(&inverse);
-            numbers.minus(weights).energy_with(&inputs.rows)
+            numbers.minus(&part).energy_with(&inputs.rows)
         };
-        weights.iter().map(lost).sum()
+        let parts = |weights: &Matrix| -> Vec<f64> {
+            weights.values.par_chunks(weights.width * PART_ROWS).map(|part| lost(weights.width, part)).collect()
+        };
+        weights.iter().flat_map(|weights| parts(weights)).sum()
     };
     let tried = (0..=STEPS).map(candidate).map(|factors| (loss(&factors), factors));
     tried.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, factors)| factors).expect("powers are tried")
