@@ -10,6 +10,8 @@
   const NAMES = { a: "A", b: "B" };
   const FRAGMENT_MAX = 16000;
   const LIKELIEST = 5;
+  // Of the time between the first and the last token, for a speed to be shown.
+  const MEASURED_SECONDS = 0.02;
 
   /* ---- Elements ---- */
 
@@ -468,7 +470,8 @@
     const tokens = answer.usage ? answer.usage.completion_tokens : answer.chunks;
     const seconds = answer.first === null ? 0 : (answer.last.at - answer.first.at) / 1000;
     const since = seconds > 0 ? answer.last.tokens - answer.first.tokens : 0;
-    if (since > 0) facts.push(["speed", `${rounded(since / seconds)} tokens/s`]);
+    // Tokens that came together in one piece say nothing of speed.
+    if (since > 0 && seconds >= MEASURED_SECONDS) facts.push(["speed", `${rounded(since / seconds)} tokens/s`]);
     if (tokens > 0) facts.push(["length", `${answer.usage ? "" : "about "}${tokens} ${tokens === 1 ? "token" : "tokens"}`]);
     return facts;
   }
