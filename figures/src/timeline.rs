@@ -108,7 +108,8 @@ impl Timeline<'_> {
             }
             // A point between two gaps has no length: it gets one that is seen, within the picture.
             if before.is_none() && next.is_none() {
-                path += if x < LONE { "h8" } else { "h-8" };
+                let length = if x < LONE { LONE } else { -LONE };
+                _ = write!(path, "h{length:.0}");
             }
             before = Some((*at_ms, value));
         }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use kube::{
     Api, Client,
@@ -19,6 +19,7 @@ use stoker_cluster::{Audit, ControlPlane, ControlPlaneOptions, Controllers};
 use stoker_crds::InferenceDeployment;
 use stoker_figures::{self as figures, Key, Run};
 use stoker_tests::{
+    browser::Browser,
     fleet::Fleet,
     measured::{Requests, Rounds, Writes},
     operator::{NAMESPACE, Operator, client_of, is_ready, prepare},
@@ -232,15 +233,18 @@ impl Bench {
         let (bytes, begun) = (readers.bytes(), Instant::now());
         let watched = self.cores()?;
         let rate = (readers.bytes() - bytes) as f64 / begun.elapsed().as_secs_f64() / self.args.pages as f64;
+        let first_paint = self.runtime.block_on(first_paint_ms())?;
         ensure!(readers.are_open(), "a page was closed");
         let slowest = paints.iter().map(|(took, _)| took.as_secs_f64()).fold(0.0, f64::max);
         println!("{alone:.3} cores with no page open, {watched:.3} with {}", self.args.pages);
-        Ok(vec![
+        let mut found = vec![
             ("cores", watched - alone),
             ("paint_ms_max", slowest * 1e3),
             ("page_kb", paints[0].1 as f64 / 1e3),
             ("bytes_s", rate),
-        ])
+        ];
+        found.extend(first_paint.map(|ms| ("first_paint_ms_max", ms)));
+        Ok(found)
     }
 
     /// Processor time of the operator for each second of a while.
@@ -264,4 +268,20 @@ impl Bench {
     fn deployments(&self) -> Api<InferenceDeployment> {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
+}
+
+/// Milliseconds until a browser paints the first of the page of all deployments, while the other pages are open; the longest of some
+/// times. `None` without a browser, which is said.
+async fn first_paint_ms() -> Result<Option<f64>> {
+    let Some(browser) = Browser::start("bench-fleet: first paint").await? else { return Ok(None) };
+    let mut longest = 0.0_f64;
+    for _ in 0..PAINTS {
+        browser.open("about:blank").await?;
+        browser.open(&format!("http://{PAGES}/")).await?;
+        let painted = "performance.getEntriesByName('first-contentful-paint')[0]";
+        browser.wait_until("the first paint", &format!("!!{painted}")).await?;
+        let ms = browser.value(&format!("{painted}.startTime")).await?.as_f64();
+        longest = longest.max(ms.context("a paint has a time")?);
+    }
+    Ok(Some(longest))
 }
