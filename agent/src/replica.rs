@@ -291,6 +291,7 @@ impl Replica {
             itl_p50_seconds: load.itl_p50_seconds,
             itl_p95_seconds: load.itl_p95_seconds,
             prefill_tokens_per_second: load.prefill_tokens_per_second,
+            steps: self.served.get().map(|_| load.step_report),
             stalled_seconds: load.stalled_seconds,
             model: life.model.clone(),
         }

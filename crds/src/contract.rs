@@ -5,6 +5,7 @@
 //! newer than its agents is visible at start, never guessed. Nothing here does I/O.
 
 use serde::{Deserialize, Serialize};
+use stoker_cost::StepReport;
 
 /// The port every agent answers requests on.
 pub const AGENT_PORT: u16 = 8000;
@@ -236,6 +237,9 @@ pub struct LoadReport {
     pub itl_p95_seconds: Option<f64>,
     /// Prefill speed over the last minute, tokens per second; `None` without samples.
     pub prefill_tokens_per_second: Option<f64>,
+    /// What steps cost and what was done, as the engine learned it; `None` from agents that do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<StepReport>,
     /// Seconds since the last completed step while work was waiting; 0 when idle.
     pub stalled_seconds: f64,
     /// What is served, if it comes from a hub and is known.
@@ -298,6 +302,7 @@ impl LoadReport {
             itl_p50_seconds: None,
             itl_p95_seconds: None,
             prefill_tokens_per_second: None,
+            steps: None,
             stalled_seconds: 0.0,
             model: None,
         }

@@ -33,6 +33,9 @@ pub struct ScalingSpec {
     /// prefill waiting.
     #[serde(default)]
     pub targets: Targets,
+    /// What being wrong costs, either way. Default: a hundred late answers are as bad as an hour of a replica.
+    #[serde(default)]
+    pub prices: Prices,
     /// How fast and how reluctantly the number follows. Default: windows of 60 s and 6 s, up at once, down reluctantly.
     #[serde(default)]
     pub behavior: Behavior,
@@ -76,8 +79,9 @@ pub struct Targets {
     /// Share of a replica's KV blocks that sequences may reference, above 0 and at most 1. Default: 0.8.
     pub kv: f64,
     /// How many times as long as alone a request may stay in a replica, above 1: bounds latency where compute runs out
-    /// before KV does. Default: 4.
-    pub slowdown: f64,
+    /// before KV does. Default: what `itlMs` allows; 4 where a replica does not say what its steps cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
     /// Seconds of prefill that may wait in front of a replica. Default: 1.
     pub queue_seconds: f64,
     /// Preemptions per minute and replica that are still normal. Default: 6.
@@ -85,14 +89,39 @@ pub struct Targets {
     /// 95th percentile of the time to first token, in milliseconds. Default: not looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
-    /// 95th percentile of the inter-token latency, in milliseconds. Default: not looked at.
+    /// Inter-token latency that users are promised, in milliseconds. A replica that says what its steps cost is given as much as
+    /// it does within that; where it is set, its 95th percentile is looked at, too. Default: 50, faster than people read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl_ms: Option<f64>,
 }
 
 impl Default for Targets {
     fn default() -> Self {
-        Self { kv: 0.8, slowdown: 4.0, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+        Self { kv: 0.8, slowdown: None, queue_seconds: 1.0, preemptions_per_minute: 6.0, ttft_ms: None, itl_ms: None }
+    }
+}
+
+/// What being wrong costs, in any currency: how many replicas are kept spare follows from the ratio of the two.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[cfg_attr(
+    feature = "resource",
+    derive(schemars::JsonSchema),
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "!has(self.lateAnswer) || self.lateAnswer >= 0.0", "message": "scaling.prices.lateAnswer: use a number of at least 0; 0 keeps no replica spare"},
+        {"rule": "!has(self.replicaHour) || self.replicaHour > 0.0", "message": "scaling.prices.replicaHour: use a number above 0, such as 3"}
+    ]))
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Prices {
+    /// An answer that is later than `targets` say, at least 0. Default: 0.03.
+    pub late_answer: f64,
+    /// A replica for an hour, above 0: its GPUs times what an hour of one costs. Default: 3.
+    pub replica_hour: f64,
+}
+
+impl Default for Prices {
+    fn default() -> Self {
+        Self { late_answer: 0.03, replica_hour: 3.0 }
     }
 }
 
@@ -103,7 +132,7 @@ impl Default for Targets {
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
         {"rule": "(has(self.panicWindowSeconds) ? self.panicWindowSeconds : 6) <= (has(self.stableWindowSeconds) ? self.stableWindowSeconds : 60)", "message": "scaling.behavior.panicWindowSeconds is above stableWindowSeconds: lower the one or raise the other"},
-        {"rule": "!has(self.downPressure) || self.downPressure > 0.0 && self.downPressure <= 0.95", "message": "scaling.behavior.downPressure: use a share above 0 and at most 0.95, such as 0.85"}
+        {"rule": "!has(self.downPressure) || self.downPressure > 0.0 && self.downPressure <= 0.95", "message": "scaling.behavior.downPressure: use a share above 0 and at most 0.95, such as 0.9"}
     ]))
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -114,18 +143,18 @@ pub struct Behavior {
     /// Seconds over which a sudden rise is judged, 2 to stableWindowSeconds. Default: 6.
     #[cfg_attr(feature = "resource", schemars(range(min = 2, max = 600)))]
     pub panic_window_seconds: u32,
-    /// Pressure the remaining replicas may have after a step down, above 0 and at most 0.95. Default: 0.85.
+    /// Pressure the remaining replicas may have after a step down, above 0 and at most 0.95. Default: 0.95.
     pub down_pressure: f64,
-    /// Seconds the lower number must have been enough before replicas go, 0 to 86400. Default: five times the learned
-    /// start time, between 120 and 900, and longer after going down was regretted: a replica that is slow to get back is
-    /// worth keeping longer.
+    /// Seconds the lower number must have been enough before replicas go, 0 to 86400. Default: 600, and twice that for hours after
+    /// going down was regretted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 86_400)))]
     pub down_stabilization_seconds: Option<u32>,
     /// Replicas kept beyond what load needs, 0 to 100: what meets a jump of load, or the loss of a replica, until others have
-    /// started. Little load keeps fewer: half of them where two replicas would do. Default: 2.
+    /// started. Default: as many as late answers would cost more than they do, by `prices`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 100)))]
-    pub spare_replicas: u32,
+    pub spare_replicas: Option<u32>,
     /// How much one decision may add. Default: 4 replicas or 400 %.
     pub up: StepLimit,
     /// How much one decision may remove. Default: 1 replica or 50 %.
@@ -139,9 +168,9 @@ impl Default for Behavior {
         Self {
             stable_window_seconds: 60,
             panic_window_seconds: 6,
-            down_pressure: 0.85,
+            down_pressure: 0.95,
             down_stabilization_seconds: None,
-            spare_replicas: 2,
+            spare_replicas: None,
             up: StepLimit { replicas: 4, percent: 400 },
             down: StepLimit { replicas: 1, percent: 50 },
             quorum: Quorum::default(),
@@ -256,6 +285,12 @@ pub enum SpecError {
         /// What was asked.
         value: f64,
     },
+    /// A price below nothing.
+    #[error("scaling.prices.lateAnswer is {value}: use a number of at least 0; 0 keeps no replica spare")]
+    Price {
+        /// What was asked.
+        value: f64,
+    },
     /// A step limit that never moves.
     #[error("scaling.behavior.{field} allows no step: set replicas to at least 1")]
     NoStep {
@@ -286,6 +321,7 @@ impl ScalingSpec {
             max,
             mode: ScalingMode::default(),
             targets: Targets::default(),
+            prices: Prices::default(),
             behavior: Behavior::default(),
             to_zero: None,
         }
@@ -324,8 +360,14 @@ impl ScalingSpec {
             .map(|(field, value)| SpecError::NotPositive { field, value })
             .collect();
         errors.extend(share("targets.kv", targets.kv, 1.0));
-        if !(targets.slowdown.is_finite() && targets.slowdown > 1.0) {
-            errors.push(SpecError::Slowdown { value: targets.slowdown });
+        let slowdown = targets.slowdown.filter(|slowdown| !(slowdown.is_finite() && *slowdown > 1.0));
+        errors.extend(slowdown.map(|value| SpecError::Slowdown { value }));
+        let Prices { late_answer, replica_hour } = self.prices;
+        if !(late_answer.is_finite() && late_answer >= 0.0) {
+            errors.push(SpecError::Price { value: late_answer });
+        }
+        if !(replica_hour.is_finite() && replica_hour > 0.0) {
+            errors.push(SpecError::NotPositive { field: "prices.replicaHour", value: replica_hour });
         }
         errors
     }
@@ -382,7 +424,8 @@ mod tests {
         let mut spec = ScalingSpec::between(5, 2);
         spec.targets.kv = 1.2;
         spec.targets.queue_seconds = -1.0;
-        spec.targets.slowdown = 1.0;
+        spec.targets.slowdown = Some(1.0);
+        spec.prices = Prices { late_answer: -1.0, replica_hour: 0.0 };
         spec.targets.itl_ms = Some(f64::NAN);
         spec.behavior.down_pressure = 0.0;
         spec.behavior.panic_window_seconds = 90;
@@ -395,6 +438,8 @@ mod tests {
                 "scaling.targets.itlMs is NaN: use a number above 0",
                 "scaling.targets.kv is 1.2: use a share above 0 and at most 1",
                 "scaling.targets.slowdown is 1: use a number above 1, such as 2",
+                "scaling.prices.lateAnswer is -1: use a number of at least 0; 0 keeps no replica spare",
+                "scaling.prices.replicaHour is 0: use a number above 0",
                 "scaling.behavior.downPressure is 0: use a share above 0 and at most 0.95",
                 "scaling.behavior.down allows no step: set replicas to at least 1",
                 "scaling.behavior.panicWindowSeconds is 90 and stableWindowSeconds is 60: use 2 to 600 seconds, panic \

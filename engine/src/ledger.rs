@@ -191,7 +191,7 @@ impl Ledger {
         let Some(mut entry) = self.open.remove(&id) else { return };
         let Terminal { reason, stop_match } = terminal;
         let last_text = if stop_match.is_none() { entry.text.finish() } else { String::new() };
-        self.meters.ended(entry.sample(reason.clone(), now));
+        self.meters.ended(entry.sample(reason.clone(), now), now);
         entry.events.finish(last_text, RequestEvent::Finished { reason, stop_match, usage: entry.usage });
     }
 }

@@ -6,10 +6,12 @@ use std::{
     time::Instant,
 };
 
+use stoker_cost::{CostMeter, Spent, StepReport, StepWork};
+
 use crate::{
     latency::{LatencyWindow, RateWindow},
     request::{FinishReason, Usage},
-    sched::{SchedState, StepPlan},
+    sched::{Chunk, SchedState, StepPlan},
 };
 
 /// Latency samples kept for a reader that does not come; older ones make room and are counted.
@@ -60,6 +62,8 @@ pub struct EngineLoad {
     pub itl_p95_seconds: Option<f64>,
     /// Prefill speed over the last minute, tokens a second of prefill work.
     pub prefill_tokens_per_second: Option<f64>,
+    /// What steps cost and what was done.
+    pub step_report: StepReport,
     /// Seconds since the last completed step (or since work arrived) while requests are open; 0 when idle.
     pub stalled_seconds: f64,
     /// Steps that had to wait because the output thread was `OUTPUT_QUEUE_MESSAGES` behind, since start.
@@ -161,10 +165,45 @@ struct Readings {
     itl: LatencyWindow,
     prefill: RateWindow,
     samples: Samples,
+    cost: Cost,
     /// When a step last completed, or when work arrived at an idle engine.
     last_progress: Instant,
     /// When a step last completed.
     last_step: Instant,
+}
+
+/// What steps cost, and what was done.
+#[derive(Debug, Default)]
+struct Cost {
+    meter: CostMeter,
+    spent: Spent,
+    /// As it was learned in this second: it is asked for with each request.
+    learned: Option<(u64, StepReport)>,
+}
+
+impl Cost {
+    fn step(&mut self, work: StepWork, seconds: f64) {
+        self.meter.step(work, seconds);
+        self.spent.step(work);
+    }
+
+    fn request(&mut self, usage: &Usage, second: u64) {
+        let Some(cost) = self.report(second).cost else { return };
+        let Usage { prompt_tokens, completion_tokens, cached_tokens } = *usage;
+        let (cached, new) = (f64::from(cached_tokens), f64::from(prompt_tokens.saturating_sub(cached_tokens)));
+        // The first token of the answer comes with the last of the prompt.
+        let answer = StepWork::answer(f64::from(completion_tokens.saturating_sub(1)), f64::from(prompt_tokens));
+        self.spent.request(cost.work_seconds(StepWork::prefill(new, cached) + answer));
+    }
+
+    fn report(&mut self, second: u64) -> StepReport {
+        let learned = match self.learned {
+            Some((then, report)) if then == second => report,
+            _ => self.meter.report(Spent::default()),
+        };
+        self.learned = Some((second, learned));
+        StepReport { spent: self.spent, ..learned }
+    }
 }
 
 impl Meters {
@@ -176,6 +215,7 @@ impl Meters {
             itl: LatencyWindow::new(),
             prefill: RateWindow::new(),
             samples: Samples::default(),
+            cost: Cost::default(),
             last_progress: now,
             last_step: now,
         };
@@ -197,8 +237,10 @@ impl Meters {
     }
 
     /// A request ended.
-    pub(crate) fn ended(&self, sample: RequestSample) {
+    pub(crate) fn ended(&self, sample: RequestSample, now: Instant) {
+        let second = self.second(now);
         let mut readings = self.lock();
+        readings.cost.request(&sample.usage, second);
         readings.load.open_requests -= 1;
         readings.load.finished.count(&sample.reason);
         let Samples { requests, dropped, .. } = &mut readings.samples;
@@ -242,9 +284,12 @@ impl Meters {
         let began = plan.launched_at.max(readings.last_step);
         readings.last_step = now;
         let n_prefill_tokens = plan.times.n_prefill_tokens as f64;
+        let seconds = now.saturating_duration_since(began).as_secs_f64();
+        if plan.n_tokens > 0 {
+            readings.cost.step(plan.work, seconds);
+        }
         if n_prefill_tokens > 0.0 {
             let share = n_prefill_tokens / plan.n_tokens as f64;
-            let seconds = now.saturating_duration_since(began).as_secs_f64();
             readings.prefill.record(second, n_prefill_tokens, seconds * share);
         }
         let Samples { steps, dropped, .. } = &mut readings.samples;
@@ -269,7 +314,7 @@ impl Meters {
 
     pub(crate) fn load(&self, now: Instant) -> EngineLoad {
         let second = self.second(now);
-        let readings = self.lock();
+        let mut readings = self.lock();
         let is_idle = readings.load.open_requests == 0;
         let stalled = now.saturating_duration_since(readings.last_progress).as_secs_f64();
         EngineLoad {
@@ -278,6 +323,7 @@ impl Meters {
             itl_p50_seconds: readings.itl.percentile(50, second),
             itl_p95_seconds: readings.itl.percentile(95, second),
             prefill_tokens_per_second: readings.prefill.per_second(second),
+            step_report: readings.cost.report(second),
             stalled_seconds: if is_idle { 0.0 } else { stalled },
             ..readings.load.clone()
         }
@@ -302,14 +348,21 @@ impl Meters {
 pub(crate) struct StepReading {
     n_tokens: usize,
     n_preempted: usize,
+    work: StepWork,
     pub(crate) launched_at: Instant,
     pub(crate) times: StepTimes,
 }
 
 impl StepReading {
     pub(crate) fn new(plan: &StepPlan, launched_at: Instant, times: StepTimes) -> Self {
-        Self { n_tokens: plan.n_tokens(), n_preempted: plan.preempted.len(), launched_at, times }
+        let work = plan.chunks.iter().map(work_of).fold(StepWork::default(), std::ops::Add::add);
+        Self { n_tokens: plan.n_tokens(), n_preempted: plan.preempted.len(), work, launched_at, times }
     }
+}
+
+fn work_of(chunk: &Chunk) -> StepWork {
+    let (tokens, before) = (chunk.n_tokens as f64, chunk.start as f64);
+    if chunk.is_prefill { StepWork::prefill(tokens, before) } else { StepWork::answer(tokens, before) }
 }
 
 impl EngineLoad {
@@ -337,6 +390,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::request::RequestId;
 
     #[test]
     fn an_engine_with_open_requests_and_no_step_is_stalled_and_an_idle_one_is_not() {
@@ -349,6 +403,53 @@ mod tests {
         let reading = StepReading::new(&StepPlan::default(), later, StepTimes::default());
         meters.step(&reading, &SchedState::new(4), later + Duration::from_secs(4));
         assert_eq!(meters.load(later + Duration::from_secs(5)).stalled_seconds, 1.0);
+    }
+
+    #[test]
+    fn what_steps_cost_is_learned_from_them_and_requests_are_priced_by_it() {
+        let start = Instant::now();
+        let meters = Meters::new(1, start);
+        let mut now = start;
+        // Ten milliseconds and one more for each of so many sequences.
+        for step in 0..400usize {
+            let chunk = |running_idx| Chunk {
+                id: RequestId(running_idx as u64),
+                running_idx,
+                start: 100 + step,
+                n_tokens: 1,
+                fed_entry: None,
+                samples: true,
+                enters_slot: false,
+                is_prefill: false,
+                is_put_off: false,
+            };
+            let plan = StepPlan { chunks: (0..1 + step % 8).map(chunk).collect(), ..StepPlan::default() };
+            let launched_at = now;
+            now += Duration::from_millis(10 + plan.chunks.len() as u64);
+            meters.step(&StepReading::new(&plan, launched_at, StepTimes::default()), &SchedState::new(1), now);
+        }
+        let StepReport { cost, error, spent } = meters.load(now).step_report;
+        let cost = cost.unwrap();
+        assert!((cost.step_seconds - 0.01).abs() < 5e-4 && error < 0.02, "{cost:?}, {error}");
+        let eight = StepWork { decodes: 8.0, context_tokens: 8.0 * 300.0, ..StepWork::default() };
+        assert!((cost.step(eight) - 0.018).abs() < 5e-4, "{cost:?}");
+        assert_eq!((spent.decodes, spent.requests), (1800.0, 0.0));
+        let usage = Usage { prompt_tokens: 100, completion_tokens: 51, cached_tokens: 0 };
+        meters.opened(now);
+        meters.ended(
+            RequestSample {
+                reason: FinishReason::Stop,
+                usage,
+                queue_seconds: None,
+                ttft_seconds: None,
+                e2e_seconds: 1.0,
+                preemptions: 0,
+            },
+            now,
+        );
+        let spent = meters.load(now).step_report.spent;
+        let answer = cost.work_seconds(StepWork::answer(50.0, 100.0));
+        assert!(spent.requests == 1.0 && spent.request_seconds >= answer, "{spent:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use stoker_cost::Spent;
 use stoker_crds::contract::{AgentPhase, LoadReport};
 
 use crate::{
@@ -49,6 +50,8 @@ pub struct Counted {
     pub finished: u64,
     /// Preemptions.
     pub preemptions: u64,
+    /// Work that was done, and of whom; nothing of agents that do not say.
+    pub spent: Spent,
 }
 
 /// See the module.
@@ -150,11 +153,19 @@ impl Judge {
             Some(before) if before.start_id == report.start_id => before.generated_tokens.unwrap_or(generated),
             Some(_) => 0,
         };
+        let spent = report.steps.map_or(Spent::default(), |steps| match self.last() {
+            None => Spent::default(),
+            Some(before) if before.start_id == report.start_id => {
+                before.steps.map_or(Spent::default(), |before| steps.spent.since(&before.spent))
+            }
+            Some(_) => steps.spent,
+        });
         let ended = report.finished - finished;
         let counted = &mut self.counted;
         counted.arrivals = counted.arrivals.saturating_add_unsigned(ended).saturating_add(open(report) - were_open);
         counted.finished = counted.finished.saturating_add(ended);
         counted.preemptions = counted.preemptions.saturating_add(report.preemptions - preemptions);
+        counted.spent = counted.spent.and(&spent);
         // Nothing is decided by it: an agent that counts backwards generated nothing.
         self.generated = self.generated.saturating_add(generated.saturating_sub(generated_before));
     }
@@ -173,7 +184,12 @@ fn absurdity(report: &LoadReport, before: Option<&LoadReport>, revision: &str) -
     if same.is_some_and(|before| report.up_ms <= before.up_ms) {
         return Some(Absurdity::Repeated);
     }
-    let fell = |before: &LoadReport| report.preemptions < before.preemptions || report.finished < before.finished;
+    let spent_fell = |before: &LoadReport| {
+        before.steps.zip(report.steps).is_some_and(|(before, now)| now.spent.fell_below(&before.spent))
+    };
+    let fell = |before: &LoadReport| {
+        report.preemptions < before.preemptions || report.finished < before.finished || spent_fell(before)
+    };
     wrong_number(report).or_else(|| same.is_some_and(fell).then_some(Absurdity::CounterWentBack))
 }
 
@@ -186,7 +202,8 @@ fn wrong_number(report: &LoadReport) -> Option<Absurdity> {
         report.prefill_tokens_per_second,
     ];
     let numbers = optional.into_iter().flatten().chain([report.stalled_seconds, report.load_progress]);
-    if numbers.into_iter().any(|number| !number.is_finite() || number < 0.0) {
+    let steps_are_sound = report.steps.is_none_or(|steps| steps.is_sound());
+    if !steps_are_sound || numbers.into_iter().any(|number| !number.is_finite() || number < 0.0) {
         return Some(Absurdity::NotANumber);
     }
     let parts = [report.referenced_blocks, report.cached_blocks, report.free_blocks];
@@ -305,7 +322,7 @@ mod tests {
             (report.running, report.waiting) = (1, 0);
         });
         assert!(matches!(judge.sight(NOW_MS + 2000), Sight::Fresh(_)));
-        assert_eq!(judge.counted(), Counted { arrivals: 4, finished: 3, preemptions: 1 });
+        assert_eq!(judge.counted(), Counted { arrivals: 4, finished: 3, preemptions: 1, spent: Spent::default() });
     }
 
     #[test]
@@ -313,7 +330,7 @@ mod tests {
         let mut judge = judge();
         assert_eq!(judge.counted(), Counted::default());
         hear(&mut judge, 2, |report| (report.finished, report.running, report.preemptions) = (55, 12, 4));
-        assert_eq!(judge.counted(), Counted { arrivals: 7, finished: 5, preemptions: 1 });
+        assert_eq!(judge.counted(), Counted { arrivals: 7, finished: 5, preemptions: 1, spent: Spent::default() });
         assert_eq!(judge.preemptions_last_minute(), 1);
     }
 

@@ -15,16 +15,13 @@ use crate::{
     window::LoadWindow,
 };
 
-/// Learned stabilisation time in start times: what a replica costs while it is kept for nothing against what its
-/// absence costs while it comes back.
-const HOLD_STARTS: f64 = 5.0;
+/// A higher number is remembered for so long before regret. Load that comes back does so within minutes: half of that time costs a
+/// twentieth less on the worlds of the lottery and turns twice as often.
+const HOLD_SECONDS: f64 = 600.0;
 
-/// A higher number is remembered for at least this many stays of a request.
+/// A higher number is remembered for at least this many stays of a request, up to a bound.
 const STAYS_REMEMBERED: f64 = 2.0;
-
-/// Bounds of the learned stabilisation time before regret.
-const HOLD_SECONDS_MIN: f64 = 120.0;
-const HOLD_SECONDS_MAX: f64 = 900.0;
+const STAYS_SECONDS_MAX: f64 = 900.0;
 
 /// What one decision leaves for the next. Small enough for the object's status, so that a new operator goes on where
 /// the old one stopped.
@@ -286,14 +283,13 @@ fn within_limits(spec: &ScalingSpec, choice: Choice) -> (u32, Bound) {
     }
 }
 
-/// How long a higher number is remembered: the given time, or as a replica is slow to come back and as going down was
-/// regretted before. Requests that began together grow together, so that a time in which they do not come and go shows a part
+/// How long a higher number is remembered: the given time, or the usual one and as going down was regretted before. Requests that began together grow together, so that a time in which they do not come and go shows a part
 /// of their lives; whoever goes down by it comes back when they have grown.
 fn hold_ms(round: &Round<'_>, regret: Regret) -> u64 {
     let patience = regret.patience(round.now_ms);
-    let learned = patience * (HOLD_STARTS * round.signals.start_seconds).clamp(HOLD_SECONDS_MIN, HOLD_SECONDS_MAX);
+    let learned = patience * HOLD_SECONDS;
     let seconds = round.spec.behavior.down_stabilization_seconds.map_or(learned, f64::from);
-    let whole_lives = (STAYS_REMEMBERED * stay_seconds(round)).min(HOLD_SECONDS_MAX);
+    let whole_lives = (STAYS_REMEMBERED * stay_seconds(round)).min(STAYS_SECONDS_MAX);
     (seconds.max(whole_lives) * 1000.0) as u64
 }
 

@@ -9,7 +9,8 @@ use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
     law::ServiceLaw,
-    signals::{Flow, Signals},
+    signals::{Arrivals, Flow, Signals},
+    work::WorkTerm,
 };
 
 /// A sudden rise is believed when it is this many standard deviations beyond chance. It is looked for every two seconds:
@@ -24,12 +25,18 @@ const LEAD_SECONDS_MAX: f64 = 600.0;
 const LEAD_FACTOR_MAX: f64 = 2.0;
 /// The middle of the stable window lies this far back: a growing rate is already that much higher.
 const LAG_SECONDS: f64 = 30.0;
+/// How a rate differs from that of the last minutes is believed as far as its square exceeds the variance of chance times this.
+const DOUBT_OF_DIFFERENCE: f64 = 2.0;
 /// Requests that wait are to be gone after this many seconds.
 const DRAIN_SECONDS: f64 = 60.0;
 /// Room is kept for this many standard deviations of the number in flight.
 const DEVIATIONS_OF_CHANCE: f64 = 2.0;
 /// One plus the squared coefficient of variation of blocks per request; 0.6 for log-normal sizes as they are observed.
 const SIZE_SPREAD: f64 = 1.6;
+/// How many times as long as alone a request may stay, and how many replicas are kept spare, where engines do not say what their
+/// steps cost and nobody says otherwise.
+const SLOWDOWN: f64 = 4.0;
+const SPARE_REPLICAS: u32 = 2;
 /// Load of so many replicas keeps half of the spare ones.
 const HALF_SPARE_REPLICAS: f64 = 2.0;
 /// Preemptions in the panic window below which no burst is seen: one unlucky sequence is not a trend.
@@ -43,6 +50,8 @@ pub enum Cause {
     Kv,
     /// Blocks that those arriving will reference once they are in flight.
     Arrivals,
+    /// The work of those arriving, by what steps cost.
+    Work,
     /// Prefill that waits.
     Queue,
     /// Sequences thrown out for lack of blocks.
@@ -98,11 +107,16 @@ impl Demand {
         let mut terms = Vec::with_capacity(6);
         let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
         term(Cause::Kv, kv_replicas(signals, targets.kv, mood));
-        term(Cause::Arrivals, ArrivalTerm::of(signals, law, spec, mood).map(ArrivalTerm::replicas));
+        let work = WorkTerm::of(signals, spec, mood);
+        term(Cause::Work, work.map(WorkTerm::replicas));
+        let by_law = ArrivalTerm::of(signals, law, spec, mood).filter(|_| signals.is_silent);
+        term(Cause::Arrivals, by_law.map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
         let ratio = |measured: Option<f64>, target: Option<f64>| Some(blind(measured? / target?));
-        term(Cause::Queue, Some(blind(signals.queue_seconds / targets.queue_seconds)));
+        // Where it is known what requests take, those that wait are part of the work.
+        let queue = blind(signals.queue_seconds / targets.queue_seconds);
+        term(Cause::Queue, work.is_none().then_some(queue));
         term(Cause::Preemptions, Some(blind(preemptions)));
         term(Cause::Ttft, ratio(signals.ttft_p95_ms, targets.ttft_ms));
         term(Cause::Itl, ratio(signals.itl_p95_ms, targets.itl_ms));
@@ -167,7 +181,7 @@ impl ArrivalTerm {
     /// Takes the term apart; `None` before anything was learned or while nothing runs.
     pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, mood: Mood) -> Option<Self> {
         let (line, targets) = (law.line()?, &spec.targets);
-        let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown));
+        let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown.unwrap_or(SLOWDOWN)));
         let carried = signals.blocks_per_replica * kv;
         let blocks_per_request = blocks_per_request(signals, mood)?;
         (carried > 0.0).then(|| Self {
@@ -177,7 +191,7 @@ impl ArrivalTerm {
             kv,
             residence_seconds: line.residence_seconds(kv),
             carried,
-            spare: f64::from(spec.behavior.spare_replicas),
+            spare: f64::from(spec.behavior.spare_replicas.unwrap_or(SPARE_REPLICAS)),
         })
     }
 
@@ -208,7 +222,7 @@ impl ArrivalTerm {
 }
 
 /// Blocks a request references; while load jumps, what the newcomers bring counts too.
-fn blocks_per_request(signals: &Signals, mood: Mood) -> Option<f64> {
+pub(crate) fn blocks_per_request(signals: &Signals, mood: Mood) -> Option<f64> {
     let of = |flow: &Flow| (flow.running > 0.0 && flow.referenced > 0.0).then(|| flow.referenced / flow.running);
     let stable = of(&signals.stable)?;
     match mood {
@@ -218,17 +232,28 @@ fn blocks_per_request(signals: &Signals, mood: Mood) -> Option<f64> {
 }
 
 /// Requests per second to be ready for.
-fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
+pub(crate) fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
     let arrivals = &signals.arrivals;
     let lead = signals.start_seconds.min(LEAD_SECONDS_MAX) + LAG_SECONDS;
     let growth = (1.0 + arrivals.growth_per_second.max(0.0) * lead).min(LEAD_FACTOR_MAX);
+    let stable = settled_rate(signals);
     match mood {
-        Mood::Calm => arrivals.stable_rate * growth,
-        Mood::Onset => arrivals.panic_rate.max(arrivals.stable_rate * growth),
+        Mood::Calm => stable * growth,
+        Mood::Onset => arrivals.panic_rate.max(stable * growth),
         // A step that is half inside the stable window looks like steep growth; it is not.
-        Mood::Jump => arrivals.panic_rate.max(arrivals.stable_rate),
-        Mood::AfterJump => arrivals.stable_rate,
+        Mood::Jump => arrivals.panic_rate.max(stable),
+        Mood::AfterJump => stable,
     }
+}
+
+/// The rate of the stable window as far as chance does not explain how it differs from that of the last minutes (James and Stein,
+/// 1961): otherwise the highest of many noisy readings would be followed.
+fn settled_rate(signals: &Signals) -> f64 {
+    let Arrivals { stable_rate, long_rate, stable_seconds, .. } = signals.arrivals;
+    let chance = signals.dispersion * long_rate / stable_seconds.max(1.0);
+    let difference = stable_rate - long_rate;
+    let believed = (1.0 - DOUBT_OF_DIFFERENCE * chance / (difference * difference).max(f64::MIN_POSITIVE)).max(0.0);
+    long_rate + believed * difference
 }
 
 /// Arrivals beyond [`DEVIATIONS_OF_A_JUMP`] of what the stable window predicts, for arrivals as bursty as these are.
@@ -265,7 +290,13 @@ mod tests {
             blocks_per_replica: 1000.0,
             stable: flow,
             panic: flow,
-            arrivals: Arrivals { panic_rate: 6.0, stable_rate: 6.0, panic_seconds: 6.0, growth_per_second: 0.0 },
+            arrivals: Arrivals {
+                panic_rate: 6.0,
+                stable_rate: 6.0,
+                panic_seconds: 6.0,
+                growth_per_second: 0.0,
+                ..Arrivals::default()
+            },
             queue_seconds: 0.0,
             preemptions_stable: 0,
             preemptions_panic: 0,
@@ -275,6 +306,8 @@ mod tests {
             held_requests: 0,
             idle_seconds: 0.0,
             dispersion: 1.0,
+            work: None,
+            is_silent: true,
         }
     }
 
@@ -467,7 +500,8 @@ mod tests {
     #[test]
     fn a_jump_is_beyond_four_deviations_and_beyond_four_requests() {
         let jumps = |stable_rate, panic_rate| {
-            let arrivals = Arrivals { panic_rate, stable_rate, panic_seconds: 8.0, growth_per_second: 0.0 };
+            let arrivals =
+                Arrivals { panic_rate, stable_rate, panic_seconds: 8.0, growth_per_second: 0.0, ..Arrivals::default() };
             is_jump(&Signals { arrivals, ..signals() })
         };
         // 16 expected, give or take 4.
@@ -478,7 +512,13 @@ mod tests {
     #[test]
     fn what_is_a_jump_for_steady_arrivals_is_none_for_bursty_ones() {
         let jumps = |dispersion| {
-            let arrivals = Arrivals { panic_rate: 5.0, stable_rate: 2.0, panic_seconds: 8.0, growth_per_second: 0.0 };
+            let arrivals = Arrivals {
+                panic_rate: 5.0,
+                stable_rate: 2.0,
+                panic_seconds: 8.0,
+                growth_per_second: 0.0,
+                ..Arrivals::default()
+            };
             is_jump(&Signals { arrivals, dispersion, ..signals() })
         };
         // 24 more than 16 expected: six deviations of Poisson, three of arrivals four times as rough.

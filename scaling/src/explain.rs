@@ -11,6 +11,7 @@ use crate::{
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
     record::DecisionRecord,
     signals::Coverage,
+    work::WorkTerm,
 };
 
 /// Several lines; the first is the answer, the last the counterfactual.
@@ -76,6 +77,7 @@ fn words(record: &DecisionRecord, term: Term) -> String {
             targets.kv
         ),
         Cause::Arrivals => arrival_words(record).unwrap_or_else(|| "nothing learned yet".to_owned()),
+        Cause::Work => work_words(record).unwrap_or_else(|| "engines did not say".to_owned()),
         Cause::Queue => {
             format!("{:.2} s of prefill wait per replica / {} s target", signals.queue_seconds, targets.queue_seconds)
         }
@@ -109,6 +111,30 @@ fn arrival_words(record: &DecisionRecord) -> Option<String> {
         term.kv * 100.0,
         term.chance_replicas(),
         term.spare_replicas()
+    ))
+}
+
+fn work_words(record: &DecisionRecord) -> Option<String> {
+    let mood = record.decision.demand.mood;
+    let term = WorkTerm::of(&record.signals, &record.spec, mood)?;
+    let (busy, holding) = (term.busy_replicas(), term.holding_replicas());
+    let limit = if busy >= holding {
+        format!(
+            "do it in steps of {:.0} ms at most, {:.2} of {busy:.2} for chance",
+            term.itl_seconds * 1000.0,
+            busy - term.mean_replicas()
+        )
+    } else {
+        format!("hold what is in flight, {:.2} of {holding:.2} for chance", term.held_by_chance)
+    };
+    Some(format!(
+        "({:.1} requests/s {} + {:.1} waiting) x {:.3} s of work: {:.2} {limit}; {:.2} to spare",
+        term.rate,
+        mood_words(mood),
+        term.waiting_rate,
+        term.request_seconds,
+        busy.max(holding),
+        term.spare
     ))
 }
 
@@ -156,6 +182,7 @@ fn name(cause: Cause) -> &'static str {
     match cause {
         Cause::Kv => "kv",
         Cause::Arrivals => "arrivals",
+        Cause::Work => "work",
         Cause::Queue => "queue",
         Cause::Preemptions => "preemptions",
         Cause::Ttft => "ttft",

@@ -159,6 +159,8 @@ mod tests {
             held_requests: 0,
             idle_seconds: 0.0,
             dispersion: 1.0,
+            work: None,
+            is_silent: true,
         }
     }
 

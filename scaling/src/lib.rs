@@ -14,6 +14,7 @@ mod regret;
 mod signals;
 mod startup;
 mod window;
+mod work;
 
 pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale};
 pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
@@ -22,10 +23,11 @@ pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
-pub use signals::{Arrivals, Coverage, Flow, Signals};
+pub use signals::{Arrivals, Coverage, Flow, Signals, Work};
 pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use stoker_crds::scaling::{
     Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,
 };
 pub use stoker_replica::{Absurdity, Answer, Expected, FRESH_FOR_MS, NotFresh, Reading};
 pub use window::{LoadWindow, Standing, TICKS_KEPT};
+pub use work::WorkTerm;

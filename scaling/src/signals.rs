@@ -3,6 +3,7 @@
 //! Owns the reduction and nothing else. The numbers are all a replay needs, so a record carries them whole.
 
 use serde::{Deserialize, Serialize};
+use stoker_cost::{Spent, StepCost};
 use stoker_crds::scaling::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec};
 use stoker_replica::NotFresh;
 
@@ -16,8 +17,19 @@ const NAMED_NOT_FRESH: usize = 4;
 /// Arrivals are counted in stretches of this many ticks, as long as a panic window, over so many seconds.
 const DISPERSION_TICKS: usize = 3;
 const DISPERSION_SECONDS: f64 = 600.0;
+/// Growth is what is left of a difference beyond so many standard deviations.
+const DEVIATIONS_OF_GROWTH: f64 = 2.0;
 /// Stretches that Poisson arrivals are taken to have shown already.
 const DISPERSION_DOUBT: f64 = 10.0;
+
+/// Arrivals of so long are the past that the last minute is compared with.
+const LONG_SECONDS: f64 = 600.0;
+/// What a request takes is looked at over so long, and over so many requests.
+const WORK_SECONDS: f64 = 300.0;
+const REQUESTS_MIN: f64 = 5.0;
+/// The largest spread of what requests take that is believed, and the one assumed before any ended.
+const SPREAD_MAX: f64 = 10.0;
+const SPREAD_ASSUMED: f64 = 2.0;
 
 /// The inputs of one decision.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -33,6 +45,12 @@ pub struct Signals {
     pub panic: Flow,
     /// How requests arrive.
     pub arrivals: Arrivals,
+    /// What requests take, as the engines say; `None` while one of them does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+    /// A replica tells nothing of its steps.
+    #[serde(default)]
+    pub is_silent: bool,
     /// Seconds of prefill waiting in front of each replica, mean of the panic window.
     pub queue_seconds: f64,
     /// Preemptions within the stable window.
@@ -106,10 +124,28 @@ pub struct Arrivals {
     pub panic_rate: f64,
     /// Over the stable window.
     pub stable_rate: f64,
+    /// Seconds the stable window really covers.
+    pub stable_seconds: f64,
+    /// Over the last ten minutes.
+    pub long_rate: f64,
     /// Seconds the panic window really covers.
     pub panic_seconds: f64,
     /// Relative growth per second over the last minutes, 0 when it is within chance.
     pub growth_per_second: f64,
+}
+
+/// What the requests of the last minutes took of the replicas, by what steps cost there.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Work {
+    /// What a step costs, mean of the replicas.
+    pub cost: StepCost,
+    /// Seconds of work of one request.
+    pub request_seconds: f64,
+    /// Mean of their squares over the square of their mean: 1 where all are alike.
+    pub spread: f64,
+    /// Tokens of an answer.
+    pub answer_tokens: f64,
 }
 
 impl Signals {
@@ -126,6 +162,8 @@ impl Signals {
             stable: past.flow(stable),
             panic: past.flow(panic),
             arrivals: past.arrivals(spec, start_seconds),
+            work: past.work(),
+            is_silent: newest.is_some_and(|totals| totals.silent > 0),
             queue_seconds: mean(panic, |totals| totals.queue_seconds),
             preemptions_stable: stable.iter().map(|totals| totals.preemptions).sum(),
             preemptions_panic: panic.iter().map(|totals| totals.preemptions).sum(),
@@ -185,12 +223,43 @@ impl<'a> Past<'a> {
 
     fn arrivals(&self, spec: &ScalingSpec, start_seconds: f64) -> Arrivals {
         let (panic_rate, panic_seconds) = self.rate(f64::from(spec.behavior.panic_window_seconds), 0.0);
+        let (stable_rate, stable_seconds) = self.rate(f64::from(spec.behavior.stable_window_seconds), 0.0);
         Arrivals {
             panic_rate,
-            stable_rate: self.rate(f64::from(spec.behavior.stable_window_seconds), 0.0).0,
+            stable_rate,
+            stable_seconds,
+            long_rate: self.rate(LONG_SECONDS, 0.0).0,
             panic_seconds,
             growth_per_second: self.growth(growth_half_seconds(spec, start_seconds)),
         }
+    }
+
+    /// Work of the last minutes over the requests that went through. Until enough ended, and where one engine does not say what
+    /// steps cost, nothing.
+    fn work(&self) -> Option<Work> {
+        let newest = self.ticks().last()?;
+        let cost = newest.cost.filter(|_| newest.silent == 0)?;
+        let ticks = self.between(WORK_SECONDS, 0.0);
+        let (first, last) = (ticks.first()?, ticks.last()?);
+        let spent = ticks.iter().fold(Spent::default(), |sum, totals| sum.and(&totals.spent));
+        let finished: u64 = ticks.iter().map(|totals| totals.finished).sum();
+        let through = finished as f64 + (last.running - first.running) / 2.0;
+        if through < REQUESTS_MIN {
+            return None;
+        }
+        let (done, ended) =
+            (cost.work_seconds(spent.work()) / through, spent.request_seconds / spent.requests.max(1.0));
+        let mean_of_squares = spent.request_seconds_squared / spent.requests.max(1.0);
+        Some(Work {
+            cost,
+            request_seconds: done,
+            spread: if ended > 0.0 {
+                (mean_of_squares / (ended * ended)).clamp(1.0, SPREAD_MAX)
+            } else {
+                SPREAD_ASSUMED
+            },
+            answer_tokens: spent.decodes / through,
+        })
     }
 
     /// Arrivals per second between two ages, and the seconds this covers.
@@ -242,18 +311,18 @@ impl<'a> Past<'a> {
         ((sum - most + DISPERSION_DOUBT) / (n + DISPERSION_DOUBT)).max(1.0)
     }
 
-    /// Relative growth per second from the half window before to the last one, if the counts differ by more than two
-    /// standard deviations of their difference.
+    /// Relative growth per second from the half window before to the last one, as far as the counts differ by more than chance
+    /// would have it.
     fn growth(&self, half: f64) -> f64 {
         let ((late, late_seconds), (early, early_seconds)) = (self.rate(half, 0.0), self.rate(2.0 * half, half));
         let is_covered = late_seconds >= 0.8 * half && early_seconds >= 0.8 * half;
         let variance = self.dispersion() * (late / late_seconds.max(1.0) + early / early_seconds.max(1.0));
-        let deviation = variance.sqrt();
+        let doubt = DEVIATIONS_OF_GROWTH * variance.sqrt();
         // Without a late arrival there is no rate that could grow, and a division by it would not survive a record.
-        if !is_covered || early <= 0.0 || late <= 0.0 || (late - early).abs() < 2.0 * deviation {
+        if !is_covered || early <= 0.0 || late <= 0.0 || (late - early).abs() < doubt {
             return 0.0;
         }
-        (late - early) / (late * half)
+        (late - early - doubt.copysign(late - early)) / (late * half)
     }
 }
 

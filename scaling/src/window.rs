@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use stoker_cost::{Spent, StepCost};
 use stoker_crds::contract::LoadReport;
 use stoker_replica::{Absurdity, Answer, Counted, Expected, Judge, NotFresh, Reading};
 
@@ -43,6 +44,12 @@ pub(crate) struct Totals {
     pub(crate) arrivals: i64,
     pub(crate) finished: u64,
     pub(crate) preemptions: u64,
+    /// Work done since the tick before.
+    pub(crate) spent: Spent,
+    /// What a step costs, mean of those that say so.
+    pub(crate) cost: Option<StepCost>,
+    /// Fresh replicas that tell nothing of their steps.
+    pub(crate) silent: u32,
     pub(crate) ttft_p95_seconds: Option<f64>,
     pub(crate) itl_p95_seconds: Option<f64>,
 }
@@ -182,6 +189,9 @@ impl LoadWindow {
             arrivals: serving().map(|replica| replica.news().arrivals).sum(),
             finished: serving().map(|replica| replica.news().finished).sum(),
             preemptions: serving().map(|replica| replica.news().preemptions).sum(),
+            spent: serving().fold(Spent::default(), |sum, replica| sum.and(&replica.news().spent)),
+            cost: StepCost::mean(fresh.iter().filter_map(|load| load.steps?.cost)),
+            silent: fresh.iter().filter(|load| load.steps.is_none()).count() as u32,
             // The largest bounds what it is of all requests together; a mean would hide the one replica that is late.
             ttft_p95_seconds: fresh.iter().filter_map(|load| load.ttft_p95_seconds).reduce(f64::max),
             itl_p95_seconds: fresh.iter().filter_map(|load| load.itl_p95_seconds).reduce(f64::max),
@@ -202,6 +212,7 @@ impl Replica {
             arrivals: now.arrivals - before.arrivals,
             finished: now.finished.saturating_sub(before.finished),
             preemptions: now.preemptions.saturating_sub(before.preemptions),
+            spent: now.spent.since(&before.spent),
         }
     }
 }

@@ -4,8 +4,9 @@ mod history;
 
 use history::{Event, History};
 use proptest::prelude::*;
+use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Bound, Coverage, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, decide,
+    Arrivals, Bound, Coverage, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Work, decide,
 };
 
 fn cases(cases: u32) -> ProptestConfig {
@@ -86,13 +87,21 @@ fn signals() -> impl Strategy<Value = Signals> {
     (counts, flows, arrivals).prop_map(|((serving, starting, preemptions), flow, arrivals)| {
         let (referenced, running, waiting, through_rate) = flow;
         let (panic_rate, stable_rate, growth_per_second, queue_seconds) = arrivals;
+        let cost = StepCost { step_seconds: 8e-3, ..StepCost::default() };
+        let work = Work { cost, request_seconds: 0.01 + waiting / 20.0, spread: 2.0, answer_tokens: running };
         let flow = Flow { serving: f64::from(serving), referenced, running, waiting, through_rate };
         Signals {
             coverage: Coverage { serving, fresh: serving, starting, window_seconds: 120.0, ..Coverage::default() },
             blocks_per_replica: 10_000.0,
             stable: flow,
             panic: flow,
-            arrivals: Arrivals { panic_rate, stable_rate, panic_seconds: 6.0, growth_per_second },
+            arrivals: Arrivals {
+                panic_rate,
+                stable_rate,
+                panic_seconds: 6.0,
+                growth_per_second,
+                ..Arrivals::default()
+            },
             queue_seconds,
             preemptions_stable: preemptions,
             preemptions_panic: preemptions / 3,
@@ -102,6 +111,8 @@ fn signals() -> impl Strategy<Value = Signals> {
             held_requests: 0,
             idle_seconds: 0.0,
             dispersion: 1.0,
+            work: None,
+            is_silent: true,
         }
     })
 }

@@ -4,7 +4,7 @@
 //! rival for its best at equal GPU-hours; [`Oracle`] knows what comes. Nothing here reads a clock; every number follows
 //! from the world and a seed. The operator links none of this.
 
-mod compare;
+pub mod compare;
 mod fleet;
 pub mod judge;
 pub mod lottery;

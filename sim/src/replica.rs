@@ -5,10 +5,14 @@
 
 use std::collections::VecDeque;
 
+use stoker_cost::{CostMeter, Spent, StepCost, StepReport, StepWork};
 use stoker_crds::contract::KV_BLOCK_TOKENS;
 use stoker_workload::Request;
 
 use crate::model::ReplicaModel;
+
+/// Seconds for which requests are priced by the same costs.
+const COST_SECONDS: f64 = 10.0;
 
 /// What became of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +72,12 @@ pub struct Replica {
     finished: u64,
     outcomes: Vec<Outcome>,
     prefill: PrefillMeter,
+    /// As the engine keeps them.
+    meter: CostMeter,
+    spent: Spent,
+    /// What was learned, and when that is looked at again.
+    cost: Option<StepCost>,
+    cost_until: f64,
 }
 
 /// Speed of prefill, forgetting within about a minute of prefill.
@@ -95,6 +105,7 @@ struct Step {
     decodes: u32,
     context: u64,
     prefill_tokens: u32,
+    prefill_pairs: f64,
     prefill_seconds: f64,
     preempted: bool,
 }
@@ -114,6 +125,10 @@ impl Replica {
             finished: 0,
             outcomes: Vec::new(),
             prefill: PrefillMeter::default(),
+            meter: CostMeter::default(),
+            spent: Spent::default(),
+            cost: None,
+            cost_until: 0.0,
         }
     }
 
@@ -204,6 +219,11 @@ impl Replica {
         self.prefill.rate()
     }
 
+    /// What its steps cost, as it learned.
+    pub fn steps(&self) -> StepReport {
+        self.meter.report(self.spent)
+    }
+
     /// Takes all steps at once in which nothing happens but one more token for each sequence; the same as taking them
     /// one by one, only faster.
     fn leap(&mut self, until: f64) {
@@ -216,7 +236,12 @@ impl Replica {
         let per_step = self.model.decode_seconds(n, context);
         let growth = self.model.context_token_seconds * f64::from(n);
         let k = f64::from(steps);
-        self.now += k * per_step + growth * k * (k - 1.0) / 2.0;
+        let seconds = k * per_step + growth * k * (k - 1.0) / 2.0;
+        let mean_context = context as f64 + f64::from(n) * (k - 1.0) / 2.0;
+        let work = StepWork { decodes: f64::from(n), context_tokens: mean_context, ..StepWork::default() };
+        self.meter.steps(work, seconds / k, k);
+        self.spent.step(work.times(k));
+        self.now += seconds;
         for sequence in &mut self.running {
             sequence.blocks += extra_blocks(sequence, steps);
             sequence.computed += steps;
@@ -262,6 +287,14 @@ impl Replica {
         if step.prefill_tokens > 0 {
             self.prefill.add(step.prefill_tokens, seconds);
         }
+        let work = StepWork {
+            decodes: f64::from(step.decodes),
+            context_tokens: step.context as f64,
+            prefill_tokens: f64::from(step.prefill_tokens),
+            prefill_pairs: step.prefill_pairs,
+        };
+        self.meter.step(work, seconds);
+        self.spent.step(work);
         self.now += seconds;
         self.sample();
     }
@@ -349,6 +382,14 @@ impl Replica {
         let gaps = generated.saturating_sub(1);
         let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
         let uncached = request.prompt_tokens - cached;
+        if self.now >= self.cost_until {
+            (self.cost, self.cost_until) = (self.meter.cost().map(|(cost, _)| cost), self.now + COST_SECONDS);
+        }
+        if let Some(cost) = self.cost {
+            let work = StepWork::prefill(f64::from(uncached), f64::from(cached))
+                + StepWork::answer(f64::from(gaps), f64::from(request.prompt_tokens));
+            self.spent.request(cost.work_seconds(work));
+        }
         self.outcomes.push(Outcome {
             arrived: request.arrived,
             finished: self.now,
@@ -363,6 +404,7 @@ fn prefill_chunk(sequence: &mut Sequence, budget: u32, model: &ReplicaModel, ste
     let tokens = (sequence.needed - sequence.computed).min(budget);
     step.prefill_seconds += model.prefill_seconds(tokens, sequence.computed);
     step.prefill_tokens += tokens;
+    step.prefill_pairs += StepWork::prefill(f64::from(tokens), f64::from(sequence.computed)).prefill_pairs;
     sequence.computed += tokens;
     tokens
 }

@@ -288,7 +288,8 @@ fn settings(spec: &ScalingSpec) -> Settings {
         min: spec.min,
         max: spec.max,
         kv: targets.kv,
-        slowdown: targets.slowdown,
+        // The form shows what holds: 4 where replicas do not say what steps cost.
+        slowdown: targets.slowdown.unwrap_or(4.0),
         queue: targets.queue_seconds,
         ttft: targets.ttft_ms,
         itl: targets.itl_ms,
@@ -349,7 +350,7 @@ fn what_if(records: &[Arc<DecisionRecord>], spec: &ScalingSpec, tried: Settings)
     let mut spec = spec.clone();
     (spec.min, spec.max) = (tried.min, tried.max);
     spec.targets.kv = tried.kv;
-    spec.targets.slowdown = tried.slowdown;
+    spec.targets.slowdown = Some(tried.slowdown);
     spec.targets.queue_seconds = tried.queue;
     (spec.targets.ttft_ms, spec.targets.itl_ms) = (tried.ttft, tried.itl);
     let errors: Vec<String> = spec.errors().iter().map(ToString::to_string).collect();

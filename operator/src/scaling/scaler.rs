@@ -64,7 +64,7 @@ impl Scaler {
         let before = scene.status.and_then(|status| status.scaling.as_ref());
         let state = before.and_then(|before| serde_json::from_str::<ScaleState>(&before.state).ok());
         let mut state =
-            state.map_or_else(|| ScaleState::starting_at(scene.wanted), |state| state.resumed(scene.now_ms()));
+            state.unwrap_or_else(|| ScaleState::starting_at(scene.wanted)).resumed(scene.now_ms());
         if scene.spec.mode == ScalingMode::Native {
             // What was written down is what was acted on.
             state.desired = scene.wanted;

@@ -3,6 +3,7 @@
 //! Everything follows from one seed. The history knows which replicas cannot be believed, independently of the code
 //! under test.
 
+use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::contract::LoadReport;
 use stoker_scaling::{
     Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale,
@@ -11,6 +12,14 @@ use stoker_workload::Rng;
 
 const TICK_MS: u64 = 2_000;
 const BLOCKS: u32 = 1_000;
+/// What steps cost in all of them.
+const COST: StepCost = StepCost {
+    step_seconds: 8e-3,
+    decode_seconds: 100e-6,
+    context_token_seconds: 0.2e-6,
+    prefill_token_seconds: 100e-6,
+    prefill_pair_seconds: 5e-9,
+};
 /// A believed answer may be this old.
 const FRESH_MS: u64 = 4_100;
 
@@ -28,6 +37,7 @@ struct Replica {
     start_id: u64,
     finished: u64,
     preemptions: u64,
+    spent: Spent,
     frozen: bool,
     lies: bool,
     believed_ms: Option<u64>,
@@ -44,6 +54,8 @@ pub(crate) struct History {
     n_created: u64,
     now_ms: u64,
     load: f64,
+    /// Engines tell what their steps cost.
+    tells: bool,
 }
 
 impl History {
@@ -60,6 +72,7 @@ impl History {
             n_created: 0,
             now_ms: 1_000_000,
             load: 0.5,
+            tells: seed % 3 != 0,
         };
         (0..initial).for_each(|_| history.create(0));
         history
@@ -100,6 +113,7 @@ impl History {
             start_id: self.n_created << 32,
             finished: u64::from(below(&mut self.rng, 1000)),
             preemptions: 0,
+            spent: Spent::default(),
             frozen: false,
             lies: false,
             believed_ms: None,
@@ -117,7 +131,7 @@ impl History {
                 8..=14 => replica.lies = false,
                 15 => {
                     replica.start_id += 1;
-                    (replica.finished, replica.preemptions) = (0, 0);
+                    (replica.finished, replica.preemptions, replica.spent) = (0, 0, Spent::default());
                 }
                 _ => {}
             }
@@ -150,7 +164,12 @@ impl History {
         let replica = &mut self.replicas[idx];
         replica.finished += finished;
         replica.preemptions += preemptions;
+        let answered = StepWork::prefill(400.0, 0.0) + StepWork::answer(150.0, 400.0);
+        replica.spent.step(answered.times(finished as f64));
+        (0..finished).for_each(|_| replica.spent.request(COST.work_seconds(answered)));
+        let steps = StepReport { cost: Some(COST), error: 0.05, spent: replica.spent };
         LoadReport {
+            steps: self.tells.then_some(steps),
             up_ms: self.now_ms,
             start_id: replica.start_id.to_string(),
             revision: "r1".to_owned(),
@@ -190,12 +209,16 @@ fn standing(replica: &Replica, now_ms: u64) -> Standing {
 fn lie(rng: &mut Rng, report: &LoadReport, said: Option<&LoadReport>) -> Option<LoadReport> {
     let mut lie = report.clone();
     let repeated = said.filter(|said| said.start_id == report.start_id);
-    match below(rng, 6) {
+    match below(rng, 7) {
         0 => return None,
         1 => lie.ttft_p95_seconds = Some(f64::NAN),
         2 => lie.stalled_seconds = -1.0,
         3 if repeated.is_some() => return repeated.cloned(),
         4 => lie.revision = "r0".to_owned(),
+        5 => {
+            let cost = StepCost { decode_seconds: -1e-6, ..COST };
+            lie.steps = Some(StepReport { cost: Some(cost), ..StepReport::default() });
+        }
         _ => lie.free_blocks += 1,
     }
     Some(lie)
@@ -205,9 +228,10 @@ fn random_spec(rng: &mut Rng) -> ScalingSpec {
     let min = 1 + below(rng, 3);
     let mut spec = ScalingSpec::between(min, min + below(rng, 10));
     spec.targets.kv = 0.3 + 0.6 * rng.uniform();
-    spec.targets.slowdown = 1.5 + 4.0 * rng.uniform();
+    spec.targets.slowdown = (below(rng, 2) == 0).then(|| 1.5 + 4.0 * rng.uniform());
     spec.targets.ttft_ms = (below(rng, 3) == 0).then_some(800.0);
-    spec.behavior.spare_replicas = below(rng, 4);
+    spec.behavior.spare_replicas = (below(rng, 2) == 0).then(|| below(rng, 4));
+    spec.prices.late_answer = 0.1 * rng.uniform();
     spec.behavior.stable_window_seconds = 10 + below(rng, 30);
     spec.behavior.down_stabilization_seconds = Some(10 + below(rng, 60));
     spec.to_zero = (below(rng, 3) == 0).then_some(ToZero { after_seconds: 20, max_wake_seconds: 90 });

@@ -27,7 +27,7 @@ impl Stoker {
     /// A deployment that begins with some replicas.
     pub fn new(spec: ScalingSpec, initial: u32) -> Self {
         Self {
-            state: ScaleState::starting_at(initial),
+            state: ScaleState::starting_at(initial).resumed(EPOCH_MS),
             window: LoadWindow::default(),
             starts: StartTimes::default(),
             served: initial,
@@ -116,6 +116,7 @@ fn load_report(member: &Member, now_ms: u64) -> LoadReport {
         itl_p50_seconds: None,
         itl_p95_seconds: None,
         prefill_tokens_per_second: replica.prefill_rate(),
+        steps: Some(replica.steps()),
         stalled_seconds: 0.0,
         model: None,
     }
