@@ -10,6 +10,8 @@ pub enum Absurdity {
     NotAReport,
     /// A number that is negative or not finite.
     NotANumber,
+    /// Costs of steps below zero or endless, or a step that takes no time: nothing can be reckoned with them.
+    Costs,
     /// Block counts that do not add up, or no blocks in a replica that is ready.
     Blocks,
     /// More requests than any replica holds.
@@ -34,6 +36,7 @@ impl Absurdity {
         match self {
             Self::NotAReport => "answered something that is no load report",
             Self::NotANumber => "reported a negative or endless number",
+            Self::Costs => "reported costs of steps that cannot be",
             Self::Blocks => "reported blocks that do not add up",
             Self::Requests => "reported more requests than a replica holds",
             Self::Repeated => "repeated an answer of before",

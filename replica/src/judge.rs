@@ -202,9 +202,11 @@ fn wrong_number(report: &LoadReport) -> Option<Absurdity> {
         report.prefill_tokens_per_second,
     ];
     let numbers = optional.into_iter().flatten().chain([report.stalled_seconds, report.load_progress]);
-    let steps_are_sound = report.steps.is_none_or(|steps| steps.is_sound());
-    if !steps_are_sound || numbers.into_iter().any(|number| !number.is_finite() || number < 0.0) {
+    if numbers.into_iter().any(|number| !number.is_finite() || number < 0.0) {
         return Some(Absurdity::NotANumber);
+    }
+    if report.steps.is_some_and(|steps| !steps.is_sound()) {
+        return Some(Absurdity::Costs);
     }
     let parts = [report.referenced_blocks, report.cached_blocks, report.free_blocks];
     let sum: u64 = parts.into_iter().map(u64::from).sum();
@@ -217,6 +219,8 @@ fn wrong_number(report: &LoadReport) -> Option<Absurdity> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_cost::{StepCost, StepReport};
+
     use super::*;
 
     const NOW_MS: u64 = 100_000;
@@ -237,8 +241,21 @@ mod tests {
             finished: 50,
             ttft_p95_seconds: Some(0.2),
             prefill_tokens_per_second: Some(5000.0),
+            steps: Some(StepReport {
+                cost: Some(StepCost { step_seconds: 0.01, ..StepCost::default() }),
+                error: 0.0,
+                spent: Spent { decodes: 100.0, ..Spent::default() },
+            }),
             ..LoadReport::idle(1000)
         }
+    }
+
+    fn steps(report: &mut LoadReport) -> &mut StepReport {
+        report.steps.as_mut().unwrap()
+    }
+
+    fn cost(report: &mut LoadReport) -> &mut StepCost {
+        steps(report).cost.as_mut().unwrap()
     }
 
     fn hear(judge: &mut Judge, seconds: u64, change: impl FnOnce(&mut LoadReport)) {
@@ -268,7 +285,7 @@ mod tests {
     fn each_lie_has_its_name() {
         use Absurdity::*;
         type Lie = fn(&mut LoadReport);
-        let lies: [(Lie, Absurdity); 10] = [
+        let lies: [(Lie, Absurdity); 14] = [
             (|report| report.revision = "r2".to_owned(), Revision),
             (|report| report.ttft_p95_seconds = Some(f64::NAN), NotANumber),
             (|report| report.itl_p95_seconds = Some(-0.1), NotANumber),
@@ -279,6 +296,10 @@ mod tests {
             (|report| report.preemptions = 2, CounterWentBack),
             (|report| report.up_ms = 5_000, Repeated),
             (|report| report.up_ms = 0, Repeated),
+            (|report| cost(report).decode_seconds = -1e-6, Costs),
+            (|report| cost(report).prefill_pair_seconds = f64::NAN, Costs),
+            (|report| cost(report).step_seconds = 0.0, Costs),
+            (|report| steps(report).spent.decodes = 99.0, CounterWentBack),
         ];
         for (lie, name) in lies {
             assert_eq!(said_after_two_seconds(lie), Err(name));
@@ -320,17 +341,23 @@ mod tests {
             report.start_id = "b".to_owned();
             (report.up_ms, report.finished, report.preemptions) = (1, 3, 1);
             (report.running, report.waiting) = (1, 0);
+            steps(report).spent.decodes = 7.0;
         });
         assert!(matches!(judge.sight(NOW_MS + 2000), Sight::Fresh(_)));
-        assert_eq!(judge.counted(), Counted { arrivals: 4, finished: 3, preemptions: 1, spent: Spent::default() });
+        let spent = Spent { decodes: 7.0, ..Spent::default() };
+        assert_eq!(judge.counted(), Counted { arrivals: 4, finished: 3, preemptions: 1, spent });
     }
 
     #[test]
     fn what_was_counted_before_we_looked_is_left_out() {
         let mut judge = judge();
         assert_eq!(judge.counted(), Counted::default());
-        hear(&mut judge, 2, |report| (report.finished, report.running, report.preemptions) = (55, 12, 4));
-        assert_eq!(judge.counted(), Counted { arrivals: 7, finished: 5, preemptions: 1, spent: Spent::default() });
+        hear(&mut judge, 2, |report| {
+            (report.finished, report.running, report.preemptions) = (55, 12, 4);
+            steps(report).spent.decodes = 130.0;
+        });
+        let spent = Spent { decodes: 30.0, ..Spent::default() };
+        assert_eq!(judge.counted(), Counted { arrivals: 7, finished: 5, preemptions: 1, spent });
         assert_eq!(judge.preemptions_last_minute(), 1);
     }
 
