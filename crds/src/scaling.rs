@@ -29,7 +29,7 @@ pub struct ScalingSpec {
     /// recorded; `external`: nothing is decided, `replicas` is set through the scale subresource. Default: `native`.
     #[serde(default)]
     pub mode: ScalingMode,
-    /// What a replica may carry. Default: 80 % of its KV blocks, requests slowed down four times, one second of
+    /// What a replica may carry. Default: 80 % of its KV blocks, 50 ms from one token to the next, one second of
     /// prefill waiting.
     #[serde(default)]
     pub targets: Targets,

@@ -122,6 +122,7 @@ fn every_field_of_the_whole_object_is_accepted() {
     accepted(ember_with(json!({"scaling": {
         "min": 2, "max": 8, "mode": "native",
         "targets": {"kv": 0.7, "slowdown": 3, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500, "itlMs": 50},
+        "prices": {"lateAnswer": 0, "replicaHour": 12.5},
         "behavior": {
             "stableWindowSeconds": 30, "panicWindowSeconds": 4, "downPressure": 0.8, "downStabilizationSeconds": 60,
             "spareReplicas": 1,
@@ -317,6 +318,7 @@ fn a_number_left_by_the_scale_subresource_does_not_keep_scaling_from_the_operato
 fn impossible_scaling_names_field_and_fix() {
     let scaling = |scaling: Value| ember_with(json!({"scaling": scaling}));
     let targets = |targets: Value| scaling(json!({"max": 4, "targets": targets}));
+    let prices = |prices: Value| scaling(json!({"max": 4, "prices": prices}));
     let behavior = |behavior: Value| scaling(json!({"max": 4, "behavior": behavior}));
     refused(scaling(json!({"min": 5, "max": 2})), &["scaling.min is above scaling.max", "raise max or lower min"]);
     refused(scaling(json!({"min": 0, "max": 2})), &["spec.scaling.min", "greater than or equal to 1"]);
@@ -328,6 +330,12 @@ fn impossible_scaling_names_field_and_fix() {
     refused(targets(json!({"queueSeconds": 0})), &["scaling.targets.queueSeconds: use seconds above 0"]);
     refused(targets(json!({"preemptionsPerMinute": -1})), &["scaling.targets.preemptionsPerMinute: use a number"]);
     refused(targets(json!({"ttftMs": 0})), &["scaling.targets.ttftMs: use milliseconds above 0, or leave it out"]);
+    refused(
+        prices(json!({"lateAnswer": -0.01})),
+        &["scaling.prices.lateAnswer: use a number of at least 0; 0 keeps no"],
+    );
+    refused(prices(json!({"replicaHour": 0})), &["scaling.prices.replicaHour: use a number above 0, such as 3"]);
+    refused(prices(json!({"gpuHour": 3})), &["unknown field \"spec.scaling.prices.gpuHour\""]);
     refused(behavior(json!({"panicWindowSeconds": -6})), &["panicWindowSeconds", "greater than or equal to 2"]);
     refused(behavior(json!({"stableWindowSeconds": -60})), &["stableWindowSeconds", "greater than or equal to 2"]);
     refused(behavior(json!({"panicWindowSeconds": 90})), &["panicWindowSeconds is above stableWindowSeconds: lower"]);
