@@ -163,7 +163,18 @@ fn full(words: &str, n_replicas: usize) -> Deployment {
         bound: words.into(),
         has_record: !idx.is_multiple_of(2),
     };
-    let settings = Settings { min: 1, max: 3, kv: 0.8, slowdown: 4.0, queue: 1.0, ttft: Some(500.0), itl: None };
+    let settings = Settings {
+        min: 1,
+        max: 3,
+        kv: 0.8,
+        slowdown: None,
+        queue: 1.0,
+        ttft: Some(500.0),
+        itl: None,
+        late: 0.03,
+        hour: 3.0,
+        spare: Some(1),
+    };
     let told = Told { at_ms: NOW_MS, tone: Tone::Bad, reason: words.into(), note: words.into() };
     let condition = Condition {
         type_: "Ready".into(),

@@ -283,16 +283,18 @@ fn who(spec: Option<&ScalingSpec>, wanted: u32) -> String {
 }
 
 fn settings(spec: &ScalingSpec) -> Settings {
-    let targets = &spec.targets;
+    let (targets, prices) = (&spec.targets, &spec.prices);
     Settings {
         min: spec.min,
         max: spec.max,
         kv: targets.kv,
-        // The form shows what holds: 4 where replicas do not say what steps cost.
-        slowdown: targets.slowdown.unwrap_or(4.0),
+        slowdown: targets.slowdown,
         queue: targets.queue_seconds,
         ttft: targets.ttft_ms,
         itl: targets.itl_ms,
+        late: prices.late_answer,
+        hour: prices.replica_hour,
+        spare: spec.behavior.spare_replicas,
     }
 }
 
@@ -350,9 +352,11 @@ fn what_if(records: &[Arc<DecisionRecord>], spec: &ScalingSpec, tried: Settings)
     let mut spec = spec.clone();
     (spec.min, spec.max) = (tried.min, tried.max);
     spec.targets.kv = tried.kv;
-    spec.targets.slowdown = Some(tried.slowdown);
+    spec.targets.slowdown = tried.slowdown;
     spec.targets.queue_seconds = tried.queue;
     (spec.targets.ttft_ms, spec.targets.itl_ms) = (tried.ttft, tried.itl);
+    (spec.prices.late_answer, spec.prices.replica_hour) = (tried.late, tried.hour);
+    spec.behavior.spare_replicas = tried.spare;
     let errors: Vec<String> = spec.errors().iter().map(ToString::to_string).collect();
     if !errors.is_empty() {
         return WhatIf { errors, points: Vec::new() };

@@ -23,18 +23,27 @@ pub struct DeploymentQuery {
     /// See `min`.
     #[serde(deserialize_with = "number")]
     pub kv: Option<f64>,
-    /// See `min`.
-    #[serde(deserialize_with = "number")]
-    pub slowdown: Option<f64>,
+    /// See `min`; inside, nothing means what it means in the object.
+    #[serde(deserialize_with = "optional")]
+    pub slowdown: Option<Option<f64>>,
     /// See `min`.
     #[serde(deserialize_with = "number")]
     pub queue: Option<f64>,
+    /// See `slowdown`.
+    #[serde(deserialize_with = "optional")]
+    pub ttft: Option<Option<f64>>,
+    /// See `slowdown`.
+    #[serde(deserialize_with = "optional")]
+    pub itl: Option<Option<f64>>,
     /// See `min`.
     #[serde(deserialize_with = "number")]
-    pub ttft: Option<f64>,
+    pub late: Option<f64>,
     /// See `min`.
     #[serde(deserialize_with = "number")]
-    pub itl: Option<f64>,
+    pub hour: Option<f64>,
+    /// See `slowdown`.
+    #[serde(deserialize_with = "optional")]
+    pub spare: Option<Option<u32>>,
 }
 
 /// Settings of scaling that may be tried.
@@ -46,14 +55,20 @@ pub struct Settings {
     pub max: u32,
     /// `scaling.targets.kv`.
     pub kv: f64,
-    /// `scaling.targets.slowdown`.
-    pub slowdown: f64,
+    /// `scaling.targets.slowdown`; `None` is as much as the inter-token latency allows.
+    pub slowdown: Option<f64>,
     /// `scaling.targets.queueSeconds`.
     pub queue: f64,
     /// `scaling.targets.ttftMs`.
     pub ttft: Option<f64>,
     /// `scaling.targets.itlMs`.
     pub itl: Option<f64>,
+    /// `scaling.prices.lateAnswer`.
+    pub late: f64,
+    /// `scaling.prices.replicaHour`.
+    pub hour: f64,
+    /// `scaling.behavior.spareReplicas`; `None` is as many as prices say.
+    pub spare: Option<u32>,
 }
 
 /// How far back.
@@ -97,9 +112,10 @@ impl Range {
 impl DeploymentQuery {
     /// The settings in force with those of the address in their place; nothing if the address has none.
     pub fn tried(&self, in_force: Settings) -> Option<Settings> {
-        let asked = self.min.is_some() || self.max.is_some();
-        let targets = [self.kv, self.slowdown, self.queue, self.ttft, self.itl];
-        if !asked && targets.iter().all(Option::is_none) {
+        let bounds = self.min.is_some() || self.max.is_some();
+        let targets = [self.kv, self.queue, self.late, self.hour].iter().any(Option::is_some);
+        let optional = [self.slowdown, self.ttft, self.itl].iter().any(Option::is_some) || self.spare.is_some();
+        if !(bounds || targets || optional) {
             return None;
         }
         Some(Settings {
@@ -108,8 +124,11 @@ impl DeploymentQuery {
             kv: self.kv.unwrap_or(in_force.kv),
             slowdown: self.slowdown.unwrap_or(in_force.slowdown),
             queue: self.queue.unwrap_or(in_force.queue),
-            ttft: self.ttft.or(in_force.ttft),
-            itl: self.itl.or(in_force.itl),
+            ttft: self.ttft.unwrap_or(in_force.ttft),
+            itl: self.itl.unwrap_or(in_force.itl),
+            late: self.late.unwrap_or(in_force.late),
+            hour: self.hour.unwrap_or(in_force.hour),
+            spare: self.spare.unwrap_or(in_force.spare),
         })
     }
 
@@ -119,14 +138,18 @@ impl DeploymentQuery {
         let at = self.at.map(|at| at.to_string());
         let whole = |value: Option<u32>| value.map(|value| value.to_string());
         let real = |value: Option<f64>| value.map(|value| value.to_string());
+        let optional = |value: Option<Option<f64>>| value.map(|value| real(value).unwrap_or_default());
         let settings = [
             ("min", whole(self.min)),
             ("max", whole(self.max)),
             ("kv", real(self.kv)),
-            ("slowdown", real(self.slowdown)),
+            ("slowdown", optional(self.slowdown)),
             ("queue", real(self.queue)),
-            ("ttft", real(self.ttft)),
-            ("itl", real(self.itl)),
+            ("ttft", optional(self.ttft)),
+            ("itl", optional(self.itl)),
+            ("late", real(self.late)),
+            ("hour", real(self.hour)),
+            ("spare", self.spare.map(|spare| whole(spare).unwrap_or_default())),
         ];
         let all = [("range", range), ("at", at)].into_iter().chain(settings);
         let said: Vec<String> = all.filter_map(|(name, value)| Some(format!("{name}={}", encoded(&value?)))).collect();
@@ -154,16 +177,48 @@ fn number<'de, D: Deserializer<'de>, T: std::str::FromStr>(deserializer: D) -> R
     Ok(String::deserialize(deserializer)?.trim().parse().ok())
 }
 
+/// The same of a setting that may be without a number: an empty field asks for that.
+fn optional<'de, D: Deserializer<'de>, T: std::str::FromStr>(deserializer: D) -> Result<Option<Option<T>>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let number = text.trim().parse().ok();
+    Ok((number.is_some() || text.trim().is_empty()).then_some(number))
+}
+
 #[cfg(test)]
 mod tests {
+    use serde::de::value::{Error, MapDeserializer};
+
     use super::*;
+
+    const IN_FORCE: Settings = Settings {
+        min: 1,
+        max: 4,
+        kv: 0.8,
+        slowdown: Some(4.0),
+        queue: 1.0,
+        ttft: None,
+        itl: Some(50.0),
+        late: 0.03,
+        hour: 3.0,
+        spare: Some(1),
+    };
 
     #[test]
     fn settings_that_are_not_given_stay() {
-        let in_force = Settings { min: 1, max: 4, kv: 0.8, slowdown: 4.0, queue: 1.0, ttft: None, itl: Some(50.0) };
-        assert_eq!(DeploymentQuery::default().tried(in_force), None);
+        assert_eq!(DeploymentQuery::default().tried(IN_FORCE), None);
         let query = DeploymentQuery { max: Some(9), ..DeploymentQuery::default() };
-        assert_eq!(query.tried(in_force), Some(Settings { max: 9, ..in_force }));
+        assert_eq!(query.tried(IN_FORCE), Some(Settings { max: 9, ..IN_FORCE }));
+        let query = DeploymentQuery { late: Some(0.0), spare: Some(Some(0)), ..DeploymentQuery::default() };
+        assert_eq!(query.tried(IN_FORCE), Some(Settings { late: 0.0, spare: Some(0), ..IN_FORCE }));
+    }
+
+    #[test]
+    fn an_empty_field_takes_away_what_may_be_without_a_number_and_leaves_the_rest() {
+        let fields = [("kv", ""), ("slowdown", " "), ("itl", "soon"), ("spare", "")];
+        let fields = MapDeserializer::<_, Error>::new(fields.into_iter());
+        let query = DeploymentQuery::deserialize(fields).expect("a query is text");
+        assert_eq!(query.tried(IN_FORCE), Some(Settings { slowdown: None, spare: None, ..IN_FORCE }));
+        assert_eq!(query.address(), "?slowdown=&spare=");
     }
 
     #[test]

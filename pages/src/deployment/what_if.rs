@@ -23,24 +23,45 @@ pub(super) fn section(view: &Deployment, query: &DeploymentQuery) -> Markup {
     }
 }
 
-fn form(shown: &Settings, query: &DeploymentQuery) -> Markup {
-    let number = |name: &str, words: &str, value: String, step: &str| {
-        html! {
-            div.field { label for={ "w-" (name) } { (words) } input id={ "w-" (name) } name=(name) type="number" step=(step) min="0" value=(value) placeholder="none" inputmode="decimal"; }
-        }
+/// One setting of the form. Who leaves a field empty that may be so asks for what the object means without it, `empty`.
+struct Field {
+    name: &'static str,
+    words: &'static str,
+    step: &'static str,
+    value: Option<String>,
+    empty: Option<&'static str>,
+}
+
+fn fields(shown: &Settings) -> [Field; 10] {
+    let whole = |name, words, value: u32| Field { name, words, step: "1", value: Some(value.to_string()), empty: None };
+    let real =
+        |name, words, value: f64| Field { name, words, step: "any", value: Some(value.to_string()), empty: None };
+    let optional = |name, words, value: Option<f64>, empty| {
+        let value = value.map(|value| value.to_string());
+        Field { name, words, step: "any", value, empty: Some(empty) }
     };
-    let optional = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    [
+        whole("min", "min", shown.min),
+        whole("max", "max", shown.max),
+        real("kv", "targets.kv", shown.kv),
+        optional("slowdown", "targets.slowdown", shown.slowdown, "as itlMs allows"),
+        real("queue", "targets.queueSeconds", shown.queue),
+        optional("ttft", "targets.ttftMs", shown.ttft, "none"),
+        optional("itl", "targets.itlMs", shown.itl, "50"),
+        real("late", "prices.lateAnswer", shown.late),
+        real("hour", "prices.replicaHour", shown.hour),
+        Field { step: "1", ..optional("spare", "behavior.spareReplicas", shown.spare.map(f64::from), "by prices") },
+    ]
+}
+
+fn form(shown: &Settings, query: &DeploymentQuery) -> Markup {
     let range = Range::ALL.iter().find(|(range, ..)| *range == query.range).map_or("", |(_, word, _)| word);
     html! {
         form.form action="#what-if" method="get" {
             @if query.range != Range::default() { input type="hidden" name="range" value=(range); }
-            (number("min", "min", shown.min.to_string(), "1"))
-            (number("max", "max", shown.max.to_string(), "1"))
-            (number("kv", "targets.kv", shown.kv.to_string(), "any"))
-            (number("slowdown", "targets.slowdown", shown.slowdown.to_string(), "any"))
-            (number("queue", "targets.queueSeconds", shown.queue.to_string(), "any"))
-            (number("ttft", "targets.ttftMs", optional(shown.ttft), "any"))
-            (number("itl", "targets.itlMs", optional(shown.itl), "any"))
+            @for Field { name, words, step, value, empty } in fields(shown) {
+                div.field { label for={ "w-" (name) } { (words) } input id={ "w-" (name) } name=(name) type="number" step=(step) min="0" value=[value] placeholder=[empty] inputmode=[(step == "any").then_some("decimal")]; }
+            }
             button { "Decide again" }
         }
     }
