@@ -67,6 +67,8 @@ pub const REASON_STRAY_POD: &str = "StrayPod";
 pub const REASON_NOT_READY: &str = "ReplicaNotReady";
 /// `MetricsHealthy`: all serving replicas are fresh.
 pub const REASON_ALL_FRESH: &str = "AllFresh";
+/// `MetricsHealthy`: all are fresh, and some do not say what their steps cost: replicas are reckoned from totals.
+pub const REASON_COSTS_UNTOLD: &str = "CostsUntold";
 /// `MetricsHealthy`: some serving replica is stale, absurd or missing; nothing goes down.
 pub const REASON_NOT_ALL_FRESH: &str = "NotAllFresh";
 /// `MetricsHealthy`: no replica serves, so there is nothing to read.

@@ -10,7 +10,7 @@ use crate::{
     decide::Bound,
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
     record::DecisionRecord,
-    signals::Coverage,
+    signals::{Coverage, Untold},
     work::WorkTerm,
 };
 
@@ -45,13 +45,30 @@ fn count(replicas: u32) -> String {
     if replicas == 1 { "1 replica".to_owned() } else { format!("{replicas} replicas") }
 }
 
+/// How many of the serving replicas could be believed.
+pub fn fresh_words(fresh: u32, serving: u32) -> String {
+    format!("{fresh} of {serving} serving {} fresh", if serving == 1 { "replica" } else { "replicas" })
+}
+
+/// Who does not say what its steps cost, and what follows.
+pub fn untold_words(untold: &Untold, serving: u32) -> String {
+    let Untold { replicas, example } = untold;
+    let who = if *replicas == 1 { "does not say what its" } else { "do not say what their" };
+    let one = if *replicas == 1 { "an older agent" } else { "older agents, one of them" };
+    let of = count(serving);
+    format!("{replicas} of {of} {who} steps cost ({one}: {example}): replicas are reckoned from totals")
+}
+
 fn coverage(coverage: &Coverage) -> String {
-    let Coverage { serving, fresh, starting, draining, broken, not_fresh, window_seconds } = coverage;
+    let Coverage { serving, fresh, starting, draining, broken, not_fresh, untold, window_seconds } = coverage;
     let broken = if *broken > 0 { format!(", {broken} crashed and given up") } else { String::new() };
     let mut words = format!(
-        "{fresh} of {serving} serving replicas fresh, {starting} starting, {draining} draining{broken}, \
-         {window_seconds:.0} s of history"
+        "{}, {starting} starting, {draining} draining{broken}, {window_seconds:.0} s of history",
+        fresh_words(*fresh, *serving)
     );
+    if let Some(untold) = untold {
+        let _ = write!(words, "; {}", untold_words(untold, *serving));
+    }
     for (replica, why) in not_fresh {
         let _ = write!(words, "; {replica}: {}", not_fresh_words(*why));
     }

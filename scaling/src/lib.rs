@@ -18,12 +18,12 @@ mod work;
 
 pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale};
 pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
-pub use explain::explain;
+pub use explain::{explain, fresh_words, untold_words};
 pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
-pub use signals::{Arrivals, Coverage, Flow, Signals, Work};
+pub use signals::{Arrivals, Coverage, Flow, Signals, Untold, Work};
 pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use stoker_crds::scaling::{
     Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,

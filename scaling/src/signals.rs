@@ -89,8 +89,29 @@ pub struct Coverage {
     /// Some of the serving replicas that are not fresh, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_fresh: Vec<(String, NotFresh)>,
+    /// Fresh replicas that do not say what their steps cost, as agents of before; `None` where all do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untold: Option<Untold>,
     /// Seconds of history there are.
     pub window_seconds: f64,
+}
+
+/// Replicas that serve and do not say what their steps cost.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Untold {
+    /// How many, at least one.
+    pub replicas: u32,
+    /// One of them.
+    pub example: String,
+}
+
+impl Untold {
+    /// `None` of none.
+    fn of<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<Self> {
+        let example = names.next()?.to_owned();
+        Some(Self { replicas: 1 + u32::try_from(names.count()).expect("fewer than 2^32 replicas"), example })
+    }
 }
 
 impl Coverage {
@@ -217,6 +238,7 @@ impl<'a> Past<'a> {
             draining: self.window.count(Standing::Draining),
             broken: self.window.count(Standing::Broken),
             not_fresh: named.map(|(id, why)| (id.to_owned(), why)).collect(),
+            untold: Untold::of(self.window.untold(self.now_ms)),
             window_seconds: self.ticks().first().map_or(0.0, |oldest| seconds_between(oldest.at_ms, self.now_ms)),
         }
     }

@@ -153,6 +153,13 @@ impl LoadWindow {
         serving.filter_map(move |(id, replica)| Some((id.as_str(), replica.load(now_ms).err()?)))
     }
 
+    /// Serving replicas with a fresh reading that tells nothing of their steps.
+    pub(crate) fn untold(&self, now_ms: u64) -> impl Iterator<Item = &str> {
+        let serving = self.replicas.iter().filter(|(_, replica)| replica.standing == Standing::Serving);
+        let is_untold = move |replica: &Replica| replica.load(now_ms).is_ok_and(|load| load.steps.is_none());
+        serving.filter(move |(_, replica)| is_untold(replica)).map(|(id, _)| id.as_str())
+    }
+
     pub(crate) fn ticks(&self) -> &[Totals] {
         self.ticks.as_slices().0
     }
@@ -232,6 +239,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_cost::StepReport;
     use stoker_replica::FRESH_FOR_MS;
 
     use super::*;
@@ -342,6 +350,17 @@ mod tests {
         assert_eq!(window.load("a", NOW_MS + age_ms), Err(NotFresh::Stale { age_ms }));
         assert_eq!([window.load("b", NOW_MS), window.load("nobody", NOW_MS)], [Err(NotFresh::Missing); 2]);
         assert_eq!(window.not_fresh(NOW_MS).count(), 1);
+    }
+
+    #[test]
+    fn who_serves_and_tells_nothing_of_its_steps_is_untold_while_its_reading_is_fresh() {
+        let mut window = window(&["a", "b", "c"]);
+        window.set_fleet([("a", Standing::Serving), ("b", Standing::Serving), ("c", Standing::Draining)]);
+        take(&mut window, "a", NOW_MS, |report| report.steps = Some(StepReport::default()));
+        take(&mut window, "b", NOW_MS, |_| {});
+        take(&mut window, "c", NOW_MS, |_| {});
+        assert_eq!(window.untold(NOW_MS).collect::<Vec<_>>(), ["b"]);
+        assert_eq!(window.untold(NOW_MS + FRESH_FOR_MS + 1).count(), 0);
     }
 
     #[test]

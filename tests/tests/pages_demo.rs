@@ -118,7 +118,8 @@ async fn is_explained(browser: &Browser) -> Result<()> {
     let why = browser.text("#why .explained").await?;
     let words = [
         "-> 3 replicas: pressure ",
-        " serving replicas fresh",
+        " serving replica",
+        " fresh, ",
         "(128 blocks per replica x ",
         "between min 1 and max 3",
     ];

@@ -27,7 +27,17 @@ const SAID_WITHIN: Duration = Duration::from_millis(3 * 2000 + 1500);
 const WATCHED: Duration = Duration::from_secs(30);
 /// The image with the real agent.
 const REAL_IMAGE: &str = "real/agent:1";
-const LIES: [&str; 5] = ["html", "nan", "negative", "repeated", "revision"];
+/// Each with what is said of it.
+const LIES: [(&str, &str); 8] = [
+    ("html", "answered something that is no load report"),
+    ("nan", "answered something that is no load report"),
+    ("negative", "reported a negative or endless number"),
+    ("repeated", "repeated an answer of before"),
+    ("revision", "runs another revision than its pod"),
+    ("falling", "reported costs of steps that cannot be"),
+    ("endless", "answered something that is no load report"),
+    ("forgets", "reported a counter that went back"),
+];
 /// Nothing is wrong with these: a clock that jumps is no reason to doubt what an agent says.
 const FINE: [&str; 2] = ["healthy", "clock"];
 
@@ -67,8 +77,11 @@ fn complaint(rig: &Rig, name: &str) -> Option<String> {
 #[test]
 fn agents_that_die_freeze_or_lie_never_scale_down_and_are_named_within_three_ticks() {
     let rig = Rig::start(Audit::Off).unwrap();
-    let faults: Vec<&str> = LIES.into_iter().chain(["killed", "frozen"]).collect();
-    unseen_replicas_stay(&rig, AGENT_IMAGE, &faults, &FINE);
+    let faults: Vec<&str> = LIES.iter().map(|(lie, _)| *lie).chain(["killed", "frozen"]).collect();
+    let named = unseen_replicas_stay(&rig, AGENT_IMAGE, &faults, &FINE);
+    for (lie, words) in LIES {
+        assert!(named[lie].contains(words), "{lie}: {}", named[lie]);
+    }
 }
 
 #[test]
@@ -97,7 +110,7 @@ fn a_real_agent_that_crashes_without_end_moves_nothing_is_given_up_and_is_the_on
     rig.wait("it is given up", SOON, |rig| {
         crash(rig);
         let (value, _, message) = condition(&rig.get("crashing")?, "MetricsHealthy").unwrap_or_default();
-        Ok((value.as_str(), message.as_str()) == ("True", "1 of 1 serving replicas fresh; 1 crashed and given up"))
+        Ok((value.as_str(), message.as_str()) == ("True", "1 of 1 serving replica fresh; 1 crashed and given up"))
     })
     .unwrap();
     let records = rig.operator.records("crashing", 0).unwrap();
@@ -120,7 +133,8 @@ fn a_real_agent_that_crashes_without_end_moves_nothing_is_given_up_and_is_the_on
     }
 }
 
-fn unseen_replicas_stay(rig: &Rig, image: &str, faults: &[&str], fine: &[&str]) {
+/// What was said of each fault.
+fn unseen_replicas_stay<'a>(rig: &Rig, image: &str, faults: &[&'a str], fine: &[&'a str]) -> BTreeMap<&'a str, String> {
     let all: Vec<&str> = faults.iter().copied().chain(fine.iter().copied()).collect();
     all.iter().for_each(|name| rig.apply(name, spec(image, 2)).unwrap());
     for name in &all {
@@ -165,6 +179,33 @@ fn unseen_replicas_stay(rig: &Rig, image: &str, faults: &[&str], fine: &[&str]) 
             assert!(seen || record.decision.desired >= record.decision.previous, "{name}: {record:?}");
         }
     }
+    named.into_iter().map(|(name, (_, message))| (name, message)).collect()
+}
+
+#[test]
+fn an_agent_that_does_not_say_what_its_steps_cost_is_named_and_hinders_nothing() {
+    let rig = Rig::start(Audit::Off).unwrap();
+    rig.apply("untold", spec(AGENT_IMAGE, 2)).unwrap();
+    rig.wait_ready("untold", SOON).unwrap();
+    rig.wait("both are read", SOON, |rig| Ok(section_is_calm(rig, "untold"))).unwrap();
+    let older = rig.pods("untold").unwrap()[0].name_any();
+    break_one(&rig, "untold");
+    let words = format!(
+        "1 of 2 replicas does not say what its steps cost (an older agent: {older}): replicas are reckoned from totals"
+    );
+    let said = format!("2 of 2 serving replicas fresh; {words}");
+    rig.wait("it is named", SOON, |rig| {
+        let (value, reason, message) = condition(&rig.get("untold")?, "MetricsHealthy").unwrap_or_default();
+        Ok((value.as_str(), reason.as_str(), message) == ("True", "CostsUntold", said.clone()))
+    })
+    .unwrap();
+    let records = rig.operator.records("untold", 0).unwrap();
+    let last = explain(records.last().unwrap());
+    assert!(last.contains(&words), "{last}");
+    assert_eq!(records[0].signals.coverage.untold, None);
+
+    rig.apply("untold", spec(AGENT_IMAGE, 1)).unwrap();
+    rig.wait("one is left", SOON, |rig| Ok(rig.pods("untold")?.len() == 1)).unwrap();
 }
 
 fn section_is_calm(rig: &Rig, name: &str) -> bool {

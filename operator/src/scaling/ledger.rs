@@ -12,7 +12,7 @@ use stoker_crds::{
     InferenceDeployment,
     scaling_status::{DECISIONS_KEPT, DecisionStatus},
 };
-use stoker_scaling::{Coverage, DecisionRecord, NotFresh};
+use stoker_scaling::{Coverage, DecisionRecord, NotFresh, Untold};
 
 /// Records kept over all deployments, about 2 KB each.
 const RECORDS_KEPT: usize = 20_000;
@@ -41,12 +41,20 @@ pub struct CoverageSummary {
     pub example: Option<(String, NotFresh)>,
     /// Replicas that were given up: their process is gone for good.
     pub broken: u32,
+    /// Replicas that do not say what their steps cost.
+    pub untold: Option<Untold>,
 }
 
 impl CoverageSummary {
     pub(super) fn of(coverage: &Coverage) -> Self {
-        let Coverage { serving, fresh, not_fresh, broken, .. } = coverage;
-        Self { serving: *serving, fresh: *fresh, example: not_fresh.first().cloned(), broken: *broken }
+        let Coverage { serving, fresh, not_fresh, broken, untold, .. } = coverage;
+        Self {
+            serving: *serving,
+            fresh: *fresh,
+            example: not_fresh.first().cloned(),
+            broken: *broken,
+            untold: untold.clone(),
+        }
     }
 
     /// True when no serving replica is out of sight.

@@ -24,6 +24,7 @@ use kube::{
 };
 use stoker_crds::{
     InferenceDeployment,
+    conditions::METRICS_HEALTHY,
     scaling::{ScalingMode, ScalingSpec},
 };
 use stoker_replica::Replica;
@@ -126,7 +127,7 @@ impl Autoscaler {
         self.metrics.scaling.decided(&target, &latest.record);
         let before = deployment.status.as_ref().and_then(|status| status.scaling.as_ref());
         let after = scaling_status(spec, replicas_wanted(deployment), before, Some(&latest), now);
-        let moved = before != Some(&after);
+        let moved = before != Some(&after) || says_otherwise(deployment, &latest.coverage);
         self.ledger.record(deployment, latest);
         if moved {
             // Full, or the operator stops: the next tick asks again.
@@ -144,6 +145,13 @@ impl Autoscaler {
         }
         by_owner
     }
+}
+
+/// The condition about readings is not what it is to be. One that was never written is written by the rounds of a start.
+fn says_otherwise(deployment: &InferenceDeployment, coverage: &CoverageSummary) -> bool {
+    let conditions = deployment.status.iter().flat_map(|status| &status.conditions);
+    let mut readings = conditions.filter(|condition| condition.type_ == METRICS_HEALTHY);
+    readings.any(|condition| condition.message != metrics_healthy(coverage).trouble.message)
 }
 
 /// The specification, if anything is to be decided by it.

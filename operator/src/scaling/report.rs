@@ -11,7 +11,7 @@ use stoker_crds::{
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::{DecisionStatus, ScalingStatus},
 };
-use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState};
+use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState, fresh_words, untold_words};
 
 use super::ledger::{CoverageSummary, Latest};
 use crate::verdict::{Verdict, whole_seconds};
@@ -97,25 +97,24 @@ pub(crate) fn word(value: &impl Serialize) -> String {
 
 /// The condition MetricsHealthy. Who was given up is no lack of readings; it is named so that the count can be understood.
 pub fn metrics_healthy(coverage: &CoverageSummary) -> Verdict {
-    let CoverageSummary { serving, fresh, example, broken } = coverage;
+    let CoverageSummary { serving, fresh, example, broken, untold } = coverage;
     let given_up = if *broken > 0 { format!("; {broken} crashed and given up") } else { String::new() };
-    match example {
+    let seen = fresh_words(*fresh, *serving);
+    match (example, untold) {
         _ if *serving == 0 => {
             Verdict::new(true, conditions::REASON_NOTHING_TO_READ, format!("no replica serves yet{given_up}"))
         }
-        Some((replica, why)) => Verdict::new(
+        (Some((replica, why)), _) => Verdict::new(
             false,
             conditions::REASON_NOT_ALL_FRESH,
-            format!(
-                "{fresh} of {serving} serving replicas fresh; nothing goes down; {replica} {}{given_up}",
-                complaint(*why)
-            ),
+            format!("{seen}; nothing goes down; {replica} {}{given_up}", complaint(*why)),
         ),
-        None => Verdict::new(
+        (None, Some(untold)) => Verdict::new(
             true,
-            conditions::REASON_ALL_FRESH,
-            format!("{fresh} of {serving} serving replicas fresh{given_up}"),
+            conditions::REASON_COSTS_UNTOLD,
+            format!("{seen}; {}{given_up}", untold_words(untold, *serving)),
         ),
+        (None, None) => Verdict::new(true, conditions::REASON_ALL_FRESH, format!("{seen}{given_up}")),
     }
 }
 

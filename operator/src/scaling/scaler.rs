@@ -63,8 +63,7 @@ impl Scaler {
     pub(super) fn resume(scene: &Scene<'_>) -> Self {
         let before = scene.status.and_then(|status| status.scaling.as_ref());
         let state = before.and_then(|before| serde_json::from_str::<ScaleState>(&before.state).ok());
-        let mut state =
-            state.unwrap_or_else(|| ScaleState::starting_at(scene.wanted)).resumed(scene.now_ms());
+        let mut state = state.unwrap_or_else(|| ScaleState::starting_at(scene.wanted)).resumed(scene.now_ms());
         if scene.spec.mode == ScalingMode::Native {
             // What was written down is what was acted on.
             state.desired = scene.wanted;
@@ -152,11 +151,16 @@ impl Scaler {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stoker_cost::StepReport;
     use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus};
     use stoker_replica::{Answer, Needs, ObservedPod, Stage};
 
     use super::*;
-    use crate::{readings::Readings, scaling::report::scaling_status};
+    use crate::{
+        readings::Readings,
+        scaling::report::{metrics_healthy, scaling_status},
+        verdict::Verdict,
+    };
 
     const START_MS: i64 = 1_763_700_000_000;
 
@@ -165,6 +169,8 @@ mod tests {
         spec: ScalingSpec,
         status: InferenceDeploymentStatus,
         silent: usize,
+        /// So many do not say what their steps cost.
+        untold: usize,
         start_id: &'static str,
         readings: Readings,
         ticked: i64,
@@ -177,7 +183,7 @@ mod tests {
             spec.behavior.panic_window_seconds = 2;
             spec.behavior.down_stabilization_seconds = Some(4);
             let status = InferenceDeploymentStatus { replicas, revision: "0a".into(), ..Default::default() };
-            Self { spec, status, silent: 0, start_id: "a", readings: Readings::default(), ticked: 0 }
+            Self { spec, status, silent: 0, untold: 0, start_id: "a", readings: Readings::default(), ticked: 0 }
         }
 
         fn now(&self) -> Timestamp {
@@ -231,7 +237,7 @@ mod tests {
 
     fn pod(ordinal: usize, referenced: u32, world: &World) -> Replica {
         let now = world.now();
-        let report: LoadReport = serde_json::from_value(json!({
+        let mut report: LoadReport = serde_json::from_value(json!({
             "timeMs": now.as_millisecond(), "startId": world.start_id, "upMs": now.as_millisecond(), "intent": null, "revision": "0a", "phase": "ready", "error": null,
             "loadProgress": 1.0, "running": referenced / 10, "waiting": 0, "waitingPrefillTokens": 0, "totalBlocks": 1000,
             "referencedBlocks": referenced, "cachedBlocks": 0, "freeBlocks": 1000 - referenced, "preemptions": 0,
@@ -239,6 +245,7 @@ mod tests {
             "stalledSeconds": 0.0
         }))
         .unwrap();
+        report.steps = (ordinal >= world.untold).then(StepReport::default);
         let pod = ObservedPod {
             name: format!("chat-0a-{ordinal}"),
             uid: ordinal.to_string(),
@@ -308,6 +315,24 @@ mod tests {
             })
             .count();
         assert!((14..=16).contains(&ticks), "healthy again after {ticks} ticks");
+    }
+
+    #[test]
+    fn an_older_agent_is_named_and_hinders_nothing() {
+        let mut world = World::new(3);
+        let mut scaler = world.scaler();
+        world.untold = 1;
+        world.ticks(&mut scaler, 3, 700);
+        let said = |scaler: &Scaler| {
+            let Verdict { value, trouble } = metrics_healthy(&scaler.coverage);
+            (value, trouble.reason, trouble.message)
+        };
+        let costs = "1 of 3 replicas does not say what its steps cost (an older agent: chat-0a-0): replicas are reckoned from totals";
+        let expected = format!("3 of 3 serving replicas fresh; {costs}");
+        assert_eq!(said(&scaler), (true, "CostsUntold".to_owned(), expected));
+        world.untold = 0;
+        world.ticks(&mut scaler, 30, 0);
+        assert_eq!(said(&scaler), (true, "AllFresh".to_owned(), "1 of 1 serving replica fresh".to_owned()));
     }
 
     #[test]

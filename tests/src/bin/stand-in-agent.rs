@@ -6,7 +6,8 @@
 //! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
 //! `GET /stream/SECONDS` holds a stream open, until `POST /finish` at the latest; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
 //! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true), `other`
-//! (as the agent of another pod would); or answer badly: `late`, `slow` (its body in pieces), `cut` (in the middle); any other
+//! (as the agent of another pod would), `falling` (the more it does the less its steps cost), `endless` (a cost that is no number),
+//! `forgets` (work counted before is gone); `untold` says nothing of steps, as older agents; or answer badly: `late`, `slow` (its body in pieces), `cut` (in the middle); any other
 //! kind tells the truth again. `deaf` takes no orders from then on. `GET /busy-readings` says how often its load was read
 //! while it streamed.
 
@@ -14,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
-        Arc,
+        Arc, Mutex as StdMutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -35,6 +36,7 @@ use axum::{
 use clap::Parser;
 use futures::{StreamExt, stream};
 use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
+use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::{
     contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
     history::{HISTORY_PATH, LoadHistory},
@@ -56,6 +58,16 @@ const TOKENS_PER_TICK: u64 = 4;
 /// What it says that streams wait: longer the more of them there are, as in an engine.
 const TTFT_SECONDS: Latency = Latency { alone: 0.08, per_stream: 0.02 };
 const ITL_SECONDS: Latency = Latency { alone: 0.012, per_stream: 0.001 };
+/// What it says that its steps cost: the same.
+const COST: StepCost = StepCost {
+    step_seconds: ITL_SECONDS.alone,
+    decode_seconds: ITL_SECONDS.per_stream,
+    context_token_seconds: 0.0,
+    prefill_token_seconds: 0.0,
+    prefill_pair_seconds: 0.0,
+};
+/// Tokens that it is taken to have computed before it was ready, as engines do.
+const WARM_UP_TOKENS: f64 = 16.0;
 /// Of the 95th percentile, in medians.
 const TAIL: f64 = 1.6;
 /// A reading may take a second.
@@ -125,6 +137,8 @@ struct Agent {
     finished: AtomicU32,
     /// What streams ticked so far, as tokens.
     generated: AtomicU64,
+    /// Work that streams were.
+    spent: StdMutex<Spent>,
     /// How often streams were told to end well.
     finishes: AtomicU32,
     busy_readings: AtomicU32,
@@ -176,6 +190,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
         running: AtomicU32::new(0),
         finished: AtomicU32::new(0),
         generated: AtomicU64::new(0),
+        spent: StdMutex::new(Spent { prefill_tokens: WARM_UP_TOKENS, ..Spent::default() }),
         finishes: AtomicU32::new(0),
         busy_readings: AtomicU32::new(0),
         lie: Mutex::default(),
@@ -238,6 +253,16 @@ impl Agent {
         })
     }
 
+    /// What it says of its steps: like an engine, nothing of their costs before it did any.
+    fn steps(&self) -> StepReport {
+        let spent = *self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        StepReport { cost: (spent.decodes > 0.0).then_some(COST), error: 0.0, spent }
+    }
+
+    fn spend(&self, of: impl FnOnce(&mut Spent)) {
+        of(&mut self.spent.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Drains as on SIGTERM; returns when empty.
     async fn drained(&self) {
         self.drain.lock().await.get_or_insert(Drain { since: Instant::now(), settings: self.config.drain });
@@ -291,6 +316,20 @@ async fn load(State(agent): State<Shared>) -> Response {
             text.replace("\"stalledSeconds\":0.0", "\"stalledSeconds\":NaN").into_response()
         }
         "negative" => Json(LoadReport { stalled_seconds: -1.0, ..truth }).into_response(),
+        "falling" => {
+            let cost = Some(StepCost { decode_seconds: -ITL_SECONDS.per_stream, ..COST });
+            Json(LoadReport { steps: Some(StepReport { cost, ..agent.steps() }), ..truth }).into_response()
+        }
+        "endless" => {
+            let steps = StepReport { cost: Some(COST), ..agent.steps() };
+            let text = serde_json::to_string(&LoadReport { steps: Some(steps), ..truth }).unwrap_or_default();
+            text.replace("\"decodeSeconds\":0.001", "\"decodeSeconds\":1e999").into_response()
+        }
+        "forgets" => {
+            let steps = StepReport { spent: Spent::default(), ..agent.steps() };
+            Json(LoadReport { steps: Some(steps), ..truth }).into_response()
+        }
+        "untold" => Json(LoadReport { steps: None, ..truth }).into_response(),
         "repeated" => Json(agent.said.lock().await.clone().unwrap_or(truth)).into_response(),
         "clock" => Json(LoadReport { time_ms: truth.time_ms + TEN_YEARS_MS, ..truth }).into_response(),
         "revision" => Json(LoadReport { revision: "ffffffff".to_owned(), ..truth }).into_response(),
@@ -345,6 +384,7 @@ async fn report(agent: &Agent) -> LoadReport {
         ttft_p95_seconds: TTFT_SECONDS.among(running).map(|median| median * TAIL),
         itl_p50_seconds: ITL_SECONDS.among(running),
         itl_p95_seconds: ITL_SECONDS.among(running).map(|median| median * TAIL),
+        steps: Some(agent.steps()),
         ..LoadReport::idle(TOTAL_BLOCKS)
     }
 }
@@ -388,12 +428,12 @@ async fn open_stream(State(agent): State<Shared>, extract::Path(seconds): extrac
     let until = Instant::now() + Duration::from_secs(seconds);
     let finishes = agent.finishes.load(Ordering::SeqCst);
     let ticks = stream::unfold(Some(Held::new(agent)), move |held| async move {
-        let held = held?;
+        let mut held = held?;
         sleep(TICK).await;
-        if held.0.past_deadline().await {
+        if held.agent.past_deadline().await {
             Some((Ok::<_, std::convert::Infallible>("cut\n"), None))
-        } else if Instant::now() < until && held.0.finishes.load(Ordering::SeqCst) == finishes {
-            held.0.generated.fetch_add(TOKENS_PER_TICK, Ordering::SeqCst);
+        } else if Instant::now() < until && held.agent.finishes.load(Ordering::SeqCst) == finishes {
+            held.tick();
             Some((Ok("tick\n"), Some(held)))
         } else {
             Some((Ok("done\n"), None))
@@ -403,18 +443,28 @@ async fn open_stream(State(agent): State<Shared>, extract::Path(seconds): extrac
 }
 
 /// A stream counts as running for as long as this lives.
-struct Held(Shared);
+struct Held {
+    agent: Shared,
+    tokens: u64,
+}
 
 impl Held {
     fn new(agent: Shared) -> Self {
         agent.running.fetch_add(1, Ordering::SeqCst);
-        Self(agent)
+        Self { agent, tokens: 0 }
+    }
+
+    fn tick(&mut self) {
+        self.tokens += TOKENS_PER_TICK;
+        self.agent.generated.fetch_add(TOKENS_PER_TICK, Ordering::SeqCst);
+        self.agent.spend(|spent| spent.step(StepWork::answer(TOKENS_PER_TICK as f64, 0.0)));
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
-        self.0.finished.fetch_add(1, Ordering::SeqCst);
+        self.agent.spend(|spent| spent.request(COST.work_seconds(StepWork::answer(self.tokens as f64, 0.0))));
+        self.agent.running.fetch_sub(1, Ordering::SeqCst);
+        self.agent.finished.fetch_add(1, Ordering::SeqCst);
     }
 }
