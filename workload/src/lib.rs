@@ -15,4 +15,4 @@ pub use lengths::{Lengths, LengthsError};
 pub use named::{Named, TRACE_NAMES, named_trace};
 pub use rng::Rng;
 pub use steps::{Sizes, Step, Steps, StepsError, seconds};
-pub use trace::{EXAMPLE_LINE, ReadTrace, Request, Trace, TraceError};
+pub use trace::{EXAMPLE_LINE, Gaps, ReadTrace, Request, Trace, TraceError};

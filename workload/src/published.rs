@@ -104,7 +104,7 @@ pub(crate) fn read(name: &str, text: &str, form: Form) -> Result<ReadTrace, Trac
         cached_tokens: row.cached_tokens,
         completion_tokens: row.completion_tokens,
     };
-    Ok(ReadTrace { trace: Trace::of(name, rows.iter().map(request).collect())?, left_out })
+    Ok(ReadTrace::of(Trace::of(name, rows.iter().map(request).collect())?, left_out))
 }
 
 fn csv_row(line: &str, columns: Columns) -> Result<Row, String> {
@@ -191,6 +191,34 @@ mod tests {
                     {\"timestamp\": 3000, \"input_length\": 1500, \"output_length\": 3, \"hash_ids\": [0, 1, 9]}\n\
                     {\"timestamp\": 3000, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [7, 1]}\n";
         assert_eq!(arrivals(text), [(0.0, 1100, 0, 500), (3.0, 1500, 1024, 3), (3.0, 900, 0, 3)]);
+    }
+
+    /// Each form, with a clock that goes back by more than disorder, and one that jumps ahead by two days.
+    #[test]
+    fn a_clock_that_jumps_is_refused_or_shortened_in_every_form() {
+        let azure_2023 = |day: u32, hour: u32| format!("2023-11-{day} {hour}:17:03.9,4808,10");
+        let azure_2024 = |day: u32, hour: u32| format!("2024-05-{day} {hour}:00:00.009930+00:00,2162,5");
+        let seconds = |day: u32, hour: u32| f64::from(day * 24 + hour) * 3600.0;
+        let burst_gpt = |day: u32, hour: u32| format!("{},GPT-4,417,276,693,API log", seconds(day, hour));
+        let mooncake = |day: u32, hour: u32| {
+            let ms = seconds(day, hour) * 1000.0;
+            format!("{{\"timestamp\": {ms}, \"input_length\": 1100, \"output_length\": 500, \"hash_ids\": []}}")
+        };
+        let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+        let gpt = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
+        let forms: [(&str, &dyn Fn(u32, u32) -> String); 4] =
+            [(azure, &azure_2023), (azure, &azure_2024), (gpt, &burst_gpt), ("", &mooncake)];
+        for (head, row) in forms {
+            let back = format!("{head}{}\n{}\n", row(16, 18), row(16, 17));
+            let refusal = Trace::read("x", &back).unwrap_err().to_string();
+            assert!(
+                refusal.contains("3600.0 s before a row above it: the clock jumped, cut the file there"),
+                "{refusal}"
+            );
+            let ahead = format!("{head}{}\n{}\n", row(16, 18), row(18, 18));
+            let read = Trace::read("x", &ahead).unwrap();
+            assert_eq!((read.gaps.n, read.trace.seconds), (1, 601.0), "{ahead}");
+        }
     }
 
     #[test]

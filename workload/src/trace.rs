@@ -9,6 +9,12 @@ use crate::{
     published::{self, Form},
 };
 
+/// A longer time without any request is taken to be one that nobody recorded, or a clock that jumped.
+const PAUSE_SECONDS_MAX: f64 = 3600.0;
+/// What becomes of it: as long as a rule takes to go down, so that it is still seen, and no more, so that hours of it do not outweigh
+/// what was recorded.
+const GAP_SECONDS: f64 = 600.0;
+
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -64,13 +70,51 @@ pub struct ReadTrace {
     pub trace: Trace,
     /// Rows of a published trace without an answer: requests that failed there, so that nobody knows how long theirs was.
     pub left_out: usize,
+    /// Times without a request that were shortened.
+    pub gaps: Gaps,
+}
+
+/// Times without a request, too long to be load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gaps {
+    /// How many.
+    pub n: usize,
+    /// Seconds that they were longer in all than they are now.
+    pub cut_seconds: f64,
 }
 
 impl ReadTrace {
-    /// Says what was left out, if anything was.
-    pub fn tell(&self, tell: impl FnOnce(String)) {
-        if self.left_out > 0 {
-            tell(format!("{}: {} requests without an answer are left out", self.trace.name, self.left_out));
+    /// Shortens what is too long to be load.
+    pub(crate) fn of(mut trace: Trace, left_out: usize) -> Self {
+        let (mut gaps, mut before) = (Gaps::default(), 0.0);
+        for request in &mut trace.requests {
+            let pause = request.arrived - before;
+            before = request.arrived;
+            if pause > PAUSE_SECONDS_MAX {
+                gaps.n += 1;
+                gaps.cut_seconds += pause - GAP_SECONDS;
+            }
+            request.arrived -= gaps.cut_seconds;
+        }
+        trace.seconds -= gaps.cut_seconds.floor();
+        Self { trace, left_out, gaps }
+    }
+
+    /// Says what was left out and what was shortened, each in a sentence.
+    pub fn tell(&self, mut tell: impl FnMut(String)) {
+        let Self { trace: Trace { name, .. }, left_out, gaps } = self;
+        if *left_out > 0 {
+            tell(format!("{name}: {left_out} requests without an answer are left out"));
+        }
+        if gaps.n > 0 {
+            tell(format!(
+                "{name}: {} gaps of more than {:.0} minutes without a request are shortened to {:.0} minutes each, {:.1} hours \
+                 less in all: the clock jumped, or nothing was recorded; cut the file there if the parts do not belong together",
+                gaps.n,
+                PAUSE_SECONDS_MAX / 60.0,
+                GAP_SECONDS / 60.0,
+                gaps.cut_seconds / 3600.0
+            ));
         }
     }
 }
@@ -80,7 +124,7 @@ impl Trace {
     pub fn read(name: &str, text: &str) -> Result<ReadTrace, TraceError> {
         match Form::of(text) {
             Some(form) => published::read(name, text, form),
-            None => Self::parse(name, text).map(|trace| ReadTrace { trace, left_out: 0 }),
+            None => Self::parse(name, text).map(|trace| ReadTrace::of(trace, 0)),
         }
     }
 
@@ -154,7 +198,7 @@ mod tests {
         let text = format!("{EXAMPLE_LINE}\n\n{}\n", EXAMPLE_LINE.replace("0.5", "2.25"));
         let trace = Trace::parse("x", &text).unwrap();
         assert_eq!((trace.requests.len(), trace.seconds), (2, 3.0));
-        assert_eq!(Trace::read("x", &trace.lines()).unwrap(), ReadTrace { trace, left_out: 0 });
+        assert_eq!(Trace::read("x", &trace.lines()).unwrap(), ReadTrace { trace, left_out: 0, gaps: Gaps::default() });
     }
 
     #[test]
@@ -169,6 +213,29 @@ mod tests {
         assert!(refusal(&good.replace("200", "200, \"colour\": 1")).contains("unknown field `colour`"));
         assert!(refusal("{\"arrived\": 1}").starts_with("line 1: missing field `promptTokens`"));
         assert!(refusal("\n").starts_with("no request"));
+    }
+
+    /// A night that nobody recorded, a clock that jumped by weeks, and Unix times instead of seconds.
+    #[test]
+    fn a_gap_is_shortened_and_told() {
+        for (times, arrived, words) in [
+            (&[0.0, 3600.0, 3700.0][..], &[0.0, 3600.0, 3700.0][..], None),
+            (&[0.5, 10.0, 36_010.0, 36_020.0], &[0.5, 10.0, 610.0, 620.0], Some("1 gaps")),
+            (&[0.0, 5e6, 1e7], &[0.0, 600.0, 1200.0], Some("2 gaps")),
+            (&[1_700_000_000.0, 1_700_000_001.0], &[600.0, 601.0], Some("1 gaps")),
+        ] {
+            let line = |time: &f64| EXAMPLE_LINE.replace("0.5", &time.to_string()) + "\n";
+            let read = Trace::read("x", &times.iter().map(line).collect::<String>()).unwrap();
+            let found: Vec<f64> = read.trace.requests.iter().map(|request| request.arrived).collect();
+            assert_eq!(found, arrived, "{times:?}");
+            assert_eq!(read.trace.seconds, arrived.last().unwrap().floor() + 1.0, "{times:?}");
+            let mut told = Vec::new();
+            read.tell(|sentence| told.push(sentence));
+            assert_eq!(told.len(), words.iter().len(), "{told:?}");
+            assert!(
+                told.iter().zip(words).all(|(told, words)| told.starts_with(&format!("x: {words} of more than 60")))
+            );
+        }
     }
 
     #[test]
