@@ -81,10 +81,10 @@ proptest! {
 
 /// Signals in their plausible ranges.
 fn signals() -> impl Strategy<Value = Signals> {
-    let counts = (1_u32..12, 0_u32..4, 0_u64..30);
+    let counts = (1_u32..12, 0_u32..4, 0_u64..30, any::<bool>());
     let flows = (0.0..60_000.0, 0.0..200.0, 0.0..50.0, 0.0..20.0);
     let arrivals = (0.0..30.0, 0.0..30.0, -0.01..0.01, 0.0..3.0);
-    (counts, flows, arrivals).prop_map(|((serving, starting, preemptions), flow, arrivals)| {
+    (counts, flows, arrivals).prop_map(|((serving, starting, preemptions, tells), flow, arrivals)| {
         let (referenced, running, waiting, through_rate) = flow;
         let (panic_rate, stable_rate, growth_per_second, queue_seconds) = arrivals;
         let cost = StepCost { step_seconds: 8e-3, ..StepCost::default() };
@@ -111,8 +111,8 @@ fn signals() -> impl Strategy<Value = Signals> {
             held_requests: 0,
             idle_seconds: 0.0,
             dispersion: 1.0,
-            work: None,
-            is_silent: true,
+            work: tells.then_some(work),
+            is_silent: !tells,
         }
     })
 }

@@ -72,7 +72,7 @@ impl History {
             n_created: 0,
             now_ms: 1_000_000,
             load: 0.5,
-            tells: seed % 3 != 0,
+            tells: !seed.is_multiple_of(3),
         };
         (0..initial).for_each(|_| history.create(0));
         history
