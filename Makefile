@@ -91,6 +91,11 @@ bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, 50 pag
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-steady: kube ## Constant load at three rates on real agents, MINUTES=30 each on an idle machine, with a roll in the middle; append figures, render
+	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-loadgen -p stoker-figures -p stoker-tests --bins
+	$(RELEASE)/bench-scaling --steady --minutes $${MINUTES:-30} --out docs/benchmarks/results/scaling.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
 bench-routes: ## Where requests go: our rule beside others' on simulated replicas, and the time of a choice; append figures, render
 	@cargo build --release -p stoker-sim -p stoker-figures --bins
 	$(RELEASE)/stoker-routes --out docs/benchmarks/results/routing.jsonl
@@ -153,4 +158,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check
+.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check

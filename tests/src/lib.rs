@@ -24,4 +24,5 @@ pub mod python;
 pub mod readers;
 pub mod resumes;
 pub mod skip;
+pub mod steady;
 pub mod transit;

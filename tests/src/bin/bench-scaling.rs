@@ -1,6 +1,9 @@
 //! `bench-scaling`: what one tick of the operator's autoscaler takes with a thousand deployments of ten replicas each:
 //! pods grouped and read, windows filled, decisions made, recorded and compared with the status. No cluster and no agent:
 //! their pods and answers are made up. Figures are appended to a results file.
+//!
+//! `bench-scaling --steady --minutes 30`: constant load at three rates, one after the other, on real agents under the real operator,
+//! with a roll in the middle of each. The machine should do nothing else: agents on busy cores are slower agents.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -14,7 +17,7 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use stoker_crds::{InferenceDeployment, contract::LoadReport};
-use stoker_figures::{self as figures, Key, Run};
+use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_operator::{
     metrics::Metrics,
     readings::Readings,
@@ -22,6 +25,7 @@ use stoker_operator::{
     vitals::Vitals,
 };
 use stoker_scaling::Answer;
+use stoker_tests::steady::{Bench, Constant, Seen};
 use tokio::sync::mpsc;
 
 /// Measures a tick over a large fleet on this machine.
@@ -30,7 +34,16 @@ struct Args {
     /// File that figures are appended to.
     #[arg(long, default_value = "docs/benchmarks/results/scaling.jsonl")]
     out: PathBuf,
+    /// Constant load on real agents instead.
+    #[arg(long)]
+    steady: bool,
+    /// Minutes of each rate.
+    #[arg(long, default_value_t = 30, requires = "steady", value_parser = clap::value_parser!(u32).range(2..))]
+    minutes: u32,
 }
+
+/// Requests in flight in the mean at each rate: little for one replica, something for two, more for three.
+const IN_FLIGHT: [f64; 3] = [0.15, 0.6, 1.2];
 
 const DEPLOYMENTS: usize = 1000;
 const REPLICAS: usize = 10;
@@ -40,6 +53,60 @@ const MEASURED_TICKS: u32 = 31;
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    let figures = if args.steady { steady(args.minutes)? } else { vec![tick()?] };
+    figures::append(&args.out, &figures)
+}
+
+/// Constant load at each rate; a table for people on the way.
+fn steady(minutes: u32) -> Result<Vec<Figure>> {
+    let bench = Bench::start()?;
+    let rates = bench.rates(&IN_FLIGHT)?;
+    let run = Run::start(&format!("bench-scaling --steady --minutes {minutes}"));
+    let (mut rows, mut figures) = (Vec::new(), Vec::new());
+    for (seed, rate) in (1..).zip(rates) {
+        println!("{rate:.2} requests/s for {minutes} minutes");
+        let seen = bench.run(Constant { rate, minutes, seed })?;
+        rows.push(row(rate, &seen));
+        figures.extend(figures_of(&run, seed, rate, &seen));
+    }
+    println!(
+        "{:>10} {:>6} {:>18} {:>22} {:>10}  wanted each minute",
+        "requests/s", "needed", "changes, settled", "changes after the roll", "late"
+    );
+    rows.iter().for_each(|row| println!("{row}"));
+    Ok(figures)
+}
+
+fn row(rate: f64, seen: &Seen) -> String {
+    let Seen { needed, wanted, changes, planned, late, .. } = seen;
+    let wanted: Vec<String> = wanted.iter().map(u32::to_string).collect();
+    let late = format!("{late} of {planned}");
+    format!(
+        "{rate:>10.2} {needed:>6} {:>18} {:>22} {late:>10}  {}",
+        changes.settled,
+        changes.since_roll,
+        wanted.join(" ")
+    )
+}
+
+fn figures_of(run: &Run, place: u64, rate: f64, seen: &Seen) -> Vec<Figure> {
+    let case = format!("steady_{place}");
+    let figure =
+        |metric, samples: &[f64]| run.figure(Key { model: "ember", dtype: "bf16", case: &case, metric }, samples);
+    let second_half = &seen.wanted[seen.wanted.len() / 2..];
+    let wanted: Vec<f64> = second_half.iter().copied().map(f64::from).collect();
+    vec![
+        figure("requests_per_second", &[rate]),
+        figure("replicas_needed", &[f64::from(seen.needed)]),
+        figure("replicas_wanted", &wanted),
+        figure("changes_settled", &[seen.changes.settled as f64]),
+        figure("changes_after_roll", &[seen.changes.since_roll as f64]),
+        figure("slo_misses", &[seen.late as f64]),
+    ]
+}
+
+/// A tick over a large fleet.
+fn tick() -> Result<Figure> {
     let begun: Timestamp = "2026-01-01T00:00:00Z".parse()?;
     let pods: Vec<Pod> = (0..DEPLOYMENTS * REPLICAS).map(pod).collect::<Result<_>>()?;
     let uids: Vec<String> = pods.iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
@@ -69,7 +136,7 @@ fn main() -> Result<()> {
     let run = Run::start("bench-scaling");
     let figure = run.figure(Key { model: "none", dtype: "none", case: &case, metric: "decide_ms" }, &samples_ms);
     println!("{} {} {:.2} (min {:.2}, max {:.2})", figure.case, figure.metric, figure.value, figure.min, figure.max);
-    figures::append(&args.out, &[figure])
+    Ok(figure)
 }
 
 /// Every agent answers, with a load of its own.
