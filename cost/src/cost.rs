@@ -2,8 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::squares::least_squares;
+
 /// Kinds of work, the step itself included.
 pub(crate) const KINDS: usize = 5;
+/// What a step by itself takes at least, in shares of a mean one.
+const STEP_SHARE_MIN: f64 = 0.01;
 
 /// What one step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -90,6 +94,27 @@ impl StepCost {
         self.kinds().iter().all(|cost| cost.is_finite() && *cost >= 0.0) && self.step_seconds > 0.0
     }
 
+    /// The costs nearest to what steps with these works took, in seconds: a step counts by the share that it is off, whatever it takes.
+    /// Nothing is forgotten or assumed; kinds of work that none has cost nothing. `None` where a step would take no time.
+    pub fn fitted(steps: &[(StepWork, f64)]) -> Option<Self> {
+        let (mut products, mut sums, mut rates) = ([[0.0; KINDS]; KINDS], [0.0; KINDS], 0.0);
+        for (work, seconds) in steps {
+            rates += 1.0 / seconds;
+            let shares = work.kinds().map(|amount| amount / seconds);
+            for (kind, share) in shares.into_iter().enumerate() {
+                products[kind].iter_mut().zip(shares).for_each(|(product, other)| *product += share * other);
+                sums[kind] += share;
+            }
+        }
+        let cost = least_squares(&products, &sums).map(Self::of_kinds)?;
+        Some(cost.at_least(steps.len() as f64 / rates)).filter(Self::is_sound)
+    }
+
+    /// A step by itself is never free, though noise may have it so: it takes some of what a mean step does.
+    pub(crate) fn at_least(self, mean_step: f64) -> Self {
+        Self { step_seconds: self.step_seconds.max(STEP_SHARE_MIN * mean_step), ..self }
+    }
+
     /// The mean of several; `None` of none.
     pub fn mean(costs: impl IntoIterator<Item = Self>) -> Option<Self> {
         let (mut n, mut sum) = (0.0, [0.0; KINDS]);
@@ -100,7 +125,7 @@ impl StepCost {
         (n > 0.0).then(|| Self::of_kinds(sum.map(|sum| sum / n)))
     }
 
-    fn kinds(&self) -> [f64; KINDS] {
+    pub(crate) fn kinds(&self) -> [f64; KINDS] {
         [
             self.step_seconds,
             self.decode_seconds,
@@ -149,6 +174,20 @@ mod tests {
         ] {
             assert!(!wrong.is_sound(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn costs_fitted_to_steps_are_those_that_made_them() {
+        let decode = |n: f64, context: f64| StepWork { decodes: n, context_tokens: n * context, ..StepWork::default() };
+        let mut works = vec![decode(1.0, 100.0), decode(16.0, 100.0), decode(16.0, 1000.0)];
+        works.extend([100.0, 1000.0, 4000.0].map(|tokens| StepWork::prefill(tokens, 0.0)));
+        let steps: Vec<_> = works.into_iter().map(|work| (work, COST.step(work))).collect();
+        let found = StepCost::fitted(&steps).unwrap();
+        for (found, cost) in found.kinds().into_iter().zip(COST.kinds()) {
+            assert!((found / cost - 1.0).abs() < 1e-6, "{found:?}");
+        }
+        assert_eq!(StepCost::fitted(&[]), None);
+        assert_eq!(StepCost::fitted(&[(StepWork::default(), f64::NAN)]), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod cost;
 mod meter;
 mod report;
+mod squares;
 
 pub use cost::{StepCost, StepWork};
 pub use meter::CostMeter;

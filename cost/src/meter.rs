@@ -3,6 +3,7 @@
 use crate::{
     cost::{KINDS, StepCost, StepWork},
     report::StepReport,
+    squares::least_squares,
 };
 
 /// Busy seconds after which a step counts a third: machines get hot, and neighbours come and go.
@@ -15,18 +16,27 @@ const STEPS_MIN: f64 = 50.0;
 /// 8B model on one H200. Weighs as this share of what was seen.
 const ASSUMED: [f64; KINDS] = [1.0, 1.0 / 400.0, 1.0 / 135_000.0, 1.0 / 255.0, 1.0 / 3_400_000.0];
 const ASSUMED_WEIGHT: f64 = 1e-4;
-/// Rounds of descent, coordinate by coordinate, and by which share a cost moves in one that goes on.
-const ROUNDS: usize = 400;
-const STILL: f64 = 1e-7;
+
+/// Steps after which it is looked at again what they are expected to take.
+const BELIEF_STEPS: u32 = 64;
+/// How many times shorter or longer than expected a step is taken to be when it is weighed: a kind of work that is met for the
+/// first time may cost many times what was assumed, and would outweigh what comes later.
+const SURPRISE_MAX: f64 = 4.0;
 
 /// Sums of the normal equations. A step errs by a share of what it takes, and each second of steps counts as much as any other:
-/// so a step counts by the inverse of what it takes.
+/// so a step counts by the inverse of what such steps take. Not of what it took itself: of steps that are alike the quick ones
+/// would count for more, and on a machine where others compute too, costs would be less than the mean, by half and more.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostMeter {
     /// `sum w x x^T`.
     products: [[f64; KINDS]; KINDS],
     /// `sum w x t`.
     with_seconds: [f64; KINDS],
+    /// `sum w t^2`.
+    squares: f64,
+    /// What steps are expected to take, and how many came since that was looked at.
+    belief: Option<StepCost>,
+    since_belief: u32,
     /// Steps that count, and how long they took.
     steps: f64,
     seconds: f64,
@@ -44,7 +54,7 @@ impl CostMeter {
             return;
         }
         let keep = (-seconds * n / MEMORY_SECONDS).exp();
-        let (row, weight) = (work.kinds(), n / seconds);
+        let (row, weight) = (work.kinds(), n / self.expected(work, seconds));
         for (products, amount) in self.products.iter_mut().zip(row) {
             for (product, other) in products.iter_mut().zip(row) {
                 *product = *product * keep + weight * amount * other;
@@ -53,8 +63,20 @@ impl CostMeter {
         for (sum, amount) in self.with_seconds.iter_mut().zip(row) {
             *sum = *sum * keep + weight * amount * seconds;
         }
+        self.squares = self.squares * keep + weight * seconds * seconds;
         self.steps = self.steps * keep + n;
         self.seconds = self.seconds * keep + seconds * n;
+    }
+
+    /// Seconds that a step with this work is expected to take; what it took before anything is known.
+    fn expected(&mut self, work: StepWork, seconds: f64) -> f64 {
+        if self.since_belief >= BELIEF_STEPS {
+            self.belief = self.cost().map(|(cost, _)| cost);
+            self.since_belief = 0;
+        }
+        self.since_belief += 1;
+        let believed = |cost: StepCost| cost.step(work).clamp(seconds / SURPRISE_MAX, seconds * SURPRISE_MAX);
+        self.belief.map_or(seconds, believed)
     }
 
     /// What steps cost, and how far that is from what they took; `None` before enough was seen.
@@ -63,8 +85,8 @@ impl CostMeter {
             return None;
         }
         let (products, with_seconds) = self.with_assumption();
-        let kinds = descend(&products, &with_seconds);
-        let cost = StepCost::of_kinds(kinds);
+        let kinds = least_squares(&products, &with_seconds)?;
+        let cost = StepCost::of_kinds(kinds).at_least(self.mean_step());
         cost.is_sound().then(|| (cost, self.error(&kinds)))
     }
 
@@ -74,49 +96,34 @@ impl CostMeter {
         StepReport { cost: cost.map(|(cost, _)| cost), error: cost.map_or(1.0, |(_, error)| error), spent }
     }
 
-    /// Adds what is assumed as if it had been seen: each cost by itself, in shares of a mean step.
+    /// Adds what is assumed as if it had been seen: each cost by itself, in shares of a mean step. Where steps say that it is more,
+    /// in shares of that: an engine on CPUs computes prompts at a hundred times what is assumed, and would be held back by it.
     fn with_assumption(&self) -> ([[f64; KINDS]; KINDS], [f64; KINDS]) {
         let (mut products, mut with_seconds) = (self.products, self.with_seconds);
-        let step = self.steps / self.products[0][0].max(f64::MIN_POSITIVE);
+        let step = self.mean_step();
         for kind in 1..KINDS {
             let assumed = ASSUMED[kind] * step;
-            let weight = ASSUMED_WEIGHT * self.seconds / (assumed * assumed);
+            let unit = self.belief.map_or(assumed, |cost| assumed.max(cost.kinds()[kind]));
+            let weight = ASSUMED_WEIGHT * self.seconds / (unit * unit);
             products[kind][kind] += weight;
             with_seconds[kind] += weight * assumed;
         }
         (products, with_seconds)
     }
 
+    /// The harmonic one.
+    fn mean_step(&self) -> f64 {
+        self.steps / self.products[0][0].max(f64::MIN_POSITIVE)
+    }
+
     /// Root of the mean squared relative error.
     fn error(&self, kinds: &[f64; KINDS]) -> f64 {
-        // sum w (t - x c)^2 = sum w t^2 - 2 c (sum w x t) + c (sum w x x^T) c, and w t^2 is t.
+        // sum w (t - x c)^2 = sum w t^2 - 2 c (sum w x t) + c (sum w x x^T) c.
         let linear: f64 = kinds.iter().zip(self.with_seconds).map(|(cost, sum)| cost * sum).sum();
         let of = |row: &[f64; KINDS]| row.iter().zip(kinds).map(|(product, cost)| product * cost).sum::<f64>();
         let square: f64 = self.products.iter().zip(kinds).map(|(row, cost)| cost * of(row)).sum();
-        ((self.seconds - 2.0 * linear + square).max(0.0) / self.seconds).sqrt()
+        ((self.squares - 2.0 * linear + square).max(0.0) / self.squares).sqrt()
     }
-}
-
-/// Minimises `c P c - 2 c s` over `c >= 0`, one coordinate after the other: it goes down with each and is convex.
-fn descend(products: &[[f64; KINDS]; KINDS], with_seconds: &[f64; KINDS]) -> [f64; KINDS] {
-    let mut kinds = [0.0; KINDS];
-    for _ in 0..ROUNDS {
-        let before = kinds;
-        for kind in 0..KINDS {
-            let own = products[kind][kind];
-            if own <= 0.0 {
-                continue;
-            }
-            let others: f64 =
-                (0..KINDS).filter(|other| *other != kind).map(|other| products[kind][other] * kinds[other]).sum();
-            kinds[kind] = ((with_seconds[kind] - others) / own).max(0.0);
-        }
-        let moved = kinds.iter().zip(before).any(|(now, before)| (now - before).abs() > STILL * before.abs());
-        if !moved {
-            break;
-        }
-    }
-    kinds
 }
 
 #[cfg(test)]
@@ -163,6 +170,38 @@ mod tests {
         assert!((0.09..0.11).contains(&error), "{error}");
         let busy = StepWork { decodes: 60.0, context_tokens: 60.0 * 600.0, ..StepWork::default() };
         assert!((cost.step(busy) / TRUE.step(busy) - 1.0).abs() < 0.05, "{cost:?}");
+    }
+
+    /// One step in ten takes six times as long: others compute on the machine.
+    #[test]
+    fn steps_that_are_interrupted_now_and_then_cost_their_mean() {
+        let (cost, _) = learned(TRUE, 20_000, |draw| if (draw / 7919) % 10 == 0 { 6.0 } else { 1.0 });
+        let busy = StepWork { decodes: 60.0, context_tokens: 60.0 * 600.0, ..StepWork::default() };
+        for work in [work(1), busy, busy + StepWork::prefill(1000.0, 0.0)] {
+            let times = cost.step(work) / TRUE.step(work);
+            assert!((1.4..1.6).contains(&times), "{times} at {work:?}");
+        }
+    }
+
+    #[test]
+    fn a_kind_of_work_that_comes_late_is_learned_at_its_cost() {
+        let (mut meter, cost) = (CostMeter::default(), StepCost { prefill_token_seconds: 1e-3, ..TRUE });
+        let decode = |draw: u64| StepWork { prefill_tokens: 0.0, prefill_pairs: 0.0, ..work(draw) };
+        (0..2000).for_each(|draw| meter.step(decode(draw), cost.step(decode(draw))));
+        (0..200).for_each(|draw| meter.step(work(draw * 7919), cost.step(work(draw * 7919))));
+        let (found, _) = meter.cost().expect("enough was seen");
+        assert!((found.prefill_token_seconds / 1e-3 - 1.0).abs() < 0.02, "{found:?}");
+        assert!((found.step_seconds / TRUE.step_seconds - 1.0).abs() < 0.02, "{found:?}");
+    }
+
+    #[test]
+    fn a_step_by_itself_is_never_free() {
+        let mut meter = CostMeter::default();
+        for n in (0..2000).map(|draw| 1.0 + f64::from(draw % 32)) {
+            meter.step(StepWork { decodes: n, context_tokens: 100.0 * n, ..StepWork::default() }, 1e-3 * n * n);
+        }
+        let (cost, _) = meter.cost().expect("enough was seen");
+        assert!(cost.is_sound() && cost.step_seconds < 1e-3, "{cost:?}");
     }
 
     #[test]
@@ -228,9 +267,12 @@ mod tests {
                 prefill_pair_seconds: TRUE.prefill_pair_seconds * times[4],
             };
             let mut meter = CostMeter::default();
-            for step in 0..1000 {
+            // A thousand steps of a fast engine are not yet a second.
+            let (mut step, mut spent) = (0, 0.0);
+            while step < 1000 || spent < 1.1 * SECONDS_MIN {
                 let work = work(seed.wrapping_mul(2 * step + 1));
                 meter.step(work, cost.step(work));
+                (step, spent) = (step + 1, spent + cost.step(work));
             }
             let (found, error) = meter.cost().expect("enough was seen");
             prop_assert!(found.is_sound());
