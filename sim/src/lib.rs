@@ -24,7 +24,7 @@ pub use fleet::{LOOK_SECONDS, Member, Rule, Setting, Stage, View, simulate};
 pub use model::{Promise, ReplicaModel};
 pub use oracle::{Oracle, foreseen};
 pub use outcome::{Outcomes, REVERSAL_SECONDS, Sample};
-pub use recorded::{RecordedError, recorded_world};
+pub use recorded::{RecordedError, recorded_replica, recorded_world};
 pub use replica::{Outcome, Replica};
 pub use rival::{Kind, Rival, RivalError};
 pub use world::{DoesNotFit, Mishaps, Router, World, named_world};

@@ -3,6 +3,7 @@
 //! Owns the constants and where each was measured. No state.
 
 use serde::{Deserialize, Serialize};
+use stoker_cost::StepCost;
 use stoker_crds::contract::KV_BLOCK_TOKENS;
 use stoker_workload::Request;
 
@@ -82,6 +83,26 @@ impl ReplicaModel {
         (f64::from(request.prompt_tokens) + f64::from(request.completion_tokens) / 2.0) / f64::from(KV_BLOCK_TOKENS)
     }
 
+    /// Steps that cost what an engine says of its own.
+    #[must_use]
+    pub fn with_cost(self, cost: &StepCost) -> Self {
+        let StepCost {
+            step_seconds,
+            decode_seconds,
+            context_token_seconds,
+            prefill_token_seconds,
+            prefill_pair_seconds,
+        } = *cost;
+        Self {
+            step_seconds,
+            sequence_seconds: decode_seconds,
+            context_token_seconds,
+            prefill_token_seconds,
+            prefill_pair_seconds,
+            ..self
+        }
+    }
+
     /// This many times as fast in everything.
     #[must_use]
     pub fn times_as_fast(self, times: f64) -> Self {
@@ -146,6 +167,8 @@ impl Default for Promise {
 
 #[cfg(test)]
 mod tests {
+    use stoker_cost::StepWork;
+
     use super::*;
 
     fn close(modelled: f64, measured: f64, share: f64) {
@@ -160,6 +183,21 @@ mod tests {
         for (batch, seconds) in measured {
             close(model.decode_seconds(batch, u64::from(batch) * 640), seconds, 0.05);
         }
+    }
+
+    #[test]
+    fn a_step_takes_what_its_engine_says_it_costs() {
+        let cost = StepCost {
+            step_seconds: 4e-3,
+            decode_seconds: 20e-6,
+            context_token_seconds: 0.1e-6,
+            prefill_token_seconds: 30e-6,
+            prefill_pair_seconds: 2e-9,
+        };
+        let model = ReplicaModel::default().with_cost(&cost);
+        let decode = StepWork { decodes: 8.0, context_tokens: 800.0, ..StepWork::default() };
+        close(model.decode_seconds(8, 800), cost.step(decode), 1e-9);
+        close(model.prefill_seconds(500, 100), cost.work_seconds(StepWork::prefill(500.0, 100.0)), 1e-9);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! A world made from the decisions of a real run: the load that a deployment met, for trying other settings on it.
+//! What the decisions of a real run say: the load that a deployment met, for trying other settings on it, and what its replicas
+//! are like.
 //!
 //! Records hold rates, blocks and stays, not requests. So requests are drawn anew: as many as arrived, with the blocks
 //! they took; and the replica is made so that they stay as long as the service law says they did. Prefill is part of the
 //! stay, and prompts are told from completions by the recorded inter-token latency, where there is one.
 
 use stoker_crds::contract::KV_BLOCK_TOKENS;
-use stoker_scaling::{DecisionRecord, Line};
+use stoker_scaling::{DecisionRecord, Line, Signals};
 use stoker_workload::{Request, Rng, Trace};
 use thiserror::Error;
 
@@ -32,6 +33,32 @@ pub enum RecordedError {
     /// Nothing was served.
     #[error("no record says how long a request stays: too few were served while it was recorded")]
     NoLoad,
+    /// No engine said what its steps cost.
+    #[error(
+        "none of the {0} records says what a step costs (`signals.work.cost`): record while requests are served by engines that \
+         report it, for some minutes (`kubectl stoker explain NAME --watch --record FILE`), or measure one with `stoker-bench curve`"
+    )]
+    NoCost(usize),
+    /// What a record says is no replica.
+    #[error("record {idx} is no replica: {error}, or leave the record out")]
+    Replica {
+        /// Its number, from 1.
+        idx: usize,
+        /// The field and what to change.
+        error: String,
+    },
+}
+
+/// The replicas of a deployment as the last record says that knows what their steps cost: their steps, KV blocks and start time.
+/// What no record knows is as in [`ReplicaModel::default`].
+pub fn recorded_replica(records: &[DecisionRecord]) -> Result<ReplicaModel, RecordedError> {
+    let telling =
+        records.iter().enumerate().rev().find_map(|(idx, record)| Some((idx + 1, record, record.signals.work?)));
+    let (idx, record, work) = telling.ok_or(RecordedError::NoCost(records.len()))?;
+    let Signals { blocks_per_replica, start_seconds, .. } = record.signals;
+    let model = ReplicaModel { blocks: blocks_per_replica as u32, start_seconds, ..ReplicaModel::default() };
+    let model = model.with_cost(&work.cost);
+    model.error().map_or(Ok(model), |error| Err(RecordedError::Replica { idx, error }))
 }
 
 /// Makes a world of records of one deployment, oldest first.
@@ -126,6 +153,9 @@ fn blocks_per_request(record: &DecisionRecord) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use stoker_cost::StepCost;
     use stoker_scaling::ScalingSpec;
 
     use super::*;
@@ -159,6 +189,64 @@ mod tests {
         assert!((0.98..1.02).contains(&requests), "{requests}");
         let kv = ratio(mean_kv(&after), mean_kv(&before));
         assert!((0.8..1.25).contains(&kv), "{kv}");
+    }
+
+    /// A run of replicas that are three times as slow as usual and hold less.
+    static SLOW_RUN: LazyLock<(ReplicaModel, Vec<DecisionRecord>)> = LazyLock::new(|| {
+        let slow = ReplicaModel::default().times_as_fast(1.0 / 3.0);
+        let replica = ReplicaModel { blocks: 20_000, start_seconds: 80.0, ..slow };
+        let named = named_world("step", 1).unwrap();
+        let (_, records) = run(&World { replica: replica.clone(), ..named });
+        (replica, records)
+    });
+
+    #[test]
+    fn a_deployment_writes_its_own_replica() {
+        let (original, records) = &*SLOW_RUN;
+        let found = recorded_replica(records).unwrap();
+        // About as many as ran at once.
+        for (sequences, context) in [(4, 4 * 640), (16, 16 * 640)] {
+            let off = found.decode_seconds(sequences, context) / original.decode_seconds(sequences, context) - 1.0;
+            assert!(off.abs() < 0.05, "{sequences}: off by {off}: {found:?}");
+        }
+        assert_eq!(found.blocks, original.blocks);
+        assert_eq!(found.start_seconds, records.last().unwrap().signals.start_seconds);
+    }
+
+    #[test]
+    fn a_record_that_is_no_replica_says_what_to_change() {
+        let (_, records) = &*SLOW_RUN;
+        let last = records.iter().rposition(|record| record.signals.work.is_some()).unwrap();
+        let refusal = |change: &dyn Fn(&mut Signals)| {
+            let mut records = records[..=last].to_vec();
+            change(&mut records[last].signals);
+            recorded_replica(&records).unwrap_err().to_string()
+        };
+        let cost =
+            |change: fn(&mut StepCost)| refusal(&move |signals| change(&mut signals.work.as_mut().unwrap().cost));
+        for (refusal, wanted) in [
+            (cost(|cost| cost.step_seconds = 0.0), "stepSeconds is 0: use a number above 0"),
+            (cost(|cost| cost.decode_seconds = -1.0), "sequenceSeconds is -1: use a number of at least 0"),
+            (
+                cost(|cost| cost.prefill_pair_seconds = f64::NAN),
+                "prefillPairSeconds is NaN: use a number of at least 0",
+            ),
+            (refusal(&|signals| signals.blocks_per_replica = -5.0), "blocks is 0: use at least 1"),
+            (
+                refusal(&|signals| signals.start_seconds = f64::INFINITY),
+                "startSeconds is inf: use a number of at least 0",
+            ),
+        ] {
+            assert_eq!(refusal, format!("record {} is no replica: {wanted}, or leave the record out", last + 1));
+        }
+    }
+
+    #[test]
+    fn records_without_any_cost_say_where_to_get_one() {
+        let mut records = SLOW_RUN.1.clone();
+        records.iter_mut().for_each(|record| record.signals.work = None);
+        assert_eq!(recorded_replica(&records), Err(RecordedError::NoCost(records.len())));
+        assert!(recorded_replica(&[]).unwrap_err().to_string().contains("stoker-bench curve"));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use clap::Args;
 use stoker_scaling::ScalingSpec;
 use stoker_sim::{
     Comparison, Mishaps, Progress, Promise, ReplicaModel, Rival, Router, Setting, World, compare, named_world,
-    recorded_world, run_ours,
+    recorded_replica, recorded_world, run_ours,
 };
 use stoker_workload::{TRACE_NAMES, Trace};
 
@@ -42,7 +42,8 @@ pub(crate) struct Simulate {
     against: Vec<Rival>,
     /// The replicas: a JSON file with any of `stepSeconds`, `sequenceSeconds`, `contextTokenSeconds`,
     /// `prefillTokenSeconds`, `prefillPairSeconds`, `blocks`, `maxBatchedTokens`, `maxNumSeqs`, `startSeconds`,
-    /// `startSigma`, `drainSeconds`. Default: an 8B model on one H200.
+    /// `startSigma`, `drainSeconds` (`stoker-bench curve --replica-out` writes one); or recorded decisions of a deployment
+    /// (`explain NAME --record FILE`), whose engines said what their steps cost. Default: an 8B model on one H200.
     #[arg(long, value_name = "FILE")]
     replica: Option<PathBuf>,
     /// Replicas that serve when it begins. Default: enough for the first minute.
@@ -126,6 +127,10 @@ fn changed(mut world: World, args: &Simulate, replica: Option<&ReplicaModel>) ->
 
 fn replica(path: &Path) -> Result<ReplicaModel> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    if records::are_in(&text) {
+        let records = records::parse(&path.to_string_lossy(), &text)?;
+        return recorded_replica(&records).with_context(|| format!("read {}", path.display()));
+    }
     let model: ReplicaModel = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
     match model.error() {
         Some(error) => bail!("{}: {error}", path.display()),
