@@ -6,15 +6,37 @@ use clap::{Parser, Subcommand};
 use stoker_bench::{
     case::Case,
     checkpoint::Dtype,
-    in_process::{Tuning, Weights},
+    curve,
+    in_process::{Setup, Tuning, Weights},
     model::{Format, Wanted},
     peers::Peer,
     quantised::Quantised,
 };
-use stoker_engine::{DeviceChoice, KvCacheDtype, Quantization, ops::Isa};
+use stoker_engine::{DeviceChoice, EngineLimits, KvCacheDtype, Quantization, ops::Isa};
 
 /// Tokens of a step that fill a large GPU.
 const GPU_BATCHED_TOKENS: u32 = 8192;
+
+/// What `curve` measures where nobody says otherwise: on a CPU and on a GPU.
+const CPU_CURVE: CurveGrid = CurveGrid {
+    sequences: &[1, 4, 16, 32],
+    contexts: &[64, 256, 1024],
+    prompts: &[64, 256, 1024],
+    point_tokens: 16_384,
+};
+const GPU_CURVE: CurveGrid = CurveGrid {
+    sequences: &[1, 8, 32, 64, 128, 256],
+    contexts: &[256, 1024, 2048],
+    prompts: &[128, 512, 2048, 8192],
+    point_tokens: 131_072,
+};
+
+struct CurveGrid {
+    sequences: &'static [u32],
+    contexts: &'static [u32],
+    prompts: &'static [u32],
+    point_tokens: u32,
+}
 
 /// Measures the engine: fixed cases on models of named shapes, medians with their range, one JSON line a figure.
 ///
@@ -68,6 +90,9 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Measure cases and print a table; `--out` appends the figures.
     Run(RunArgs),
+    /// Measure what a step costs, and how well the engine's own meter learns it from a load: what autoscaling reckons with.
+    #[command(verbatim_doc_comment)]
+    Curve(CurveArgs),
     /// What a format costs in answers: a model of ember's chat format beside the one it was made of, on held-out conversations.
     Quality(QualityArgs),
     /// Take in what a peer measured in a run of ours: lines `SAMPLES {"case", "metric", "samples", "version"}` of its log.
@@ -171,6 +196,117 @@ pub(crate) enum Command {
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
     },
+}
+
+/// Measure what a step costs, and how well the engine's own meter learns it from a load: what autoscaling reckons with.
+///
+/// First steps of fixed shape are timed from outside: decoding, for each number of sequences behind each context, and fresh prompts
+/// alone. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
+/// random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
+/// are timed again after it. A point counts if the load came near it (within half an octave in sequences and context, ten times).
+///
+/// With the small trained model, in half a minute:
+///
+///     stoker-bench curve
+///
+/// The replica of a simulation, with the start time of your cluster:
+///
+///     stoker-bench curve --replica-out replica.json --start-seconds 40
+///     kubectl stoker simulate --trace ramp --replica replica.json
+///
+/// A published shape with random weights on a GPU, within a minute:
+///
+///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device
+///
+/// Figures: curve_decode_NxCONTEXT has step_ms and learned_step_ms, curve_prefill_TOKENS has tok_s and learned_tok_s, curve has
+/// median_off and worst_off, shares over the points that count. Each is the median of its samples, of which one is the mean of
+/// some thirty steps: what other programs take of the machine is part of what a step costs there.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CurveArgs {
+    /// A named shape, ember, or a directory.
+    #[arg(long, default_value = "ember")]
+    pub(crate) model: String,
+    /// Format of the weights; of ember and of a directory, their own.
+    #[arg(long, value_enum, default_value = "bf16")]
+    dtype: Format,
+    /// What computes: auto (the first GPU that can run the model, else the CPUs), cpu, cuda, or cuda:N.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: DeviceChoice,
+    /// Where weights come from; those made on the GPU need a named shape.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) weights: Weights,
+    /// Sequences that decode together, by comma. Default: 1,4,16,32, on a GPU 1,8,32,64,128,256.
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..))]
+    sequences: Vec<u32>,
+    /// Tokens before each of them, by comma. Default: 64,256,1024, on a GPU 256,1024,2048.
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS,...", value_parser = clap::value_parser!(u32).range(1..))]
+    contexts: Vec<u32>,
+    /// Tokens of prompts, by comma. Default: 64,256,1024, on a GPU 128,512,2048,8192.
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS,...", value_parser = clap::value_parser!(u32).range(1..))]
+    prompts: Vec<u32>,
+    /// Points whose sequences have more tokens than this together are left out. Default: 16384, on a GPU 131072.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    point_tokens: Option<u32>,
+    /// Samples of each point before the load and again after it; one of decoding is the mean of some thirty steps.
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// Seconds of load.
+    #[arg(long, default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// Compute threads. Default: the CPUs this process may use.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Tokens computed in one step at most. Default: the engine's.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    max_batched_tokens: Option<u32>,
+    /// Tokens that the KV cache holds. Default: the engine's, which is what a deployment has.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    kv_cache_tokens: Option<u32>,
+    /// Writes the replica here that `kubectl stoker simulate --replica` reads: costs of the fixed shapes, sizes of the engine.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replica_out: Option<PathBuf>,
+    /// Seconds until a replica serves, in that file. Default: the simulator's.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) start_seconds: Option<f64>,
+    /// Name of the run that these figures are part of. Default: a new one, after the time.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) run: Option<String>,
+    /// File that figures are appended to, one JSON line each.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Seed of prompts and load.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Where models of named shapes are kept.
+    #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
+    pub(crate) cache: PathBuf,
+}
+
+impl CurveArgs {
+    pub(crate) fn wanted(&self) -> Wanted<'_> {
+        Wanted { model: &self.model, format: self.dtype, weights: self.weights, quantised: None, isa: None }
+    }
+
+    /// What is measured of the model in this place, on a GPU or not.
+    pub(crate) fn asked(&self, model: PathBuf, is_gpu: bool) -> curve::Asked {
+        let grid = if is_gpu { GPU_CURVE } else { CPU_CURVE };
+        let or = |given: &[u32], usual: &[u32]| if given.is_empty() { usual.to_vec() } else { given.to_vec() };
+        let limits = EngineLimits {
+            threads: self.threads,
+            max_batched_tokens: self.max_batched_tokens,
+            kv_cache_tokens: self.kv_cache_tokens,
+            ..EngineLimits::default()
+        };
+        curve::Asked {
+            setup: Setup { model, weights: self.weights, device: self.device, limits, seed: self.seed },
+            sequences: or(&self.sequences, grid.sequences),
+            contexts: or(&self.contexts, grid.contexts),
+            prompts: or(&self.prompts, grid.prompts),
+            point_tokens: self.point_tokens.unwrap_or(grid.point_tokens),
+            samples: self.samples as usize,
+            load_seconds: f64::from(self.seconds),
+        }
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -378,6 +514,18 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_curve_has_the_grid_of_its_device_and_what_was_asked() {
+        let parsed = Args::try_parse_from(["stoker-bench", "curve", "--contexts", "128,512"]);
+        let Ok(Args { command: Command::Curve(curve) }) = parsed else { panic!("{parsed:?}") };
+        let asked = curve.asked(PathBuf::from("m"), true);
+        assert_eq!((asked.sequences.last(), asked.contexts), (Some(&256), vec![128, 512]));
+        assert_eq!(curve.asked(PathBuf::from("m"), false).sequences, [1, 4, 16, 32]);
+        for wrong in [["--sequences", "0"], ["--contexts", "x"], ["--seconds", "0"], ["--samples", "0"]] {
+            assert!(Args::try_parse_from(["stoker-bench", "curve", wrong[0], wrong[1]]).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
-    Quantization, Request, RequestEvent, RequestStream, StopParams, TokenId, ops::Isa,
+    Quantization, RejectReason, Request, RequestEvent, RequestStream, StopParams, TokenId, ops::Isa,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -138,6 +138,11 @@ impl InProcess {
         &self.engine
     }
 
+    /// Prompts that nobody has seen.
+    pub(crate) fn prompts(&mut self) -> &mut Prompts {
+        &mut self.prompts
+    }
+
     /// Work of the case's kind that is not counted.
     pub fn warm_up(&mut self, case: Case) -> Result<()> {
         let size = case.size();
@@ -228,7 +233,7 @@ impl InProcess {
         let begun = Instant::now();
         let submit =
             |(idx, prompt)| self.submit(prompt, size.completion_tokens, kind_of(idx).asked(vocab_size, idx as u64));
-        let mut streams = prompts.into_iter().enumerate().map(submit).collect::<Result<Vec<_>>>()?;
+        let mut streams = prompts.into_iter().enumerate().map(submit).collect::<Result<Vec<_>, _>>()?;
         let last = if streams.len() > 1 { streams.pop() } else { None };
         streams.iter_mut().try_for_each(|stream| to_the_end(stream, size.completion_tokens))?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -265,7 +270,7 @@ impl InProcess {
     }
 
     /// One fresh prompt by itself.
-    fn alone(&mut self, size: Size) -> Result<Phases> {
+    pub(crate) fn alone(&mut self, size: Size) -> Result<Phases> {
         let prompt = self.prompts.fresh(size.prompt_tokens);
         let begun = Instant::now();
         let mut stream = self.greedy(prompt, size.completion_tokens)?;
@@ -276,14 +281,19 @@ impl InProcess {
         Ok(Phases { first, last: begun.elapsed().as_secs_f64() })
     }
 
-    fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
+    pub(crate) fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream> {
+        Ok(self.try_greedy(prompt, max_tokens)?)
+    }
+
+    /// For a load that may be more than the engine takes.
+    pub(crate) fn try_greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream, RejectReason> {
         self.submit(prompt, max_tokens, Kind::Greedy.asked(self.engine.model().vocab_size, 0))
     }
 
-    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32, asked: Asked) -> Result<RequestStream> {
+    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32, asked: Asked) -> Result<RequestStream, RejectReason> {
         let Asked { sampling, logprobs } = asked;
         let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
-        Ok(self.engine.submit(Request { prompt, sampling, stop, logprobs, ..Request::default() })?)
+        self.engine.submit(Request { prompt, sampling, stop, logprobs, ..Request::default() })
     }
 }
 
@@ -293,7 +303,7 @@ fn whole(seconds: f64) -> Phases {
 }
 
 /// A request that did less work than the case says would make the figure a lie.
-fn to_the_end(stream: &mut RequestStream, completion_tokens: u32) -> Result<()> {
+pub(crate) fn to_the_end(stream: &mut RequestStream, completion_tokens: u32) -> Result<()> {
     while let Some(event) = stream.blocking_next() {
         if let RequestEvent::Finished { reason, usage, .. } = event {
             ensure!(

@@ -1,10 +1,12 @@
 //! The bench of the engine: cases (`case`) on models of named shapes (`shape`, `checkpoint`), asked of the engine and of its
-//! peers alternately (`session`), noted as figures in the one form of docs/benchmarks. Judges nothing.
+//! peers alternately (`session`), noted as figures in the one form of docs/benchmarks; and what its steps cost beside what it learned
+//! of them (`curve`). Judges nothing.
 
 pub mod agent;
 pub mod autotune;
 pub mod case;
 pub mod checkpoint;
+pub mod curve;
 pub mod gguf;
 pub mod in_process;
 pub mod masks;

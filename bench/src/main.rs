@@ -15,6 +15,7 @@ use stoker_bench::{
     autotune,
     case::Case,
     checkpoint::{self, Dtype},
+    curve,
     in_process::{Setup, Weights, limits_for},
     masks,
     model::Model,
@@ -29,10 +30,11 @@ use stoker_bench::{
     stoker::Stoker,
     table::table,
 };
-use stoker_engine::{DeviceChoice, EngineLimits};
+use stoker_engine::{DeviceChoice, EngineLimits, ops::Isa};
 use stoker_figures::{self as figures, Conditions, Figure, Key, Run};
+use stoker_sim::ReplicaModel;
 
-use crate::args::{Args, Command, PeerArgs, QualityArgs, RunArgs};
+use crate::args::{Args, Command, CurveArgs, PeerArgs, QualityArgs, RunArgs};
 
 /// Weights smaller than this may stay in a processor's cache: then memory is no ceiling.
 const CACHED_BYTES: u64 = 256 << 20;
@@ -41,6 +43,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     match args.command {
         Command::Run(run) => measure(&run),
+        Command::Curve(asked) => curve(&asked),
         Command::Quality(asked) => quality(&asked),
         Command::Peer(peer) => take_in(&peer),
         Command::Join { files, out } => join(&files, &out),
@@ -127,23 +130,45 @@ fn measure(args: &RunArgs) -> Result<()> {
 }
 
 fn this_run(args: &RunArgs) -> Run {
+    run_on(is_gpu(args), args.isa(), args.run.as_deref())
+}
+
+fn run_on(is_gpu: bool, isa: Isa, name: Option<&str>) -> Run {
     let here = Conditions::here(&command_line());
-    let gpus = figures::gpus().filter(|_| is_gpu(args));
-    let machine = gpus.unwrap_or_else(|| format!("{}, {}", here.machine, args.isa()));
+    let gpus = figures::gpus().filter(|_| is_gpu);
+    let machine = gpus.unwrap_or_else(|| format!("{}, {isa}", here.machine));
     let conditions = Conditions { machine, ..here };
-    match &args.run {
-        Some(name) => Run::named(name.clone(), conditions),
+    match name {
+        Some(name) => Run::named(name.to_owned(), conditions),
         None => Run::under(conditions),
     }
 }
 
-/// Whether a GPU will compute.
 fn is_gpu(args: &RunArgs) -> bool {
-    match args.device {
+    computes_on_gpu(args.device, args.weights)
+}
+
+/// Whether a GPU will compute.
+fn computes_on_gpu(device: DeviceChoice, weights: Weights) -> bool {
+    match device {
         DeviceChoice::Cpu => false,
         DeviceChoice::Cuda(_) => true,
-        DeviceChoice::Auto => args.weights == Weights::Device || figures::gpus().is_some(),
+        DeviceChoice::Auto => weights == Weights::Device || figures::gpus().is_some(),
     }
+}
+
+fn curve(args: &CurveArgs) -> Result<()> {
+    let start_seconds = args.start_seconds.unwrap_or(ReplicaModel::default().start_seconds);
+    ensure!(start_seconds.is_finite() && start_seconds >= 0.0, "--start-seconds is {start_seconds}: use 0 or more");
+    let model = Model::open(&args.wanted(), &args.cache)?;
+    let is_gpu = computes_on_gpu(args.device, args.weights);
+    let comparison = curve::measure(&args.asked(model.path.clone(), is_gpu), &mut progress)?;
+    let run = run_on(is_gpu, Isa::best(), args.run.as_deref());
+    println!("{} {}, run {}\n{}", model.name, model.dtype, run.name(), comparison.table());
+    keep(args.out.as_deref(), &comparison.figures(&run, &model.name, &model.dtype))?;
+    let Some(path) = &args.replica_out else { return Ok(()) };
+    let replica = serde_json::to_string_pretty(&comparison.replica(start_seconds))? + "\n";
+    fs::write(path, replica).with_context(|| format!("write {}", path.display()))
 }
 
 /// The peers that are asked for and installed; the others are told.

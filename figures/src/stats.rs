@@ -20,8 +20,8 @@ impl Better {
 }
 
 /// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, counts of what
-/// should not happen, and what a model is surprised by or strays from another.
-const LOWER: [&str; 13] = [
+/// should not happen, how far off something is, and what a model is surprised by or strays from another.
+const LOWER: [&str; 14] = [
     "imbalance",
     "ms",
     "us",
@@ -33,6 +33,7 @@ const LOWER: [&str; 13] = [
     "hour",
     "hours",
     "loss",
+    "off",
     "kl",
     "perplexity",
 ];
@@ -68,9 +69,17 @@ mod tests {
     fn a_ratio_above_one_is_ahead_in_either_direction() {
         assert_eq!(better("tok_s").ratio(240.0, 200.0), 1.2);
         assert_eq!(better("itl_ms").ratio(5.0, 6.0), 1.2);
-        for lower in
-            ["ttft_ms", "seconds", "rss_mb", "us", "host_step_p99_us", "api_writes", "reversals_per_hour", "gpu_hours"]
-        {
+        for lower in [
+            "ttft_ms",
+            "seconds",
+            "rss_mb",
+            "us",
+            "host_step_p99_us",
+            "api_writes",
+            "reversals_per_hour",
+            "gpu_hours",
+            "worst_off",
+        ] {
             assert_eq!(better(lower), Better::Lower, "{lower}");
         }
         for higher in ["gain", "share_of_in_process", "gb_s", "tflop_s", "share_of_ceiling"] {
