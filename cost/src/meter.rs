@@ -144,7 +144,11 @@ mod tests {
     fn work(draw: u64) -> StepWork {
         let n = (draw % 61) as f64;
         let decode = StepWork { decodes: n, context_tokens: n * (200.0 + (draw % 977) as f64), ..StepWork::default() };
-        if draw % 7 == 0 { decode + StepWork::prefill((draw % 1531) as f64 + 1.0, (draw % 419) as f64) } else { decode }
+        if draw.is_multiple_of(7) {
+            decode + StepWork::prefill((draw % 1531) as f64 + 1.0, (draw % 419) as f64)
+        } else {
+            decode
+        }
     }
 
     fn learned(cost: StepCost, steps: u64, noise: impl Fn(u64) -> f64) -> (StepCost, f64) {
@@ -175,7 +179,7 @@ mod tests {
     /// One step in ten takes six times as long: others compute on the machine.
     #[test]
     fn steps_that_are_interrupted_now_and_then_cost_their_mean() {
-        let (cost, _) = learned(TRUE, 20_000, |draw| if (draw / 7919) % 10 == 0 { 6.0 } else { 1.0 });
+        let (cost, _) = learned(TRUE, 20_000, |draw| if (draw / 7919).is_multiple_of(10) { 6.0 } else { 1.0 });
         let busy = StepWork { decodes: 60.0, context_tokens: 60.0 * 600.0, ..StepWork::default() };
         for work in [work(1), busy, busy + StepWork::prefill(1000.0, 0.0)] {
             let times = cost.step(work) / TRUE.step(work);

@@ -206,8 +206,8 @@ mod tests {
         };
         let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
         let gpt = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n";
-        let forms: [(&str, &dyn Fn(u32, u32) -> String); 4] =
-            [(azure, &azure_2023), (azure, &azure_2024), (gpt, &burst_gpt), ("", &mooncake)];
+        type Row<'a> = &'a dyn Fn(u32, u32) -> String;
+        let forms = [(azure, &azure_2023 as Row<'_>), (azure, &azure_2024), (gpt, &burst_gpt), ("", &mooncake)];
         for (head, row) in forms {
             let back = format!("{head}{}\n{}\n", row(16, 18), row(16, 17));
             let refusal = Trace::read("x", &back).unwrap_err().to_string();
