@@ -91,6 +91,28 @@ pub(crate) enum Command {
     /// Measure cases and print a table; `--out` appends the figures.
     Run(RunArgs),
     /// Measure what a step costs, and how well the engine's own meter learns it from a load: what autoscaling reckons with.
+    ///
+    /// First steps of fixed shape are timed from outside: decoding, for each number of sequences behind each context, and fresh prompts
+    /// alone. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
+    /// random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
+    /// are timed again after it. A point counts if the load came near it (within half an octave in sequences and context, ten times).
+    ///
+    /// With the small trained model, in half a minute:
+    ///
+    ///     stoker-bench curve
+    ///
+    /// The replica of a simulation, with the start time of your cluster:
+    ///
+    ///     stoker-bench curve --replica-out replica.json --start-seconds 40
+    ///     kubectl stoker simulate --trace ramp --replica replica.json
+    ///
+    /// A published shape with random weights on a GPU, within a minute:
+    ///
+    ///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device
+    ///
+    /// Figures: curve_decode_NxCONTEXT has step_ms and learned_step_ms, curve_prefill_TOKENS has tok_s and learned_tok_s, curve has
+    /// median_off and worst_off, shares over the points that count. Each is the median of its samples, of which one is the mean of
+    /// some thirty steps: what other programs take of the machine is part of what a step costs there.
     #[command(verbatim_doc_comment)]
     Curve(CurveArgs),
     /// What a format costs in answers: a model of ember's chat format beside the one it was made of, on held-out conversations.
@@ -198,29 +220,6 @@ pub(crate) enum Command {
     },
 }
 
-/// Measure what a step costs, and how well the engine's own meter learns it from a load: what autoscaling reckons with.
-///
-/// First steps of fixed shape are timed from outside: decoding, for each number of sequences behind each context, and fresh prompts
-/// alone. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
-/// random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
-/// are timed again after it. A point counts if the load came near it (within half an octave in sequences and context, ten times).
-///
-/// With the small trained model, in half a minute:
-///
-///     stoker-bench curve
-///
-/// The replica of a simulation, with the start time of your cluster:
-///
-///     stoker-bench curve --replica-out replica.json --start-seconds 40
-///     kubectl stoker simulate --trace ramp --replica replica.json
-///
-/// A published shape with random weights on a GPU, within a minute:
-///
-///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device
-///
-/// Figures: curve_decode_NxCONTEXT has step_ms and learned_step_ms, curve_prefill_TOKENS has tok_s and learned_tok_s, curve has
-/// median_off and worst_off, shares over the points that count. Each is the median of its samples, of which one is the mean of
-/// some thirty steps: what other programs take of the machine is part of what a step costs there.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CurveArgs {
     /// A named shape, ember, or a directory.
