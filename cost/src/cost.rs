@@ -64,7 +64,7 @@ impl std::ops::Add for StepWork {
 
 /// Seconds that a step takes: the weights are read once, whatever else is done; everything else adds to it.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct StepCost {
     /// A step by itself.
     pub step_seconds: f64,

@@ -162,4 +162,14 @@ mod tests {
         let text = serde_json::to_string(&report).unwrap_or_default();
         assert_eq!(serde_json::from_str::<StepReport>(&text).ok(), Some(report), "{text}");
     }
+
+    #[test]
+    fn a_kind_of_cost_that_a_later_agent_knows_is_passed_over() {
+        let known = StepCost { step_seconds: 0.01, ..StepCost::default() };
+        let report = StepReport { cost: Some(known), error: 0.0, spent: Spent::default() };
+        let text = serde_json::to_string(&report).unwrap_or_default();
+        let later = text.replace("\"stepSeconds\"", "\"expertSeconds\":0.1,\"stepSeconds\"");
+        assert_ne!(later, text);
+        assert_eq!(serde_json::from_str::<StepReport>(&later).ok(), Some(report), "{later}");
+    }
 }

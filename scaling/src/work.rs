@@ -46,7 +46,7 @@ const SIZE_SPREAD: f64 = 0.6;
 const START_SECONDS_MAX: f64 = 600.0;
 /// Replicas that such a jump is worth in the mean: so many, and a share of those there are.
 const JUMP_REPLICAS: f64 = 0.4;
-const JUMP_SHARE: f64 = 0.1;
+const JUMP_SHARE: f64 = 0.08;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -282,8 +282,8 @@ mod tests {
             };
             term(change).spare
         };
-        // A thousand answers in a hundred seconds are worth ten hours of a replica; a jump is 0.4 and a tenth of 1.25.
-        close(spare(100.0, 0.03, 3.0), 0.525 * (1.0 + 10.0 / 0.525_f64).ln());
+        // A thousand answers in a hundred seconds are worth ten hours of a replica; a jump is 0.4 and 0.08 times 1.25.
+        close(spare(100.0, 0.03, 3.0), 0.5 * (1.0 + 10.0 / 0.5_f64).ln());
         assert_eq!(spare(100.0, 0.0, 3.0), 0.0);
         assert!(spare(10.0, 0.03, 3.0) < spare(100.0, 0.03, 3.0) && spare(100.0, 0.03, 30.0) < spare(100.0, 0.03, 3.0));
         close(spare(6000.0, 0.03, 3.0), spare(600.0, 0.03, 3.0));
