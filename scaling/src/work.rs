@@ -42,11 +42,13 @@ const JUMP_OF_STAY: f64 = 0.5;
 /// Room is kept for this many standard deviations of the blocks in flight, and variance of their number that is of their sizes.
 const DEVIATIONS_OF_BLOCKS: f64 = 2.0;
 const SIZE_SPREAD: f64 = 0.6;
-/// Once an hour load jumps or a replica is lost, and what comes until another has started, this long at most, is late.
+/// Load jumps, or a replica is lost, once an hour; for as long as another starts, this share of the answers is late then.
+const LATE_SHARE: f64 = 0.5;
+/// Such a start is reckoned with at most.
 const START_SECONDS_MAX: f64 = 600.0;
-/// Replicas that such a jump is worth in the mean: so many, and a share of those there are.
-const JUMP_REPLICAS: f64 = 0.4;
-const JUMP_SHARE: f64 = 0.08;
+/// Replicas that such a jump is worth in the mean. A share of those there are besides, which large fleets would keep for good, helps
+/// as often as it is in the way.
+const JUMP_REPLICAS: f64 = 0.5;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,10 +132,9 @@ impl WorkTerm {
     /// of the late answers to `s` spare replicas; the sum of both prices is least at `s = jump ln(worth / jump)`, where `worth` is
     /// what those late answers cost without any, in replicas. One more in the logarithm, so that little worth spares little.
     fn worth_sparing(self, signals: &Signals, spec: &ScalingSpec) -> f64 {
-        let late_an_hour = self.rate * signals.start_seconds.min(START_SECONDS_MAX);
+        let late_an_hour = LATE_SHARE * self.rate * signals.start_seconds.min(START_SECONDS_MAX);
         let worth = late_an_hour * spec.prices.late_answer / spec.prices.replica_hour;
-        let jump = JUMP_REPLICAS + JUMP_SHARE * self.mean_replicas();
-        jump * (1.0 + worth / jump).ln()
+        JUMP_REPLICAS * (1.0 + worth / JUMP_REPLICAS).ln()
     }
 }
 
@@ -282,8 +283,8 @@ mod tests {
             };
             term(change).spare
         };
-        // A thousand answers in a hundred seconds are worth ten hours of a replica; a jump is 0.4 and 0.08 times 1.25.
-        close(spare(100.0, 0.03, 3.0), 0.5 * (1.0 + 10.0 / 0.5_f64).ln());
+        // Half of a thousand answers in a hundred seconds are worth five hours of a replica.
+        close(spare(100.0, 0.03, 3.0), 0.5 * 11.0_f64.ln());
         assert_eq!(spare(100.0, 0.0, 3.0), 0.0);
         assert!(spare(10.0, 0.03, 3.0) < spare(100.0, 0.03, 3.0) && spare(100.0, 0.03, 30.0) < spare(100.0, 0.03, 3.0));
         close(spare(6000.0, 0.03, 3.0), spare(600.0, 0.03, 3.0));
