@@ -5,7 +5,7 @@
 //! weight = scale (code - zero)       code, zero: 0 to 15; a scale and a zero point for each output and group
 //! ```
 
-use cudarc::driver::{CudaSlice, CudaView};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use half::{bf16, f16};
 use stoker_fit::gpu::{CHUNK, Int4Size};
 pub use stoker_fit::gpu::{GroupSize, TILE_ROWS};
@@ -34,7 +34,7 @@ pub struct Int4Layout {
     pub scales: ScaleFormat,
 }
 
-/// Outputs on their way to the device.
+/// A matrix on its way to the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PackedInt4 {
     codes: Vec<u32>,
@@ -122,23 +122,22 @@ impl Int4Layout {
         self.size().n_groups()
     }
 
-    /// Packs whole tiles of outputs, or the last ones: `codes` output by output, and for each of these and each group behind each other
-    /// scale and zero point.
+    /// Packs a matrix on the host: `codes` output by output, and for each of these and each group behind each other scale and zero point.
+    /// What a GPU makes of stored words (`csrc/repack_int4.cu`) is this.
     pub fn pack(&self, codes: &[u8], groups: &[(f32, u8)]) -> PackedInt4 {
-        let mut packed = PackedInt4::empty();
-        self.pack_into(codes, groups, &mut packed);
-        packed
+        assert_eq!(codes.len(), self.n * self.k, "every output and input");
+        let mut words = Vec::with_capacity(self.n_code_words());
+        codes.chunks(TILE_ROWS * self.k).for_each(|tile| self.pack_codes(tile, &mut words));
+        PackedInt4 { codes: words, groups: self.pack_groups(groups) }
     }
 
-    /// The same, behind what was packed before.
-    pub fn pack_into(&self, codes: &[u8], groups: &[(f32, u8)], packed: &mut PackedInt4) {
-        let (n_groups, k) = (self.k.div_ceil(self.group.values()), self.k);
-        assert_eq!(codes.len() / k, groups.len() / n_groups, "as many outputs on both sides");
-        let tiles = codes.chunks(TILE_ROWS * k).zip(groups.chunks(TILE_ROWS * n_groups));
-        for (codes, groups) in tiles {
-            self.pack_codes(codes, &mut packed.codes);
-            self.pack_groups(groups, n_groups, &mut packed.groups);
-        }
+    /// Scales and zero points alone, of all outputs.
+    pub fn pack_groups(&self, groups: &[(f32, u8)]) -> Vec<u32> {
+        let n_groups = self.k.div_ceil(self.group.values());
+        assert_eq!(groups.len(), self.n * n_groups, "every output and group");
+        let mut words = Vec::with_capacity(self.n_group_words());
+        groups.chunks(TILE_ROWS * n_groups).for_each(|tile| self.pack_tile_groups(tile, n_groups, &mut words));
+        words
     }
 
     /// A tile's words: of lane 4 g + t in step s, bits from 0 on, the codes of rows g, g + 8, g and g + 8 at the inputs 2t, 2t, 2t + 8 and
@@ -183,7 +182,7 @@ impl Int4Layout {
         rows
     }
 
-    fn pack_groups(&self, groups: &[(f32, u8)], n_groups: usize, out: &mut Vec<u32>) {
+    fn pack_tile_groups(&self, groups: &[(f32, u8)], n_groups: usize, out: &mut Vec<u32>) {
         let word = |row: usize, group: usize| match (group < n_groups).then(|| groups.get(row * n_groups + group)) {
             Some(Some((scale, zero))) => {
                 u32::from(self.scales.bits(*scale))
@@ -219,20 +218,9 @@ impl Int4Layout {
 }
 
 impl PackedInt4 {
-    /// Nothing yet.
-    pub fn empty() -> Self {
-        Self { codes: Vec::new(), groups: Vec::new() }
-    }
-
-    /// Nothing yet, and room for all of a layout.
-    pub fn with_room_for(layout: &Int4Layout) -> Self {
-        Self { codes: Vec::with_capacity(layout.n_code_words()), groups: Vec::with_capacity(layout.n_group_words()) }
-    }
-
-    /// With tiles behind these.
-    pub fn extend(&mut self, behind: Self) {
-        self.codes.extend(behind.codes);
-        self.groups.extend(behind.groups);
+    /// Words of codes.
+    pub fn codes(&self) -> &[u32] {
+        &self.codes
     }
 }
 
@@ -243,6 +231,17 @@ impl Int4Matrix {
         check_len(OP, "codes", packed.codes.len(), layout.n_code_words())?;
         check_len(OP, "groups", packed.groups.len(), layout.n_group_words())?;
         Ok(Self { layout, codes: device.holding(&packed.codes)?, groups: device.holding(&packed.groups)? })
+    }
+
+    /// With these scales and zero points, and codes of zeros, which are uploaded to [`Self::codes_mut`].
+    pub fn with_groups(device: &Device, layout: Int4Layout, groups: &[u32]) -> Result<Self, KernelError> {
+        check_len("int4", "groups", groups.len(), layout.n_group_words())?;
+        Ok(Self { layout, codes: device.zeros(layout.n_code_words())?, groups: device.holding(groups)? })
+    }
+
+    /// Where its codes lie.
+    pub fn codes_mut(&mut self) -> CudaViewMut<'_, u32> {
+        self.codes.as_view_mut()
     }
 
     /// Random ones, whose deviation is about `scale`: a piece on the host, again and again.
@@ -319,17 +318,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn tiles_are_packed_by_themselves_as_together() {
-        let layout = Int4Layout { n: 40, k: 256, group: GroupSize::G32, scales: ScaleFormat::F16 };
-        let (codes, groups) = drawn(layout, 3);
-        let mut apart = PackedInt4::empty();
-        for (codes, groups) in codes.chunks(TILE_ROWS * 256).zip(groups.chunks(TILE_ROWS * 8)) {
-            apart.extend(layout.pack(codes, groups));
-        }
-        assert_eq!(apart, layout.pack(&codes, &groups));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod blas;
 pub mod cache;
 pub mod checks;
 pub mod choose;
+pub mod code_words;
 pub mod codes;
 pub mod device;
 pub mod draw;

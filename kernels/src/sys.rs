@@ -41,6 +41,7 @@ fatbins!(
     "paged_prefill_sm90",
     "quantise_rows",
     "reduce",
+    "repack_int4",
     "rms_norm",
     "rope_kv",
     "sample",

@@ -1,6 +1,6 @@
 //! Weights on their way to the device: several threads copy bytes from mapped files into pinned memory, two buffers each,
-//! and from there to the GPU on streams of their own. Formats other than bf16 are unpacked there: the host computes nothing
-//! and holds no more of a model than these buffers.
+//! and from there to the GPU on streams of their own. Formats other than bf16 are unpacked there, and codes of four bits put in the
+//! order of the kernels: the host computes nothing and holds no more of a model than these buffers.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,13 @@ use std::{
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, PinnedHostSlice, result};
 use half::bf16;
 
-use crate::{Device, KernelError, Kernels, format::WeightFormat, launch};
+use crate::{
+    Device, KernelError, Kernels,
+    code_words::{CodeWords, WORD_BYTES},
+    format::WeightFormat,
+    int4::Int4Layout,
+    launch,
+};
 
 /// Bytes of one pinned buffer: enough that a copy's start costs nothing, few enough to begin early and to weigh little.
 const PIECE_BYTES: usize = 4 << 20;
@@ -29,22 +35,73 @@ pub struct Stored<'a> {
 
 /// One tensor on the device, and what it is made of.
 #[derive(Debug)]
-pub struct Upload<'a> {
-    /// Where to.
-    pub target: CudaViewMut<'a, bf16>,
-    /// One behind the other; together exactly as many values as the target has.
-    pub parts: Vec<Stored<'a>>,
+pub enum Upload<'a> {
+    /// Numbers, which become bf16.
+    Numbers {
+        /// Where to.
+        target: CudaViewMut<'a, bf16>,
+        /// One behind the other; together exactly as many values as the target has.
+        parts: Vec<Stored<'a>>,
+    },
+    /// Codes of four bits.
+    Codes {
+        /// Where to: zeros, as many words as the layout has.
+        target: CudaViewMut<'a, u32>,
+        /// How they lie there.
+        layout: Int4Layout,
+        /// The matrices that share it.
+        parts: Vec<PlacedCodes<'a>>,
+    },
+}
+
+/// A matrix of codes, and its rows among those of others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlacedCodes<'a> {
+    /// As it is stored.
+    pub words: CodeWords<'a>,
+    /// Where its outputs go.
+    pub rows: RowPlaces,
+}
+
+/// Which rows the outputs of one of several matrices are: the first `turn` from `first` on, the next ones a period behind these.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RowPlaces {
+    /// Of output 0.
+    pub first: usize,
+    /// Outputs that lie together.
+    pub turn: usize,
+    /// Rows from a turn to the next.
+    pub period: usize,
 }
 
 /// What one copy takes.
 #[derive(Debug)]
 struct Piece<'a> {
-    /// Device address of its first value.
+    /// Device address of its first value, or of the matrix that its codes are of.
     target: u64,
-    format: WeightFormat,
+    contents: Contents,
     /// One behind the other.
     sources: Vec<&'a [u8]>,
     n_bytes: usize,
+}
+
+/// What the bytes of a piece are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Contents {
+    Numbers(WeightFormat),
+    Codes(CodeLines),
+}
+
+/// Some lines of a matrix of codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct CodeLines {
+    shape: launch::CodeLines,
+    /// Codes in front of the share's in a line's first word, or in the first line.
+    n_skipped: usize,
+    line_words: usize,
+    rows: RowPlaces,
+    /// Of the matrix that they go to.
+    n_chunks: usize,
 }
 
 impl Stored<'_> {
@@ -93,10 +150,37 @@ fn take<'a>(queue: &Mutex<Queue<'a>>) -> Option<(Piece<'a>, usize)> {
 
 /// The parts of a tensor in pieces that fit a pinned buffer. The upload's borrow of its target ends with the whole call.
 fn cut<'a>(device: &Device, upload: Upload<'a>) -> Vec<Piece<'a>> {
-    let Upload { mut target, parts } = upload;
-    let n_values: usize = parts.iter().map(Stored::n_values).sum();
-    assert_eq!(target.len(), n_values, "a tensor's size was checked against its shape");
-    pieces(target.device_ptr_mut(device.stream()).0, parts, PIECE_BYTES)
+    match upload {
+        Upload::Numbers { mut target, parts } => {
+            let n_values: usize = parts.iter().map(Stored::n_values).sum();
+            assert_eq!(target.len(), n_values, "a tensor's size was checked against its shape");
+            pieces(target.device_ptr_mut(device.stream()).0, parts, PIECE_BYTES)
+        }
+        Upload::Codes { mut target, layout, parts } => {
+            assert_eq!(target.len(), layout.n_code_words(), "the buffer was made by its layout");
+            let n_outputs: usize = parts.iter().map(|part| part.words.shape[0]).sum();
+            assert_eq!(n_outputs, layout.n, "parts fill the matrix");
+            let target = target.device_ptr_mut(device.stream()).0;
+            parts.iter().flat_map(|part| pieces_of_codes(target, part, layout, PIECE_BYTES)).collect()
+        }
+    }
+}
+
+/// Pieces of whole lines, of at most `most` bytes, for the matrix at the device address `target`.
+fn pieces_of_codes<'a>(target: u64, part: &PlacedCodes<'a>, layout: Int4Layout, most: usize) -> Vec<Piece<'a>> {
+    let PlacedCodes { words, rows } = *part;
+    let line_bytes = words.line_words * WORD_BYTES;
+    assert!((1..=most).contains(&line_bytes), "a line of {line_bytes} bytes is of no model's width");
+    let n_at_once = most / line_bytes;
+    let piece = |first: usize| {
+        let lines = first..(first + n_at_once).min(words.n_lines);
+        let shape = launch::CodeLines { order: words.order, share: words.shape, first, n_lines: lines.len() };
+        let CodeWords { n_skipped, line_words, .. } = words;
+        let contents = CodeLines { shape, n_skipped, line_words, rows, n_chunks: layout.n_chunks() };
+        let n_bytes = lines.len() * line_bytes;
+        Piece { target, contents: Contents::Codes(contents), sources: words.runs(lines), n_bytes }
+    };
+    (0..words.n_lines).step_by(n_at_once).map(piece).collect()
 }
 
 /// Pieces of at most `most` bytes from the device address `first` on, each of one format. Small parts share one: each copy
@@ -106,13 +190,14 @@ fn pieces(first: u64, parts: Vec<Stored<'_>>, most: usize) -> Vec<Piece<'_>> {
     let mut target = first;
     for Stored { format, bytes } in parts {
         let most = most / format.block_bytes() * format.block_bytes();
+        let contents = Contents::Numbers(format);
         for source in bytes.chunks(most) {
-            match pieces.last_mut().filter(|piece| piece.format == format && piece.n_bytes + source.len() <= most) {
+            match pieces.last_mut().filter(|piece| piece.contents == contents && piece.n_bytes + source.len() <= most) {
                 Some(piece) => {
                     piece.sources.push(source);
                     piece.n_bytes += source.len();
                 }
-                None => pieces.push(Piece { target, format, sources: vec![source], n_bytes: source.len() }),
+                None => pieces.push(Piece { target, contents, sources: vec![source], n_bytes: source.len() }),
             }
             target += (format.values_in(source.len()) * size_of::<bf16>()) as u64;
         }
@@ -163,7 +248,7 @@ impl<'a> Lane<'a> {
             own.copy_from_slice(source);
             rest = behind;
         }
-        let is_packed = piece.format != WeightFormat::Bf16;
+        let is_packed = piece.contents != Contents::Numbers(WeightFormat::Bf16);
         let target = match is_packed {
             true => device_address(packed, stream)?,
             false => piece.target,
@@ -174,15 +259,29 @@ impl<'a> Lane<'a> {
         // bytes stay until `copied` has happened.
         unsafe { result::memcpy_htod_async(target, bytes, stream.cu_stream()) }.map_err(&failed)?;
         copied.record(stream).map_err(&failed)?;
-        if !is_packed {
-            return Ok(());
+        match piece.contents {
+            _ if !is_packed => Ok(()),
+            Contents::Numbers(format) => {
+                let n_values = format.values_in(piece.n_bytes);
+                let config = launch::unpack_blocks(format, n_values)?;
+                // The kernel writes as many values as the piece has, from its first on, and reads as many blocks as were copied.
+                let launch = kernels.functions.launch("unpack_blocks", config).on(stream);
+                launch.address(piece.target).address(target).int(n_values).start()
+            }
+            Contents::Codes(lines) => repack(kernels, stream, lines, [piece.target, target]),
         }
-        let n_values = piece.format.values_in(piece.n_bytes);
-        let config = launch::unpack_blocks(piece.format, n_values)?;
-        // The kernel writes as many values as the piece has, from its first on, and reads as many blocks as were copied.
-        let launch = kernels.functions.launch("unpack_blocks", config).on(stream);
-        launch.address(piece.target).address(target).int(n_values).start()
     }
+}
+
+/// Puts lines of words, which were copied to the second address, into the matrix at the first.
+fn repack(kernels: &Kernels, stream: &CudaStream, lines: CodeLines, at: [u64; 2]) -> Result<(), KernelError> {
+    let CodeLines { shape, n_skipped, line_words, rows, n_chunks } = lines;
+    let [n_outputs, n_inputs] = shape.share;
+    // The kernel reads as many lines as were copied and writes to rows and inputs of the share, which `cut` saw to be the matrix's.
+    let launch = kernels.functions.launch("repack_int4", launch::repack_int4(shape, n_skipped)?).on(stream);
+    let launch = launch.address(at[0]).address(at[1]).int(shape.first).int(shape.n_lines).int(line_words);
+    let launch = launch.int(n_skipped).int(n_outputs).int(n_inputs);
+    launch.int(rows.first).int(rows.turn).int(rows.period).int(n_chunks).start()
 }
 
 /// Room for the packed bytes of a piece.
@@ -205,6 +304,10 @@ impl Drop for Lane<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        code_words::CodeOrder,
+        int4::{GroupSize, ScaleFormat},
+    };
 
     fn stored(format: WeightFormat, bytes: &[u8]) -> Stored<'_> {
         Stored { format, bytes }
@@ -236,9 +339,27 @@ mod tests {
             stored(WeightFormat::Q8_0, &bytes[..34]),
         ];
         let pieces = pieces(0, parts, 100);
-        let found: Vec<_> = pieces.iter().map(|piece| (piece.format, piece.target, piece.n_bytes)).collect();
+        let found: Vec<_> = pieces.iter().map(|piece| (piece.contents, piece.target, piece.n_bytes)).collect();
         let expected =
             [(WeightFormat::Q8_0, 0, 68), (WeightFormat::F16, 2 * 64, 10), (WeightFormat::Q8_0, 2 * (64 + 5), 34)];
-        assert_eq!(found, expected);
+        assert_eq!(found, expected.map(|(format, target, n_bytes)| (Contents::Numbers(format), target, n_bytes)));
+    }
+
+    #[test]
+    fn pieces_of_codes_are_whole_lines_each_once() {
+        let bytes: Vec<u8> = (0..96).collect();
+        // Seven inputs, 11 outputs from the third on of the second word: two words of three a line.
+        let words = CodeWords::of(CodeOrder::Awq, &bytes, [24, 8], [10..21, 0..7]);
+        let part = PlacedCodes { words, rows: RowPlaces { first: 8, turn: 8, period: 16 } };
+        let layout = Int4Layout { n: 22, k: 7, group: GroupSize::G128, scales: ScaleFormat::F16 };
+        let pieces = pieces_of_codes(64, &part, layout, 30);
+        let lines_of = |piece: &Piece<'_>| match piece.contents {
+            Contents::Codes(lines) => (lines.shape.first, lines.shape.n_lines),
+            Contents::Numbers(_) => panic!("they are codes"),
+        };
+        assert_eq!(pieces.iter().map(lines_of).collect::<Vec<_>>(), [(0, 3), (3, 3), (6, 1)]);
+        let sources: Vec<u8> = pieces.iter().flat_map(|piece| piece.sources.concat()).collect();
+        assert_eq!(sources, (0..7).flat_map(|line| bytes[4 + 12 * line..][..8].to_vec()).collect::<Vec<_>>());
+        assert!(pieces.iter().all(|piece| piece.target == 64 && piece.n_bytes <= 30));
     }
 }

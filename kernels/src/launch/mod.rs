@@ -17,7 +17,7 @@ pub use self::{
     product::{SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3},
     reduce::{Reduced, Way, gather_logits, meet_ranks, reduce},
     sampling::{mark_tokens, sample, sample_options, sampling_floor},
-    unpack::{unpack_blocks, widen_int4},
+    unpack::{CodeLines, repack_int4, unpack_blocks, widen_int4},
 };
 pub use stoker_fit::gpu::{
     BLOCK_SIZE, DECODE_TILE_ROWS, Heads, LOGIT_CHUNKS, NORM_TILE, PREFILL_TILE_ROWS, Push, SAMPLE_PIECES_MAX,

@@ -1,11 +1,32 @@
 //! Launches that unpack stored weights.
 
 use super::{Entry, LaunchConfig, config, count, not_empty, refused};
-use crate::{error::KernelError, format::WeightFormat, int4::Int4Layout, quantise::E4M3_WHOLE};
+use crate::{
+    code_words::{CodeOrder, FOURS},
+    error::KernelError,
+    format::WeightFormat,
+    int4::Int4Layout,
+    quantise::E4M3_WHOLE,
+};
 
 const THREADS: usize = 256;
 /// Chunks of a tile that a block widens.
 const CHUNKS: usize = 32;
+/// Inputs that a thread repacks.
+const REPACKED_INPUTS: usize = 16;
+
+/// Lines of words of four bits that are repacked together.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CodeLines {
+    /// How they lie.
+    pub order: CodeOrder,
+    /// Outputs and inputs of the share that they are of.
+    pub share: [usize; 2],
+    /// Of the share's lines.
+    pub first: usize,
+    /// How many.
+    pub n_lines: usize,
+}
 
 /// Blocks of `n_values` numbers to bf16, one number a thread.
 pub fn unpack_blocks(format: WeightFormat, n_values: usize) -> Result<LaunchConfig, KernelError> {
@@ -27,6 +48,22 @@ pub fn unpack_blocks(format: WeightFormat, n_values: usize) -> Result<LaunchConf
         return Err(refused("unpack_blocks", format!("{n_values} values are not whole blocks of {}", format.name())));
     }
     Ok(config(entry, [count(n_values.div_ceil(THREADS)), 1, 1], count(THREADS)))
+}
+
+/// Codes in words as they are stored to words of tiles: 16 inputs of an output a thread. Of the first word or line so many codes are skipped.
+pub fn repack_int4(lines: CodeLines, n_skipped: usize) -> Result<LaunchConfig, KernelError> {
+    let CodeLines { order, share: [n_outputs, n_inputs], first, n_lines } = lines;
+    not_empty("repack_int4", n_lines.min(n_outputs).min(n_inputs))?;
+    let (entry, n_outputs, inputs) = match order {
+        CodeOrder::Packed => (Entry::RepackPacked, n_lines, 0..n_inputs),
+        CodeOrder::Awq => (Entry::RepackAwq, n_outputs, first..first + n_lines),
+        CodeOrder::Gptq => {
+            let end = (FOURS * (first + n_lines) - n_skipped).min(n_inputs);
+            (Entry::RepackGptq, n_outputs, (FOURS * first).saturating_sub(n_skipped)..end)
+        }
+    };
+    let n_steps = inputs.end.div_ceil(REPACKED_INPUTS) - inputs.start / REPACKED_INPUTS;
+    Ok(config(entry, [count((n_outputs * n_steps).div_ceil(THREADS)), 1, 1], count(THREADS)))
 }
 
 /// Weights of four bits to e4m3; also how many chunks a block takes.
@@ -56,6 +93,22 @@ mod tests {
         let refusal = |n, k| launch(n, k).unwrap_err().to_string();
         assert_eq!(refusal(16, 40), "widen_int4: depth 40 is not a multiple of 16");
         assert_eq!(refusal(1 << 21, 16), "widen_int4: 2097152 outputs are more than 1048560");
+    }
+
+    #[test]
+    fn a_thread_repacks_what_lines_hold_of_sixteen_inputs_of_an_output() {
+        let launch = |order, first, n_lines, n_skipped| {
+            let lines = CodeLines { order, share: [300, 40], first, n_lines };
+            let launch = repack_int4(lines, n_skipped).unwrap();
+            (launch.entry, launch.grid[0] as usize * THREADS)
+        };
+        let blocks = |n: usize| n.next_multiple_of(THREADS);
+        assert_eq!(launch(CodeOrder::Packed, 7, 100, 4), (Entry::RepackPacked, blocks(100 * 3)));
+        // Inputs 30 to 33; 4 to 20; the last line has four of the share.
+        assert_eq!(launch(CodeOrder::Awq, 30, 3, 4), (Entry::RepackAwq, blocks(300 * 2)));
+        assert_eq!(launch(CodeOrder::Gptq, 1, 2, 4), (Entry::RepackGptq, blocks(300 * 2)));
+        assert_eq!(launch(CodeOrder::Gptq, 5, 1, 4), (Entry::RepackGptq, blocks(300)));
+        assert!(repack_int4(CodeLines { order: CodeOrder::Awq, share: [0, 40], first: 0, n_lines: 1 }, 0).is_err());
     }
 
     #[test]

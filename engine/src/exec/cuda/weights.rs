@@ -2,24 +2,19 @@
 //! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
 //! benchmarks.
 
-use std::{
-    convert::Infallible,
-    ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-};
+use std::{convert::Infallible, ops::Range, thread};
 
 use stoker_fit::gpu::described_int4_bytes;
 use stoker_kernels::{
     CudaSlice, KernelError, Kernels, bf16,
     choose::WeightFormat,
     device::Properties,
-    int4::{self, GroupSize, Int4Layout, Int4Matrix, PackedInt4, ScaleFormat},
+    int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::GATE_UP_GROUP,
     linear::Operand,
     noise::{self, Noise},
     quantise::{QuantiseRows, QuantisedRows},
-    upload::{Stored, Upload, upload},
+    upload::{PlacedCodes, RowPlaces, Stored, Upload, upload},
 };
 
 use super::shape::ModelShape;
@@ -245,7 +240,7 @@ enum Way {
     Stored,
     /// Numbers of e4m3 as they lie in the file, and the scale of each row.
     Codes(Vec<f32>),
-    /// In four bits, which the host puts in the order of the kernels.
+    /// In four bits: words as they lie in the file, put in the order of the kernels there.
     FourBits(Int4Layout),
     /// As bf16, which the host makes of codes and scales.
     Dequantised,
@@ -271,45 +266,44 @@ pub(super) fn load(
     let found: Vec<_> = slots.iter().zip(&stored).collect();
     let ways = each(&found, |(slot, parts)| way(slot, parts, shape.projections));
     let n_values: usize = slots.iter().map(Slot::len).sum();
-    let n_done = AtomicUsize::new(0);
-    let done = |slot: &Slot<'_>| {
-        let n_done = n_done.fetch_add(slot.len(), Ordering::Relaxed) + slot.len();
-        progress(n_done as f32 / n_values as f32);
-    };
-    // Threads have a slot each: one's copy is on its way while others pack.
-    let fours: Vec<_> = found.iter().zip(&ways).collect();
-    let fours = each(&fours, |((slot, parts), way)| {
-        let Way::FourBits(layout) = way else { return Ok(None) };
-        let packed = packed(slot.order, parts, *layout);
-        let matrix = Int4Matrix::holding(kernels.device(), *layout, &packed)?;
-        done(slot);
-        Ok(Some(Projection::Int4(matrix)))
+    // Threads have a slot each: one's scales are on their way while others pack theirs.
+    let four_bits: Vec<_> = found.iter().zip(&ways).collect();
+    let four_bits = each(&four_bits, |((slot, parts), way)| match way {
+        Way::FourBits(layout) => {
+            Int4Matrix::with_groups(kernels.device(), *layout, &packed_groups(slot.order, parts, *layout)).map(Some)
+        }
+        Way::Stored | Way::Codes(_) | Way::Dequantised => Ok(None),
     });
+    let mut n_done = 0;
     let mut buffers = Vec::with_capacity(slots.len());
-    for (((slot, parts), way), four) in found.into_iter().zip(&ways).zip(fours) {
-        buffers.push(match (four?, way) {
-            (Some(four), _) => four,
+    for (((slot, parts), way), four_bits) in found.into_iter().zip(&ways).zip(four_bits) {
+        buffers.push(match (four_bits?, way) {
+            (Some(matrix), _) => Projection::Int4(matrix),
             (None, Way::Codes(scales)) => {
                 Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?)
             }
             (None, Way::Dequantised) => {
                 let made = kernels.device().holding(&dequantised(slot.order, parts))?;
-                done(slot);
+                n_done += slot.len();
+                progress(n_done as f32 / n_values as f32);
                 Projection::Bf16(made)
             }
             (None, _) => Projection::Bf16(kernels.device().zeros(slot.len())?),
         });
     }
-    let n_done = n_done.into_inner();
     let first = n_done as f32 / n_values as f32;
     let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
     let uploads = uploads.filter_map(|((buffer, (slot, parts)), way)| {
         let target = match (buffer, way) {
-            (_, Way::Dequantised | Way::FourBits(_)) | (Projection::Int4(_), _) => return None,
+            (_, Way::Dequantised) => return None,
+            (Projection::Int4(matrix), _) => {
+                let layout = matrix.layout();
+                return Some(Upload::Codes { target: matrix.codes_mut(), layout, parts: placed(slot.order, parts) });
+            }
             (Projection::Bf16(values), _) => values.as_view_mut(),
             (Projection::E4m3(rows), _) => rows.pairs_mut(),
         };
-        Some(Upload { target, parts: in_order(slot.order, parts) })
+        Some(Upload::Numbers { target, parts: in_order(slot.order, parts) })
     });
     upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
@@ -411,36 +405,37 @@ fn stored_int4_layout(parts: &[StoredMatrix]) -> Result<Int4Layout, String> {
     Ok(Int4Layout { n, k: weights[0].n_inputs(), group: GroupSize::smallest(&groups), scales })
 }
 
-/// Rows of a slot that are read together: words along outputs lie a page apart for each input, and a page that was found is read for all
-/// of these.
-const PACKED_ROWS: usize = 16 * int4::TILE_ROWS;
+/// The scales and zero points of a slot's weights in its order.
+fn packed_groups(order: Order, parts: &[StoredMatrix], layout: Int4Layout) -> Vec<u32> {
+    let groups = runs(order, parts).flat_map(|(part, rows)| four_bits(&parts[part]).int4_groups(rows, layout.group));
+    layout.pack_groups(&groups.collect::<Vec<_>>())
+}
 
-/// A slot's weights in four bits in its order.
-fn packed(order: Order, parts: &[StoredMatrix], layout: Int4Layout) -> PackedInt4 {
-    let rows: Vec<(usize, usize)> =
-        runs(order, parts).flat_map(|(part, rows)| rows.map(move |row| (part, row))).collect();
-    let n_groups = layout.k.div_ceil(layout.group.values());
-    let mut packed = PackedInt4::with_room_for(&layout);
-    for rows in rows.chunks(PACKED_ROWS) {
-        let read = |part: usize| {
-            let mut own = rows.iter().filter(|(of, _)| *of == part).map(|(_, row)| *row);
-            let first = own.next()?;
-            // Rows of a weight follow each other, whatever lies between them.
-            let own = first..first + 1 + own.count();
-            let weight = parts[part].quantised().expect("the layout is of quantised weights");
-            Some((first, weight.int4_rows(own, layout.group)))
+/// The words of a slot's weights, and where their outputs go.
+fn placed(order: Order, parts: &[StoredMatrix]) -> Vec<PlacedCodes<'_>> {
+    let rows = row_places(order, parts);
+    parts.iter().zip(rows).map(|(part, rows)| PlacedCodes { words: four_bits(part).code_words(), rows }).collect()
+}
+
+/// The rows of a slot that [`runs`] gives each of its weights.
+fn row_places(order: Order, parts: &[StoredMatrix]) -> Vec<RowPlaces> {
+    let mut first = 0;
+    let mut place = |part: &StoredMatrix| {
+        let n_outputs = part.n_outputs();
+        let turn = match order {
+            Order::Behind => n_outputs,
+            Order::InTurn(turn) => turn,
         };
-        let read: Vec<_> = (0..parts.len()).map(read).collect();
-        let (mut codes, mut groups) = (Vec::with_capacity(rows.len() * layout.k), Vec::new());
-        for (part, row) in rows {
-            let (first, (own_codes, own_groups)) = read[*part].as_ref().expect("its rows were read");
-            let at = row - first;
-            codes.extend_from_slice(&own_codes[at * layout.k..][..layout.k]);
-            groups.extend_from_slice(&own_groups[at * n_groups..][..n_groups]);
-        }
-        layout.pack_into(&codes, &groups, &mut packed);
-    }
-    packed
+        assert!(n_outputs.is_multiple_of(turn), "no product takes what gate and up give but in eights");
+        let rows = RowPlaces { first, turn, period: turn * parts.len() };
+        first += turn;
+        rows
+    };
+    parts.iter().map(&mut place).collect()
+}
+
+fn four_bits(part: &StoredMatrix) -> &QuantisedWeight {
+    part.quantised().expect("the layout is of quantised weights")
 }
 
 /// The rows of a slot's weights in the order in which it holds them: of which weight, from where to where.
@@ -537,6 +532,21 @@ mod tests {
         let (in_turn, behind): (Vec<_>, Vec<_>) = (lies(Order::InTurn(2)), lies(Order::Behind));
         assert_eq!(in_turn, [(1, 8), (2, 8), (1, 8), (2, 8), (1, 8), (2, 8)]);
         assert_eq!(behind, [(1, 24), (2, 24)]);
+    }
+
+    #[test]
+    fn words_of_four_bits_go_to_the_rows_where_bytes_would_lie() {
+        for (order, lengths) in [(Order::Behind, [24, 8, 9]), (Order::InTurn(8), [16; 3])] {
+            let parts = lengths
+                .map(|n| StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [n, 1], vec![0; 2 * n])));
+            let expected = runs(order, &parts).flat_map(|(part, rows)| rows.map(move |row| Some((part, row))));
+            let expected: Vec<_> = expected.collect();
+            let mut found = vec![None; expected.len()];
+            for (part, RowPlaces { first, turn, period }) in row_places(order, &parts).into_iter().enumerate() {
+                (0..lengths[part]).for_each(|row| found[first + row / turn * period + row % turn] = Some((part, row)));
+            }
+            assert_eq!(found, expected, "{order:?}");
+        }
     }
 
     #[test]

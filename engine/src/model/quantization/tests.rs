@@ -112,7 +112,8 @@ fn four_bits_of_a_rank_are_slices_of_the_whole() {
             for rank in [Rank::ALONE].into_iter().chain(Rank::all(2)) {
                 let part = quantised(&store, weight, rank);
                 let Ok(group) = part.int4_group() else { continue };
-                let (codes, groups) = part.int4_rows(0..part.n_outputs(), group);
+                let codes = part.code_words().codes();
+                let groups: Vec<_> = part.int4_groups(0..part.n_outputs(), group).collect();
                 let n_groups = part.n_inputs().div_ceil(group.values());
                 let number = |(at, code): (usize, &u8)| {
                     let (row, input) = (at / part.n_inputs(), at % part.n_inputs());

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use stoker_fit::model::quantization::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
 use stoker_kernels::{
+    code_words::{CodeOrder, CodeWords, WORD_BYTES, place_of_awq},
     codes,
     format::WeightFormat,
     int4::{GroupSize, ScaleFormat},
@@ -19,12 +20,6 @@ use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
 const INPUTS_AT_ONCE: usize = 16;
 /// Inputs of a block of Q8_0 and Q4_0.
 const BLOCK: usize = 32;
-/// Inputs whose words along outputs are read by turns: their pages stay found, and a row is written a cache line at a time.
-const AWQ_INPUTS: usize = 64;
-/// Bytes of a word of codes.
-const WORD_BYTES: usize = 4;
-/// Codes of four bits in a word.
-const FOURS: usize = 8;
 
 /// A rank's share of a quantised projection.
 #[derive(Clone, Debug)]
@@ -156,75 +151,26 @@ impl QuantisedWeight {
         format.holds(&self.scales.values)
     }
 
-    /// Some rows as a GPU keeps them: codes from 0 on, and of each row and group the scale and the zero point.
-    pub(crate) fn int4_rows(&self, outputs: Range<usize>, group: GroupSize) -> (Vec<u8>, Vec<(f32, u8)>) {
+    /// Scales and zero points of some rows as a GPU keeps them, of each row and group.
+    pub(crate) fn int4_groups(&self, outputs: Range<usize>, group: GroupSize) -> impl Iterator<Item = (f32, u8)> {
         let lowest = self.lowest_of_four_bits().expect("it was asked whether codes have four bits");
-        let of = |output: usize, input: usize| {
+        let of = move |output: usize, input: usize| {
             let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, self.slice.columns.start + input);
             (scale, (zero_point - lowest) as u8)
         };
-        let groups = outputs
-            .clone()
-            .flat_map(|output| (0..self.n_inputs()).step_by(group.values()).map(move |input| of(output, input)));
-        let groups = groups.collect();
-        (self.fours_of(outputs), groups)
+        outputs.flat_map(move |output| (0..self.n_inputs()).step_by(group.values()).map(move |input| of(output, input)))
     }
 
-    /// Codes of four bits as they are stored, from 0 on, a byte each: no number is made of them, since a start waits for all of a
+    /// Codes of four bits in the words that are stored, from 0 on: the host makes nothing of them, since a start waits for all of a
     /// model's.
-    fn fours_of(&self, outputs: Range<usize>) -> Vec<u8> {
-        let WeightSlice { rows, columns } = &self.slice;
-        let outputs = rows.start + outputs.start..rows.start + outputs.end;
-        let mut codes = vec![0; outputs.len() * columns.len()];
-        match self.scheme.codes {
-            Codes::Packed(_) => self.fours_of_rows_of_words(outputs, &mut codes),
-            Codes::Gptq { .. } => self.fours_of_gptq(outputs, &mut codes),
-            _ => self.fours_of_awq(outputs, &mut codes),
-        }
-        codes
-    }
-
-    /// Words along inputs, output by output.
-    fn fours_of_rows_of_words(&self, outputs: Range<usize>, codes: &mut [u8]) {
-        let columns = self.slice.columns.clone();
-        let row_bytes = self.shape[1].div_ceil(FOURS) * WORD_BYTES;
-        let stored = self.codes.bytes()[outputs.start * row_bytes..].chunks_exact(row_bytes);
-        for (row, stored) in codes.chunks_exact_mut(columns.len()).zip(stored) {
-            let words = words_of(&stored[columns.start / FOURS * WORD_BYTES..]);
-            put_fours(row, columns.start % FOURS, words);
-        }
-    }
-
-    /// Words along inputs, input by input: those of all outputs of the range behind each other.
-    fn fours_of_gptq(&self, outputs: Range<usize>, codes: &mut [u8]) {
-        let (n_outputs, columns) = (self.shape[0], self.slice.columns.clone());
-        let words = self.codes.bytes().as_chunks::<WORD_BYTES>().0;
-        for (idx, first) in (columns.start / FOURS * FOURS..columns.end).step_by(FOURS).enumerate() {
-            let words = &words[(columns.start / FOURS + idx) * n_outputs..][outputs.clone()];
-            let held = first.max(columns.start)..(first + FOURS).min(columns.end);
-            for (row, word) in codes.chunks_exact_mut(columns.len()).zip(words) {
-                let fours = &spread(u32::from_le_bytes(*word))[held.start - first..held.end - first];
-                row[held.start - columns.start..held.end - columns.start].copy_from_slice(fours);
-            }
-        }
-    }
-
-    /// Words along outputs: those of the range that a word has. Some inputs at a time: each has its words on a page of its own.
-    fn fours_of_awq(&self, outputs: Range<usize>, codes: &mut [u8]) {
-        let (n_words, columns) = (self.shape[0].div_ceil(FOURS), self.slice.columns.clone());
-        let words = &self.codes.bytes().as_chunks::<WORD_BYTES>().0[columns.start * n_words..];
-        for first in (0..columns.len()).step_by(AWQ_INPUTS) {
-            let inputs = first..(first + AWQ_INPUTS).min(columns.len());
-            for word in outputs.start / FOURS..outputs.end.div_ceil(FOURS) {
-                let held = (word * FOURS).max(outputs.start)..((word + 1) * FOURS).min(outputs.end);
-                for at in inputs.clone() {
-                    let fours = spread(u32::from_le_bytes(words[at * n_words + word]));
-                    for output in held.clone() {
-                        codes[(output - outputs.start) * columns.len() + at] = fours[place_of_awq(output)];
-                    }
-                }
-            }
-        }
+    pub(crate) fn code_words(&self) -> CodeWords<'_> {
+        let order = match self.scheme.codes {
+            Codes::Packed(_) => CodeOrder::Packed,
+            Codes::Gptq { .. } => CodeOrder::Gptq,
+            _ => CodeOrder::Awq,
+        };
+        let WeightSlice { rows, columns } = self.slice.clone();
+        CodeWords::of(order, self.codes.bytes(), self.shape, [rows, columns])
     }
 
     /// The format that a CPU keeps it in: blocks of integers where they are the same numbers, else numbers of the format `plain`.
@@ -607,34 +553,6 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
 fn halves(quants: [i8; BLOCK]) -> [u8; BLOCK / 2] {
     let (low, high) = quants.split_at(BLOCK / 2);
     std::array::from_fn(|idx| (low[idx] + 8) as u8 | ((high[idx] + 8) as u8) << 4)
-}
-
-/// The codes of four bits of words, without the first so many.
-fn put_fours(row: &mut [u8], n_skipped: usize, words: impl Iterator<Item = u32>) {
-    if n_skipped > 0 {
-        row.iter_mut().zip(words.flat_map(spread).skip(n_skipped)).for_each(|(code, four)| *code = four);
-        return;
-    }
-    for (codes, word) in row.chunks_mut(FOURS).zip(words) {
-        let fours = spread(word);
-        match codes.len() {
-            FOURS => codes.copy_from_slice(&fours),
-            n => codes.copy_from_slice(&fours[..n]),
-        }
-    }
-}
-
-/// The eight codes of four bits of a word, the lowest bits first.
-fn spread(word: u32) -> [u8; FOURS] {
-    let word = u64::from(word);
-    let halves = (word | word << 16) & 0x0000_ffff_0000_ffff;
-    let bytes = (halves | halves << 8) & 0x00ff_00ff_00ff_00ff;
-    ((bytes | bytes << 4) & 0x0f0f_0f0f_0f0f_0f0f).to_le_bytes()
-}
-
-/// The place of an output in a word of AWQ, whose outputs are 0 2 4 6 1 3 5 7, the lowest bits first.
-fn place_of_awq(output: usize) -> usize {
-    output % 8 / 2 + output % 2 * 4
 }
 
 /// The code at place `idx` of a word.
