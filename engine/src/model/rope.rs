@@ -2,7 +2,13 @@
 //!
 //! Pair `i` of a head turns by `position x frequency[i]`; the two halves of the head hold the pairs' two coordinates.
 
+use std::ops::Range;
+
 use super::{Llama3Scaling, LongRopeScaling, RopeScaling, RopeSettings, YarnScaling};
+use crate::each::each;
+
+/// Positions that a thread takes at a time.
+const POSITIONS_AT_ONCE: usize = 1024;
 
 /// Cosines and sines of every position and pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,13 +31,19 @@ impl RopeTable {
     pub fn new(rope: &RopeSettings, head_dim: usize, n_positions: usize) -> Self {
         let frequencies = frequencies(rope, n_positions as f32);
         let scale = attention_factor(&rope.scaling);
-        let angles = || (0..n_positions).flat_map(|position| frequencies.iter().map(move |f| position as f32 * f));
-        Self {
-            head_dim,
-            n_pairs: frequencies.len(),
-            cos: angles().map(|angle| angle.cos() * scale).collect(),
-            sin: angles().map(|angle| angle.sin() * scale).collect(),
-        }
+        let runs: Vec<Range<usize>> = (0..n_positions)
+            .step_by(POSITIONS_AT_ONCE)
+            .map(|first| first..(first + POSITIONS_AT_ONCE).min(n_positions))
+            .collect();
+        // Of 131072 positions one thread takes a quarter of a second, for which a start would wait.
+        let parts = each(&runs, |run| {
+            let angles = || run.clone().flat_map(|position| frequencies.iter().map(move |f| position as f32 * f));
+            let cos: Vec<f32> = angles().map(|angle| angle.cos() * scale).collect();
+            let sin: Vec<f32> = angles().map(|angle| angle.sin() * scale).collect();
+            (cos, sin)
+        });
+        let (cos, sin): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        Self { head_dim, n_pairs: frequencies.len(), cos: cos.concat(), sin: sin.concat() }
     }
 }
 

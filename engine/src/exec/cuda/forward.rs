@@ -92,7 +92,23 @@ pub(super) struct ForwardParts {
     pub(super) chip: Chip,
     pub(super) shape: ModelShape,
     pub(super) weights: Weights,
-    pub(super) rope_sets: Vec<RopeTable>,
+    pub(super) memory: Memory,
+}
+
+/// What a model on the GPU needs besides its weights.
+#[derive(Debug)]
+pub(super) struct Memory {
+    angles: Vec<Angles>,
+    cache: Vec<LayerCache>,
+    buffers: Buffers,
+    exchange: Option<Exchange>,
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemorySize<'a> {
+    pub(super) capacity: &'a Capacity,
+    /// Of the cache.
     pub(super) n_blocks: usize,
     pub(super) others: Others,
 }
@@ -105,31 +121,36 @@ pub(super) enum Others {
     Away,
 }
 
-impl Forward {
-    /// Resolves the programs, allocates cache and buffers.
-    pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Result<Self, KernelError> {
-        let ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks, others } = parts;
-        let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
-        let device = kernels.device().clone();
+impl Memory {
+    /// Allocates all of it, and brings angles over.
+    pub(super) fn new(
+        device: &Device,
+        shape: &ModelShape,
+        rope_sets: &[RopeTable],
+        size: MemorySize<'_>,
+    ) -> Result<Self, KernelError> {
+        let MemorySize { capacity, n_blocks, others } = size;
         let layer_values = n_blocks * shape.heads.block_values();
-        let rank = if others == Others::There { shape.rank.idx } else { 0 };
-        let exchange = capacity
-            .exchange(&shape.sizes(), if others == Others::There { shape.rank.of } else { 1 })
-            .map(|size| Exchange::new(&device, size, rank));
-        let layer_cache = |_| LayerCache::zeros(&device, shape.kv_format, layer_values, shape.heads);
+        let (rank, n_ranks) = if others == Others::There { (shape.rank.idx, shape.rank.of) } else { (0, 1) };
+        let exchange = capacity.exchange(&shape.sizes(), n_ranks).map(|size| Exchange::new(device, size, rank));
+        let layer_cache = |_| LayerCache::zeros(device, shape.kv_format, layer_values, shape.heads);
         Ok(Self {
-            kernels,
-            blas,
-            programs: Programs::new(&shape, &chip, rows),
-            chip,
-            rows,
-            weights,
-            angles: rope_sets.iter().map(|rope| Angles::new(&device, rope)).collect::<Result<_, _>>()?,
+            angles: rope_sets.iter().map(|rope| Angles::new(device, rope)).collect::<Result<_, _>>()?,
             cache: (0..shape.n_layers()).map(layer_cache).collect::<Result<_, KernelError>>()?,
-            buffers: Buffers::new(&device, &shape, capacity)?,
+            buffers: Buffers::new(device, shape, capacity)?,
             exchange: exchange.transpose()?,
-            shape,
         })
+    }
+}
+
+impl Forward {
+    /// Resolves the programs.
+    pub(super) fn new(parts: ForwardParts, capacity: &Capacity) -> Self {
+        let ForwardParts { kernels, blas, chip, shape, weights, memory } = parts;
+        let rows = RowLimits { max_sampled: capacity.max_sampled, max_rows: capacity.max_rows };
+        let programs = Programs::new(&shape, &chip, rows);
+        let Memory { angles, cache, buffers, exchange } = memory;
+        Self { kernels, blas, programs, chip, rows, weights, angles, cache, buffers, exchange, shape }
     }
 
     /// Tells the ranks of a model where each other's memory is. Nothing was launched yet.

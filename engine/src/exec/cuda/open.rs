@@ -1,7 +1,7 @@
 //! From a model that was read to an executor on its GPUs: whether each GPU and the kernels can run it, the memory plan, the
 //! weights' way there.
 
-use std::time::Instant;
+use std::{thread, time::Instant};
 
 use stoker_fit::{
     gpu::{Capacity, has_rows_of_e4m3},
@@ -21,7 +21,7 @@ use stoker_kernels::{
 use super::{
     batch::BatchLimits,
     executor::CudaRank,
-    forward::{Forward, ForwardParts, Others},
+    forward::{Forward, ForwardParts, Memory, MemorySize, Others},
     ranks::{CudaExecutor, on_threads},
     shape::ModelShape,
     weights,
@@ -291,21 +291,48 @@ impl Start<'_> {
         n_blocks: usize,
         progress: &(dyn Fn(&StartingRank, f32) + Sync),
     ) -> Result<StartedRank, CudaError> {
-        let began = Instant::now();
         let told = |share| progress(&starting, share);
-        let loaded = load(&starting.gpu.kernels, &starting.gpu.shape, self.spec, &starting.source, &told)?;
+        let loaded = || self.load_weights(&starting, &told);
+        let memory = || self.take_memory(&starting, n_blocks);
+        let (loaded, memory) = match self.limits.quantization {
+            // Both wait for the driver most of the time, and not for each other.
+            None => thread::scope(|scope| {
+                let memory = scope.spawn(memory);
+                (loaded(), memory.join().expect("allocating does not panic"))
+            }),
+            // What is quantised on arrival is larger until it is: the cache waits until that is freed.
+            Some(_) => {
+                let loaded = loaded()?;
+                (Ok(loaded), memory())
+            }
+        };
+        let (LoadedWeights { weights, dtype, kv_scales }, memory) = (loaded?, memory?);
         let StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, batch, capacity, .. } = starting;
-        tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
-        let rope = |settings| RopeTable::new(settings, shape.heads.dim, self.sched.max_model_len);
-        let rope_sets = self.spec.rope_sets.iter().map(rope).collect();
-        let LoadedWeights { weights, dtype, kv_scales } = loaded;
-        let parts = ForwardParts { kernels, blas, chip, shape, weights, rope_sets, n_blocks, others: self.others };
-        let began = Instant::now();
-        let forward = Forward::new(parts, &capacity)?;
-        let rank = CudaRank::new(forward, &capacity, batch, name)?;
+        let parts = ForwardParts { kernels, blas, chip, shape, weights, memory };
+        let rank = CudaRank::new(Forward::new(parts, &capacity), &capacity, batch, name)?;
         rank.synchronize()?;
-        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
         Ok(StartedRank { rank, dtype, kv_scales })
+    }
+
+    fn load_weights(
+        &self,
+        starting: &StartingRank,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<LoadedWeights, CudaError> {
+        let (began, gpu) = (Instant::now(), &starting.gpu);
+        let loaded = load(&gpu.kernels, &gpu.shape, self.spec, &starting.source, progress)?;
+        tracing::info!(gpu = gpu.name, seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
+        Ok(loaded)
+    }
+
+    fn take_memory(&self, starting: &StartingRank, n_blocks: usize) -> Result<Memory, CudaError> {
+        let (began, shape) = (Instant::now(), &starting.gpu.shape);
+        let rope = |settings| RopeTable::new(settings, shape.heads.dim, self.sched.max_model_len);
+        let rope_sets: Vec<RopeTable> = self.spec.rope_sets.iter().map(rope).collect();
+        let size = MemorySize { capacity: &starting.capacity, n_blocks, others: self.others };
+        let memory = Memory::new(starting.gpu.kernels.device(), shape, &rope_sets, size)?;
+        tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
+        Ok(memory)
     }
 }
 
