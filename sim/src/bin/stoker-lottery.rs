@@ -20,6 +20,9 @@ struct Args {
     /// Worlds.
     #[arg(long, default_value_t = 100)]
     worlds: u64,
+    /// Worlds of that half that are passed over: the first hundred of both have been looked at.
+    #[arg(long, default_value_t = 0)]
+    skip: u64,
     /// Which half of the seeds: `seen`, the even ones, or `unseen`, the odd ones.
     #[arg(long)]
     half: Half,
@@ -49,7 +52,7 @@ enum Half {
 fn main() -> Result<()> {
     let args = Args::parse();
     let first = u64::from(args.half == Half::Unseen);
-    let seeds: Vec<u64> = (0..args.worlds).map(|idx| 2 * idx + first).collect();
+    let seeds: Vec<u64> = (args.skip..args.skip + args.worlds).map(|idx| 2 * idx + first).collect();
     let others = others(&args, &seeds)?;
     let played = judge::for_each(&seeds, |seed| Played {
         seed,
@@ -65,8 +68,9 @@ fn main() -> Result<()> {
     }
     let Some(path) = &args.figures else { return Ok(()) };
     let half = if args.half == Half::Seen { "seen" } else { "unseen" };
-    let run = Run::start(&format!("stoker-lottery --half {half} --worlds {}", args.worlds));
-    let case = format!("lottery_{half}");
+    let skip = if args.skip > 0 { format!(" --skip {}", args.skip) } else { String::new() };
+    let run = Run::start(&format!("stoker-lottery --half {half} --worlds {}{skip}", args.worlds));
+    let case = if args.skip > 0 { format!("lottery_{half}_{}", args.skip) } else { format!("lottery_{half}") };
     let figure = |measure: &judge::Measure| {
         run.figure(Key { model: "none", dtype: "none", case: &case, metric: measure.metric }, &[measure.value])
     };
