@@ -63,6 +63,8 @@ enum Word {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
+    // Whoever reads may have had enough, as `head` does: then it is over, and no panic.
+    sigpipe::reset();
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Top(args) => top::top(&args).await.map(|()| ExitCode::SUCCESS),
