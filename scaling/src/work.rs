@@ -42,13 +42,12 @@ const JUMP_OF_STAY: f64 = 0.5;
 /// Room is kept for this many standard deviations of the blocks in flight, and variance of their number that is of their sizes.
 const DEVIATIONS_OF_BLOCKS: f64 = 2.0;
 const SIZE_SPREAD: f64 = 0.6;
-/// Load jumps, or a replica is lost, once an hour; for as long as another starts, this share of the answers is late then.
-const LATE_SHARE: f64 = 0.5;
-/// Such a start is reckoned with at most.
+/// Once an hour load jumps or a replica is lost, and what comes until another has started, this long at most, is late.
 const START_SECONDS_MAX: f64 = 600.0;
-/// Replicas that such a jump is worth in the mean. A share of those there are besides, which large fleets would keep for good, helps
-/// as often as it is in the way.
-const JUMP_REPLICAS: f64 = 0.5;
+/// Replicas that such a jump is worth in the mean, and what is spared at most. A share of those there are besides, which large fleets would
+/// keep for good, helps as often as it is in the way.
+const JUMP_REPLICAS: f64 = 0.6;
+const SPARE_MAX: f64 = 2.0;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,9 +131,9 @@ impl WorkTerm {
     /// of the late answers to `s` spare replicas; the sum of both prices is least at `s = jump ln(worth / jump)`, where `worth` is
     /// what those late answers cost without any, in replicas. One more in the logarithm, so that little worth spares little.
     fn worth_sparing(self, signals: &Signals, spec: &ScalingSpec) -> f64 {
-        let late_an_hour = LATE_SHARE * self.rate * signals.start_seconds.min(START_SECONDS_MAX);
+        let late_an_hour = self.rate * signals.start_seconds.min(START_SECONDS_MAX);
         let worth = late_an_hour * spec.prices.late_answer / spec.prices.replica_hour;
-        JUMP_REPLICAS * (1.0 + worth / JUMP_REPLICAS).ln()
+        (JUMP_REPLICAS * (1.0 + worth / JUMP_REPLICAS).ln()).min(SPARE_MAX)
     }
 }
 
@@ -283,8 +282,9 @@ mod tests {
             };
             term(change).spare
         };
-        // Half of a thousand answers in a hundred seconds are worth five hours of a replica.
-        close(spare(100.0, 0.03, 3.0), 0.5 * 11.0_f64.ln());
+        // A thousand answers in a hundred seconds are worth ten hours of a replica.
+        close(spare(100.0, 0.03, 3.0), 0.6 * (1.0 + 10.0 / 0.6_f64).ln());
+        assert_eq!(spare(100.0, 3.0, 3.0), SPARE_MAX);
         assert_eq!(spare(100.0, 0.0, 3.0), 0.0);
         assert!(spare(10.0, 0.03, 3.0) < spare(100.0, 0.03, 3.0) && spare(100.0, 0.03, 30.0) < spare(100.0, 0.03, 3.0));
         close(spare(6000.0, 0.03, 3.0), spare(600.0, 0.03, 3.0));
