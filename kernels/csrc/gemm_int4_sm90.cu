@@ -13,20 +13,20 @@
 #ifdef STOKER_HAS_WGMMA
 #define GEMM_BODY(element, groups, columns, panels, cluster)                                                                             \
   stoker::Gemm<stoker::element, groups, columns, panels, stoker::Cluster::cluster>::run(                                                 \
-      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_ahead, n_m_tiles, n_n_tiles, band, {n_units, is_f16}, {n_ways, way_steps}},                 \
+      stoker::GemmShape{m, n, n_steps, rows, x_rows, n_stages, n_ahead, n_m_tiles, n_n_tiles, band, {n_units, is_f16}},                   \
       stoker::WeightMaps{w, w_groups}, x, y_map, y, stoker::GemmBeside{weighted, norm, squares, eps, k, squares_tile}, stoker::Scales{});
 #else
 #define GEMM_BODY(element, groups, columns, panels, cluster)
 #endif
-// A whole warpgroup beside those that take registers from it.
-#define THREADS(groups, columns) (groups * 128 + (groups == 4 || (groups == 2 && columns >= 64) ? 128 : 32 + stoker::kScalers))
+// A whole warpgroup beside two that take registers from it.
+#define THREADS(groups, columns) (groups * 128 + (groups == 2 && columns >= 64 ? 128 : 32 + stoker::kScalers))
 #define GEMM_OF(element, name, groups, columns, panels, blocks, cluster, out)                                                       \
   extern "C" __global__ void CLUSTERED(blocks)                                                                                      \
       __launch_bounds__(THREADS(groups, columns), 1) gemm_int4_sm90_##groups##x##columns##_##name(                      \
           const __grid_constant__ stoker::TensorMap w, const __grid_constant__ stoker::TensorMap w_groups,                          \
           const __grid_constant__ stoker::TensorMap x, const __grid_constant__ stoker::TensorMap y_map, out* y,                     \
           stoker::bf16* weighted, const stoker::bf16* norm, float* squares, float eps, int k, int squares_tile, int n_units,        \
-          int is_f16, int n_ways, int way_steps, int m, int n, int n_steps, int rows, int x_rows, int n_stages, int n_ahead, int n_m_tiles, int n_n_tiles, int band) {      \
+          int is_f16, int m, int n, int n_steps, int rows, int x_rows, int n_stages, int n_ahead, int n_m_tiles, int n_n_tiles, int band) {      \
     GEMM_BODY(element, groups, columns, panels, cluster)                                                                            \
   }
 #define GEMM(name, groups, columns, panels, blocks, cluster, out) GEMM_OF(Int4, name, groups, columns, panels, blocks, cluster, out)
@@ -60,5 +60,5 @@ GEMM_SPLIT_UPDATED(1, 128, 2)
   GEMM_OF(Int4ByWarps, name##_activated, 4, columns, panels, blocks, cluster, stoker::Activated)   \
   GEMM_OF(Int4ByWarps, name##_updated, 4, columns, panels, blocks, cluster, stoker::Updated)
 GEMM_WARPS(warps, 8, 8, 1, kNone)
-GEMM_WARPS(warps, 16, 8, 1, kNone)
-GEMM_WARPS(warps_split, 16, 8, 2, kSplitsDepth)
+GEMM_WARPS(warps, 16, 4, 1, kNone)
+GEMM_WARPS(warps_split, 16, 4, 2, kSplitsDepth)

@@ -48,7 +48,6 @@ struct GemmShape {
   int n_n_tiles;  // along w, a cluster's together
   int band;       // of these, those that are walked together
   Int4Format int4 = {};
-  Ways ways = {1, 0};
 };
 
 // Of quantised operands, one a row; null where they are bf16.
@@ -97,11 +96,8 @@ struct Gemm {
   static constexpr bool kIsFp8 = std::is_same_v<Element, uint8_t>;
   // Of wgmma on int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a
   // warpgroup.
-  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && (kByWarps || (kWarpgroups == 2 && kColumns >= 64));
-  static_assert(!kIsInt4 || kPanels == (kByWarps ? 8 : kColumns <= 64 ? 4 : 2));
-  // Where spans may be taken in ways one by one: their sums need registers.
-  static constexpr bool kHasWays = kIsInt4 && !kByWarps && kHasTwoParts;
-  static constexpr int kSpans = kPanels / 2;
+  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && !kByWarps && kWarpgroups == 2 && kColumns >= 64;
+  static_assert(!kIsInt4 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
   static constexpr int kConsumers = kWarpgroups * 128, kWarps = kConsumers / kWarp;
   static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
   static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
@@ -142,11 +138,9 @@ struct Gemm {
   static __device__ __forceinline__ uint32_t groups_bytes(const GemmShape& s) {
     return s.rows / kInt4Rows * (kPanels / 2 * s.int4.n_units) * kInt4GroupBytes;
   }
-  // From the groups of a span to the next one's where each is a copy, which begins at a multiple of 128 bytes.
-  static __device__ __forceinline__ uint32_t span_groups_bytes(const GemmShape& s) { return (groups_bytes(s) / kSpans + 127) / 128 * 128; }
   // Where x begins in a stage.
   static __device__ __forceinline__ uint32_t w_bytes(const GemmShape& s) {
-    if constexpr (kIsInt4) return (codes_bytes(s) + (kByWarps ? groups_bytes(s) : kSpans * span_groups_bytes(s)) + 1023) / 1024 * 1024;
+    if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + 1023) / 1024 * 1024;
     return kPanels * w_panel_bytes(s);
   }
   // Rows of x that a panel has room for, and of these, those that one block of the cluster brings.
@@ -159,65 +153,48 @@ struct Gemm {
     arrive_expecting(full, w + kPanels * s.x_rows * kRowBytes);
   }
 
-  // Spans of 128 values of a step of int4, in the whole depth: each is so many behind the one before. Behind the end there are zeros.
-  struct SpansOfStep {
-    int first, stride;
-  };
-
-  static __device__ __forceinline__ SpansOfStep spans_of(const GemmShape& s, int step) {
-    const int rank = kSplits ? cluster_rank() : 0, at = step * kSpans;
-    if (kByWarps && kSplits && s.ways.n_steps > 0) return {rank * s.ways.n + at / s.ways.n * 2 * s.ways.n + at % s.ways.n, 1};
-    if (kHasWays && s.ways.n > 1) {
-      // One division a step: with one for each box the thread that copies was what a product of 32 rows waited for.
-      const int way = step / s.ways.n_steps, in_way = step - way * s.ways.n_steps;
-      return {rank * (s.ways.n / 2) + way + s.ways.n * in_way * kSpans, s.ways.n};
-    }
-    return {rank * s.n_steps * kSpans + at, 1};
-  }
-
   // Of a panel of a step, in the whole depth.
-  static __device__ __forceinline__ int first_value(const GemmShape& s, const SpansOfStep& spans, int step, int panel) {
-    if constexpr (kIsInt4) return (spans.first + panel / 2 * spans.stride) * kInt4Step + panel % 2 * kPanelValues;
+  static __device__ __forceinline__ int first_value(const GemmShape& s, int step, int panel) {
     const int first_step = kSplits ? cluster_rank() * s.n_steps : 0;
     return ((first_step + step) * kPanels + panel) * kPanelValues;
   }
 
-  static __device__ __forceinline__ void load_w(const GemmShape& s, const WeightMaps& maps, uint32_t stage, Tile tile,
-                                                const SpansOfStep& spans, int step, uint64_t* full) {
+  static __device__ __forceinline__ void load_w(const GemmShape& s, const WeightMaps& maps, uint32_t stage, Tile tile, int step,
+                                                uint64_t* full) {
     if constexpr (kIsInt4) {
-      // Where warps share the depth a stage is one copy, else its spans may lie apart.
-      const int tile_row = tile.n / kInt4Rows;
-#pragma unroll
-      for (int idx = 0; idx < (kByWarps ? 1 : kSpans); ++idx) {
-        const int span = spans.first + idx * spans.stride;
-        copy_box(stage + idx * (codes_bytes(s) / kSpans), maps.values, 0, 2 * span, tile_row, full);
-        copy_box(stage + codes_bytes(s) + idx * span_groups_bytes(s), maps.groups, 0, span * s.int4.n_units, tile_row, full);
-      }
+      const int first = first_value(s, step, 0), tile_row = tile.n / kInt4Rows;
+      copy_box(stage, maps.values, 0, first / kPanelValues, tile_row, full);
+      copy_box(stage + codes_bytes(s), maps.groups, 0, first / kInt4Step * s.int4.n_units, tile_row, full);
     } else {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        copy_box(stage + panel * w_panel_bytes(s), maps.values, first_value(s, spans, step, panel), tile.n, full);
+        copy_box(stage + panel * w_panel_bytes(s), maps.values, first_value(s, step, panel), tile.n, full);
       }
     }
   }
 
   // Where rows are shared, this block's half of them to both.
-  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, const SpansOfStep& spans, int step,
+  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
                                                 uint64_t* full) {
     const uint32_t target = stage + w_bytes(s);
     const int first = kShares ? cluster_rank() * brought_rows(s) : 0;
     if constexpr (kByWarps) {
-      // All panels of these rows at once: [panel][row].
-      copy_box(target, map, 0, tile.m, first_value(s, spans, step, 0) / kPanelValues, full);
+      // All panels of these rows at once: [block][panel][row].
+      const int panel = first_value(s, step, 0) / kPanelValues;
+      if constexpr (kShares) {
+        copy_box_to_all(target + first * kPanels * kRowBytes, map, 0, tile.m + first, panel, full, 3);
+      } else {
+        copy_box(target, map, 0, tile.m, panel, full);
+      }
       return;
     }
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
       if constexpr (kShares) {
-        copy_box_to_all(rows, map, first_value(s, spans, step, panel), tile.m + first, full, 3);
+        copy_box_to_all(rows, map, first_value(s, step, panel), tile.m + first, full, 3);
       } else {
-        copy_box(rows, map, first_value(s, spans, step, panel), tile.m, full);
+        copy_box(rows, map, first_value(s, step, panel), tile.m, full);
       }
     }
   }
@@ -241,7 +218,7 @@ struct Gemm {
     walk(s, [&](Tile tile, int step, Slot slot) {
       if (n_ahead == s.n_ahead) return false;
       expect(s, &barriers.full[slot.at]);
-      load_w(s, w, stages + slot.at * stage_bytes(s), tile, spans_of(s, step), step, &barriers.full[slot.at]);
+      load_w(s, w, stages + slot.at * stage_bytes(s), tile, step, &barriers.full[slot.at]);
       ++n_ahead;
       return true;
     });
@@ -249,15 +226,14 @@ struct Gemm {
     walk(s, [&](Tile tile, int step, Slot slot) {
       uint64_t* full = &barriers.full[slot.at];
       const uint32_t stage = stages + slot.at * stage_bytes(s);
-      const SpansOfStep spans = spans_of(s, step);
       if (n_ahead > 0) {
         --n_ahead;
       } else {
         wait_for(&barriers.empty[slot.at], slot.parity ^ 1);
         expect(s, full);
-        load_w(s, w, stage, tile, spans, step, full);
+        load_w(s, w, stage, tile, step, full);
       }
-      load_x(s, x, stage, tile, spans, step, full);
+      load_x(s, x, stage, tile, step, full);
       return true;
     });
   }
@@ -290,12 +266,11 @@ struct Gemm {
   static __device__ __forceinline__ void sum_codes(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                    Slot& slot) {
     constexpr int kSteps = kInt4Step / 16 / kUnits, kParts = kHasTwoParts ? 2 : 1, kAtOnce = kParts == 2 || kSteps < 4 ? kSteps : 4;
-    constexpr int kStageUnits = kSpans * kUnits;
+    constexpr int kStageUnits = kPanels / 2 * kUnits, kStageWords = kPanels * kPanelValues / 16;
     const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
-    const uint32_t own_codes = tile * 2 * kInt4PanelBytes + lane * 16, codes_of_span = codes_bytes(s) / kSpans;
-    const uint32_t own_groups = codes_bytes(s) + tile * kUnits * kInt4GroupBytes + lane / 4 * 8, groups_of_span = span_groups_bytes(s);
+    const uint32_t own_codes = tile * kStageWords * kWarp * 4 + lane * 16;
+    const uint32_t own_groups = codes_bytes(s) + tile * kStageUnits * kInt4GroupBytes + lane / 4 * 8;
     float part[kParts][kColumns / 8][4], upper[kParts], lower[kParts];
-    WaySums ways{s.ways};
     clear(c);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) clear(part[i]), upper[i] = lower[i] = 0.f;
@@ -308,8 +283,8 @@ struct Gemm {
         constexpr int kBehind = kSteps / kAtOnce;
         const int own = unit % kParts, other = (unit + 1) % kParts;
         uint32_t words[kSteps];
-        load_words(words, stage + own_codes + unit / kUnits * codes_of_span, unit % kUnits);
-        const Int4Group group = load_group(stage + own_groups + unit / kUnits * groups_of_span + unit % kUnits * kInt4GroupBytes);
+        load_words(words, stage + own_codes, unit);
+        const Int4Group group = load_group(stage + own_groups + unit * kInt4GroupBytes);
         const uint32_t upper_zero = group.zero(group.upper), lower_zero = group.zero(group.lower);
 #pragma unroll
         for (int first = 0; first < kSteps; first += kAtOnce) {
@@ -324,7 +299,6 @@ struct Gemm {
             pin(part[other]);
             add_group(c, part[other], upper[other], lower[other]);
             if (unit == 0 && step > 0) release(barriers, last);
-            if (unit == 0) ways.step(c);
           }
           if (first == 0) upper[own] = group.scale(group.upper, s.int4.is_f16), lower[own] = group.scale(group.lower, s.int4.is_f16);
           begin_products();
@@ -348,67 +322,23 @@ struct Gemm {
     pin(part[kParts - 1]);
     add_group(c, part[kParts - 1], upper[kParts - 1], lower[kParts - 1]);
     release(barriers, last);
-    ways.finish(c);
   }
-
-  // What ways have summed that are taken one by one.
-  struct WaySums {
-    const Ways& ways;
-    float half[kHasWays ? kColumns / 8 : 1][4] = {}, first_half[kHasWays ? kColumns / 8 : 1][4] = {};
-    int n_left = 0, n_ended = -1;
-
-    __device__ __forceinline__ explicit WaySums(const Ways& ways) : ways(ways) {}
-
-    // Before what is the first of a step.
-    __device__ __forceinline__ void step(float (&c)[kColumns / 8][4]) {
-      if constexpr (kHasWays) {
-        if (ways.n == 1 || n_left-- > 0) return;
-        n_left = ways.n_steps - 1;
-        end_way(c);
-      }
-    }
-
-    __device__ __forceinline__ void finish(float (&c)[kColumns / 8][4]) {
-      if constexpr (kHasWays) {
-        if (ways.n == 1) return;
-        end_way(c);
-#pragma unroll
-        for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) c[j][i] = first_half[j][i] + half[j][i];
-        }
-      }
-    }
-
-    __device__ __forceinline__ void end_way(float (&c)[kColumns / 8][4]) {
-      // Of two blocks each has one half.
-      const bool ends_half = !kSplits && ++n_ended == ways.n / 2;
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          half[j][i] += c[j][i], c[j][i] = 0.f;
-          if (ends_half) first_half[j][i] = half[j][i], half[j][i] = 0.f;
-        }
-      }
-    }
-  };
 
   // The sums of a tile of codes where warps share the depth: of each 32 weight rows as many warps as there are take spans of 128 values in
   // turn, by `mma`, and add up what they have found.
   template <int kUnits>
   static __device__ __forceinline__ void sum_by_warps(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                       uint32_t scratch, Slot& slot) {
-    const int warp = threadIdx.x / kWarp, n_tiles = s.rows / kInt4Rows, n_pairs = (n_tiles + 1) / 2, n_ways = s.ways.n;
+    constexpr int kSpans = kPanels / 2;
+    const int warp = threadIdx.x / kWarp, n_tiles = s.rows / kInt4Rows, n_pairs = (n_tiles + 1) / 2, n_ways = kWarps / n_pairs;
     const int way = warp / n_pairs, tiles[2] = {warp % n_pairs * 2, min(warp % n_pairs * 2 + 1, n_tiles - 1)};
     const uint32_t groups = codes_bytes(s), row_bytes = brought_rows(s) * kRowBytes;
-    const uint32_t full = kept(shared_address(barriers.full)), empty = kept(shared_address(barriers.empty)), lane = kept(threadIdx.x % kWarp);
     float sums[2][kColumns / 8][4] = {};
     // Spans until this warp's next one; of a warp too many, more than there are.
     int until = way < n_ways ? way : 1 << 30;
     for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
       const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
-      wait_at(full + slot.at * sizeof(uint64_t), slot.parity);
+      wait_for(&barriers.full[slot.at], slot.parity);
 #pragma unroll 1
       for (; until < kSpans; until += n_ways) {
         auto place = [&](int tile) {
@@ -419,13 +349,12 @@ struct Gemm {
         add_span<kUnits>(sums, {place(tiles[0]), place(tiles[1])}, panels, s.int4.is_f16);
       }
       until -= kSpans;
-      if (lane == 0) arrive_at(empty + slot.at * sizeof(uint64_t));
+      release(barriers, slot.at);
     }
     gather(c, sums, n_tiles, n_pairs, n_ways, scratch);
   }
 
-  // To each warp that has 16 weight rows to finish, the sums that all ways have found: a half of them in their order, then the other. Of
-  // two blocks each has one half.
+  // To each warp that has 16 weight rows to finish, the sums that all ways have found, in their order.
   static __device__ __forceinline__ void gather(float (&c)[kColumns / 8][4], const float (&sums)[2][kColumns / 8][4], int n_tiles, int n_pairs,
                                                 int n_ways, uint32_t scratch) {
     constexpr int kTileBytes = kColumns / 8 * kWarp * 16;
@@ -440,24 +369,13 @@ struct Gemm {
       }
     }
     sync_consumers();
-    float first_half[kColumns / 8][4];
-    clear(c), clear(first_half);
+    clear(c);
     for (int way = 0; warp < n_tiles && way < n_ways; ++way) {
-      const bool begins_half = !kSplits && way == n_ways / 2;
 #pragma unroll
       for (int j = 0; j < kColumns / 8; ++j) {
-        if (begins_half) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) first_half[j][i] = c[j][i], c[j][i] = 0.f;
-        }
         const float4 v = load_float4(own + (2 * way * n_pairs + warp) * kTileBytes + j * kWarp * 16);
         c[j][0] += v.x, c[j][1] += v.y, c[j][2] += v.z, c[j][3] += v.w;
       }
-    }
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) c[j][i] = first_half[j][i] + c[j][i];
     }
     // The next tile's sums may come.
     sync_consumers();
@@ -709,11 +627,10 @@ struct Gemm {
     __syncthreads();
     if constexpr (kCluster > 1) sync_cluster();
     if constexpr (kTakesRegisters) {
-      // Of what the block was started with: more than that would be waited for without end.
       if (threadIdx.x < kConsumers) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kByWarps ? 112 : 232));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
       } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kByWarps ? 32 : 40));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
       }
     }
     if (threadIdx.x < kConsumers) {

@@ -31,16 +31,6 @@ struct Int4Format {
   int is_f16;       // how scales are stored: f16, else bf16
 };
 
-// How the depth's spans of 128 values are shared out where an element's sum must not depend on the number of rows of x:
-//
-//   y = (C_0 + C_1 + ..) + (C_h + C_h+1 + ..)      C_w: spans w, w + n, w + 2n, .. one behind the other; h = n / 2
-//
-// A product of few rows has warps for the ways, one of many takes them one by one, and two blocks a half each: the same bits.
-struct Ways {
-  int n;        // of all, or 1 where the depth is taken as it lies; where warps share it, those of a block
-  int n_steps;  // stages of each, of a block that takes them one by one; of two blocks whose warps do, 0 where each has a half as it lies
-};
-
 // The words of a group of a lane's two rows.
 struct Int4Group {
   uint32_t upper, lower;

@@ -51,8 +51,8 @@ struct Span {
 // Adds a span of 128 values, of `kUnits` groups, to c[half][j]: rows 8 * j + 2t of x by weight rows g and g + 8 of either half.
 template <int kUnits, int kTiles>
 __device__ __forceinline__ void add_span(float (&c)[2][kTiles][4], const SpanPlace (&places)[2], const XPanels& x, bool is_f16) {
-  // Pairs of steps: of a span, and of a group.
-  constexpr int kPairs = kInt4Step / 32, kGroupPairs = kPairs / kUnits;
+  // Pairs of steps: of a span, and of a group. Few sums are two chains each, since a product waits for the one before it.
+  constexpr int kPairs = kInt4Step / 32, kGroupPairs = kPairs / kUnits, kChains = kTiles == 1 ? 2 : 1;
   Span<kUnits> spans[2];
   uint32_t b[2][kTiles][4];
   auto load_x = [&](int pair) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_span(float (&c)[2][kTiles][4], const SpanPla
     }
   };
   spans[0].load(places[0]), spans[1].load(places[1]), load_x(0);
-  float part[2][kTiles][4];
+  float part[2][kChains][kTiles][4];
 #pragma unroll
   for (int pair = 0; pair < kPairs; ++pair) {
     if (pair + 1 < kPairs) load_x(pair + 1);
@@ -70,9 +70,9 @@ __device__ __forceinline__ void add_span(float (&c)[2][kTiles][4], const SpanPla
     for (int half = 0; half < 2; ++half) {
       if (pair % kGroupPairs == 0) {
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
+        for (int i = 0; i < kChains * kTiles; ++i) {
 #pragma unroll
-          for (int v = 0; v < 4; ++v) part[half][j][v] = 0.f;
+          for (int v = 0; v < 4; ++v) part[half][i / kTiles][i % kTiles][v] = 0.f;
         }
       }
       uint32_t a[2][4];
@@ -80,17 +80,19 @@ __device__ __forceinline__ void add_span(float (&c)[2][kTiles][4], const SpanPla
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         const uint32_t(&own)[4] = b[pair % 2][j];
-        mma(part[half][j], a[0][0], a[0][1], a[0][2], a[0][3], own[0], own[1]);
-        mma(part[half][j], a[1][0], a[1][1], a[1][2], a[1][3], own[2], own[3]);
+        mma(part[half][0][j], a[0][0], a[0][1], a[0][2], a[0][3], own[0], own[1]);
+        mma(part[half][kChains - 1][j], a[1][0], a[1][1], a[1][2], a[1][3], own[2], own[3]);
       }
       if ((pair + 1) % kGroupPairs != 0) continue;
       const Int4Group& group = spans[half].groups[pair / kGroupPairs];
       const float upper = group.scale(group.upper, is_f16), lower = group.scale(group.lower, is_f16);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
-        const float(&sums)[4] = part[half][j];
-        c[half][j][0] = fmaf(upper, sums[0], c[half][j][0]), c[half][j][1] = fmaf(upper, sums[1], c[half][j][1]);
-        c[half][j][2] = fmaf(lower, sums[2], c[half][j][2]), c[half][j][3] = fmaf(lower, sums[3], c[half][j][3]);
+        const float(&sums)[4] = part[half][0][j];
+        const float(&others)[4] = part[half][kChains - 1][j];
+        auto sum = [&](int i) { return kChains == 2 ? sums[i] + others[i] : sums[i]; };
+        c[half][j][0] = fmaf(upper, sum(0), c[half][j][0]), c[half][j][1] = fmaf(upper, sum(1), c[half][j][1]);
+        c[half][j][2] = fmaf(lower, sum(2), c[half][j][2]), c[half][j][3] = fmaf(lower, sum(3), c[half][j][3]);
       }
     }
   }

@@ -6,7 +6,7 @@
 // Layout: `words` n_lines x line_words, those in front of the first line came or come by other launches; `codes` as int4.cuh draws them.
 // A thread takes 16 inputs of one output, which are a quarter of four words: rows g and g + 8 of a tile share words, and may be of two
 // projections, in two launches at a time. So codes are zeros at first and each launch adds its bits, in any order: the same words.
-// 0.5 B a code read, and as much changed twice, in the L2 cache. Runs while words arrive over PCIe, which is slower: 0.5 B a code at 40 GB/s.
+// 1 B a code read and written by turns in the L2 cache. Runs while words arrive over PCIe, which is slower: 0.5 B a code at some 40 GB/s.
 #include "common.cuh"
 
 namespace {

@@ -205,7 +205,10 @@ impl Chip {
 
     /// What may be the fastest way, in the order in which equals are preferred: for measuring.
     pub fn candidates(&self, desc: GemmDesc) -> Vec<Entry> {
-        let depth = self.depth();
+        let depth = match self.numerics {
+            Numerics::Fastest => Depth::MaySplit,
+            Numerics::BatchInvariant => Depth::Whole,
+        };
         let rows = Rows::of(desc.shape.m);
         // Weights of logits are a gigabyte: any tile reads them as fast.
         let is_tiled = rows != Rows::One || desc.weights == WeightFormat::Int4;
@@ -236,9 +239,7 @@ impl Chip {
             return None;
         }
         match self.measured(desc) {
-            Some(Entry::Tile(tile)) if desc.weights == WeightFormat::Int4 || !tile.splits_depth() => {
-                Some(GemmKernel::Tiled(tile))
-            }
+            Some(Entry::Tile(tile)) if !tile.splits_depth() => Some(GemmKernel::Tiled(tile)),
             _ => self.cheapest(desc, Depth::Whole),
         }
     }
@@ -248,10 +249,11 @@ impl Chip {
         if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One {
             return (desc.epilogue != Epilogue::Sum).then(|| self.one_row(desc.shape));
         }
+        let depth = if self.numerics == Numerics::Fastest { Depth::MaySplit } else { Depth::Whole };
         match self.measured(desc) {
             _ if !self.is_hopper() || desc.prologue != Prologue::Plain => None,
             Some(Entry::Tile(tile)) => Some(GemmKernel::Tiled(tile)),
-            _ => self.cheapest(desc, self.depth()),
+            _ => self.cheapest(desc, depth),
         }
     }
 
@@ -349,22 +351,10 @@ impl Chip {
     }
 
     fn measured(&self, desc: GemmDesc) -> Option<Entry> {
-        let found = match self.table.get(self.numerics, desc)? {
-            Entry::Tile(tile) => Entry::Tile(tile.summed(self.depth())),
-            other @ (Entry::CublasLt(_) | Entry::Apart) => other,
-        };
-        Some(found).filter(|entry| match entry {
+        self.table.get(self.numerics, desc).filter(|entry| match entry {
             Entry::Tile(tile) => self.is_hopper() && GemmKernel::Tiled(*tile).fits(desc),
             Entry::CublasLt(_) | Entry::Apart => true,
         })
-    }
-
-    /// Whether an element may be several chains of products.
-    fn depth(&self) -> Depth {
-        match self.numerics {
-            Numerics::Fastest => Depth::MaySplit,
-            Numerics::BatchInvariant => Depth::Whole,
-        }
     }
 
     fn nearest(&self, desc: GemmDesc) -> Option<Entry> {

@@ -57,7 +57,7 @@ fatbins!(
 );
 
 /// A kernel takes this many arguments at most.
-const ARGUMENTS_MAX: usize = 26;
+const ARGUMENTS_MAX: usize = 24;
 
 /// Whether this program holds compiled kernels.
 pub fn built_with_kernels() -> bool {

@@ -46,7 +46,7 @@ impl Kernels {
             .float(0.0)
             .int(n)
             .int(plan.rows);
-        start(format_of(launch, &w, plan), shape, plan)
+        start(format_of(launch, &w), shape, plan)
     }
 
     /// A product with a norm's factor by a given plan, which must be for its shape and type.
@@ -88,7 +88,7 @@ impl Kernels {
         let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
         let (eps, tile) = scale.map_or((0.0, 0), |scale| (scale.eps, scale.tile));
-        start(format_of(launch.float(eps).int(k).int(tile), &op.w, plan), op.shape, plan)
+        start(format_of(launch.float(eps).int(k).int(tile), &op.w), op.shape, plan)
     }
 
     /// Of both operands, where the chip has the product.
@@ -156,7 +156,6 @@ impl Kernels {
             w: map(w.codes.device_ptr(stream).0, CHUNK, layout.n_chunks(), n_chunks)?,
             groups: Some(map(w.groups.device_ptr(stream).0, GROUP, layout.n_groups(), n_groups)?),
             x: if plan.tile.is_by_warps() {
-                // All panels of a stage, as there are chunks of codes.
                 panels(x_address, [k, m], [plan.boxes.x[1], n_chunks])?
             } else {
                 matrix(x_address, [k, m], plan.boxes.x)?
@@ -184,10 +183,10 @@ impl Maps {
     }
 }
 
-/// How groups of weights of four bits are stored, and their depth is shared out.
-fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>, plan: &GemmPlan) -> Launch<'a> {
+/// How groups of weights of four bits are stored.
+fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
-        Operand::Int4(Int4View { layout, .. }) => plan.ways.pass(layout.pass(launch)),
+        Operand::Int4(Int4View { layout, .. }) => layout.pass(launch),
         Operand::Bf16(_) | Operand::E4m3(_) => launch,
     }
 }

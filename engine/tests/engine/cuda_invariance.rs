@@ -8,7 +8,7 @@ use stoker_engine::{
     Quantization, Request, RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
 };
 
-use crate::{common, cuda, cuda_quantised};
+use crate::{common, cuda};
 
 const N_TOKENS: u32 = 40;
 
@@ -58,18 +58,6 @@ fn logits_are_the_same_bits_at_every_chunk_size() {
             same_bits_at_every_chunk_size(model, formats);
         }
     });
-}
-
-/// Codes are multiplied by warps that share the depth, by blocks that do, and by those that take its ways one by one.
-#[test]
-fn logits_of_four_bits_are_the_same_bits_at_every_chunk_size() {
-    if !cuda::has_hopper("logits_of_four_bits_are_the_same_bits_at_every_chunk_size") {
-        return;
-    }
-    let directory = tempfile::tempdir().unwrap();
-    cuda_quantised::write_four_bits(directory.path());
-    same_bits_at_every_chunk_size(directory.path(), PLAIN);
-    same_bits_whoever_else_runs(directory.path(), PLAIN);
 }
 
 fn same_bits_at_every_chunk_size(model: &Path, (quantization, kv_cache_dtype): Formats) {

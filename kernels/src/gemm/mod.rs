@@ -1,13 +1,12 @@
 //! The launch shape of the product for any number of rows (`csrc/gemm_sm90.cu`): which variant, how many weight rows a tile, how
-//! deep the ring. Pure. But for variants that split the depth, which the batch-invariant mode leaves alone or gives an order (`ways`), nothing
-//! here changes a bit of the result, so it may be chosen by speed alone.
+//! deep the ring. Pure. But for variants that split the depth, which the batch-invariant mode leaves alone, nothing here changes a
+//! bit of the result, so it may be chosen by speed alone.
 
 mod tile;
 mod variant;
-mod ways;
 
+pub use self::tile::Tile;
 use self::tile::Tiling;
-pub use self::{tile::Tile, ways::Ways};
 use crate::{
     error::KernelError,
     int4::GroupSize,
@@ -30,7 +29,7 @@ const FIXED_BYTES: usize = 2048;
 /// Whether the chain of products of an element is one, or may be several: another order of the same sum, other bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Depth {
-    /// One, or of weights of four bits the ways of the matrix, added in one order: the same bits by every tile.
+    /// One: the same bits by every tile.
     Whole,
     /// Several where that is faster.
     MaySplit,
@@ -61,8 +60,6 @@ pub struct GemmPlan {
     pub n_n_tiles: usize,
     /// Of these, those that are walked together before the next rows of x.
     pub band: usize,
-    /// How weights of four bits share out the depth.
-    pub ways: Ways,
 }
 
 /// Values that one copy moves: of a row, rows.
@@ -284,27 +281,21 @@ mod tests {
 
     #[test]
     fn tiles_of_four_bits_are_whole_tiles_of_codes_and_fit_shared_memory_with_a_ring_of_three_or_more() {
-        for (k, depth) in
-            [(16_400, Depth::MaySplit), (16_384, Depth::MaySplit), (16_400, Depth::Whole), (16_384, Depth::Whole)]
-        {
-            for group in [GroupSize::G32, GroupSize::G128] {
-                for epilogue in [Epilogue::Bf16, Epilogue::Gated, Epilogue::Update] {
-                    let shape = GemmShape { m: 300, n: 4096, k };
-                    let plans = all_plans_int4(shape, epilogue, depth, 132, group);
-                    assert!(!plans.is_empty());
-                    plans.into_iter().for_each(|plan| check_int4(plan, shape));
+        let shape = GemmShape { m: 300, n: 4096, k: 4100 * 4 };
+        for group in [GroupSize::G32, GroupSize::G128] {
+            for epilogue in [Epilogue::Bf16, Epilogue::Gated, Epilogue::Update] {
+                let plans = all_plans_int4(shape, epilogue, Depth::MaySplit, 132, group);
+                assert!(!plans.is_empty());
+                for plan in plans {
+                    assert!(plan.rows.is_multiple_of(16) && plan.tile.scales(), "{plan:?}");
+                    assert!(plan.config.entry.name().starts_with("gemm_int4_sm90_"), "{plan:?}");
+                    assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
+                    assert!((3..=STAGES_MAX).contains(&plan.n_stages), "{plan:?}");
+                    let depth = plan.n_steps * 64 * plan.boxes.w[0] * if plan.tile.splits_depth() { 2 } else { 1 };
+                    assert!(depth >= shape.k, "{plan:?}");
                 }
             }
         }
-    }
-
-    fn check_int4(plan: GemmPlan, shape: GemmShape) {
-        assert!(plan.rows.is_multiple_of(16) && plan.tile.scales(), "{plan:?}");
-        assert!(plan.config.entry.name().starts_with("gemm_int4_sm90_"), "{plan:?}");
-        assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
-        assert!((3..=STAGES_MAX).contains(&plan.n_stages), "{plan:?}");
-        let variant = plan.tile.variant;
-        assert!(plan.n_steps * 64 * variant.int4_panels() * variant.cluster.n_parts() >= shape.k, "{plan:?}");
     }
 
     #[test]

@@ -8,7 +8,6 @@ use stoker_fit::gpu::WeightFormat;
 use super::{
     BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
     variant::{VARIANTS, Variant},
-    ways::{self, Ways},
 };
 use crate::{
     int4::{self, GroupSize},
@@ -24,8 +23,6 @@ const INT4_GROUP_BYTES: usize = 64;
 pub struct Tile {
     pub(super) variant: Variant,
     pub(super) rows: usize,
-    /// The order of its sums where weights have four bits; the others' says the variant.
-    depth: Depth,
 }
 
 /// A tile at the sizes of a product.
@@ -38,20 +35,19 @@ pub(super) struct Tiling {
 impl Tile {
     /// All that there are.
     fn every(depth: Depth) -> impl Iterator<Item = Self> {
-        let of = move |variant: Variant| variant.rows().map(move |rows| Self { variant, rows, depth });
-        VARIANTS.into_iter().flat_map(of)
+        let of = |variant: Variant| variant.rows().map(move |rows| Self { variant, rows });
+        let tiles = VARIANTS.into_iter().flat_map(of);
+        tiles.filter(move |tile| depth == Depth::MaySplit || !tile.splits_depth())
     }
 
     /// All that the kernel has for a product.
     pub(super) fn all(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
-        let tiles = Self::every(depth).filter(move |tile| depth == Depth::MaySplit || !tile.splits_depth());
-        tiles.filter(move |tile| tile.fits(shape, epilogue))
+        Self::every(depth).filter(move |tile| tile.fits(shape, epilogue))
     }
 
     /// The same of operands in e4m3.
     pub(super) fn all_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
-        let tiles = Self::every(depth).filter(move |tile| depth == Depth::MaySplit || !tile.splits_depth());
-        tiles.filter(move |tile| tile.fits_e4m3(shape, epilogue))
+        Self::every(depth).filter(move |tile| tile.fits_e4m3(shape, epilogue))
     }
 
     /// The same of weights of four bits.
@@ -63,11 +59,6 @@ impl Tile {
     pub fn fits(self, shape: GemmShape, epilogue: Epilogue) -> bool {
         let has_entry = self.variant.entry(WeightFormat::Bf16, epilogue).is_some();
         has_entry && Tiling { tile: self, shape }.is_possible(epilogue)
-    }
-
-    /// The same tile, with sums of weights of four bits in that order.
-    pub fn summed(self, depth: Depth) -> Self {
-        Self { depth, ..self }
     }
 
     /// Whether an element is the sum of several chains: another order of the same sum, other bits.
@@ -108,27 +99,21 @@ impl Tile {
         let has_entry = self.variant.entry(WeightFormat::Int4, epilogue).is_some();
         let is_whole =
             self.rows.is_multiple_of(int4::TILE_ROWS) && (!self.variant.by_warps || shape.k.is_multiple_of(64));
-        let has_order = self.depth == Depth::MaySplit || ways::in_order(self, shape).is_some();
-        has_entry && is_whole && has_order && Tiling { tile: self, shape }.is_possible(epilogue)
+        has_entry && is_whole && Tiling { tile: self, shape }.is_possible(epilogue)
     }
 
     /// The launch for a product of weights of four bits that the tile fits.
     pub fn plan_int4(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32, group: GroupSize) -> GemmPlan {
         let entry = self.entry(WeightFormat::Int4, epilogue);
         let plan = Tiling { tile: self, shape }.plan(entry, epilogue, n_multiprocessors as usize);
-        let Variant { warpgroups, columns, by_warps, .. } = self.variant;
+        let Variant { warpgroups, columns, cluster, by_warps, .. } = self.variant;
         let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.int4_panels());
-        let (ways, n_steps) = self.ways(shape);
         let n_groups = panels / 2 * group.n_units();
-        // Where warps share the depth a stage is one copy, else each span of 128 values is, which begins at a multiple of 128 bytes.
-        let (n_copies, boxes) = if by_warps { (1, [panels, n_groups]) } else { (panels / 2, [2, group.n_units()]) };
-        let groups_bytes = n_copies * (n_tiles * boxes[1] * INT4_GROUP_BYTES).next_multiple_of(128);
-        let w_bytes = (n_tiles * panels * INT4_PANEL_BYTES + groups_bytes).next_multiple_of(1024);
+        let w_bytes = (n_tiles * (panels * INT4_PANEL_BYTES + n_groups * INT4_GROUP_BYTES)).next_multiple_of(1024);
         let x_rows = if by_warps { plan.x_rows } else { columns };
         let stage_bytes = w_bytes + panels * x_rows * PANEL_ROW_BYTES;
-        // Two warpgroups with many columns, and warps that share the depth, take registers from a whole one beside them.
-        let takes_registers = by_warps || (warpgroups == 2 && columns >= 64);
-        let threads = if takes_registers { count(warpgroups * 128 + 128) } else { plan.config.threads };
+        // Two warpgroups with many columns take registers from a whole one beside them.
+        let threads = if warpgroups == 2 && columns >= 64 { 384 } else { plan.config.threads };
         let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
         let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
         // The first rows of x come behind all that was asked for before. Of weights this small that is most of them: measured at 1 to 64
@@ -136,24 +121,11 @@ impl Tile {
         let n_ahead = n_stages.min(2);
         GemmPlan {
             config: LaunchConfig { threads, shared_bytes: count(fixed_bytes + n_stages * stage_bytes), ..plan.config },
-            n_steps,
+            n_steps: shape.k.div_ceil(64 * panels).div_ceil(cluster.n_parts()),
             n_stages,
             n_ahead,
-            boxes: GemmBoxes { w: boxes, ..plan.boxes },
-            ways,
+            boxes: GemmBoxes { w: [panels, n_groups], ..plan.boxes },
             ..plan
-        }
-    }
-
-    /// How a product of weights of four bits shares out its depth, and the stages of a tile.
-    fn ways(self, shape: GemmShape) -> (Ways, usize) {
-        let Variant { cluster, .. } = self.variant;
-        match self.depth {
-            Depth::Whole => ways::in_order(self, shape).expect("no tile without the order fits"),
-            Depth::MaySplit => {
-                let n_steps = shape.k.div_ceil(64 * self.variant.int4_panels()).div_ceil(cluster.n_parts());
-                (ways::fastest(self), n_steps)
-            }
         }
     }
 
@@ -187,8 +159,7 @@ impl FromStr for Tile {
         let (name, rows) = text.split_once('/').ok_or_else(unknown)?;
         let rows = rows.parse().map_err(|_| unknown())?;
         let variant = VARIANTS.into_iter().find(|variant| variant.name() == name).ok_or_else(unknown)?;
-        let is_tile = variant.rows().any(|own| own == rows);
-        is_tile.then_some(Self { variant, rows, depth: Depth::MaySplit }).ok_or_else(unknown)
+        variant.rows().any(|own| own == rows).then_some(Self { variant, rows }).ok_or_else(unknown)
     }
 }
 
@@ -336,7 +307,6 @@ impl Tiling {
             n_m_tiles: self.n_m_tiles(),
             n_n_tiles: self.n_n_tiles(),
             band: BAND,
-            ways: Ways::NONE,
         }
     }
 }

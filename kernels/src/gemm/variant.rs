@@ -77,7 +77,7 @@ macro_rules! by_warps {
         Variant {
             warpgroups: $groups,
             columns: $columns,
-            panels: 8,
+            panels: if $columns == 8 { 8 } else { 4 },
             cluster: Cluster::$cluster,
             entries: &[],
             e4m3: &[],

@@ -17,16 +17,7 @@ use crate::{
     figures::{Report, Work},
 };
 
-/// Which tiles are timed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
-    /// All, in place of the one that costs least by count.
-    pub(crate) every_tile: bool,
-    /// The order of their sums.
-    pub(crate) depth: Depth,
-}
-
-pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, choice: Choice) -> Result<()> {
+pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Result<()> {
     let layers = [
         ("qkv", HEADS.qkv_width(), HIDDEN, Epilogue::Bf16),
         ("o", HIDDEN, HIDDEN, Epilogue::Bf16),
@@ -46,7 +37,7 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, choice: Choice) -> Result<
         for m in [1, 8, 16, 32, 64, 128, 256, 384, 512, 2048, 8192] {
             let name = format!("kernel_int4_{layer}_m{m}");
             if report.wants(&name) {
-                product(gpu, report, &name, (GemmShape { m, n, k }, epilogue), choice)?;
+                product(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
             }
         }
     }
@@ -65,8 +56,9 @@ fn product(
     gpu: &mut Gpu,
     report: &mut Report,
     name: &str,
-    (shape, epilogue): (GemmShape, Epilogue),
-    Choice { every_tile, depth }: Choice,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    every_tile: bool,
 ) -> Result<()> {
     let GemmShape { m, n, k } = shape;
     let w = rotated(gpu, n, k)?;
@@ -84,14 +76,14 @@ fn product(
         })
     };
     if every_tile {
-        let plans = gemm::all_plans_int4(shape, epilogue, depth, n_multiprocessors, layout.group);
+        let plans = gemm::all_plans_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors, layout.group);
         // Those of few columns read the weights anew for each of theirs.
         for plan in plans.into_iter().filter(|plan| plan.n_m_tiles <= m.div_ceil(128)) {
             report.add(&format!("{name}_{}", plan.tile), "stoker", work, time(&plan)?);
         }
         return Ok(());
     }
-    let tile = gemm::candidates_int4(shape, epilogue, depth, n_multiprocessors)[0];
+    let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
     let us = time(&tile.plan_int4(shape, epilogue, n_multiprocessors, layout.group))?;
     report.add(name, "stoker", work, us);
     Ok(())

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Parser;
-use stoker_kernels::{Device, KernelError, checks::Gpu, gemm::Depth};
+use stoker_kernels::{Device, KernelError, checks::Gpu};
 
 use crate::figures::{Report, RunName};
 
@@ -36,9 +36,6 @@ struct Arguments {
     /// Products of weights of four bits by every tile.
     #[arg(long)]
     tiles: bool,
-    /// Products of weights of four bits in the one order of sums of the batch-invariant mode.
-    #[arg(long)]
-    batch_invariant: bool,
 }
 
 fn main() -> Result<()> {
@@ -59,8 +56,7 @@ fn main() -> Result<()> {
     cases::gated(&mut gpu, &mut report)?;
     residual::run(&mut gpu, &mut report)?;
     ranks::run(&mut report)?;
-    let depth = if arguments.batch_invariant { Depth::Whole } else { Depth::MaySplit };
-    int4::run(&mut gpu, &mut report, int4::Choice { every_tile: arguments.tiles, depth })?;
+    int4::run(&mut gpu, &mut report, arguments.tiles)?;
     attention::decode(&mut gpu, &mut report)?;
     attention::prefill(&mut gpu, &mut report)?;
     cases::sampling(&mut gpu, &mut report)?;
