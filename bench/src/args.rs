@@ -106,9 +106,10 @@ pub(crate) enum Command {
     ///     stoker-bench curve --replica-out replica.json --start-seconds 40
     ///     kubectl stoker simulate --trace ramp --replica replica.json
     ///
-    /// A published shape with random weights on a GPU, within a minute:
+    /// A published shape with random weights on a GPU, in a minute; its memory has to hold two engines, since what the first one had
+    /// is not given back by the time the second starts:
     ///
-    ///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device
+    ///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device --kv-cache-tokens 140000
     ///
     /// Figures: curve_decode_NxCONTEXT has step_ms and learned_step_ms, curve_prefill_TOKENS has tok_s and learned_tok_s, curve has
     /// median_off and worst_off, shares over the points that count. Each is the median of its samples, of which one is the mean of
@@ -267,12 +268,8 @@ pub(crate) struct CurveArgs {
     /// Seconds until a replica serves, in that file. Default: the simulator's.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) start_seconds: Option<f64>,
-    /// Name of the run that these figures are part of. Default: a new one, after the time.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) run: Option<String>,
-    /// File that figures are appended to, one JSON line each.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) figures: FiguresArgs,
     /// Seed of prompts and load.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -308,6 +305,17 @@ impl CurveArgs {
     }
 }
 
+/// What becomes of the figures.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FiguresArgs {
+    /// Name of the run that these figures are part of. Default: a new one, after the time.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) run: Option<String>,
+    /// File that figures are appended to, one JSON line each.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct QualityArgs {
     /// The model.
@@ -334,12 +342,8 @@ pub(crate) struct QualityArgs {
     /// Store keys and values in this: fp8.
     #[arg(long, value_name = "KIND")]
     pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
-    /// Name of the run that these figures are part of. Default: a new one, after the time.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) run: Option<String>,
-    /// File that figures are appended to, one JSON line each.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) figures: FiguresArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -415,12 +419,8 @@ pub(crate) struct RunArgs {
     /// Peers that are asked the same cases, sample by sample in turn: see the scripts in tools/bench.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER,...")]
     pub(crate) peers: Vec<Peer>,
-    /// Name of the run that these figures are part of. Default: a new one, after the time.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) run: Option<String>,
-    /// File that figures are appended to, one JSON line each.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) figures: FiguresArgs,
     /// The agent that start, idle and http_N run. Default: the one beside this program.
     #[arg(long, value_name = "PROGRAM")]
     agent: Option<PathBuf>,

@@ -122,7 +122,7 @@ fn measure(args: &RunArgs) -> Result<()> {
     let mut found = Vec::new();
     for case in cases {
         let figures = session.measure(&mut contenders, case)?;
-        keep(args.out.as_deref(), &figures)?;
+        keep(args.figures.out.as_deref(), &figures)?;
         found.extend(figures);
     }
     println!("{} {}, run {}\n{}", subject.model, subject.dtype, run.name(), table(&found));
@@ -130,7 +130,7 @@ fn measure(args: &RunArgs) -> Result<()> {
 }
 
 fn this_run(args: &RunArgs) -> Run {
-    run_on(is_gpu(args), args.isa(), args.run.as_deref())
+    run_on(is_gpu(args), args.isa(), args.figures.run.as_deref())
 }
 
 fn run_on(is_gpu: bool, isa: Isa, name: Option<&str>) -> Run {
@@ -163,9 +163,9 @@ fn curve(args: &CurveArgs) -> Result<()> {
     let model = Model::open(&args.wanted(), &args.cache)?;
     let is_gpu = computes_on_gpu(args.device, args.weights);
     let comparison = curve::measure(&args.asked(model.path.clone(), is_gpu), &mut progress)?;
-    let run = run_on(is_gpu, Isa::best(), args.run.as_deref());
+    let run = run_on(is_gpu, Isa::best(), args.figures.run.as_deref());
     println!("{} {}, run {}\n{}", model.name, model.dtype, run.name(), comparison.table());
-    keep(args.out.as_deref(), &comparison.figures(&run, &model.name, &model.dtype))?;
+    keep(args.figures.out.as_deref(), &comparison.figures(&run, &model.name, &model.dtype))?;
     let Some(path) = &args.replica_out else { return Ok(()) };
     let replica = serde_json::to_string_pretty(&comparison.replica(start_seconds))? + "\n";
     fs::write(path, replica).with_context(|| format!("write {}", path.display()))
@@ -202,7 +202,8 @@ fn fitting(cases: Vec<Case>, positions: u64) -> Result<Vec<Case>> {
 }
 
 fn quality(args: &QualityArgs) -> Result<()> {
-    let QualityArgs { model, original, heldout, name, dtype, device, quantization, kv_cache_dtype, run, out } = args;
+    let QualityArgs { model, original, heldout, name, dtype, device, quantization, kv_cache_dtype, figures: noted } =
+        args;
     let limits =
         EngineLimits { quantization: *quantization, kv_cache_dtype: *kv_cache_dtype, ..EngineLimits::default() };
     let original = original.as_deref().unwrap_or(model);
@@ -211,7 +212,7 @@ fn quality(args: &QualityArgs) -> Result<()> {
     let here = Conditions::here(&command_line());
     let gpus = figures::gpus().filter(|_| matches!(device, DeviceChoice::Cuda(_)));
     let conditions = Conditions { machine: gpus.unwrap_or_else(|| here.machine.clone()), ..here };
-    let run = match run {
+    let run = match &noted.run {
         Some(name) => Run::named(name.clone(), conditions),
         None => Run::under(conditions),
     };
@@ -219,7 +220,7 @@ fn quality(args: &QualityArgs) -> Result<()> {
         run.figure(Key { model: name, dtype, case: "quality_heldout", metric }, &[*value])
     };
     let found: Vec<Figure> = readings.iter().map(figure).collect();
-    keep(out.as_deref(), &found)?;
+    keep(noted.out.as_deref(), &found)?;
     println!("{name} {dtype}, {n_answers} answers\n{}", table(&found));
     Ok(())
 }

@@ -17,7 +17,10 @@ mod simulate;
 mod status;
 mod top;
 
-use std::{io, process::ExitCode};
+use std::{
+    io, panic,
+    process::{self, ExitCode},
+};
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -61,10 +64,22 @@ enum Word {
     Simulate(simulate::Simulate),
 }
 
+/// What a shell says of a program that wrote where nobody reads.
+const NOBODY_READS: i32 = 141;
+
+/// Whoever reads may have had enough, as `head` does: then it is over, without a word. By a hook and not by the signal, which
+/// would end the program at a connection that the other side has closed, too.
+fn end_with_the_reader() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| match info.payload_as_str() {
+        Some(said) if said.starts_with("failed printing to stdout: Broken pipe") => process::exit(NOBODY_READS),
+        _ => usual(info),
+    }));
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
-    // Whoever reads may have had enough, as `head` does: then it is over, and no panic.
-    sigpipe::reset();
+    end_with_the_reader();
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Top(args) => top::top(&args).await.map(|()| ExitCode::SUCCESS),

@@ -283,8 +283,9 @@ fn within_limits(spec: &ScalingSpec, choice: Choice) -> (u32, Bound) {
     }
 }
 
-/// How long a higher number is remembered: the given time, or the usual one and as going down was regretted before. Requests that began together grow together, so that a time in which they do not come and go shows a part
-/// of their lives; whoever goes down by it comes back when they have grown.
+/// How long a higher number is remembered: the given time, or the usual one and as going down was regretted before. Requests that
+/// began together grow together, so that a time in which they do not come and go shows a part of their lives; whoever goes down by
+/// it comes back when they have grown.
 fn hold_ms(round: &Round<'_>, regret: Regret) -> u64 {
     let patience = regret.patience(round.now_ms);
     let learned = patience * HOLD_SECONDS;

@@ -109,7 +109,7 @@ impl Demand {
         term(Cause::Kv, kv_replicas(signals, targets.kv, mood));
         let work = WorkTerm::of(signals, spec, mood);
         term(Cause::Work, work.map(WorkTerm::replicas));
-        let by_law = ArrivalTerm::of(signals, law, spec, mood).filter(|_| signals.is_silent);
+        let by_law = ArrivalTerm::of(signals, law, spec, mood).filter(|_| signals.coverage.untold.is_some());
         term(Cause::Arrivals, by_law.map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
@@ -280,13 +280,23 @@ pub(crate) fn preemptions_per_minute(signals: &Signals) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signals::{Arrivals, Coverage};
+    use crate::signals::{Arrivals, Coverage, Untold};
+
+    fn untold() -> Untold {
+        Untold { replicas: 1, example: "r".to_owned() }
+    }
 
     /// Three replicas of 1000 blocks: 60 requests of 20 blocks each run, six come and go a second.
     fn signals() -> Signals {
         let flow = Flow { serving: 3.0, referenced: 1200.0, running: 60.0, waiting: 0.0, through_rate: 6.0 };
         Signals {
-            coverage: Coverage { serving: 3, fresh: 3, window_seconds: 60.0, ..Coverage::default() },
+            coverage: Coverage {
+                serving: 3,
+                fresh: 3,
+                untold: Some(untold()),
+                window_seconds: 60.0,
+                ..Coverage::default()
+            },
             blocks_per_replica: 1000.0,
             stable: flow,
             panic: flow,
@@ -307,7 +317,6 @@ mod tests {
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: None,
-            is_silent: true,
         }
     }
 

@@ -160,7 +160,6 @@ mod tests {
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: None,
-            is_silent: true,
         }
     }
 

@@ -48,9 +48,6 @@ pub struct Signals {
     /// What requests take, as the engines say; `None` while one of them does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
-    /// A replica tells nothing of its steps.
-    #[serde(default)]
-    pub is_silent: bool,
     /// Seconds of prefill waiting in front of each replica, mean of the panic window.
     pub queue_seconds: f64,
     /// Preemptions within the stable window.
@@ -184,7 +181,6 @@ impl Signals {
             panic: past.flow(panic),
             arrivals: past.arrivals(spec, start_seconds),
             work: past.work(),
-            is_silent: newest.is_some_and(|totals| totals.silent > 0),
             queue_seconds: mean(panic, |totals| totals.queue_seconds),
             preemptions_stable: stable.iter().map(|totals| totals.preemptions).sum(),
             preemptions_panic: panic.iter().map(|totals| totals.preemptions).sum(),
@@ -260,7 +256,7 @@ impl<'a> Past<'a> {
     /// steps cost, nothing.
     fn work(&self) -> Option<Work> {
         let newest = self.ticks().last()?;
-        let cost = newest.cost.filter(|_| newest.silent == 0)?;
+        let cost = newest.cost.filter(|_| self.window.untold(self.now_ms).next().is_none())?;
         let ticks = self.between(WORK_SECONDS, 0.0);
         let (first, last) = (ticks.first()?, ticks.last()?);
         let spent = ticks.iter().fold(Spent::default(), |sum, totals| sum.and(&totals.spent));

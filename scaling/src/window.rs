@@ -48,8 +48,6 @@ pub(crate) struct Totals {
     pub(crate) spent: Spent,
     /// What a step costs, mean of those that say so.
     pub(crate) cost: Option<StepCost>,
-    /// Fresh replicas that tell nothing of their steps.
-    pub(crate) silent: u32,
     pub(crate) ttft_p95_seconds: Option<f64>,
     pub(crate) itl_p95_seconds: Option<f64>,
 }
@@ -198,7 +196,6 @@ impl LoadWindow {
             preemptions: serving().map(|replica| replica.news().preemptions).sum(),
             spent: serving().fold(Spent::default(), |sum, replica| sum.and(&replica.news().spent)),
             cost: StepCost::mean(fresh.iter().filter_map(|load| load.steps?.cost)),
-            silent: fresh.iter().filter(|load| load.steps.is_none()).count() as u32,
             // The largest bounds what it is of all requests together; a mean would hide the one replica that is late.
             ttft_p95_seconds: fresh.iter().filter_map(|load| load.ttft_p95_seconds).reduce(f64::max),
             itl_p95_seconds: fresh.iter().filter_map(|load| load.itl_p95_seconds).reduce(f64::max),

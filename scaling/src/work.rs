@@ -188,7 +188,6 @@ mod tests {
                 growth_per_second: 0.0,
             },
             work: Some(Work { cost, request_seconds: 0.1, spread: 2.0, answer_tokens: 200.0 }),
-            is_silent: false,
             queue_seconds: 0.0,
             preemptions_stable: 0,
             preemptions_panic: 0,

@@ -26,12 +26,16 @@ fn calm() -> Signals {
         idle_seconds: 0.0,
         dispersion: 1.0,
         work: None,
-        is_silent: true,
     }
 }
 
 fn spec() -> ScalingSpec {
     ScalingSpec::between(1, 10)
+}
+
+/// One request a second, and so many of late.
+fn jumping(panic_rate: f64) -> Arrivals {
+    Arrivals { panic_rate, stable_rate: 1.0, panic_seconds: 6.0, ..Arrivals::default() }
 }
 
 fn with_kv(replicas: f64) -> Signals {
@@ -143,13 +147,7 @@ fn nothing_goes_down_on_less_history_than_the_stable_window() {
 #[test]
 fn a_jump_forbids_going_down_for_one_stable_window() {
     let mut jump = with_kv(0.5);
-    jump.arrivals = Arrivals {
-        panic_rate: 10.0,
-        stable_rate: 1.0,
-        panic_seconds: 6.0,
-        growth_per_second: 0.0,
-        ..Arrivals::default()
-    };
+    jump.arrivals = jumping(10.0);
     let state = check(&spec(), &jump, 3, (3, Bound::Panic));
     assert_eq!(state.jumped_ms, Some(NOW_MS));
     let calm = with_kv(0.5);
@@ -164,13 +162,7 @@ fn a_jump_is_four_standard_deviations_beyond_the_last_minute() {
     let mood = |panic_rate| {
         let mut signals = calm();
         // Six are expected in six seconds, give or take 2.45.
-        signals.arrivals = Arrivals {
-            panic_rate,
-            stable_rate: 1.0,
-            panic_seconds: 6.0,
-            growth_per_second: 0.0,
-            ..Arrivals::default()
-        };
+        signals.arrivals = jumping(panic_rate);
         decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS).0.demand.mood
     };
     assert_eq!([mood(15.7 / 6.0), mood(15.9 / 6.0)], [Mood::Calm, Mood::Onset]);
@@ -195,13 +187,7 @@ fn spare_replicas_are_a_number_and_fewer_the_smaller_the_load_is() {
 #[test]
 fn a_jump_that_too_few_saw_is_none() {
     let mut jump = with_kv(0.5);
-    jump.arrivals = Arrivals {
-        panic_rate: 10.0,
-        stable_rate: 1.0,
-        panic_seconds: 6.0,
-        growth_per_second: 0.0,
-        ..Arrivals::default()
-    };
+    jump.arrivals = jumping(10.0);
     jump.coverage.fresh = 1;
     let (decision, next) = decide(&spec(), &jump, &ScaleState::starting_at(3), NOW_MS);
     assert_eq!((decision.demand.mood, next.jumped_ms), (Mood::Calm, None));
@@ -210,13 +196,7 @@ fn a_jump_that_too_few_saw_is_none() {
 #[test]
 fn the_moods_follow_each_other() {
     let mut jump = calm();
-    jump.arrivals = Arrivals {
-        panic_rate: 10.0,
-        stable_rate: 1.0,
-        panic_seconds: 6.0,
-        growth_per_second: 0.0,
-        ..Arrivals::default()
-    };
+    jump.arrivals = jumping(10.0);
     let mood = |signals: &Signals, state: &ScaleState, now_ms| {
         let (decision, next) = decide(&spec(), signals, state, now_ms);
         (decision.demand.mood, next)
@@ -312,13 +292,7 @@ fn an_idle_deployment_goes_from_its_minimum_to_zero() {
 #[test]
 fn a_jump_counts_the_blocks_of_its_own_window() {
     let mut jump = with_kv(0.5);
-    jump.arrivals = Arrivals {
-        panic_rate: 10.0,
-        stable_rate: 1.0,
-        panic_seconds: 6.0,
-        growth_per_second: 0.0,
-        ..Arrivals::default()
-    };
+    jump.arrivals = jumping(10.0);
     jump.panic.referenced = 2900.0;
     check(&spec(), &jump, 3, (4, Bound::Nothing));
 }

@@ -6,7 +6,7 @@ use history::{Event, History};
 use proptest::prelude::*;
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Bound, Coverage, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Work, decide,
+    Arrivals, Bound, Coverage, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Untold, Work, decide,
 };
 
 fn cases(cases: u32) -> ProptestConfig {
@@ -91,7 +91,14 @@ fn signals() -> impl Strategy<Value = Signals> {
         let work = Work { cost, request_seconds: 0.01 + waiting / 20.0, spread: 2.0, answer_tokens: running };
         let flow = Flow { serving: f64::from(serving), referenced, running, waiting, through_rate };
         Signals {
-            coverage: Coverage { serving, fresh: serving, starting, window_seconds: 120.0, ..Coverage::default() },
+            coverage: Coverage {
+                serving,
+                fresh: serving,
+                starting,
+                untold: (!tells).then(|| Untold { replicas: 1, example: "r".to_owned() }),
+                window_seconds: 120.0,
+                ..Coverage::default()
+            },
             blocks_per_replica: 10_000.0,
             stable: flow,
             panic: flow,
@@ -112,7 +119,6 @@ fn signals() -> impl Strategy<Value = Signals> {
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: tells.then_some(work),
-            is_silent: !tells,
         }
     })
 }

@@ -17,8 +17,7 @@ use stoker_kernels::{
     packed::{Field, Packed},
     plan::{PrefillTile, SplitPolicy},
     pointwise::{
-        AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul,
-        Softcap,
+        AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, SiluMul, Softcap,
     },
     quantise::{QuantiseRows, QuantisedNorm, QuantisedRows, WidenInt4},
     ranks::{Exchange, Half, NormOf, SampleShared, Sum},
@@ -30,12 +29,13 @@ use super::{
     buffers::{Buffers, Stream},
     kv_scales::Scale,
     layout::{StepLayout, StepShape},
+    memory::{Angles, Memory},
     program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
     shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
     weights::{Projection, Weights},
 };
-use crate::model::{Activation, RopeTable};
+use crate::model::Activation;
 
 /// A model on the GPU with its cache and everything that a step writes.
 #[derive(Debug)]
@@ -55,14 +55,6 @@ pub(super) struct Forward {
     buffers: Buffers,
     /// With the other ranks, if there are some.
     exchange: Option<Exchange>,
-}
-
-/// What heads turn by.
-#[derive(Debug)]
-struct Angles {
-    /// Positions x 2 pairs: cosines, then sines.
-    table: CudaSlice<f32>,
-    n_pairs: usize,
 }
 
 /// A step's inputs on the device.
@@ -93,54 +85,6 @@ pub(super) struct ForwardParts {
     pub(super) shape: ModelShape,
     pub(super) weights: Weights,
     pub(super) memory: Memory,
-}
-
-/// What a model on the GPU needs besides its weights.
-#[derive(Debug)]
-pub(super) struct Memory {
-    angles: Vec<Angles>,
-    cache: Vec<LayerCache>,
-    buffers: Buffers,
-    exchange: Option<Exchange>,
-}
-
-/// How much of it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemorySize<'a> {
-    pub(super) capacity: &'a Capacity,
-    /// Of the cache.
-    pub(super) n_blocks: usize,
-    pub(super) others: Others,
-}
-
-/// Whether the other ranks of a model are there.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Others {
-    There,
-    /// The rank computes its share alone: for measuring. What it adds up has one term.
-    Away,
-}
-
-impl Memory {
-    /// Allocates all of it, and brings angles over.
-    pub(super) fn new(
-        device: &Device,
-        shape: &ModelShape,
-        rope_sets: &[RopeTable],
-        size: MemorySize<'_>,
-    ) -> Result<Self, KernelError> {
-        let MemorySize { capacity, n_blocks, others } = size;
-        let layer_values = n_blocks * shape.heads.block_values();
-        let (rank, n_ranks) = if others == Others::There { (shape.rank.idx, shape.rank.of) } else { (0, 1) };
-        let exchange = capacity.exchange(&shape.sizes(), n_ranks).map(|size| Exchange::new(device, size, rank));
-        let layer_cache = |_| LayerCache::zeros(device, shape.kv_format, layer_values, shape.heads);
-        Ok(Self {
-            angles: rope_sets.iter().map(|rope| Angles::new(device, rope)).collect::<Result<_, _>>()?,
-            cache: (0..shape.n_layers()).map(layer_cache).collect::<Result<_, KernelError>>()?,
-            buffers: Buffers::new(device, shape, capacity)?,
-            exchange: exchange.transpose()?,
-        })
-    }
 }
 
 impl Forward {
@@ -705,16 +649,4 @@ fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {
         Norm::Final => return &weights.norm,
     };
     weight.as_ref().expect("the program norms where there is a norm")
-}
-
-impl Angles {
-    fn new(device: &Device, rope: &RopeTable) -> Result<Self, KernelError> {
-        let rows = rope.cos.chunks_exact(rope.n_pairs).zip(rope.sin.chunks_exact(rope.n_pairs));
-        let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect();
-        Ok(Self { table: device.holding(&table)?, n_pairs: rope.n_pairs })
-    }
-
-    fn rotary(&self) -> Rotary<'_> {
-        Rotary { angles: self.table.as_view(), n_pairs: self.n_pairs }
-    }
 }

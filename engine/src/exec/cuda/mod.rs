@@ -18,6 +18,7 @@ mod kv_scales;
 mod layout;
 mod listing;
 mod masks;
+mod memory;
 mod open;
 mod program;
 mod ranks;

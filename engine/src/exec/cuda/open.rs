@@ -21,7 +21,8 @@ use stoker_kernels::{
 use super::{
     batch::BatchLimits,
     executor::CudaRank,
-    forward::{Forward, ForwardParts, Memory, MemorySize, Others},
+    forward::{Forward, ForwardParts},
+    memory::{Memory, MemorySize, Others},
     ranks::{CudaExecutor, on_threads},
     shape::ModelShape,
     weights,
