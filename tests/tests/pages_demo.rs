@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use stoker_tests::{
     browser::Browser,
+    clients::{Clients, Service},
     cluster::built,
     demo::{Demo, source},
     looks::{draw, pictures},
@@ -22,8 +23,9 @@ const NAME: &str = "chat-load";
 const PAGE: &str = "a[href='/ns/default/chat-load']";
 /// Scaling waits for its windows and for drains, and the machine has others to serve.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// What `make demo-load` sends at its height, for as long as it is wanted.
-const STEP: &str = "15m:6";
+/// Clients that ask again as soon as they are answered, and the tokens of an answer: they fill the cache of three replicas on any
+/// machine. Requests a second would be load for one replica here and for five there.
+const CROWD: (usize, u32) = (24, 200);
 /// Load to look at, for pictures only.
 const WAVES: &str = "60s:1,90s:6,60s:2,60s:4,90s:0.5";
 
@@ -69,7 +71,8 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     browser.shows("#why", "Why 1 replica?").await?;
 
     // From one to three, and why.
-    let load = Load::start(&demo, STEP)?;
+    let service = Service { base: demo.service_url(NAME)?, model: NAME.into() };
+    let crowd = Clients::start(&service, CROWD.0, CROWD.1, Duration::ZERO);
     browser.shows("#why", "Why 3 replicas?").await?;
     browser.shows("#head", "3 of 3 replicas serve").await?;
     let untold =
@@ -83,8 +86,9 @@ async fn the_demo_is_watched_under_load_explained_harmed_rolled_and_talked_to() 
     browser.shows("#replicas", "ended with exit code 137 (SIGKILL, often out of memory)").await?;
     browser.shows("#head", "3 of 3 replicas serve").await?;
 
-    // The load goes, and so do replicas.
-    drop(load);
+    // The load goes, and so do replicas. Who was at the killed one saw its end.
+    let (answered, _cut) = tokio::task::block_in_place(|| crowd.stop());
+    ensure!(answered > CROWD.0, "{answered} answers");
     browser.shows("#why", "Why 1 replica?").await?;
     browser.shows("#head", "1 of 1 replica serves").await?;
     browser.shows("#decisions", "3 → ").await?;
