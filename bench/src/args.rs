@@ -49,18 +49,18 @@ struct CurveGrid {
 ///     stoker-bench run --model tinyllama-1.1b --cases prefill_512,decode_128,concurrent_8
 ///
 /// The same beside llama.cpp and transformers on the same weights, sample by sample in turn. ratio_to_PEER is the median of the
-/// paired samples, above 1 where Stoker is better; gb_s is the memory's speed probed around each sample:
+/// paired samples, above 1 where Stoker is better; gb_s and gflop_s are what memory and cores do at best, probed around each sample:
 ///
 ///     tools/bench/llama-cpp.sh
 ///     stoker-bench run --model tinyllama-1.1b --peers llama.cpp,transformers
 ///
-/// Models: ember, tinyllama-1.1b, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen3-8b, or a directory in Hugging Face's layout.
+/// Models: ember, tinyllama-1.1b, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, llama-3.1-70b, qwen3-1.7b, qwen3-8b, or a directory in Hugging Face's layout.
 ///
 /// Cases (prompts are fresh random tokens, greedy, end tokens ignored):
 ///
 ///     start             exec of an agent without flags to its first token       seconds
 ///     idle              memory of an agent without flags after one answer       rss_mb, rss_beyond_mb
-///     prefill_N         one prompt of N tokens                                  tok_s
+///     prefill_N         one prompt of N tokens                                  tok_s, share_of_peak
 ///     decode_N          N tokens after a prompt of 128, alone                   tok_s, itl_ms
 ///     single_stream     128 in, 256 out, alone                                  tok_s, itl_ms
 ///     ttft_N            first token of a prompt of N tokens, alone              ttft_ms

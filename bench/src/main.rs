@@ -21,7 +21,7 @@ use stoker_bench::{
     model::Model,
     peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
-    probe::Probe,
+    probe::{Probe, Speeds},
     program, quality,
     quantised::Quantised,
     reading::Reading,
@@ -104,19 +104,21 @@ fn measure(args: &RunArgs) -> Result<()> {
         dtype: args.format(&model.dtype),
         case_prefix: args.peers_isa().map_or_else(String::new, |isa| format!("{isa}_")),
         bytes_per_token: model.bytes_per_token.filter(|bytes| !is_gpu(args) && *bytes > CACHED_BYTES),
+        spec: model.spec.clone(),
     };
+    let probe = (!is_gpu(args)).then(|| Probe::new(args.tuning().n_threads(), args.isa(), model.format()));
+    let mut probe = probe.transpose().context("start threads that probe the machine")?;
+    let mut speeds = probe.as_mut().map(|probe| || probe.speeds());
     let mut contenders = peers(args, &model.path);
     let (limits, seed) = (limits_for(&cases, args.tuning()), args.seed);
     let setup = Setup { model: model.path, weights: args.weights, device: args.device, limits, seed };
     contenders.insert(0, Box::new(Stoker::new(setup, args.agent()?)));
     let run = this_run(args);
-    let probe = (!is_gpu(args)).then(|| Probe::new(args.tuning().n_threads()));
-    let mut gb_s = probe.as_ref().map(|probe| || probe.gb_s());
     let mut session = Session {
         run: &run,
         subject: &subject,
         samples: args.samples(),
-        probe: gb_s.as_mut().map(|probe| probe as &mut dyn FnMut() -> f64),
+        probe: speeds.as_mut().map(|probe| probe as &mut dyn FnMut() -> Speeds),
         progress: &mut progress,
     };
     let mut found = Vec::new();

@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use stoker_engine::ops::Isa;
+use stoker_engine::{
+    model::{CheckpointFormat, ModelConfig, ModelSpec, WeightFormat},
+    ops::Isa,
+};
 
 use crate::{
     checkpoint::{self, Dtype},
@@ -81,6 +84,8 @@ pub struct Model {
     pub max_position_embeddings: u64,
     /// Bytes of weights that one decoded token reads; none if no file holds them.
     pub bytes_per_token: Option<u64>,
+    /// What it is made of.
+    pub spec: ModelSpec,
 }
 
 impl Model {
@@ -105,6 +110,7 @@ impl Model {
                 Weights::Disk => Some(checkpoint::bytes_per_token(&directory)?),
                 Weights::Device => None,
             },
+            spec: spec(&config, &directory)?,
             path: directory,
         };
         if let Some(format) = wanted.format.quantised() {
@@ -122,6 +128,16 @@ impl Model {
         self.bytes_per_token = self.bytes_per_token.map(|bytes| (bytes as f64 * share) as u64);
         self.dtype = format.to_owned();
         Ok(())
+    }
+}
+
+impl Model {
+    /// The format of its weights.
+    pub fn format(&self) -> WeightFormat {
+        [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4_0]
+            .into_iter()
+            .find(|format| format.name() == self.dtype)
+            .unwrap_or(WeightFormat::Bf16)
     }
 }
 
@@ -151,6 +167,11 @@ fn read_config(directory: &Path) -> Result<Value> {
     serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
 }
 
+fn spec(config: &Value, directory: &Path) -> Result<ModelSpec> {
+    let config = ModelConfig::from_json(config, &directory.join("config.json").display().to_string())?;
+    Ok(ModelSpec::new(&config, CheckpointFormat::HuggingFace)?)
+}
+
 /// A figure says what the file holds, not what was asked for.
 fn dtype_of(config: &Value) -> Result<&'static str> {
     match config["torch_dtype"].as_str().or(config["dtype"].as_str()) {
@@ -166,6 +187,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::shape::Shape;
 
     #[test]
     fn a_shape_on_the_device_needs_no_file_of_weights() {
@@ -187,7 +209,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("Mine");
         fs::create_dir(&path).unwrap();
-        let config = json!({"torch_dtype": "float32", "max_position_embeddings": 64});
+        let mut config = Shape::named("tinyllama-1.1b").unwrap().config("float32");
+        config["max_position_embeddings"] = json!(64);
         fs::write(path.join("config.json"), config.to_string()).unwrap();
         let wanted = Wanted {
             model: path.to_str().unwrap(),

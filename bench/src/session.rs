@@ -1,10 +1,12 @@
-//! One run: every case, asked of every contender in turn, sample by sample, with the memory's speed probed around each. Pairs
+//! One run: every case, asked of every contender in turn, sample by sample, with the machine's speeds probed around each. Pairs
 //! what was measured side by side; knows no engine.
 
 use anyhow::{Context, Result};
 use stoker_figures::{Figure, Key, Run, System, better};
 
-use crate::{case::Case, reading::Reading};
+use stoker_engine::model::ModelSpec;
+
+use crate::{case::Case, probe::Speeds, reading::Reading};
 
 /// A system that cases are asked of.
 pub trait Contender {
@@ -29,6 +31,8 @@ pub struct Subject {
     pub case_prefix: String,
     /// Bytes of weights that one decoded token reads, where memory and no cache holds them.
     pub bytes_per_token: Option<u64>,
+    /// What it is made of.
+    pub spec: ModelSpec,
 }
 
 /// One process of measuring.
@@ -39,8 +43,8 @@ pub struct Session<'a> {
     pub subject: &'a Subject,
     /// Samples of each case.
     pub samples: usize,
-    /// GB/s of this machine's memory, now; none where something else computes.
-    pub probe: Option<&'a mut dyn FnMut() -> f64>,
+    /// What this machine does at best, now; none where something else computes.
+    pub probe: Option<&'a mut dyn FnMut() -> Speeds>,
     /// Told of every sample.
     pub progress: &'a mut dyn FnMut(&str),
 }
@@ -65,7 +69,12 @@ impl Session<'_> {
                 let system = &found[place].system;
                 let mut readings = able[place].sample(case).with_context(|| format!("{case} of {}", system.name))?;
                 speeds.extend(self.probed());
-                readings.extend(self.share_of_ceiling(case, &readings, &speeds[speeds.len().saturating_sub(2)..]));
+                let around = &speeds[speeds.len().saturating_sub(2)..];
+                readings.extend(
+                    [self.share_of_ceiling(case, &readings, around), self.share_of_peak(case, &readings, around)]
+                        .into_iter()
+                        .flatten(),
+                );
                 (self.progress)(&told(case, turn, self.samples, system, &readings));
                 found[place].readings.push(readings);
             }
@@ -91,19 +100,26 @@ impl Session<'_> {
         Ok(able)
     }
 
-    fn probed(&mut self) -> Option<f64> {
+    fn probed(&mut self) -> Option<Speeds> {
         self.probe.as_mut().map(|probe| probe())
     }
 
     /// How much of the memory's speed around a sample its decoding used.
-    fn share_of_ceiling(&self, case: Case, readings: &[Reading], around: &[f64]) -> Option<Reading> {
-        let bytes = self.subject.bytes_per_token.filter(|_| matches!(case, Case::Decode(_)) && !around.is_empty())?;
-        let tok_s = readings.iter().find(|reading| reading.metric == "tok_s")?.value;
-        let ceiling = around.iter().sum::<f64>() / around.len() as f64;
-        Some(Reading::new("share_of_ceiling", tok_s * bytes as f64 / 1e9 / ceiling))
+    fn share_of_ceiling(&self, case: Case, readings: &[Reading], around: &[Speeds]) -> Option<Reading> {
+        let bytes = self.subject.bytes_per_token.filter(|_| matches!(case, Case::Decode(_)))?;
+        let ceiling = mean(around.iter().map(|speeds| speeds.gb_s))?;
+        Some(Reading::new("share_of_ceiling", tok_s(readings)? * bytes as f64 / 1e9 / ceiling))
     }
 
-    fn figures(&self, case: Case, found: &[Samples], speeds: &[f64]) -> Vec<Figure> {
+    /// How much of what the cores multiply around a sample its prompt used.
+    fn share_of_peak(&self, case: Case, readings: &[Reading], around: &[Speeds]) -> Option<Reading> {
+        let Case::Prefill(n_tokens) = case else { return None };
+        let peak = mean(around.iter().filter_map(|speeds| speeds.gflop_s))?;
+        let seconds = f64::from(n_tokens) / tok_s(readings)?;
+        Some(Reading::new("share_of_peak", self.subject.spec.prompt_flop(n_tokens as usize) / seconds / 1e9 / peak))
+    }
+
+    fn figures(&self, case: Case, found: &[Samples], speeds: &[Speeds]) -> Vec<Figure> {
         let Subject { model, dtype, case_prefix, .. } = self.subject;
         let case_name = format!("{case_prefix}{case}");
         let figure = |system: &System, metric: &str, samples: &[f64]| {
@@ -122,12 +138,27 @@ impl Session<'_> {
                 figures.push(figure(&ours.system, &format!("ratio_to_{}", peer.system.name), &ratios));
             }
         }
-        if !speeds.is_empty() {
-            let memory = System { name: "memory".to_owned(), version: "read".to_owned() };
-            figures.push(figure(&memory, "gb_s", speeds));
+        let gb_s: Vec<f64> = speeds.iter().map(|speeds| speeds.gb_s).collect();
+        let multiplied = speeds.iter().filter(|_| matches!(case, Case::Prefill(_)));
+        let gflop_s: Vec<f64> = multiplied.filter_map(|speeds| speeds.gflop_s).collect();
+        for (name, version, metric, samples) in
+            [("memory", "read", "gb_s", gb_s), ("cores", "multiply-add", "gflop_s", gflop_s)]
+        {
+            if !samples.is_empty() {
+                figures.push(figure(&System { name: name.into(), version: version.into() }, metric, &samples));
+            }
         }
         figures
     }
+}
+
+fn tok_s(readings: &[Reading]) -> Option<f64> {
+    readings.iter().find(|reading| reading.metric == "tok_s").map(|reading| reading.value)
+}
+
+fn mean(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {
+    let n = values.clone().count();
+    (n > 0).then(|| values.sum::<f64>() / n as f64)
 }
 
 /// Forwards and backwards by turns, so that a machine that grows slower favours nobody.
@@ -156,9 +187,11 @@ fn paired_ratios(metric: &str, ours: &Samples, peer: &Samples) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use anyhow::bail;
+    use stoker_engine::model::{CheckpointFormat, ModelConfig};
     use stoker_figures::Conditions;
 
     use super::*;
+    use crate::shape::Shape;
 
     /// Plays samples of a rate; fails where there is none left.
     struct Scripted {
@@ -180,7 +213,16 @@ mod tests {
         }
     }
 
+    fn spec() -> ModelSpec {
+        let config = Shape::named("qwen2.5-0.5b").unwrap().config("bfloat16");
+        ModelSpec::new(&ModelConfig::from_json(&config, "config.json").unwrap(), CheckpointFormat::HuggingFace).unwrap()
+    }
+
     fn play(contenders: Vec<Scripted>) -> (Result<Vec<Figure>>, Vec<String>) {
+        play_case(contenders, Case::Decode(128))
+    }
+
+    fn play_case(contenders: Vec<Scripted>, case: Case) -> (Result<Vec<Figure>>, Vec<String>) {
         let conditions = Conditions { commit: "c".into(), machine: "m".into(), command: "x".into() };
         let run = Run::named("r".into(), conditions);
         let mut contenders: Vec<Box<dyn Contender>> =
@@ -192,11 +234,12 @@ mod tests {
             dtype: "bf16".into(),
             case_prefix: "avx2_".into(),
             bytes_per_token: Some(100_000_000),
+            spec: spec(),
         };
-        let mut probe = || 40.0;
+        let mut probe = || Speeds { gb_s: 40.0, gflop_s: Some(400.0) };
         let mut session =
             Session { run: &run, subject: &subject, samples: 3, probe: Some(&mut probe), progress: &mut progress };
-        let figures = session.measure(&mut contenders, Case::Decode(128));
+        let figures = session.measure(&mut contenders, case);
         (figures, heard)
     }
 
@@ -232,6 +275,16 @@ mod tests {
         let figures = play(vec![Scripted { name: "stoker", rates: vec![200.0; 3] }]).0.unwrap();
         let share = figures.iter().find(|figure| figure.metric == "share_of_ceiling").unwrap();
         assert!((share.value - 0.5).abs() < 1e-9, "20 GB/s of 40: {share:?}");
+    }
+
+    #[test]
+    fn a_prompt_is_told_as_a_share_of_what_the_cores_multiply() {
+        let contenders = vec![Scripted { name: "stoker", rates: vec![200.0; 3] }];
+        let figures = play_case(contenders, Case::Prefill(512)).0.unwrap();
+        let value = |metric: &str| figures.iter().find(|figure| figure.metric == metric).map(|figure| figure.value);
+        let seconds = 512.0 / 200.0;
+        assert_eq!(value("share_of_peak"), Some(spec().prompt_flop(512) / seconds / 1e9 / 400.0));
+        assert_eq!((value("gflop_s"), value("share_of_ceiling")), (Some(400.0), None));
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub enum Fill {
     Scale,
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 9] = [
     Shape {
         name: "llama-3.1-8b",
         family: Family::Llama,
@@ -108,6 +108,22 @@ const SHAPES: [Shape; 8] = [
         rope_factor: 8.0,
         rms_norm_eps: 1e-5,
         tie_word_embeddings: false,
+    },
+    Shape {
+        name: "qwen3-1.7b",
+        family: Family::Qwen3,
+        hidden_size: 2048,
+        intermediate_size: 6144,
+        num_hidden_layers: 28,
+        num_attention_heads: 16,
+        num_key_value_heads: 8,
+        head_dim: 128,
+        vocab_size: 151_936,
+        max_position_embeddings: 40_960,
+        rope_theta: 1_000_000.0,
+        rope_factor: 1.0,
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: true,
     },
     Shape {
         name: "qwen3-8b",
@@ -342,6 +358,7 @@ mod tests {
     fn shapes_have_the_published_number_of_parameters() {
         assert_eq!(n_params("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(n_params("llama-3.1-70b"), 70_553_706_496);
+        assert_eq!(n_params("qwen3-1.7b"), 1_720_574_976);
         assert_eq!(n_params("qwen3-8b"), 8_190_735_360);
         assert_eq!(n_params("gemma-2-9b"), 9_241_705_984);
         assert_eq!(n_params("phi-4"), 14_659_507_200);

@@ -82,7 +82,7 @@ mod tests {
         ] {
             assert_eq!(better(lower), Better::Lower, "{lower}");
         }
-        for higher in ["gain", "share_of_in_process", "gb_s", "tflop_s", "share_of_ceiling"] {
+        for higher in ["gain", "share_of_in_process", "gb_s", "tflop_s", "share_of_ceiling", "share_of_peak"] {
             assert_eq!(better(higher), Better::Higher, "{higher}");
         }
     }

@@ -1,6 +1,9 @@
 //! Shared by the engine's integration tests: where the tiny checkpoints lie, and how to run one.
 
-use std::path::{Path, PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, LoadedModel, ModelFiles, Request,
@@ -17,8 +20,11 @@ pub(crate) fn ember() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember")
 }
 
-/// A configuration of one model directory.
+/// A configuration of one model directory. `STOKER_CPU_ISA` names the instructions that compute, as it does for the agent; one
+/// that is not here fails the test.
 pub(crate) fn config(directory: &Path, limits: EngineLimits) -> EngineConfig {
+    let forced = env::var("STOKER_CPU_ISA").ok().map(|name| name.parse().unwrap_or_else(|refusal| panic!("{refusal}")));
+    let limits = EngineLimits { isa: limits.isa.or(forced), ..limits };
     EngineConfig { model: ModelFiles::Directory(directory.to_path_buf()), limits, device: DeviceChoice::Cpu }
 }
 

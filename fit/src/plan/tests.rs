@@ -77,6 +77,19 @@ fn parameters_are_as_many_as_the_publishers_count() {
 }
 
 #[test]
+fn a_prompt_takes_two_operations_a_number_and_row_and_four_a_number_seen() {
+    let flop = |config, n_tokens| model(&config).spec.prompt_flop(n_tokens);
+    let layer = 2.0 * 4096.0 * 4096.0 + 2.0 * 4096.0 * 1024.0 + 3.0 * 4096.0 * 14_336.0;
+    let head = 2.0 * 128_256.0 * 4096.0;
+    // Three tokens see one, two and three.
+    assert_eq!(flop(llama(4096, 14_336, 32, [32, 8]), 3), 32.0 * (2.0 * 3.0 * layer + 4.0 * 4096.0 * 6.0) + head);
+    // Layers with a window see no more than it: of its 32 Mistral's all see 4,096.
+    let mistral = published("mistral-7b-v0.1");
+    let beyond = mistral.spec.prompt_flop(8193) - mistral.spec.prompt_flop(8192);
+    assert_eq!(beyond, 32.0 * (2.0 * layer + 4.0 * 4096.0 * 4096.0));
+}
+
+#[test]
 fn keys_and_values_of_a_token_are_two_of_every_layer_and_kv_head() {
     let bytes = |name: &str| plan(&published(name), &Asked::default(), card("H200")).unwrap().memory.kv_bytes_per_token;
     // 2 x layers x KV heads x width x 2 bytes.

@@ -13,6 +13,11 @@ pub use cache::CpuCache;
 pub use kernel::{Isa, NoSuchIsa};
 pub use weights::{CpuMatrix, CpuVector};
 
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Instant,
+};
+
 use super::BatchInputs;
 use crate::{
     model::{Activation, AttentionSpec, RopeTable, StoredMatrix, WeightFormat},
@@ -21,6 +26,10 @@ use crate::{
 
 /// Work below this many numbers is not worth handing to another thread.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
+
+/// Tasks of a thread while the peak is measured, of which one that wakes late leaves some to others, and steps of each sum in one.
+const PEAK_TASKS: usize = 64;
+const PEAK_STEPS: usize = 1 << 16;
 
 /// The threads that compute, and the instructions they compute with.
 #[derive(Debug)]
@@ -90,6 +99,19 @@ impl CpuTensor {
 }
 
 impl CpuOps {
+    /// Floating-point operations a second of all threads together, as many as the instructions do that multiply by weights of
+    /// this format, with everything in registers: what no product can exceed. Takes some milliseconds. `None` of blocks,
+    /// which are multiplied as integers.
+    pub fn peak_flop_s(&mut self, format: WeightFormat) -> Option<f64> {
+        let (format, isa, n_tasks) = (weights::plain(format)?, self.isa, PEAK_TASKS * self.n_threads());
+        let n_operations = AtomicU64::new(0);
+        let begun = Instant::now();
+        self.pool.run(n_tasks, &|_| {
+            n_operations.fetch_add(isa.multiply_add(format, PEAK_STEPS), Ordering::Relaxed);
+        });
+        Some(n_operations.into_inner() as f64 / begun.elapsed().as_secs_f64())
+    }
+
     /// Takes a weight matrix over from its file; a quantised one may become numbers of the format `plain`.
     pub(crate) fn matrix(&mut self, weight: &StoredMatrix, plain: WeightFormat) -> CpuMatrix {
         CpuMatrix::new(&mut self.pool, weight, plain)

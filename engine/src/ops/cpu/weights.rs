@@ -51,6 +51,16 @@ pub struct CpuVector {
 }
 
 impl CpuMatrix {
+    /// A matrix of plain numbers that lie in memory, row by row.
+    ///
+    /// # Panics
+    /// The format is one of blocks, or there are more or fewer bytes than `outputs x inputs` numbers have.
+    pub fn in_memory(format: WeightFormat, [n_outputs, n_inputs]: [usize; 2], bytes: Vec<u8>) -> Self {
+        let format = plain(format).expect("a format of plain numbers");
+        assert_eq!(bytes.len(), n_outputs * n_inputs * format.bytes(), "bytes for every number");
+        Self(Form::Stored(StoredMatrix { n_outputs, n_inputs, format, bytes: MatrixBytes::Gathered(bytes) }))
+    }
+
     /// Takes a matrix over. Codes that are multiplied as numbers become such of that format.
     pub(super) fn new(pool: &mut Pool, matrix: &Stored, plain_format: WeightFormat) -> Self {
         match matrix {
@@ -191,7 +201,7 @@ fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
 }
 
 /// The format of plain numbers; `None` of blocks.
-fn plain(format: WeightFormat) -> Option<Format> {
+pub(super) fn plain(format: WeightFormat) -> Option<Format> {
     match format {
         WeightFormat::F32 => Some(Format::F32),
         WeightFormat::Bf16 => Some(Format::Bf16),

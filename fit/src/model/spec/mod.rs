@@ -198,6 +198,13 @@ impl ModelSpec {
         self.weights().try_fold(0u64, |sum, weight| Ok(sum.saturating_add(weight.n_values_of(rank)?)))
     }
 
+    /// Floating-point operations that a prompt of so many tokens takes: two for each number of a matrix and row, the head's for the
+    /// last row alone, and four for each number of a query and token that it sees. Norms, rotations and softmax are not counted.
+    pub fn prompt_flop(&self, n_tokens: usize) -> f64 {
+        let layers: f64 = self.layers.iter().map(|layer| layer.prompt_flop(n_tokens)).sum();
+        layers + 2.0 * self.vocab_size as f64 * self.hidden_size as f64
+    }
+
     /// Numbers of all weights, tied ones counted once.
     pub fn n_params(&self) -> u64 {
         self.weights().fold(0, |sum, weight| sum.saturating_add(weight.n_values()))
@@ -210,6 +217,15 @@ impl LayerSpec {
         let AttentionLayer { qk_norm, attention, .. } = &self.attention;
         let norm = qk_norm.as_ref().map(|norms| &norms.q.weight)?;
         (norm.rows.len() != attention.heads.head_dim).then_some(norm)
+    }
+
+    fn prompt_flop(&self, n_tokens: usize) -> f64 {
+        let AttentionLayer { q, k, v, o, attention, .. } = &self.attention;
+        let FeedForwardLayer { gate, up, down, .. } = &self.feed_forward;
+        let n_numbers: u64 = [q, k, v, o, gate, up, down].iter().map(|linear| linear.weight.n_values()).sum();
+        let seen: usize =
+            (1..=n_tokens).map(|n_before| attention.window.map_or(n_before, |most| most.min(n_before))).sum();
+        2.0 * n_numbers as f64 * n_tokens as f64 + 4.0 * attention.heads.q_width() as f64 * seen as f64
     }
 
     /// Every weight of the layer, in the order of the computation.

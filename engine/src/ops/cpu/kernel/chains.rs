@@ -117,7 +117,7 @@ unsafe impl<V: Eight, T: Chained> Lanes for Chains<V, T> {
     const STEP: usize = 2 * CHAIN;
     const X_BYTES: usize = 2 * CHAIN_BYTES;
     const W_BYTES: usize = 2 * CHAIN * T::BYTES;
-    const RUN: usize = 512;
+    const RUN: usize = 1024;
     const TILES: Tiles = Tiles::Panel;
     type Acc = [V; 2];
     type X = [V; 2];

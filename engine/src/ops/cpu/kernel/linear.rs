@@ -6,6 +6,7 @@ use std::{array, ops::Range};
 use super::{
     Format, Isa, Line, PackedRows, Panels, Product, Target, WeightRows,
     blocks::{BlockRows, PANEL_OUTPUTS, PanelProduct},
+    lanes::Tiles,
 };
 use crate::pool::{Pool, RowRuns};
 
@@ -14,8 +15,12 @@ const MIN_TASK_BYTES: usize = 32 << 10;
 /// Tasks a thread gets on average: one that is slow or late leaves some to the others, and all end together. Neighbouring
 /// tasks are as good as one (see the pool), so only the claim of each is a cost.
 const TASKS_PER_THREAD: usize = 16;
-/// Outputs of a task are a multiple of this: whole tiles of 8 and of 6, and whole cache lines of the result.
+/// The same where so many rows meet panels that each task has them all from memory again, run by run.
+const TASKS_OF_MANY_ROWS: usize = 4;
+const MANY_ROWS: usize = 64;
+/// Outputs of a task are a multiple of this: whole tiles of 8 and of 6, or whole panels, and whole cache lines of the result.
 const OUTPUT_UNIT: usize = 48;
+const WIDENED_UNIT: usize = 16;
 /// Packed bytes of a task: below it, rows are packed where they are used.
 const MIN_PACKED_BYTES: usize = 64 << 10;
 
@@ -57,11 +62,15 @@ impl Weights<'_> {
         }
     }
 
-    /// Outputs that a task has a multiple of.
-    fn output_unit(self) -> usize {
+    /// Outputs that a task has a multiple of, and tasks that a thread gets on average.
+    fn division(self, isa: Isa, n_rows: usize) -> (usize, usize) {
         match self {
-            Self::Rows(..) => OUTPUT_UNIT,
-            Self::Panels(_) => PANEL_OUTPUTS,
+            Self::Rows(_, format) => match isa.tiles(format) {
+                Tiles::InPlace => (OUTPUT_UNIT, TASKS_PER_THREAD),
+                Tiles::Panel if n_rows < MANY_ROWS => (WIDENED_UNIT, TASKS_PER_THREAD),
+                Tiles::Panel => (WIDENED_UNIT, TASKS_OF_MANY_ROWS),
+            },
+            Self::Panels(_) => (PANEL_OUTPUTS, TASKS_PER_THREAD),
         }
     }
 
@@ -93,7 +102,7 @@ pub(in super::super) fn multiply<const N: usize>(
     let mut results = matrices.map(|matrix| vec![0.0; n_rows * matrix.n_outputs()]);
     let mut places = results.iter_mut().zip(matrices).map(|(y, matrix)| Target::new(y, matrix.n_outputs()));
     let targets: [Target<'_>; N] = array::from_fn(|_| places.next().expect("a result for each matrix"));
-    let tasks = tasks(&matrices, pool.n_threads());
+    let tasks = tasks(isa, n_rows, &matrices, pool.n_threads());
     pool.run(tasks.len(), &|idx| {
         let Task { matrix, outputs } = &tasks[idx];
         let (weights, outputs, y) = (matrices[*matrix], outputs.clone(), &targets[*matrix]);
@@ -107,13 +116,13 @@ pub(in super::super) fn multiply<const N: usize>(
     results
 }
 
-fn tasks(matrices: &[Weights<'_>], n_threads: usize) -> Vec<Task> {
+fn tasks(isa: Isa, n_rows: usize, matrices: &[Weights<'_>], n_threads: usize) -> Vec<Task> {
     let n_outputs: usize = matrices.iter().map(|matrix| matrix.n_outputs()).sum();
-    let even = n_outputs.div_ceil(n_threads * TASKS_PER_THREAD);
     let mut tasks = Vec::new();
     for (idx, matrix) in matrices.iter().enumerate() {
+        let (unit, per_thread) = matrix.division(isa, n_rows);
         let least = MIN_TASK_BYTES.div_ceil(matrix.row_bytes());
-        let per_task = even.max(least).next_multiple_of(matrix.output_unit());
+        let per_task = n_outputs.div_ceil(n_threads * per_thread).max(least).next_multiple_of(unit);
         let n_outputs = matrix.n_outputs();
         let firsts = (0..n_outputs).step_by(per_task);
         tasks.extend(firsts.map(|first| Task { matrix: idx, outputs: first..n_outputs.min(first + per_task) }));

@@ -19,6 +19,7 @@ mod lanes;
 mod linear;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod peak;
 mod portable;
 mod product;
 #[cfg(test)]
@@ -26,7 +27,7 @@ mod tests;
 mod vector;
 
 use half::{bf16, f16};
-use lanes::Lanes;
+use lanes::{Lanes, Tiles};
 
 use attend::Attend;
 pub(super) use attend::{AttentionTask, CachedBytes};
@@ -131,6 +132,13 @@ impl Isa {
         packed
     }
 
+    /// How several rows meet weights of that format.
+    fn tiles(self, format: Format) -> Tiles {
+        let mut tiles = Tiles::InPlace;
+        self.run(format, AskTiles(&mut tiles));
+        tiles
+    }
+
     /// Packs rows into lines that are zero, the first row at their beginning.
     fn pack(self, rows: &[f32], width: usize, format: Format, lines: &mut [Line]) {
         self.run(format, Pack { rows, width, lines });
@@ -204,6 +212,15 @@ impl Kernel for Reserve<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
         self.packed.reserve::<L>(self.n_rows, self.width);
+    }
+}
+
+struct AskTiles<'a>(&'a mut Tiles);
+
+impl Kernel for AskTiles<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        *self.0 = L::TILES;
     }
 }
 

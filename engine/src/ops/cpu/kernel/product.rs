@@ -43,9 +43,9 @@ const PANEL_OUTPUTS: usize = 4;
 const PANEL_ROWS: usize = 3;
 /// Runs of packed rows that stay in the second-level cache while panels pass by, in bytes: half of the 512 KB of chips
 /// that have panels.
-const CACHED_RUN_BYTES: usize = 256 << 10;
+const CACHED_RUN_BYTES: usize = 264 << 10;
 /// Bytes of a panel: runs of 512 inputs in f32.
-const PANEL_BYTES: usize = PANEL_OUTPUTS * 512 * size_of::<f32>();
+const PANEL_BYTES: usize = PANEL_OUTPUTS * 1024 * size_of::<f32>();
 
 /// Weight rows, one after the other.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,9 @@ impl Kernel for Product<'_> {
         assert!(outputs.end <= y.stride && x.n_rows * y.stride <= y.len, "every product has its place");
         let rows_at_once = match L::TILES {
             Tiles::InPlace => (CACHED_BYTES / x.stride).max(8) / 4 * 4,
-            Tiles::Panel => CACHED_RUN_BYTES / (L::RUN * size_of::<f32>()) / PANEL_ROWS * PANEL_ROWS,
+            Tiles::Panel => {
+                even_parts(x.n_rows, CACHED_RUN_BYTES / (L::RUN * size_of::<f32>()) / PANEL_ROWS * PANEL_ROWS)
+            }
         };
         for first in (0..x.n_rows).step_by(rows_at_once) {
             let rows = first..x.n_rows.min(first + rows_at_once);
@@ -119,6 +121,11 @@ impl Kernel for Product<'_> {
             };
         }
     }
+}
+
+/// Rows of each part of `n_rows`, whole tiles of panels, so that no part is much smaller than the others.
+fn even_parts(n_rows: usize, most: usize) -> usize {
+    n_rows.div_ceil(n_rows.div_ceil(most).max(1)).next_multiple_of(PANEL_ROWS)
 }
 
 /// All outputs for rows that fit the cache.
@@ -281,12 +288,15 @@ pub(super) unsafe fn widened<L: Lanes>(
             let outputs = output..outputs.end.min(output + PANEL_OUTPUTS);
             // SAFETY: as the caller vouches.
             unsafe {
+                let mut ahead = Ahead::new::<L>(w, outputs.end, run.clone(), rows.len().div_ceil(PANEL_ROWS));
                 let w = panel.fill::<L>(w, outputs.clone(), run.clone());
                 let mut row = rows.start;
                 while row + PANEL_ROWS <= rows.end {
+                    ahead.ask::<L>();
                     panel_tile::<L, PANEL_ROWS>(x, row, w, outputs.clone(), run.clone(), y);
                     row += PANEL_ROWS;
                 }
+                ahead.ask::<L>();
                 match rows.end - row {
                     2 => panel_tile::<L, 2>(x, row, w, outputs, run.clone(), y),
                     1 => panel_tile::<L, 1>(x, row, w, outputs, run.clone(), y),
@@ -308,8 +318,7 @@ fn runs<L: Lanes>(w: WeightRows<'_>) -> impl Iterator<Item = Range<usize>> {
 struct Panel(MaybeUninit<[Line; PANEL_BYTES / size_of::<Line>()]>);
 
 impl Panel {
-    /// Widens the steps `run` of `outputs`; what the panel has room for beyond them is zero. Asks for the weights of the
-    /// next outputs meanwhile.
+    /// Widens the steps `run` of `outputs`; what the panel has room for beyond them is zero.
     ///
     /// # Safety
     /// `w` has the outputs and steps. The CPU has the set of `L`.
@@ -327,9 +336,7 @@ impl Panel {
                     continue;
                 }
                 let row = w.bytes.as_ptr().add((outputs.start + c) * w.row_bytes);
-                let next = row.wrapping_add(PANEL_OUTPUTS * w.row_bytes);
                 for step in run.start..run.end.min(n_steps) {
-                    L::prefetch(next.wrapping_add(step * L::W_BYTES), CacheLevel::Second);
                     L::put(L::w(row.add(step * L::W_BYTES)), at);
                     at = at.add(L::X_BYTES);
                 }
@@ -339,6 +346,46 @@ impl Panel {
             }
         }
         Strided { at: start, stride }
+    }
+}
+
+/// The weights of the next panel, of which each tile asks for a share before it meets this one: memory takes no more requests
+/// at once than it has places for.
+struct Ahead {
+    /// Where the run of the first of the outputs begins; it need not exist.
+    at: *const u8,
+    row_bytes: usize,
+    /// Lines of an output, of a tile's share, and asked for by now of all outputs.
+    n_lines: usize,
+    per_tile: usize,
+    asked: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn new<L: Lanes>(w: WeightRows<'_>, output: usize, run: Range<usize>, n_tiles: usize) -> Self {
+        let at = w.bytes.as_ptr().wrapping_add(output * w.row_bytes + run.start * L::W_BYTES);
+        let n_lines = (run.len() * L::W_BYTES).div_ceil(size_of::<Line>());
+        Self { at, row_bytes: w.row_bytes, n_lines, per_tile: (PANEL_OUTPUTS * n_lines).div_ceil(n_tiles), asked: 0 }
+    }
+
+    /// Asks for a share.
+    ///
+    /// # Safety
+    /// The CPU has the set of `L`.
+    #[inline(always)]
+    unsafe fn ask<L: Lanes>(&mut self) {
+        let end = (self.asked + self.per_tile).min(PANEL_OUTPUTS * self.n_lines);
+        while self.asked < end {
+            let (output, line) = (self.asked / self.n_lines, self.asked % self.n_lines);
+            let row = self.at.wrapping_add(output * self.row_bytes);
+            let last = (line + end - self.asked).min(self.n_lines);
+            for line in line..last {
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { L::prefetch(row.wrapping_add(line * size_of::<Line>()), CacheLevel::Second) };
+            }
+            self.asked += last - line;
+        }
     }
 }
 
@@ -361,9 +408,21 @@ unsafe fn panel_tile<L: Lanes, const R: usize>(
         let sums = L::sums::<R, PANEL_OUTPUTS>(x, w, run.len());
         for (r, sums) in sums.into_iter().enumerate() {
             let place = y.start.add((row + r) * y.stride + outputs.start);
-            for (c, sum) in L::fold4(sums).into_iter().enumerate().take(outputs.len()) {
-                let place = place.add(c);
-                place.write(if run.start == 0 { sum } else { place.read() + sum });
+            let sums = L::fold4(sums);
+            // All four at once where there are four: one by one they take as long as the fold.
+            match (outputs.len() == PANEL_OUTPUTS, run.start == 0) {
+                (true, true) => place.cast::<[f32; PANEL_OUTPUTS]>().write(sums),
+                (true, false) => {
+                    let mut totals = place.cast::<[f32; PANEL_OUTPUTS]>().read();
+                    totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+                    place.cast::<[f32; PANEL_OUTPUTS]>().write(totals);
+                }
+                (false, is_first) => {
+                    for (c, sum) in sums.into_iter().enumerate().take(outputs.len()) {
+                        let place = place.add(c);
+                        place.write(if is_first { sum } else { place.read() + sum });
+                    }
+                }
             }
         }
     }
