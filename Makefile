@@ -44,7 +44,10 @@ test: kube helm binaries ## All tests: pure, real API server, real agent process
 	tools/slowest.sh $(TEST_LOG)
 	tools/skipped.sh $(SKIP_LOG)
 
-check: fmt clippy generate-check test chart-check docs-check deny ## Everything CI runs
+check: fmt clippy generate-check test isa-check chart-check docs-check deny ## Everything CI runs
+
+isa-check: ## The CPU back end on every instruction set of this machine, and of 64-bit Arm under qemu: kernels, goldens
+	@tools/isa.sh
 
 e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
 	@tools/e2e/run.sh
