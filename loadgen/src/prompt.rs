@@ -61,10 +61,12 @@ pub fn words(seed: u64, n: usize) -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use stoker_workload::HashIds;
+
     use super::*;
 
     fn request(prompt_tokens: u32, cached_tokens: u32) -> Request {
-        Request { arrived: 0.0, prompt_tokens, cached_tokens, completion_tokens: 1 }
+        Request { arrived: 0.0, prompt_tokens, cached_tokens, completion_tokens: 1, hash_ids: HashIds::default() }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use stoker_loadgen::{
     run::{Outcome, Plan, run},
     summary::{Summary, Targets},
 };
-use stoker_workload::{Lengths, Request, Sizes, Steps};
+use stoker_workload::{HashIds, Lengths, Request, Sizes, Steps};
 use tokio::{net::TcpListener, sync::mpsc, time::Instant};
 
 /// The two requests that count tokens come first and are no part of the measurement.
@@ -107,7 +107,13 @@ async fn measured(behaviour: Behaviour, requests: Vec<Request>, in_flight_max: u
 fn regular(n: u32, gap_ms: u32) -> Vec<Request> {
     let at = |idx| f64::from(idx * gap_ms) / 1000.0;
     (0..n)
-        .map(|idx| Request { arrived: at(idx), prompt_tokens: 107, cached_tokens: 0, completion_tokens: N_PIECES })
+        .map(|idx| Request {
+            arrived: at(idx),
+            prompt_tokens: 107,
+            cached_tokens: 0,
+            completion_tokens: N_PIECES,
+            hash_ids: HashIds::default(),
+        })
         .collect()
 }
 

@@ -63,6 +63,8 @@ pub struct Progress {
 pub struct Comparison {
     /// Name of the trace.
     pub trace: String,
+    /// It says what prompts share, so that replicas looked for it in their caches.
+    pub names_prefixes: bool,
     /// What ours came to.
     pub ours: Outcomes,
     /// What somebody who knew the load would have come to with no more late answers than ours; `None` where even that one
@@ -90,6 +92,7 @@ pub fn compare(
         .zip(oracles)
         .map(|((world, ours), oracle)| Comparison {
             trace: world.trace.name.clone(),
+            names_prefixes: world.trace.requests.iter().any(|request| !request.hash_ids.is_empty()),
             ours: ours.clone(),
             oracle,
             one_target: Vec::new(),

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use stoker_workload::{Request, Rng};
 
 use crate::{
+    gateway::Gateway,
     model::{Promise, ReplicaModel},
     outcome::{Outcomes, Sample},
     replica::Replica,
@@ -96,7 +97,7 @@ pub struct Setting {
 /// Runs a world under a rule until its last request is answered.
 pub fn simulate(world: &World, rule: &mut dyn Rule, setting: &Setting) -> Outcomes {
     let mut fleet = Fleet::new(world, setting);
-    let mut requests = world.trace.requests.iter().copied().peekable();
+    let mut requests = world.trace.requests.iter().cloned().peekable();
     let mut now = 0.0;
     while requests.peek().is_some() || !fleet.is_idle() {
         let next_look = now + LOOK_SECONDS;
@@ -127,7 +128,22 @@ struct Fleet<'a> {
     held: VecDeque<Request>,
     outcomes: Outcomes,
     sample: Sample,
-    preemptions_of_the_gone: u64,
+    gone: Gone,
+    gateway: Gateway,
+}
+
+/// What replicas that are no more came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gone {
+    preemptions: u64,
+    prefill_tokens: u64,
+}
+
+impl Gone {
+    fn add(&mut self, replica: &Replica) {
+        self.preemptions += replica.preemptions();
+        self.prefill_tokens += replica.prefill_tokens();
+    }
 }
 
 impl<'a> Fleet<'a> {
@@ -143,7 +159,8 @@ impl<'a> Fleet<'a> {
             held: VecDeque::new(),
             outcomes: Outcomes::new(setting.promise),
             sample: Sample::default(),
-            preemptions_of_the_gone: 0,
+            gone: Gone::default(),
+            gateway: Gateway::default(),
         };
         (0..fleet.desired).for_each(|_| fleet.create(0.0, 0.0));
         fleet.members.iter_mut().for_each(|member| member.stage = Stage::Serving);
@@ -182,7 +199,7 @@ impl<'a> Fleet<'a> {
                 continue;
             }
             let lost = self.members.remove(idx).replica;
-            self.preemptions_of_the_gone += lost.preemptions();
+            self.gone.add(&lost);
             let start_seconds = self.start_seconds();
             self.create(now, start_seconds);
             for request in lost.abandon() {
@@ -209,6 +226,7 @@ impl<'a> Fleet<'a> {
             Router::BestOfTwo => self.better_of_two(request.arrived),
             Router::Random => self.pick(),
             Router::LeastRequests => self.least_requests(request.arrived),
+            Router::Prefix => self.longest_prefix(&request),
         };
         match chosen {
             Some(idx) => self.members[idx].replica.submit(request),
@@ -237,6 +255,14 @@ impl<'a> Fleet<'a> {
         serving.min_by_key(|idx| self.members[*idx].replica.open())
     }
 
+    /// The gateway's choice, which looks at all.
+    fn longest_prefix(&mut self, request: &Request) -> Option<usize> {
+        for member in self.members.iter_mut().filter(|member| member.stage == Stage::Serving) {
+            member.replica.advance(request.arrived);
+        }
+        self.gateway.choose(request, &self.members)
+    }
+
     /// A random serving replica.
     fn pick(&mut self) -> Option<usize> {
         let serving = || self.members.iter().enumerate().filter(|(_, member)| member.stage == Stage::Serving);
@@ -255,8 +281,7 @@ impl<'a> Fleet<'a> {
             Stage::Draining { until } => member.replica.is_empty() || until <= now,
             Stage::Starting { .. } | Stage::Serving => false,
         };
-        let gone = self.members.iter().filter(|member| is_gone(member));
-        self.preemptions_of_the_gone += gone.map(|member| member.replica.preemptions()).sum::<u64>();
+        self.members.iter().filter(|member| is_gone(member)).for_each(|member| self.gone.add(&member.replica));
         self.members.retain(|member| !is_gone(member));
         if self.members.iter().any(|member| member.stage == Stage::Serving) {
             let held = std::mem::take(&mut self.held);
@@ -271,8 +296,9 @@ impl<'a> Fleet<'a> {
                 self.sample.misses += u32::from(self.outcomes.add(&outcome));
             }
         }
-        let preemptions: u64 = self.members.iter().map(|member| member.replica.preemptions()).sum();
-        self.outcomes.preemptions = preemptions + self.preemptions_of_the_gone;
+        let mut all = self.gone;
+        self.members.iter().for_each(|member| all.add(&member.replica));
+        (self.outcomes.preemptions, self.outcomes.prefill_tokens) = (all.preemptions, all.prefill_tokens);
         if now > self.world.trace.seconds {
             return;
         }

@@ -4,8 +4,10 @@
 //! rival for its best at equal GPU-hours; [`Oracle`] knows what comes. Nothing here reads a clock; every number follows
 //! from the world and a seed. The operator links none of this.
 
+mod cache;
 pub mod compare;
 mod fleet;
+mod gateway;
 pub mod judge;
 pub mod lottery;
 mod model;

@@ -5,7 +5,7 @@
 //! choosing, and both are reported. What users were promised is what such replicas can keep at all: where one prompt
 //! alone takes longer than the usual promise, the promise is longer.
 
-use stoker_workload::{Request, Rng, Trace};
+use stoker_workload::{HashIds, Request, Rng, Trace};
 
 use crate::{
     fleet::Setting,
@@ -172,6 +172,7 @@ impl Mix {
             prompt_tokens: prompt as u32,
             cached_tokens: (prompt * kind.cached_share) as u32,
             completion_tokens: completion as u32,
+            hash_ids: HashIds::default(),
         }
     }
 }

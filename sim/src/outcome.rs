@@ -15,6 +15,10 @@ pub struct Outcomes {
     pub misses: u64,
     /// Of those, by the first token.
     pub ttft_misses: u64,
+    /// Tokens of the prompts of those requests.
+    pub prompt_tokens: u64,
+    /// Tokens whose prefill was computed: without what was cached, and again for sequences that were thrown out.
+    pub prefill_tokens: u64,
     /// Sequences thrown out for lack of blocks.
     pub preemptions: u64,
     /// Seconds of existence, summed over the replicas, while the trace lasted.
@@ -61,6 +65,8 @@ impl Outcomes {
             requests: 0,
             misses: 0,
             ttft_misses: 0,
+            prompt_tokens: 0,
+            prefill_tokens: 0,
             preemptions: 0,
             gpu_seconds: 0.0,
             seconds: 0.0,
@@ -78,6 +84,7 @@ impl Outcomes {
         let promised = f64::from(outcome.gaps) * self.promise.itl_seconds + self.promise.stall_seconds;
         let is_late = is_late_first || decoding > promised;
         self.requests += 1;
+        self.prompt_tokens += u64::from(outcome.prompt_tokens);
         self.ttft_misses += u64::from(is_late_first);
         self.misses += u64::from(is_late);
         is_late
@@ -120,7 +127,7 @@ mod tests {
     #[test]
     fn a_late_answer_counts_once_however_late_it_is() {
         let mut outcomes = Outcomes::new(Promise::default());
-        let fine = Outcome { arrived: 0.0, finished: 6.6, ttft: 1.4, gaps: 100, unloaded: 0.5 };
+        let fine = Outcome { arrived: 0.0, finished: 6.6, ttft: 1.4, gaps: 100, unloaded: 0.5, prompt_tokens: 9 };
         assert!(!outcomes.add(&fine));
         assert!(outcomes.add(&Outcome { ttft: 1.6, finished: 9.0, ..fine }));
         assert!(outcomes.add(&Outcome { finished: 6.7, ..fine }));

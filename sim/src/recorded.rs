@@ -7,7 +7,7 @@
 
 use stoker_crds::contract::KV_BLOCK_TOKENS;
 use stoker_scaling::{DecisionRecord, Line, Signals};
-use stoker_workload::{Request, Rng, Trace};
+use stoker_workload::{HashIds, Request, Rng, Trace};
 use thiserror::Error;
 
 use crate::{
@@ -129,6 +129,7 @@ impl Served {
             prompt_tokens: prompt as u32,
             cached_tokens: prompt as u32,
             completion_tokens: (completion as u32).max(1),
+            hash_ids: HashIds::default(),
         }
     }
 

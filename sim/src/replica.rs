@@ -2,17 +2,25 @@
 //!
 //! Owns its queues, its blocks and its own time, which runs ahead of the fleet's by at most one step. Deterministic.
 //! Decodes come first, then prefill chunks, then admission from the front of the queue; who came last is preempted.
+//!
+//! Blocks that no sequence references hold prompts of before, where these say by name what they share ([`HashIds`]): what is found
+//! there at admission needs no prefill. A prompt can be found from its first token on, its answer never. As with cached tokens that a
+//! trace says itself, each sequence counts all of its blocks, also those that another has too.
+//!
+//! [`HashIds`]: stoker_workload::HashIds
 
 use std::collections::VecDeque;
 
 use stoker_cost::{CostMeter, Spent, StepCost, StepReport, StepWork};
 use stoker_crds::contract::KV_BLOCK_TOKENS;
-use stoker_workload::Request;
+use stoker_workload::{HASH_BLOCK_TOKENS, Request};
 
-use crate::model::ReplicaModel;
+use crate::{cache::PrefixCache, model::ReplicaModel};
 
 /// Seconds for which requests are priced by the same costs.
 const COST_SECONDS: f64 = 10.0;
+/// KV blocks of a block that has a name.
+const BLOCKS_PER_NAME: u32 = HASH_BLOCK_TOKENS / KV_BLOCK_TOKENS;
 
 /// What became of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,8 +33,11 @@ pub struct Outcome {
     pub ttft: f64,
     /// Tokens after the first.
     pub gaps: u32,
-    /// Seconds its prompt takes on an idle replica.
+    /// Seconds its prompt takes on an idle replica: one that holds what the trace calls cached, and nothing of prompts by name, so
+    /// that the promise is the same wherever it is sent.
     pub unloaded: f64,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -39,12 +50,38 @@ struct Sequence {
     generated: u32,
     blocks: u32,
     first_token: Option<f64>,
+    /// Tokens of the prompt that were there.
+    cached: u32,
+    /// Tokens of it that would have been there when it began to wait.
+    foreseen: u32,
+    /// The cache keeps its prompt.
+    is_held: bool,
 }
 
 impl Sequence {
     fn new(request: Request) -> Self {
-        let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
-        Self { computed: cached, needed: request.prompt_tokens, generated: 0, blocks: 0, first_token: None, request }
+        let cached = said_cached(&request);
+        Self {
+            computed: cached,
+            needed: request.prompt_tokens,
+            generated: 0,
+            blocks: 0,
+            first_token: None,
+            cached,
+            foreseen: cached,
+            is_held: false,
+            request,
+        }
+    }
+
+    fn names(&self) -> &[u64] {
+        self.request.hash_ids.as_slice()
+    }
+
+    /// Tokens of the prompt that are there now; the last one is computed in any case, something must be drawn from.
+    fn found(&self, cache: &PrefixCache) -> u32 {
+        let found = cache.held(self.names()) as u32 * HASH_BLOCK_TOKENS;
+        found.min(self.request.prompt_tokens.saturating_sub(1))
     }
 
     fn is_decoding(&self) -> bool {
@@ -72,6 +109,10 @@ pub struct Replica {
     finished: u64,
     outcomes: Vec<Outcome>,
     prefill: PrefillMeter,
+    prefill_tokens: u64,
+    cache: PrefixCache,
+    /// Tokens of the waiting that are not thought to be there.
+    waiting_uncached: u64,
     /// As the engine keeps them.
     meter: CostMeter,
     spent: Spent,
@@ -125,6 +166,9 @@ impl Replica {
             finished: 0,
             outcomes: Vec::new(),
             prefill: PrefillMeter::default(),
+            prefill_tokens: 0,
+            cache: PrefixCache::default(),
+            waiting_uncached: 0,
             meter: CostMeter::default(),
             spent: Spent::default(),
             cost: None,
@@ -135,9 +179,7 @@ impl Replica {
     /// Puts a request into the queue.
     pub fn submit(&mut self, request: Request) {
         self.now = if self.is_empty() { self.now.max(request.arrived) } else { self.now };
-        let sequence = Sequence::new(request);
-        self.count_waiting(&sequence);
-        self.waiting.push_back(sequence);
+        self.wait(Sequence::new(request), VecDeque::push_back);
     }
 
     /// Steps until `until` is reached or nothing is left to do.
@@ -182,6 +224,18 @@ impl Replica {
     /// Prompt tokens of waiting requests that still need prefill.
     pub fn waiting_prefill_tokens(&self) -> u64 {
         self.waiting_tokens
+    }
+
+    /// Tokens that need prefill before those of another request, without what is cached of them: what a gateway counts that knows
+    /// where it sent what.
+    pub fn prefill_ahead(&self) -> u64 {
+        let begun = self.running.iter().filter(|sequence| !sequence.is_decoding());
+        begun.map(|sequence| u64::from(sequence.needed - sequence.computed)).sum::<u64>() + self.waiting_uncached
+    }
+
+    /// Tokens whose prefill was computed so far, again and again those of sequences that were thrown out.
+    pub fn prefill_tokens(&self) -> u64 {
+        self.prefill_tokens
     }
 
     /// KV blocks referenced.
@@ -231,7 +285,7 @@ impl Replica {
         if steps < 2 || self.extra_blocks(steps) > self.free_blocks {
             return;
         }
-        self.free_blocks -= self.extra_blocks(steps);
+        self.take_blocks(self.extra_blocks(steps));
         let (n, context) = (self.running.len() as u32, self.context());
         let per_step = self.model.decode_seconds(n, context);
         let growth = self.model.context_token_seconds * f64::from(n);
@@ -282,6 +336,7 @@ impl Replica {
         if !step.preempted {
             self.admit(budget, &mut step);
         }
+        self.prefill_tokens += u64::from(step.prefill_tokens);
         let decode = self.model.decode_seconds(step.decodes, step.context);
         let seconds = decode + step.prefill_seconds;
         if step.prefill_tokens > 0 {
@@ -314,7 +369,7 @@ impl Replica {
                 step.preempted = true;
                 continue;
             }
-            self.free_blocks -= extra;
+            self.take_blocks(extra);
             let sequence = &mut self.running[idx];
             sequence.blocks += extra;
             step.decodes += 1;
@@ -327,15 +382,31 @@ impl Replica {
     /// The youngest may be the one that asked; then it waits itself.
     fn preempt_youngest(&mut self) {
         let mut youngest = self.running.pop().expect("a running sequence asked for a block");
+        self.leave_prompt(&mut youngest);
         self.free_blocks += youngest.preempt();
         self.preemptions += 1;
-        self.count_waiting(&youngest);
-        self.waiting.push_front(youngest);
+        self.wait(youngest, VecDeque::push_front);
     }
 
-    fn count_waiting(&mut self, sequence: &Sequence) {
+    fn wait(&mut self, mut sequence: Sequence, place: fn(&mut VecDeque<Sequence>, Sequence)) {
+        sequence.foreseen = sequence.found(&self.cache).max(sequence.computed);
         self.waiting_tokens += u64::from(sequence.needed - sequence.computed);
+        self.waiting_uncached += u64::from(sequence.needed - sequence.foreseen);
         self.waiting_blocks += u64::from(blocks_of(sequence.needed));
+        place(&mut self.waiting, sequence);
+    }
+
+    /// Free blocks become referenced; what they held of prompts of before is gone.
+    fn take_blocks(&mut self, n: u32) {
+        self.free_blocks -= n;
+        self.cache.shrink((self.free_blocks / BLOCKS_PER_NAME) as usize);
+    }
+
+    /// The blocks of a prompt that was computed are referenced by one sequence less.
+    fn leave_prompt(&mut self, sequence: &mut Sequence) {
+        if std::mem::take(&mut sequence.is_held) {
+            self.cache.release(sequence.names());
+        }
     }
 
     fn admit(&mut self, mut budget: u32, step: &mut Step) {
@@ -347,8 +418,13 @@ impl Replica {
             }
             let mut sequence = self.waiting.pop_front().expect("a front was seen");
             self.waiting_tokens -= u64::from(sequence.needed - sequence.computed);
+            self.waiting_uncached -= u64::from(sequence.needed - sequence.foreseen);
             self.waiting_blocks -= u64::from(blocks);
-            self.free_blocks -= blocks;
+            if !sequence.request.hash_ids.is_empty() {
+                sequence.cached = sequence.found(&self.cache);
+                sequence.computed = sequence.cached;
+            }
+            self.take_blocks(blocks);
             sequence.blocks = blocks;
             budget -= prefill_chunk(&mut sequence, budget, &self.model, step);
             self.running.push(sequence);
@@ -364,6 +440,9 @@ impl Replica {
                 sequence.generated += 1;
                 sequence.needed += 1;
                 sequence.first_token.get_or_insert(self.now);
+                if !std::mem::replace(&mut sequence.is_held, true) {
+                    self.cache.hold(sequence.names());
+                }
                 if sequence.generated >= sequence.request.completion_tokens {
                     self.finish(idx);
                     continue;
@@ -374,13 +453,14 @@ impl Replica {
     }
 
     fn finish(&mut self, idx: usize) {
-        let sequence = self.running.remove(idx);
+        let mut sequence = self.running.remove(idx);
+        self.leave_prompt(&mut sequence);
         self.free_blocks += sequence.blocks;
+        self.take_blocks(0);
         self.finished += 1;
-        let Sequence { request, first_token, generated, .. } = sequence;
+        let Sequence { request, first_token, generated, cached, .. } = sequence;
         let first = first_token.expect("a finished sequence has a token");
         let gaps = generated.saturating_sub(1);
-        let cached = request.cached_tokens.min(request.prompt_tokens.saturating_sub(1));
         let uncached = request.prompt_tokens - cached;
         if self.now >= self.cost_until {
             (self.cost, self.cost_until) = (self.meter.cost().map(|(cost, _)| cost), self.now + COST_SECONDS);
@@ -390,14 +470,22 @@ impl Replica {
                 + StepWork::answer(f64::from(gaps), f64::from(request.prompt_tokens));
             self.spent.request(cost.work_seconds(work));
         }
+        let promised = said_cached(&request);
         self.outcomes.push(Outcome {
             arrived: request.arrived,
             finished: self.now,
             ttft: first - request.arrived,
             gaps,
-            unloaded: self.model.step_seconds + self.model.prefill_seconds(uncached, cached),
+            unloaded: self.model.step_seconds + self.model.prefill_seconds(request.prompt_tokens - promised, promised),
+            prompt_tokens: request.prompt_tokens,
         });
     }
+}
+
+/// Tokens that are there because the trace says so: where prompts have names, that is for the cache to say.
+fn said_cached(request: &Request) -> u32 {
+    let said = if request.hash_ids.is_empty() { request.cached_tokens } else { 0 };
+    said.min(request.prompt_tokens.saturating_sub(1))
 }
 
 fn prefill_chunk(sequence: &mut Sequence, budget: u32, model: &ReplicaModel, step: &mut Step) -> u32 {
@@ -420,10 +508,12 @@ fn blocks_of(tokens: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use stoker_workload::HashIds;
+
     use super::*;
 
     fn request(arrived: f64, prompt_tokens: u32, completion_tokens: u32) -> Request {
-        Request { arrived, prompt_tokens, cached_tokens: 0, completion_tokens }
+        Request { arrived, prompt_tokens, cached_tokens: 0, completion_tokens, hash_ids: HashIds::default() }
     }
 
     fn replica(blocks: u32) -> Replica {
@@ -474,6 +564,74 @@ mod tests {
         assert!(replica.preemptions() > 0);
         assert_eq!((replica.referenced_blocks(), replica.waiting_prefill_tokens(), replica.blocks_wanted()), (0, 0, 0));
         assert!(outcomes[0].finished < outcomes[3].finished, "the oldest is never the victim");
+    }
+
+    fn named(arrived: f64, prompt_tokens: u32, names: &[u64]) -> Request {
+        Request { hash_ids: names.to_vec().into(), ..request(arrived, prompt_tokens, 1) }
+    }
+
+    /// Tokens of prefill that each takes, one after the other.
+    fn prefill_of(replica: &mut Replica, requests: &[Request]) -> Vec<u64> {
+        let prefill = |request: &Request| {
+            let before = replica.prefill_tokens();
+            replica.submit(request.clone());
+            while !replica.is_empty() {
+                replica.step();
+            }
+            replica.prefill_tokens() - before
+        };
+        requests.iter().map(prefill).collect()
+    }
+
+    #[test]
+    fn a_prompt_that_begins_as_one_before_takes_the_rest_of_its_prefill() {
+        let prompts = [
+            named(0.0, 1500, &[1, 2, 3]),
+            named(0.0, 1800, &[1, 2, 4, 5]),
+            named(0.0, 1500, &[1, 2, 3]),
+            named(0.0, 1500, &[7, 2, 3]),
+        ];
+        assert_eq!(prefill_of(&mut replica(1000), &prompts), [1500, 776, 1, 1500]);
+    }
+
+    #[test]
+    fn prompts_of_before_lie_in_blocks_that_nobody_references() {
+        let prompts = [named(0.0, 1024, &[1, 2]), named(0.0, 1024, &[3, 4]), named(0.0, 1024, &[1, 2])];
+        assert_eq!(prefill_of(&mut replica(128), &prompts), [1024, 1024, 1]);
+        // 64 of 100 blocks are referenced while the second is there: of the first, 32 are left.
+        assert_eq!(prefill_of(&mut replica(100), &prompts), [1024, 1024, 512]);
+        assert_eq!(prefill_of(&mut replica(66), &prompts), [1024, 1024, 1024]);
+    }
+
+    #[test]
+    fn what_a_sequence_references_is_found_and_counts_for_each() {
+        let mut replica = replica(200);
+        replica.submit(Request { completion_tokens: 1000, ..named(0.0, 1024, &[1, 2]) });
+        replica.advance(0.5);
+        replica.submit(Request { completion_tokens: 1000, ..named(0.5, 1500, &[1, 2, 3]) });
+        assert_eq!((replica.waiting_prefill_tokens(), replica.prefill_ahead()), (1500, 476));
+        replica.advance(1.0);
+        assert_eq!((replica.prefill_tokens(), replica.prefill_ahead()), (1500, 0));
+        assert!(replica.referenced_blocks() > 158);
+        run(&mut replica);
+        assert_eq!((replica.referenced_blocks(), replica.waiting_prefill_tokens()), (0, 0));
+    }
+
+    #[test]
+    fn with_names_what_a_trace_calls_cached_does_not_count() {
+        let request = Request { cached_tokens: 1000, ..named(0.0, 1024, &[1, 2]) };
+        assert_eq!(prefill_of(&mut replica(1000), &[request]), [1024]);
+    }
+
+    #[test]
+    fn thrown_out_and_named_all_still_finish() {
+        let mut replica = replica(130);
+        for name in 0..4 {
+            replica.submit(Request { completion_tokens: 900, ..named(0.0, 500, &[name]) });
+        }
+        assert_eq!(run(&mut replica).len(), 4);
+        assert!(replica.preemptions() > 0);
+        assert_eq!((replica.referenced_blocks(), replica.prefill_ahead(), replica.blocks_wanted()), (0, 0, 0));
     }
 
     #[test]

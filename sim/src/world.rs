@@ -33,12 +33,19 @@ pub enum Router {
     Random,
     /// The replica with the fewest requests, as a proxy that counts its own does.
     LeastRequests,
+    /// The replica that begins soonest with what is not cached of the prompt, within bounded load: our gateway, one that sends
+    /// everything.
+    Prefix,
 }
 
 impl Router {
     /// All of them with their names in commands.
-    pub const ALL: [(&str, Self); 3] =
-        [("best-of-two", Self::BestOfTwo), ("random", Self::Random), ("least-requests", Self::LeastRequests)];
+    pub const ALL: [(&str, Self); 4] = [
+        ("best-of-two", Self::BestOfTwo),
+        ("random", Self::Random),
+        ("least-requests", Self::LeastRequests),
+        ("prefix", Self::Prefix),
+    ];
 }
 
 impl FromStr for Router {
@@ -157,6 +164,6 @@ mod tests {
         for (name, router) in Router::ALL {
             assert_eq!(name.parse(), Ok(router));
         }
-        assert!("nearest".parse::<Router>().unwrap_err().contains("best-of-two, random, least-requests"));
+        assert!("nearest".parse::<Router>().unwrap_err().contains("best-of-two, random, least-requests, prefix"));
     }
 }

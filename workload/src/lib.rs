@@ -4,6 +4,7 @@
 //! ([`published`]), [`Lengths`], [`Steps`], the named traces of our comparisons, and the seeded [`Rng`] that all of them
 //! draw from. Nothing here knows a replica, a clock or a network.
 
+mod hash_ids;
 mod lengths;
 mod named;
 pub mod published;
@@ -11,6 +12,7 @@ mod rng;
 mod steps;
 mod trace;
 
+pub use hash_ids::{HASH_BLOCK_TOKENS, HashIds};
 pub use lengths::{Lengths, LengthsError};
 pub use named::{Named, TRACE_NAMES, named_trace};
 pub use rng::Rng;

@@ -2,7 +2,7 @@
 //!
 //! Owns the shapes. At the KV target one replica carries about seven chat requests per second (see [`chat`]).
 
-use crate::{Request, Rng, Trace};
+use crate::{HashIds, Request, Rng, Trace};
 
 /// Every named trace.
 pub const TRACE_NAMES: [&str; 8] =
@@ -79,6 +79,7 @@ impl Sizes {
             prompt_tokens: prompt as u32,
             cached_tokens: (prompt * self.cached_share) as u32,
             completion_tokens: self.completion.clamp(1.0, 4096.0) as u32,
+            hash_ids: HashIds::default(),
         }
     }
 }

@@ -6,20 +6,19 @@
 //! | BurstGPT (CSV) | `Timestamp`, `Request tokens`, `Response tokens` | seconds | 0 response tokens |
 //! | Mooncake (JSON lines) | `timestamp`, `input_length`, `output_length`, `hash_ids` | milliseconds | 0 tokens of output |
 //!
-//! Mooncake names the blocks of 512 tokens of each prompt: those at its beginning that an earlier request had count as
-//! cached. That is a cache without end, shared by all replicas, and so the best case.
+//! Mooncake names the blocks of 512 tokens of each prompt, and a request keeps the names. Those at its beginning that an earlier request
+//! had also count as cached, for who has no cache to look into: that is a cache without end, shared by all replicas, and so the
+//! best case.
 
 use std::collections::HashSet;
 
 use jiff::{Timestamp, civil, tz::TimeZone};
 use serde::Deserialize;
 
-use crate::{Request, Trace, TraceError, trace::ReadTrace};
+use crate::{HASH_BLOCK_TOKENS, HashIds, Request, Trace, TraceError, trace::ReadTrace};
 
 /// Rows may be this much out of order; what lies further back is a clock that jumped.
 const DISORDER_SECONDS_MAX: f64 = 1.0;
-/// Tokens of a block that Mooncake names.
-const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -61,6 +60,7 @@ struct Row {
     prompt_tokens: u32,
     cached_tokens: u32,
     completion_tokens: u32,
+    hash_ids: HashIds,
 }
 
 #[derive(Deserialize)]
@@ -103,6 +103,7 @@ pub(crate) fn read(name: &str, text: &str, form: Form) -> Result<ReadTrace, Trac
         prompt_tokens: row.prompt_tokens,
         cached_tokens: row.cached_tokens,
         completion_tokens: row.completion_tokens,
+        hash_ids: row.hash_ids.clone(),
     };
     Ok(ReadTrace::of(Trace::of(name, rows.iter().map(request).collect())?, left_out))
 }
@@ -122,6 +123,7 @@ fn csv_row(line: &str, columns: Columns) -> Result<Row, String> {
         prompt_tokens: tokens(columns.prompt)?,
         cached_tokens: 0,
         completion_tokens: tokens(columns.completion)?,
+        hash_ids: HashIds::default(),
     })
 }
 
@@ -134,15 +136,17 @@ fn date_seconds(text: &str) -> Option<f64> {
 }
 
 fn mooncake_row(line: &str, seen: &mut HashSet<u64>) -> Result<Row, String> {
-    let row: MooncakeRow = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let mut row: MooncakeRow = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let cached_blocks = row.hash_ids.iter().take_while(|id| seen.contains(id)).count() as u32;
     seen.extend(&row.hash_ids);
-    let cached = cached_blocks.saturating_mul(MOONCAKE_BLOCK_TOKENS);
+    let cached = cached_blocks.saturating_mul(HASH_BLOCK_TOKENS);
+    row.hash_ids.truncate(row.input_length.div_ceil(HASH_BLOCK_TOKENS) as usize);
     Ok(Row {
         seconds: row.timestamp / 1000.0,
         prompt_tokens: row.input_length,
         cached_tokens: cached.min(row.input_length.saturating_sub(1)),
         completion_tokens: row.output_length,
+        hash_ids: row.hash_ids.into(),
     })
 }
 
@@ -186,11 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_caches_what_an_earlier_prompt_began_with() {
+    fn mooncake_caches_what_an_earlier_prompt_began_with_and_keeps_the_names() {
         let text = "{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 500, \"hash_ids\": [0, 1, 2]}\n\
                     {\"timestamp\": 3000, \"input_length\": 1500, \"output_length\": 3, \"hash_ids\": [0, 1, 9]}\n\
                     {\"timestamp\": 3000, \"input_length\": 900, \"output_length\": 3, \"hash_ids\": [7, 1]}\n";
         assert_eq!(arrivals(text), [(0.0, 1100, 0, 500), (3.0, 1500, 1024, 3), (3.0, 900, 0, 3)]);
+        let read = Trace::read("x", text).unwrap();
+        let named: Vec<&[u64]> = read.trace.requests.iter().map(|request| request.hash_ids.as_slice()).collect();
+        assert_eq!(named, [&[0, 1, 2][..], &[0, 1, 9], &[7, 1]]);
     }
 
     /// Each form, with a clock that goes back by more than disorder, and one that jumps ahead by two days.

@@ -6,7 +6,7 @@ use std::{fmt, str::FromStr};
 
 use thiserror::Error;
 
-use crate::{Lengths, Request, Rng};
+use crate::{HashIds, Lengths, Request, Rng};
 
 /// A stretch of time with one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,7 +66,8 @@ impl Steps {
 
 fn request(arrived: f64, sizes: Sizes, rng: &mut Rng) -> Request {
     let prompt_tokens = sizes.prompt.draw(rng);
-    Request { arrived, prompt_tokens, cached_tokens: 0, completion_tokens: sizes.completion.draw(rng) }
+    let completion_tokens = sizes.completion.draw(rng);
+    Request { arrived, prompt_tokens, cached_tokens: 0, completion_tokens, hash_ids: HashIds::default() }
 }
 
 impl FromStr for Steps {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    Rng,
+    HASH_BLOCK_TOKENS, HashIds, Rng,
     published::{self, Form},
 };
 
@@ -16,18 +16,22 @@ const PAUSE_SECONDS_MAX: f64 = 3600.0;
 const GAP_SECONDS: f64 = 600.0;
 
 /// One request of a trace.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Request {
     /// Seconds since the trace began.
     pub arrived: f64,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Of those, tokens that a prefix cache holds: they take KV but no prefill.
+    /// Of those, tokens that a prefix cache holds: they take KV but no prefill. Where `hash_ids` say what is shared, this is what one
+    /// cache without end for all replicas would hold, and a simulated replica looks into its own instead.
     #[serde(default)]
     pub cached_tokens: u32,
     /// Tokens of the answer.
     pub completion_tokens: u32,
+    /// Names of the prompt's blocks of 512 tokens, as far as the trace says them.
+    #[serde(default, skip_serializing_if = "HashIds::is_empty")]
+    pub hash_ids: HashIds,
 }
 
 /// Requests in order of arrival.
@@ -152,15 +156,16 @@ impl Trace {
     }
 
     /// This many times the load: each request again, up to a minute earlier or later, so that bursts of the copies meet
-    /// as those of independent users do.
+    /// as those of independent users do. What prompts share they share within their copy.
     #[must_use]
     pub fn copied(&self, copies: u32, seed: u64) -> Self {
         let mut rng = Rng::seeded(seed ^ 0xc0_91e5);
         let mut requests = self.requests.clone();
-        for _ in 1..copies {
+        for copy in 1..copies {
             let moved = |request: &Request| Request {
                 arrived: (request.arrived + 120.0 * rng.uniform() - 60.0).clamp(0.0, self.seconds),
-                ..*request
+                hash_ids: request.hash_ids.in_copy(copy),
+                ..request.clone()
             };
             requests.extend(self.requests.iter().map(moved));
         }
@@ -172,7 +177,7 @@ impl Trace {
 fn parse_line(line: &str, after: f64) -> Result<Request, String> {
     let request: Request =
         serde_json::from_str(line).map_err(|error| format!("{error}; a request is {EXAMPLE_LINE}"))?;
-    let Request { arrived, prompt_tokens, cached_tokens, completion_tokens } = request;
+    let Request { arrived, prompt_tokens, cached_tokens, completion_tokens, ref hash_ids } = request;
     if !(arrived.is_finite() && arrived >= after) {
         return Err(format!("arrived is {arrived}, before {after} of the line above: sort the lines by arrival"));
     }
@@ -181,6 +186,12 @@ fn parse_line(line: &str, after: f64) -> Result<Request, String> {
     }
     if cached_tokens > prompt_tokens {
         return Err(format!("cachedTokens is {cached_tokens}, more than the {prompt_tokens} of the prompt"));
+    }
+    let (named, blocks) = (hash_ids.as_slice().len(), prompt_tokens.div_ceil(HASH_BLOCK_TOKENS));
+    if named > blocks as usize {
+        return Err(format!(
+            "hashIds names {named} blocks of {HASH_BLOCK_TOKENS} tokens, and a prompt of {prompt_tokens} has {blocks}"
+        ));
     }
     Ok(request)
 }
@@ -195,9 +206,12 @@ mod tests {
 
     #[test]
     fn a_written_trace_reads_back_as_itself() {
-        let text = format!("{EXAMPLE_LINE}\n\n{}\n", EXAMPLE_LINE.replace("0.5", "2.25"));
+        let named = EXAMPLE_LINE.replace("0.5", "2.25").replace("200", "200, \"hashIds\": [7, 3]");
+        let text = format!("{EXAMPLE_LINE}\n\n{named}\n");
         let trace = Trace::parse("x", &text).unwrap();
         assert_eq!((trace.requests.len(), trace.seconds), (2, 3.0));
+        assert_eq!(trace.requests[1].hash_ids.as_slice(), [7, 3]);
+        assert!(trace.requests[0].hash_ids.is_empty() && !trace.lines().lines().next().unwrap().contains("hashIds"));
         assert_eq!(Trace::read("x", &trace.lines()).unwrap(), ReadTrace { trace, left_out: 0, gaps: Gaps::default() });
     }
 
@@ -210,6 +224,7 @@ mod tests {
         );
         assert!(refusal(&good.replace("900", "0")).starts_with("line 1: promptTokens"));
         assert!(refusal(&good.replace("900", "900, \"cachedTokens\": 901")).contains("more than the 900"));
+        assert!(refusal(&good.replace("200", "200, \"hashIds\": [1, 2, 3]")).contains("names 3 blocks of 512 tokens"));
         assert!(refusal(&good.replace("200", "200, \"colour\": 1")).contains("unknown field `colour`"));
         assert!(refusal("{\"arrived\": 1}").starts_with("line 1: missing field `promptTokens`"));
         assert!(refusal("\n").starts_with("no request"));
@@ -244,5 +259,16 @@ mod tests {
         let trace = Trace::parse("x", &text).unwrap().copied(4, 1);
         assert_eq!((trace.requests.len(), trace.seconds), (8, 201.0));
         assert!(trace.requests.is_sorted_by_key(|request| request.arrived));
+    }
+
+    #[test]
+    fn copies_share_what_was_shared_and_nothing_with_each_other() {
+        let line = |arrived: &str, ids: &str| {
+            EXAMPLE_LINE.replace("0.5", arrived).replace("200", &format!("200, \"hashIds\": [{ids}]")) + "\n"
+        };
+        let trace = Trace::parse("x", &(line("0.5", "1, 2") + &line("90", "1, 3"))).unwrap().copied(3, 1);
+        let firsts: Vec<u64> = trace.requests.iter().map(|request| request.hash_ids.as_slice()[0]).collect();
+        let of_same = |first: &u64| firsts.iter().filter(|other| *other == first).count();
+        assert_eq!(firsts.iter().map(of_same).collect::<Vec<_>>(), [2; 6]);
     }
 }

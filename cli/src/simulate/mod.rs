@@ -49,7 +49,9 @@ pub(crate) struct Simulate {
     /// Replicas that serve when it begins. Default: enough for the first minute.
     #[arg(long)]
     start: Option<u32>,
-    /// How a request finds its replica: `best-of-two`, `random` (kube-proxy, a connection a request) or `least-requests`.
+    /// How a request finds its replica: `best-of-two`, `random` (kube-proxy, a connection a request), `least-requests`, or `prefix`
+    /// (our gateway: the longest cached beginning within bounded load), for traces that name what prompts share, as Mooncake's and
+    /// lines with `hashIds` do.
     #[arg(long, default_value = "best-of-two")]
     router: Router,
     /// Each request of the trace this many times, up to a minute apart.

@@ -18,7 +18,12 @@ const SUM_HEADER: &str =
 pub(crate) fn terminal(comparison: &Comparison) -> String {
     let ours = &comparison.ours;
     let minutes = ours.seconds / 60.0;
-    let mut text = format!("\n{}: {} requests in {minutes:.0} minutes\n", comparison.trace, ours.requests);
+    let mut text = format!("\n{}: {} requests in {minutes:.0} minutes", comparison.trace, ours.requests);
+    if comparison.names_prefixes {
+        let computed = 100.0 * ours.prefill_tokens as f64 / ours.prompt_tokens.max(1) as f64;
+        let _ = write!(text, "; with {STOKER}, prefill of {computed:.1} % of the prompt tokens");
+    }
+    text += "\n";
     text += "  rule         target      late       %  preemptions  GPU-hours  reversals/h\n";
     for row in rows(comparison, &comparison.one_target) {
         let Row { rule, target, outcomes, percent } = row;

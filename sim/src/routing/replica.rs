@@ -1,9 +1,10 @@
 //! One replica: a line, sequences that share steps, and a cache of blocks of which the ones not used for longest go first. Speeds are
 //! about those of an 8B model on one H100. Knows no other replica.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::{load::Request, prompt::BLOCK_TOKENS};
+use crate::cache::PrefixCache;
 
 /// Seconds of a step, whatever is in it.
 const STEP_SECONDS: f64 = 0.008;
@@ -21,36 +22,25 @@ pub(crate) const CACHE_BLOCKS: usize = 25_000;
 /// Blocks by their hash, of which the ones not used for longest go first.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    used: HashMap<u64, u64>,
-    order: BTreeMap<u64, u64>,
-    clock: u64,
+    blocks: PrefixCache,
     n_max: usize,
 }
 
 impl Cache {
     pub(crate) fn of(n_max: usize) -> Self {
-        Self { used: HashMap::new(), order: BTreeMap::new(), clock: 0, n_max }
+        Self { blocks: PrefixCache::default(), n_max }
     }
 
     /// How many of the first blocks are there.
     pub(crate) fn held(&self, blocks: &[u64]) -> usize {
-        blocks.iter().take_while(|block| self.used.contains_key(block)).count()
+        self.blocks.held(blocks)
     }
 
     /// All of them are used.
     pub(crate) fn touch(&mut self, blocks: &[u64]) {
-        // The end first: of a chain the end must not outlive its beginning.
-        for block in blocks.iter().rev() {
-            self.clock += 1;
-            if let Some(before) = self.used.insert(*block, self.clock) {
-                self.order.remove(&before);
-            }
-            self.order.insert(self.clock, *block);
-        }
-        while self.used.len() > self.n_max {
-            let Some((_, oldest)) = self.order.pop_first() else { break };
-            self.used.remove(&oldest);
-        }
+        self.blocks.hold(blocks);
+        self.blocks.release(blocks);
+        self.blocks.shrink(self.n_max);
     }
 }
 
@@ -204,15 +194,5 @@ mod tests {
         let warm = first_token(&mut replica, 1, request(1, 16_000), 100.0);
         assert!(cold > 0.64 && warm < 0.02, "{cold} {warm}");
         assert_eq!(replica.cached_tokens, 15_999);
-    }
-
-    #[test]
-    fn the_cache_forgets_what_was_not_used_for_longest_and_ends_before_beginnings() {
-        let mut cache = Cache::of(4);
-        cache.touch(&[1, 2, 3]);
-        cache.touch(&[1, 4]);
-        assert_eq!((cache.held(&[1, 2, 3]), cache.held(&[1, 4])), (3, 2));
-        cache.touch(&[5]);
-        assert_eq!((cache.held(&[1, 2, 3]), cache.held(&[1, 4])), (2, 2));
     }
 }
