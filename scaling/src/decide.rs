@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
-    demand::{Cause, Demand, Mood, is_jump},
+    demand::{Cause, Demand, Mood, Term, is_jump},
     hold::Hold,
     law::ServiceLaw,
     regret::Regret,
+    rhythm::Rhythm,
     signals::{Signals, growth_half_seconds},
     window::LoadWindow,
+    work::WorkTerm,
 };
 
 /// A higher number is remembered for so long before regret. Load that comes back does so within minutes: half of that time costs a
@@ -42,12 +44,22 @@ pub struct ScaleState {
     /// What was learned of the replicas' speed.
     #[serde(default)]
     pub law: ServiceLaw,
+    /// When load jumped.
+    #[serde(default)]
+    pub rhythm: Rhythm,
 }
 
 impl ScaleState {
     /// The state of a deployment that is seen for the first time with this many replicas.
     pub fn starting_at(desired: u32) -> Self {
-        Self { desired, jumped_ms: None, hold: Hold::default(), regret: Regret::default(), law: ServiceLaw::default() }
+        Self {
+            desired,
+            jumped_ms: None,
+            hold: Hold::default(),
+            regret: Regret::default(),
+            law: ServiceLaw::default(),
+            rhythm: Rhythm::default(),
+        }
     }
 }
 
@@ -59,6 +71,7 @@ impl ScaleState {
         self.hold.not_after(now_ms);
         self.regret.not_after(now_ms);
         self.law.not_after(now_ms);
+        self.rhythm.not_after(now_ms);
         self.hold.keep(self.desired, u64::MAX, now_ms);
         self
     }
@@ -141,8 +154,11 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     let mut next = state.clone();
     next.law.learn(signals, f64::from(spec.behavior.stable_window_seconds), now_ms);
     let mood = mood(spec, signals, &mut next, now_ms);
-    let demand = Demand::of(signals, &next.law, spec, mood);
-    let choice = choose(&Round { spec, signals, demand: &demand, now_ms }, &mut next);
+    next.rhythm.learn(signals, matches!(mood, Mood::Onset | Mood::Jump), now_ms);
+    let mut demand = Demand::of(signals, &next.law, spec, mood);
+    let lasting = demand.replicas();
+    demand.terms.extend(period_term(spec, signals, &next.rhythm, now_ms));
+    let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
     next.regret.note(state.desired, desired, now_ms);
     next.desired = desired;
@@ -175,10 +191,19 @@ fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u6
     }
 }
 
+/// An edge that is foreseen and does not come is no need that is remembered.
+fn period_term(spec: &ScalingSpec, signals: &Signals, rhythm: &Rhythm, now_ms: u64) -> Option<Term> {
+    let foreseen = rhythm.foreseen(signals, now_ms)?;
+    let replicas = WorkTerm::at_rate(signals, spec, foreseen.rate)?.replicas();
+    Some(Term { cause: Cause::Period, replicas })
+}
+
 struct Round<'a> {
     spec: &'a ScalingSpec,
     signals: &'a Signals,
     demand: &'a Demand,
+    /// Replicas wanted by what there is, without what is only foreseen.
+    lasting: f64,
     now_ms: u64,
 }
 
@@ -203,8 +228,8 @@ fn choose(round: &Round<'_>, next: &mut ScaleState) -> Choice {
         return Choice { desired: current, bound: Bound::QuorumUp };
     }
     let wanted = made_up(round.demand.replicas(), round.signals);
-    let patient = made_up(round.demand.replicas() / round.spec.behavior.down_pressure, round.signals).max(1);
-    let held = next.hold.keep(patient, hold_ms(round, next.regret), round.now_ms);
+    let patient = made_up(round.lasting / round.spec.behavior.down_pressure, round.signals).max(1);
+    let held = next.hold.keep(patient, hold_ms(round, next.regret), round.now_ms).max(wanted);
     if wanted > current { up(round.spec, current, wanted) } else { down(round, next, held) }
 }
 

@@ -62,6 +62,8 @@ pub enum Cause {
     Itl,
     /// Requests held at the gateway while nothing serves.
     Held,
+    /// The work of those that come with the next edge of a load that jumps at even intervals.
+    Period,
 }
 
 /// Which part of the past tells what comes.

@@ -10,6 +10,7 @@ use crate::{
     decide::Bound,
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
     record::DecisionRecord,
+    rhythm::Foreseen,
     signals::{Coverage, Untold},
     work::WorkTerm,
 };
@@ -105,6 +106,7 @@ fn words(record: &DecisionRecord, term: Term) -> String {
         ),
         Cause::Ttft => latency_words("time to first token", signals.ttft_p95_ms, targets.ttft_ms),
         Cause::Itl => latency_words("inter-token latency", signals.itl_p95_ms, targets.itl_ms),
+        Cause::Period => period_words(record).unwrap_or_else(|| "no edge is expected".to_owned()),
         Cause::Held => format!("{} requests held while nothing serves", signals.held_requests),
     }
 }
@@ -153,6 +155,16 @@ fn work_words(record: &DecisionRecord) -> Option<String> {
         busy.max(holding),
         term.spare
     ))
+}
+
+fn period_words(record: &DecisionRecord) -> Option<String> {
+    let Foreseen { period_seconds, in_seconds, rate } = record.after.rhythm.foreseen(&record.signals, record.at_ms)?;
+    let when = if in_seconds >= 0.0 {
+        format!("next in {in_seconds:.0} s")
+    } else {
+        format!("{:.0} s late and waited for", -in_seconds)
+    };
+    Some(format!("load jumps every {:.1} minutes, {when}: {rate:.1} requests/s then", period_seconds / 60.0))
 }
 
 fn mood_words(mood: Mood) -> &'static str {
@@ -204,6 +216,7 @@ fn name(cause: Cause) -> &'static str {
         Cause::Preemptions => "preemptions",
         Cause::Ttft => "ttft",
         Cause::Itl => "itl",
+        Cause::Period => "period",
         Cause::Held => "held",
     }
 }

@@ -11,6 +11,7 @@ mod hold;
 mod law;
 mod record;
 mod regret;
+mod rhythm;
 mod signals;
 mod startup;
 mod window;
@@ -23,6 +24,7 @@ pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
+pub use rhythm::{Foreseen, Rhythm};
 pub use signals::{Arrivals, Coverage, Flow, Signals, Untold, Work};
 pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use stoker_crds::scaling::{

@@ -23,7 +23,7 @@ use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
     demand::{Mood, arrival_rate, blocks_per_request},
-    signals::{Signals, Work},
+    signals::{Arrivals, Flow, Signals, Work},
 };
 
 /// Seconds between tokens that users are promised where nobody says otherwise: faster than people read.
@@ -100,6 +100,19 @@ impl WorkTerm {
         Some(Self { spare, ..term })
     }
 
+    /// The term at another rate of arrivals, once those that wait are gone.
+    pub fn at_rate(signals: &Signals, spec: &ScalingSpec, rate: f64) -> Option<Self> {
+        let arrivals = Arrivals {
+            panic_rate: rate,
+            stable_rate: rate,
+            long_rate: rate,
+            growth_per_second: 0.0,
+            ..signals.arrivals
+        };
+        let panic = Flow { waiting: 0.0, ..signals.panic };
+        Self::of(&Signals { arrivals, panic, ..signals.clone() }, spec, Mood::Calm)
+    }
+
     /// Seconds of work that come in a second.
     pub fn work(self) -> f64 {
         (self.rate + self.waiting_rate) * self.request_seconds
@@ -168,7 +181,7 @@ mod tests {
     use stoker_cost::StepCost;
 
     use super::*;
-    use crate::signals::{Arrivals, Coverage, Flow};
+    use crate::signals::Coverage;
 
     /// Ten requests a second of a tenth of a second of work each, answers of 200 tokens, in steps of 10 ms by themselves.
     fn signals() -> Signals {
