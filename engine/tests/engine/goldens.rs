@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, LoadedModel, ModelFiles, TokenId};
+use stoker_engine::{EngineConfig, EngineLimits, LoadedModel, ModelFiles, TokenId};
 
 use crate::common;
 
@@ -169,7 +169,8 @@ fn built_in(name: &'static str) -> ModelFiles {
 #[test]
 fn a_model_inside_the_binary_is_the_same_model() {
     for name in ["gqa-f32", "sharded-bf16"] {
-        let config = EngineConfig { model: built_in(name), limits: EngineLimits::default(), device: DeviceChoice::Cpu };
+        let config = common::config(&common::checkpoint(name), EngineLimits::default());
+        let config = EngineConfig { model: built_in(name), ..config };
         let golden = Golden::of(name);
         let mut inside = LoadedModel::open(&config, &|_| {}).unwrap();
         let mut outside = common::open(&common::checkpoint(name)).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! queries of a task: rows x (query heads that share the key/value head)
-//! scores  = queries * keys^T      block by block, by the tiles of `product`
+//! scores  = queries * keys^T      block by block, by the tiles of `product` or with 16 tokens in lanes
 //! weights = softmax(scores)       row by row, zero where a row does not see
 //! out     = weights * values      64 columns at a time, tokens in order
 //! ```
@@ -12,9 +12,9 @@
 use std::{cell::RefCell, ops::Range};
 
 use super::{
-    Kernel, PackedRows,
-    lanes::{Lanes, Tiles, Wide},
-    product::{Target, WeightRows, columns, widened},
+    Kernel, Line, PackedRows,
+    lanes::{Lanes, Wide},
+    product::{Target, WeightRows},
     vector,
 };
 use crate::{
@@ -22,9 +22,6 @@ use crate::{
     model::{AttentionSpec, HeadShape},
     ops::cpu::activation::softcap,
 };
-
-/// Queries whose values are summed together.
-const QUERIES: usize = 4;
 
 /// One layer's cache as bytes.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +64,8 @@ struct Scratch {
     queries: Vec<f32>,
     packed: PackedRows,
     scores: Vec<f32>,
+    /// A block of keys turned around.
+    turned: Vec<Line>,
 }
 
 impl AttentionTask<'_> {
@@ -148,7 +147,7 @@ impl Attend<'_> {
             let w = self.block(self.cached.keys, first_block + idx);
             // SAFETY: `w` has the 16 rows of a block, as long as a query, and every query has a place for 16 scores a
             // block.
-            unsafe { scores_of_block::<L>(&scratch.packed, w, &target.from(idx * BLOCK_TOKENS)) };
+            unsafe { L::scores(&scratch.packed, w, &target.from(idx * BLOCK_TOKENS), &mut scratch.turned) };
         }
     }
 
@@ -190,14 +189,16 @@ impl Attend<'_> {
     /// The CPU has the set of `V`.
     #[inline(always)]
     unsafe fn sum_values<V: Wide>(&self, weights: &[f32]) {
-        for query in (0..self.n_queries()).step_by(QUERIES) {
+        for query in (0..self.n_queries()).step_by(V::ROWS) {
             // SAFETY: the caller vouches for the instruction set; there are as many queries as the sizes say.
             unsafe {
-                match self.n_queries() - query {
+                match V::ROWS.min(self.n_queries() - query) {
                     1 => self.sum_for::<V, 1>(weights, query),
                     2 => self.sum_for::<V, 2>(weights, query),
                     3 => self.sum_for::<V, 3>(weights, query),
-                    _ => self.sum_for::<V, QUERIES>(weights, query),
+                    4 => self.sum_for::<V, 4>(weights, query),
+                    5 => self.sum_for::<V, 5>(weights, query),
+                    _ => self.sum_for::<V, 6>(weights, query),
                 }
             }
         }
@@ -287,26 +288,6 @@ impl Attend<'_> {
             let (row, head) = self.place(query);
             // SAFETY: `at` gives a place for one number.
             unsafe { self.out.at(row, head + column, 1).write(sum) };
-        }
-    }
-}
-
-/// # Safety
-/// `w` has 16 rows, `x` has rows of their length, and `y` a place for 16 numbers a row. The CPU has the set of `L`.
-#[inline(always)]
-unsafe fn scores_of_block<L: Lanes>(x: &PackedRows, w: WeightRows<'_>, y: &Target<'_>) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        if L::TILES == Tiles::Panel {
-            widened::<L>(x, 0..x.n_rows, w, 0..BLOCK_TOKENS, y);
-        } else if x.n_rows < 4 {
-            for token in (0..BLOCK_TOKENS).step_by(8) {
-                columns::<L, 8>(x, 0..x.n_rows, w, token, y);
-            }
-        } else {
-            for token in (0..BLOCK_TOKENS).step_by(4) {
-                columns::<L, 4>(x, 0..x.n_rows, w, token, y);
-            }
         }
     }
 }

@@ -71,6 +71,41 @@ unsafe impl Eight for __m256 {
     }
 
     #[inline(always)]
+    unsafe fn turn(rows: [Self; CHAIN]) -> [Self; CHAIN] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = rows;
+            // Of each half, lanes 0 and 1, then 2 and 3, of two rows side by side; then of four; then the halves of all eight.
+            let pairs = [
+                [
+                    _mm256_unpacklo_ps(a, b),
+                    _mm256_unpacklo_ps(c, d),
+                    _mm256_unpacklo_ps(e, f),
+                    _mm256_unpacklo_ps(g, h),
+                ],
+                [
+                    _mm256_unpackhi_ps(a, b),
+                    _mm256_unpackhi_ps(c, d),
+                    _mm256_unpackhi_ps(e, f),
+                    _mm256_unpackhi_ps(g, h),
+                ],
+            ];
+            let mut turned = rows;
+            for (idx, [ab, cd, ef, gh]) in pairs.into_iter().enumerate() {
+                let first = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+                let second = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+                let (third, fourth) =
+                    (_mm256_shuffle_ps::<0b01_00_01_00>(ef, gh), _mm256_shuffle_ps::<0b11_10_11_10>(ef, gh));
+                turned[2 * idx] = _mm256_permute2f128_ps::<0x20>(first, third);
+                turned[2 * idx + 1] = _mm256_permute2f128_ps::<0x20>(second, fourth);
+                turned[2 * idx + 4] = _mm256_permute2f128_ps::<0x31>(first, third);
+                turned[2 * idx + 5] = _mm256_permute2f128_ps::<0x31>(second, fourth);
+            }
+            turned
+        }
+    }
+
+    #[inline(always)]
     unsafe fn interleave([even, odd]: [Self; 2]) -> [Self; 2] {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {

@@ -159,6 +159,7 @@ unsafe impl<T: Wide512> Lanes for Avx512<T> {
 // SAFETY: uses AVX-512F, and writes one register.
 unsafe impl<T: Wide512> Wide for Avx512<T> {
     const COLUMNS: usize = 4;
+    const ROWS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {

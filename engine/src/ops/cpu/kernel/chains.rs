@@ -10,20 +10,33 @@
 //! ```
 //! Several rows meet weights in a panel, one chain after the other, since the sums of both do not fit 16 registers: 3 rows x
 //! 4 outputs take 12 for sums, 3 for rows and 1 for weights, and 7 loads feed 12 FMAs. With panel and rows in the first-level cache that
-//! is the peak of the FMA units; runs of 512 inputs (8 KB of panel, 6 KB of rows) keep them there on every chip that has AVX2.
+//! is the peak of the FMA units; runs of 1,024 inputs (16 KB of panel, 12 KB of rows) keep them there on every chip that has AVX2.
+//!
+//! Rows of keys are too short for that: folding would take longer than summing. A KV block is turned around instead, so that its 16
+//! tokens lie in the lanes of two registers, and a query meets it number by number:
+//!
+//! ```text
+//! turned block:   k0[n] k1[n] ... k15[n]      for each number n of a packed row
+//! scores:       + q[n] * that                 6 queries x 16 tokens, 12 registers, nothing to fold
+//! ```
 
 use std::{array, marker::PhantomData};
 
 use half::{bf16, f16};
 
 use super::{
+    Line, PackedRows, WeightRows,
     lanes::{CacheLevel, Lanes, Strided, Tiles, Wide},
     portable::Stored,
+    product::{Target, w_rest},
 };
+use crate::kv::BLOCK_TOKENS;
 
 /// Inputs of a chain in a step.
 pub(super) const CHAIN: usize = 8;
 const CHAIN_BYTES: usize = CHAIN * size_of::<f32>();
+/// Queries that meet keys or values together: 12 registers for their sums.
+const SCORED_ROWS: usize = 6;
 
 /// Eight numbers of f32.
 ///
@@ -44,6 +57,8 @@ pub(super) unsafe trait Eight: Copy {
     unsafe fn of_bf16(at: *const u8) -> [Self; 2];
     /// Sixteen numbers of f16.
     unsafe fn of_f16(at: *const u8) -> [Self; 2];
+    /// Lane `i` of register `j` to lane `j` of register `i`.
+    unsafe fn turn(rows: [Self; CHAIN]) -> [Self; CHAIN];
     /// Even and odd numbers in the order in which they were.
     unsafe fn interleave(even_odd: [Self; 2]) -> [Self; 2];
     /// As [`Lanes::prefetch`].
@@ -180,6 +195,29 @@ unsafe impl<V: Eight, T: Chained> Lanes for Chains<V, T> {
     }
 
     #[inline(always)]
+    unsafe fn scores(x: &PackedRows, w: WeightRows<'_>, y: &Target<'_>, turned: &mut Vec<Line>) {
+        let n_numbers = x.stride / size_of::<f32>();
+        turned.resize(n_numbers, Line([0; 64]));
+        // SAFETY: the caller vouches for 16 rows as long as a packed one, for their places and for the instruction set.
+        unsafe {
+            turn_block::<V, T>(w, turned);
+            let mut row = 0;
+            while row + SCORED_ROWS <= x.n_rows {
+                score::<V, SCORED_ROWS>(x, row, turned, y);
+                row += SCORED_ROWS;
+            }
+            match x.n_rows - row {
+                5 => score::<V, 5>(x, row, turned, y),
+                4 => score::<V, 4>(x, row, turned, y),
+                3 => score::<V, 3>(x, row, turned, y),
+                2 => score::<V, 2>(x, row, turned, y),
+                1 => score::<V, 1>(x, row, turned, y),
+                _ => {}
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn fold4(acc: [[V; 2]; 4]) -> [f32; 4] {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { V::fold4(acc) }
@@ -200,6 +238,7 @@ unsafe impl<V: Eight, T: Chained> Lanes for Chains<V, T> {
 // SAFETY: uses the set of `V`, and writes sixteen numbers.
 unsafe impl<V: Eight, T: Chained> Wide for Chains<V, T> {
     const COLUMNS: usize = 1;
+    const ROWS: usize = SCORED_ROWS;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [V; 2] {
@@ -216,6 +255,61 @@ unsafe impl<V: Eight, T: Chained> Wide for Chains<V, T> {
     #[inline(always)]
     fn widen(row: &[u8], idx: usize) -> f32 {
         T::widened(&row[idx * T::BYTES..])
+    }
+}
+
+/// For each number of a packed row a line with that number of all 16 rows.
+///
+/// # Safety
+/// `w` has 16 rows, and `turned` a line for each of their numbers. The CPU has the set of `V`.
+#[inline(always)]
+unsafe fn turn_block<V: Eight, T: Chained>(w: WeightRows<'_>, turned: &mut [Line]) {
+    let step_bytes = 2 * CHAIN * T::BYTES;
+    let (n_steps, rest) = (w.row_bytes / step_bytes, w.row_bytes % step_bytes);
+    // SAFETY: whole steps and the rest are inside each row, and each number has its line.
+    unsafe {
+        for half in 0..BLOCK_TOKENS / CHAIN {
+            let first = w.bytes.as_ptr().add(half * CHAIN * w.row_bytes);
+            for step in 0..w.row_bytes.div_ceil(step_bytes) {
+                let (mut first_chain, mut second_chain) = ([V::splat(0.0); CHAIN], [V::splat(0.0); CHAIN]);
+                for (token, (one, other)) in first_chain.iter_mut().zip(&mut second_chain).enumerate() {
+                    let at = first.add(token * w.row_bytes + step * step_bytes);
+                    [*one, *other] = if step < n_steps { T::load(at) } else { w_rest::<Chains<V, T>>(at, rest) };
+                }
+                for (chain, rows) in [first_chain, second_chain].into_iter().enumerate() {
+                    let lines = turned.as_mut_ptr().add((2 * step + chain) * CHAIN).cast::<u8>();
+                    for (number, tokens) in V::turn(rows).into_iter().enumerate() {
+                        tokens.write(lines.add(number * size_of::<Line>() + half * CHAIN_BYTES));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Products of `R` packed rows from `row` with 16 rows turned around.
+///
+/// # Safety
+/// The rows are in `x`, `turned` has a line for each of their numbers, and `y` a place for 16 products of each. The CPU has the set of `V`.
+#[inline(always)]
+unsafe fn score<V: Eight, const R: usize>(x: &PackedRows, row: usize, turned: &[Line], y: &Target<'_>) {
+    // SAFETY: as the caller vouches; `at` looks whether the place is there.
+    unsafe {
+        let x_at = x.bytes().as_ptr().add(row * x.stride).cast::<f32>();
+        let stride = x.stride / size_of::<f32>();
+        let mut acc = [[V::splat(0.0); 2]; R];
+        for (number, line) in turned.iter().enumerate() {
+            let tokens: [V; 2] = read_both(line.0.as_ptr());
+            for (r, sums) in acc.iter_mut().enumerate() {
+                let x = V::splat(x_at.add(r * stride + number).read());
+                *sums = [sums[0].add_product(x, tokens[0]), sums[1].add_product(x, tokens[1])];
+            }
+        }
+        for (r, [one, other]) in acc.into_iter().enumerate() {
+            let out = y.at(row + r, 0, BLOCK_TOKENS).cast::<u8>();
+            one.write(out);
+            other.write(out.add(CHAIN_BYTES));
+        }
     }
 }
 

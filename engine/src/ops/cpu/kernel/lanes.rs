@@ -5,6 +5,12 @@
 //! what they give adds up in order. None of it depends on how many rows or outputs are computed together, so on one
 //! machine a number has the same bits whoever computes it.
 
+use super::{
+    Line, PackedRows, WeightRows,
+    product::{Target, columns},
+};
+use crate::kv::BLOCK_TOKENS;
+
 /// How near to the CPU weights are brought ahead of their use.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum CacheLevel {
@@ -42,7 +48,7 @@ impl Strided {
 /// # Safety
 /// Its functions are called only where `Isa` found the instruction set, and inlined into a function that
 /// enables it. Pointers are read for the bytes named, at any alignment.
-pub(super) unsafe trait Lanes {
+pub(super) unsafe trait Lanes: Sized {
     /// Inputs of one step.
     const STEP: usize;
     /// Bytes of a packed row in one step.
@@ -92,6 +98,22 @@ pub(super) unsafe trait Lanes {
             sums
         }
     }
+    /// Products of all packed rows with the 16 rows of a KV block, which are as long; `turned` is room for a block turned around.
+    #[inline(always)]
+    unsafe fn scores(x: &PackedRows, w: WeightRows<'_>, y: &Target<'_>, turned: &mut Vec<Line>) {
+        let _ = turned;
+        // SAFETY: the caller vouches for the rows, their places in `y` and the instruction set.
+        unsafe {
+            if x.n_rows < 4 {
+                columns::<Self, 8>(x, 0..x.n_rows, w, 0, y);
+                columns::<Self, 8>(x, 0..x.n_rows, w, 8, y);
+            } else {
+                for token in (0..BLOCK_TOKENS).step_by(4) {
+                    columns::<Self, 4>(x, 0..x.n_rows, w, token, y);
+                }
+            }
+        }
+    }
     /// Folds the lanes of four sums: halves onto each other until one is left.
     unsafe fn fold4(acc: [Self::Acc; 4]) -> [f32; 4];
     /// Writes part of a row, whole steps of it, as [`Lanes::x`] reads it.
@@ -103,8 +125,10 @@ pub(super) unsafe trait Lanes {
 /// # Safety
 /// As [`Lanes`].
 pub(super) unsafe trait Wide: Lanes {
-    /// Steps of columns that are summed together for four rows.
+    /// Steps of columns that are summed together for a few rows.
     const COLUMNS: usize;
+    /// How many rows those are, at most.
+    const ROWS: usize;
     /// One number in all lanes.
     unsafe fn splat(x: f32) -> Self::X;
     /// Writes `STEP` sums in the order of the numbers that they are of.

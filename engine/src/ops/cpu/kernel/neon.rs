@@ -81,6 +81,22 @@ unsafe impl Eight for Pair {
     }
 
     #[inline(always)]
+    unsafe fn turn(rows: [Self; CHAIN]) -> [Self; CHAIN] {
+        let [a, b, c, d, e, f, g, h] = rows;
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let (low, high) = (turn4([a.0, b.0, c.0, d.0]), turn4([a.1, b.1, c.1, d.1]));
+            let (low_after, high_after) = (turn4([e.0, f.0, g.0, h.0]), turn4([e.1, f.1, g.1, h.1]));
+            let mut turned = rows;
+            for idx in 0..4 {
+                turned[idx] = Self(low[idx], low_after[idx]);
+                turned[idx + 4] = Self(high[idx], high_after[idx]);
+            }
+            turned
+        }
+    }
+
+    #[inline(always)]
     unsafe fn interleave([even, odd]: [Self; 2]) -> [Self; 2] {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
@@ -100,6 +116,22 @@ unsafe impl Eight for Pair {
                 CacheLevel::Second => asm!("prfm pldl2keep, [{}]", in(reg) at, options(nostack, readonly)),
             }
         }
+    }
+}
+
+/// Lane `i` of register `j` to lane `j` of register `i`.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+unsafe fn turn4([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let twos = |x: float32x4_t| vreinterpretq_f64_f32(x);
+        let (ab, ab_odd) = (twos(vtrn1q_f32(a, b)), twos(vtrn2q_f32(a, b)));
+        let (cd, cd_odd) = (twos(vtrn1q_f32(c, d)), twos(vtrn2q_f32(c, d)));
+        [vtrn1q_f64(ab, cd), vtrn1q_f64(ab_odd, cd_odd), vtrn2q_f64(ab, cd), vtrn2q_f64(ab_odd, cd_odd)]
+            .map(|x| vreinterpretq_f32_f64(x))
     }
 }
 

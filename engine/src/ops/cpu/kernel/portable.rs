@@ -103,6 +103,7 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
 // SAFETY: needs no instruction set; writes one step.
 unsafe impl<T: Stored> Wide for Portable<T> {
     const COLUMNS: usize = 4;
+    const ROWS: usize = 4;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; N] {

@@ -125,7 +125,8 @@ impl Kernel for Product<'_> {
 
 /// Rows of each part of `n_rows`, whole tiles of panels, so that no part is much smaller than the others.
 fn even_parts(n_rows: usize, most: usize) -> usize {
-    n_rows.div_ceil(n_rows.div_ceil(most).max(1)).next_multiple_of(PANEL_ROWS)
+    let n_parts = n_rows.div_ceil(most).max(1);
+    n_rows.div_ceil(n_parts).max(1).next_multiple_of(PANEL_ROWS)
 }
 
 /// All outputs for rows that fit the cache.
@@ -267,7 +268,7 @@ unsafe fn single<L: Lanes, const C: usize>(
 /// # Safety
 /// As [`tile`], for all rows and outputs.
 #[inline(always)]
-pub(super) unsafe fn widened<L: Lanes>(
+unsafe fn widened<L: Lanes>(
     x: &PackedRows,
     rows: Range<usize>,
     w: WeightRows<'_>,
@@ -470,7 +471,7 @@ unsafe fn alone<L: Lanes>(x: &PackedRows, row: usize, w: WeightRows<'_>, output:
 /// # Safety
 /// `at` may be read for `rest` bytes, fewer than a step. The CPU has the set of `L`.
 #[inline(always)]
-unsafe fn w_rest<L: Lanes>(at: *const u8, rest: usize) -> L::X {
+pub(super) unsafe fn w_rest<L: Lanes>(at: *const u8, rest: usize) -> L::X {
     let mut padded = [0u8; MAX_STEP_BYTES];
     // SAFETY: as the caller vouches, and no step is longer than `padded`.
     unsafe {
