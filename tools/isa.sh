@@ -12,7 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TARGET=aarch64-unknown-linux-gnu
 # Tests that compute. Others of the engine are the same whatever computes.
-TESTS=(goldens:: families:: quantised:: gguf:: embeddings:: batch_invariance:: prefix:: scores::)
+GOLDENS=(goldens:: families:: quantised:: gguf::)
+TESTS=("${GOLDENS[@]}" embeddings:: batch_invariance:: prefix:: scores::)
 
 main() {
   case ${1:-all} in
@@ -27,7 +28,7 @@ on_this_machine() {
   local isa
   for isa in $(sets); do
     echo "== $isa"
-    STOKER_CPU_ISA=$isa engine_tests
+    STOKER_CPU_ISA=$isa cargo test -q -p stoker-engine --test engine -- "${TESTS[@]}"
   done
 }
 
@@ -43,20 +44,17 @@ on_arm() {
   echo "== kernels of aarch64"
   cargo test -q --target $TARGET -p stoker-engine --lib -- ops::
   cargo test -q --target $TARGET -p stoker-engine --test engine -- kernel_paths::
+  # Plain Rust is the same as on this machine, and an emulator is slow: goldens only.
   local isa
-  for isa in $(sets --target $TARGET); do
+  for isa in $(sets --target $TARGET | grep neon); do
     echo "== $isa"
-    STOKER_CPU_ISA=$isa engine_tests --target $TARGET
+    STOKER_CPU_ISA=$isa cargo test -q --target $TARGET -p stoker-engine --test engine -- "${GOLDENS[@]}"
   done
 }
 
 # The instruction sets there, as the engine names them.
 sets() {
   cargo run -q "$@" -p stoker-engine --example cpu_sets
-}
-
-engine_tests() {
-  cargo test -q "$@" -p stoker-engine --test engine -- "${TESTS[@]}"
 }
 
 # What Arm needs and is not here.
