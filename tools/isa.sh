@@ -25,8 +25,10 @@ main() {
 }
 
 on_this_machine() {
-  local isa
-  for isa in $(sets); do
+  local isa all
+  # By itself, so that a failure ends this.
+  all=$(sets)
+  for isa in $all; do
     echo "== $isa"
     STOKER_CPU_ISA=$isa cargo test -q -p stoker-engine --test engine -- "${TESTS[@]}"
   done
@@ -45,8 +47,9 @@ on_arm() {
   cargo test -q --target $TARGET -p stoker-engine --lib -- ops::
   cargo test -q --target $TARGET -p stoker-engine --test engine -- kernel_paths::
   # Plain Rust is the same as on this machine, and an emulator is slow: goldens only.
-  local isa
-  for isa in $(sets --target $TARGET | grep neon); do
+  local isa all
+  all=$(sets --target $TARGET | grep neon)
+  for isa in $all; do
     echo "== $isa"
     STOKER_CPU_ISA=$isa cargo test -q --target $TARGET -p stoker-engine --test engine -- "${GOLDENS[@]}"
   done

@@ -129,9 +129,7 @@ impl Model {
         self.dtype = format.to_owned();
         Ok(())
     }
-}
 
-impl Model {
     /// The format of its weights.
     pub fn format(&self) -> WeightFormat {
         [WeightFormat::F32, WeightFormat::Q8_0, WeightFormat::Q4_0]

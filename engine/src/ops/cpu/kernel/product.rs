@@ -41,10 +41,10 @@ const MAX_STEP_BYTES: usize = 128;
 /// Outputs of a panel, and rows of a tile that meets it.
 const PANEL_OUTPUTS: usize = 4;
 const PANEL_ROWS: usize = 3;
-/// Runs of packed rows that stay in the second-level cache while panels pass by, in bytes: half of the 512 KB of chips
-/// that have panels.
+/// Runs of packed rows that stay in the second-level cache while panels pass by, in bytes: 66 rows, about half of the 512 KB of
+/// chips that have panels.
 const CACHED_RUN_BYTES: usize = 264 << 10;
-/// Bytes of a panel: runs of 512 inputs in f32.
+/// Bytes of a panel: runs of 1,024 inputs in f32.
 const PANEL_BYTES: usize = PANEL_OUTPUTS * 1024 * size_of::<f32>();
 
 /// Weight rows, one after the other.
