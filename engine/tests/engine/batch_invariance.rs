@@ -1,9 +1,17 @@
 //! A request's tokens are its own: they do not depend on who shares its steps, how its prompt is cut, or whether it
 //! lost its blocks on the way.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::mpsc::{Receiver, Sender, channel},
+};
 
-use stoker_engine::{EngineHandle, EngineLimits, Request, SamplingParams, TokenId};
+use stoker_engine::{
+    Engine, EngineHandle, EngineLimits, LoadedModel, Request, SamplingParams, TokenId,
+    constraint::Masks,
+    exec::{CpuExecutor, ExecError, Executor},
+    sched::{Step, StepOutput},
+};
 
 use crate::common;
 
@@ -73,18 +81,45 @@ fn the_built_in_model_too_gives_the_same_tokens_in_every_way() {
     check(&common::ember(), asked().into_iter().take(1).collect());
 }
 
+/// The CPU's executor, whose first step waits until the other end is dropped: whoever is submitted before that shares
+/// the engine with the first request, however slow the machine is.
+struct Held {
+    executor: CpuExecutor,
+    hold: Receiver<()>,
+}
+
+impl Executor for Held {
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+        let _ = self.hold.recv();
+        self.executor.launch(step)
+    }
+
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        self.executor.constrain(masks)
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        self.executor.finish()
+    }
+}
+
+fn start_held(model: &Path, limits: EngineLimits) -> (EngineHandle, Sender<()>) {
+    let LoadedModel { executor, parts } = LoadedModel::open(&common::config(model, limits), &|_| {}).unwrap();
+    let (release, hold) = channel();
+    (Engine::start_with(Box::new(Held { executor, hold }), parts), release)
+}
+
 #[test]
 fn a_preempted_request_goes_on_with_the_same_tokens() {
     let directory = common::checkpoint("gqa-f32");
     let alone = common::start(&directory, EngineLimits::default());
     // Two sequences of 90 + 60 tokens need 20 blocks; 16 let both start and only one finish at a time.
-    let tight = common::start(
-        &directory,
-        EngineLimits { kv_cache_tokens: Some(256), expected_completion: None, ..EngineLimits::default() },
-    );
+    let limits = EngineLimits { kv_cache_tokens: Some(256), expected_completion: None, ..EngineLimits::default() };
+    let (tight, release) = start_held(&directory, limits);
     let requests = [common::greedy(prompt(1, 90), N_TOKENS), common::greedy(prompt(9, 90), N_TOKENS)];
     let expected: Vec<_> = requests.iter().map(|request| run(&alone, request.clone())).collect();
     let streams: Vec<_> = requests.into_iter().map(|request| tight.submit(request).unwrap()).collect();
+    drop(release);
     let found: Vec<_> = streams.into_iter().map(common::read_all).collect();
     assert_eq!(found, expected);
     let preempted: Vec<u32> = tight.take_samples().requests.iter().map(|sample| sample.preemptions).collect();
