@@ -5,4 +5,4 @@ mod batch;
 mod cpu;
 
 pub use batch::{BatchInputs, FedRow};
-pub use cpu::{CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector, Isa, NoSuchIsa};
+pub use cpu::{Buffer, CpuCache, CpuMatrix, CpuOps, CpuTensor, CpuVector, Isa, NoSuchIsa};

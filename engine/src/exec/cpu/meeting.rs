@@ -22,7 +22,7 @@ struct Group {
 impl Meeting {
     /// Of every rank of a group.
     pub(super) fn of_group(n_ranks: usize) -> Vec<Self> {
-        let nothing = || RwLock::new(CpuTensor { width: 1, values: Vec::new() });
+        let nothing = || RwLock::new(CpuTensor { width: 1, values: [].into_iter().collect() });
         let given = (0..n_ranks).map(|_| nothing()).collect();
         let group = Arc::new(Group { barrier: Barrier::new(n_ranks), given });
         Rank::all(n_ranks).map(|rank| Self { rank, group: Arc::clone(&group) }).collect()
@@ -37,7 +37,7 @@ impl Meeting {
     pub(super) fn sum(&self, own: CpuTensor) -> CpuTensor {
         let add = |sum: &mut CpuTensor, given: &CpuTensor| {
             assert_eq!(sum.values.len(), given.values.len(), "ranks give as many rows");
-            sum.values.iter_mut().zip(&given.values).for_each(|(sum, x)| *sum += x);
+            sum.values.iter_mut().zip(given.values.iter()).for_each(|(sum, x)| *sum += x);
         };
         self.meet(own, |all| {
             let mut sum = all[0].clone();
@@ -91,13 +91,14 @@ mod tests {
         // Large and small: another order of these sums has other bits.
         let given = [1e8f32, 1.0, -1e8];
         let sums = on_each(3, |meeting| {
-            let own = CpuTensor { width: 1, values: vec![given[meeting.rank().idx]] };
+            let own = CpuTensor { width: 1, values: [given[meeting.rank().idx]].into_iter().collect() };
             [(); 2].map(|()| meeting.sum(own.clone()).values[0])
         });
         assert_eq!(sums, [[(1e8 + 1.0) - 1e8; 2]; 3]);
         let joined = on_each(2, |meeting| {
             let values = if meeting.rank().idx == 0 { vec![1.0, 2.0, 3.0, 4.0] } else { vec![5.0, 6.0] };
-            meeting.join(CpuTensor { width: values.len() / 2, values }).values
+            let own = CpuTensor { width: values.len() / 2, values: values.into_iter().collect() };
+            meeting.join(own).values.to_vec()
         });
         assert_eq!(joined, [[1.0, 2.0, 5.0, 3.0, 4.0, 6.0]; 2]);
     }

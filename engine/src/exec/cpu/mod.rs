@@ -17,7 +17,7 @@ use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
     model::{ModelError, ModelSpec, WeightStore, spec::Rank},
-    ops::{BatchInputs, CpuCache, CpuOps, CpuTensor},
+    ops::{BatchInputs, Buffer, CpuCache, CpuOps, CpuTensor},
     pool::Pool,
     request::{Request, RequestId, TokenId},
     sample::choose,
@@ -189,12 +189,12 @@ impl CpuExecutor {
         self.last_tokens = newest.sampled.iter().map(|sampled| sampled.token().unwrap_or(0)).collect();
     }
 
-    fn logits(&mut self, inputs: &BatchInputs) -> Vec<f32> {
+    fn logits(&mut self, inputs: &BatchInputs) -> Buffer<f32> {
         self.logits_and_rows(inputs, &[]).0
     }
 
     /// What every rank computes, of the first.
-    fn logits_and_rows(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Vec<f32>, Vec<RowsRead>) {
+    fn logits_and_rows(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Buffer<f32>, Vec<RowsRead>) {
         let mut results: Vec<_> = self.ranks.iter_mut().map(|rank| (rank, None)).collect();
         self.threads.for_each(&mut results, |_, (rank, result)| *result = Some(rank.compute(inputs, wanted)));
         results.into_iter().find_map(|(_, result)| result).expect("there is a rank")
@@ -202,7 +202,7 @@ impl CpuExecutor {
 }
 
 impl CpuRank {
-    fn compute(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Vec<f32>, Vec<RowsRead>) {
+    fn compute(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Buffer<f32>, Vec<RowsRead>) {
         let Self { model, ops, cache, .. } = self;
         let hidden = model.hidden(ops, cache, inputs);
         let read = |spec: &RowsSpec| {
@@ -218,7 +218,7 @@ impl CpuRank {
 
     fn outputs_of(&mut self, hidden: &CpuTensor, rows: Vec<u32>) -> RowsRead {
         let outputs = self.model.outputs(&mut self.ops, hidden, &rows);
-        RowsRead::Outputs { width: outputs.values.len() / rows.len(), values: outputs.values }
+        RowsRead::Outputs { width: outputs.values.len() / rows.len(), values: outputs.values.to_vec() }
     }
 
     /// Few rows at a time: their logits are as large as the vocabulary.

@@ -5,10 +5,12 @@
 
 mod activation;
 mod attention;
+mod buffer;
 mod cache;
 mod kernel;
 mod weights;
 
+pub use buffer::Buffer;
 pub use cache::CpuCache;
 pub use kernel::{Isa, NoSuchIsa};
 pub use weights::{CpuMatrix, CpuVector};
@@ -81,12 +83,13 @@ pub struct CpuTensor {
     /// Numbers of one row.
     pub width: usize,
     /// All rows, one after the other.
-    pub values: Vec<f32>,
+    pub values: Buffer<f32>,
 }
 
 impl CpuTensor {
-    fn zeros(n_rows: usize, width: usize) -> Self {
-        Self { width, values: vec![0.0; n_rows * width] }
+    /// Rows to be written before they are read.
+    fn unwritten(n_rows: usize, width: usize) -> Self {
+        Self { width, values: Buffer::unwritten(n_rows * width) }
     }
 
     fn n_rows(&self) -> usize {
@@ -119,7 +122,7 @@ impl CpuOps {
 
     /// Rows of `table`, one a token of the batch.
     pub fn embed(&mut self, table: &CpuMatrix, batch: &BatchInputs) -> CpuTensor {
-        let mut out = CpuTensor::zeros(batch.token_ids.len(), table.n_inputs());
+        let mut out = CpuTensor::unwritten(batch.token_ids.len(), table.n_inputs());
         self.each_row(&mut out, |row, out| table.read_row(batch.token_ids[row] as usize, out));
         out
     }
@@ -127,7 +130,7 @@ impl CpuOps {
     /// `x / sqrt(mean(x^2) + eps) * weight` over every run of a row that is as long as `weight`: the row itself, or
     /// each of its heads.
     pub fn rms_norm(&mut self, x: &CpuTensor, weight: &CpuVector, eps: f32) -> CpuTensor {
-        let mut out = CpuTensor::zeros(x.n_rows(), x.width);
+        let mut out = CpuTensor::unwritten(x.n_rows(), x.width);
         let (isa, weight) = (self.isa, weight.values());
         self.each_row(&mut out, |row, out| {
             let runs = x.row(row).chunks_exact(weight.len());
@@ -191,7 +194,7 @@ impl CpuOps {
         spec: AttentionSpec,
         batch: &BatchInputs,
     ) -> CpuTensor {
-        let mut out = CpuTensor::zeros(queries.n_rows(), queries.width);
+        let mut out = CpuTensor::unwritten(queries.n_rows(), queries.width);
         let tasks = attention::tasks(spec.heads, batch);
         self.isa.attend(&mut self.pool, &tasks, cache.layer(layer), spec, &queries.values, &mut out.values);
         out
@@ -224,8 +227,11 @@ impl CpuOps {
 
     /// Some of the rows: those whose next token is sampled go through the output matrix, and few others.
     pub fn rows(&self, x: &CpuTensor, rows: &[u32]) -> CpuTensor {
-        let values = rows.iter().flat_map(|row| x.row(*row as usize)).copied().collect();
-        CpuTensor { width: x.width, values }
+        let mut some = CpuTensor::unwritten(rows.len(), x.width);
+        for (row, some) in rows.iter().zip(some.values.chunks_exact_mut(x.width)) {
+            some.copy_from_slice(x.row(*row as usize));
+        }
+        some
     }
 }
 

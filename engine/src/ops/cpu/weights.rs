@@ -51,14 +51,24 @@ pub struct CpuVector {
 }
 
 impl CpuMatrix {
-    /// A matrix of plain numbers that lie in memory, row by row.
+    /// A matrix that lies in memory, row by row.
     ///
     /// # Panics
-    /// The format is one of blocks, or there are more or fewer bytes than `outputs x inputs` numbers have.
-    pub fn in_memory(format: WeightFormat, [n_outputs, n_inputs]: [usize; 2], bytes: Vec<u8>) -> Self {
-        let format = plain(format).expect("a format of plain numbers");
-        assert_eq!(bytes.len(), n_outputs * n_inputs * format.bytes(), "bytes for every number");
-        Self(Form::Stored(StoredMatrix { n_outputs, n_inputs, format, bytes: MatrixBytes::Gathered(bytes) }))
+    /// There are more or fewer bytes than `outputs x inputs` numbers have, or rows are not whole blocks.
+    pub fn in_memory(format: WeightFormat, shape: [usize; 2], bytes: Vec<u8>) -> Self {
+        let [n_outputs, n_inputs] = shape;
+        assert_eq!(bytes.len(), format.bytes_of(n_outputs * n_inputs), "bytes for every number");
+        if let Some(format) = plain(format) {
+            let bytes = MatrixBytes::Gathered(bytes);
+            return Self(Form::Stored(StoredMatrix { n_outputs, n_inputs, format, bytes }));
+        }
+        let row_bytes = format.bytes_of(n_inputs);
+        let row = |output: usize| &bytes[output * row_bytes..][..row_bytes];
+        let mut caller_alone = Pool::new(1).expect("no thread is started");
+        let panels = Panels::new(&mut caller_alone, quant_of(format), shape, |outputs| {
+            outputs.map(|output| quantised(format, row(output))).collect()
+        });
+        Self(Form::Panels(panels))
     }
 
     /// Takes a matrix over. Codes that are multiplied as numbers become such of that format.

@@ -147,7 +147,7 @@ impl Attend<'_> {
             let w = self.block(self.cached.keys, first_block + idx);
             // SAFETY: `w` has the 16 rows of a block, as long as a query, and every query has a place for 16 scores a
             // block.
-            unsafe { L::scores(&scratch.packed, w, &target.from(idx * BLOCK_TOKENS), &mut scratch.turned) };
+            unsafe { L::scores(scratch.packed.rows(), w, &target.from(idx * BLOCK_TOKENS), &mut scratch.turned) };
         }
     }
 
@@ -211,11 +211,12 @@ impl Attend<'_> {
         let mut column = 0;
         // SAFETY: columns are below `head_dim`.
         unsafe {
-            if V::COLUMNS == 4 {
-                while column + 4 * V::STEP <= self.head_dim() {
-                    self.sum_columns::<V, Q, 4>(weights, query, column);
-                    column += 4 * V::STEP;
+            while column + V::COLUMNS * V::STEP <= self.head_dim() {
+                match V::COLUMNS {
+                    4 => self.sum_columns::<V, Q, 4>(weights, query, column),
+                    _ => self.sum_columns::<V, Q, 2>(weights, query, column),
                 }
+                column += V::COLUMNS * V::STEP;
             }
             while column + V::STEP <= self.head_dim() {
                 self.sum_columns::<V, Q, 1>(weights, query, column);

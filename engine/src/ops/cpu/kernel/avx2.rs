@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     avx512::prefetch,
-    chains::{CHAIN, Eight},
+    eights::{Eight, LANES},
     lanes::CacheLevel,
 };
 
@@ -35,43 +35,33 @@ unsafe impl Eight for __m256 {
     }
 
     #[inline(always)]
-    unsafe fn fold4(chains: [[Self; 2]; 4]) -> [f32; 4] {
-        // SAFETY: the caller vouches for the instruction set.
+    unsafe fn fold4([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller vouches for the instruction set; both types are four plain numbers.
         unsafe {
-            let mut fours = [_mm_setzero_ps(); 4];
-            for (four, [first, second]) in fours.iter_mut().zip(chains) {
-                let eight = _mm256_add_ps(first, second);
-                *four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            }
-            let [a, b, c, d] = fours;
-            let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
-            let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
-            let sums = _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm_shuffle_ps::<0b11_01_11_01>(ab, cd));
-            std::mem::transmute(sums)
+            // Of each half of the registers: [a0 + a2, b0 + b2, a1 + a3, b1 + b3]
+            let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            let high = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            let halves = _mm256_add_ps(low, high);
+            std::mem::transmute(_mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves)))
         }
     }
 
     #[inline(always)]
-    unsafe fn of_bf16(at: *const u8) -> [Self; 2] {
+    unsafe fn of_bf16(at: *const u8) -> Self {
         // SAFETY: the caller vouches for the bytes and the instruction set.
-        unsafe {
-            let pairs = _mm256_loadu_si256(at.cast());
-            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xFFFF_0000_u32 as i32));
-            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
-        }
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())))) }
     }
 
     #[inline(always)]
-    unsafe fn of_f16(at: *const u8) -> [Self; 2] {
+    unsafe fn of_f16(at: *const u8) -> Self {
         // SAFETY: the caller vouches for the bytes and the instruction set.
-        unsafe {
-            let second = at.add(CHAIN * 2);
-            [_mm256_cvtph_ps(_mm_loadu_si128(at.cast())), _mm256_cvtph_ps(_mm_loadu_si128(second.cast()))]
-        }
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn turn(rows: [Self; CHAIN]) -> [Self; CHAIN] {
+    unsafe fn turn(rows: [Self; LANES]) -> [Self; LANES] {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
             let [a, b, c, d, e, f, g, h] = rows;
@@ -102,16 +92,6 @@ unsafe impl Eight for __m256 {
                 turned[2 * idx + 5] = _mm256_permute2f128_ps::<0x31>(second, fourth);
             }
             turned
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn interleave([even, odd]: [Self; 2]) -> [Self; 2] {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            // [0-3 | 8-11] and [4-7 | 12-15]
-            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
-            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
         }
     }
 

@@ -72,12 +72,6 @@ unsafe impl Lanes for Bf16Dot {
     }
 
     #[inline(always)]
-    unsafe fn put(x: __m512bh, at: *mut u8) {
-        // SAFETY: the caller vouches for the place and the instruction set; both types are 512 plain bits.
-        unsafe { _mm512_storeu_si512(at.cast(), std::mem::transmute::<__m512bh, __m512i>(x)) }
-    }
-
-    #[inline(always)]
     unsafe fn prefetch(at: *const u8, level: CacheLevel) {
         prefetch(at, level);
     }
@@ -125,12 +119,6 @@ unsafe impl<T: Wide512> Lanes for Avx512<T> {
     unsafe fn w(w: *const u8) -> __m512 {
         // SAFETY: the caller vouches for the bytes and the instruction set.
         unsafe { T::load(w) }
-    }
-
-    #[inline(always)]
-    unsafe fn put(x: __m512, at: *mut u8) {
-        // SAFETY: the caller vouches for the place and the instruction set.
-        unsafe { _mm512_storeu_ps(at.cast(), x) }
     }
 
     #[inline(always)]

@@ -1,13 +1,13 @@
 //! What a kernel is written in: the registers of one instruction set that multiply numbers of one weight format.
 //!
 //! A product sums over its inputs in lanes: step `s` adds the inputs `s * STEP..(s + 1) * STEP` to the lanes, and the
-//! end folds the lanes in a fixed tree. Where `RUN` is shorter than a row, that is done for each run of so many inputs, and
+//! end folds the lanes in a fixed tree. Where weights are widened into panels, that is done run by run of inputs, and
 //! what they give adds up in order. None of it depends on how many rows or outputs are computed together, so on one
 //! machine a number has the same bits whoever computes it.
 
 use super::{
-    Line, PackedRows, WeightRows,
-    product::{Target, columns},
+    Line, Rows, WeightRows,
+    product::{Product, Target, columns, in_place},
 };
 use crate::kv::BLOCK_TOKENS;
 
@@ -24,23 +24,8 @@ pub(super) enum Tiles {
     /// Each tile reads weights as they lie, widening them in registers: 4 rows x 6 outputs take 24 registers for sums.
     InPlace,
     /// Weights of a few outputs are widened once into a panel that all rows meet, 3 rows x 4 outputs at a time: 12 registers
-    /// for sums, of 16 that there are.
+    /// for sums, of 16 that there are. Rows of whole steps are read as they lie.
     Panel,
-}
-
-/// Packed rows, one `stride` bytes behind the other.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Strided {
-    pub(super) at: *const u8,
-    pub(super) stride: usize,
-}
-
-impl Strided {
-    /// The same rows from the byte `first` of each on.
-    #[inline(always)]
-    pub(super) fn from(self, first: usize) -> Self {
-        Self { at: self.at.wrapping_add(first), ..self }
-    }
 }
 
 /// One instruction set on one weight format.
@@ -55,8 +40,6 @@ pub(super) unsafe trait Lanes: Sized {
     const X_BYTES: usize;
     /// Bytes of a weight row in one step.
     const W_BYTES: usize;
-    /// Inputs whose sum is folded and added to the result, whole steps of them.
-    const RUN: usize = usize::MAX;
     /// How several rows meet weights.
     const TILES: Tiles = Tiles::InPlace;
     /// Sums on the way.
@@ -72,8 +55,6 @@ pub(super) unsafe trait Lanes: Sized {
     unsafe fn x(x: *const u8) -> Self::X;
     /// Reads a step of a weight row.
     unsafe fn w(w: *const u8) -> Self::X;
-    /// Writes a step as [`Lanes::x`] reads it.
-    unsafe fn put(x: Self::X, at: *mut u8);
     /// Asks for the cache line at `at`, which need not exist, ahead of its use.
     #[inline(always)]
     unsafe fn prefetch(at: *const u8, level: CacheLevel) {
@@ -81,26 +62,15 @@ pub(super) unsafe trait Lanes: Sized {
     }
     /// Adds the products of a step.
     unsafe fn add(acc: Self::Acc, x: Self::X, w: Self::X) -> Self::Acc;
-    /// The sums of `R` packed rows with `C` of a panel over `n_steps` steps, as [`Lanes::add`] makes them.
+    /// All products of a [`Product`], whose rows, outputs and places exist.
     #[inline(always)]
-    unsafe fn sums<const R: usize, const C: usize>(x: Strided, w: Strided, n_steps: usize) -> [[Self::Acc; C]; R] {
-        // SAFETY: the caller vouches for the rows and the instruction set.
-        unsafe {
-            let mut sums = [[Self::zero(); C]; R];
-            for step in 0..n_steps {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = Self::x(x.at.add(r * x.stride + step * Self::X_BYTES));
-                    for (c, sum) in sums.iter_mut().enumerate() {
-                        *sum = Self::add(*sum, x, Self::x(w.at.add(c * w.stride + step * Self::X_BYTES)));
-                    }
-                }
-            }
-            sums
-        }
+    unsafe fn product(product: &Product<'_>) {
+        // SAFETY: the caller vouches for the product and the instruction set.
+        unsafe { in_place::<Self>(product) }
     }
     /// Products of all packed rows with the 16 rows of a KV block, which are as long; `turned` is room for a block turned around.
     #[inline(always)]
-    unsafe fn scores(x: &PackedRows, w: WeightRows<'_>, y: &Target<'_>, turned: &mut Vec<Line>) {
+    unsafe fn scores(x: Rows<'_>, w: WeightRows<'_>, y: &Target<'_>, turned: &mut Vec<Line>) {
         let _ = turned;
         // SAFETY: the caller vouches for the rows, their places in `y` and the instruction set.
         unsafe {

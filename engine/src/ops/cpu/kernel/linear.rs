@@ -4,7 +4,7 @@
 use std::{array, ops::Range};
 
 use super::{
-    Format, Isa, Line, PackedRows, Panels, Product, Target, WeightRows,
+    Buffer, Format, Isa, Line, PackedRows, Panels, Product, Rows, Target, WeightRows,
     blocks::{BlockRows, PANEL_OUTPUTS, PanelProduct},
     lanes::Tiles,
 };
@@ -15,7 +15,7 @@ const MIN_TASK_BYTES: usize = 32 << 10;
 /// Tasks a thread gets on average: one that is slow or late leaves some to the others, and all end together. Neighbouring
 /// tasks are as good as one (see the pool), so only the claim of each is a cost.
 const TASKS_PER_THREAD: usize = 16;
-/// The same where so many rows meet panels that each task has them all from memory again, run by run.
+/// The same where so many rows meet panels that each task has them all from memory again.
 const TASKS_OF_MANY_ROWS: usize = 4;
 const MANY_ROWS: usize = 64;
 /// Outputs of a task are a multiple of this: whole tiles of 8 and of 6, or whole panels, and whole cache lines of the result.
@@ -34,7 +34,9 @@ pub(in super::super) enum Weights<'a> {
 }
 
 /// Rows as some matrices read them.
-enum Packed {
+enum Packed<'a> {
+    /// As they are.
+    Lent(Rows<'a>, Format),
     Rows(PackedRows, Format),
     Blocks(BlockRows),
 }
@@ -70,16 +72,17 @@ impl Weights<'_> {
                 Tiles::Panel if n_rows < MANY_ROWS => (WIDENED_UNIT, TASKS_PER_THREAD),
                 Tiles::Panel => (WIDENED_UNIT, TASKS_OF_MANY_ROWS),
             },
-            Self::Panels(_) => (PANEL_OUTPUTS, TASKS_PER_THREAD),
+            Self::Panels(_) if n_rows < MANY_ROWS => (PANEL_OUTPUTS, TASKS_PER_THREAD),
+            Self::Panels(_) => (PANEL_OUTPUTS, TASKS_OF_MANY_ROWS),
         }
     }
 
     /// Whether it reads rows packed like that.
-    fn reads(self, packed: &Packed) -> bool {
+    fn reads(self, packed: &Packed<'_>) -> bool {
         match (self, packed) {
-            (Self::Rows(_, format), Packed::Rows(_, packed)) => format == *packed,
+            (Self::Rows(_, format), Packed::Rows(_, packed) | Packed::Lent(_, packed)) => format == *packed,
             (Self::Panels(_), Packed::Blocks(_)) => true,
-            (Self::Rows(..), Packed::Blocks(_)) | (Self::Panels(_), Packed::Rows(..)) => false,
+            (Self::Rows(..), Packed::Blocks(_)) | (Self::Panels(_), Packed::Rows(..) | Packed::Lent(..)) => false,
         }
     }
 }
@@ -96,10 +99,10 @@ pub(in super::super) fn multiply<const N: usize>(
     isa: Isa,
     x: &[f32],
     matrices: [Weights<'_>; N],
-) -> [Vec<f32>; N] {
+) -> [Buffer<f32>; N] {
     let n_rows = x.len() / matrices[0].n_inputs();
     let packed = pack_for(pool, isa, x, &matrices);
-    let mut results = matrices.map(|matrix| vec![0.0; n_rows * matrix.n_outputs()]);
+    let mut results = matrices.map(|matrix| Buffer::unwritten(n_rows * matrix.n_outputs()));
     let mut places = results.iter_mut().zip(matrices).map(|(y, matrix)| Target::new(y, matrix.n_outputs()));
     let targets: [Target<'_>; N] = array::from_fn(|_| places.next().expect("a result for each matrix"));
     let tasks = tasks(isa, n_rows, &matrices, pool.n_threads());
@@ -108,7 +111,8 @@ pub(in super::super) fn multiply<const N: usize>(
         let (weights, outputs, y) = (matrices[*matrix], outputs.clone(), &targets[*matrix]);
         let packed = packed.iter().find(|packed| weights.reads(packed)).expect("packed for every matrix");
         match (weights, packed) {
-            (Weights::Rows(w, format), Packed::Rows(x, _)) => isa.run(format, Product { x, w, outputs, y }),
+            (Weights::Rows(w, format), Packed::Lent(x, _)) => isa.run(format, Product { x: *x, w, outputs, y }),
+            (Weights::Rows(w, format), Packed::Rows(x, _)) => isa.run(format, Product { x: x.rows(), w, outputs, y }),
             (Weights::Panels(w), Packed::Blocks(x)) => PanelProduct { x, w, outputs, y }.run(isa),
             _ => unreachable!("a matrix reads rows packed for it"),
         }
@@ -131,14 +135,17 @@ fn tasks(isa: Isa, n_rows: usize, matrices: &[Weights<'_>], n_threads: usize) ->
 }
 
 /// The rows as each of the matrices reads them: mostly alike.
-fn pack_for(pool: &mut Pool, isa: Isa, x: &[f32], matrices: &[Weights<'_>]) -> Vec<Packed> {
-    let mut packed: Vec<Packed> = Vec::with_capacity(1);
+fn pack_for<'a>(pool: &mut Pool, isa: Isa, x: &'a [f32], matrices: &[Weights<'_>]) -> Vec<Packed<'a>> {
+    let mut packed: Vec<Packed<'_>> = Vec::with_capacity(1);
     for matrix in matrices {
         assert_eq!(matrix.n_inputs(), matrices[0].n_inputs(), "all matrices take the same rows");
         if !packed.iter().any(|packed| matrix.reads(packed)) {
             let width = matrix.n_inputs();
             packed.push(match matrix {
-                Weights::Rows(_, format) => Packed::Rows(pack(pool, isa, x, width, *format), *format),
+                Weights::Rows(_, format) => match isa.as_they_lie(x, width, *format) {
+                    Some(rows) => Packed::Lent(rows, *format),
+                    None => Packed::Rows(pack(pool, isa, x, width, *format), *format),
+                },
                 Weights::Panels(_) => Packed::Blocks(BlockRows::new(pool, isa, x, width)),
             });
         }

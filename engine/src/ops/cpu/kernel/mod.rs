@@ -13,12 +13,14 @@ mod avx2;
 mod avx512;
 mod blocks;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod chains;
+mod eights;
 mod isa;
 mod lanes;
 mod linear;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod panel;
 mod peak;
 mod portable;
 mod product;
@@ -33,13 +35,14 @@ use attend::Attend;
 pub(super) use attend::{AttentionTask, CachedBytes};
 pub(super) use blocks::{Panels, Quant};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-use chains::{Chained, Chains};
+use eights::{Eights, WideEight};
 use isa::Set;
 pub use isa::{Isa, NoSuchIsa};
 pub(super) use linear::{Weights, multiply};
 use portable::{Portable, Stored};
 pub(super) use product::WeightRows;
 
+use super::buffer::{Buffer, Line};
 use crate::{kv::KvDtype, model::AttentionSpec, pool::Pool};
 use product::{Product, Target};
 
@@ -139,7 +142,15 @@ impl Isa {
         tiles
     }
 
-    /// Packs rows into lines that are zero, the first row at their beginning.
+    /// Rows of `width` numbers as they lie, if products with weights of that format can read them so.
+    fn as_they_lie(self, x: &[f32], width: usize, format: Format) -> Option<Rows<'_>> {
+        let stride = self.unpacked(0, width, format).stride;
+        let bytes: &[u8] = bytemuck::cast_slice(x);
+        let reads = self.tiles(format) == Tiles::Panel && stride == width * size_of::<f32>();
+        reads.then(|| Rows { bytes, stride, n_rows: x.len() / width })
+    }
+
+    /// Packs rows into lines, the first row at their beginning. Those that rows do not fill are zero before.
     fn pack(self, rows: &[f32], width: usize, format: Format, lines: &mut [Line]) {
         self.run(format, Pack { rows, width, lines });
     }
@@ -161,44 +172,51 @@ unsafe fn avx512<T: avx512::Wide512>(kernel: impl Kernel) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<T: Chained>(kernel: impl Kernel) {
+unsafe fn avx2<T: WideEight>(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<Chains<std::arch::x86_64::__m256, T>>() }
+    unsafe { kernel.run::<Eights<std::arch::x86_64::__m256, T>>() }
 }
 
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
-unsafe fn neon<T: Chained>(kernel: impl Kernel) {
+unsafe fn neon<T: WideEight>(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<Chains<neon::Pair, T>>() }
+    unsafe { kernel.run::<Eights<neon::Pair, T>>() }
 }
 
-/// Rows as a product reads them: each padded with zeros to whole steps.
-#[derive(Debug, Default)]
-struct PackedRows {
-    lines: Vec<Line>,
+/// Rows as a product reads them: each as long as whole steps.
+#[derive(Clone, Copy, Debug)]
+struct Rows<'a> {
+    bytes: &'a [u8],
     /// Bytes from one row to the next.
     stride: usize,
     n_rows: usize,
 }
 
-/// A cache line, so that no step of a row lies in two.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// The same, each padded with zeros.
+#[derive(Debug, Default)]
+struct PackedRows {
+    lines: Buffer<Line>,
+    /// Bytes from one row to the next.
+    stride: usize,
+    n_rows: usize,
+}
 
 impl PackedRows {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.lines)
+    fn rows(&self) -> Rows<'_> {
+        Rows { bytes: bytemuck::cast_slice(&self.lines), stride: self.stride, n_rows: self.n_rows }
     }
 
-    /// Zeros for rows of `width` numbers, in the place of what it had.
+    /// Room for rows of `width` numbers, in the place of what it had: zeros, where packing leaves some.
     #[inline(always)]
     fn reserve<L: Lanes>(&mut self, n_rows: usize, width: usize) {
         self.n_rows = n_rows;
         self.stride = stride::<L>(width);
-        self.lines.clear();
-        self.lines.resize((self.stride * n_rows).div_ceil(size_of::<Line>()), Line([0; 64]));
+        let n_lines = (self.stride * n_rows).div_ceil(size_of::<Line>());
+        let is_filled = width.is_multiple_of(L::STEP) && (self.stride * n_rows).is_multiple_of(size_of::<Line>());
+        // What it had goes first.
+        self.lines = Buffer::default();
+        self.lines = if is_filled { Buffer::unwritten(n_lines) } else { Buffer::zeros(n_lines) };
     }
 }
 

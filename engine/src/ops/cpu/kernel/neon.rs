@@ -3,7 +3,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
-    chains::{CHAIN, Eight},
+    eights::{Eight, LANES},
     lanes::CacheLevel,
 };
 
@@ -41,47 +41,34 @@ unsafe impl Eight for Pair {
     }
 
     #[inline(always)]
-    unsafe fn fold4(chains: [[Self; 2]; 4]) -> [f32; 4] {
+    unsafe fn fold4(sums: [Self; 4]) -> [f32; 4] {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            let mut fours = [vdupq_n_f32(0.0); 4];
-            for (four, [first, second]) in fours.iter_mut().zip(chains) {
-                *four = vaddq_f32(vaddq_f32(first.0, second.0), vaddq_f32(first.1, second.1));
-            }
-            let [a, b, c, d] = fours.map(|four| vreinterpretq_f64_f32(four));
-            // Lanes 2 and 3 onto 0 and 1, of two sums side by side.
-            let halves = |low, high| {
-                vaddq_f32(vreinterpretq_f32_f64(vtrn1q_f64(low, high)), vreinterpretq_f32_f64(vtrn2q_f64(low, high)))
-            };
-            let (ab, cd) = (halves(a, b), halves(c, d));
-            let mut sums = [0.0; 4];
-            vst1q_f32(sums.as_mut_ptr(), vaddq_f32(vuzp1q_f32(ab, cd), vuzp2q_f32(ab, cd)));
-            sums
+            let [a, b, c, d] = sums.map(|Self(low, high)| vaddq_f32(low, high));
+            let mut folded = [0.0; 4];
+            vst1q_f32(folded.as_mut_ptr(), vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+            folded
         }
     }
 
     #[inline(always)]
-    unsafe fn of_bf16(at: *const u8) -> [Self; 2] {
+    unsafe fn of_bf16(at: *const u8) -> Self {
         // SAFETY: the caller vouches for the bytes and the instruction set.
         unsafe {
-            let (low, high) = (vld1q_u32(at.cast()), vld1q_u32(at.add(16).cast()));
-            let odd = vdupq_n_u32(0xFFFF_0000);
-            let number = |bits| vreinterpretq_f32_u32(bits);
-            [
-                Self(number(vshlq_n_u32::<16>(low)), number(vshlq_n_u32::<16>(high))),
-                Self(number(vandq_u32(low, odd)), number(vandq_u32(high, odd))),
-            ]
+            let numbers = vld1q_u16(at.cast());
+            let low = vshll_n_u16::<16>(vget_low_u16(numbers));
+            Self(vreinterpretq_f32_u32(low), vreinterpretq_f32_u32(vshll_high_n_u16::<16>(numbers)))
         }
     }
 
     #[inline(always)]
-    unsafe fn of_f16(at: *const u8) -> [Self; 2] {
+    unsafe fn of_f16(at: *const u8) -> Self {
         // SAFETY: the caller vouches for the bytes and the instruction set.
-        unsafe { [eight_of_f16(at), eight_of_f16(at.add(CHAIN * 2))] }
+        unsafe { eight_of_f16(at) }
     }
 
     #[inline(always)]
-    unsafe fn turn(rows: [Self; CHAIN]) -> [Self; CHAIN] {
+    unsafe fn turn(rows: [Self; LANES]) -> [Self; LANES] {
         let [a, b, c, d, e, f, g, h] = rows;
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
@@ -93,17 +80,6 @@ unsafe impl Eight for Pair {
                 turned[idx + 4] = Self(high[idx], high_after[idx]);
             }
             turned
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn interleave([even, odd]: [Self; 2]) -> [Self; 2] {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            [
-                Self(vzip1q_f32(even.0, odd.0), vzip2q_f32(even.0, odd.0)),
-                Self(vzip1q_f32(even.1, odd.1), vzip2q_f32(even.1, odd.1)),
-            ]
         }
     }
 

@@ -69,12 +69,6 @@ unsafe impl<T: Stored> Lanes for Portable<T> {
     }
 
     #[inline(always)]
-    unsafe fn put(x: [f32; N], at: *mut u8) {
-        // SAFETY: the caller vouches for `X_BYTES` bytes.
-        unsafe { at.cast::<[f32; N]>().write_unaligned(x) }
-    }
-
-    #[inline(always)]
     unsafe fn add(mut acc: [f32; N], x: [f32; N], w: [f32; N]) -> [f32; N] {
         for lane in 0..N {
             acc[lane] += x[lane] * w[lane];

@@ -1,6 +1,6 @@
 //! What a product of blocks is written in: registers whose lanes are outputs, of one instruction set.
 
-use super::{BLOCK, rows::RowBlock};
+use super::{BLOCK, product::PanelProduct, rows::RowBlock};
 
 /// One instruction set.
 ///
@@ -41,6 +41,12 @@ pub(super) unsafe trait BlockLanes {
     }
     /// `sum + ints * (w_scales * x_scale)`, each operation rounded.
     unsafe fn add_scaled(sum: Self::Floats, ints: Self::Ints, w_scales: Self::Floats, x_scale: f32) -> Self::Floats;
+    /// Computes the product of many rows with weights of eight bits in a way of its own; `false` where it has none that is faster than tiles.
+    #[inline(always)]
+    unsafe fn many_rows_q8(product: &PanelProduct<'_>) -> bool {
+        let _ = product;
+        false
+    }
     /// Writes `OUTPUTS` numbers.
     unsafe fn write(sum: Self::Floats, out: *mut f32);
     /// The sum of a block's integers.

@@ -18,6 +18,8 @@ mod rows;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
+mod widened;
+#[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(super) use panels::OUTPUTS as PANEL_OUTPUTS;

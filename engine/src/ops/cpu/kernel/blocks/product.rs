@@ -43,6 +43,7 @@ impl BlockKernel for PanelProduct<'_> {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
             match self.w.quant() {
+                Quant::Q8 if L::many_rows_q8(&self) => {}
                 Quant::Q8 => self.panels::<L, Q8>(),
                 Quant::Q4 => self.panels::<L, Q4>(),
             }

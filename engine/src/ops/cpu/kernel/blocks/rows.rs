@@ -3,7 +3,10 @@
 //! A number is off by at most half a scale: the largest of its block divided by 254.
 
 use super::{BLOCK, BlockKernel, Isa, lanes::BlockLanes};
-use crate::pool::{Pool, RowRuns};
+use crate::{
+    ops::cpu::buffer::Buffer,
+    pool::{Pool, RowRuns},
+};
 
 /// Values below which quantising is not worth sharing out.
 const MIN_VALUES_PER_TASK: usize = 16 * 1024;
@@ -13,12 +16,13 @@ const ROUND: f32 = 12_582_912.0;
 /// Rows in blocks, one row behind the other.
 #[derive(Debug)]
 pub(in super::super) struct BlockRows {
-    pub(super) blocks: Vec<RowBlock>,
+    pub(super) blocks: Buffer<RowBlock>,
     pub(super) per_row: usize,
 }
 
 /// 32 numbers of a row: `scale * quants`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(super) struct RowBlock {
     pub(super) quants: [i8; BLOCK],
     pub(super) scale: f32,
@@ -30,7 +34,7 @@ impl BlockRows {
     /// Quantises rows of `width` numbers, a multiple of 32.
     pub(in super::super) fn new(pool: &mut Pool, isa: Isa, x: &[f32], width: usize) -> Self {
         let per_row = width / BLOCK;
-        let mut blocks = vec![RowBlock::default(); x.len() / BLOCK];
+        let mut blocks = Buffer::unwritten(x.len() / BLOCK);
         let runs = RowRuns { width: per_row, per_task: (MIN_VALUES_PER_TASK / width).max(1) };
         pool.for_rows(&mut blocks, runs, |first, blocks| {
             isa.run_on_blocks(Quantise { x: &x[first * width..][..blocks.len() * BLOCK], blocks });

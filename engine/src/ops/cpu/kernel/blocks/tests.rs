@@ -144,7 +144,7 @@ fn a_row_does_not_depend_on_its_neighbours() {
         let [n_outputs, n_inputs] = case.shape;
         let x = noise(130 * n_inputs, 4);
         let all = case.multiply(&x);
-        for n_rows in [1, 2, 3, 4, 5, 6, 7, 8, 31, 129] {
+        for n_rows in [1, 2, 3, 4, 5, 6, 7, 8, 31, 47, 48, 49, 50, 51, 52, 53, 129] {
             let some = case.multiply(&x[..n_rows * n_inputs]);
             assert_eq!(some, all[..some.len()], "{n_rows} rows of {}", case.name());
         }
@@ -172,8 +172,9 @@ fn the_extremes_of_weights_and_rows_meet_without_overflow() {
         for byte in [0x80, 0x7F, 0x00, 0xFF, 0x88] {
             let block = [&f16::ONE.to_le_bytes()[..], &vec![byte; quant.stored_bytes() - 2]].concat();
             let case = Case { isa, quant, shape: [3, 64], stored: block.repeat(6) };
-            for x in [vec![1.0; 64], vec![-1.0; 64]] {
-                assert_eq!(case.multiply(&x), [0, 1, 2].map(|output| case.naive(&x, output)), "{}", case.name());
+            for (x, n_rows) in [1.0, -1.0].into_iter().flat_map(|x| [(vec![x; 64], 1), (vec![x; 64], 48)]) {
+                let expected = [0, 1, 2].map(|output| case.naive(&x, output)).repeat(n_rows);
+                assert_eq!(case.multiply(&x.repeat(n_rows)), expected, "{n_rows} rows of {}", case.name());
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use std::{arch::x86_64::*, marker::PhantomData};
 
-use super::{BLOCK, lanes::BlockLanes, rows::RowBlock};
+use super::{BLOCK, lanes::BlockLanes, product::PanelProduct, rows::RowBlock, widened};
 
 /// 64 products an instruction.
 pub(super) struct Vnni;
@@ -105,6 +105,8 @@ unsafe impl BlockLanes for Vnni {
 /// # Safety
 /// As [`BlockLanes`].
 pub(super) unsafe trait Dot {
+    /// Rows from which weights of eight bits are multiplied as integers of 16.
+    const WIDENED_ROWS: usize = usize::MAX;
     /// As [`BlockLanes::start`].
     unsafe fn start<const BIAS: i32>(x: &RowBlock) -> __m256i;
     /// As [`BlockLanes::dot`], the four inputs in all lanes.
@@ -135,6 +137,8 @@ unsafe impl Dot for Dpbusd {
 
 // SAFETY: uses AVX2.
 unsafe impl Dot for Maddubs {
+    const WIDENED_ROWS: usize = widened::MANY_ROWS;
+
     #[inline(always)]
     unsafe fn start<const BIAS: i32>(_: &RowBlock) -> __m256i {
         // SAFETY: the caller vouches for the instruction set.
@@ -233,6 +237,16 @@ unsafe impl<D: Dot> BlockLanes for Avx2<D> {
             let scale = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
             _mm256_add_ps(sum, _mm256_mul_ps(_mm256_cvtepi32_ps(ints), scale))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn many_rows_q8(product: &PanelProduct<'_>) -> bool {
+        let is_faster = product.x.n_rows() >= D::WIDENED_ROWS;
+        if is_faster {
+            // SAFETY: the caller vouches for the product and the instruction set.
+            unsafe { widened::product(product) };
+        }
+        is_faster
     }
 
     #[inline(always)]
