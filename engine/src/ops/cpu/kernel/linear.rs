@@ -18,9 +18,14 @@ const TASKS_PER_THREAD: usize = 16;
 /// The same where so many rows meet panels that each task has them all from memory again.
 const TASKS_OF_MANY_ROWS: usize = 4;
 const MANY_ROWS: usize = 64;
-/// Outputs of a task are a multiple of this: whole tiles of 8 and of 6, or whole panels, and whole cache lines of the result.
+/// Outputs of a task are a multiple of this: whole cache lines of the result, and whole tiles of 8 and of 6, of 8 for few rows, or whole
+/// panels.
 const OUTPUT_UNIT: usize = 48;
+const FEW_ROWS_UNIT: usize = 16;
+const FEW_ROWS: usize = 4;
 const WIDENED_UNIT: usize = 16;
+/// Share of the threads' time for which tasks that take the same time keep them busy, of which a division is good enough.
+const GOOD_SHARE: f64 = 0.94;
 /// Packed bytes of a task: below it, rows are packed where they are used.
 const MIN_PACKED_BYTES: usize = 64 << 10;
 
@@ -64,16 +69,24 @@ impl Weights<'_> {
         }
     }
 
-    /// Outputs that a task has a multiple of, and tasks that a thread gets on average.
-    fn division(self, isa: Isa, n_rows: usize) -> (usize, usize) {
+    /// Outputs that a task has a multiple of.
+    fn unit(self, isa: Isa, n_rows: usize) -> usize {
         match self {
             Self::Rows(_, format) => match isa.tiles(format) {
-                Tiles::InPlace => (OUTPUT_UNIT, TASKS_PER_THREAD),
-                Tiles::Panel if n_rows < MANY_ROWS => (WIDENED_UNIT, TASKS_PER_THREAD),
-                Tiles::Panel => (WIDENED_UNIT, TASKS_OF_MANY_ROWS),
+                Tiles::InPlace if n_rows < FEW_ROWS => FEW_ROWS_UNIT,
+                Tiles::InPlace => OUTPUT_UNIT,
+                Tiles::Panel => WIDENED_UNIT,
             },
-            Self::Panels(_) if n_rows < MANY_ROWS => (PANEL_OUTPUTS, TASKS_PER_THREAD),
-            Self::Panels(_) => (PANEL_OUTPUTS, TASKS_OF_MANY_ROWS),
+            Self::Panels(_) => PANEL_OUTPUTS,
+        }
+    }
+
+    /// Tasks that a thread gets on average.
+    fn tasks_per_thread(self, isa: Isa, n_rows: usize) -> usize {
+        match self {
+            _ if n_rows < MANY_ROWS => TASKS_PER_THREAD,
+            Self::Rows(_, format) if isa.tiles(format) == Tiles::InPlace => TASKS_PER_THREAD,
+            Self::Rows(..) | Self::Panels(_) => TASKS_OF_MANY_ROWS,
         }
     }
 
@@ -87,9 +100,10 @@ impl Weights<'_> {
     }
 }
 
-/// Some outputs of one of the matrices.
+/// Some rows times some outputs of one of the matrices.
 struct Task {
     matrix: usize,
+    rows: Range<usize>,
     outputs: Range<usize>,
 }
 
@@ -107,13 +121,16 @@ pub(in super::super) fn multiply<const N: usize>(
     let targets: [Target<'_>; N] = array::from_fn(|_| places.next().expect("a result for each matrix"));
     let tasks = tasks(isa, n_rows, &matrices, pool.n_threads());
     pool.run(tasks.len(), &|idx| {
-        let Task { matrix, outputs } = &tasks[idx];
-        let (weights, outputs, y) = (matrices[*matrix], outputs.clone(), &targets[*matrix]);
+        let Task { matrix, rows, outputs } = &tasks[idx];
+        let (weights, rows, outputs) = (matrices[*matrix], rows.clone(), outputs.clone());
+        let y = &targets[*matrix];
         let packed = packed.iter().find(|packed| weights.reads(packed)).expect("packed for every matrix");
         match (weights, packed) {
-            (Weights::Rows(w, format), Packed::Lent(x, _)) => isa.run(format, Product { x: *x, w, outputs, y }),
-            (Weights::Rows(w, format), Packed::Rows(x, _)) => isa.run(format, Product { x: x.rows(), w, outputs, y }),
-            (Weights::Panels(w), Packed::Blocks(x)) => PanelProduct { x, w, outputs, y }.run(isa),
+            (Weights::Rows(w, format), Packed::Lent(x, _)) => isa.run(format, Product { x: *x, rows, w, outputs, y }),
+            (Weights::Rows(w, format), Packed::Rows(x, _)) => {
+                isa.run(format, Product { x: x.rows(), rows, w, outputs, y });
+            }
+            (Weights::Panels(w), Packed::Blocks(x)) => PanelProduct { x, rows, w, outputs, y }.run(isa),
             _ => unreachable!("a matrix reads rows packed for it"),
         }
     });
@@ -121,17 +138,64 @@ pub(in super::super) fn multiply<const N: usize>(
 }
 
 fn tasks(isa: Isa, n_rows: usize, matrices: &[Weights<'_>], n_threads: usize) -> Vec<Task> {
-    let n_outputs: usize = matrices.iter().map(|matrix| matrix.n_outputs()).sum();
+    let units: Vec<usize> =
+        matrices.iter().map(|matrix| matrix.n_outputs().div_ceil(matrix.unit(isa, n_rows))).collect();
+    // Matrices that are multiplied at once are mostly alike.
+    let first = matrices[0];
+    let unit_bytes = first.unit(isa, n_rows) * first.row_bytes();
+    let most = units.iter().sum::<usize>().div_ceil(n_threads * first.tasks_per_thread(isa, n_rows));
+    let most = most.max(MIN_TASK_BYTES.div_ceil(unit_bytes));
+    let Division { n_parts, units_per_task } = Division::of(&units, n_rows, most, n_threads);
     let mut tasks = Vec::new();
     for (idx, matrix) in matrices.iter().enumerate() {
-        let (unit, per_thread) = matrix.division(isa, n_rows);
-        let least = MIN_TASK_BYTES.div_ceil(matrix.row_bytes());
-        let per_task = n_outputs.div_ceil(n_threads * per_thread).max(least).next_multiple_of(unit);
-        let n_outputs = matrix.n_outputs();
-        let firsts = (0..n_outputs).step_by(per_task);
-        tasks.extend(firsts.map(|first| Task { matrix: idx, outputs: first..n_outputs.min(first + per_task) }));
+        let (n_outputs, per_task) = (matrix.n_outputs(), units_per_task * matrix.unit(isa, n_rows));
+        let rows_per_task = n_rows.div_ceil(n_parts).max(1);
+        for first in (0..n_outputs).step_by(per_task) {
+            let outputs = first..n_outputs.min(first + per_task);
+            tasks.extend((0..n_rows).step_by(rows_per_task).map(|row| {
+                let (rows, outputs) = (row..n_rows.min(row + rows_per_task), outputs.clone());
+                Task { matrix: idx, rows, outputs }
+            }));
+        }
     }
     tasks
+}
+
+/// How work is cut into tasks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Division {
+    /// Parts of the rows. Weights are read once for each.
+    n_parts: usize,
+    /// Units of outputs.
+    units_per_task: usize,
+}
+
+impl Division {
+    /// The fewest parts of rows, and then the largest tasks of at most `most` units, that keep threads busy; or else those that keep them
+    /// busiest. Many threads share a matrix of few units badly: 19 over 16 of them take as long as 32 would.
+    fn of(units: &[usize], n_rows: usize, most: usize, n_threads: usize) -> Self {
+        let parts = 1..=(n_rows / MANY_ROWS).clamp(1, n_threads);
+        let all =
+            parts.flat_map(|n_parts| (1..=most).rev().map(move |units_per_task| Self { n_parts, units_per_task }));
+        let mut best = (Self { n_parts: 1, units_per_task: most }, 0.0);
+        for division in all {
+            let share = division.busy_share(units, n_threads);
+            if share >= GOOD_SHARE {
+                return division;
+            }
+            if share > best.1 {
+                best = (division, share);
+            }
+        }
+        best.0
+    }
+
+    /// Share of the threads' time in which they work, if each unit takes the same time.
+    fn busy_share(self, units: &[usize], n_threads: usize) -> f64 {
+        let n_tasks: usize = units.iter().map(|units| units.div_ceil(self.units_per_task) * self.n_parts).sum();
+        let work = units.iter().sum::<usize>() * self.n_parts;
+        work as f64 / (n_tasks.div_ceil(n_threads) * n_threads * self.units_per_task) as f64
+    }
 }
 
 /// The rows as each of the matrices reads them: mostly alike.
@@ -163,4 +227,37 @@ fn pack(pool: &mut Pool, isa: Isa, x: &[f32], width: usize, format: Format) -> P
         isa.pack(&rows[..rows.len().min(rows_at_once * width)], width, format, lines);
     });
     packed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn division(units: &[usize], n_rows: usize, most: usize, n_threads: usize) -> (usize, usize) {
+        let Division { n_parts, units_per_task } = Division::of(units, n_rows, most, n_threads);
+        (n_parts, units_per_task)
+    }
+
+    #[test]
+    fn tasks_are_as_large_as_they_may_be_where_they_share_out_evenly() {
+        assert_eq!(division(&[56], 512, 7, 2), (1, 7));
+        assert_eq!(division(&[19], 512, 1, 2), (1, 1));
+        assert_eq!(division(&[152, 152], 1, 4, 4), (1, 4));
+        assert_eq!(division(&[1], 1, 1, 1), (1, 1));
+    }
+
+    #[test]
+    fn rows_are_parted_where_outputs_are_too_few_for_the_threads() {
+        // 19 units take two turns of 16 threads, 38 take three, 57 four, and 76 five.
+        assert_eq!(division(&[19], 512, 1, 16), (4, 1));
+        assert_eq!(division(&[19, 3, 3], 512, 1, 16), (5, 1));
+    }
+
+    #[test]
+    fn few_rows_are_never_parted() {
+        for n_rows in [0, 1, 8, 127] {
+            assert_eq!(Division::of(&[19], n_rows, 1, 16).n_parts, 1);
+        }
+        assert_eq!(division(&[152], 8, 10, 16), (1, 10));
+    }
 }

@@ -85,12 +85,18 @@ unsafe impl Eight for Pair {
 
     #[inline(always)]
     unsafe fn prefetch(at: *const u8, level: CacheLevel) {
-        // SAFETY: every 64-bit Arm CPU has the instruction, and it never faults.
-        unsafe {
-            match level {
-                CacheLevel::First => asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, readonly)),
-                CacheLevel::Second => asm!("prfm pldl2keep, [{}]", in(reg) at, options(nostack, readonly)),
-            }
+        prefetch(at, level);
+    }
+}
+
+/// Asks for the cache line at `at`, which need not exist.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, level: CacheLevel) {
+    // SAFETY: every 64-bit Arm CPU has the instruction, and it never faults.
+    unsafe {
+        match level {
+            CacheLevel::First => asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, readonly)),
+            CacheLevel::Second => asm!("prfm pldl2keep, [{}]", in(reg) at, options(nostack, readonly)),
         }
     }
 }

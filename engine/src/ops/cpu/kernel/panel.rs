@@ -96,9 +96,9 @@ pub(super) unsafe fn product<V: Eight, T: WideEight>(product: &Product<'_>) {
     let runs = Runs::of(x.stride / EIGHT_BYTES);
     // SAFETY: as the caller vouches.
     unsafe {
-        if x.n_rows <= DIRECT_ROWS {
+        if product.rows.len() <= DIRECT_ROWS {
             few_rows::<V, T>(product, w, runs);
-        } else if x.n_rows * x.stride <= CACHED_BYTES {
+        } else if product.rows.len() * x.stride <= CACHED_BYTES {
             rows_that_fit::<V, T>(product, w, runs);
         } else {
             many_rows::<V, T>(product, w, runs);
@@ -112,15 +112,15 @@ pub(super) unsafe fn product<V: Eight, T: WideEight>(product: &Product<'_>) {
 /// As [`product`].
 #[inline(always)]
 unsafe fn few_rows<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, runs: Runs) {
-    let Product { x, outputs, y, .. } = product;
+    let Product { x, rows, outputs, y, .. } = product;
     // A loop and no closure, which need not be compiled for the instruction set.
     for output in outputs.clone() {
         // SAFETY: as the caller vouches.
         unsafe {
-            match x.n_rows {
-                3 => direct::<V, T, 3>(*x, w, runs, output, y),
-                2 => direct::<V, T, 2>(*x, w, runs, output, y),
-                1 => direct::<V, T, 1>(*x, w, runs, output, y),
+            match rows.len() {
+                3 => direct::<V, T, 3>(*x, rows.start, w, runs, output, y),
+                2 => direct::<V, T, 2>(*x, rows.start, w, runs, output, y),
+                1 => direct::<V, T, 1>(*x, rows.start, w, runs, output, y),
                 _ => {}
             }
         }
@@ -133,7 +133,7 @@ unsafe fn few_rows<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, 
 /// As [`product`].
 #[inline(always)]
 unsafe fn rows_that_fit<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, runs: Runs) {
-    let Product { x, outputs, y, .. } = product;
+    let Product { x, rows, outputs, y, .. } = product;
     let per_panel = runs.within(MAX_STEPS);
     let padded = runs.n_steps.next_multiple_of(per_panel);
     for output in outputs.clone().step_by(OUTPUTS) {
@@ -143,7 +143,7 @@ unsafe fn rows_that_fit<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<
             let after = first + 2 * per_panel;
             let next = (output + after / padded * OUTPUTS, after % padded);
             // SAFETY: as the caller vouches.
-            unsafe { meet::<V, T, true>(*x, 0..x.n_rows, w, &part, next, y) };
+            unsafe { meet::<V, T, true>(*x, rows.clone(), w, &part, next, y) };
         }
     }
 }
@@ -154,11 +154,11 @@ unsafe fn rows_that_fit<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<
 /// As [`product`].
 #[inline(always)]
 unsafe fn many_rows<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, runs: Runs) {
-    let Product { x, outputs, y, .. } = product;
+    let Product { x, rows, outputs, y, .. } = product;
     let most_rows = CACHED_BYTES / (runs.per_run * EIGHT_BYTES) / ROWS * ROWS;
-    let rows_at_once = split_evenly(x.n_rows, most_rows).next_multiple_of(ROWS);
-    for row in (0..x.n_rows).step_by(rows_at_once) {
-        let rows = row..x.n_rows.min(row + rows_at_once);
+    let rows_at_once = split_evenly(rows.len(), most_rows).next_multiple_of(ROWS);
+    for row in rows.clone().step_by(rows_at_once) {
+        let rows = row..rows.end.min(row + rows_at_once);
         for first in (0..runs.n_steps).step_by(runs.per_run) {
             for output in outputs.clone().step_by(OUTPUTS) {
                 let part = Part::of(outputs, output, runs, first..first + runs.per_run);
@@ -412,13 +412,14 @@ unsafe fn chain<V: Eight, const R: usize>(x: Strided, w: Strided, n_steps: usize
     }
 }
 
-/// `R` rows, all there are, times one output as it lies: the sums of [`tile`].
+/// `R` rows from `row` times one output as it lies: the sums of [`tile`].
 ///
 /// # Safety
-/// As [`product`].
+/// As [`product`], for these rows.
 #[inline(always)]
 unsafe fn direct<V: Eight, T: WideEight, const R: usize>(
     x: Rows<'_>,
+    row: usize,
     w: Steps<'_>,
     runs: Runs,
     output: usize,
@@ -429,7 +430,7 @@ unsafe fn direct<V: Eight, T: WideEight, const R: usize>(
         // SAFETY: as the caller vouches.
         unsafe {
             let run = first..runs.n_steps.min(first + runs.per_run);
-            let sums = both_chains::<V, T, R>(x, w, output, run);
+            let sums = both_chains::<V, T, R>(x, row, w, output, run);
             for (total, [one, other]) in totals.iter_mut().zip(sums) {
                 let [one, other, ..] = V::fold4([one, other, V::splat(0.0), V::splat(0.0)]);
                 *total = if first == 0 { one } else { *total + one } + other;
@@ -438,7 +439,7 @@ unsafe fn direct<V: Eight, T: WideEight, const R: usize>(
     }
     for (r, total) in totals.into_iter().enumerate() {
         // SAFETY: as the caller vouches.
-        unsafe { y.start.add(r * y.stride + output).write(total) };
+        unsafe { y.start.add((row + r) * y.stride + output).write(total) };
     }
 }
 
@@ -449,11 +450,12 @@ unsafe fn direct<V: Eight, T: WideEight, const R: usize>(
 #[inline(always)]
 unsafe fn both_chains<V: Eight, T: WideEight, const R: usize>(
     x: Rows<'_>,
+    row: usize,
     w: Steps<'_>,
     output: usize,
     run: Range<usize>,
 ) -> [[V; 2]; R] {
-    let x = Strided { at: x.bytes.as_ptr(), stride: x.stride };
+    let x = Strided { at: x.bytes.as_ptr().wrapping_add(row * x.stride), stride: x.stride };
     // SAFETY: as the caller vouches.
     unsafe {
         let mut acc = [[V::splat(0.0); 2]; R];

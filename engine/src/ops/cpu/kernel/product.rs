@@ -75,11 +75,12 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Products of all rows with the weight rows `outputs`. Products that run at the same time on one target have different
-/// outputs.
+/// Products of some rows with the weight rows `outputs`. Products that run at the same time on one target have different
+/// rows or outputs.
 #[derive(Debug)]
 pub(super) struct Product<'a> {
     pub(super) x: Rows<'a>,
+    pub(super) rows: Range<usize>,
     pub(super) w: WeightRows<'a>,
     pub(super) outputs: Range<usize>,
     pub(super) y: &'a Target<'a>,
@@ -88,11 +89,11 @@ pub(super) struct Product<'a> {
 impl Kernel for Product<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        let Self { x, w, outputs, y } = &self;
+        let Self { x, rows, w, outputs, y } = &self;
         assert!(w.row_bytes * outputs.end <= w.bytes.len(), "every output has its weights");
         assert_eq!(x.stride, w.row_bytes.div_ceil(L::W_BYTES) * L::X_BYTES, "rows are as long as weight rows");
-        assert!(x.stride * x.n_rows <= x.bytes.len(), "every row is there");
-        assert!(outputs.end <= y.stride && x.n_rows * y.stride <= y.len, "every product has its place");
+        assert!(rows.end <= x.n_rows && x.stride * x.n_rows <= x.bytes.len(), "every row is there");
+        assert!(outputs.end <= y.stride && rows.end * y.stride <= y.len, "every product has its place");
         // SAFETY: rows, outputs and places of results exist by the assertions; the caller vouches for the instruction set.
         unsafe { L::product(&self) };
     }
@@ -104,10 +105,10 @@ impl Kernel for Product<'_> {
 /// As [`tile`], for all rows and outputs.
 #[inline(always)]
 pub(super) unsafe fn in_place<L: Lanes>(product: &Product<'_>) {
-    let Product { x, w, outputs, y } = product;
+    let Product { x, rows, w, outputs, y } = product;
     let rows_at_once = (CACHED_BYTES / x.stride).max(8) / 4 * 4;
-    for first in (0..x.n_rows).step_by(rows_at_once) {
-        let rows = first..x.n_rows.min(first + rows_at_once);
+    for first in rows.clone().step_by(rows_at_once) {
+        let rows = first..rows.end.min(first + rows_at_once);
         // SAFETY: as the caller vouches.
         unsafe { block::<L>(*x, rows, *w, outputs.clone(), y) };
     }

@@ -57,7 +57,8 @@ impl Case {
         let target = Target::new(&mut y, self.n_outputs);
         for outputs in [0..middle, middle..self.n_outputs] {
             let w = WeightRows { bytes: &self.weights, row_bytes: self.n_inputs * self.format.bytes() };
-            self.isa.run(self.format, Product { x: packed.rows(), w, outputs, y: &target });
+            let (x, rows) = (packed.rows(), 0..packed.n_rows);
+            self.isa.run(self.format, Product { x, rows, w, outputs, y: &target });
         }
         y
     }

@@ -1,6 +1,7 @@
 //! What a product of blocks is written in: registers whose lanes are outputs, of one instruction set.
 
 use super::{BLOCK, product::PanelProduct, rows::RowBlock};
+use crate::ops::cpu::kernel::lanes::CacheLevel;
 
 /// One instruction set.
 ///
@@ -56,7 +57,7 @@ pub(super) unsafe trait BlockLanes {
     }
     /// Asks for the cache line at `at`, which need not exist, ahead of its use.
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        let _ = at;
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        let _ = (at, level);
     }
 }

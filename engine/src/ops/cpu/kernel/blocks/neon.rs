@@ -5,6 +5,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{lanes::BlockLanes, rows::RowBlock};
+use crate::ops::cpu::kernel::{lanes::CacheLevel, neon::prefetch};
 
 /// Sixteen products an instruction.
 pub(super) struct NeonDot;
@@ -84,8 +85,7 @@ unsafe impl BlockLanes for NeonDot {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every 64-bit Arm CPU has the instruction, and it never faults.
-        unsafe { asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, readonly)) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 }

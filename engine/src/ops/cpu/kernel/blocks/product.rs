@@ -11,19 +11,25 @@ use super::{
     panels::{OUTPUTS, QUAD_BYTES, SCALE_BYTES},
     rows::RowBlock,
 };
-use crate::ops::cpu::kernel::{Isa, product::Target};
+use crate::ops::cpu::{
+    buffer::Line,
+    kernel::{Isa, lanes::CacheLevel, product::Target},
+};
 
 /// Row blocks that stay in the second-level cache while weights pass by, in bytes: half of it.
 const CACHED_BYTES: usize = 512 << 10;
-/// How far ahead weights are asked for where one row goes through them as fast as memory has them, and where several do.
+/// How far ahead weights are asked for where one row goes through them as fast as memory has them.
 const FAR_BYTES: usize = 8 << 10;
-const NEAR_BYTES: usize = 2 << 10;
 
-/// Products of all rows with the outputs `outputs`, whole panels of them. Products that run at the same time on one
-/// target have different outputs.
+/// Bytes that memory is asked for.
+const LINE: usize = size_of::<Line>();
+
+/// Products of some rows with the outputs `outputs`, whole panels of them. Products that run at the same time on one
+/// target have different rows or outputs.
 #[derive(Debug)]
 pub(in super::super) struct PanelProduct<'a> {
     pub(in super::super) x: &'a BlockRows,
+    pub(in super::super) rows: Range<usize>,
     pub(in super::super) w: &'a Panels,
     pub(in super::super) outputs: Range<usize>,
     pub(in super::super) y: &'a Target<'a>,
@@ -58,13 +64,14 @@ impl PanelProduct<'_> {
     unsafe fn panels<L: BlockLanes, Q: Quants>(&self) {
         let panel_bytes = self.x.per_row * Q::BLOCK_BYTES;
         let rows_at_once = (CACHED_BYTES / (self.x.per_row * size_of::<RowBlock>())).max(L::ROWS) / L::ROWS * L::ROWS;
-        for first in (0..self.x.n_rows()).step_by(rows_at_once) {
-            let rows = first..self.x.n_rows().min(first + rows_at_once);
+        for first in self.rows.clone().step_by(rows_at_once) {
+            let rows = first..self.rows.end.min(first + rows_at_once);
             for (idx, panel) in self.w.of(&self.outputs).chunks_exact(panel_bytes).enumerate() {
                 let output = self.outputs.start + idx * OUTPUTS;
+                let mut ahead = Ahead::of::<L>(rows.len());
                 for first in (0..OUTPUTS).step_by(L::COLUMNS * L::OUTPUTS) {
                     // SAFETY: as the caller vouches.
-                    unsafe { self.rows::<L, Q>(rows.clone(), Part { panel, output, first, is_cold: true }) };
+                    unsafe { self.rows::<L, Q>(rows.clone(), Part { panel, output, first }, &mut ahead) };
                 }
             }
         }
@@ -73,22 +80,21 @@ impl PanelProduct<'_> {
     /// # Safety
     /// The CPU has the set of `L`.
     #[inline(always)]
-    unsafe fn rows<L: BlockLanes, Q: Quants>(&self, rows: Range<usize>, mut part: Part<'_>) {
+    unsafe fn rows<L: BlockLanes, Q: Quants>(&self, rows: Range<usize>, part: Part<'_>, ahead: &mut Ahead) {
         let mut row = rows.start;
         // SAFETY: as the caller vouches.
         unsafe {
             while row + L::ROWS <= rows.end {
                 match L::ROWS {
-                    4 => self.tile::<L, Q, 4>(row, part),
-                    _ => self.tile::<L, Q, 2>(row, part),
+                    4 => self.tile::<L, Q, 4>(row, part, ahead),
+                    _ => self.tile::<L, Q, 2>(row, part, ahead),
                 }
                 row += L::ROWS;
-                part.is_cold = false;
             }
             match rows.end - row {
-                3 if L::ROWS > 3 => self.tile::<L, Q, 3>(row, part),
-                2 if L::ROWS > 2 => self.tile::<L, Q, 2>(row, part),
-                1 => self.tile::<L, Q, 1>(row, part),
+                3 if L::ROWS > 3 => self.tile::<L, Q, 3>(row, part, ahead),
+                2 if L::ROWS > 2 => self.tile::<L, Q, 2>(row, part, ahead),
+                1 => self.tile::<L, Q, 1>(row, part, ahead),
                 _ => {}
             }
         }
@@ -99,14 +105,14 @@ impl PanelProduct<'_> {
     /// # Safety
     /// The CPU has the set of `L`.
     #[inline(always)]
-    unsafe fn tile<L: BlockLanes, Q: Quants, const R: usize>(&self, row: usize, part: Part<'_>) {
+    unsafe fn tile<L: BlockLanes, Q: Quants, const R: usize>(&self, row: usize, part: Part<'_>, ahead: &mut Ahead) {
         let per_row = self.x.per_row;
         let x = &self.x.blocks[row * per_row..(row + R) * per_row];
         // SAFETY: a panel has `per_row` blocks of `BLOCK_BYTES`, and `x` has `R` rows of as many.
         unsafe {
             match L::COLUMNS {
-                2 => self.write::<L, R, 2>(row, part, sums::<L, Q, R, 2>(x.as_ptr(), per_row, part)),
-                _ => self.write::<L, R, 1>(row, part, sums::<L, Q, R, 1>(x.as_ptr(), per_row, part)),
+                2 => self.write::<L, R, 2>(row, part, sums::<L, Q, R, 2>(x.as_ptr(), per_row, part, ahead)),
+                _ => self.write::<L, R, 1>(row, part, sums::<L, Q, R, 1>(x.as_ptr(), per_row, part, ahead)),
             }
         }
     }
@@ -146,8 +152,47 @@ struct Part<'a> {
     panel: &'a [u8],
     output: usize,
     first: usize,
-    /// Nobody read it just before.
-    is_cold: bool,
+}
+
+/// Which weights tiles ask for.
+enum Ahead {
+    /// Those a little later: one row waits for nothing but memory.
+    Soon,
+    /// Those of the next panel, of whose lines each of the tiles of this one asks for a share: memory takes no more requests at once than it
+    /// has places for, and answers while this panel is multiplied.
+    NextPanel { tile: usize, n_tiles: usize },
+}
+
+impl Ahead {
+    fn of<L: BlockLanes>(n_rows: usize) -> Self {
+        match n_rows {
+            1 => Self::Soon,
+            _ => Self::NextPanel { tile: 0, n_tiles: n_rows.div_ceil(L::ROWS) * OUTPUTS / (L::COLUMNS * L::OUTPUTS) },
+        }
+    }
+
+    /// Asks for what the block at `at` of a panel stands for.
+    ///
+    /// # Safety
+    /// The CPU has the set of `L`.
+    #[inline(always)]
+    unsafe fn ask<L: BlockLanes, Q: Quants>(&self, at: *const u8, panel_bytes: usize) {
+        let (first, step, ahead, level) = match self {
+            Self::Soon => (0, LINE, FAR_BYTES, CacheLevel::First),
+            Self::NextPanel { tile, n_tiles } => (tile * LINE, n_tiles * LINE, panel_bytes, CacheLevel::Second),
+        };
+        for line in (first..Q::BLOCK_BYTES).step_by(step) {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { L::prefetch(at.wrapping_add(ahead + line), level) };
+        }
+    }
+
+    /// A tile is done.
+    fn go_on(&mut self) {
+        if let Self::NextPanel { tile, .. } = self {
+            *tile += 1;
+        }
+    }
 }
 
 /// The kind of the quants, known when a tile is compiled.
@@ -241,6 +286,7 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
     x: *const RowBlock,
     n_blocks: usize,
     part: Part<'_>,
+    ahead: &mut Ahead,
 ) -> [[L::Floats; R]; C] {
     let mut at = part.panel.as_ptr();
     // SAFETY: as the caller vouches.
@@ -248,12 +294,7 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
         let mut sums = [[L::zero(); R]; C];
         for block in 0..n_blocks {
             let x: [&RowBlock; R] = std::array::from_fn(|r| &*x.add(r * n_blocks + block));
-            if part.is_cold {
-                let ahead = if R == 1 { FAR_BYTES } else { NEAR_BYTES };
-                for line in (0..Q::BLOCK_BYTES).step_by(64) {
-                    L::prefetch(at.wrapping_add(ahead + line));
-                }
-            }
+            ahead.ask::<L, Q>(at, part.panel.len());
             let ints = Q::block::<L, R, C>(at.add(SCALE_BYTES + part.first * 4), x);
             for c in 0..C {
                 let scales = L::scales(at.add((part.first + c * L::OUTPUTS) * 2));
@@ -263,6 +304,7 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
             }
             at = at.add(Q::BLOCK_BYTES);
         }
+        ahead.go_on();
         sums
     }
 }

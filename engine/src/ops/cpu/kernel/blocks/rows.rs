@@ -42,6 +42,7 @@ impl BlockRows {
         Self { blocks, per_row }
     }
 
+    #[cfg(test)]
     pub(super) fn n_rows(&self) -> usize {
         self.blocks.len() / self.per_row
     }

@@ -86,7 +86,7 @@ impl Case {
         let target = Target::new(&mut y, n_outputs);
         let (w, middle) = (self.panels(), n_outputs / 2 / PANEL_OUTPUTS * PANEL_OUTPUTS);
         for outputs in [0..middle, middle..n_outputs] {
-            PanelProduct { x: &x, w: &w, outputs, y: &target }.run(self.isa);
+            PanelProduct { x: &x, rows: 0..x.n_rows(), w: &w, outputs, y: &target }.run(self.isa);
         }
         y
     }

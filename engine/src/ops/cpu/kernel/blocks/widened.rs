@@ -63,12 +63,12 @@ pub(super) unsafe fn product(product: &PanelProduct<'_>) {
     let (x, per_row) = (product.x, product.x.per_row);
     let per_run = split_evenly(per_row, MAX_RUN);
     let most_rows = CACHED_BYTES / (per_run * size_of::<WideBlock>()) / ROWS * ROWS;
-    let rows_at_once = split_evenly(x.n_rows(), most_rows).next_multiple_of(ROWS);
+    let rows_at_once = split_evenly(product.rows.len(), most_rows).next_multiple_of(ROWS);
     let panels = product.w.of(&product.outputs);
     // Taken out rather than borrowed in a closure, which need not be compiled for the instruction set.
     let mut wide = SCRATCH.take();
-    for row in (0..x.n_rows()).step_by(rows_at_once) {
-        let rows = row..x.n_rows().min(row + rows_at_once);
+    for row in product.rows.clone().step_by(rows_at_once) {
+        let rows = row..product.rows.end.min(row + rows_at_once);
         for first in (0..per_row).step_by(per_run) {
             let run = first..per_row.min(first + per_run);
             // SAFETY: as the caller vouches.

@@ -8,6 +8,7 @@
 use std::{arch::x86_64::*, marker::PhantomData};
 
 use super::{BLOCK, lanes::BlockLanes, product::PanelProduct, rows::RowBlock, widened};
+use crate::ops::cpu::kernel::{avx512::prefetch, lanes::CacheLevel};
 
 /// 64 products an instruction.
 pub(super) struct Vnni;
@@ -94,9 +95,8 @@ unsafe impl BlockLanes for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 }
 
@@ -241,7 +241,7 @@ unsafe impl<D: Dot> BlockLanes for Avx2<D> {
 
     #[inline(always)]
     unsafe fn many_rows_q8(product: &PanelProduct<'_>) -> bool {
-        let is_faster = product.x.n_rows() >= D::WIDENED_ROWS;
+        let is_faster = product.rows.len() >= D::WIDENED_ROWS;
         if is_faster {
             // SAFETY: the caller vouches for the product and the instruction set.
             unsafe { widened::product(product) };
@@ -256,8 +256,7 @@ unsafe impl<D: Dot> BlockLanes for Avx2<D> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: every x86-64 CPU has the instruction, and it never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe fn prefetch(at: *const u8, level: CacheLevel) {
+        prefetch(at, level);
     }
 }
