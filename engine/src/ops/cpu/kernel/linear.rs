@@ -85,8 +85,9 @@ impl Weights<'_> {
     fn tasks_per_thread(self, isa: Isa, n_rows: usize) -> usize {
         match self {
             _ if n_rows < MANY_ROWS => TASKS_PER_THREAD,
-            Self::Rows(_, format) if isa.tiles(format) == Tiles::InPlace => TASKS_PER_THREAD,
-            Self::Rows(..) | Self::Panels(_) => TASKS_OF_MANY_ROWS,
+            Self::Rows(_, format) if isa.tiles(format) == Tiles::Panel => TASKS_OF_MANY_ROWS,
+            Self::Panels(_) if isa.widens_blocks() => TASKS_OF_MANY_ROWS,
+            Self::Rows(..) | Self::Panels(_) => TASKS_PER_THREAD,
         }
     }
 

@@ -68,6 +68,14 @@ trait BlockKernel {
 }
 
 impl Isa {
+    /// Whether many rows and weights of eight bits are widened before they meet, so that a task does that for all of its rows.
+    pub(super) fn widens_blocks(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self.0, Set::Avx512 | Set::Avx2);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Runs a kernel over blocks.
     fn run_on_blocks(self, kernel: impl BlockKernel) {
         // SAFETY: whoever has an `Isa` has a CPU with that set, and the functions enable no more than it.

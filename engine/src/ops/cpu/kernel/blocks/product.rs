@@ -18,8 +18,9 @@ use crate::ops::cpu::{
 
 /// Row blocks that stay in the second-level cache while weights pass by, in bytes: half of it.
 const CACHED_BYTES: usize = 512 << 10;
-/// How far ahead weights are asked for where one row goes through them as fast as memory has them.
+/// How far ahead weights are asked for where one tile has all rows: one row goes through them as fast as memory has them.
 const FAR_BYTES: usize = 8 << 10;
+const NEAR_BYTES: usize = 2 << 10;
 
 /// Bytes that memory is asked for.
 const LINE: usize = size_of::<Line>();
@@ -84,17 +85,24 @@ impl PanelProduct<'_> {
         let mut row = rows.start;
         // SAFETY: as the caller vouches.
         unsafe {
+            match rows.len() {
+                4 if L::ROWS == 4 => return self.tile::<L, Q, 4, true>(row, part, ahead),
+                3 if L::ROWS == 4 => return self.tile::<L, Q, 3, true>(row, part, ahead),
+                2 => return self.tile::<L, Q, 2, true>(row, part, ahead),
+                1 => return self.tile::<L, Q, 1, true>(row, part, ahead),
+                _ => {}
+            }
             while row + L::ROWS <= rows.end {
                 match L::ROWS {
-                    4 => self.tile::<L, Q, 4>(row, part, ahead),
-                    _ => self.tile::<L, Q, 2>(row, part, ahead),
+                    4 => self.tile::<L, Q, 4, false>(row, part, ahead),
+                    _ => self.tile::<L, Q, 2, false>(row, part, ahead),
                 }
                 row += L::ROWS;
             }
             match rows.end - row {
-                3 if L::ROWS > 3 => self.tile::<L, Q, 3>(row, part, ahead),
-                2 if L::ROWS > 2 => self.tile::<L, Q, 2>(row, part, ahead),
-                1 => self.tile::<L, Q, 1>(row, part, ahead),
+                3 if L::ROWS > 3 => self.tile::<L, Q, 3, false>(row, part, ahead),
+                2 if L::ROWS > 2 => self.tile::<L, Q, 2, false>(row, part, ahead),
+                1 => self.tile::<L, Q, 1, false>(row, part, ahead),
                 _ => {}
             }
         }
@@ -105,14 +113,20 @@ impl PanelProduct<'_> {
     /// # Safety
     /// The CPU has the set of `L`.
     #[inline(always)]
-    unsafe fn tile<L: BlockLanes, Q: Quants, const R: usize>(&self, row: usize, part: Part<'_>, ahead: &mut Ahead) {
-        let per_row = self.x.per_row;
+    unsafe fn tile<L: BlockLanes, Q: Quants, const R: usize, const ALL: bool>(
+        &self,
+        row: usize,
+        part: Part<'_>,
+        ahead: &mut Ahead,
+    ) {
+        let (per_row, asked) = (self.x.per_row, *ahead);
+        *ahead = ahead.next();
         let x = &self.x.blocks[row * per_row..(row + R) * per_row];
         // SAFETY: a panel has `per_row` blocks of `BLOCK_BYTES`, and `x` has `R` rows of as many.
         unsafe {
             match L::COLUMNS {
-                2 => self.write::<L, R, 2>(row, part, sums::<L, Q, R, 2>(x.as_ptr(), per_row, part, ahead)),
-                _ => self.write::<L, R, 1>(row, part, sums::<L, Q, R, 1>(x.as_ptr(), per_row, part, ahead)),
+                2 => self.write::<L, R, 2>(row, part, sums::<L, Q, R, 2, ALL>(x.as_ptr(), per_row, part, asked)),
+                _ => self.write::<L, R, 1>(row, part, sums::<L, Q, R, 1, ALL>(x.as_ptr(), per_row, part, asked)),
             }
         }
     }
@@ -154,44 +168,46 @@ struct Part<'a> {
     first: usize,
 }
 
-/// Which weights tiles ask for.
-enum Ahead {
-    /// Those a little later: one row waits for nothing but memory.
-    Soon,
-    /// Those of the next panel, of whose lines each of the tiles of this one asks for a share: memory takes no more requests at once than it
-    /// has places for, and answers while this panel is multiplied.
-    NextPanel { tile: usize, n_tiles: usize },
+/// What a tile asks of memory, which takes no more requests at once than it has places for. Where one tile has all rows, it asks for the weights
+/// a little later. Several multiply a panel while memory answers: each of them asks for a share of the lines of the next one.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// The first line of each block, and from one to the next, in bytes.
+    first: usize,
+    step: usize,
 }
 
 impl Ahead {
     fn of<L: BlockLanes>(n_rows: usize) -> Self {
-        match n_rows {
-            1 => Self::Soon,
-            _ => Self::NextPanel { tile: 0, n_tiles: n_rows.div_ceil(L::ROWS) * OUTPUTS / (L::COLUMNS * L::OUTPUTS) },
-        }
+        Self { first: 0, step: LINE * n_rows.div_ceil(L::ROWS) * OUTPUTS / (L::COLUMNS * L::OUTPUTS) }
     }
 
-    /// Asks for what the block at `at` of a panel stands for.
+    /// Asks for what the block at `at` of a panel stands for. `ALL`: the tile has all rows.
     ///
     /// # Safety
     /// The CPU has the set of `L`.
     #[inline(always)]
-    unsafe fn ask<L: BlockLanes, Q: Quants>(&self, at: *const u8, panel_bytes: usize) {
-        let (first, step, ahead, level) = match self {
-            Self::Soon => (0, LINE, FAR_BYTES, CacheLevel::First),
-            Self::NextPanel { tile, n_tiles } => (tile * LINE, n_tiles * LINE, panel_bytes, CacheLevel::Second),
-        };
-        for line in (first..Q::BLOCK_BYTES).step_by(step) {
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe { L::prefetch(at.wrapping_add(ahead + line), level) };
+    unsafe fn ask<L: BlockLanes, Q: Quants, const R: usize, const ALL: bool>(self, at: *const u8, panel_bytes: usize) {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if ALL {
+                let ahead = if R == 1 { FAR_BYTES } else { NEAR_BYTES };
+                for line in (0..Q::BLOCK_BYTES).step_by(LINE) {
+                    L::prefetch(at.wrapping_add(ahead + line), CacheLevel::First);
+                }
+                return;
+            }
+            let mut line = self.first;
+            while line < Q::BLOCK_BYTES {
+                L::prefetch(at.wrapping_add(panel_bytes + line), CacheLevel::Second);
+                line += self.step;
+            }
         }
     }
 
-    /// A tile is done.
-    fn go_on(&mut self) {
-        if let Self::NextPanel { tile, .. } = self {
-            *tile += 1;
-        }
+    /// What the next tile asks for.
+    fn next(self) -> Self {
+        Self { first: self.first + LINE, ..self }
     }
 }
 
@@ -282,11 +298,11 @@ unsafe fn finished<L: BlockLanes, const R: usize, const C: usize, const BIAS: i3
 /// # Safety
 /// `x` has the rows one behind the other; the part's panel has as many blocks. The CPU has the set of `L`.
 #[inline(always)]
-unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
+unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize, const ALL: bool>(
     x: *const RowBlock,
     n_blocks: usize,
     part: Part<'_>,
-    ahead: &mut Ahead,
+    ahead: Ahead,
 ) -> [[L::Floats; R]; C] {
     let mut at = part.panel.as_ptr();
     // SAFETY: as the caller vouches.
@@ -294,7 +310,7 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
         let mut sums = [[L::zero(); R]; C];
         for block in 0..n_blocks {
             let x: [&RowBlock; R] = std::array::from_fn(|r| &*x.add(r * n_blocks + block));
-            ahead.ask::<L, Q>(at, part.panel.len());
+            ahead.ask::<L, Q, R, ALL>(at, part.panel.len());
             let ints = Q::block::<L, R, C>(at.add(SCALE_BYTES + part.first * 4), x);
             for c in 0..C {
                 let scales = L::scales(at.add((part.first + c * L::OUTPUTS) * 2));
@@ -304,7 +320,6 @@ unsafe fn sums<L: BlockLanes, Q: Quants, const R: usize, const C: usize>(
             }
             at = at.add(Q::BLOCK_BYTES);
         }
-        ahead.go_on();
         sums
     }
 }
