@@ -90,7 +90,7 @@ unsafe impl Lanes for Bf16Dot {
 
     #[inline(always)]
     fn pack(row: &[f32], packed: &mut [u8]) {
-        pack_bf16(row, packed);
+        super::pack_bf16(row, packed);
     }
 }
 
@@ -201,13 +201,5 @@ unsafe fn fold4_512(acc: [__m512; 4]) -> [f32; 4] {
         let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b10_11_00_01>(twos));
         let first_lanes = _mm512_maskz_compress_ps(0x1111, ones);
         std::mem::transmute(_mm512_castps512_ps128(first_lanes))
-    }
-}
-
-/// Rounded to the nearest, ties to even.
-#[inline(always)]
-fn pack_bf16(row: &[f32], packed: &mut [u8]) {
-    for (value, packed) in row.iter().zip(packed.as_chunks_mut().0) {
-        *packed = super::rounded(*value).to_ne_bytes();
     }
 }

@@ -25,6 +25,9 @@ pub(super) enum Set {
     /// AVX2 with FMA: Haswell, Zen.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with dot products of bf16 and with matrices of bytes: Neoverse V1 and N2 (Graviton 3), Grace, Apple M2.
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16,
     /// NEON with its dot product of bytes: Neoverse N1, Apple M1.
     #[cfg(target_arch = "aarch64")]
     NeonDot,
@@ -76,7 +79,7 @@ impl Set {
     const ALL: &[Self] =
         &[Self::Avx512Bf16, Self::Avx512Vnni, Self::Avx512, Self::Avx2Vnni, Self::Avx2, Self::Portable];
     #[cfg(target_arch = "aarch64")]
-    const ALL: &[Self] = &[Self::NeonDot, Self::Neon, Self::Portable];
+    const ALL: &[Self] = &[Self::NeonBf16, Self::NeonDot, Self::Neon, Self::Portable];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     const ALL: &[Self] = &[Self::Portable];
 
@@ -92,6 +95,8 @@ impl Set {
             Self::Avx2Vnni => "avx2-vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => "neon-bf16",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDot => "neon-dot",
             #[cfg(target_arch = "aarch64")]
@@ -120,6 +125,12 @@ impl Set {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonBf16 => {
+                Self::NeonDot.is_here()
+                    && std::arch::is_aarch64_feature_detected!("bf16")
+                    && std::arch::is_aarch64_feature_detected!("i8mm")
             }
             #[cfg(target_arch = "aarch64")]
             Self::NeonDot => Self::Neon.is_here() && std::arch::is_aarch64_feature_detected!("dotprod"),

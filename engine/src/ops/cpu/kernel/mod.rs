@@ -94,11 +94,13 @@ impl Isa {
                 #[cfg(target_arch = "x86_64")]
                 (Set::Avx2Vnni | Set::Avx2, Format::F16) => avx2::<f16>(kernel),
                 #[cfg(target_arch = "aarch64")]
-                (Set::NeonDot | Set::Neon, Format::F32) => neon::<f32>(kernel),
+                (Set::NeonBf16, Format::Bf16) => neon_bf16(kernel),
+                #[cfg(target_arch = "aarch64")]
+                (Set::NeonBf16 | Set::NeonDot | Set::Neon, Format::F32) => neon::<f32>(kernel),
                 #[cfg(target_arch = "aarch64")]
                 (Set::NeonDot | Set::Neon, Format::Bf16) => neon::<bf16>(kernel),
                 #[cfg(target_arch = "aarch64")]
-                (Set::NeonDot | Set::Neon, Format::F16) => neon::<f16>(kernel),
+                (Set::NeonBf16 | Set::NeonDot | Set::Neon, Format::F16) => neon::<f16>(kernel),
                 (Set::Portable, Format::F32) => kernel.run::<Portable<f32>>(),
                 (Set::Portable, Format::Bf16) => kernel.run::<Portable<bf16>>(),
                 (Set::Portable, Format::F16) => kernel.run::<Portable<f16>>(),
@@ -182,6 +184,13 @@ unsafe fn avx2<T: WideEight>(kernel: impl Kernel) {
 unsafe fn neon<T: WideEight>(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
     unsafe { kernel.run::<Eights<neon::Pair, T>>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,bf16")]
+unsafe fn neon_bf16(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<neon::Bf16Dot>() }
 }
 
 /// Rows as a product reads them: each as long as whole steps.
@@ -274,6 +283,15 @@ fn stride<L: Lanes>(width: usize) -> usize {
 fn pack_f32(row: &[f32], packed: &mut [u8]) {
     let bytes: &[u8] = bytemuck::cast_slice(row);
     packed[..bytes.len()].copy_from_slice(bytes);
+}
+
+/// Rounded to the nearest, ties to even.
+#[inline(always)]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn pack_bf16(row: &[f32], packed: &mut [u8]) {
+    for (value, packed) in row.iter().zip(packed.as_chunks_mut().0) {
+        *packed = rounded(*value).to_ne_bytes();
+    }
 }
 
 /// The upper half of an f32 after rounding; a NaN stays one. Written without branches, so that it vectorises.

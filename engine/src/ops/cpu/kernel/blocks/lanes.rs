@@ -42,9 +42,9 @@ pub(super) unsafe trait BlockLanes {
     }
     /// `sum + ints * (w_scales * x_scale)`, each operation rounded.
     unsafe fn add_scaled(sum: Self::Floats, ints: Self::Ints, w_scales: Self::Floats, x_scale: f32) -> Self::Floats;
-    /// Computes the product of many rows with weights of eight bits in a way of its own; `false` where it has none that is faster than tiles.
+    /// Computes the product in a way of its own; `false` where it has none for so many rows and such weights.
     #[inline(always)]
-    unsafe fn many_rows_q8(product: &PanelProduct<'_>) -> bool {
+    unsafe fn in_own_way(product: &PanelProduct<'_>) -> bool {
         let _ = product;
         false
     }

@@ -10,6 +10,8 @@
 
 mod lanes;
 #[cfg(target_arch = "aarch64")]
+mod mmla;
+#[cfg(target_arch = "aarch64")]
 mod neon;
 mod panels;
 mod portable;
@@ -88,6 +90,8 @@ impl Isa {
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx512 | Set::Avx2 => avx2(kernel),
                 #[cfg(target_arch = "aarch64")]
+                Set::NeonBf16 => neon_mmla(kernel),
+                #[cfg(target_arch = "aarch64")]
                 Set::NeonDot => neon_dot(kernel),
                 #[cfg(target_arch = "aarch64")]
                 Set::Neon => kernel.run::<portable::Portable>(),
@@ -122,5 +126,12 @@ unsafe fn avx2(kernel: impl BlockKernel) {
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn neon_dot(kernel: impl BlockKernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<neon::NeonDot>() }
+    unsafe { kernel.run::<neon::NeonDot<false>>() }
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod,i8mm")]
+unsafe fn neon_mmla(kernel: impl BlockKernel) {
+    // SAFETY: the caller found the instruction set, and this function enables it.
+    unsafe { kernel.run::<neon::NeonDot<true>>() }
 }

@@ -4,14 +4,14 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::{lanes::BlockLanes, rows::RowBlock};
+use super::{lanes::BlockLanes, mmla, product::PanelProduct, rows::RowBlock};
 use crate::ops::cpu::kernel::{lanes::CacheLevel, neon::prefetch};
 
-/// Sixteen products an instruction.
-pub(super) struct NeonDot;
+/// Sixteen products an instruction. With `MMLA` several rows meet weights by its matrix instruction.
+pub(super) struct NeonDot<const MMLA: bool>;
 
 // SAFETY: uses NEON with its dot product, and the bytes named.
-unsafe impl BlockLanes for NeonDot {
+unsafe impl<const MMLA: bool> BlockLanes for NeonDot<MMLA> {
     const OUTPUTS: usize = 4;
     const COLUMNS: usize = 2;
     const ROWS: usize = 4;
@@ -76,6 +76,16 @@ unsafe impl BlockLanes for NeonDot {
             let scale = vmulq_f32(w_scales, vdupq_n_f32(x_scale));
             vaddq_f32(sum, vmulq_f32(vcvtq_f32_s32(ints), scale))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn in_own_way(product: &PanelProduct<'_>) -> bool {
+        let is_faster = MMLA && product.rows.len() > 1;
+        if is_faster {
+            // SAFETY: the caller vouches for the product and the instruction set, which has the matrix instruction with `MMLA`.
+            unsafe { mmla::product(product) };
+        }
+        is_faster
     }
 
     #[inline(always)]

@@ -50,7 +50,7 @@ impl BlockKernel for PanelProduct<'_> {
         // SAFETY: the caller vouches for the instruction set.
         unsafe {
             match self.w.quant() {
-                Quant::Q8 if L::many_rows_q8(&self) => {}
+                _ if L::in_own_way(&self) => {}
                 Quant::Q8 => self.panels::<L, Q8>(),
                 Quant::Q4 => self.panels::<L, Q4>(),
             }

@@ -7,7 +7,7 @@
 
 use std::{arch::x86_64::*, marker::PhantomData};
 
-use super::{BLOCK, lanes::BlockLanes, product::PanelProduct, rows::RowBlock, widened};
+use super::{BLOCK, Quant, lanes::BlockLanes, product::PanelProduct, rows::RowBlock, widened};
 use crate::ops::cpu::kernel::{avx512::prefetch, lanes::CacheLevel};
 
 /// 64 products an instruction.
@@ -240,8 +240,8 @@ unsafe impl<D: Dot> BlockLanes for Avx2<D> {
     }
 
     #[inline(always)]
-    unsafe fn many_rows_q8(product: &PanelProduct<'_>) -> bool {
-        let is_faster = product.rows.len() >= D::WIDENED_ROWS;
+    unsafe fn in_own_way(product: &PanelProduct<'_>) -> bool {
+        let is_faster = product.w.quant() == Quant::Q8 && product.rows.len() >= D::WIDENED_ROWS;
         if is_faster {
             // SAFETY: the caller vouches for the product and the instruction set.
             unsafe { widened::product(product) };
