@@ -163,7 +163,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "SHARE")]
     memory_fraction: Option<f64>,
 
-    /// Compute threads. Default: the CPUs this process may use.
+    /// Compute threads. Default: the cores of the CPUs this process may use, no more than its quota.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
 

@@ -253,7 +253,7 @@ pub(crate) struct CurveArgs {
     /// Seconds of load.
     #[arg(long, default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
-    /// Compute threads. Default: the CPUs this process may use.
+    /// Compute threads. Default: the cores of the CPUs this process may use, no more than its quota.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Tokens computed in one step at most. Default: the engine's.
@@ -392,7 +392,7 @@ pub(crate) struct RunArgs {
     /// Fewer cases and samples: does it work, and about how fast.
     #[arg(long)]
     quick: bool,
-    /// Compute threads. Default: the CPUs this process may use.
+    /// Compute threads. Default: the cores of the CPUs this process may use, no more than its quota.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Instructions that the CPUs compute with: avx2, ...; figures of others than the best have their name before the case, and peers

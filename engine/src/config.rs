@@ -102,7 +102,7 @@ pub struct EngineLimits {
     /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`: prompts
     /// fill steps, which loses no output but lets running sequences wait for whole steps of prompts.
     pub itl_target: Option<Duration>,
-    /// Compute threads. Default: the CPUs the process may use.
+    /// Compute threads. Default: the cores of the CPUs the process may use, no more than its quota.
     pub threads: Option<usize>,
     /// Instructions that the CPUs compute with. Default: the best they have.
     pub isa: Option<Isa>,

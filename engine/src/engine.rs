@@ -301,9 +301,12 @@ impl LoadedModel {
 
 /// A rank's threads each: together as many as there are to be.
 fn cpu_ops(limits: &EngineLimits) -> Result<Vec<CpuOps>, StartError> {
-    let (threads, n_ranks) = (limits.threads.unwrap_or_else(host::n_cpus), limits.tensor_parallel.max(1));
+    let (threads, n_ranks) = (limits.threads.unwrap_or_else(host::n_cores), limits.tensor_parallel.max(1));
     let isa = limits.isa.unwrap_or_else(Isa::best);
     if let Some(reason) = host::crowding(threads, host::n_cpus(), host::cpu_quota()) {
+        tracing::warn!("{reason}");
+    }
+    if let Some(reason) = host::far_memory() {
         tracing::warn!("{reason}");
     }
     let ops = (0..n_ranks).map(|_| CpuOps::new((threads / n_ranks).max(1), isa));

@@ -1,7 +1,10 @@
 //! Products of the same rows with some matrices, shared out over the threads by outputs: one piece of work for all of
 //! them, because joining threads costs as much as a small matrix.
 
-use std::{array, ops::Range};
+use std::{
+    array,
+    ops::{Range, RangeInclusive},
+};
 
 use super::{
     Buffer, Format, Isa, Line, PackedRows, Panels, Product, Rows, Target, WeightRows,
@@ -144,9 +147,9 @@ fn tasks(isa: Isa, n_rows: usize, matrices: &[Weights<'_>], n_threads: usize) ->
     // Matrices that are multiplied at once are mostly alike.
     let first = matrices[0];
     let unit_bytes = first.unit(isa, n_rows) * first.row_bytes();
-    let most = units.iter().sum::<usize>().div_ceil(n_threads * first.tasks_per_thread(isa, n_rows));
-    let most = most.max(MIN_TASK_BYTES.div_ceil(unit_bytes));
-    let Division { n_parts, units_per_task } = Division::of(&units, n_rows, most, n_threads);
+    let least = MIN_TASK_BYTES.div_ceil(unit_bytes);
+    let most = units.iter().sum::<usize>().div_ceil(n_threads * first.tasks_per_thread(isa, n_rows)).max(least);
+    let Division { n_parts, units_per_task } = Division::of(&units, n_rows, least..=most, n_threads);
     let mut tasks = Vec::new();
     for (idx, matrix) in matrices.iter().enumerate() {
         let (n_outputs, per_task) = (matrix.n_outputs(), units_per_task * matrix.unit(isa, n_rows));
@@ -172,13 +175,13 @@ struct Division {
 }
 
 impl Division {
-    /// The fewest parts of rows, and then the largest tasks of at most `most` units, that keep threads busy; or else those that keep them
+    /// The fewest parts of rows, and then the largest tasks of so many units, that keep threads busy; or else those that keep them
     /// busiest. Many threads share a matrix of few units badly: 19 over 16 of them take as long as 32 would.
-    fn of(units: &[usize], n_rows: usize, most: usize, n_threads: usize) -> Self {
+    fn of(units: &[usize], n_rows: usize, per_task: RangeInclusive<usize>, n_threads: usize) -> Self {
+        let mut best = (Self { n_parts: 1, units_per_task: *per_task.end() }, 0.0);
         let parts = 1..=(n_rows / MANY_ROWS).clamp(1, n_threads);
-        let all =
-            parts.flat_map(|n_parts| (1..=most).rev().map(move |units_per_task| Self { n_parts, units_per_task }));
-        let mut best = (Self { n_parts: 1, units_per_task: most }, 0.0);
+        let all = parts
+            .flat_map(|n_parts| per_task.clone().rev().map(move |units_per_task| Self { n_parts, units_per_task }));
         for division in all {
             let share = division.busy_share(units, n_threads);
             if share >= GOOD_SHARE {
@@ -235,7 +238,7 @@ mod tests {
     use super::*;
 
     fn division(units: &[usize], n_rows: usize, most: usize, n_threads: usize) -> (usize, usize) {
-        let Division { n_parts, units_per_task } = Division::of(units, n_rows, most, n_threads);
+        let Division { n_parts, units_per_task } = Division::of(units, n_rows, 1..=most, n_threads);
         (n_parts, units_per_task)
     }
 
@@ -245,6 +248,8 @@ mod tests {
         assert_eq!(division(&[19], 512, 1, 2), (1, 1));
         assert_eq!(division(&[152, 152], 1, 4, 4), (1, 4));
         assert_eq!(division(&[1], 1, 1, 1), (1, 1));
+        // Tasks that are worth handing over are not made smaller than that.
+        assert_eq!(Division::of(&[19], 1, 3..=3, 16), Division { n_parts: 1, units_per_task: 3 });
     }
 
     #[test]
@@ -257,7 +262,7 @@ mod tests {
     #[test]
     fn few_rows_are_never_parted() {
         for n_rows in [0, 1, 8, 127] {
-            assert_eq!(Division::of(&[19], n_rows, 1, 16).n_parts, 1);
+            assert_eq!(Division::of(&[19], n_rows, 1..=1, 16).n_parts, 1);
         }
         assert_eq!(division(&[152], 8, 10, 16), (1, 10));
     }
