@@ -14,7 +14,7 @@ use std::{cell::RefCell, ops::Range};
 use super::{
     Kernel, Line, PackedRows,
     lanes::{Lanes, Wide},
-    product::{Target, WeightRows},
+    product::{Target, WeightRows, split_evenly},
     vector,
 };
 use crate::{
@@ -189,10 +189,12 @@ impl Attend<'_> {
     /// The CPU has the set of `V`.
     #[inline(always)]
     unsafe fn sum_values<V: Wide>(&self, weights: &[f32]) {
-        for query in (0..self.n_queries()).step_by(V::ROWS) {
+        // Even tiles: one of a query or two would wait for its sums.
+        let at_once = split_evenly(self.n_queries(), V::ROWS);
+        for query in (0..self.n_queries()).step_by(at_once) {
             // SAFETY: the caller vouches for the instruction set; there are as many queries as the sizes say.
             unsafe {
-                match V::ROWS.min(self.n_queries() - query) {
+                match at_once.min(self.n_queries() - query) {
                     1 => self.sum_for::<V, 1>(weights, query),
                     2 => self.sum_for::<V, 2>(weights, query),
                     3 => self.sum_for::<V, 3>(weights, query),

@@ -20,7 +20,7 @@ use super::{
     lanes::{CacheLevel, Lanes, Tiles, Wide},
     panel,
     portable::Stored,
-    product::{Product, Target, w_rest},
+    product::{Product, Target, split_evenly, w_rest},
 };
 use crate::kv::BLOCK_TOKENS;
 
@@ -138,18 +138,17 @@ unsafe impl<V: Eight, T: WideEight> Lanes for Eights<V, T> {
         // SAFETY: the caller vouches for 16 rows as long as a packed one, for their places and for the instruction set.
         unsafe {
             turn_block::<V, T>(w, turned);
-            let mut row = 0;
-            while row + SCORED_ROWS <= x.n_rows {
-                score::<V, SCORED_ROWS>(x, row, turned, y);
-                row += SCORED_ROWS;
-            }
-            match x.n_rows - row {
-                5 => score::<V, 5>(x, row, turned, y),
-                4 => score::<V, 4>(x, row, turned, y),
-                3 => score::<V, 3>(x, row, turned, y),
-                2 => score::<V, 2>(x, row, turned, y),
-                1 => score::<V, 1>(x, row, turned, y),
-                _ => {}
+            // Even tiles: one of a query or two would wait for its sums.
+            let at_once = split_evenly(x.n_rows, SCORED_ROWS);
+            for row in (0..x.n_rows).step_by(at_once) {
+                match at_once.min(x.n_rows - row) {
+                    1 => score::<V, 1>(x, row, turned, y),
+                    2 => score::<V, 2>(x, row, turned, y),
+                    3 => score::<V, 3>(x, row, turned, y),
+                    4 => score::<V, 4>(x, row, turned, y),
+                    5 => score::<V, 5>(x, row, turned, y),
+                    _ => score::<V, SCORED_ROWS>(x, row, turned, y),
+                }
             }
         }
     }
