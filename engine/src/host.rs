@@ -23,9 +23,9 @@ pub(crate) fn n_cores() -> usize {
 /// What is wrong with CPUs on so many NUMA nodes, if something is: weights lie on the node of the thread that read them first, or of
 /// whatever process read the file before.
 pub(crate) fn far_memory() -> Option<String> {
-    let nodes = fs::read_dir(NODES).into_iter().flatten().flatten();
+    let (allowed, nodes) = (allowed_cpus(), fs::read_dir(NODES).into_iter().flatten().flatten());
     let lists = nodes.filter_map(|node| fs::read_to_string(node.path().join("cpulist")).ok());
-    spread(lists.filter(|list| touches(list, &allowed_cpus())).count())
+    spread(lists.filter(|list| touches(list, &allowed)).count())
 }
 
 /// CPUs that the container's quota is worth, which may be a part of one; `None` without a quota.

@@ -6,7 +6,7 @@
 //! weights = softmax(scores)       row by row, zero where a row does not see
 //! out     = weights * values      64 columns at a time, tokens in order
 //! ```
-//! A key or value is loaded once for up to four queries. Every sum runs in the order of the tokens from the first block
+//! A key or value is loaded once for up to four queries, or six where 16 tokens lie in lanes. Every sum runs in the order of the tokens from the first block
 //! that any row sees; a block more adds zeros, so a row's result does not depend on the rows it is computed with.
 
 use std::{cell::RefCell, ops::Range};

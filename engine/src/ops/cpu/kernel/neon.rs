@@ -65,7 +65,8 @@ unsafe impl Eight for Pair {
     #[inline(always)]
     unsafe fn of_f16(at: *const u8) -> Self {
         // SAFETY: the caller vouches for the bytes and the instruction set.
-        unsafe { eight_of_f16(at) }
+        let [low, high] = unsafe { eight_of_f16(at) };
+        Self(low, high)
     }
 
     #[inline(always)]
@@ -182,7 +183,7 @@ unsafe fn turn4([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
 /// # Safety
 /// `at` may be read for 16 bytes.
 #[inline(always)]
-unsafe fn eight_of_f16(at: *const u8) -> Pair {
+pub(super) unsafe fn eight_of_f16(at: *const u8) -> [float32x4_t; 2] {
     // SAFETY: as the caller vouches; widening changes nothing but the two registers.
     unsafe {
         let halves = vld1q_u16(at.cast());
@@ -193,6 +194,6 @@ unsafe fn eight_of_f16(at: *const u8) -> Pair {
             low = out(vreg) low, high = lateout(vreg) high, halves = in(vreg) halves,
             options(pure, nomem, nostack)
         );
-        Pair(low, high)
+        [low, high]
     }
 }

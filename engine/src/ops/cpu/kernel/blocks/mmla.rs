@@ -18,6 +18,7 @@ use super::{
     product::PanelProduct,
     rows::RowBlock,
 };
+use crate::ops::cpu::kernel::neon::eight_of_f16;
 
 /// Outputs of a tile, and pairs of rows: 16 registers of sums.
 const TILE_OUTPUTS: usize = 8;
@@ -176,20 +177,4 @@ unsafe fn add<const P: usize>(
             }
         }
     }
-}
-
-/// Eight scales.
-///
-/// # Safety
-/// `at` may be read for 16 bytes. The CPU has NEON.
-#[inline(always)]
-unsafe fn eight_of_f16(at: *const u8) -> [float32x4_t; 2] {
-    let (low, high): (float32x4_t, float32x4_t);
-    // SAFETY: as the caller vouches; widening changes nothing but registers.
-    unsafe {
-        let halves = vld1q_u16(at.cast());
-        asm!("fcvtl {low:v}.4s, {halves:v}.4h", "fcvtl2 {high:v}.4s, {halves:v}.8h",
-            low = out(vreg) low, high = lateout(vreg) high, halves = in(vreg) halves, options(pure, nomem, nostack));
-    }
-    [low, high]
 }
