@@ -29,6 +29,11 @@ fn stored(values: &[f32], format: Format) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
+/// The same with all bits of f32 in use: sums of these depend on their order.
+fn rough(n: usize, seed: u64) -> Vec<f32> {
+    noise(n, seed).into_iter().map(|x| x / 3.0).collect()
+}
+
 struct Case {
     isa: Isa,
     format: Format,
@@ -88,7 +93,7 @@ fn the_product_is_the_product() {
 #[test]
 fn a_row_does_not_depend_on_its_neighbours() {
     for case in Case::all() {
-        let x = noise(130 * case.n_inputs, 4);
+        let x = rough(130 * case.n_inputs, 4);
         let all = case.multiply(&x);
         for n_rows in [0, 1, 2, 3, 4, 5, 7, 8, 31, 64, 129] {
             let some = case.multiply(&x[..n_rows * case.n_inputs]);
@@ -104,7 +109,7 @@ fn matrices_multiplied_at_once_give_what_each_gives_alone() {
     let n_rows = 300;
     // Rows that are packed, and such as may be read where they are; few threads, and more than there are units of outputs.
     for (isa, n_inputs, n_threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 321, 3), (isa, 320, 16)]) {
-        let x = noise(n_rows * n_inputs, 5);
+        let x = rough(n_rows * n_inputs, 5);
         let cases = [(101, FORMATS[1]), (7, FORMATS[0]), (64, FORMATS[1])].map(|(n_outputs, format)| {
             let weights = stored(&noise(n_outputs * n_inputs, 3), format);
             Case { isa, format, n_inputs, n_outputs, weights }
