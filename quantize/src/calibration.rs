@@ -143,7 +143,7 @@ impl Calibration {
         for passage in passages {
             model.pass(passage, idx, &mut |input, rows| {
                 if is_noted {
-                    let rows = Matrix { width: rows.width, values: rows.values.clone() };
+                    let rows = Matrix { width: rows.width, values: rows.values.to_vec() };
                     noted.entry(input).or_insert_with(|| Inputs::new(rows.width, *with_grams)).take(&rows, kept);
                 }
             });
