@@ -38,7 +38,14 @@ demo-gpu-carry: ## The same packed for another machine (53 MB): unpack it there 
 demo-down: ## Stop the demo and remove everything it made
 	@if [ -x $(RELEASE)/stoker-cluster ]; then $(RELEASE)/stoker-cluster down --dir $(DEMO_DIR); else echo "no demo was built here"; fi
 
-test: kube helm binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+# Programs of tests know the checkout that they were built in, and cargo takes those of another one for fresh if they are newer.
+checkout:
+	@mkdir -p $(CARGO_TARGET_DIR)
+	[ "$$(cat $(CARGO_TARGET_DIR)/checkout 2>/dev/null)" != "$(CURDIR)" ] || exit 0
+	find . -name '*.rs' -not -path './target/*' -exec touch -c {} +
+	echo "$(CURDIR)" > $(CARGO_TARGET_DIR)/checkout
+
+test: checkout kube helm binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
 	tools/slowest.sh $(TEST_LOG)
@@ -46,32 +53,32 @@ test: kube helm binaries ## All tests: pure, real API server, real agent process
 
 check: fmt clippy generate-check test isa-check chart-check docs-check deny ## Everything CI runs
 
-isa-check: ## The CPU back end on every instruction set of this machine, and of 64-bit Arm under qemu: kernels, goldens
+isa-check: checkout ## The CPU back end on every instruction set of this machine, and of 64-bit Arm under qemu: kernels, goldens
 	@tools/isa.sh
 
 e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
 	@tools/e2e/run.sh
 
-faults: kube ## Operator and API server under scripted faults, STOKER_FAULT_SEEDS=200 seeds of each (an hour); docs/faults.md
+faults: checkout kube ## Operator and API server under scripted faults, STOKER_FAULT_SEEDS=200 seeds of each (an hour); docs/faults.md
 	@cargo build -p stoker-operator -p stoker-tests --bins
 	STOKER_FAULT_SEEDS=$${STOKER_FAULT_SEEDS:-200} cargo test -p stoker-tests --test fault_suite -- --test-threads 1 --nocapture
 
-rolls: kube ## STOKER_ROLLS=1000 rolls, scale-downs, evictions and node drains on real agents that stream (an hour); docs/faults.md
+rolls: checkout kube ## STOKER_ROLLS=1000 rolls, scale-downs, evictions and node drains on real agents that stream (an hour); docs/faults.md
 	@cargo build -p stoker-agent -p stoker-operator -p stoker-tests --bins
 	STOKER_ROLLS=$${STOKER_ROLLS:-1000} cargo test -p stoker-tests --test operator_rolls -- --nocapture
 
-abuse: ## A real agent among clients at their worst, CONNECTIONS=10000 of them for MINUTES=30; docs/faults.md
+abuse: checkout ## A real agent among clients at their worst, CONNECTIONS=10000 of them for MINUTES=30; docs/faults.md
 	@cargo build -p stoker-agent -p stoker-tests --bins
 	ulimit -n "$$(ulimit -Hn)"
 	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
 	cargo test -p stoker-tests --test agent_abuse -- --nocapture
 
-resumes: ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30; each answer is compared; docs/gateway.md
+resumes: checkout ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30; each answer is compared; docs/gateway.md
 	@cargo build -p stoker-agent -p stoker-gateway -p stoker-tests --bins
 	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
 	cargo test -p stoker-tests --test gateway_resume -- --nocapture
 
-pages-check: kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
+pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
 	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
 
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
@@ -152,7 +159,7 @@ kube: ## Build the Kubernetes binaries once into the cache
 helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
-binaries: ## The programs that tests start
+binaries: checkout ## The programs that tests start
 	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen -p stoker-bench
 
 $(CARGO_MUTANTS):
@@ -161,4 +168,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check
+.PHONY: help checkout isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check

@@ -44,7 +44,8 @@ instruction_set() {
     avx512) echo "$avx2 -DGGML_AVX512=ON" ;;
     avx512-vnni) echo "$avx2 -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON" ;;
     avx512-bf16) echo "$avx2 -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON" ;;
-    *) echo "no llama.cpp is built for $ISA: take native, avx2, avx2-vnni, avx512, avx512-vnni or avx512-bf16" >&2; exit 1 ;;
+    amx) echo "$avx2 -DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON -DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON" ;;
+    *) echo "no llama.cpp is built for $ISA: take native, avx2, avx2-vnni, avx512, avx512-vnni, avx512-bf16 or amx" >&2; exit 1 ;;
   esac
 }
 

@@ -9,8 +9,10 @@ use std::{arch::x86_64::*, marker::PhantomData};
 use half::{bf16, f16};
 
 use super::{
-    lanes::{CacheLevel, Lanes, Wide},
+    Line, amx,
+    lanes::{CacheLevel, Lanes, Tiles, Wide},
     portable::Stored,
+    product::{Product, in_place},
 };
 
 /// Sixteen stored numbers to f32.
@@ -22,8 +24,8 @@ pub(super) unsafe trait Wide512: Stored {
     unsafe fn load(w: *const u8) -> __m512;
 }
 
-/// bf16 weights and activations, 32 products an instruction.
-pub(super) struct Bf16Dot;
+/// bf16 weights and activations, 32 products an instruction. `TILES`: products of matrices go to the tile unit of AMX.
+pub(super) struct Bf16Dot<const TILES: bool>;
 /// f32 activations, weights widened from `T`.
 pub(super) struct Avx512<T>(PhantomData<T>);
 
@@ -44,11 +46,12 @@ widen!(f32, |w| _mm512_loadu_ps(w.cast()));
 widen!(bf16, |w| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(w.cast())))));
 widen!(f16, |w| _mm512_cvtph_ps(_mm256_loadu_si256(w.cast())));
 
-// SAFETY: uses AVX-512F, BW and BF16, and reads 64 bytes a step.
-unsafe impl Lanes for Bf16Dot {
+// SAFETY: uses AVX-512F, BW and BF16, and AMX with `TILES`, and reads 64 bytes a step.
+unsafe impl<const TILES: bool> Lanes for Bf16Dot<TILES> {
     const STEP: usize = 32;
     const X_BYTES: usize = 64;
     const W_BYTES: usize = 64;
+    const TILES: Tiles = if TILES { Tiles::Unit } else { Tiles::InPlace };
     type Acc = __m512;
     type X = __m512bh;
     type Wide = Avx512<bf16>;
@@ -80,6 +83,17 @@ unsafe impl Lanes for Bf16Dot {
     unsafe fn add(acc: __m512, x: __m512bh, w: __m512bh) -> __m512 {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { _mm512_dpbf16_ps(acc, x, w) }
+    }
+
+    #[inline(always)]
+    unsafe fn product(product: &Product<'_>) {
+        // SAFETY: the caller vouches for the product and the instruction set.
+        unsafe { if TILES { amx::product_here(product) } else { in_place::<Self>(product) } }
+    }
+
+    #[inline(always)]
+    fn pack_rows(rows: &[f32], width: usize, lines: &mut [Line]) {
+        if TILES { amx::pack_here(rows, width, lines) } else { super::pack::<Self>(rows, width, lines) }
     }
 
     #[inline(always)]
@@ -202,4 +216,61 @@ unsafe fn fold4_512(acc: [__m512; 4]) -> [f32; 4] {
         let first_lanes = _mm512_maskz_compress_ps(0x1111, ones);
         std::mem::transmute(_mm512_castps512_ps128(first_lanes))
     }
+}
+
+/// Turns a tile of 4-byte numbers around: of `n_rows` rows, 16 numbers of each of which may be read, the first `n_columns` columns become rows.
+/// Places are where the first row begins and the bytes from it to the next.
+///
+/// # Safety
+/// The rows are there, at most 16 of both. The CPU has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn turn16(from: (*const u8, usize), n_rows: usize, to: (*mut u8, usize), n_columns: usize) {
+    // SAFETY: as the caller vouches; columns of rows that are not there are not written.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (idx, row) in rows.iter_mut().enumerate().take(n_rows) {
+            *row = _mm512_loadu_si512(from.0.add(idx * from.1).cast());
+        }
+        let written = if n_rows < 16 { (1 << n_rows) - 1 } else { u16::MAX };
+        for (idx, column) in turned(rows).into_iter().enumerate().take(n_columns) {
+            _mm512_mask_storeu_epi32(to.0.add(idx * to.1).cast(), written, column);
+        }
+    }
+}
+
+/// 16 x 16 numbers of 4 bytes, rows to columns.
+///
+/// # Safety
+/// The CPU has AVX-512F.
+#[inline(always)]
+unsafe fn turned(rows: [__m512i; 16]) -> [__m512i; 16] {
+    let mut turned = rows;
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        for i in 0..8 {
+            let (a, b) = (rows[2 * i], rows[2 * i + 1]);
+            turned[2 * i] = _mm512_unpacklo_epi32(a, b);
+            turned[2 * i + 1] = _mm512_unpackhi_epi32(a, b);
+        }
+        let twos = turned;
+        for i in 0..4 {
+            let [a, b, c, d] = [twos[4 * i], twos[4 * i + 1], twos[4 * i + 2], twos[4 * i + 3]];
+            turned[4 * i] = _mm512_unpacklo_epi64(a, c);
+            turned[4 * i + 1] = _mm512_unpackhi_epi64(a, c);
+            turned[4 * i + 2] = _mm512_unpacklo_epi64(b, d);
+            turned[4 * i + 3] = _mm512_unpackhi_epi64(b, d);
+        }
+        // Quarter `q` of `fours[4 * i + c]` has column `4 * q + c` of rows `4 * i` to `4 * i + 3`.
+        let fours = turned;
+        for c in 0..4 {
+            let [a, b, c4, d] = [fours[c], fours[4 + c], fours[8 + c], fours[12 + c]];
+            let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xDD>(a, b));
+            let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c4, d), _mm512_shuffle_i32x4::<0xDD>(c4, d));
+            turned[c] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
+            turned[8 + c] = _mm512_shuffle_i32x4::<0xDD>(ab_even, cd_even);
+            turned[4 + c] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
+            turned[12 + c] = _mm512_shuffle_i32x4::<0xDD>(ab_odd, cd_odd);
+        }
+    }
+    turned
 }

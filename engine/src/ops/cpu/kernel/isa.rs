@@ -10,6 +10,9 @@ pub struct Isa(pub(super) Set);
 /// Instructions that kernels are made of, best first.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Set {
+    /// AVX-512 with its dot products, and the tile unit of AMX for bf16: Sapphire Rapids and later.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
     /// AVX-512 with its dot products of bf16 and of bytes: Cooper Lake, Sapphire Rapids, Zen 4.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
@@ -77,7 +80,7 @@ impl Isa {
 impl Set {
     #[cfg(target_arch = "x86_64")]
     const ALL: &[Self] =
-        &[Self::Avx512Bf16, Self::Avx512Vnni, Self::Avx512, Self::Avx2Vnni, Self::Avx2, Self::Portable];
+        &[Self::Amx, Self::Avx512Bf16, Self::Avx512Vnni, Self::Avx512, Self::Avx2Vnni, Self::Avx2, Self::Portable];
     #[cfg(target_arch = "aarch64")]
     const ALL: &[Self] = &[Self::NeonBf16, Self::NeonDot, Self::Neon, Self::Portable];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -85,6 +88,8 @@ impl Set {
 
     fn name(self) -> &'static str {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => "avx512-bf16",
             #[cfg(target_arch = "x86_64")]
@@ -108,6 +113,8 @@ impl Set {
     /// Whether this CPU has it, and the operating system keeps its registers.
     fn is_here(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512Bf16.is_here() && super::amx::is_here(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512Vnni.is_here() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]

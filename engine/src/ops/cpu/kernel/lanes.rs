@@ -26,6 +26,18 @@ pub(super) enum Tiles {
     /// Weights of a few outputs are widened once into a panel that all rows meet, 3 rows x 4 outputs at a time: 12 registers
     /// for sums, of 16 that there are. Rows of whole steps are read as they lie.
     Panel,
+    /// A unit for tiles multiplies 32 outputs, as they lie, by 32 rows, of which 16 are packed together.
+    Unit,
+}
+
+impl Tiles {
+    /// Rows that are packed together.
+    pub(super) fn packed_rows(self) -> usize {
+        match self {
+            Self::InPlace | Self::Panel => 1,
+            Self::Unit => 16,
+        }
+    }
 }
 
 /// One instruction set on one weight format.
@@ -88,6 +100,11 @@ pub(super) unsafe trait Lanes: Sized {
     unsafe fn fold4(acc: [Self::Acc; 4]) -> [f32; 4];
     /// Writes part of a row, whole steps of it, as [`Lanes::x`] reads it.
     fn pack(row: &[f32], packed: &mut [u8]);
+    /// Writes rows of `width` numbers as products read them.
+    #[inline(always)]
+    fn pack_rows(rows: &[f32], width: usize, lines: &mut [Line]) {
+        super::pack::<Self>(rows, width, lines);
+    }
 }
 
 /// Lanes whose activations are f32: sums of scaled rows are made of them too.

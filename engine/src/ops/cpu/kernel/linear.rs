@@ -27,6 +27,7 @@ const OUTPUT_UNIT: usize = 48;
 const FEW_ROWS_UNIT: usize = 16;
 const FEW_ROWS: usize = 4;
 const WIDENED_UNIT: usize = 16;
+const TILE_UNIT: usize = 32;
 /// Share of the threads' time for which tasks that take the same time keep them busy, of which a division is good enough.
 const GOOD_SHARE: f64 = 0.94;
 /// Packed bytes of a task: below it, rows are packed where they are used.
@@ -79,8 +80,17 @@ impl Weights<'_> {
                 Tiles::InPlace if n_rows < FEW_ROWS => FEW_ROWS_UNIT,
                 Tiles::InPlace => OUTPUT_UNIT,
                 Tiles::Panel => WIDENED_UNIT,
+                Tiles::Unit => TILE_UNIT,
             },
             Self::Panels(_) => PANEL_OUTPUTS,
+        }
+    }
+
+    /// Rows that a task has a multiple of, unless it has all.
+    fn row_unit(self, isa: Isa) -> usize {
+        match self {
+            Self::Rows(_, format) => isa.tiles(format).packed_rows(),
+            Self::Panels(_) => 1,
         }
     }
 
@@ -88,7 +98,7 @@ impl Weights<'_> {
     fn tasks_per_thread(self, isa: Isa, n_rows: usize) -> usize {
         match self {
             _ if n_rows < MANY_ROWS => TASKS_PER_THREAD,
-            Self::Rows(_, format) if isa.tiles(format) == Tiles::Panel => TASKS_OF_MANY_ROWS,
+            Self::Rows(_, format) if isa.tiles(format) != Tiles::InPlace => TASKS_OF_MANY_ROWS,
             Self::Panels(_) if isa.widens_blocks() => TASKS_OF_MANY_ROWS,
             Self::Rows(..) | Self::Panels(_) => TASKS_PER_THREAD,
         }
@@ -153,7 +163,7 @@ fn tasks(isa: Isa, n_rows: usize, matrices: &[Weights<'_>], n_threads: usize) ->
     let mut tasks = Vec::new();
     for (idx, matrix) in matrices.iter().enumerate() {
         let (n_outputs, per_task) = (matrix.n_outputs(), units_per_task * matrix.unit(isa, n_rows));
-        let rows_per_task = n_rows.div_ceil(n_parts).max(1);
+        let rows_per_task = n_rows.div_ceil(n_parts).max(1).next_multiple_of(matrix.row_unit(isa));
         for first in (0..n_outputs).step_by(per_task) {
             let outputs = first..n_outputs.min(first + per_task);
             tasks.extend((0..n_rows).step_by(rows_per_task).map(|row| {
@@ -223,8 +233,9 @@ fn pack_for<'a>(pool: &mut Pool, isa: Isa, x: &'a [f32], matrices: &[Weights<'_>
 
 fn pack(pool: &mut Pool, isa: Isa, x: &[f32], width: usize, format: Format) -> PackedRows {
     let mut packed = isa.unpacked(x.len() / width, width, format);
-    // An even number of rows, so that a run of them ends where a line does, whatever the instruction set.
-    let rows_at_once = (MIN_PACKED_BYTES / packed.stride).next_multiple_of(2).max(2);
+    // An even number of rows, so that a run of them ends where a line does, whatever the instruction set, and whole groups.
+    let group = isa.tiles(format).packed_rows().max(2);
+    let rows_at_once = (MIN_PACKED_BYTES / packed.stride).next_multiple_of(group).max(group);
     let lines_at_once = rows_at_once * packed.stride / size_of::<Line>();
     pool.for_rows(&mut packed.lines, RowRuns { width: lines_at_once, per_task: 1 }, |run, lines| {
         let rows = &x[run * rows_at_once * width..];

@@ -6,6 +6,8 @@
     reason = "instructions of a set exist only on CPUs that have it; registers are filled through pointers"
 )]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -80,13 +82,15 @@ impl Isa {
         unsafe {
             match (self.0, format) {
                 #[cfg(target_arch = "x86_64")]
+                (Set::Amx, Format::Bf16) => amx(kernel),
+                #[cfg(target_arch = "x86_64")]
                 (Set::Avx512Bf16, Format::Bf16) => avx512_bf16(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F32) => avx512::<f32>(kernel),
+                (Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F32) => avx512::<f32>(kernel),
                 #[cfg(target_arch = "x86_64")]
                 (Set::Avx512Vnni | Set::Avx512, Format::Bf16) => avx512::<bf16>(kernel),
                 #[cfg(target_arch = "x86_64")]
-                (Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F16) => avx512::<f16>(kernel),
+                (Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni | Set::Avx512, Format::F16) => avx512::<f16>(kernel),
                 #[cfg(target_arch = "x86_64")]
                 (Set::Avx2Vnni | Set::Avx2, Format::F32) => avx2::<f32>(kernel),
                 #[cfg(target_arch = "x86_64")]
@@ -152,7 +156,8 @@ impl Isa {
         reads.then(|| Rows { bytes, stride, n_rows: x.len() / width })
     }
 
-    /// Packs rows into lines, the first row at their beginning. Those that rows do not fill are zero before.
+    /// Packs rows into lines, the first row at their beginning; all rows, or a multiple of those that are packed together. Lines that rows do not
+    /// fill are zero before.
     fn pack(self, rows: &[f32], width: usize, format: Format, lines: &mut [Line]) {
         self.run(format, Pack { rows, width, lines });
     }
@@ -162,7 +167,14 @@ impl Isa {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn avx512_bf16(kernel: impl Kernel) {
     // SAFETY: the caller found the instruction set, and this function enables it.
-    unsafe { kernel.run::<avx512::Bf16Dot>() }
+    unsafe { kernel.run::<avx512::Bf16Dot<false>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+unsafe fn amx(kernel: impl Kernel) {
+    // SAFETY: the caller found the instruction set, and this function enables what compilers know of it.
+    unsafe { kernel.run::<avx512::Bf16Dot<true>>() }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -260,7 +272,7 @@ struct Pack<'a> {
 impl Kernel for Pack<'_> {
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        pack::<L>(self.rows, self.width, self.lines);
+        L::pack_rows(self.rows, self.width, self.lines);
     }
 }
 

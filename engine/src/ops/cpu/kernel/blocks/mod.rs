@@ -84,7 +84,7 @@ impl Isa {
         unsafe {
             match self.0 {
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx512Bf16 | Set::Avx512Vnni => avx512_vnni(kernel),
+                Set::Amx | Set::Avx512Bf16 | Set::Avx512Vnni => avx512_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx2Vnni => avx2_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
