@@ -20,6 +20,7 @@ pub mod gateway;
 pub mod headers;
 pub mod journal;
 pub mod keys;
+pub mod line;
 pub mod metrics;
 pub mod permit;
 pub mod proxy;
