@@ -13,7 +13,11 @@ use std::{
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint};
 use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
-use crate::{breaker::Breaker, tenants::Tenant};
+use crate::{
+    breaker::Breaker,
+    room::{Told, Unanswered, places},
+    tenants::Tenant,
+};
 
 /// A load that has not changed for so long is not believed: the agents' clocks go on in every report.
 const STALE_MS: u64 = 10_000;
@@ -85,12 +89,15 @@ struct Report {
     load: EndpointLoad,
     seen_ms: u64,
     own_then: Own,
+    unanswered_then: Unanswered,
 }
 
 /// What this gateway has on a replica, and whether that answered. Shared by all fleets that know the replica.
 #[derive(Debug, Default)]
 pub struct Vital {
     requests: AtomicU32,
+    /// Of these, those of which nothing has come back.
+    unanswered: AtomicU32,
     prefill_tokens: AtomicU64,
     breaker: Mutex<Breaker>,
     /// When something came from it last, by the gateway's clock.
@@ -156,6 +163,13 @@ impl Vital {
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
         }
     }
+
+    fn unanswered(&self) -> Unanswered {
+        Unanswered {
+            requests: self.unanswered.load(Ordering::Relaxed),
+            tokens: self.prefill_tokens.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// One request on a replica, until it is dropped.
@@ -163,14 +177,16 @@ impl Vital {
 pub struct Flight {
     vital: Arc<Vital>,
     prefill_tokens: u64,
+    is_answered: bool,
 }
 
 impl Flight {
     /// A request that needs this much prefill begins.
     pub fn begin(vital: &Arc<Vital>, prefill_tokens: u32) -> Self {
         vital.requests.fetch_add(1, Ordering::Relaxed);
+        vital.unanswered.fetch_add(1, Ordering::Relaxed);
         vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
-        Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into() }
+        Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into(), is_answered: false }
     }
 
     /// The replica it is on.
@@ -180,7 +196,10 @@ impl Flight {
 
     /// Something came back: its prompt is computed.
     pub fn prefilled(&mut self) {
-        self.vital.prefill_tokens.fetch_sub(std::mem::take(&mut self.prefill_tokens), Ordering::Relaxed);
+        if !std::mem::replace(&mut self.is_answered, true) {
+            self.vital.prefill_tokens.fetch_sub(self.prefill_tokens, Ordering::Relaxed);
+            self.vital.unanswered.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -189,6 +208,15 @@ impl Drop for Flight {
         self.prefilled();
         self.vital.requests.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Whether a deployment's replicas take more requests now.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Room {
+    /// Replicas that take requests.
+    pub n_serving: usize,
+    /// Requests that they take before others have begun; all if none of them answers: it is asked then, and says why.
+    pub places: u32,
 }
 
 /// Who a request is for, as far as its connection says.
@@ -283,11 +311,19 @@ impl Deployment {
 
     /// Members that may be sent requests and were not tried before, and what routing sees of them.
     pub fn candidates(&self, now_ms: u64, tried: &[u32]) -> (Vec<&Member>, Vec<ReplicaView>) {
-        let serving = |member: &&Member| member.state == EndpointState::Serving && member.address.is_some();
         let untried = |member: &&Member| !tried.contains(&member.slot);
-        let members: Vec<&Member> = self.members.iter().filter(serving).filter(untried).collect();
+        let members: Vec<&Member> =
+            self.members.iter().filter(|member| member.takes_requests()).filter(untried).collect();
         let views = members.iter().map(|member| member.view(now_ms)).collect();
         (members, views)
+    }
+
+    /// How much room there is.
+    pub fn room(&self, now_ms: u64) -> Room {
+        let serving = self.members.iter().filter(|member| member.takes_requests());
+        let healthy = serving.clone().filter(|member| member.is_healthy(now_ms));
+        let places = healthy.map(|member| member.places(now_ms)).reduce(u32::saturating_add);
+        Room { n_serving: serving.count(), places: places.unwrap_or(u32::MAX) }
     }
 
     /// KV blocks that the cache of a slot's replica has; none of another deployment's.
@@ -302,6 +338,20 @@ impl Deployment {
 }
 
 impl Member {
+    fn takes_requests(&self) -> bool {
+        self.state == EndpointState::Serving && self.address.is_some()
+    }
+
+    /// Requests that it takes now.
+    fn places(&self, now_ms: u64) -> u32 {
+        let told = self.fresh(now_ms).map(|report| Told {
+            waiting: report.load.waiting,
+            waiting_tokens: report.load.waiting_prefill_tokens,
+            unanswered: report.unanswered_then,
+        });
+        places(told, self.vital.unanswered())
+    }
+
     fn view(&self, now_ms: u64) -> ReplicaView {
         let report = self.fresh(now_ms);
         let reported = report.map(|report| report.reported());
@@ -421,7 +471,12 @@ impl Member {
         let vital = before.map(|before| Arc::clone(&before.vital)).unwrap_or_default();
         let report = replica.load.map(|load| {
             let kept = before.and_then(|before| before.report.as_ref()).filter(|kept| kept.load == load);
-            kept.cloned().unwrap_or_else(|| Report { load, seen_ms: now_ms, own_then: vital.own() })
+            kept.cloned().unwrap_or_else(|| Report {
+                load,
+                seen_ms: now_ms,
+                own_then: vital.own(),
+                unanswered_then: vital.unanswered(),
+            })
         });
         let served = before.filter(|before| before.state == EndpointState::Serving);
         Self {

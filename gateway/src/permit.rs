@@ -28,6 +28,24 @@ pub fn may_ask(tenant: Option<&Tenant>, deployment: &Deployment) -> Result<(), G
     Err(GatewayError { param: Some("model"), ..GatewayError::new(StatusCode::FORBIDDEN, "model_not_allowed", message) })
 }
 
+/// The class of a request in line: what it asks for, which is not sooner than its tenant's. Replicas see the same field, so that it is
+/// refused and not changed.
+pub fn class(tenant: Option<&Tenant>, asked: Option<i32>) -> Result<i32, GatewayError> {
+    let Some(tenant) = tenant else { return Ok(asked.unwrap_or_default()) };
+    let least = tenant.priority;
+    match asked {
+        Some(asked) if asked < least.min(0) => {
+            let message = format!(
+                "tenant {} may not ask for priority {asked}: use {least} or more, or leave it out",
+                tenant.name
+            );
+            let error = GatewayError::new(StatusCode::FORBIDDEN, "priority_not_allowed", message);
+            Err(GatewayError { param: Some("priority"), ..error })
+        }
+        asked => Ok(asked.unwrap_or_default().max(least)),
+    }
+}
+
 /// A request within its tenant's limits. They have it back when it ends.
 pub struct Permit {
     gateway: Arc<Gateway>,
