@@ -15,7 +15,7 @@ use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
 use crate::{
     breaker::Breaker,
-    room::{Told, Unanswered, places},
+    room::{BURST, Told, Unanswered, places, window},
     tenants::Tenant,
 };
 
@@ -89,7 +89,8 @@ struct Report {
     load: EndpointLoad,
     seen_ms: u64,
     own_then: Own,
-    unanswered_then: Unanswered,
+    /// Requests that may be there without an answer until the next one.
+    window: u32,
 }
 
 /// What this gateway has on a replica, and whether that answered. Shared by all fleets that know the replica.
@@ -98,6 +99,8 @@ pub struct Vital {
     requests: AtomicU32,
     /// Of these, those of which nothing has come back.
     unanswered: AtomicU32,
+    /// The most of them since the last report.
+    unanswered_most: AtomicU32,
     prefill_tokens: AtomicU64,
     breaker: Mutex<Breaker>,
     /// When something came from it last, by the gateway's clock.
@@ -164,6 +167,11 @@ impl Vital {
         }
     }
 
+    /// The most requests that were unanswered since this was asked last.
+    fn begin_most(&self) -> u32 {
+        self.unanswered_most.swap(self.unanswered.load(Ordering::Relaxed), Ordering::Relaxed)
+    }
+
     fn unanswered(&self) -> Unanswered {
         Unanswered {
             requests: self.unanswered.load(Ordering::Relaxed),
@@ -184,7 +192,8 @@ impl Flight {
     /// A request that needs this much prefill begins.
     pub fn begin(vital: &Arc<Vital>, prefill_tokens: u32) -> Self {
         vital.requests.fetch_add(1, Ordering::Relaxed);
-        vital.unanswered.fetch_add(1, Ordering::Relaxed);
+        let unanswered = vital.unanswered.fetch_add(1, Ordering::Relaxed) + 1;
+        vital.unanswered_most.fetch_max(unanswered, Ordering::Relaxed);
         vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
         Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into(), is_answered: false }
     }
@@ -345,9 +354,9 @@ impl Member {
     /// Requests that it takes now.
     fn places(&self, now_ms: u64) -> u32 {
         let told = self.fresh(now_ms).map(|report| Told {
-            waiting: report.load.waiting,
+            window: report.window,
             waiting_tokens: report.load.waiting_prefill_tokens,
-            unanswered: report.unanswered_then,
+            unanswered_tokens: report.own_then.prefill_tokens,
         });
         places(told, self.vital.unanswered())
     }
@@ -383,6 +392,12 @@ impl Member {
 }
 
 impl Report {
+    fn after(before: Option<&Self>, load: EndpointLoad, vital: &Vital, now_ms: u64) -> Self {
+        let before = before.map_or(BURST, |before| before.window);
+        let window = window(before, load.waiting, vital.begin_most());
+        Self { load, seen_ms: now_ms, own_then: vital.own(), window }
+    }
+
     fn reported(&self) -> Reported {
         let EndpointLoad { running, waiting, waiting_prefill_tokens, total_blocks, referenced_blocks, .. } = self.load;
         Reported {
@@ -469,14 +484,10 @@ impl Registry {
 impl Member {
     fn after(before: Option<&Self>, replica: ReplicaEndpoint, slot: u32, serving_if_new_ms: u64, now_ms: u64) -> Self {
         let vital = before.map(|before| Arc::clone(&before.vital)).unwrap_or_default();
-        let report = replica.load.map(|load| {
-            let kept = before.and_then(|before| before.report.as_ref()).filter(|kept| kept.load == load);
-            kept.cloned().unwrap_or_else(|| Report {
-                load,
-                seen_ms: now_ms,
-                own_then: vital.own(),
-                unanswered_then: vital.unanswered(),
-            })
+        let known = before.and_then(|before| before.report.as_ref());
+        let report = replica.load.map(|load| match known.filter(|known| known.load == load) {
+            Some(known) => known.clone(),
+            None => Report::after(known, load, &vital, now_ms),
         });
         let served = before.filter(|before| before.state == EndpointState::Serving);
         Self {
