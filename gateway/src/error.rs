@@ -97,7 +97,7 @@ impl GatewayError {
             Shed::Expired => format!("it has waited for {hold_seconds} s"),
         };
         let message = format!(
-            "replicas of {host} have enough to do, and {why}: come back in {retry_after_seconds} s, or add replicas"
+            "requests for {host} wait already, and {why}: come back in {retry_after_seconds} s, or add replicas"
         );
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message);
         Self { retry_after_seconds: Some(retry_after_seconds), ..error }

@@ -222,8 +222,8 @@ impl Drop for Flight {
 /// Whether a deployment's replicas take more requests now.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Room {
-    /// Replicas that take requests.
-    pub n_serving: usize,
+    /// Whether any replica takes requests.
+    pub serves: bool,
     /// Requests that they take before others have begun; all if none of them answers: it is asked then, and says why.
     pub places: u32,
 }
@@ -327,12 +327,19 @@ impl Deployment {
         (members, views)
     }
 
-    /// How much room there is.
-    pub fn room(&self, now_ms: u64) -> Room {
-        let serving = self.members.iter().filter(|member| member.takes_requests());
-        let healthy = serving.clone().filter(|member| member.is_healthy(now_ms));
-        let places = healthy.map(|member| member.places(now_ms)).reduce(u32::saturating_add);
-        Room { n_serving: serving.count(), places: places.unwrap_or(u32::MAX) }
+    /// How much room there is; no more members are looked at than it takes to find as much as is `enough`.
+    pub fn room(&self, now_ms: u64, enough: u32) -> Room {
+        let (mut serves, mut places) = (false, None::<u32>);
+        for member in self.members.iter().filter(|member| member.takes_requests()) {
+            serves = true;
+            if member.is_healthy(now_ms) {
+                places = Some(places.unwrap_or(0).saturating_add(member.places(now_ms)));
+            }
+            if places.is_some_and(|places| places >= enough) {
+                break;
+            }
+        }
+        Room { serves, places: places.unwrap_or(u32::MAX) }
     }
 
     /// KV blocks that the cache of a slot's replica has; none of another deployment's.
@@ -636,6 +643,32 @@ mod tests {
         let pods: Vec<&str> = members.iter().map(|member| member.pod.as_str()).collect();
         assert_eq!(pods, ["pod-serving", "pod-stalled"]);
         assert_eq!([views[0].is_healthy, views[1].is_healthy], [true, false]);
+    }
+
+    #[test]
+    fn there_is_room_where_a_healthy_replica_has_some_and_where_none_is_healthy() {
+        let mut registry = Registry::default();
+        let full = || EndpointLoad { waiting: 9, up_ms: 5, ..replica("a", 4).load.unwrap() };
+        let of = |replicas| endpoints(vec![deployment("d", "c", &["c"], replicas)]);
+        let first = registry.after(&Fleet::default(), of(vec![replica("a", 1), replica("b", 1)]), 0).fleet;
+        let room = |fleet: &Fleet, enough| fleet.deployments[0].room(0, enough);
+        assert_eq!(room(&first, u32::MAX), Room { serves: true, places: 2 * BURST });
+        assert_eq!(room(&first, 1), Room { serves: true, places: BURST }, "it need not know more");
+        let vital = Arc::clone(&first.deployments[0].members[0].vital);
+        let mut flights: Vec<Flight> = (0..9).map(|_| Flight::begin(&vital, 70)).collect();
+        let second =
+            registry.after(&first, of(vec![ReplicaEndpoint { load: Some(full()), ..replica("a", 4) }]), 0).fleet;
+        assert_eq!(room(&second, u32::MAX), Room { serves: true, places: 0 }, "nine wait there");
+        flights.iter_mut().take(8).for_each(Flight::prefilled);
+        assert_eq!(room(&second, u32::MAX).places, 1, "eight began since");
+        vital.set_stalled(true);
+        assert_eq!(
+            room(&second, u32::MAX),
+            Room { serves: true, places: u32::MAX },
+            "who asks learns why nobody answers"
+        );
+        let starting = ReplicaEndpoint { state: EndpointState::Starting, ..replica("a", 0) };
+        assert!(!room(&registry.after(&second, of(vec![starting]), 0).fleet, 0).serves);
     }
 
     #[test]

@@ -212,7 +212,7 @@ async fn wait(
     access: &mut Access,
 ) -> Result<Option<Turn>, GatewayError> {
     let now_ms = gateway.now_ms();
-    if UNCOMPUTED.contains(&asked.path_and_query.as_str()) && deployment.room(now_ms).n_serving > 0 {
+    if UNCOMPUTED.contains(&asked.path_and_query.as_str()) && deployment.room(now_ms, 0).serves {
         return Ok(None);
     }
     let deadline_ms = now_ms + gateway.settings.hold.as_millis() as u64;

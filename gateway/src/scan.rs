@@ -371,6 +371,20 @@ mod tests {
     }
 
     #[test]
+    fn a_priority_is_a_number_that_is_there_once_and_tokens_of_an_answer_are_a_guess() {
+        let facts = |body: &'static str| Facts::scan(body.as_bytes()).map(|facts| (facts.priority, facts.max_tokens));
+        assert_eq!(facts(r#"{"priority":-7,"max_tokens": 12}"#), Ok((Some(-7), Some(12))));
+        assert_eq!(facts(r#"{"priority":null,"max_completion_tokens":3}"#), Ok((None, Some(3))));
+        assert_eq!(facts(r#"{"max_tokens":"many","max_output_tokens":-1}"#), Ok((None, None)), "the agent judges it");
+        let wrong = Err(ScanError::WrongType { field: "priority", wanted: "32-bit integer" });
+        for body in [r#"{"priority":0.5}"#, r#"{"priority":"1"}"#, r#"{"priority":2147483648}"#, r#"{"priority":[1]}"#]
+        {
+            assert_eq!(facts(body), wrong, "{body}");
+        }
+        assert_eq!(facts(r#"{"priority":5,"priority":-5}"#), Err(ScanError::Twice { field: "priority" }));
+    }
+
+    #[test]
     fn what_follows_a_kept_response_is_known() {
         let follows = |body: &str| Facts::scan(body.as_bytes()).unwrap().follows;
         assert!(follows(r#"{"previous_response_id":"resp_1"}"#) && !follows(r#"{"previous_response_id":null}"#));

@@ -64,7 +64,7 @@ pub struct Tenant {
     /// What it may have.
     #[serde(default)]
     pub limits: Limits,
-    /// The class of its requests in line, smaller is sooner; they may ask for a larger one.
+    /// The class of its requests in line, unless they ask for a larger one; smaller is sooner.
     #[serde(default)]
     pub priority: i32,
     /// Its part beside others of its class.

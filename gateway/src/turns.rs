@@ -10,13 +10,14 @@ use std::{
     time::Duration,
 };
 
+use stoker_crds::endpoints::{Line, Lines};
 use tokio::{sync::oneshot, time::Instant};
 
 use crate::{
     error::GatewayError,
     fleet::{Deployment, Fleet, Room},
     gateway::Gateway,
-    line::{Bounds, Joined, Line, Refusal, Shed, Ticket, Waiter},
+    line::{self, Bounds, Joined, Refusal, Shed, Ticket, Waiter},
     metrics::Metrics,
 };
 
@@ -52,7 +53,7 @@ pub struct Turns {
 /// A line, and who is told when it is their turn.
 #[derive(Debug)]
 struct Queue {
-    line: Line,
+    line: line::Line,
     waiting: HashMap<Ticket, oneshot::Sender<Result<Turn, Refusal>>>,
     /// Turns that were given, of requests that are not sent yet.
     on_their_way: Arc<AtomicU32>,
@@ -100,6 +101,17 @@ impl Turns {
         self.lock().retain(|host, queue| queue.is_followed || fleet.of_host(host).is_some());
     }
 
+    /// What waits for whom.
+    pub fn lines(&self, fleet: &Fleet) -> Lines {
+        let queues = self.lock();
+        let line = |deployment: &Arc<Deployment>| {
+            let waiting = queues.get(&deployment.host()).map_or(0, |queue| queue.line.len());
+            let (namespace, name) = (deployment.namespace.clone(), deployment.name.clone());
+            (waiting > 0).then(|| Line { namespace, name, waiting: u32::try_from(waiting).unwrap_or(u32::MAX) })
+        };
+        Lines { lines: fleet.deployments().iter().filter_map(line).collect() }
+    }
+
     /// Counts those who wait in lines, by tenant, and those for whom there is nobody.
     pub fn count(&self, gateway: &Gateway, metrics: &Metrics) {
         metrics.waiting.reset();
@@ -108,7 +120,7 @@ impl Turns {
             for (tenant, n_waiting) in queue.line.waiting() {
                 metrics.waiting.with_label_values(&[host.as_str(), tenant]).add(n_waiting as i64);
             }
-            let n_held = if room(gateway, host).n_serving == 0 { queue.line.len() } else { 0 };
+            let n_held = if room(gateway, host, 0).serves { 0 } else { queue.line.len() };
             metrics.held.with_label_values(&[host.as_str()]).set(n_held as i64);
         }
     }
@@ -117,7 +129,7 @@ impl Turns {
 /// Waits until a request may be sent to a replica of a deployment.
 pub async fn turn(gateway: &Arc<Gateway>, deployment: &Deployment, waiter: Waiter) -> Result<Turn, GatewayError> {
     let host = deployment.host();
-    let shed = |refusal| refused(gateway, &host, refusal);
+    let shed = |refusal| refused(gateway, deployment, refusal);
     let mut waiting = match begin(gateway, &host, waiter).map_err(shed)? {
         Begun::Goes(turn) => return Ok(turn),
         Begun::Waits(waiting) => waiting,
@@ -129,13 +141,13 @@ pub async fn turn(gateway: &Arc<Gateway>, deployment: &Deployment, waiter: Waite
 }
 
 fn begin(gateway: &Arc<Gateway>, host: &str, waiter: Waiter) -> Result<Begun, Refusal> {
-    let (room, now_ms) = (room(gateway, host), gateway.now_ms());
+    let now_ms = gateway.now_ms();
     let mut queues = gateway.turns.lock();
     if !queues.contains_key(host) {
         queues.insert(host.to_owned(), Queue::bounded(gateway.turns.bounds));
     }
     let queue = queues.get_mut(host).expect("it was just put there");
-    if queue.line.is_empty() && queue.has_place(room) {
+    if queue.line.is_empty() && queue.has_place(room(gateway, host, queue.n_on_their_way() + 1)) {
         return Ok(Begun::Goes(Turn::given(&queue.on_their_way)));
     }
     let Joined { ticket, displaced } = queue.line.join(waiter, now_ms)?;
@@ -155,7 +167,7 @@ async fn follow(gateway: Arc<Gateway>, host: String) {
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         looks.tick().await;
-        let (room, now_ms) = (room(&gateway, &host), gateway.now_ms());
+        let (room, now_ms) = (room(&gateway, &host, u32::MAX), gateway.now_ms());
         let mut queues = gateway.turns.lock();
         let Some(queue) = queues.get_mut(&host) else { return };
         queue.look(room, now_ms);
@@ -169,7 +181,7 @@ async fn follow(gateway: Arc<Gateway>, host: String) {
 impl Queue {
     fn bounded(bounds: Bounds) -> Self {
         Self {
-            line: Line::bounded(bounds),
+            line: line::Line::bounded(bounds),
             waiting: HashMap::new(),
             on_their_way: Arc::default(),
             is_followed: false,
@@ -178,13 +190,17 @@ impl Queue {
     }
 
     fn has_place(&self, room: Room) -> bool {
-        room.n_serving > 0 && self.on_their_way.load(Ordering::Relaxed) < room.places
+        room.serves && self.n_on_their_way() < room.places
+    }
+
+    fn n_on_their_way(&self) -> u32 {
+        self.on_their_way.load(Ordering::Relaxed)
     }
 
     /// Who may go goes, and whose time is over is told so.
     fn look(&mut self, room: Room, now_ms: u64) {
         let passed = std::mem::replace(&mut self.looked, Instant::now()).elapsed();
-        if room.n_serving > 0 {
+        if room.serves {
             self.line.pass(passed.as_secs_f64());
         }
         let expired = self.line.expired(now_ms);
@@ -211,15 +227,17 @@ impl Queue {
     }
 }
 
-fn room(gateway: &Gateway, host: &str) -> Room {
-    gateway.fleet().of_host(host).map(|deployment| deployment.room(gateway.now_ms())).unwrap_or_default()
+fn room(gateway: &Gateway, host: &str, enough: u32) -> Room {
+    gateway.fleet().of_host(host).map(|deployment| deployment.room(gateway.now_ms(), enough)).unwrap_or_default()
 }
 
-fn refused(gateway: &Gateway, host: &str, refusal: Refusal) -> GatewayError {
-    gateway.metrics.shed.with_label_values(&[host, refusal.shed.word()]).inc();
+fn refused(gateway: &Gateway, deployment: &Deployment, refusal: Refusal) -> GatewayError {
+    let host = deployment.host();
+    gateway.metrics.shed.with_label_values(&[host.as_str(), refusal.shed.word()]).inc();
     let fleet = gateway.fleet();
-    match fleet.of_host(host).filter(|deployment| deployment.room(gateway.now_ms()).n_serving == 0) {
-        Some(deployment) if refusal.shed == Shed::Expired => GatewayError::no_replica(deployment),
-        _ => GatewayError::shed(host, refusal, gateway.settings.hold.as_secs_f64()),
+    let newest = fleet.of_host(&host).map_or(deployment, |newest| &**newest);
+    match refusal.shed {
+        Shed::Expired if !room(gateway, &host, 0).serves => GatewayError::no_replica(newest),
+        _ => GatewayError::shed(&host, refusal, gateway.settings.hold.as_secs_f64()),
     }
 }
