@@ -667,6 +667,10 @@ mod tests {
             Room { serves: true, places: u32::MAX },
             "who asks learns why nobody answers"
         );
+        vital.set_stalled(false);
+        drop((0..40).map(|_| Flight::begin(&vital, 70)).collect::<Vec<_>>());
+        let third = registry.after(&second, of(vec![replica("a", 5)]), 0).fleet;
+        assert_eq!(room(&third, u32::MAX).places, 2 + 2 * 41 - 1, "forty were answered since, and nobody waits");
         let starting = ReplicaEndpoint { state: EndpointState::Starting, ..replica("a", 0) };
         assert!(!room(&registry.after(&second, of(vec![starting]), 0).fleet, 0).serves);
     }

@@ -114,9 +114,11 @@ impl Turns {
 
     /// Counts those who wait in lines, by tenant, and those for whom there is nobody.
     pub fn count(&self, gateway: &Gateway, metrics: &Metrics) {
+        // Whoever else looks at this moment counts before or after.
+        let queues = self.lock();
         metrics.waiting.reset();
         metrics.held.reset();
-        for (host, queue) in &*self.lock() {
+        for (host, queue) in &*queues {
             for (tenant, n_waiting) in queue.line.waiting() {
                 metrics.waiting.with_label_values(&[host.as_str(), tenant]).add(n_waiting as i64);
             }
