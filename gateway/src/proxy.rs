@@ -216,9 +216,9 @@ async fn wait(
         return Ok(None);
     }
     let deadline_ms = now_ms + gateway.settings.hold.as_millis() as u64;
-    let turn = turn(gateway, deployment, asked.waiter(tenant, deadline_ms)).await?;
+    let turn = turn(gateway, deployment, asked.waiter(tenant, deadline_ms)).await;
     access.line_time = Duration::from_millis(gateway.now_ms() - now_ms);
-    Ok(Some(turn))
+    turn.map(Some)
 }
 
 fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Response {

@@ -239,5 +239,7 @@ async fn who_waits_for_too_long_is_told_when_to_come_back() -> Result<()> {
     assert_eq!((status, code.as_str(), retry > Some(0)), (429, "overloaded", true));
     let shed = "stoker_gateway_shed_total{deployment=\"chat.default\",reason=\"expired\"}";
     assert_eq!(rig.counted(shed).await?, 1.0);
+    let line = rig.gateway.access_line(|line| line["status"] == 429).await?;
+    assert!(line["line_seconds"].as_f64() >= Some(0.5) && line["deployment"] == "chat.default", "{line}");
     Ok(())
 }
