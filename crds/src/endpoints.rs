@@ -12,6 +12,8 @@ use crate::contract::{AgentPhase, LoadReport};
 pub const ENDPOINTS_PATH: &str = "/v1/endpoints";
 /// Path of what all replicas say at this moment, for people who look.
 pub const FLEET_PATH: &str = "/v1/fleet";
+/// Path on each port of a gateway of what waits there.
+pub const LINES_PATH: &str = "/v1/lines";
 /// Longest wait for a change, in seconds. Common proxies give up a silent server after 60.
 pub const WAIT_SECONDS_MAX: u64 = 30;
 /// Weight of a replica that takes a whole replica's part.
@@ -66,6 +68,26 @@ pub struct ReplicaEndpoint {
     pub state: EndpointState,
     /// What its agent said last, if that can be believed.
     pub load: Option<EndpointLoad>,
+}
+
+/// What waits in a gateway.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lines {
+    /// Deployments that requests wait for.
+    pub lines: Vec<Line>,
+}
+
+/// What waits for a deployment.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Line {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Requests.
+    pub waiting: u32,
 }
 
 /// What all replicas say at this moment.

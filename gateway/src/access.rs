@@ -25,6 +25,8 @@ pub struct Access {
     pub reason: &'static str,
     /// Replicas that were asked.
     pub attempts: u32,
+    /// Time in line, before the first of them.
+    pub line_time: Duration,
     /// Status of the answer; 0: there was none.
     pub status: u16,
     /// Replicas that were lost in the middle of the answer.
@@ -59,6 +61,7 @@ impl Access {
             pod: String::new(),
             reason: "",
             attempts: 0,
+            line_time: Duration::ZERO,
             status: 0,
             resumes: 0,
             usage: Usage::default(),
@@ -147,6 +150,7 @@ impl Drop for Access {
             attempts = self.attempts,
             resumes = self.resumes,
             bytes = self.n_bytes,
+            line_seconds = self.line_time.as_secs_f64(),
             head_seconds = self.head_seconds,
             seconds = self.begun.elapsed().as_secs_f64(),
             ending = self.ending,

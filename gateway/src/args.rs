@@ -6,7 +6,7 @@ use clap::Parser;
 use hyper::Uri;
 use stoker_edge::playground::Playground;
 
-use crate::{gateway::Settings, server::Leaving, tls::TlsFiles};
+use crate::{gateway::Settings, line::Bounds, server::Leaving, tls::TlsFiles};
 
 /// One address for all replicas of all InferenceDeployments.
 ///
@@ -61,6 +61,19 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     kept_bytes_max: u64,
 
+    /// A request waits no longer than this in the line of its deployment, while no replica takes requests or all have enough
+    /// to do. Common proxies give up a silent server after 60 s.
+    #[arg(long, value_name = "SECONDS", default_value_t = 45.0, value_parser = seconds)]
+    hold: f64,
+
+    /// Requests that wait so for each deployment at most.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    line_max: usize,
+
+    /// Bytes of their bodies at most.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    line_bytes_max: usize,
+
     /// Who may ask: a file of tenants with hashes of their keys, as a Secret is mounted; read again when it changes. Default:
     /// everybody may.
     #[arg(long, env = "STOKER_TENANTS", value_name = "FILE")]
@@ -108,6 +121,8 @@ impl Args {
             stall: Duration::from_secs_f64(self.stall),
             kept_bytes_max: self.kept_bytes_max,
             resume: Duration::from_secs_f64(self.resume),
+            hold: Duration::from_secs_f64(self.hold),
+            line: Bounds { requests: self.line_max, bytes: self.line_bytes_max },
             ..Settings::default()
         }
     }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fleet::{Deployment, Lost},
+    line::{Refusal, Shed},
     scan::ScanError,
 };
 use stoker_crds::endpoints::EndpointState;
@@ -85,6 +86,21 @@ impl GatewayError {
         );
         let code = if starting > 0 { "model_loading" } else { "no_ready_replicas" };
         Self::unavailable(code, message, 5)
+    }
+
+    /// A request that does not wait in line any longer, or not at all.
+    pub fn shed(host: &str, Refusal { shed, retry_after_seconds }: Refusal, hold_seconds: f64) -> Self {
+        let why = match shed {
+            Shed::Full => "their line is full".to_owned(),
+            Shed::Late => format!("it would wait for longer than {hold_seconds} s"),
+            Shed::Displaced => "their line is full, and others go first".to_owned(),
+            Shed::Expired => format!("it has waited for {hold_seconds} s"),
+        };
+        let message = format!(
+            "requests for {host} wait already, and {why}: come back in {retry_after_seconds} s, or add replicas"
+        );
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message);
+        Self { retry_after_seconds: Some(retry_after_seconds), ..error }
     }
 
     /// Replicas that were asked and did not answer.

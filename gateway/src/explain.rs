@@ -1,12 +1,14 @@
 //! Why a request went where it went, in one line: what the header of an answer says when it was asked for.
 
+use std::time::Duration;
+
 use stoker_routing::Choice;
 
-/// `replica=POD reason=WORD …`: the terms of a choice, in tokens.
-pub fn explained(pod: &str, choice: &Choice, attempts: u32) -> String {
+/// `replica=POD reason=WORD …`: the terms of a choice, in tokens, and how long the request stood in line before.
+pub fn explained(pod: &str, choice: &Choice, attempts: u32, line_time: Duration) -> String {
     let terms = &choice.terms;
     format!(
-        "replica={pod} reason={} cached={} uncached={} waiting={} requests={} cost={:.0} candidates={} over-share={} attempts={attempts}",
+        "replica={pod} reason={} cached={} uncached={} waiting={} requests={} cost={:.0} candidates={} over-share={} line-ms={} attempts={attempts}",
         choice.reason.word(),
         terms.cached_tokens,
         terms.uncached_tokens,
@@ -15,5 +17,6 @@ pub fn explained(pod: &str, choice: &Choice, attempts: u32) -> String {
         terms.cost,
         choice.n_candidates,
         choice.n_over_share,
+        line_time.as_millis(),
     )
 }

@@ -13,7 +13,11 @@ use std::{
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint};
 use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
-use crate::{breaker::Breaker, tenants::Tenant};
+use crate::{
+    breaker::Breaker,
+    room::{BURST, Told, Unanswered, places, window},
+    tenants::Tenant,
+};
 
 /// A load that has not changed for so long is not believed: the agents' clocks go on in every report.
 const STALE_MS: u64 = 10_000;
@@ -85,12 +89,18 @@ struct Report {
     load: EndpointLoad,
     seen_ms: u64,
     own_then: Own,
+    /// Requests that may be there without an answer until the next one.
+    window: u32,
 }
 
 /// What this gateway has on a replica, and whether that answered. Shared by all fleets that know the replica.
 #[derive(Debug, Default)]
 pub struct Vital {
     requests: AtomicU32,
+    /// Of these, those of which nothing has come back.
+    unanswered: AtomicU32,
+    /// The most of them since the last report.
+    unanswered_most: AtomicU32,
     prefill_tokens: AtomicU64,
     breaker: Mutex<Breaker>,
     /// When something came from it last, by the gateway's clock.
@@ -156,6 +166,18 @@ impl Vital {
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
         }
     }
+
+    /// The most requests that were unanswered since this was asked last.
+    fn begin_most(&self) -> u32 {
+        self.unanswered_most.swap(self.unanswered.load(Ordering::Relaxed), Ordering::Relaxed)
+    }
+
+    fn unanswered(&self) -> Unanswered {
+        Unanswered {
+            requests: self.unanswered.load(Ordering::Relaxed),
+            tokens: self.prefill_tokens.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// One request on a replica, until it is dropped.
@@ -163,14 +185,17 @@ impl Vital {
 pub struct Flight {
     vital: Arc<Vital>,
     prefill_tokens: u64,
+    is_answered: bool,
 }
 
 impl Flight {
     /// A request that needs this much prefill begins.
     pub fn begin(vital: &Arc<Vital>, prefill_tokens: u32) -> Self {
         vital.requests.fetch_add(1, Ordering::Relaxed);
+        let unanswered = vital.unanswered.fetch_add(1, Ordering::Relaxed) + 1;
+        vital.unanswered_most.fetch_max(unanswered, Ordering::Relaxed);
         vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
-        Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into() }
+        Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into(), is_answered: false }
     }
 
     /// The replica it is on.
@@ -180,7 +205,10 @@ impl Flight {
 
     /// Something came back: its prompt is computed.
     pub fn prefilled(&mut self) {
-        self.vital.prefill_tokens.fetch_sub(std::mem::take(&mut self.prefill_tokens), Ordering::Relaxed);
+        if !std::mem::replace(&mut self.is_answered, true) {
+            self.vital.prefill_tokens.fetch_sub(self.prefill_tokens, Ordering::Relaxed);
+            self.vital.unanswered.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -189,6 +217,15 @@ impl Drop for Flight {
         self.prefilled();
         self.vital.requests.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Whether a deployment's replicas take more requests now.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Room {
+    /// Whether any replica takes requests.
+    pub serves: bool,
+    /// Requests that they take before others have begun; all if none of them answers: it is asked then, and says why.
+    pub places: u32,
 }
 
 /// Who a request is for, as far as its connection says.
@@ -283,11 +320,26 @@ impl Deployment {
 
     /// Members that may be sent requests and were not tried before, and what routing sees of them.
     pub fn candidates(&self, now_ms: u64, tried: &[u32]) -> (Vec<&Member>, Vec<ReplicaView>) {
-        let serving = |member: &&Member| member.state == EndpointState::Serving && member.address.is_some();
         let untried = |member: &&Member| !tried.contains(&member.slot);
-        let members: Vec<&Member> = self.members.iter().filter(serving).filter(untried).collect();
+        let members: Vec<&Member> =
+            self.members.iter().filter(|member| member.takes_requests()).filter(untried).collect();
         let views = members.iter().map(|member| member.view(now_ms)).collect();
         (members, views)
+    }
+
+    /// How much room there is; no more members are looked at than it takes to find as much as is `enough`.
+    pub fn room(&self, now_ms: u64, enough: u32) -> Room {
+        let (mut serves, mut places) = (false, None::<u32>);
+        for member in self.members.iter().filter(|member| member.takes_requests()) {
+            serves = true;
+            if member.is_healthy(now_ms) {
+                places = Some(places.unwrap_or(0).saturating_add(member.places(now_ms)));
+            }
+            if places.is_some_and(|places| places >= enough) {
+                break;
+            }
+        }
+        Room { serves, places: places.unwrap_or(u32::MAX) }
     }
 
     /// KV blocks that the cache of a slot's replica has; none of another deployment's.
@@ -302,6 +354,20 @@ impl Deployment {
 }
 
 impl Member {
+    fn takes_requests(&self) -> bool {
+        self.state == EndpointState::Serving && self.address.is_some()
+    }
+
+    /// Requests that it takes now.
+    fn places(&self, now_ms: u64) -> u32 {
+        let told = self.fresh(now_ms).map(|report| Told {
+            window: report.window,
+            waiting_tokens: report.load.waiting_prefill_tokens,
+            unanswered_tokens: report.own_then.prefill_tokens,
+        });
+        places(told, self.vital.unanswered())
+    }
+
     fn view(&self, now_ms: u64) -> ReplicaView {
         let report = self.fresh(now_ms);
         let reported = report.map(|report| report.reported());
@@ -333,6 +399,12 @@ impl Member {
 }
 
 impl Report {
+    fn after(before: Option<&Self>, load: EndpointLoad, vital: &Vital, now_ms: u64) -> Self {
+        let before = before.map_or(BURST, |before| before.window);
+        let window = window(before, load.waiting, vital.begin_most());
+        Self { load, seen_ms: now_ms, own_then: vital.own(), window }
+    }
+
     fn reported(&self) -> Reported {
         let EndpointLoad { running, waiting, waiting_prefill_tokens, total_blocks, referenced_blocks, .. } = self.load;
         Reported {
@@ -419,9 +491,10 @@ impl Registry {
 impl Member {
     fn after(before: Option<&Self>, replica: ReplicaEndpoint, slot: u32, serving_if_new_ms: u64, now_ms: u64) -> Self {
         let vital = before.map(|before| Arc::clone(&before.vital)).unwrap_or_default();
-        let report = replica.load.map(|load| {
-            let kept = before.and_then(|before| before.report.as_ref()).filter(|kept| kept.load == load);
-            kept.cloned().unwrap_or_else(|| Report { load, seen_ms: now_ms, own_then: vital.own() })
+        let known = before.and_then(|before| before.report.as_ref());
+        let report = replica.load.map(|load| match known.filter(|known| known.load == load) {
+            Some(known) => known.clone(),
+            None => Report::after(known, load, &vital, now_ms),
         });
         let served = before.filter(|before| before.state == EndpointState::Serving);
         Self {
@@ -570,6 +643,36 @@ mod tests {
         let pods: Vec<&str> = members.iter().map(|member| member.pod.as_str()).collect();
         assert_eq!(pods, ["pod-serving", "pod-stalled"]);
         assert_eq!([views[0].is_healthy, views[1].is_healthy], [true, false]);
+    }
+
+    #[test]
+    fn there_is_room_where_a_healthy_replica_has_some_and_where_none_is_healthy() {
+        let mut registry = Registry::default();
+        let full = || EndpointLoad { waiting: 9, up_ms: 5, ..replica("a", 4).load.unwrap() };
+        let of = |replicas| endpoints(vec![deployment("d", "c", &["c"], replicas)]);
+        let first = registry.after(&Fleet::default(), of(vec![replica("a", 1), replica("b", 1)]), 0).fleet;
+        let room = |fleet: &Fleet, enough| fleet.deployments[0].room(0, enough);
+        assert_eq!(room(&first, u32::MAX), Room { serves: true, places: 2 * BURST });
+        assert_eq!(room(&first, 1), Room { serves: true, places: BURST }, "it need not know more");
+        let vital = Arc::clone(&first.deployments[0].members[0].vital);
+        let mut flights: Vec<Flight> = (0..9).map(|_| Flight::begin(&vital, 70)).collect();
+        let second =
+            registry.after(&first, of(vec![ReplicaEndpoint { load: Some(full()), ..replica("a", 4) }]), 0).fleet;
+        assert_eq!(room(&second, u32::MAX), Room { serves: true, places: 0 }, "nine wait there");
+        flights.iter_mut().take(8).for_each(Flight::prefilled);
+        assert_eq!(room(&second, u32::MAX).places, 1, "eight began since");
+        vital.set_stalled(true);
+        assert_eq!(
+            room(&second, u32::MAX),
+            Room { serves: true, places: u32::MAX },
+            "who asks learns why nobody answers"
+        );
+        vital.set_stalled(false);
+        drop((0..40).map(|_| Flight::begin(&vital, 70)).collect::<Vec<_>>());
+        let third = registry.after(&second, of(vec![replica("a", 5)]), 0).fleet;
+        assert_eq!(room(&third, u32::MAX).places, 2 + 2 * 41 - 1, "forty were answered since, and nobody waits");
+        let starting = ReplicaEndpoint { state: EndpointState::Starting, ..replica("a", 0) };
+        assert!(!room(&registry.after(&second, of(vec![starting]), 0).fleet, 0).serves);
     }
 
     #[test]

@@ -24,9 +24,11 @@ use tokio::sync::watch;
 use crate::{
     budget::RetryBudget,
     fleet::{Deployment, Fleet, Member, Registry, Version},
+    line::Bounds,
     metrics::Metrics,
     quota::{Exceeded, Quota},
     tenants::{Tenant, Tenants},
+    turns::Turns,
 };
 
 /// For a connection to a replica in the same cluster.
@@ -49,6 +51,10 @@ pub struct Settings {
     pub kept_bytes_max: u64,
     /// For finding a replica that goes on with an answer.
     pub resume: Duration,
+    /// A request waits no longer for a replica, or for room at one.
+    pub hold: Duration,
+    /// What may wait so for each deployment.
+    pub line: Bounds,
     /// Constants of the choice.
     pub rules: Rules,
 }
@@ -62,6 +68,8 @@ impl Default for Settings {
             stall: Duration::from_secs(3),
             kept_bytes_max: 256 << 20,
             resume: Duration::from_secs(30),
+            hold: Duration::from_secs(45),
+            line: Bounds { requests: 1024, bytes: 64 << 20 },
             rules: Rules::default(),
         }
     }
@@ -74,6 +82,8 @@ pub struct Gateway {
     pub settings: Settings,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Requests that wait for their turn.
+    pub turns: Turns,
     upstream: Client<HttpConnector, Full<Bytes>>,
     fleet: watch::Sender<Arc<Fleet>>,
     registry: Mutex<Registry>,
@@ -110,6 +120,7 @@ impl Gateway {
         Ok(Arc::new(Self {
             settings,
             metrics: Arc::new(Metrics::new()?),
+            turns: Turns::bounded(settings.line),
             upstream,
             fleet: watch::Sender::default(),
             registry: Mutex::default(),
@@ -149,6 +160,7 @@ impl Gateway {
         for slot in change.forgotten {
             lock(&self.index).forget(slot);
         }
+        self.turns.keep_only(&change.fleet);
         self.fleet.send_replace(Arc::new(change.fleet));
     }
 
@@ -257,6 +269,7 @@ impl Gateway {
         let (fleet, now_ms) = (self.fleet(), self.now_ms());
         self.metrics.prefixes.set(lock(&self.index).len() as i64);
         self.metrics.kept_bytes.set(self.kept_bytes.load(Ordering::Relaxed) as i64);
+        self.turns.count(self, &self.metrics);
         self.metrics.replicas.reset();
         self.metrics.broken.reset();
         for deployment in fleet.deployments() {

@@ -2,7 +2,7 @@
 //!
 //! `feed` follows the operator, `fleet` is what is known, `scan` reads what routing needs of a body, `stoker_routing` chooses,
 //! `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has another one go on behind what `journal` kept,
-//! for as long as `search` says. `tenants` are who may ask, if not everybody, `permit` is their leave.
+//! for as long as `search` says. Where no replica has `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, `permit` is their leave.
 //! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;
@@ -20,6 +20,7 @@ pub mod gateway;
 pub mod headers;
 pub mod journal;
 pub mod keys;
+pub mod line;
 pub mod metrics;
 pub mod permit;
 pub mod proxy;
@@ -27,11 +28,13 @@ pub mod quota;
 pub mod relay;
 pub mod reread;
 pub mod resume;
+pub mod room;
 pub mod scan;
 pub mod search;
 pub mod server;
 pub mod tenants;
 pub mod tls;
+pub mod turns;
 pub mod usage;
 pub mod watch;
 pub mod whole;

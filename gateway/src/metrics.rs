@@ -48,6 +48,14 @@ pub struct Metrics {
     pub refused_keys: IntCounter,
     /// 1: the file of tenants cannot be read, and those of before may ask.
     pub tenants_stale: IntGauge,
+    /// Requests in line, by deployment and tenant.
+    pub waiting: IntGaugeVec,
+    /// Requests in line while no replica of their deployment takes any.
+    pub held: IntGaugeVec,
+    /// Time in line, of those that were there.
+    pub wait_seconds: HistogramVec,
+    /// Requests refused because of the line, by why.
+    pub shed: IntCounterVec,
     /// Replicas by deployment and state.
     pub replicas: IntGaugeVec,
     /// Replicas that serve and do not answer, by deployment.
@@ -87,6 +95,11 @@ impl Metrics {
             IntCounter::with_opts(named("retries_refused_total", "Requests not sent again because too many were"))?;
         registry.register(Box::new(head_seconds.clone()))?;
         registry.register(Box::new(route_seconds.clone()))?;
+        let wait_seconds = HistogramVec::new(
+            histogram("wait_seconds", "Time in line, of requests that could not begin at once", &SECONDS),
+            &["deployment"],
+        )?;
+        registry.register(Box::new(wait_seconds.clone()))?;
         let resume_seconds = Histogram::with_opts(histogram(
             "resume_seconds",
             "From the loss of a replica to the next byte of its answer",
@@ -130,6 +143,10 @@ impl Metrics {
             )?,
             tenants_stale: gauge("tenants_stale", "1: the file of tenants cannot be read, those of before may ask")?,
             refused_keys,
+            waiting: gauges("waiting", "Requests in line", &["deployment", "tenant"])?,
+            held: gauges("held", "Requests in line while no replica takes any", &["deployment"])?,
+            wait_seconds,
+            shed: counters("shed_total", "Requests refused because of the line, by why", &["deployment", "reason"])?,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
             prefixes: gauge("prefixes", "Beginnings of prompts that are remembered")?,

@@ -28,6 +28,24 @@ pub fn may_ask(tenant: Option<&Tenant>, deployment: &Deployment) -> Result<(), G
     Err(GatewayError { param: Some("model"), ..GatewayError::new(StatusCode::FORBIDDEN, "model_not_allowed", message) })
 }
 
+/// The class of a request in line: its tenant's, or a later one that it asks for. Replicas see the same field, so that it is
+/// refused and not changed.
+pub fn class(tenant: Option<&Tenant>, asked: Option<i32>) -> Result<i32, GatewayError> {
+    let Some(tenant) = tenant else { return Ok(asked.unwrap_or_default()) };
+    let least = tenant.priority;
+    match asked {
+        Some(asked) if asked < least.min(0) => {
+            let message = format!(
+                "tenant {} may not ask for priority {asked}: use {least} or more, or leave it out",
+                tenant.name
+            );
+            let error = GatewayError::new(StatusCode::FORBIDDEN, "priority_not_allowed", message);
+            Err(GatewayError { param: Some("priority"), ..error })
+        }
+        asked => Ok(asked.map_or(least, |asked| asked.max(least))),
+    }
+}
+
 /// A request within its tenant's limits. They have it back when it ends.
 pub struct Permit {
     gateway: Arc<Gateway>,
@@ -68,4 +86,35 @@ fn over(tenant: &Tenant, Exceeded { limit, most, retry_after_seconds }: Exceeded
     );
     let error = GatewayError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
     GatewayError { retry_after_seconds: Some(retry_after_seconds), ..error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenants::Tenants;
+
+    #[test]
+    fn a_class_is_what_is_asked_for_and_never_sooner_than_the_tenant_s() {
+        let of = |priority: i32, asked| {
+            let tenants = Tenants::parse(&format!("tenants: [{{name: a, keys: [], priority: {priority}}}]")).unwrap();
+            class(tenants.named("a").map(|tenant| &**tenant), asked).map_err(|error| error.code)
+        };
+        let refused = Err("priority_not_allowed");
+        for (priority, asked, expected) in [
+            (0, None, Ok(0)),
+            (0, Some(7), Ok(7)),
+            (0, Some(-1), refused),
+            (5, None, Ok(5)),
+            (5, Some(9), Ok(9)),
+            // Agents take it for no more than what says nothing.
+            (5, Some(0), Ok(5)),
+            (5, Some(-1), refused),
+            (-5, None, Ok(-5)),
+            (-5, Some(-5), Ok(-5)),
+            (-5, Some(-6), refused),
+        ] {
+            assert_eq!(of(priority, asked), expected, "{priority} {asked:?}");
+        }
+        assert_eq!(class(None, Some(-9)), Ok(-9), "without tenants it is everybody's to say");
+    }
 }

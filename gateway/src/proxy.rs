@@ -23,12 +23,14 @@ use crate::{
     fleet::{Deployment, Fleet, Flight, Member, Whom},
     gateway::{Gateway, Routed},
     headers::{REQUEST_ID, RESUME, ROUTE, request_id, to_client, to_replica},
+    line::Waiter,
     permit::{self, Permit},
     relay::{Relay, SILENCE},
     resume::Resumable,
     scan::Facts,
     search::{Loss, Losses, Rounds},
     tenants::Tenant,
+    turns::{Turn, turn},
     usage::Usage,
     whole::Telling,
 };
@@ -37,6 +39,11 @@ use crate::{
 const REFUSALS_MAX: u32 = 3;
 /// An answer that is not streamed is waited for if it is not longer.
 const WHOLE_BYTES_MAX: u64 = 8 << 20;
+
+/// Nobody knows before how long an answer gets: it is counted as so many tokens in line, or as fewer if it may have fewer only.
+const ANSWER_TOKENS: u32 = 256;
+/// Requests that no engine computes anything for: they go past the line where a replica takes requests.
+const UNCOMPUTED: [&str; 3] = ["/tokenize", "/detokenize", "/v1/messages/count_tokens"];
 
 /// An answer of a replica: on its way, or all of it.
 pub type Answered = hyper::Response<Either<Incoming, Full<Bytes>>>;
@@ -56,6 +63,10 @@ pub struct Asked {
     pub follows: bool,
     explains: bool,
     dialect: Dialect,
+    /// Where it stands in line.
+    class: i32,
+    /// Tokens of its answer, as many as are counted before it is there.
+    answer_tokens: u32,
 }
 
 impl Asked {
@@ -79,6 +90,20 @@ impl Asked {
             follows: false,
             explains: false,
             dialect: Dialect::Responses,
+            class: 0,
+            answer_tokens: 0,
+        }
+    }
+
+    /// What waits in line for it.
+    fn waiter(&self, tenant: Option<&Tenant>, deadline_ms: u64) -> Waiter {
+        Waiter {
+            tenant: tenant.map_or_else(String::new, |tenant| tenant.name.clone()),
+            weight: tenant.map_or(1, |tenant| tenant.weight),
+            class: self.class,
+            tokens: self.chain.n_tokens().saturating_add(self.answer_tokens),
+            n_bytes: self.body.len(),
+            deadline_ms,
         }
     }
 }
@@ -172,8 +197,28 @@ async fn serve(
     let begin = |tenant| Permit::begin(gateway, tenant, asked.chain.n_tokens());
     access.permitted(tenant.as_ref().map(begin).transpose()?);
     let asked = Arc::new(asked);
-    let answer = answer(gateway, &asked, Arc::clone(deployment), access).await?;
+    access.deployment = deployment.host();
+    let turn = wait(gateway, &asked, tenant.as_deref(), deployment, access).await?;
+    let answer = answer(gateway, &asked, turn, newest(gateway, Arc::clone(deployment)), access).await?;
     Ok((answer, asked))
+}
+
+/// Waits until a replica has room for a request.
+async fn wait(
+    gateway: &Arc<Gateway>,
+    asked: &Asked,
+    tenant: Option<&Tenant>,
+    deployment: &Deployment,
+    access: &mut Access,
+) -> Result<Option<Turn>, GatewayError> {
+    let now_ms = gateway.now_ms();
+    if UNCOMPUTED.contains(&asked.path_and_query.as_str()) && deployment.room(now_ms, 0).serves {
+        return Ok(None);
+    }
+    let deadline_ms = now_ms + gateway.settings.hold.as_millis() as u64;
+    let turn = turn(gateway, deployment, asked.waiter(tenant, deadline_ms)).await;
+    access.line_time = Duration::from_millis(gateway.now_ms() - now_ms);
+    turn.map(Some)
 }
 
 fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Response {
@@ -209,6 +254,8 @@ fn ask<'a>(
         follows: facts.follows,
         explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
         dialect: Dialect::of(uri.path()),
+        class: permit::class(tenant, facts.priority)?,
+        answer_tokens: facts.max_tokens.unwrap_or(ANSWER_TOKENS).min(ANSWER_TOKENS),
         path_and_query: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: to_replica(headers, id, tenant),
         method,
@@ -293,11 +340,11 @@ impl Tries {
 async fn answer(
     gateway: &Arc<Gateway>,
     asked: &Arc<Asked>,
+    mut turn: Option<Turn>,
     mut deployment: Arc<Deployment>,
     access: &mut Access,
 ) -> Result<Relayed, GatewayError> {
     gateway.earn_retry();
-    access.deployment = deployment.host();
     let mut tries = Tries::default();
     loop {
         let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tries.tried) else {
@@ -311,6 +358,8 @@ async fn answer(
         access.pod.clone_from(&routed.member.pod);
         access.reason = routed.choice.reason.word();
         tries.tried.push(routed.member.slot);
+        // From here on it counts at its replica.
+        drop(turn.take());
         let why = match attempt(gateway, asked, None, routed.member, routed.choice.terms.uncached_tokens).await {
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
@@ -464,7 +513,8 @@ fn chain_of(error: &dyn std::error::Error) -> String {
 
 fn explain(asked: &Asked, routed: &Routed<'_>, access: &Access, response: &mut Answered) {
     if asked.explains
-        && let Ok(value) = HeaderValue::from_str(&explained(&routed.member.pod, &routed.choice, access.attempts))
+        && let Ok(value) =
+            HeaderValue::from_str(&explained(&routed.member.pod, &routed.choice, access.attempts, access.line_time))
     {
         response.headers_mut().insert(ROUTE, value);
     }

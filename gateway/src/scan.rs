@@ -18,6 +18,10 @@ pub struct Facts<'a> {
     pub stream: bool,
     /// What the client says that belongs together: `prompt_cache_key`, or else `user`.
     pub session: Option<Cow<'a, str>>,
+    /// Where it stands among others: smaller is sooner.
+    pub priority: Option<i32>,
+    /// Tokens of its answer at most, if it says so. The agent judges it: here it is a guess of what the request takes.
+    pub max_tokens: Option<u32>,
     /// Whether it goes on with a response that one replica keeps: `previous_response_id` is there.
     pub follows: bool,
     /// Where the parts of the prompt lie that come before messages, in the order of [`PARTS`].
@@ -85,7 +89,7 @@ struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     fn object(&mut self) -> Result<Facts<'a>, ScanError> {
         let mut facts = Facts::default();
-        let mut seen = [false; 5];
+        let mut seen = [false; 6];
         let mut user = None;
         self.space();
         self.expect(b'{', "it does not begin with {")?;
@@ -104,6 +108,8 @@ impl<'a> Scanner<'a> {
                 "user" => user = self.text("user", &mut seen[1])?,
                 "prompt_cache_key" => facts.session = self.text("prompt_cache_key", &mut seen[2])?,
                 "previous_response_id" => facts.follows = self.text("previous_response_id", &mut seen[4])?.is_some(),
+                "priority" => facts.priority = self.priority(&mut seen[5])?,
+                "max_tokens" | "max_completion_tokens" | "max_output_tokens" => facts.max_tokens = self.guess()?,
                 "stream" => facts.stream = self.flag("stream", &mut seen[3])?,
                 key => self.part(key, &mut facts)?,
             }
@@ -131,6 +137,27 @@ impl<'a> Scanner<'a> {
             Kept::Null => Ok(false),
             _ => Err(ScanError::WrongType { field, wanted: "boolean" }),
         }
+    }
+
+    fn priority(&mut self, seen: &mut bool) -> Result<Option<i32>, ScanError> {
+        if std::mem::replace(seen, true) {
+            return Err(ScanError::Twice { field: "priority" });
+        }
+        match self.number()? {
+            Some("null") => Ok(None),
+            Some(number) if let Ok(number) = number.parse() => Ok(Some(number)),
+            _ => Err(ScanError::WrongType { field: "priority", wanted: "32-bit integer" }),
+        }
+    }
+
+    fn guess(&mut self) -> Result<Option<u32>, ScanError> {
+        Ok(self.number()?.and_then(|number| number.parse().ok()))
+    }
+
+    /// The text of a value that is no string.
+    fn number(&mut self) -> Result<Option<&'a str>, ScanError> {
+        let range = self.value()?;
+        Ok(str::from_utf8(&self.body[range]).ok())
     }
 
     fn once(&mut self, field: &'static str, seen: &mut bool) -> Result<Kept<'a>, ScanError> {
@@ -341,6 +368,20 @@ mod tests {
         assert_eq!(session(r#"{"user":"u"}"#).as_deref(), Some("u"));
         assert_eq!(session(r#"{"prompt_cache_key":"k","user":"u"}"#).as_deref(), Some("k"));
         assert_eq!(session("{}"), None);
+    }
+
+    #[test]
+    fn a_priority_is_a_number_that_is_there_once_and_tokens_of_an_answer_are_a_guess() {
+        let facts = |body: &'static str| Facts::scan(body.as_bytes()).map(|facts| (facts.priority, facts.max_tokens));
+        assert_eq!(facts(r#"{"priority":-7,"max_tokens": 12}"#), Ok((Some(-7), Some(12))));
+        assert_eq!(facts(r#"{"priority":null,"max_completion_tokens":3}"#), Ok((None, Some(3))));
+        assert_eq!(facts(r#"{"max_tokens":"many","max_output_tokens":-1}"#), Ok((None, None)), "the agent judges it");
+        let wrong = Err(ScanError::WrongType { field: "priority", wanted: "32-bit integer" });
+        for body in [r#"{"priority":0.5}"#, r#"{"priority":"1"}"#, r#"{"priority":2147483648}"#, r#"{"priority":[1]}"#]
+        {
+            assert_eq!(facts(body), wrong, "{body}");
+        }
+        assert_eq!(facts(r#"{"priority":5,"priority":-5}"#), Err(ScanError::Twice { field: "priority" }));
     }
 
     #[test]

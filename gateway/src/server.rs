@@ -11,6 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
+use stoker_crds::endpoints::{LINES_PATH, Lines};
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
@@ -56,6 +57,7 @@ pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
         .route("/readyz", get(readyz))
         .route("/health", get(readyz))
         .route("/metrics", get(metrics))
+        .route(LINES_PATH, get(lines))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path);
     FORWARDED.iter().fold(own, |router, path| router.route(path, post(forward))).with_state(gateway)
@@ -95,6 +97,11 @@ async fn readyz(State(gateway): State<Arc<Gateway>>) -> (StatusCode, &'static st
         true => (StatusCode::OK, "ok"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "it is leaving, or has not heard of any replica yet"),
     }
+}
+
+/// What waits here, for the operator, which makes replicas by it.
+async fn lines(State(gateway): State<Arc<Gateway>>) -> Json<Lines> {
+    Json(gateway.turns.lines(&gateway.fleet()))
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Result<String, (StatusCode, String)> {

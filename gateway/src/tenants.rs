@@ -15,6 +15,8 @@ const HASH_PREFIX: &str = "sha256:";
 const HASH_BYTES: usize = 32;
 /// Longer keys are nobody's.
 const KEY_BYTES_MAX: usize = 1024;
+/// Beyond it a tenant of weight 1 would hardly ever have its turn.
+const WEIGHT_MAX: u32 = 1000;
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -41,6 +43,9 @@ pub enum TenantsError {
     /// Two tenants with one key: whose request is it?
     #[error("tenants {0} and {1} have a key in common")]
     Shared(String, String),
+    /// A weight that is none.
+    #[error("tenant {0}: weight is a whole number of 1 to {WEIGHT_MAX}; 1 if it is left out")]
+    Weight(String),
     /// A limit that admits nothing.
     #[error("tenant {0}: limits.{1} is 0: leave the tenant out, or the limit")]
     Zero(String, &'static str),
@@ -59,6 +64,12 @@ pub struct Tenant {
     /// What it may have.
     #[serde(default)]
     pub limits: Limits,
+    /// The class of its requests in line, unless they ask for a larger one; smaller is sooner.
+    #[serde(default)]
+    pub priority: i32,
+    /// Its part beside others of its class.
+    #[serde(default = "one")]
+    pub weight: u32,
     /// Its cached prompts serve other tenants' requests, and theirs its own.
     #[serde(default)]
     pub shares_prefixes: bool,
@@ -76,6 +87,10 @@ pub struct Limits {
     pub tokens_per_minute: Option<u32>,
     /// Requests at the same time.
     pub concurrent_requests: Option<u32>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 #[derive(Deserialize)]
@@ -152,6 +167,9 @@ fn checked(mut tenant: Tenant) -> Result<Tenant, TenantsError> {
         let hash = parsed(text).ok_or_else(|| TenantsError::Hash { tenant: tenant.name.clone(), place })?;
         tenant.hashes.push(hash);
     }
+    if !(1..=WEIGHT_MAX).contains(&tenant.weight) {
+        return Err(TenantsError::Weight(tenant.name));
+    }
     let Limits { requests_per_minute, tokens_per_minute, concurrent_requests } = tenant.limits;
     for (limit, name) in [
         (requests_per_minute, "requestsPerMinute"),
@@ -197,7 +215,8 @@ mod tests {
         let name = |key: &[u8]| tenants.of(key).map(|tenant| tenant.name.clone());
         assert_eq!([name(b"abc"), name(b"")], [Some("search".into()), Some("b".into())]);
         assert_eq!([name(b"abd"), name(b"ab"), name(&[b'a'; 2000])], [None, None, None]);
-        assert_eq!(tenants.of(b"abc").unwrap().limits.requests_per_minute, Some(60));
+        let search = tenants.of(b"abc").unwrap();
+        assert_eq!((search.limits.requests_per_minute, search.priority, search.weight), (Some(60), 0, 1));
         assert!(!format!("{tenants:?}").contains("abc\""));
     }
 
@@ -215,6 +234,7 @@ mod tests {
                 TenantsError::Shared("a".into(), "b".into()),
             ),
             ("{name: a, keys: [], limits: {tokensPerMinute: 0}}", TenantsError::Zero("a".into(), "tokensPerMinute")),
+            ("{name: a, keys: [], weight: 0}", TenantsError::Weight("a".into())),
         ] {
             assert_eq!(file(tenants), Err(error), "{tenants}");
         }

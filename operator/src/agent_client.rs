@@ -15,6 +15,7 @@ use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use stoker_crds::{
     contract::{ADMIN_PORT, LoadReport},
+    endpoints::{LINES_PATH, Lines},
     history::{HISTORY_BYTES_MAX, HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, SIGNATURE_HEADER},
 };
@@ -31,6 +32,8 @@ use crate::keys::Signed;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a load report that are read at most, and of its head.
 const REPORT_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of a gateway's lines: as many as ten thousand deployments have.
+const LINES_BYTES_MAX: usize = 4 << 20;
 /// Headers of an answer.
 const HEADERS_MAX: usize = 32;
 /// How long an unused connection is kept.
@@ -75,22 +78,37 @@ pub enum AgentError {
 impl AgentClient {
     /// Reads the load of the agent at `ip`.
     pub async fn load(&self, ip: &str) -> Result<LoadReport, AgentError> {
-        self.ask(ip, &request(Method::GET, ip, "/v1/load", "", b""), REPORT_BYTES_MAX).await
+        self.ask(ip, &request(Method::GET, &address(ip, ADMIN_PORT), "/v1/load", "", b""), REPORT_BYTES_MAX).await
     }
 
     /// Reads what the agent at `ip` remembers of its load. Agents of before remember nothing: 404.
     pub async fn history(&self, ip: &str) -> Result<LoadHistory, AgentError> {
-        self.ask(ip, &request(Method::GET, ip, HISTORY_PATH, "", b""), HISTORY_BYTES_MAX).await
+        self.ask(ip, &request(Method::GET, &address(ip, ADMIN_PORT), HISTORY_PATH, "", b""), HISTORY_BYTES_MAX).await
     }
 
     /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.
     pub async fn order(&self, ip: &str, order: Signed) -> Result<LoadReport, AgentError> {
         let signature = format!("{SIGNATURE_HEADER}: {}\r\n", order.signature);
-        self.ask(ip, &request(Method::PUT, ip, INTENT_PATH, &signature, &order.body), REPORT_BYTES_MAX).await
+        self.ask(
+            ip,
+            &request(Method::PUT, &address(ip, ADMIN_PORT), INTENT_PATH, &signature, &order.body),
+            REPORT_BYTES_MAX,
+        )
+        .await
+    }
+
+    /// Reads what waits in the gateway at `ip`, on one of its ports: it speaks as agents do.
+    pub async fn lines(&self, ip: &str, port: u16) -> Result<Lines, AgentError> {
+        let agent = &address(ip, port);
+        let request = &request(Method::GET, agent, LINES_PATH, "", b"");
+        self.question(Question { agent, request, bytes_max: LINES_BYTES_MAX }).await
     }
 
     async fn ask<T: DeserializeOwned>(&self, ip: &str, request: &[u8], bytes_max: usize) -> Result<T, AgentError> {
-        let question = Question { agent: &address(ip, ADMIN_PORT), request, bytes_max };
+        self.question(Question { agent: &address(ip, ADMIN_PORT), request, bytes_max }).await
+    }
+
+    async fn question<T: DeserializeOwned>(&self, question: Question<'_>) -> Result<T, AgentError> {
         let answered = timeout(ANSWER_TIMEOUT, self.exchange(question)).await;
         let Answer { status, body, .. } = answered.map_err(|_| AgentError::Timeout)?.map_err(failed)?;
         if !status.is_success() {
@@ -174,8 +192,8 @@ fn address(ip: &str, port: u16) -> String {
     if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
 }
 
-fn request(method: Method, ip: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let (host, length) = (address(ip, ADMIN_PORT), body.len());
+fn request(method: Method, host: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
     );

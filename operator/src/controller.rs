@@ -54,6 +54,7 @@ use crate::{
     intake,
     keys::{KeyStore, Keyring, renew},
     lease::Leadership,
+    lines::{Asker, Waiting},
     lint,
     metrics::Metrics,
     observe::{Caches, Observed, PodIndex, observe_cached, observe_live},
@@ -198,13 +199,22 @@ pub async fn run(
         metrics: metrics.clone(),
         vitals: vitals.clone(),
     };
+    let waiting = Waiting::default();
     let autoscaler = Autoscaler {
         deployments: deployments.clone(),
         pods: pods.clone(),
         readings: readings.clone(),
+        waiting: waiting.clone(),
         ledger: ledger.clone(),
         changed: changed.clone(),
         metrics: metrics.clone(),
+        vitals: vitals.clone(),
+    };
+    let asker = Asker {
+        gateways: gateways.clone(),
+        client: agents.clone(),
+        leadership: leadership.clone(),
+        waiting,
         vitals: vitals.clone(),
     };
     let publisher = Publisher {
@@ -220,6 +230,7 @@ pub async fn run(
     let mut parts = JoinSet::new();
     parts.spawn(probe.run());
     parts.spawn(autoscaler.run());
+    parts.spawn(asker.run());
     parts.spawn(publisher.run());
     if let Some(board) = board.clone() {
         let (deployments, pods) = (deployments.clone(), pods.clone());

@@ -107,10 +107,18 @@ impl Gateways {
     /// Where the Service of the deployment with this UID leads; `None`: no gateway is ready, so to its replicas.
     pub fn front(&self, uid: &str) -> Option<Front> {
         let places = places(&self.slices.state());
-        let is_ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().is_none_or(|are| are.ready != Some(false));
         let any = places.iter().flat_map(|(_, endpoints)| endpoints).any(is_ready);
         let port = self.port(uid)?;
         any.then_some(Front { port, places })
+    }
+
+    /// Where ready gateways are, and a port that they listen on: whatever a deployment's is for, each answers for the whole gateway.
+    pub fn askable(&self) -> (HashSet<String>, Option<u16>) {
+        let places = places(&self.slices.state());
+        let ready = places.iter().flat_map(|(_, endpoints)| endpoints).filter(|endpoint| is_ready(endpoint));
+        let ips = ready.filter_map(|endpoint| endpoint.addresses.first().cloned()).collect();
+        // Always the same, so that connections are kept.
+        (ips, self.ports().given.iter().min().copied())
     }
 
     /// The port of gateways that is the deployment's with this UID; `None`: all are given.
@@ -128,6 +136,10 @@ impl Gateways {
     fn ports(&self) -> MutexGuard<'_, Ports> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().is_none_or(|are| are.ready != Some(false))
 }
 
 /// The slices that the operator wrote.

@@ -20,6 +20,7 @@ pub mod gateways;
 pub mod intake;
 pub mod keys;
 pub mod lease;
+pub mod lines;
 pub mod lint;
 pub mod metrics;
 pub mod observe;

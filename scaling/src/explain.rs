@@ -107,7 +107,7 @@ fn words(record: &DecisionRecord, term: Term) -> String {
         Cause::Ttft => latency_words("time to first token", signals.ttft_p95_ms, targets.ttft_ms),
         Cause::Itl => latency_words("inter-token latency", signals.itl_p95_ms, targets.itl_ms),
         Cause::Period => period_words(record).unwrap_or_else(|| "no edge is expected".to_owned()),
-        Cause::Held => format!("{} requests held while nothing serves", signals.held_requests),
+        Cause::Held => format!("{} requests in line at gateways", signals.held_requests),
     }
 }
 

@@ -60,7 +60,7 @@ pub struct Signals {
     pub itl_p95_ms: Option<f64>,
     /// Learned 90th percentile of the start time.
     pub start_seconds: f64,
-    /// Requests the gateway holds because nothing serves.
+    /// Requests that gateways have in line, because replicas have no room for them or nothing serves.
     pub held_requests: u32,
     /// Seconds since a request was last seen.
     pub idle_seconds: f64,

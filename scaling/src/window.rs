@@ -92,7 +92,7 @@ impl LoadWindow {
         self.start_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
     }
 
-    /// Requests that the gateway holds because no replica serves.
+    /// Requests that gateways have in line: they wait as those at replicas do, and there are no other signs of them.
     pub fn set_held_requests(&mut self, held: u32) {
         self.held_requests = held;
     }
@@ -189,7 +189,7 @@ impl LoadWindow {
             blocks_per_replica: sum(|load| f64::from(load.total_blocks)) / f64::from(n_fresh.max(1)),
             referenced: scale * sum(|load| f64::from(load.referenced_blocks)),
             running: scale * sum(|load| f64::from(load.running)),
-            waiting: scale * sum(|load| f64::from(load.waiting)),
+            waiting: f64::from(self.held_requests) + scale * sum(|load| f64::from(load.waiting)),
             queue_seconds: queue_seconds(&fresh),
             arrivals: serving().map(|replica| replica.news().arrivals).sum(),
             finished: serving().map(|replica| replica.news().finished).sum(),
@@ -316,6 +316,19 @@ mod tests {
         window.tick(NOW_MS);
         let totals = newest(&window);
         assert_eq!((totals.serving, totals.fresh, totals.referenced, totals.running), (2, 1, 800.0, 20.0));
+    }
+
+    #[test]
+    fn what_waits_at_gateways_waits_as_at_replicas() {
+        let mut window = window(&["a", "b"]);
+        take(&mut window, "a", NOW_MS, |_| {});
+        take(&mut window, "b", NOW_MS, |_| {});
+        window.set_held_requests(30);
+        window.tick(NOW_MS);
+        assert_eq!((newest(&window).waiting, newest(&window).running), (34.0, 20.0));
+        window.set_held_requests(0);
+        window.tick(NOW_MS + 2000);
+        assert_eq!(newest(&window).waiting, 4.0);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod process;
 pub mod python;
 pub mod readers;
 pub mod resumes;
+pub mod seats;
 pub mod skip;
 pub mod steady;
 pub mod transit;

@@ -34,7 +34,7 @@ use stoker_operator::{
     validate::{Defaults, validate},
 };
 use stoker_scaling::DecisionRecord;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, task::JoinHandle};
 
 use crate::cluster::TestCluster;
 
@@ -144,6 +144,11 @@ impl Rig {
     /// A client with all rights.
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Lets something go on beside the test.
+    pub fn spawn<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.runtime.spawn(future)
     }
 
     /// Runs a future on the rig's runtime.

@@ -52,6 +52,7 @@ const SHAPES: [&[&str]; 9] = [
         "gateway.tenants.secret=who",
         "gateway.tls.secret=shown",
         "gateway.replicas=2",
+        "gateway.holdSeconds=90",
         "networkPolicy.enabled=true",
         "platformIds=true",
     ],
@@ -242,6 +243,7 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     let policy = limited.split("\n---\n").find(|object| object.contains("kind: NetworkPolicy")).unwrap();
     assert!(policy.contains("stoker-gateway"), "the operator answers it: {policy}");
     assert!(text.contains("--gateway-service=default/stoker-gateway\n") && !text.contains("--tenants"), "{text}");
+    assert!(text.contains("--hold=45\n"), "{text}");
     assert!(text.contains("port: http, scheme: HTTP}") && !text.contains("--tls"), "{text}");
     let tls = manifests(&[&GATEWAY[..], &["gateway.tls.secret=shown"]].concat());
     for part in ["--tls-certificate=/etc/stoker/tls/tls.crt\n", "port: http, scheme: HTTPS}", "secretName: \"shown\""] {

@@ -318,7 +318,7 @@ async fn where_all_are_full_the_client_learns_when_to_come_back() -> Result<()> 
 
 #[tokio::test]
 async fn what_cannot_be_answered_is_refused_by_name() -> Result<()> {
-    let rig = Rig::start(1, &[], &[]).await?;
+    let rig = Rig::start(1, &[], &["--hold", "1"]).await?;
     let post = async |body: &'static str| {
         let answer = Client::new().post(rig.gateway.url(CHAT)).body(body).send().await?;
         let status = answer.status().as_u16();

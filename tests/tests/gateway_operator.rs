@@ -42,7 +42,7 @@ fn wait_settled(rig: &Rig, replicas: usize, before: Option<&str>) -> String {
 fn clients_of_the_gateway_notice_no_roll_no_scale_down_and_no_dead_operator() {
     let mut rig = Rig::start(Audit::Off).unwrap();
     rig.cluster.node.add_image(IMAGE, agent::binary().unwrap());
-    let gateway = GatewayProcess::start(&rig.operator.url(), &[]).unwrap();
+    let gateway = GatewayProcess::start(&rig.operator.url(), &["--hold", "5"]).unwrap();
     rig.apply("chat", spec(2, 0)).unwrap();
     let first = wait_settled(&rig, 2, None);
     rig.block_on(gateway.knows("chat", EndpointState::Serving, 2)).unwrap();

@@ -157,3 +157,29 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
     town.wait_led(true);
     assert_eq!(town.ports(), ports, "it is the deployment's port for good");
 }
+
+#[test]
+fn the_operator_knows_what_waits_in_gateways() {
+    let mut town = Town(Rig::start(Audit::Off).unwrap());
+    town.0.operator.restart_with(&["--gateway-service", "stoker-system/gateway"]).unwrap();
+    let gateway = GatewayProcess::start(&town.0.operator.url(), &["--hold", "300"]).unwrap();
+    town.0.cluster.apply(&gateways(true)).unwrap();
+    // Nobody has its image, so no replica ever serves.
+    let never = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "never", "namespace": "default"},
+        "spec": {"model": {"source": "builtin://ember"}, "scaling": {"max": 2}, "pod": {"image": "nobody/has:1"}},
+    });
+    town.0.cluster.apply(&never.to_string()).unwrap();
+    town.0.block_on(gateway.knows("never", EndpointState::Starting, 1)).unwrap();
+    let held = |town: &Town| {
+        let metrics = town.0.block_on(async { reqwest::get(town.0.operator.url() + "/metrics").await?.text().await });
+        let line = "stoker_scaling_held_requests{name=\"never\",namespace=\"default\"} ";
+        metrics.unwrap().lines().find_map(|found| found.strip_prefix(line)?.parse().ok())
+    };
+    town.0.wait("nothing waits", SOON, |_| Ok(held(&town) == Some(0))).unwrap();
+    let ask = reqwest::Client::new().post(gateway.url("/v1/chat/completions")).json(&json!({"model": "never"}));
+    let asked = town.0.spawn(ask.send());
+    town.0.wait("it knows that one waits", SOON, |_| Ok(held(&town) == Some(1))).unwrap();
+    asked.abort();
+    town.0.wait("it knows that it left", SOON, |_| Ok(held(&town) == Some(0))).unwrap();
+}

@@ -46,7 +46,8 @@ impl Rig {
         std::fs::write(&file, file_of(tenants))?;
         let agent = AgentProcess::ready(&["--served-name", "ember", "--served-name", "code"]).await?;
         let teller = Teller::start().await?;
-        let gateway = GatewayProcess::start(teller.url(), &["--tenants", &file.display().to_string()])?;
+        let args = ["--hold", "1", "--tenants", &file.display().to_string()];
+        let gateway = GatewayProcess::start(teller.url(), &args)?;
         let told = replica("pod-0", &agent).await?;
         let code = deployment("code", &["code"], vec![]);
         teller.tell(vec![deployment("chat", &["ember"], vec![told]), code]);

@@ -18,6 +18,7 @@ pub struct ScalingMetrics {
     pressure: GaugeVec,
     serving: IntGaugeVec,
     fresh: IntGaugeVec,
+    held: IntGaugeVec,
     decisions: IntCounterVec,
 }
 
@@ -32,6 +33,7 @@ impl ScalingMetrics {
             pressure: GaugeVec::new(opts("pressure", "Largest term over the serving replicas"), &DEPLOYMENT)?,
             serving: IntGaugeVec::new(opts("serving_replicas", "Replicas that serve"), &DEPLOYMENT)?,
             fresh: IntGaugeVec::new(opts("fresh_replicas", "Serving replicas with a fresh reading"), &DEPLOYMENT)?,
+            held: IntGaugeVec::new(opts("held_requests", "Requests that gateways have in line"), &DEPLOYMENT)?,
             decisions: IntCounterVec::new(
                 opts("decisions_total", "Decisions by direction"),
                 &["namespace", "name", "direction"],
@@ -42,6 +44,7 @@ impl ScalingMetrics {
         registry.register(Box::new(metrics.pressure.clone()))?;
         registry.register(Box::new(metrics.serving.clone()))?;
         registry.register(Box::new(metrics.fresh.clone()))?;
+        registry.register(Box::new(metrics.held.clone()))?;
         registry.register(Box::new(metrics.decisions.clone()))?;
         Ok(metrics)
     }
@@ -54,6 +57,7 @@ impl ScalingMetrics {
         self.pressure.with_label_values(&labels).set(decision.pressure);
         self.serving.with_label_values(&labels).set(signals.coverage.serving.into());
         self.fresh.with_label_values(&labels).set(signals.coverage.fresh.into());
+        self.held.with_label_values(&labels).set(signals.held_requests.into());
         let [namespace, name] = labels;
         self.decisions.with_label_values(&[namespace, name, direction(record)]).inc();
     }
@@ -66,6 +70,7 @@ impl ScalingMetrics {
         let _ = self.pressure.remove_label_values(&[namespace, name]);
         let _ = self.serving.remove_label_values(&[namespace, name]);
         let _ = self.fresh.remove_label_values(&[namespace, name]);
+        let _ = self.held.remove_label_values(&[namespace, name]);
         for direction in ["up", "down", "stay"] {
             let _ = self.decisions.remove_label_values(&[namespace, name, direction]);
         }

@@ -40,7 +40,8 @@ use self::{
     starts::Starts,
 };
 use crate::{
-    metrics::Metrics, observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals,
+    lines::Waiting, metrics::Metrics, observe::observe_replica, readings::Readings, validate::replicas_wanted,
+    vitals::Vitals,
 };
 
 /// How often is decided: as often as agents are read.
@@ -56,6 +57,8 @@ pub struct Autoscaler {
     pub pods: Store<Pod>,
     /// What agents said.
     pub readings: Readings,
+    /// What waits for replicas in gateways.
+    pub waiting: Waiting,
     /// Where decisions go.
     pub ledger: Ledger,
     /// Whose deployment to look at again, bounded: when it is full, the next tick asks again.
@@ -112,6 +115,11 @@ impl Autoscaler {
                 wanted: replicas_wanted(deployment),
                 status: deployment.status.as_ref(),
                 replicas: &seen,
+                held: self.waiting.of(
+                    &deployment.namespace().unwrap_or_default(),
+                    &deployment.name_any(),
+                    Instant::now(),
+                ),
                 start_seconds: starts.p90_seconds(&deployment.spec.model.source),
                 now,
             };

@@ -30,6 +30,8 @@ pub(super) struct Scene<'a> {
     pub(super) status: Option<&'a InferenceDeploymentStatus>,
     /// Those that there are.
     pub(super) replicas: &'a [Replica],
+    /// Requests that gateways have in line.
+    pub(super) held: u32,
     pub(super) start_seconds: f64,
     pub(super) now: Timestamp,
 }
@@ -121,6 +123,7 @@ impl Scaler {
             }
         }
         self.window.set_start_seconds(scene.start_seconds);
+        self.window.set_held_requests(scene.held);
         self.window.tick(now_ms);
     }
 
@@ -225,6 +228,7 @@ mod tests {
                 wanted: self.desired(),
                 status: Some(&self.status),
                 replicas: pods,
+                held: 0,
                 start_seconds: 5.0,
                 now,
             }

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use stoker_crds::{InferenceDeployment, contract::LoadReport};
 use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_operator::{
+    lines::Waiting,
     metrics::Metrics,
     readings::Readings,
     scaling::{Autoscaler, DECIDE_EVERY, Kept, Ledger},
@@ -117,6 +118,7 @@ fn tick() -> Result<Figure> {
         deployments: store(deployments),
         pods: store(pods),
         readings: Readings::default(),
+        waiting: Waiting::default(),
         ledger: Ledger::default(),
         changed,
         metrics: Arc::new(Metrics::new()?),

@@ -1,0 +1,126 @@
+//! What waits in gateways' lines: requests that no replica has room for, or that there is no replica for. Agents know nothing of them,
+//! so that whoever reckons replicas by agents alone would find them busy and not see how much more is asked.
+//!
+//! The operator asks the gateways that it leads Services to, at the addresses that Kubernetes has for them: what anybody could send
+//! here would be anybody's say in how many replicas there are. Decides nothing.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use stoker_crds::endpoints::{Line, Lines};
+use tokio::time::MissedTickBehavior;
+use tracing::debug;
+
+use crate::{agent_client::AgentClient, gateways::Gateways, lease::Leadership, vitals::Vitals};
+
+/// As often as agents are asked.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+/// A gateway that has not answered for so long has nothing in line, as far as anybody knows.
+const BELIEVED_FOR: Duration = Duration::from_secs(10);
+
+/// Requests in line, by gateway. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Waiting(Arc<Mutex<HashMap<String, Said>>>);
+
+/// What a gateway said.
+#[derive(Debug)]
+struct Said {
+    at: Instant,
+    lines: Vec<Line>,
+}
+
+impl Waiting {
+    /// How many requests wait for a deployment, at all gateways.
+    pub fn of(&self, namespace: &str, name: &str, now: Instant) -> u32 {
+        let said = self.lock();
+        let believed = said.values().filter(|said| now.saturating_duration_since(said.at) < BELIEVED_FOR);
+        let lines = believed.flat_map(|said| &said.lines);
+        let of_it = lines.filter(|line| line.namespace == namespace && line.name == name);
+        of_it.fold(0, |sum, line| sum.saturating_add(line.waiting))
+    }
+
+    fn hear(&self, gateway: String, Lines { lines }: Lines, at: Instant) {
+        self.lock().insert(gateway, Said { at, lines });
+    }
+
+    fn keep_only(&self, gateways: &HashSet<String>) {
+        self.lock().retain(|gateway, _| gateways.contains(gateway));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Said>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks gateways for as long as it runs.
+#[derive(Debug)]
+pub struct Asker {
+    /// Who is asked; `None`: there are no gateways.
+    pub gateways: Option<Gateways>,
+    /// Speaks to them as to agents.
+    pub client: AgentClient,
+    /// Only who decides needs to know.
+    pub leadership: Leadership,
+    /// Where answers go.
+    pub waiting: Waiting,
+    /// Where it shows that it goes on.
+    pub vitals: Vitals,
+}
+
+impl Asker {
+    /// Asks all of them, over and over.
+    pub async fn run(self) {
+        let mut ticks = tokio::time::interval(ASK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.vitals.beat("lines");
+            if let Some(gateways) = self.gateways.as_ref().filter(|_| self.leadership.holds()) {
+                let (ips, port) = gateways.askable();
+                self.ask_all(ips, port).await;
+            }
+        }
+    }
+
+    async fn ask_all(&self, ips: HashSet<String>, port: Option<u16>) {
+        self.waiting.keep_only(&ips);
+        let Some(port) = port else { return };
+        join_all(ips.into_iter().map(|ip| self.ask(ip, port))).await;
+    }
+
+    async fn ask(&self, ip: String, port: u16) {
+        match self.client.lines(&ip, port).await {
+            Ok(lines) => self.waiting.hear(ip, lines, Instant::now()),
+            // One that has just come does not listen there yet; one of before has no such path.
+            Err(error) => debug!(gateway = ip, port, %error, "no answer about lines"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(waiting: u32) -> Lines {
+        Lines { lines: vec![Line { namespace: "default".into(), name: "chat".into(), waiting }] }
+    }
+
+    #[test]
+    fn gateways_are_added_up_while_they_answer() {
+        let (waiting, begun) = (Waiting::default(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        waiting.hear("10.0.0.1".into(), lines(3), at(0));
+        waiting.hear("10.0.0.2".into(), lines(40), at(4));
+        let of_chat = |seconds| waiting.of("default", "chat", at(seconds));
+        assert_eq!([of_chat(5), of_chat(9), of_chat(10), of_chat(14)], [43, 43, 40, 0]);
+        assert_eq!([waiting.of("team", "chat", at(5)), waiting.of("default", "code", at(5))], [0, 0]);
+        waiting.hear("10.0.0.1".into(), lines(1), at(5));
+        assert_eq!(of_chat(5), 41, "what it said before is over");
+        waiting.keep_only(&HashSet::from(["10.0.0.1".to_owned()]));
+        assert_eq!(of_chat(5), 1);
+    }
+}
