@@ -8,7 +8,13 @@
 //!
 //! Pure: the same values, the same choice, whatever the order of replicas.
 
-use crate::{BYTES_PER_TOKEN, chain::Chain, index::Matches, load::Load, mix::mix};
+use crate::{
+    BYTES_PER_TOKEN,
+    chain::Chain,
+    index::{Matches, Source},
+    load::Load,
+    mix::mix,
+};
 
 /// Constants of the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,6 +132,8 @@ pub struct Choice {
     pub place: usize,
     /// Bytes of the prompt that it holds.
     pub matched: u32,
+    /// How that is known, if it holds any.
+    pub source: Option<Source>,
     /// Why.
     pub reason: Reason,
     /// What it was chosen by.
@@ -179,8 +187,9 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
         (_, true) => scene.least(&candidates)?,
         (_, false) => scene.of_two(&candidates)?,
     };
-    let (matched, terms) = (matches.of(replicas[place].slot), scene.terms(&replicas[place]));
-    Some(Choice { place, matched, reason, terms, n_candidates, n_over_share })
+    let slot = replicas[place].slot;
+    let (matched, source, terms) = (matches.of(slot), matches.source(slot), scene.terms(&replicas[place]));
+    Some(Choice { place, matched, source, reason, terms, n_candidates, n_over_share })
 }
 
 /// How much of a whole replica's load this one may have.

@@ -29,7 +29,7 @@ fn prompt(seed: u8, n_bytes: usize) -> Chain {
 
 fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
     let ask = Ask { chain, session: None, now_ms: NOW_MS };
-    route(&ask, replicas, &index.matches(chain, |_| BLOCKS), &Rules::default())
+    route(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
 }
 
 fn slot_of(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> (u32, Reason) {
@@ -50,7 +50,7 @@ fn nobody_is_chosen_of_nobody_and_the_only_one_of_one() {
 #[test]
 fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
     let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
-    index.note(&chain, 2, 0);
+    index.note(&chain, 2, 0, NOW_MS);
     let with_waiting = |tokens| {
         let mut replicas = fleet(4, |_| {});
         replicas[2].load.prefill_tokens = tokens;
@@ -65,8 +65,8 @@ fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
 fn the_longer_prefix_counts_more() {
     let (long, short) = (prompt(1, 40_000), prompt(1, 20_000));
     let mut index = PrefixIndex::bounded(1000);
-    index.note(&short, 0, 0);
-    index.note(&long, 3, 0);
+    index.note(&short, 0, 0, NOW_MS);
+    index.note(&long, 3, 0, NOW_MS);
     assert_eq!(slot_of(&long, &fleet(4, |_| {}), &index).0, 3);
 }
 
@@ -123,7 +123,7 @@ fn a_session_keeps_its_replica_whatever_it_asks() {
 #[test]
 fn who_does_not_answer_is_asked_only_if_nobody_does() {
     let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
-    index.note(&chain, 1, 0);
+    index.note(&chain, 1, 0, NOW_MS);
     let mut replicas = fleet(3, |view| view.is_healthy = view.slot != 1);
     assert_ne!(slot_of(&chain, &replicas, &index).0, 1);
     replicas.iter_mut().for_each(|view| view.is_healthy = false);
@@ -155,7 +155,7 @@ fn without_any_report_two_are_compared_and_holders_stay_first() {
     assert_ne!(second, first);
     busy[second as usize].load.requests = 2;
     assert!([first, second].contains(&slot_of(&chain, &busy, &index).0), "no third is looked at");
-    index.note(&chain, 9, 0);
+    index.note(&chain, 9, 0, NOW_MS);
     assert_eq!(slot_of(&chain, &replicas, &index), (9, Reason::Prefix));
 }
 
@@ -168,7 +168,7 @@ fn worlds() -> impl Strategy<Value = (Vec<ReplicaView>, Chain, PrefixIndex)> {
     (prop::collection::vec(view, 1..40), 0..60_000usize, prop::collection::vec(0..40u32, 0..6)).prop_map(
         |(views, n_bytes, holders)| {
             let (chain, mut index) = (prompt(1, n_bytes), PrefixIndex::bounded(10_000));
-            holders.iter().for_each(|slot| index.note(&prompt(1, n_bytes / (*slot as usize + 1)), *slot, 0));
+            holders.iter().for_each(|slot| index.note(&prompt(1, n_bytes / (*slot as usize + 1)), *slot, 0, NOW_MS));
             let views = views.into_iter().enumerate().map(|(slot, (load, weight, is_healthy, since))| ReplicaView {
                 load,
                 weight,

@@ -95,6 +95,7 @@ pub async fn replica(pod: &str, agent: &AgentProcess) -> Result<ReplicaEndpoint>
         pod: pod.into(),
         uid: format!("uid-{pod}"),
         address: Some(agent.base().trim_start_matches("http://").to_owned()),
+        events: Some(agent.admin_url("").trim_start_matches("http://").to_owned()),
         revision: load.revision.clone(),
         weight: WHOLE_WEIGHT,
         state: EndpointState::of(load.phase),
