@@ -93,6 +93,11 @@ impl Matches {
         self.ends.get(slot as usize).map_or(0, |found| found.end)
     }
 
+    /// Of these, bytes that it said itself to hold.
+    pub fn exact(&self, slot: u32) -> u32 {
+        self.ends.get(slot as usize).map_or(0, |found| found.exact)
+    }
+
     /// How that is known; `None`: it holds nothing.
     pub fn source(&self, slot: u32) -> Option<Source> {
         let found = self.ends.get(slot as usize).filter(|found| found.end > 0)?;

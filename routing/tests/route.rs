@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, route};
+use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Source, route};
 
 const NOW_MS: u64 = 1_000_000;
 const BLOCKS: u32 = 1 << 20;
@@ -57,8 +57,12 @@ fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
         slot_of(&chain, &replicas, &index)
     };
     assert_eq!(with_waiting(0), (2, Reason::Prefix));
-    assert_eq!(with_waiting(8_000), (2, Reason::Prefix), "it holds some 10,000 tokens");
-    assert_ne!(with_waiting(12_000).0, 2);
+    assert_eq!(
+        with_waiting(13_000),
+        (2, Reason::Prefix),
+        "it holds some 10,000 tokens, which count half as much again"
+    );
+    assert_ne!(with_waiting(16_000).0, 2);
 }
 
 #[test]
@@ -88,6 +92,22 @@ fn a_full_cache_and_a_stall_of_prompts_count() {
     for seed in 0..20 {
         assert_eq!(slot_of(&prompt(seed, 400), &full, &index).0, 1);
         assert_eq!(slot_of(&prompt(seed, 400), &long_line, &index).0, 1);
+    }
+}
+
+#[test]
+fn of_nearly_equals_who_says_that_it_holds_the_prompt_is_chosen_and_who_was_only_sent_it_is_not() {
+    let (chain, replicas) = (prompt(1, 700), fleet(8, |_| {}));
+    let own = slot_of(&chain, &replicas, &PrefixIndex::bounded(100)).0;
+    for other in (0..8).filter(|slot| *slot != own) {
+        let mut index = PrefixIndex::bounded(100);
+        index.note(&chain, other, 0, NOW_MS);
+        assert_eq!(slot_of(&chain, &replicas, &index).0, own, "the prompt's own, as at every gateway");
+        let hearing = index.hear(other);
+        chain.marks().iter().for_each(|mark| index.store(&hearing, mark.hash));
+        assert_eq!(slot_of(&chain, &replicas, &index), (other, Reason::Prefix));
+        let choice = choose(&chain, &replicas, &index).unwrap();
+        assert_eq!((choice.matched, choice.source), (512, Some(Source::Exact)));
     }
 }
 

@@ -15,7 +15,7 @@ fn conversations_and_agents_find_their_prefix() {
     for kind in [Kind::Conversations, Kind::Agents] {
         let (ours, in_turn) = (outcome(kind, RuleName::STOKER), outcome(kind, RuleName::RoundRobin));
         let oracle = shared_cache_hits(&load(kind));
-        assert!(ours.hit_share > 0.9 * oracle, "{kind:?}: {:.3} of {oracle:.3}", ours.hit_share);
+        assert!(ours.hit_share >= 0.95 * oracle, "{kind:?}: {:.3} of {oracle:.3}", ours.hit_share);
         assert!(ours.ttft.p50 < in_turn.ttft.p50 && ours.ttft.p99 < in_turn.ttft.p99, "{kind:?}: {ours:?} {in_turn:?}");
     }
 }

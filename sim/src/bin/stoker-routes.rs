@@ -28,12 +28,18 @@ struct Args {
     /// Measure only the time of a choice.
     #[arg(long)]
     time_only: bool,
+    /// Measure everything but the time of a choice, which says nothing on a machine that has other things to do.
+    #[arg(long, conflicts_with = "time_only")]
+    without_time: bool,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     let run = Run::start("stoker-routes");
-    let mut found = vec![time_of_choices(&run)];
+    let mut found = Vec::new();
+    if !args.without_time {
+        found.push(time_of_choices(&run));
+    }
     if !args.time_only {
         for kind in Kind::ALL {
             for n_replicas in &args.replicas {
