@@ -4,11 +4,17 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use axum::{
+    Router,
+    http::{StatusCode, Uri},
+    routing::get,
+};
 use reqwest::Client;
 use serde_json::{Value, json};
 use stoker_crds::{
@@ -19,10 +25,13 @@ use stoker_tests::{
     agent::AgentProcess,
     gateway::{GatewayProcess, Teller, deployment, replica},
 };
+use tokio::net::TcpListener;
 
-/// For what takes milliseconds on a machine that has nothing else to do.
 /// Beginnings of a prompt of twenty sentences that have names, at least.
 const NAMES: usize = 3;
+/// Beginnings that replicas say to hold.
+const EXACT: &str = "prefixes{source=\"exact\"}";
+/// For what takes milliseconds on a machine that has nothing else to do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two gateways before the same agents, which are `pod-0.default` and so on of the deployment `chat`.
@@ -60,23 +69,10 @@ impl Rig {
 
     /// Both gateways hear all agents.
     async fn hears(&self, n_agents: usize) -> Result<()> {
-        for at in 0..2 {
-            self.counts(at, "stoker_gateway_replicas_heard{deployment=\"chat.default\"}", n_agents).await?;
+        for gateway in &self.gateways {
+            gateway.hears("chat", n_agents).await?;
         }
         Ok(())
-    }
-
-    /// Waits until a gateway counts so.
-    async fn counts(&self, at: usize, name: &str, count: usize) -> Result<()> {
-        let (gateway, line, deadline) = (&self.gateways[at], format!("{name} {count}"), Instant::now() + PATIENCE);
-        loop {
-            let metrics = reqwest::get(gateway.url("/metrics")).await?.text().await?;
-            if metrics.lines().any(|found| found == line) {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "no {line} in\n{metrics}\n{}", gateway.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
     }
 
     /// Waits until agents hold what is wanted and both gateways have heard of it; the names that they hold.
@@ -88,8 +84,8 @@ impl Rig {
                 held.extend(names(&events(agent, "").await?));
             }
             if is_wanted(&held) {
-                for at in 0..2 {
-                    self.counts(at, "stoker_gateway_prefixes{source=\"exact\"}", held.len()).await?;
+                for gateway in &self.gateways {
+                    gateway.counts(EXACT, held.len()).await?;
                 }
                 return Ok(held);
             }
@@ -186,7 +182,7 @@ async fn a_prompt_that_went_through_one_gateway_is_found_by_another() -> Result<
         assert_eq!((second.pod.as_str(), second.prefix.as_str()), (first.pod.as_str(), "exact"));
         assert!(second.cached >= 192 && second.found >= 192, "{second:?}");
     }
-    rig.counts(1, "stoker_gateway_prefix_total{deployment=\"chat.default\",source=\"exact\"}", 3).await?;
+    rig.gateways[1].counts("prefix_total{deployment=\"chat.default\",source=\"exact\"}", 3).await?;
     assert_eq!(rig.ask(1, &chat(2, 20)).await?.prefix, "none", "nobody sent this one");
     Ok(())
 }
@@ -234,8 +230,8 @@ async fn an_agent_that_begins_anew_holds_nothing() -> Result<()> {
     // The same pod has another process from now on.
     rig.agents = vec![AgentProcess::ready(&[]).await?];
     rig.tell(|_| {}).await?;
-    for at in 0..2 {
-        rig.counts(at, "stoker_gateway_prefixes{source=\"exact\"}", 0).await?;
+    for gateway in &rig.gateways {
+        gateway.counts(EXACT, 0).await?;
     }
     rig.hears(1).await?;
     let again = rig.ask(0, &prompt).await?;
@@ -262,6 +258,80 @@ async fn who_does_not_say_what_it_holds_is_predicted() -> Result<()> {
     rig.hears_of_a_prompt().await?;
     assert_eq!(rig.ask(0, &chat(1, 20)).await?.prefix, "exact");
     Ok(())
+}
+
+/// Answers questions for events one after the other with these, then with silence; and what it was asked.
+async fn scripted(answers: Vec<(u16, String)>) -> Result<(String, Arc<Mutex<Vec<String>>>)> {
+    let (answers, asked) = (Arc::new(Mutex::new(VecDeque::from(answers))), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&asked);
+    let answer = async move |uri: Uri| {
+        seen.lock().unwrap().push(uri.query().unwrap_or_default().to_owned());
+        let next = answers.lock().unwrap().pop_front();
+        match next {
+            Some((status, body)) => (StatusCode::from_u16(status).unwrap(), body),
+            None => std::future::pending().await,
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?.to_string();
+    let routes = Router::new().route(KV_EVENTS_PATH, get(answer));
+    // It ends with the test.
+    tokio::spawn(async { axum::serve(listener, routes).await });
+    Ok((address, asked))
+}
+
+#[tokio::test]
+async fn whatever_comes_instead_of_events_breaks_nothing_and_the_whole_is_asked_for() -> Result<()> {
+    let told = |start: &str, after: u64, number: u64, is_whole: bool, events: &[&str]| {
+        let told = json!({"startId": start, "after": after, "number": number, "isWhole": is_whole, "events": events});
+        (200, told.to_string())
+    };
+    let script = vec![
+        told("a", 0, 5, true, &["+1", "+2", "+3"]),
+        told("a", 5, 6, false, &["-2"]),
+        told("a", 7, 8, false, &["+9"]),
+        told("a", 0, 8, true, &["+1", "+9"]),
+        (500, "an error".to_owned()),
+        (200, "{\"startId\":".to_owned()),
+        told("a", 8, 9, false, &["what is this?"]),
+        told("b", 8, 9, false, &["+7"]),
+        told("b", 0, 2, true, &["+4"]),
+        told("b", 2, 4, false, &["-4", "-4"]),
+        told("b", 4, 6, false, &["+5", "+6"]),
+    ];
+    let (address, asked) = scripted(script).await?;
+    // A gateway of its own: each question is answered once.
+    let (agent, teller) = (AgentProcess::ready(&[]).await?, Teller::start().await?);
+    let gateway = GatewayProcess::start(teller.url(), &[])?;
+    let told = ReplicaEndpoint { events: Some(address), ..replica("pod-0", &agent).await? };
+    teller.tell(vec![deployment("chat", &["ember"], vec![told])]);
+    gateway.knows("chat", EndpointState::Serving, 1).await?;
+    let deadline = Instant::now() + PATIENCE;
+    while asked.lock().unwrap().len() < 12 {
+        let answer = Client::new().post(gateway.url("/v1/chat/completions")).json(&chat(1, 20)).send().await?;
+        ensure!(answer.status() == 200, "{}: {}", answer.status(), gateway.log());
+        ensure!(Instant::now() < deadline, "{asked:?}\n{}", gateway.log());
+    }
+    let start = |query: &String| query.split('&').take(2).collect::<Vec<_>>().join(" ");
+    let asked: Vec<String> = asked.lock().unwrap().iter().map(start).collect();
+    let expected = [
+        "",
+        "start=a since=5",
+        "start=a since=6",
+        "",
+        "start=a since=8",
+        "start=a since=8",
+        "start=a since=8",
+        "start=a since=8",
+        "",
+        "start=b since=2",
+        "start=b since=4",
+        "start=b since=6",
+    ];
+    assert_eq!(asked, expected);
+    gateway.counts(EXACT, 2).await?;
+    gateway.counts("kv_events_total{kind=\"gap\"}", 2).await?;
+    gateway.counts("kv_events_total{kind=\"whole\"}", 3).await
 }
 
 #[tokio::test]
