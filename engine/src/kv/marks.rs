@@ -1,10 +1,14 @@
 //! Names that others have for beginnings of prompts, each tied to the block in which its beginning ends: who knows the names and
-//! not the tokens learns what the cache holds. Only names of blocks that can be found are kept, so there are no more than
-//! the blocks that are there have; what changes is written down until it is taken.
+//! not the tokens learns what the cache holds. Only names of blocks that can be found are kept, and a few of each; what changes is
+//! written down until it is taken.
 
 use std::collections::HashMap;
 
 use super::BlockId;
+
+/// Names that one block may have: several beginnings end in a block of long tokens, and what is one prompt to a model may be
+/// written in many ways. The oldest goes.
+const NAMES_OF_BLOCK_MAX: usize = 16;
 
 /// What became of a beginning of prompts.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -31,7 +35,13 @@ impl Marks {
             Some(before) => self.untie(name, before),
             None => self.changes.push(PrefixChange::Stored(name)),
         }
-        self.of_block.entry(block).or_default().push(name);
+        let names = self.of_block.entry(block).or_default();
+        names.push(name);
+        if names.len() > NAMES_OF_BLOCK_MAX {
+            let oldest = names.remove(0);
+            self.block_of.remove(&oldest);
+            self.changes.push(PrefixChange::Removed(oldest));
+        }
     }
 
     /// A block is found no more.
@@ -85,5 +95,17 @@ mod tests {
         marks.lost(b);
         assert_eq!(marks.take_changes(), [Removed(7)]);
         assert_eq!(marks, Marks::default());
+    }
+
+    #[test]
+    fn a_block_has_so_many_names_and_forgets_the_oldest() {
+        let mut marks = Marks::default();
+        let all = 0..NAMES_OF_BLOCK_MAX as u64 + 5;
+        all.clone().for_each(|name| marks.tie(name, BlockId(3)));
+        let mut names: Vec<u64> = marks.names().collect();
+        names.sort_unstable();
+        assert_eq!(names, all.skip(5).collect::<Vec<_>>());
+        let removed = marks.take_changes().into_iter().filter(|change| matches!(change, Removed(_)));
+        assert_eq!(removed.collect::<Vec<_>>(), [0, 1, 2, 3, 4].map(Removed));
     }
 }
