@@ -17,6 +17,7 @@ pub mod health;
 pub mod http;
 pub mod identity;
 pub mod intent;
+pub mod kv_log;
 pub mod lifecycle;
 pub mod metrics;
 pub mod replica;

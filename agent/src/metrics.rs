@@ -70,6 +70,7 @@ struct OwnFamilies {
     grammar_seconds: Histogram,
     tool_calls: IntCounterVec,
     reasoning_answers: IntCounter,
+    kv_events: IntCounterVec,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -116,6 +117,11 @@ impl Metrics {
             cut_off_calls: calls("cut_off"),
             reasoning: self.own.reasoning_answers.clone(),
         }
+    }
+
+    /// What counts changes of the prefix cache, by their kind.
+    pub fn kv_events(&self) -> IntCounterVec {
+        self.own.kv_events.clone()
     }
 
     /// Counts a grammar that a request asked for.
@@ -207,6 +213,11 @@ impl OwnFamilies {
                 "stoker_tool_calls_total",
                 "Tool calls in answers: complete, or cut off by the answer's end",
                 &["outcome"],
+            ),
+            kv_events: register.own_counter_vec(
+                "stoker_kv_events_total",
+                "Beginnings of prompts that the prefix cache got and gave up, as gateways are told; lost: all were told anew",
+                &["kind"],
             ),
             reasoning_answers: register
                 .own_counter("stoker_reasoning_answers_total", "Choices of chat answers that began with reasoning"),

@@ -13,6 +13,7 @@ use stoker_crds::{
     contract::{AgentPhase, LoadReport, ModelReport},
     history::LoadHistory,
     intent::Want,
+    kv_events::KvEvents,
 };
 use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
 use stoker_replica::history::Memory;
@@ -27,6 +28,7 @@ use crate::{
     health::{Progress, Unhealthy, check},
     identity::Identity,
     intent::{Receiver, RefusalLog, Refused, Taken, authentic, take},
+    kv_log::KvLog,
     lifecycle::{Action, Departure, Event, Purpose, State, next},
     metrics::Metrics,
 };
@@ -45,6 +47,7 @@ pub struct Replica {
     gave_up: AtomicBool,
     identity: OnceLock<Identity>,
     memory: Mutex<Memory>,
+    kv_log: Arc<KvLog>,
 }
 
 /// A loaded model: the engine and what turns messages into its prompts.
@@ -86,9 +89,11 @@ impl Replica {
     pub fn new(settings: Settings) -> Arc<Self> {
         let now = Instant::now();
         let metrics = Metrics::new(&settings.served_names[0]);
+        let start_id = format!("{:016x}", rand::random::<u64>());
+        let kv_log = Arc::new(KvLog::new(start_id.clone(), metrics.kv_events()));
         Arc::new(Self {
             settings,
-            start_id: format!("{:016x}", rand::random::<u64>()),
+            start_id,
             started: now,
             started_unix: unix_time().as_secs(),
             life: Mutex::new(Life {
@@ -108,6 +113,7 @@ impl Replica {
             gave_up: AtomicBool::new(false),
             identity: OnceLock::new(),
             memory: Mutex::default(),
+            kv_log,
         })
     }
 
@@ -154,6 +160,9 @@ impl Replica {
     /// Puts the loaded model in service.
     pub fn serve(&self, served: Served) {
         self.identity.get_or_init(|| Identity::of(&served.engine, &self.settings));
+        if let Some(news) = served.engine.take_prefix_news() {
+            self.kv_log.follow(news);
+        }
         if self.served.set(Arc::new(served)).is_err() {
             unreachable!("the model is loaded once");
         }
@@ -307,6 +316,11 @@ impl Replica {
     pub fn history(&self) -> LoadHistory {
         let now = self.load_report();
         self.memory().told(&now)
+    }
+
+    /// What of its prefix cache is new to a gateway that knows everything up to `after` of a start, for `/v1/kv-events`.
+    pub async fn kv_events(&self, start_id: &str, after: u64, wait: Duration) -> KvEvents {
+        self.kv_log.told(start_id, after, wait).await
     }
 
     /// The watchdog: reports a process that stopped making progress, with everything known about its engine. Ending it

@@ -60,6 +60,9 @@ pub struct ReplicaEndpoint {
     pub uid: String,
     /// `IP:PORT` of its inference port; nothing before it has one.
     pub address: Option<String>,
+    /// `IP:PORT` where it tells what its prefix cache holds ([`KV_EVENTS_PATH`](crate::kv_events::KV_EVENTS_PATH)), if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<String>,
     /// Revision that it runs.
     pub revision: String,
     /// Its part of requests beside others'; [`WHOLE_WEIGHT`] unless something says otherwise.
@@ -211,6 +214,7 @@ mod tests {
             pod: "chat-abc-0".into(),
             uid: "u".into(),
             address: Some("10.0.0.7:8000".into()),
+            events: Some("10.0.0.7:8001".into()),
             revision: "abc".into(),
             weight: WHOLE_WEIGHT,
             state: EndpointState::Serving,

@@ -1,12 +1,13 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `endpoints`, `history`, `intent` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `contract`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
 pub mod endpoints;
 pub mod history;
 pub mod intent;
+pub mod kv_events;
 pub mod scaling;
 
 #[cfg(feature = "resource")]

@@ -34,6 +34,7 @@ use crate::{
     ops::{CpuOps, Isa},
     output::{self, OUTPUT_QUEUE_MESSAGES},
     pool::Pool,
+    prefix_news::PrefixTeller,
     sched::{Pace, SchedLimits, SchedState},
     text::Tokenizer,
 };
@@ -123,6 +124,7 @@ impl Engine {
         // Until a step has started them, those that can run at once stand in line too.
         let admission = Arc::new(Admission::new(max_waiting + sched.max_num_seqs));
         let (commands, inbox) = channel();
+        let (prefixes, prefix_news) = PrefixTeller::channel();
         let (output, messages) = sync_channel(OUTPUT_QUEUE_MESSAGES);
 
         let ledger = Ledger::new(Arc::clone(&tokenizer), Arc::clone(&meters));
@@ -136,6 +138,7 @@ impl Engine {
             limits: sched,
             admission: Arc::clone(&admission),
             meters: Arc::clone(&meters),
+            prefixes,
             in_flight: VecDeque::new(),
             matchers,
             pace: Pace::default(),
@@ -151,6 +154,7 @@ impl Engine {
             model,
             abilities,
             next_id: AtomicU64::new(0),
+            prefix_news: Mutex::new(Some(prefix_news)),
             thread: Mutex::new(Some(thread)),
         })
     }

@@ -23,6 +23,7 @@ use crate::{
     matchers::{Awaited, Matchers, Violation},
     metrics::{Meters, StepReading, StepTimes},
     output::OutputMessage,
+    prefix_news::PrefixTeller,
     request::{FinishReason, Request, RequestId},
     sched::{
         Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
@@ -66,6 +67,7 @@ pub(crate) struct EngineLoop {
     pub(crate) limits: SchedLimits,
     pub(crate) admission: Arc<Admission>,
     pub(crate) meters: Arc<Meters>,
+    pub(crate) prefixes: PrefixTeller,
     /// Steps that were planned and not resolved, oldest first.
     pub(crate) in_flight: VecDeque<StepInFlight>,
     pub(crate) matchers: Matchers,
@@ -292,10 +294,11 @@ impl EngineLoop {
         Ok(())
     }
 
-    fn publish(&self, effects: StepEffects, reading: StepReading, now: Instant) -> Result<(), ExecError> {
+    fn publish(&mut self, effects: StepEffects, reading: StepReading, now: Instant) -> Result<(), ExecError> {
         let left_line = effects.started.len() + effects.ended.iter().filter(|ended| ended.never_started).count();
         self.admission.leave_line(left_line);
         self.meters.step(&reading, &self.state, now);
+        self.prefixes.tell(&mut self.state.pool);
         let sent = match self.output.try_send(OutputMessage::Step { effects, at: now }) {
             Err(TrySendError::Full(message)) => {
                 self.meters.output_was_full();

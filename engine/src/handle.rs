@@ -20,6 +20,7 @@ use crate::{
     info::ModelInfo,
     metrics::{EngineLoad, Meters, Samples},
     output::{OUTPUT_QUEUE_MESSAGES, OutputMessage},
+    prefix_news::PrefixNews,
     request::{FinishReason, LOGIT_BIASES_MAX, LOGPROBS_MAX, RejectReason, Request, RequestEvent, RequestId, Usage},
     resume::{End, Replay},
     text::Tokenizer,
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) model: ModelInfo,
     pub(crate) abilities: Abilities,
     pub(crate) next_id: AtomicU64,
+    pub(crate) prefix_news: Mutex<Option<Receiver<PrefixNews>>>,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -116,6 +118,11 @@ impl EngineHandle {
     /// Latency samples since the last call.
     pub fn take_samples(&self) -> Samples {
         self.shared.meters.take_samples()
+    }
+
+    /// What becomes of marked beginnings of prompts, for the one who takes it first.
+    pub fn take_prefix_news(&self) -> Option<Receiver<PrefixNews>> {
+        self.shared.prefix_news.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The model being served.

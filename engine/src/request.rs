@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{constraint::Constraint, pooling::Pooling};
+use crate::{constraint::Constraint, kv::BLOCK_TOKENS, pooling::Pooling};
 
 /// Names one request for its whole life inside the engine.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -37,8 +37,27 @@ pub struct Request {
     pub priority: i32,
     /// Its KV is found by requests with the same salt only.
     pub cache_salt: Option<Arc<str>>,
+    /// What others call beginnings of its prompt, the shortest first.
+    pub prefix_marks: Arc<[PrefixMark]>,
     /// Another engine began its completion.
     pub resume: Option<Resume>,
+}
+
+/// A name that somebody without a tokenizer has for the first tokens of a prompt: who listens ([`PrefixNews`](crate::PrefixNews))
+/// is told by it whether they are in the cache.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PrefixMark {
+    /// The same for the same beginning.
+    pub name: u64,
+    /// How many they are, about.
+    pub n_tokens: u32,
+}
+
+impl PrefixMark {
+    /// The blocks that they fill.
+    pub fn n_blocks(&self) -> usize {
+        self.n_tokens as usize / BLOCK_TOKENS
+    }
 }
 
 /// What of a completion another engine has made and told. It goes on behind that: its stream tells what is new, and its usage counts all.

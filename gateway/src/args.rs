@@ -41,7 +41,8 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     body_bytes_max: usize,
 
-    /// Beginnings of prompts that are remembered; a million take some 100 MB.
+    /// Beginnings of prompts that were sent which are remembered, and as many that replicas say to hold; a million of both take some
+    /// 160 MB.
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     prefixes_max: usize,
 

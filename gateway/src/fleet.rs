@@ -72,11 +72,14 @@ pub struct Member {
     pub pod: String,
     /// `IP:PORT`.
     pub address: Option<String>,
+    /// `IP:PORT` where it says what its prefix cache holds, if it does.
+    pub events: Option<String>,
     /// Whether it takes requests.
     pub state: EndpointState,
     /// What this gateway has there and saw.
     pub vital: Arc<Vital>,
-    uid: String,
+    /// UID of its pod.
+    pub uid: String,
     seed: u64,
     weight: u32,
     serving_since_ms: u64,
@@ -503,6 +506,7 @@ impl Member {
             serving_since_ms: served.map_or(serving_if_new_ms, |before| before.serving_since_ms),
             pod: replica.pod,
             address: replica.address,
+            events: replica.events,
             state: replica.state,
             uid: replica.uid,
             weight: replica.weight,
@@ -530,6 +534,7 @@ mod tests {
             pod: format!("pod-{uid}"),
             uid: uid.into(),
             address: Some("10.0.0.1:8000".into()),
+            events: None,
             revision: "r".into(),
             weight: WHOLE_WEIGHT,
             state: EndpointState::Serving,

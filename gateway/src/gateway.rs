@@ -18,7 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use stoker_crds::endpoints::{EndpointState, Endpoints};
-use stoker_routing::{Ask, Chain, Choice, PrefixIndex, Rules, route};
+use stoker_routing::{Ask, Chain, Choice, PrefixIndex, Rules, Source, route};
 use tokio::sync::watch;
 
 use crate::{
@@ -157,11 +157,12 @@ impl Gateway {
     /// Takes in a document of the operator.
     pub fn learn(&self, endpoints: Endpoints) {
         let change = lock(&self.registry).after(&self.fleet(), endpoints, self.now_ms());
+        self.turns.keep_only(&change.fleet);
+        // First: who hears a replica looks whose slot it is, and what it heard of the one before is forgotten with it.
+        self.fleet.send_replace(Arc::new(change.fleet));
         for slot in change.forgotten {
             lock(&self.index).forget(slot);
         }
-        self.turns.keep_only(&change.fleet);
-        self.fleet.send_replace(Arc::new(change.fleet));
     }
 
     /// Chooses a replica of a deployment that was not tried before, and remembers that it will hold the prompt.
@@ -176,20 +177,28 @@ impl Gateway {
         let now_ms = self.now_ms();
         let (members, views) = deployment.candidates(now_ms, tried);
         let mut index = lock(&self.index);
-        let matches = index.matches(chain, |slot| deployment.kv_blocks(slot));
+        let matches = index.matches(chain, now_ms, |slot| deployment.kv_blocks(slot));
         let choice = route(&Ask { chain, session, now_ms }, &views, &matches, &self.settings.rules)?;
         let member = members[choice.place];
-        index.note(chain, member.slot, choice.matched);
+        index.note(chain, member.slot, choice.matched, now_ms);
         drop(index);
         self.metrics.route_seconds.observe(begun.elapsed().as_secs_f64());
         let host = deployment.host();
         self.metrics.routes.with_label_values(&[host.as_str(), choice.reason.word()]).inc();
+        if let Some(source) = choice.source {
+            self.metrics.prefix.with_label_values(&[host.as_str(), source.word()]).inc();
+        }
         let count = |kind, tokens: u32| {
             self.metrics.prompt_tokens.with_label_values(&[host.as_str(), kind]).inc_by(tokens.into())
         };
         count("cached", choice.terms.cached_tokens);
         count("uncached", choice.terms.uncached_tokens);
         Some(Routed { member, choice })
+    }
+
+    /// Who holds which beginnings of prompts. Every request waits for it: not to be kept.
+    pub(crate) fn index(&self) -> MutexGuard<'_, PrefixIndex> {
+        lock(&self.index)
     }
 
     /// Sends a request to a replica.
@@ -267,11 +276,14 @@ impl Gateway {
     /// Metrics as text, with what is counted only when somebody looks.
     pub fn render_metrics(&self) -> prometheus::Result<String> {
         let (fleet, now_ms) = (self.fleet(), self.now_ms());
-        self.metrics.prefixes.set(lock(&self.index).len() as i64);
+        for source in Source::ALL {
+            self.metrics.prefixes.with_label_values(&[source.word()]).set(lock(&self.index).len(source) as i64);
+        }
         self.metrics.kept_bytes.set(self.kept_bytes.load(Ordering::Relaxed) as i64);
         self.turns.count(self, &self.metrics);
         self.metrics.replicas.reset();
         self.metrics.broken.reset();
+        self.metrics.heard.reset();
         for deployment in fleet.deployments() {
             let host = deployment.host();
             for state in EndpointState::ALL {
@@ -281,6 +293,8 @@ impl Gateway {
             let serving = deployment.members.iter().filter(|member| member.state == EndpointState::Serving);
             let broken = serving.filter(|member| !member.is_healthy(now_ms)).count() as i64;
             self.metrics.broken.with_label_values(&[&host]).set(broken);
+            let heard = deployment.members.iter().filter(|member| lock(&self.index).is_heard(member.slot)).count();
+            self.metrics.heard.with_label_values(&[&host]).set(heard as i64);
         }
         self.metrics.render()
     }

@@ -1,6 +1,9 @@
 //! Headers on their way through: those that are about one connection stay there, all others pass. And the names a request is known by.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    fmt::Write,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -10,7 +13,9 @@ use axum::http::{
     },
 };
 
+use stoker_crds::kv_events::{PREFIXES_HEADER, PREFIXES_MAX};
 use stoker_edge::api_key::API_KEY;
+use stoker_routing::{Chain, Mark};
 
 use crate::{resume::MODEL, tenants::Tenant};
 
@@ -26,6 +31,8 @@ pub const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
 pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// Cached prompts of requests with another salt are not theirs: a tenant's name.
 pub const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
+/// What this gateway calls beginnings of the prompt: the replica says by these names what it holds.
+pub const PREFIXES: HeaderName = HeaderName::from_static(PREFIXES_HEADER);
 /// Longer ids are replaced: they end up in logs.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -44,7 +51,7 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 /// A request's headers for a replica. Its length and host are the connection's own there; a tenant's key is the gateway's to know.
 pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Option<&Tenant>) -> HeaderMap {
     remove_hops(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT, PREFIXES] {
         headers.remove(name);
     }
     if let Some(tenant) = tenant {
@@ -63,6 +70,17 @@ pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Opti
 pub fn to_client(headers: &mut HeaderMap) {
     remove_hops(headers);
     headers.remove(MODEL);
+}
+
+/// The names of a prompt's beginnings, if it has any.
+pub fn prefixes(chain: &Chain) -> Option<HeaderValue> {
+    let mut text = chain.n_bytes().to_string();
+    for Mark { hash, end } in chain.marks().iter().take(PREFIXES_MAX) {
+        // Writing to a string does not fail.
+        let _ = write!(text, " {end}:{hash:x}");
+    }
+    let names = HeaderValue::from_str(&text).expect("digits are visible ASCII");
+    (!chain.marks().is_empty()).then_some(names)
 }
 
 fn drawn() -> HeaderValue {
@@ -121,6 +139,7 @@ mod tests {
             ("x-stoker-drawn", "of the client's"),
             ("x-stoker-resume", "7"),
             ("x-stoker-salt", "another's"),
+            ("x-stoker-prefixes", "256 256:1"),
             ("authorization", "Bearer key"),
             ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
             ("x-request-id", "mine"),
@@ -146,6 +165,14 @@ mod tests {
         assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 4), "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
         assert_eq!((shared.get(SALT), shared.len()), (None, 3), "{shared:?}");
+    }
+
+    #[test]
+    fn beginnings_have_their_ends_and_names() {
+        let chain = Chain::of(1, &[&[7; 600]]);
+        let [first, second] = [0, 1].map(|at| chain.marks()[at].hash);
+        assert_eq!(prefixes(&chain).unwrap(), format!("600 256:{first:x} 512:{second:x}").as_str());
+        assert_eq!(prefixes(&Chain::of(1, &[b"short"])), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use stoker_edge::telemetry;
-use stoker_gateway::{args::Args, feed, gateway::Gateway, keys, server, tls::Tls, watch};
+use stoker_gateway::{args::Args, feed, gateway::Gateway, keys, kv_feed, server, tls::Tls, watch};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -39,6 +39,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
     tracing::info!(address = %listener.local_addr()?, operator = %args.operator, "listening");
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
+    tokio::spawn(kv_feed::follow(gateway.clone()));
     tokio::spawn(watch::watch(gateway.clone()));
     let stop = async {
         tokio::select! {

@@ -60,8 +60,14 @@ pub struct Metrics {
     pub replicas: IntGaugeVec,
     /// Replicas that serve and do not answer, by deployment.
     pub broken: IntGaugeVec,
-    /// Beginnings of prompts that are remembered.
-    pub prefixes: IntGauge,
+    /// Replicas that say what they hold, by deployment.
+    pub heard: IntGaugeVec,
+    /// Beginnings of prompts that are remembered, by how it is known who holds them.
+    pub prefixes: IntGaugeVec,
+    /// Choices of a replica that holds a part of the prompt, by how that is known.
+    pub prefix: IntCounterVec,
+    /// What replicas said of what they hold: beginnings stored and removed, answers with all of it, and answers that did not follow.
+    pub kv_events: IntCounterVec,
     /// Questions to the operator, by how they ended.
     pub feed: IntCounterVec,
     /// Since the operator answered last.
@@ -149,7 +155,22 @@ impl Metrics {
             shed: counters("shed_total", "Requests refused because of the line, by why", &["deployment", "reason"])?,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
-            prefixes: gauge("prefixes", "Beginnings of prompts that are remembered")?,
+            heard: gauges("replicas_heard", "Replicas that say which prefixes they hold", &["deployment"])?,
+            prefixes: gauges(
+                "prefixes",
+                "Beginnings of prompts that are remembered, by how it is known who holds them",
+                &["source"],
+            )?,
+            prefix: counters(
+                "prefix_total",
+                "Choices of a replica that holds a part of the prompt, by how that is known",
+                &["deployment", "source"],
+            )?,
+            kv_events: counters(
+                "kv_events_total",
+                "What replicas said of the prefixes that they hold: stored, removed; whole: all of them at once; gap: lost or out of order",
+                &["kind"],
+            )?,
             feed: counters("feed_total", "Questions to the operator by how they ended", &["outcome"])?,
             feed_age_seconds: gauge("feed_age_seconds", "Since the operator answered last")?,
             head_seconds,

@@ -22,7 +22,7 @@ use crate::{
     explain::explained,
     fleet::{Deployment, Fleet, Flight, Member, Whom},
     gateway::{Gateway, Routed},
-    headers::{REQUEST_ID, RESUME, ROUTE, request_id, to_client, to_replica},
+    headers::{PREFIXES, REQUEST_ID, RESUME, ROUTE, prefixes, request_id, to_client, to_replica},
     line::Waiter,
     permit::{self, Permit},
     relay::{Relay, SILENCE},
@@ -247,8 +247,11 @@ fn ask<'a>(
     // Whose prompts are not shared, they are not looked for among others'.
     let own = tenant.filter(|tenant| !tenant.shares_prefixes);
     let salt = own.map_or(deployment.salt, |tenant| hash(deployment.salt, tenant.name.as_bytes()));
-    let asked = Asked {
-        chain: Chain::of(salt, &facts.prompt(&body)),
+    let chain = Chain::of(salt, &facts.prompt(&body));
+    // Of what follows a kept response, the prompt begins with what only its replica knows.
+    let names = prefixes(&chain).filter(|_| !facts.follows);
+    let mut asked = Asked {
+        chain,
         session: facts.session.as_deref().map(|session| hash(salt, session.as_bytes())),
         streams: facts.stream,
         follows: facts.follows,
@@ -261,6 +264,7 @@ fn ask<'a>(
         method,
         body: body.clone(),
     };
+    asked.headers.extend(names.map(|names| (PREFIXES, names)));
     Ok((asked, deployment))
 }
 

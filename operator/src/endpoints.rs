@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, runtime::reflector::Store};
 use stoker_crds::{
     InferenceDeployment,
-    contract::{AGENT_PORT, AgentPhase},
+    contract::{ADMIN_PORT, AGENT_PORT, AgentPhase},
     endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT},
 };
 use stoker_replica::{Replica, Stage};
@@ -162,11 +162,12 @@ fn deployment_endpoints(deployment: &InferenceDeployment, mut replicas: Vec<Repl
 
 fn endpoint(pod: &Pod, replica: &Replica) -> ReplicaEndpoint {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+    let at = |port: u16| ip.map(|ip| if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") });
     ReplicaEndpoint {
         pod: replica.pod.name.clone(),
         uid: replica.pod.uid.clone(),
-        address: ip
-            .map(|ip| if ip.contains(':') { format!("[{ip}]:{AGENT_PORT}") } else { format!("{ip}:{AGENT_PORT}") }),
+        address: at(AGENT_PORT),
+        events: at(ADMIN_PORT),
         revision: replica.pod.revision.clone(),
         weight: WHOLE_WEIGHT,
         state: state(replica),

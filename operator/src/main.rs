@@ -53,8 +53,8 @@ struct Args {
     /// ServiceAccount that deployments may name, `*` for any characters; may be repeated. Default: all.
     #[arg(long, value_name = "PATTERN")]
     allow_service_account: Vec<String>,
-    /// Make a NetworkPolicy for each deployment's replicas: JSON of peers as in a NetworkPolicy, `operator` for the admin
-    /// port and a list `inference` for clients (empty: everybody). Default: none, and those made before are removed.
+    /// Make a NetworkPolicy for each deployment's replicas: JSON of peers as in a NetworkPolicy, `operator` and `gateways` for
+    /// the admin port and a list `inference` for clients (empty: everybody). Default: none, and those made before are removed.
     #[arg(long, value_name = "JSON", value_parser = peers)]
     replica_network_policy: Option<Peers>,
     /// Lead Services of deployments to the gateways behind this Service, as soon as one of them is ready. Default: they lead to

@@ -9,6 +9,9 @@ use serde::Deserialize;
 pub struct Peers {
     /// The operator's pods: the admin port.
     pub operator: NetworkPolicyPeer,
+    /// Gateways: the admin port, too, where replicas tell what their prefix caches hold.
+    #[serde(default)]
+    pub gateways: Option<NetworkPolicyPeer>,
     /// Clients: the inference port. Empty: everybody.
     #[serde(default)]
     pub inference: Vec<NetworkPolicyPeer>,

@@ -112,19 +112,23 @@ fn a_budget_that_somebody_else_made_stands_in_the_place_of_ours() {
 }
 
 #[test]
-fn only_the_operator_reaches_the_admin_port() {
-    let policy = |inference: &str| {
-        let made = desired(&valid(&deployment("{}"), Some(peers(inference))), "").network_policy.unwrap();
+fn only_the_operator_and_gateways_reach_the_admin_port() {
+    let policy_of = |peers: Peers| {
+        let made = desired(&valid(&deployment("{}"), Some(peers)), "").network_policy.unwrap();
         serde_json::to_value(made.spec).unwrap()
     };
-    let expected = |from: &str| {
+    let policy = |inference: &str| policy_of(peers(inference));
+    let expected_of = |from: &str, admin: &str| {
         yaml(&format!(
-            "{{policyTypes: [Ingress], podSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/instance: chat, app.kubernetes.io/component: agent}}}}, ingress: [{{{from}ports: [{{port: 8000, protocol: TCP}}]}}, {{from: [{OPERATOR}], ports: [{{port: 8001, protocol: TCP}}]}}]}}"
+            "{{policyTypes: [Ingress], podSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/instance: chat, app.kubernetes.io/component: agent}}}}, ingress: [{{{from}ports: [{{port: 8000, protocol: TCP}}]}}, {{from: [{admin}], ports: [{{port: 8001, protocol: TCP}}]}}]}}"
         ))
     };
+    let expected = |from: &str| expected_of(from, OPERATOR);
     assert_eq!(policy("[]"), expected(""), "everybody may ask");
-    let gateway = "[{namespaceSelector: {matchLabels: {team: gateway}}}]";
-    assert_eq!(policy(gateway), expected(&format!("from: {gateway}, ")));
+    let gateway = "{namespaceSelector: {matchLabels: {team: gateway}}}";
+    assert_eq!(policy(&format!("[{gateway}]")), expected(&format!("from: [{gateway}], ")));
+    let with_gateways = Peers { gateways: Some(serde_json::from_value(yaml(gateway)).unwrap()), ..peers("[]") };
+    assert_eq!(policy_of(with_gateways), expected_of("", &format!("{OPERATOR}, {gateway}")));
     assert_eq!(desired(&valid(&deployment("{}"), None), "").network_policy, None);
 }
 

@@ -1,14 +1,14 @@
-//! Which replicas hold which beginnings of prompts, as far as can be told from what was sent to them. Bounded, and wrong at times:
-//! a replica that no longer holds what is written here computes it again, no answer depends on it.
+//! Which replicas hold which beginnings of prompts: what they say themselves ([`Hearing`]), and what can be told from what was sent to
+//! them. Bounded, and wrong at times: a replica that no longer holds what is written here computes it again, no answer depends on it.
 //!
-//! A replica keeps what was used last. So each holder has the replica's count of blocks computed at that time, and what is behind
+//! Of a replica that is heard, what it was sent is believed for a while only: by then it has said that it holds it, or it does not.
+//! Of others it is all that is known. A replica keeps what was used last. So each holder has the replica's count of blocks computed at that time, and what is behind
 //! the count by more than the replica's cache holds is not believed. Entries that nobody asks for leave with their generation: when
 //! the young one is full the old one is dropped. Whoever is noted has all of its marks renewed, so the marks of a prompt that are
 //! present are always its first ones, and the last of them is found by halving.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    hash::{BuildHasherDefault, Hasher},
     mem,
 };
 
@@ -16,25 +16,52 @@ use smallvec::SmallVec;
 
 use crate::{
     chain::{Chain, Mark},
-    mix::mix,
+    held::{Hearing, Held},
+    mix::{AlreadyHashed, mix},
 };
 
 /// Replicas of one beginning that are remembered. More are no better choice, and looking through them takes time.
-const HOLDERS_MAX: usize = 64;
+pub(crate) const HOLDERS_MAX: usize = 64;
 /// Bytes of text in a KV block of 16 tokens, about.
 const BLOCK_BYTES: u32 = 64;
 /// More blocks than any cache holds: what a slot's former replica held is behind by at least as much.
 const FORGOTTEN: u32 = 1 << 28;
+/// What a replica that is heard was sent is believed for so long: a prompt that waits longer for its prefill goes where nobody is better.
+const BELIEVED_SECONDS: u32 = 30;
 
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     slot: u32,
     /// The replica's count of blocks when the beginning was used last.
     at: u32,
+    /// The second when that was.
+    second: u32,
 }
 
 type Holders = SmallVec<[Holder; 2]>;
-type Generation = HashMap<u64, Holders, BuildHasherDefault<Hashed>>;
+type Generation = HashMap<u64, Holders, AlreadyHashed>;
+
+/// How it is known that a replica holds something.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Source {
+    /// It said so.
+    Exact,
+    /// It was sent it.
+    Predicted,
+}
+
+impl Source {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Exact, Self::Predicted];
+
+    /// One word, for metrics and for who asks.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Predicted => "predicted",
+        }
+    }
+}
 
 /// See the module. Replicas are known by small numbers, their slots.
 #[derive(Debug, Default)]
@@ -44,45 +71,70 @@ pub struct PrefixIndex {
     n_young_max: usize,
     /// Blocks that each replica computed, by slot.
     counts: Vec<u32>,
+    held: Held,
 }
 
 /// How many bytes of a prompt's beginning each replica holds, by slot.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Matches {
-    ends: Vec<u32>,
+    ends: Vec<Match>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Match {
+    end: u32,
+    /// Of this, what it said itself.
+    exact: u32,
 }
 
 impl Matches {
     /// Bytes that the replica in this slot holds.
     pub fn of(&self, slot: u32) -> u32 {
-        self.ends.get(slot as usize).copied().unwrap_or_default()
+        self.ends.get(slot as usize).map_or(0, |found| found.end)
+    }
+
+    /// Of these, bytes that it said itself to hold.
+    pub fn exact(&self, slot: u32) -> u32 {
+        self.ends.get(slot as usize).map_or(0, |found| found.exact)
+    }
+
+    /// How that is known; `None`: it holds nothing.
+    pub fn source(&self, slot: u32) -> Option<Source> {
+        let found = self.ends.get(slot as usize).filter(|found| found.end > 0)?;
+        Some(if found.exact == found.end { Source::Exact } else { Source::Predicted })
     }
 
     /// The most that any of them holds.
     pub fn longest(&self) -> u32 {
-        self.ends.iter().copied().max().unwrap_or_default()
+        self.ends.iter().map(|found| found.end).max().unwrap_or_default()
     }
 }
 
 impl PrefixIndex {
-    /// An empty one that remembers up to this many beginnings.
+    /// An empty one that remembers up to this many beginnings of what was sent, and as many of what replicas say.
     pub fn bounded(n_max: usize) -> Self {
-        Self { n_young_max: n_max.div_ceil(2), ..Self::default() }
+        Self { n_young_max: n_max.div_ceil(2), held: Held::bounded(n_max), ..Self::default() }
     }
 
-    /// Beginnings that are remembered.
-    pub fn len(&self) -> usize {
-        self.young.len() + self.old.len()
-    }
-
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Beginnings that are remembered, by how they are known.
+    pub fn len(&self, source: Source) -> usize {
+        match source {
+            Source::Exact => self.held.len(),
+            Source::Predicted => self.young.len() + self.old.len(),
+        }
     }
 
     /// Who holds how much of a prompt. `capacity` is how many KV blocks the replica of a slot has.
-    pub fn matches(&self, chain: &Chain, capacity: impl Fn(u32) -> u32) -> Matches {
-        let mut matches = Matches { ends: vec![0; self.counts.len()] };
+    pub fn matches(&self, chain: &Chain, now_ms: u64, capacity: impl Fn(u32) -> u32) -> Matches {
+        let mut matches = self.predicted(chain, second(now_ms), capacity);
+        if self.held.len() > 0 {
+            self.add_held(chain, &mut matches);
+        }
+        matches
+    }
+
+    fn predicted(&self, chain: &Chain, second: u32, capacity: impl Fn(u32) -> u32) -> Matches {
+        let mut matches = Matches { ends: vec![Match::default(); self.counts.len()] };
         let marks = chain.marks();
         let present = marks.partition_point(|mark| self.holders(mark).is_some());
         let mut n_known = 0;
@@ -93,22 +145,31 @@ impl PrefixIndex {
                 continue;
             }
             n_known = n_known.max(holders.len());
-            for holder in holders.iter().filter(|holder| self.is_held(holder, capacity(holder.slot))) {
-                let end = &mut matches.ends[holder.slot as usize];
+            for holder in holders.iter().filter(|holder| self.is_believed(holder, second, capacity(holder.slot))) {
+                let end = &mut matches.ends[holder.slot as usize].end;
                 *end = (*end).max(mark.end);
             }
         }
         matches
     }
 
-    /// A prompt goes to a replica, which holds `matched` bytes of it.
-    pub fn note(&mut self, chain: &Chain, slot: u32, matched: u32) {
-        if self.counts.len() <= slot as usize {
-            self.counts.resize(slot as usize + 1, 0);
+    /// Every mark is looked at: a replica that gave up one that lies before others may hold those all the same.
+    fn add_held(&self, chain: &Chain, matches: &mut Matches) {
+        for mark in chain.marks().iter().rev() {
+            for slot in self.held.of(mark.hash) {
+                let Match { end, exact } = &mut matches.ends[*slot as usize];
+                *exact = (*exact).max(mark.end);
+                *end = (*end).max(mark.end);
+            }
         }
+    }
+
+    /// A prompt goes to a replica, which holds `matched` bytes of it.
+    pub fn note(&mut self, chain: &Chain, slot: u32, matched: u32, now_ms: u64) {
+        self.know(slot);
         let count = &mut self.counts[slot as usize];
         *count = count.wrapping_add(chain.n_bytes().saturating_sub(matched).div_ceil(BLOCK_BYTES));
-        let holder = Holder { slot, at: *count };
+        let holder = Holder { slot, at: *count, second: second(now_ms) };
         if self.young.len() + chain.marks().len() > self.n_young_max {
             self.old = mem::take(&mut self.young);
         }
@@ -122,15 +183,63 @@ impl PrefixIndex {
         if let Some(count) = self.counts.get_mut(slot as usize) {
             *count = count.wrapping_add(FORGOTTEN);
         }
+        self.held.forget(slot);
+    }
+
+    /// From now on the replica in this slot says what it holds; nothing, at first.
+    pub fn hear(&mut self, slot: u32) -> Hearing {
+        self.know(slot);
+        self.held.hear(slot)
+    }
+
+    /// Whether the replica in this slot says what it holds.
+    pub fn is_heard(&self, slot: u32) -> bool {
+        self.held.is_heard(slot)
+    }
+
+    /// Whether what it says is still taken in.
+    pub fn goes_on(&self, hearing: &Hearing) -> bool {
+        self.held.goes_on(hearing)
+    }
+
+    /// It says nothing any more: only what it is sent is known.
+    pub fn hear_no_more(&mut self, hearing: &Hearing) {
+        if self.held.goes_on(hearing) {
+            self.held.forget(hearing.slot());
+        }
+    }
+
+    /// It says that it holds a beginning.
+    pub fn store(&mut self, hearing: &Hearing, name: u64) {
+        self.held.store(hearing, name);
+    }
+
+    /// It says that it does not any more, and so it does not hold what it was sent before.
+    pub fn remove(&mut self, hearing: &Hearing, name: u64) {
+        if self.held.goes_on(hearing) {
+            self.held.remove(hearing, name);
+            for generation in [&mut self.young, &mut self.old] {
+                if let Some(holders) = generation.get_mut(&name) {
+                    holders.retain(|holder| holder.slot != hearing.slot());
+                }
+            }
+        }
+    }
+
+    fn know(&mut self, slot: u32) {
+        if self.counts.len() <= slot as usize {
+            self.counts.resize(slot as usize + 1, 0);
+        }
     }
 
     fn holders(&self, mark: &Mark) -> Option<&Holders> {
         self.young.get(&mark.hash).or_else(|| self.old.get(&mark.hash))
     }
 
-    fn is_held(&self, holder: &Holder, capacity: u32) -> bool {
+    fn is_believed(&self, holder: &Holder, second: u32, capacity: u32) -> bool {
         let behind = self.counts[holder.slot as usize].wrapping_sub(holder.at);
-        behind < capacity.min(FORGOTTEN)
+        let is_confirmed_by_now = || second.saturating_sub(holder.second) >= BELIEVED_SECONDS;
+        behind < capacity.min(FORGOTTEN) && !(self.held.is_heard(holder.slot) && is_confirmed_by_now())
     }
 
     fn renew(&mut self, hash: u64, holder: Holder) {
@@ -147,22 +256,8 @@ impl PrefixIndex {
     }
 }
 
-/// Keys are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are of 64 bits")
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
+fn second(now_ms: u64) -> u32 {
+    (now_ms / 1000) as u32
 }
 
 #[cfg(test)]
@@ -179,38 +274,38 @@ mod tests {
     #[test]
     fn who_was_sent_a_prompt_holds_its_beginning_for_others() {
         let mut index = PrefixIndex::bounded(1000);
-        index.note(&prompt(1, 1, 2048), 0, 0);
-        index.note(&prompt(1, 2, 1024), 3, 0);
-        let same = index.matches(&prompt(1, 1, 2048), |_| BIG);
+        index.note(&prompt(1, 1, 2048), 0, 0, 0);
+        index.note(&prompt(1, 2, 1024), 3, 0, 0);
+        let same = index.matches(&prompt(1, 1, 2048), 0, |_| BIG);
         let whole = prompt(1, 1, 2048).marks().last().unwrap().end;
         assert_eq!([same.of(0), same.of(1), same.of(3)], [whole, 0, 4096]);
-        let other = index.matches(&prompt(1, 9, 4000), |_| BIG);
+        let other = index.matches(&prompt(1, 9, 4000), 0, |_| BIG);
         assert_eq!([other.of(0), other.of(3), other.longest()], [4096; 3]);
-        assert_eq!(index.matches(&prompt(2, 1, 2048), |_| BIG).longest(), 0);
+        assert_eq!(index.matches(&prompt(2, 1, 2048), 0, |_| BIG).longest(), 0);
     }
 
     #[test]
     fn what_a_cache_cannot_hold_any_more_is_not_believed() {
         let mut index = PrefixIndex::bounded(100_000);
-        index.note(&prompt(1, 1, 0), 0, 0);
+        index.note(&prompt(1, 1, 0), 0, 0, 0);
         for other in 0..10 {
-            index.note(&prompt(2, other, 4096), 0, 0);
+            index.note(&prompt(2, other, 4096), 0, 0, 0);
         }
         // 10 prompts of 128 blocks came after it.
-        let believed = |capacity| index.matches(&prompt(1, 1, 0), |_| capacity).of(0) > 0;
+        let believed = |capacity| index.matches(&prompt(1, 1, 0), 0, |_| capacity).of(0) > 0;
         assert!(believed(1281) && !believed(1280));
     }
 
     #[test]
     fn a_new_replica_holds_nothing_of_its_slots_former_one() {
         let mut index = PrefixIndex::bounded(1000);
-        index.note(&prompt(1, 1, 0), 0, 0);
+        index.note(&prompt(1, 1, 0), 0, 0, 0);
         for _ in 0..10 {
             index.forget(0);
-            assert_eq!(index.matches(&prompt(1, 1, 0), |_| u32::MAX).of(0), 0);
+            assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| u32::MAX).of(0), 0);
         }
-        index.note(&prompt(1, 1, 0), 0, 0);
-        assert_eq!(index.matches(&prompt(1, 1, 0), |_| BIG).of(0), 4096);
+        index.note(&prompt(1, 1, 0), 0, 0, 0);
+        assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| BIG).of(0), 4096);
     }
 
     #[test]
@@ -218,21 +313,61 @@ mod tests {
         let mut index = PrefixIndex::bounded(200);
         for at in 0..1000u32 {
             let other = Chain::of(u64::from(at) + 10, &[&vec![7; 1024]]);
-            index.note(&other, 1, 0);
-            index.note(&prompt(1, 1, 0), 0, 4096);
-            assert!(index.len() <= 200, "{}", index.len());
+            index.note(&other, 1, 0, 0);
+            index.note(&prompt(1, 1, 0), 0, 4096, 0);
+            assert!(index.len(Source::Predicted) <= 200, "{}", index.len(Source::Predicted));
         }
-        assert_eq!(index.matches(&prompt(1, 1, 0), |_| BIG).of(0), 4096);
+        assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| BIG).of(0), 4096);
     }
 
     #[test]
     fn a_popular_beginning_has_bounded_holders() {
         let mut index = PrefixIndex::bounded(1000);
         for slot in 0..1000 {
-            index.note(&prompt(1, 1, 0), slot, 0);
+            index.note(&prompt(1, 1, 0), slot, 0, 0);
         }
-        let matches = index.matches(&prompt(1, 1, 0), |_| BIG);
+        let matches = index.matches(&prompt(1, 1, 0), 0, |_| BIG);
         let holders = (0..1000).filter(|slot| matches.of(*slot) == 4096).count();
         assert!((32..=HOLDERS_MAX).contains(&holders), "{holders}");
+    }
+
+    fn names(chain: &Chain) -> Vec<u64> {
+        chain.marks().iter().map(|mark| mark.hash).collect()
+    }
+
+    #[test]
+    fn of_a_replica_that_is_heard_what_it_was_sent_is_believed_until_it_should_have_said_so() {
+        let (mut index, prompt) = (PrefixIndex::bounded(1000), prompt(1, 1, 0));
+        let hearing = index.hear(0);
+        [0, 1].into_iter().for_each(|slot| index.note(&prompt, slot, 0, 5_000));
+        let known = |index: &PrefixIndex, now_ms| {
+            let matches = index.matches(&prompt, now_ms, |_| BIG);
+            [0, 1].map(|slot| (matches.of(slot), matches.source(slot)))
+        };
+        let sent = (4096, Some(Source::Predicted));
+        assert_eq!(known(&index, 34_000), [sent, sent]);
+        assert_eq!(known(&index, 35_000), [(0, None), sent], "the other one cannot say so");
+        names(&prompt)[..2].iter().for_each(|name| index.store(&hearing, *name));
+        assert_eq!(known(&index, 35_000)[0], (512, Some(Source::Exact)));
+        assert_eq!(known(&index, 34_000)[0], sent, "the rest may come");
+        names(&prompt).iter().for_each(|name| index.remove(&hearing, *name));
+        assert_eq!(known(&index, 6_000), [(0, None), sent], "it has given it up");
+    }
+
+    #[test]
+    fn who_is_heard_no_more_is_predicted_as_before() {
+        let (mut index, prompt) = (PrefixIndex::bounded(1000), prompt(1, 1, 0));
+        let hearing = index.hear(3);
+        names(&prompt).iter().for_each(|name| index.store(&hearing, *name));
+        index.note(&prompt, 3, 4096, 0);
+        let source = |index: &PrefixIndex| index.matches(&prompt, 90_000, |_| BIG).source(3);
+        assert_eq!(source(&index), Some(Source::Exact));
+        index.hear_no_more(&hearing);
+        assert_eq!((source(&index), index.len(Source::Exact)), (Some(Source::Predicted), 0));
+        let [hearing, newer] = [(); 2].map(|()| index.hear(3));
+        index.store(&hearing, names(&prompt)[0]);
+        assert_eq!((index.goes_on(&hearing), index.goes_on(&newer), index.len(Source::Exact)), (false, true, 0));
+        index.forget(3);
+        assert!(!index.goes_on(&newer) && source(&index).is_none());
     }
 }

@@ -3,13 +3,15 @@
 //! tokenizer. Reads no clock, sends nothing, knows no HTTP.
 
 mod chain;
+mod held;
 mod index;
 mod load;
 mod mix;
 mod route;
 
 pub use chain::{Chain, Mark};
-pub use index::{Matches, PrefixIndex};
+pub use held::Hearing;
+pub use index::{Matches, PrefixIndex, Source};
 pub use load::{Load, Own, Reported, load};
 pub use mix::{hash, mix};
 pub use route::{Ask, Choice, Reason, ReplicaView, Rules, Terms, route};

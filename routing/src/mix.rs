@@ -1,6 +1,8 @@
 //! A fast hash for text and for who is first at a key. Every gateway computes the same, so it has no secret: who makes two texts
 //! collide gets a replica without their prefix, and nothing else.
 
+use std::hash::{BuildHasherDefault, Hasher};
+
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 const SPREAD: u64 = 0xd6e8_feb8_6659_fd93;
 
@@ -18,6 +20,27 @@ pub fn hash(state: u64, bytes: &[u8]) -> u64 {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("a chunk of eight"));
     let state = words.fold(state, |state, bytes| mix(state, word(bytes)));
     mix(mix(state, u64::from_le_bytes(tail)), bytes.len() as u64)
+}
+
+/// Of maps whose keys are hashes.
+pub(crate) type AlreadyHashed = BuildHasherDefault<Hashed>;
+
+/// A key that is a hash is its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are of 64 bits")
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 #[cfg(test)]

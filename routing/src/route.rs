@@ -1,14 +1,21 @@
 //! The choice itself: of the replicas that admit anything, the one that begins with the prompt soonest.
 //!
 //! What a replica would have to do first is counted in tokens of prefill: those of the prompt that it does not hold, those of prompts
-//! that wait there, and for each sequence beside it what it slows prefill by. Replicas that have more than their share of requests are
-//! left out. Among those that are nearly equal the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
+//! that wait there, and for each sequence beside it what it slows prefill by. The first weigh more: who waits loses time, who computes again
+//! what another one holds takes it from all. Replicas that have more than their share of requests are
+//! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
 //! each other send prompts that begin alike to the same replica. Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!
 //! Pure: the same values, the same choice, whatever the order of replicas.
 
-use crate::{BYTES_PER_TOKEN, chain::Chain, index::Matches, load::Load, mix::mix};
+use crate::{
+    BYTES_PER_TOKEN,
+    chain::Chain,
+    index::{Matches, Source},
+    load::Load,
+    mix::mix,
+};
 
 /// Constants of the choice.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +24,8 @@ pub struct Rules {
     pub balance: f64,
     /// and this many more: where there is little to do, nobody is late for it.
     pub slack: f64,
+    /// Tokens that wait which a token that the replica does not hold counts as.
+    pub uncached_weight: f64,
     /// Tokens of prefill that a sequence in progress counts as.
     pub sequence_tokens: f64,
     /// Costs that differ by at most this many tokens are equal.
@@ -34,7 +43,8 @@ impl Default for Rules {
         Self {
             balance: 1.25,
             slack: 2.0,
-            sequence_tokens: 64.0,
+            uncached_weight: 1.5,
+            sequence_tokens: 256.0,
             near_tokens: 256.0,
             kv_high: 0.8,
             kv_full_tokens: 8192.0,
@@ -115,7 +125,7 @@ pub struct Terms {
     pub waiting_tokens: u64,
     /// Requests there.
     pub requests: u32,
-    /// All of it, in tokens.
+    /// All of it, in tokens that wait.
     pub cost: f64,
 }
 
@@ -126,6 +136,8 @@ pub struct Choice {
     pub place: usize,
     /// Bytes of the prompt that it holds.
     pub matched: u32,
+    /// How that is known, if it holds any.
+    pub source: Option<Source>,
     /// Why.
     pub reason: Reason,
     /// What it was chosen by.
@@ -179,8 +191,9 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
         (_, true) => scene.least(&candidates)?,
         (_, false) => scene.of_two(&candidates)?,
     };
-    let (matched, terms) = (matches.of(replicas[place].slot), scene.terms(&replicas[place]));
-    Some(Choice { place, matched, reason, terms, n_candidates, n_over_share })
+    let slot = replicas[place].slot;
+    let (matched, source, terms) = (matches.of(slot), matches.source(slot), scene.terms(&replicas[place]));
+    Some(Choice { place, matched, source, reason, terms, n_candidates, n_over_share })
 }
 
 /// How much of a whole replica's load this one may have.
@@ -222,7 +235,7 @@ impl Scene<'_> {
             cached_tokens,
             waiting_tokens: load.prefill_tokens,
             requests: load.requests,
-            cost: f64::from(uncached_tokens) + before,
+            cost: rules.uncached_weight * f64::from(uncached_tokens) + before,
         }
     }
 
@@ -234,19 +247,21 @@ impl Scene<'_> {
         affinity(self.key, &self.replicas[candidate.place])
     }
 
-    /// The key's own among those that cost nearly as little as the least.
+    /// Of those that cost nearly as little as the least, the one that says it holds most; of equals the key's own. What was only sent
+    /// somewhere does not count for this: other gateways sent other things, and all of them have the key.
     fn least(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
         let lowest = candidates.iter().map(|candidate| candidate.cost).min_by(f64::total_cmp)?;
         let is_near = |candidate: &&Candidate| candidate.cost <= lowest + self.rules.near_tokens;
-        let (mut n_near, mut best) = (0, None::<(f64, &Candidate)>);
+        let exact = |candidate: &Candidate| self.matches.exact(self.replicas[candidate.place].slot);
+        let (mut n_near, mut best) = (0, None::<(u32, f64, &Candidate)>);
         for candidate in candidates.iter().filter(is_near) {
-            let affinity = self.affinity(candidate);
             n_near += 1;
-            if best.is_none_or(|(highest, _)| affinity > highest) {
-                best = Some((affinity, candidate));
+            let rank = (exact(candidate), self.affinity(candidate));
+            if best.is_none_or(|(exact, affinity, _)| rank > (exact, affinity)) {
+                best = Some((rank.0, rank.1, candidate));
             }
         }
-        let (_, chosen) = best?;
+        let (.., chosen) = best?;
         let reason = match (self.matched(chosen), n_near) {
             (1.., _) => Reason::Prefix,
             (0, 1) => Reason::Load,

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, route};
+use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Source, route};
 
 const NOW_MS: u64 = 1_000_000;
 const BLOCKS: u32 = 1 << 20;
@@ -29,7 +29,7 @@ fn prompt(seed: u8, n_bytes: usize) -> Chain {
 
 fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
     let ask = Ask { chain, session: None, now_ms: NOW_MS };
-    route(&ask, replicas, &index.matches(chain, |_| BLOCKS), &Rules::default())
+    route(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
 }
 
 fn slot_of(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> (u32, Reason) {
@@ -50,23 +50,27 @@ fn nobody_is_chosen_of_nobody_and_the_only_one_of_one() {
 #[test]
 fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
     let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
-    index.note(&chain, 2, 0);
+    index.note(&chain, 2, 0, NOW_MS);
     let with_waiting = |tokens| {
         let mut replicas = fleet(4, |_| {});
         replicas[2].load.prefill_tokens = tokens;
         slot_of(&chain, &replicas, &index)
     };
     assert_eq!(with_waiting(0), (2, Reason::Prefix));
-    assert_eq!(with_waiting(8_000), (2, Reason::Prefix), "it holds some 10,000 tokens");
-    assert_ne!(with_waiting(12_000).0, 2);
+    assert_eq!(
+        with_waiting(13_000),
+        (2, Reason::Prefix),
+        "it holds some 10,000 tokens, which count half as much again"
+    );
+    assert_ne!(with_waiting(16_000).0, 2);
 }
 
 #[test]
 fn the_longer_prefix_counts_more() {
     let (long, short) = (prompt(1, 40_000), prompt(1, 20_000));
     let mut index = PrefixIndex::bounded(1000);
-    index.note(&short, 0, 0);
-    index.note(&long, 3, 0);
+    index.note(&short, 0, 0, NOW_MS);
+    index.note(&long, 3, 0, NOW_MS);
     assert_eq!(slot_of(&long, &fleet(4, |_| {}), &index).0, 3);
 }
 
@@ -88,6 +92,22 @@ fn a_full_cache_and_a_stall_of_prompts_count() {
     for seed in 0..20 {
         assert_eq!(slot_of(&prompt(seed, 400), &full, &index).0, 1);
         assert_eq!(slot_of(&prompt(seed, 400), &long_line, &index).0, 1);
+    }
+}
+
+#[test]
+fn of_nearly_equals_who_says_that_it_holds_the_prompt_is_chosen_and_who_was_only_sent_it_is_not() {
+    let (chain, replicas) = (prompt(1, 700), fleet(8, |_| {}));
+    let own = slot_of(&chain, &replicas, &PrefixIndex::bounded(100)).0;
+    for other in (0..8).filter(|slot| *slot != own) {
+        let mut index = PrefixIndex::bounded(100);
+        index.note(&chain, other, 0, NOW_MS);
+        assert_eq!(slot_of(&chain, &replicas, &index).0, own, "the prompt's own, as at every gateway");
+        let hearing = index.hear(other);
+        chain.marks().iter().for_each(|mark| index.store(&hearing, mark.hash));
+        assert_eq!(slot_of(&chain, &replicas, &index), (other, Reason::Prefix));
+        let choice = choose(&chain, &replicas, &index).unwrap();
+        assert_eq!((choice.matched, choice.source), (512, Some(Source::Exact)));
     }
 }
 
@@ -123,7 +143,7 @@ fn a_session_keeps_its_replica_whatever_it_asks() {
 #[test]
 fn who_does_not_answer_is_asked_only_if_nobody_does() {
     let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
-    index.note(&chain, 1, 0);
+    index.note(&chain, 1, 0, NOW_MS);
     let mut replicas = fleet(3, |view| view.is_healthy = view.slot != 1);
     assert_ne!(slot_of(&chain, &replicas, &index).0, 1);
     replicas.iter_mut().for_each(|view| view.is_healthy = false);
@@ -155,7 +175,7 @@ fn without_any_report_two_are_compared_and_holders_stay_first() {
     assert_ne!(second, first);
     busy[second as usize].load.requests = 2;
     assert!([first, second].contains(&slot_of(&chain, &busy, &index).0), "no third is looked at");
-    index.note(&chain, 9, 0);
+    index.note(&chain, 9, 0, NOW_MS);
     assert_eq!(slot_of(&chain, &replicas, &index), (9, Reason::Prefix));
 }
 
@@ -168,7 +188,7 @@ fn worlds() -> impl Strategy<Value = (Vec<ReplicaView>, Chain, PrefixIndex)> {
     (prop::collection::vec(view, 1..40), 0..60_000usize, prop::collection::vec(0..40u32, 0..6)).prop_map(
         |(views, n_bytes, holders)| {
             let (chain, mut index) = (prompt(1, n_bytes), PrefixIndex::bounded(10_000));
-            holders.iter().for_each(|slot| index.note(&prompt(1, n_bytes / (*slot as usize + 1)), *slot, 0));
+            holders.iter().for_each(|slot| index.note(&prompt(1, n_bytes / (*slot as usize + 1)), *slot, 0, NOW_MS));
             let views = views.into_iter().enumerate().map(|(slot, (load, weight, is_healthy, since))| ReplicaView {
                 load,
                 weight,

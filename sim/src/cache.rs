@@ -49,12 +49,15 @@ impl PrefixCache {
         }
     }
 
-    /// There is room for so many blocks that nobody holds.
-    pub(crate) fn shrink(&mut self, n_idle_max: usize) {
+    /// There is room for so many blocks that nobody holds; those that are gone.
+    pub(crate) fn shrink(&mut self, n_idle_max: usize) -> Vec<u64> {
+        let mut gone = Vec::new();
         while self.idle.len() > n_idle_max {
             let Some((_, oldest)) = self.idle.pop_first() else { break };
             self.blocks.remove(&oldest);
+            gone.push(oldest);
         }
+        gone
     }
 }
 

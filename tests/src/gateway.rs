@@ -95,6 +95,7 @@ pub async fn replica(pod: &str, agent: &AgentProcess) -> Result<ReplicaEndpoint>
         pod: pod.into(),
         uid: format!("uid-{pod}"),
         address: Some(agent.base().trim_start_matches("http://").to_owned()),
+        events: Some(agent.admin_url("").trim_start_matches("http://").to_owned()),
         revision: load.revision.clone(),
         weight: WHOLE_WEIGHT,
         state: EndpointState::of(load.phase),
@@ -143,8 +144,18 @@ impl GatewayProcess {
 
     /// Waits until it knows a replica in each of these states, of the deployment `NAME.default`.
     pub async fn knows(&self, name: &str, state: EndpointState, count: usize) -> Result<()> {
-        let line =
-            format!("stoker_gateway_replicas{{deployment=\"{name}.default\",state=\"{}\"}} {count}", state.word());
+        let replicas = format!("replicas{{deployment=\"{name}.default\",state=\"{}\"}}", state.word());
+        self.counts(&replicas, count).await
+    }
+
+    /// Waits until so many replicas of the deployment `NAME.default` have said what they hold.
+    pub async fn hears(&self, name: &str, count: usize) -> Result<()> {
+        self.counts(&format!("replicas_heard{{deployment=\"{name}.default\"}}"), count).await
+    }
+
+    /// Waits until a metric, named without `stoker_gateway_` and with its labels, has this value.
+    pub async fn counts(&self, name: &str, count: usize) -> Result<()> {
+        let line = format!("stoker_gateway_{name} {count}");
         let deadline = Instant::now() + PATIENCE;
         loop {
             let metrics = reqwest::get(self.url("/metrics")).await?.text().await?;

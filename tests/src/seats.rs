@@ -96,6 +96,7 @@ impl SeatedReplica {
             revision: "r".to_owned(),
             weight: WHOLE_WEIGHT,
             state,
+            events: None,
             load: Some((&load).into()),
         }
     }

@@ -79,6 +79,7 @@ impl PacedReplica {
             pod: pod.to_owned(),
             uid: format!("uid-{pod}"),
             address: Some(self.address.to_string()),
+            events: None,
             revision: "r".to_owned(),
             weight: WHOLE_WEIGHT,
             state: EndpointState::Serving,

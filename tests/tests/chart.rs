@@ -213,6 +213,7 @@ fn who_may_reach_replicas_is_told_to_the_operator_as_it_reads_it() {
     assert_eq!(labels(peers.operator.namespace_selector)["kubernetes.io/metadata.name"], "default");
     assert_eq!(labels(peers.operator.pod_selector)["app.kubernetes.io/instance"], "stoker");
     assert_eq!(labels(peers.inference[0].namespace_selector.clone())["team"], "gateway");
+    assert_eq!(peers.gateways, None, "there are none");
     let typo = "agent.networkPolicy.inferenceFrom[0].namespaceSelecter.matchLabels.team=gateway";
     assert!(refusal(&[&IMAGES[..], &[typo]].concat()).contains("namespaceSelecter"));
 }
@@ -240,6 +241,8 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
         manifests(&[&GATEWAY[..], &["agent.networkPolicy.enabled=true", rule, "networkPolicy.enabled=true"]].concat());
     let peers = limited.lines().find(|line| line.contains("--replica-network-policy=")).unwrap();
     assert!(peers.contains("stoker-gateway") && peers.contains("web"), "{peers}");
+    let admitted = peers.split("gateways").nth(1).and_then(|peer| peer.split("inference").next());
+    assert!(admitted.is_some_and(|peer| peer.contains("stoker-gateway")), "replicas tell it what they hold: {peers}");
     let policy = limited.split("\n---\n").find(|object| object.contains("kind: NetworkPolicy")).unwrap();
     assert!(policy.contains("stoker-gateway"), "the operator answers it: {policy}");
     assert!(text.contains("--gateway-service=default/stoker-gateway\n") && !text.contains("--tenants"), "{text}");
@@ -255,7 +258,7 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     );
     let everybody = manifests(&[&GATEWAY[..], &["agent.networkPolicy.enabled=true"]].concat());
     let peers = everybody.lines().find(|line| line.contains("--replica-network-policy=")).unwrap();
-    assert!(!peers.contains("stoker-gateway"), "a list of one would be a limit: {peers}");
+    assert!(peers.contains(r#"\"inference\":[]"#), "a list of one would be a limit: {peers}");
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn clients_of_the_gateway_notice_no_roll_no_scale_down_and_no_dead_operator() {
     rig.apply("chat", spec(2, 0)).unwrap();
     let first = wait_settled(&rig, 2, None);
     rig.block_on(gateway.knows("chat", EndpointState::Serving, 2)).unwrap();
+    rig.block_on(gateway.hears("chat", 2)).unwrap();
 
     let service = Service { base: gateway.base().to_owned(), model: "ember".to_owned() };
     let clients = Clients::start(&service, 4, 24, Duration::from_millis(20));

@@ -1,20 +1,22 @@
-//! The admin port: what only the operator asks. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `PUT /v1/intent` an
-//! order. No Service has this port; an order is believed for its signature alone, so whoever else reaches the port moves nothing.
+//! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `PUT /v1/intent` an
+//! order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its signature alone, so whoever else reaches the port moves nothing.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
     body::{Bytes, to_bytes},
-    extract::{Request, State},
+    extract::{Query, Request, State},
     http::StatusCode,
     middleware,
     routing::{get, put},
 };
+use serde::Deserialize;
 use stoker_crds::{
     contract::LoadReport,
     history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, ORDER_BYTES_MAX, SIGNATURE_HEADER},
+    kv_events::{KV_EVENTS_PATH, KvEvents, WAIT_SECONDS_MAX},
 };
 
 use crate::{
@@ -29,6 +31,7 @@ pub fn admin_router(replica: Arc<Replica>) -> Router {
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
         .route(INTENT_PATH, put(intent))
+        .route(KV_EVENTS_PATH, get(kv_events))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(replica.clone(), observe))
@@ -41,6 +44,22 @@ async fn load(State(replica): State<Arc<Replica>>) -> Json<LoadReport> {
 
 async fn history(State(replica): State<Arc<Replica>>) -> Json<LoadHistory> {
     Json(replica.history())
+}
+
+/// What a gateway knows, and how long it waits for more.
+#[derive(Debug, Deserialize)]
+struct Known {
+    #[serde(default)]
+    start: String,
+    #[serde(default)]
+    since: u64,
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn kv_events(State(replica): State<Arc<Replica>>, Query(known): Query<Known>) -> Json<KvEvents> {
+    let wait = Duration::from_secs(known.wait.min(WAIT_SECONDS_MAX));
+    Json(replica.kv_events(&known.start, known.since, wait).await)
 }
 
 /// Takes an order; answers with the reading after it, which names the order's number.

@@ -52,6 +52,11 @@ pub(crate) fn start(
     for prompt in &mut request.prompts {
         keep(prompt, request.generation.truncate, max_model_len);
     }
+    let marks = match &request.prompts[..] {
+        // What gateways name is the text of one prompt that is used as it came.
+        [prompt] if request.generation.truncate.is_none() => open.passage.prefixes.marks(prompt.len()),
+        _ => Arc::default(),
+    };
     let mut sequences = Vec::new();
     for prompt in &request.prompts {
         sequences.extend(completions_of(prompt, request, max_model_len)?);
@@ -60,6 +65,7 @@ pub(crate) fn start(
     open.passage.check(vocabulary, sequences.len())?;
     for (index, sequence) in sequences.iter_mut().enumerate() {
         sequence.resume = open.passage.resume(index);
+        sequence.prefix_marks = Arc::clone(&marks);
     }
     let tells_numbers = request.logprobs.is_some() || request.generation.prompt_logprobs.is_some();
     let mut choices = Choices::submit(&served.engine, sequences, open)?;
@@ -113,6 +119,7 @@ fn completions_of<'a>(
         pooling: None,
         priority: generation.priority,
         cache_salt: generation.cache_salt.clone(),
+        prefix_marks: Arc::default(),
         resume: None,
     }))
 }

@@ -24,6 +24,7 @@ mod openapi;
 mod params;
 mod parts;
 mod passage;
+mod prefixes;
 mod probes;
 mod prompt;
 mod prompt_work;

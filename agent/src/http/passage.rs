@@ -5,6 +5,7 @@
 //! x-stoker-drawn: SEED-ID-CREATED   what must be the same wherever the request is answered; asks for marks in its stream
 //! x-stoker-resume: N                the first N bytes of the body say what was told of the answer already, as JSON
 //! x-stoker-whole: marks             of an answer that is not streamed: its marks come before it, so that it can go on elsewhere, too
+//! x-stoker-prefixes: BYTES END:NAME...  what gateways call beginnings of its prompt, to hear which of them are cached ([`Prefixes`])
 //! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
@@ -26,12 +27,14 @@ use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use serde::Deserialize;
+use stoker_crds::kv_events::PREFIXES_HEADER;
 use stoker_engine::{Resume, TokenId};
 
-use crate::http::error::ApiError;
+use crate::http::{error::ApiError, prefixes::Prefixes};
 
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
+const PREFIXES: HeaderName = HeaderName::from_static(PREFIXES_HEADER);
 const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// See the module.
@@ -50,6 +53,8 @@ pub(crate) struct Passage {
     pub(crate) salt: Option<Arc<str>>,
     /// Whether its answer has marks where it is not streamed, too.
     pub(crate) tells_whole: bool,
+    /// What gateways call beginnings of its prompt.
+    pub(crate) prefixes: Prefixes,
 }
 
 /// What chance or a clock would decide here.
@@ -96,7 +101,12 @@ impl Passage {
             n_bytes.ok_or_else(|| malformed("x-stoker-resume is a number of bytes, beside x-stoker-drawn"))?;
         let salt = text(SALT).filter(|salt| !salt.is_empty()).map(Arc::from);
         let tells_whole = drawn.is_some() && text(WHOLE) == Some("marks");
-        Ok((Self { drawn, told: None, salt, tells_whole }, n_bytes))
+        let prefixes = match text(PREFIXES) {
+            Some(sent) => Prefixes::parse(sent)
+                .ok_or_else(|| malformed("x-stoker-prefixes is BYTES END:NAME END:NAME..., with ends that rise"))?,
+            None => Prefixes::default(),
+        };
+        Ok((Self { drawn, told: None, salt, tells_whole, prefixes }, n_bytes))
     }
 
     /// Takes what is told off the body.

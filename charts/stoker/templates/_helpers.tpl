@@ -56,10 +56,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
 {{- $inference := .Values.agent.networkPolicy.inferenceFrom -}}
-{{- if and $inference .Values.gateway.enabled -}}
-{{- $inference = append $inference (include "stoker.gatewayPeer" . | fromJson) -}}
+{{- $peers := dict "operator" $operator -}}
+{{- if .Values.gateway.enabled -}}
+{{- $gateway := include "stoker.gatewayPeer" . | fromJson -}}
+{{- $peers = set $peers "gateways" $gateway -}}
+{{- if $inference -}}
+{{- $inference = append $inference $gateway -}}
 {{- end -}}
-{{ dict "operator" $operator "inference" $inference | toJson }}
+{{- end -}}
+{{ set $peers "inference" $inference | toJson }}
 {{- end }}
 
 {{/* What the operator may do where it watches. Each rule says what for. */}}

@@ -11,7 +11,11 @@
 
 use std::collections::HashMap;
 
-use super::{BlockHash, lru::Lru};
+use super::{
+    BlockHash,
+    lru::Lru,
+    marks::{Marks, PrefixChange},
+};
 
 /// Index of a KV block.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -30,6 +34,8 @@ pub struct BlockPool {
     /// Named blocks without a holder.
     cached: Lru,
     n_evicted: u64,
+    /// What others call beginnings that end in named blocks.
+    marks: Marks,
 }
 
 impl BlockPool {
@@ -42,6 +48,7 @@ impl BlockPool {
             named: HashMap::new(),
             cached: Lru::new(n_total),
             n_evicted: 0,
+            marks: Marks::default(),
         }
     }
 
@@ -109,10 +116,29 @@ impl BlockPool {
     pub fn forget(&mut self, name: BlockHash) {
         let Some(block) = self.named.remove(&name) else { return };
         self.names[block.0 as usize] = None;
+        self.marks.lost(block);
         if self.refs(block) == 0 {
             self.cached.remove(block);
             self.free.push(block);
         }
+    }
+
+    /// Whoever tells beginnings of prompts apart by names of their own calls the one so that ends with this block. Nothing happens
+    /// if no block has the name.
+    pub fn mark(&mut self, name: BlockHash, mark: u64) {
+        if let Some(block) = self.find(name) {
+            self.marks.tie(mark, block);
+        }
+    }
+
+    /// Which marked beginnings can be found from now on and which not any more, since the last call.
+    pub fn take_changes(&mut self) -> Vec<PrefixChange> {
+        self.marks.take_changes()
+    }
+
+    /// All marked beginnings that can be found.
+    pub fn marks(&self) -> Vec<u64> {
+        self.marks.names().collect()
     }
 
     /// Adds a holder to a held or cached block: two sequences with the same prefix read the same block.
@@ -142,8 +168,14 @@ impl BlockPool {
         self.cached.remove(block);
         let name = self.names[block.0 as usize].take().expect("a cached block has a name");
         self.named.remove(&name);
+        self.marks.lost(block);
         self.n_evicted += 1;
         Some(block)
+    }
+
+    /// Panics if a marked block has no name.
+    pub(crate) fn check_marks(&self) {
+        assert!(self.marks.blocks().all(|block| self.names[block.0 as usize].is_some()), "a marked block can be found");
     }
 }
 
@@ -206,6 +238,23 @@ mod tests {
         pool.name(second, name(1));
         pool.release(second);
         assert_eq!((pool.find(name(1)), pool.n_free()), (Some(first), 1));
+    }
+
+    #[test]
+    fn a_mark_is_told_until_its_block_is_evicted_or_forgotten() {
+        use PrefixChange::{Removed, Stored};
+        let mut pool = BlockPool::new(2);
+        for n in [1, 2] {
+            let block = pool.take().unwrap();
+            pool.name(block, name(n));
+            pool.mark(name(n), n.into());
+            pool.release(block);
+        }
+        pool.mark(name(3), 3);
+        assert_eq!(pool.take_changes(), [Stored(1), Stored(2)]);
+        pool.take();
+        pool.forget(name(2));
+        assert_eq!((pool.take_changes(), pool.marks()), (vec![Removed(1), Removed(2)], vec![]));
     }
 
     #[test]

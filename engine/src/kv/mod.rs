@@ -7,10 +7,12 @@ mod block_pool;
 mod block_table;
 mod layout;
 mod lru;
+mod marks;
 
 pub use block_hash::BlockHash;
 pub use block_pool::{BlockId, BlockPool};
 pub use block_table::{BlockTable, NoFreeBlock};
 pub use layout::{KvDtype, KvLayout};
+pub use marks::PrefixChange;
 
 pub use stoker_fit::{BLOCK_TOKENS, blocks_for};

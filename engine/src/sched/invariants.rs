@@ -38,6 +38,7 @@ impl SchedState {
             *holders.entry(*block).or_default() += 1;
         }
         let n_unheld = self.pool.n_free() + self.pool.n_cached();
+        self.pool.check_marks();
         assert_eq!(n_unheld + holders.len(), self.pool.n_total(), "free + cached + referenced = total");
         for (block, n) in holders {
             assert_eq!(self.pool.refs(block), n, "{block:?} is counted once for each holder");

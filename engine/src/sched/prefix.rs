@@ -27,6 +27,7 @@ pub(super) fn attach(sequence: &mut Sequence, found: &[BlockId], pool: &mut Bloc
     sequence.computed = sequence.table.capacity_tokens();
     sequence.n_named = found.len();
     sequence.n_found = sequence.computed;
+    mark_blocks(sequence, 0, pool);
 }
 
 /// Names the blocks that are full, computed and known in every token.
@@ -36,10 +37,22 @@ pub(super) fn name_full_blocks(sequence: &mut Sequence, pool: &mut BlockPool, li
         return;
     }
     extend_names(sequence);
-    for idx in sequence.n_named..n_full {
+    let n_before = sequence.n_named;
+    for idx in n_before..n_full {
         pool.name(sequence.table.blocks()[idx], sequence.names[idx]);
     }
     sequence.n_named = n_full;
+    mark_blocks(sequence, n_before, pool);
+}
+
+/// Ties marks of the prompt to the named blocks in which they end, behind the first `n_before`. A beginning shorter than a block is in
+/// nobody's cache.
+fn mark_blocks(sequence: &Sequence, n_before: usize, pool: &mut BlockPool) {
+    let marks = &sequence.request.prefix_marks;
+    let begin = marks.partition_point(|mark| mark.n_blocks() <= n_before);
+    for mark in marks[begin..].iter().take_while(|mark| mark.n_blocks() <= sequence.n_named) {
+        pool.mark(sequence.names[mark.n_blocks() - 1], mark.name);
+    }
 }
 
 /// Of the first `n_tokens`, those whose blocks are shared.

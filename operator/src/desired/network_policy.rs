@@ -1,5 +1,5 @@
-//! The NetworkPolicy of replicas, where whoever runs the operator asks for it: its admin port for the operator alone,
-//! inference for everybody or for those it names. Pure.
+//! The NetworkPolicy of replicas, where whoever runs the operator asks for it: its admin port for the operator and
+//! gateways alone, inference for everybody or for those it names. Pure.
 
 use k8s_openapi::{
     api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec},
@@ -15,6 +15,7 @@ use crate::{peers::Peers, validate::Identity};
 
 pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolicy {
     let name = &identity.name;
+    let of_admin = std::iter::once(&peers.operator).chain(&peers.gateways);
     let everybody_if_empty = Some(peers.inference.clone()).filter(|peers| !peers.is_empty());
     NetworkPolicy {
         metadata: ObjectMeta {
@@ -33,7 +34,7 @@ pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolic
             ingress: Some(vec![
                 NetworkPolicyIngressRule { from: everybody_if_empty, ports: Some(vec![port(AGENT_PORT)]) },
                 NetworkPolicyIngressRule {
-                    from: Some(vec![peers.operator.clone()]),
+                    from: Some(of_admin.cloned().collect()),
                     ports: Some(vec![port(ADMIN_PORT)]),
                 },
             ]),

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::Result;
 use clap::Parser;
 use stoker_figures::{self as figures, Figure, Key, Run, System};
-use stoker_routing::{Ask, Chain, Load as ReplicaLoad, PrefixIndex, ReplicaView, Rules, mix, route};
+use stoker_routing::{Ask, Chain, Load as ReplicaLoad, PrefixIndex, ReplicaView, Rules, Source, mix, route};
 use stoker_sim::routing::{Kind, Load, RuleName, Setting, run, shared_cache_hits};
 
 /// Compares rules of routing in virtual time, and measures ours.
@@ -28,12 +28,18 @@ struct Args {
     /// Measure only the time of a choice.
     #[arg(long)]
     time_only: bool,
+    /// Measure everything but the time of a choice, which says nothing on a machine that has other things to do.
+    #[arg(long, conflicts_with = "time_only")]
+    without_time: bool,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     let run = Run::start("stoker-routes");
-    let mut found = vec![time_of_choices(&run)];
+    let mut found = Vec::new();
+    if !args.without_time {
+        found.push(time_of_choices(&run));
+    }
     if !args.time_only {
         for kind in Kind::ALL {
             for n_replicas in &args.replicas {
@@ -93,9 +99,12 @@ fn time_of_choices(figures: &Run) -> Figure {
         Chain::of(1, &[&shared, &own])
     };
     let mut number = 0;
-    while index.len() < PREFIXES - 10_000 {
+    let hearings: Vec<_> = (0..REPLICAS).map(|slot| index.hear(slot)).collect();
+    while index.len(Source::Predicted) < PREFIXES - 10_000 {
         number += 1;
-        index.note(&prompt(number, 16_000), (mix(3, number) % u64::from(REPLICAS)) as u32, 0);
+        let (chain, slot) = (prompt(number, 16_000), (mix(3, number) % u64::from(REPLICAS)) as u32);
+        index.note(&chain, slot, 0, 0);
+        chain.marks().iter().for_each(|mark| index.store(&hearings[slot as usize], mark.hash));
     }
     let view = |slot| ReplicaView {
         slot,
@@ -117,17 +126,17 @@ fn time_of_choices(figures: &Run) -> Figure {
     let mut samples = Vec::new();
     for chain in &asked {
         let begun = Instant::now();
-        let matches = index.matches(chain, |_| 1 << 20);
+        let matches = index.matches(chain, 0, |_| 1 << 20);
         let ask = Ask { chain, session: None, now_ms: 1_000_000 };
         let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
-        index.note(chain, choice.place as u32, choice.matched);
+        index.note(chain, choice.place as u32, choice.matched, 0);
         samples.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     let figure = figures.figure(Key { model: "none", dtype: "none", case: "route_1000", metric: "us" }, &samples);
     let marks = asked.iter().map(|chain| chain.marks().len()).sum::<usize>() / asked.len();
     println!(
         "a choice among {REPLICAS} replicas, {} beginnings known, prompts of {marks} marks: {:.1} us (min {:.1}, max {:.1})",
-        index.len(),
+        index.len(Source::Exact),
         figure.value,
         figure.min,
         figure.max

@@ -212,7 +212,7 @@ impl World {
             return;
         };
         self.prompt_tokens += u64::from(request.prompt.tokens);
-        let chosen = self.rule.choose(&request, &self.said, &self.in_flight, &self.replicas);
+        let chosen = self.rule.choose(&request, now, &self.said, &self.in_flight, &self.replicas);
         self.in_flight[chosen] += 1;
         let replica = &mut self.replicas[chosen];
         let was_idle = replica.until.is_none();
@@ -225,6 +225,7 @@ impl World {
 
     fn step(&mut self, at: usize, now: f64) {
         let stepped = self.replicas[at].end_step(now);
+        self.rule.heard(at, now, &self.replicas[at].take_events());
         for id in stepped.began {
             self.entries[id].first_token = now;
             self.rule.began(id);

@@ -9,4 +9,4 @@ mod rules;
 
 pub use fleet::{Outcome, Percentiles, Setting, run, shared_cache_hits};
 pub use load::{Kind, Load};
-pub use rules::{Rule, RuleName};
+pub use rules::{Hears, Rule, RuleName};

@@ -1,9 +1,14 @@
 //! One replica: a line, sequences that share steps, and a cache of blocks of which the ones not used for longest go first. Speeds are
 //! about those of an 8B model on one H100. Knows no other replica.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use super::{load::Request, prompt::BLOCK_TOKENS};
+use stoker_routing::BYTES_PER_TOKEN;
+
+use super::{
+    load::Request,
+    prompt::{BLOCK_TOKENS, Prompt},
+};
 use crate::cache::PrefixCache;
 
 /// Seconds of a step, whatever is in it.
@@ -36,11 +41,11 @@ impl Cache {
         self.blocks.held(blocks)
     }
 
-    /// All of them are used.
-    pub(crate) fn touch(&mut self, blocks: &[u64]) {
+    /// All of them are used; those that had to go.
+    pub(crate) fn touch(&mut self, blocks: &[u64]) -> Vec<u64> {
         self.blocks.hold(blocks);
         self.blocks.release(blocks);
-        self.blocks.shrink(self.n_max);
+        self.blocks.shrink(self.n_max)
     }
 }
 
@@ -65,6 +70,17 @@ pub(crate) struct Replica {
     pub(crate) busy: f64,
     /// Tokens of prompts that were there.
     pub(crate) cached_tokens: u64,
+    /// What gateways call beginnings that end in a block.
+    names: HashMap<u64, Vec<u64>>,
+    /// What it has not told yet of what it holds.
+    untold: Vec<Event>,
+}
+
+/// What became of a beginning of prompts in a cache.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Event {
+    Stored(u64),
+    Removed(u64),
 }
 
 /// What a replica says when it is asked.
@@ -94,6 +110,8 @@ impl Replica {
             until: None,
             busy: 0.0,
             cached_tokens: 0,
+            names: HashMap::new(),
+            untold: Vec::new(),
         }
     }
 
@@ -117,13 +135,14 @@ impl Replica {
     /// The step ends; the next one begins if there is anything to do.
     pub(crate) fn end_step(&mut self, now: f64) -> Stepped {
         let mut stepped = Stepped::default();
+        let mut computed = Vec::new();
         for sequence in &mut self.running {
             if sequence.to_prefill > 0 {
                 continue;
             }
             if sequence.to_decode == sequence.request.completion_tokens {
                 stepped.began.push(sequence.id);
-                self.cache.touch(&sequence.request.prompt.blocks);
+                computed.push(sequence.request.prompt.clone());
             }
             sequence.to_decode -= 1;
             if sequence.to_decode == 0 {
@@ -131,8 +150,28 @@ impl Replica {
             }
         }
         self.running.retain(|sequence| sequence.to_decode > 0);
+        computed.iter().for_each(|prompt| self.keep(prompt));
         self.begin_step(now);
         stepped
+    }
+
+    /// What it has not told yet.
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.untold)
+    }
+
+    fn keep(&mut self, prompt: &Prompt) {
+        let gone = self.cache.touch(&prompt.blocks);
+        for mark in prompt.chain.marks() {
+            let block = prompt.blocks[(mark.end / (BLOCK_TOKENS * BYTES_PER_TOKEN)) as usize - 1];
+            let names = self.names.entry(block).or_default();
+            if !names.contains(&mark.hash) {
+                names.push(mark.hash);
+                self.untold.push(Event::Stored(mark.hash));
+            }
+        }
+        let names = gone.iter().filter_map(|block| self.names.remove(block)).flatten();
+        self.untold.extend(names.map(Event::Removed));
     }
 
     fn begin_step(&mut self, now: f64) {
@@ -185,6 +224,23 @@ mod tests {
                 return until - now;
             }
         }
+    }
+
+    #[test]
+    fn it_tells_what_it_holds_and_what_it_gives_up() {
+        let mut replica = Replica::new();
+        first_token(&mut replica, 0, request(1, 200_000), 0.0);
+        let stored = replica.take_events();
+        let names: Vec<u64> = request(1, 200_000).prompt.chain.marks().iter().map(|mark| mark.hash).collect();
+        assert_eq!(stored, names.iter().copied().map(Event::Stored).collect::<Vec<_>>());
+        first_token(&mut replica, 1, request(2, 300_000), 100.0);
+        let gone = replica.take_events().into_iter().filter_map(|event| match event {
+            Event::Removed(name) => Some(name),
+            Event::Stored(_) => None,
+        });
+        let gone: Vec<u64> = gone.collect();
+        assert!(!gone.is_empty() && gone.iter().all(|name| names.contains(name)));
+        assert!(gone.contains(names.last().unwrap()) && !gone.contains(&names[0]), "the end goes first");
     }
 
     #[test]

@@ -7,22 +7,27 @@
 //!   what is active it counts itself.
 //! - Consistent hashing with bounded loads of the prompt's first hundred tokens, at most 1.25 times the mean (KubeAI's PrefixHash).
 
-use stoker_routing::{Ask, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
+use std::collections::VecDeque;
+
+use stoker_routing::{Ask, Hearing, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
 use stoker_workload::Rng;
 
 use super::{
     load::Request,
     prompt::BLOCK_TOKENS,
-    replica::{CACHE_BLOCKS, Cache, Replica, Said},
+    replica::{CACHE_BLOCKS, Cache, Event, Replica, Said},
 };
 
 /// Which rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum RuleName {
-    /// Ours, one gateway.
-    Stoker,
-    /// Ours, three gateways that take turns and do not know of each other.
-    StokerOfThree,
+    /// Ours: gateways that take turns and do not know of each other.
+    Stoker {
+        /// One or three.
+        n_gateways: usize,
+        /// What they hear of replicas.
+        hears: Hears,
+    },
     /// By chance.
     Random,
     /// In turn.
@@ -37,11 +42,45 @@ pub enum RuleName {
     Dynamo,
 }
 
+/// What gateways of ours hear of replicas' caches.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Hears {
+    /// All of it, as late as it is.
+    All,
+    /// All of it, a second late.
+    Late,
+    /// Nine events of ten; that there were others nobody knows.
+    Most,
+    /// Nothing: they know what they sent.
+    Nothing,
+}
+
+impl Hears {
+    /// From a step's end to the gateway, in seconds: what agents wait for more, and a network.
+    fn seconds(self) -> f64 {
+        if self == Self::Late { 1.0 } else { 0.05 }
+    }
+
+    /// Of events.
+    fn lost_share(self) -> f64 {
+        if self == Self::Most { 0.1 } else { 0.0 }
+    }
+}
+
 impl RuleName {
+    /// Ours as it runs, with one gateway.
+    pub const STOKER: Self = Self::Stoker { n_gateways: 1, hears: Hears::All };
+
     /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Stoker,
-        Self::StokerOfThree,
+    pub const ALL: [Self; 14] = [
+        Self::STOKER,
+        Self::Stoker { n_gateways: 3, hears: Hears::All },
+        Self::Stoker { n_gateways: 1, hears: Hears::Late },
+        Self::Stoker { n_gateways: 3, hears: Hears::Late },
+        Self::Stoker { n_gateways: 1, hears: Hears::Most },
+        Self::Stoker { n_gateways: 3, hears: Hears::Most },
+        Self::Stoker { n_gateways: 1, hears: Hears::Nothing },
+        Self::Stoker { n_gateways: 3, hears: Hears::Nothing },
         Self::Random,
         Self::RoundRobin,
         Self::LeastRequests,
@@ -53,8 +92,16 @@ impl RuleName {
     /// As it is called in figures.
     pub fn word(self) -> &'static str {
         match self {
-            Self::Stoker => "stoker",
-            Self::StokerOfThree => "stoker, 3 gateways",
+            Self::Stoker { n_gateways, hears } => match (n_gateways, hears) {
+                (1, Hears::All) => "stoker",
+                (1, Hears::Late) => "stoker, events 1 s late",
+                (1, Hears::Most) => "stoker, a tenth of events lost",
+                (1, Hears::Nothing) => "stoker, no events",
+                (_, Hears::All) => "stoker, 3 gateways",
+                (_, Hears::Late) => "stoker, 3 gateways, events 1 s late",
+                (_, Hears::Most) => "stoker, 3 gateways, a tenth of events lost",
+                (_, Hears::Nothing) => "stoker, 3 gateways, no events",
+            },
             Self::Random => "random",
             Self::RoundRobin => "round robin",
             Self::LeastRequests => "least requests",
@@ -67,20 +114,22 @@ impl RuleName {
     /// How old what replicas said may be, in seconds.
     pub(crate) fn asks_every(self) -> f64 {
         match self {
-            Self::Stoker | Self::StokerOfThree => 2.0,
+            Self::Stoker { .. } => 2.0,
             _ => 0.05,
         }
     }
 
     /// The rule on so many replicas.
     pub fn rule(self, n_replicas: usize, seed: u64) -> Rule {
-        let gateways = if self == Self::StokerOfThree { 3 } else { 1 };
-        let own = || (0..n_replicas).map(|_| Sent::default()).collect();
+        let (n_gateways, hears) = match self {
+            Self::Stoker { n_gateways, hears } => (n_gateways, hears),
+            _ => (1, Hears::Nothing),
+        };
         Rule {
             name: self,
             rng: Rng::seeded(seed),
             turn: 0,
-            gateways: (0..gateways).map(|_| Gateway { index: PrefixIndex::bounded(1 << 20), sent: own() }).collect(),
+            gateways: (0..n_gateways as u64).map(|at| Gateway::new(n_replicas, hears, seed + at)).collect(),
             seen: match self {
                 Self::LlmD => (0..n_replicas).map(|_| Cache::of(31_250)).collect(),
                 _ => Vec::new(),
@@ -103,6 +152,48 @@ struct Sent {
 struct Gateway {
     index: PrefixIndex,
     sent: Vec<Sent>,
+    hears: Hears,
+    /// Of each replica; none if it hears nothing.
+    hearings: Vec<Hearing>,
+    /// Events on their way, with the second at which they come.
+    coming: VecDeque<(f64, Hearing, Event)>,
+    /// Which of them are lost.
+    rng: Rng,
+}
+
+impl Gateway {
+    fn new(n_replicas: usize, hears: Hears, seed: u64) -> Self {
+        let mut index = PrefixIndex::bounded(1 << 20);
+        let heard = if hears == Hears::Nothing { 0 } else { n_replicas };
+        Self {
+            hearings: (0..heard).map(|slot| index.hear(slot as u32)).collect(),
+            index,
+            sent: vec![Sent::default(); n_replicas],
+            hears,
+            coming: VecDeque::new(),
+            rng: Rng::seeded(seed),
+        }
+    }
+
+    /// Events leave a replica.
+    fn sends(&mut self, replica: usize, now: f64, events: &[Event]) {
+        let Some(hearing) = self.hearings.get(replica) else { return };
+        for event in events {
+            if self.rng.uniform() >= self.hears.lost_share() {
+                self.coming.push_back((now + self.hears.seconds(), *hearing, *event));
+            }
+        }
+    }
+
+    /// Takes in those that have come.
+    fn listen(&mut self, now: f64) {
+        while let Some((_, hearing, event)) = self.coming.pop_front_if(|(at, ..)| *at <= now) {
+            match event {
+                Event::Stored(name) => self.index.store(&hearing, name),
+                Event::Removed(name) => self.index.remove(&hearing, name),
+            }
+        }
+    }
 }
 
 /// A request on its way: where, by which gateway, how much prefill it was thought to need.
@@ -142,10 +233,16 @@ impl Rule {
         }
     }
 
+    /// A replica said what became of its cache.
+    pub(crate) fn heard(&mut self, replica: usize, now: f64, events: &[Event]) {
+        self.gateways.iter_mut().for_each(|gateway| gateway.sends(replica, now, events));
+    }
+
     /// Where the next request goes. `in_flight` are the requests on each replica; requests are numbered in this order.
     pub(crate) fn choose(
         &mut self,
         request: &Request,
+        now: f64,
         said: &[Said],
         in_flight: &[u32],
         replicas: &[Replica],
@@ -154,7 +251,7 @@ impl Rule {
         let gateway = self.turn % self.gateways.len();
         let n = said.len();
         let replica = match self.name {
-            RuleName::Stoker | RuleName::StokerOfThree => return self.ours(gateway, request, said),
+            RuleName::Stoker { .. } => return self.ours(gateway, request, now, said),
             RuleName::Random => self.any(n),
             RuleName::RoundRobin => self.turn % n,
             RuleName::LeastRequests => self.best(n, |at| -f64::from(in_flight[at])),
@@ -199,8 +296,9 @@ impl Rule {
         open.replica
     }
 
-    fn ours(&mut self, at: usize, request: &Request, said: &[Said]) -> usize {
+    fn ours(&mut self, at: usize, request: &Request, now: f64, said: &[Said]) -> usize {
         let gateway = &mut self.gateways[at];
+        gateway.listen(now);
         let view = |(replica, (said, sent)): (usize, (&Said, &Sent))| {
             let reported = Reported {
                 running: said.running,
@@ -219,10 +317,12 @@ impl Rule {
         };
         let views: Vec<ReplicaView> = said.iter().zip(&gateway.sent).enumerate().map(view).collect();
         let chain = &*request.prompt.chain;
-        let matches = gateway.index.matches(chain, |_| CACHE_BLOCKS as u32);
-        let ask = Ask { chain, session: None, now_ms: 1_000_000 };
+        // Nobody is new.
+        let now_ms = 1_000_000 + (1000.0 * now) as u64;
+        let matches = gateway.index.matches(chain, now_ms, |_| CACHE_BLOCKS as u32);
+        let ask = Ask { chain, session: None, now_ms };
         let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
-        gateway.index.note(chain, choice.place as u32, choice.matched);
+        gateway.index.note(chain, choice.place as u32, choice.matched, now_ms);
         self.opens(Open {
             replica: choice.place,
             gateway: at,

@@ -1,14 +1,21 @@
 //! Random histories under the invariants, with one step in flight and with two.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use proptest::prelude::*;
 
 use super::{device, device::Machine, limits};
 use crate::{
-    request::{FinishReason, Request, RequestId, SamplingParams, StopParams, TokenId},
+    kv::{BLOCK_TOKENS, BlockHash, BlockPool, PrefixChange},
+    request::{FinishReason, PrefixMark, Request, RequestId, SamplingParams, StopParams, TokenId},
     sched::{SchedLimits, StepEffects, schedule},
 };
+
+/// All prompts begin alike, with tokens that are never sampled.
+const FIRST_TOKEN: TokenId = 1000;
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -25,7 +32,10 @@ fn request() -> impl Strategy<Value = Request> {
             let stop = StopParams { max_tokens, min_tokens, ignore_eos, ..StopParams::default() };
             let frequency_penalty = if has_penalty { 1.0 } else { 0.0 };
             let sampling = SamplingParams { seed, frequency_penalty, ..SamplingParams::default() };
-            Request { prompt: (0..prompt_len as TokenId).collect(), sampling, stop, priority, ..Request::default() }
+            let prompt: Vec<TokenId> = (FIRST_TOKEN..).take(prompt_len).collect();
+            let mark = |n_tokens: u32| PrefixMark { name: (n_tokens as usize / BLOCK_TOKENS) as u64, n_tokens };
+            let prefix_marks = (0..=prompt_len as u32).step_by(8).map(mark).collect();
+            Request { prompt, sampling, stop, priority, prefix_marks, ..Request::default() }
         },
     )
 }
@@ -57,9 +67,30 @@ impl Outcome {
     }
 }
 
+/// What is told of the beginnings that all prompts share.
+#[derive(Debug, Default)]
+struct Heard(BTreeSet<u64>);
+
+impl Heard {
+    /// Takes in what was told; then whatever is marked can be found, and nothing else.
+    fn check(&mut self, pool: &mut BlockPool) {
+        for change in pool.take_changes() {
+            match change {
+                PrefixChange::Stored(name) => assert!(self.0.insert(name), "{name} is stored once"),
+                PrefixChange::Removed(name) => assert!(self.0.remove(&name), "{name} was stored before"),
+            }
+        }
+        let mut parent = BlockHash::ROOT;
+        for (name, begin) in (1..5).zip((FIRST_TOKEN..).step_by(BLOCK_TOKENS)) {
+            parent = parent.then(&(begin..).take(BLOCK_TOKENS).collect::<Vec<_>>());
+            assert_eq!(self.0.contains(&name), pool.find(parent).is_some(), "{name} of {self:?}");
+        }
+    }
+}
+
 /// Plays a history to its end.
 fn play(mut machine: Machine, events: &[Event]) -> Outcome {
-    let mut outcome = Outcome::default();
+    let (mut outcome, mut heard) = (Outcome::default(), Heard::default());
     let mut n_submitted = 0;
     for event in events {
         match event {
@@ -70,10 +101,12 @@ fn play(mut machine: Machine, events: &[Event]) -> Outcome {
             Event::Abort { nth } => machine.state.end(RequestId(*nth), FinishReason::Abort),
             Event::Step => outcome.note(machine.step().1),
         }
+        heard.check(&mut machine.state.pool);
     }
     let mut steps_left = 10_000;
     while !machine.is_idle() {
         outcome.note(machine.step().1);
+        heard.check(&mut machine.state.pool);
         steps_left -= 1;
         assert!(steps_left > 0, "every request ends in bounded time: {machine:?}");
     }
