@@ -14,7 +14,11 @@ use stoker_crds::{
 use stoker_edge::playground::Playground;
 use stoker_engine::DeviceChoice;
 
-use crate::{config::StartedBy, fetch::FetchArgs, intent::Authority};
+use crate::{
+    config::{AnswerWording, StartedBy},
+    fetch::FetchArgs,
+    intent::Authority,
+};
 
 /// Serves one language model over an OpenAI-compatible HTTP API.
 ///
@@ -78,6 +82,15 @@ pub struct Args {
     /// Path under which a proxy shows this server: every endpoint also answers below it.
     #[arg(long, value_name = "PATH")]
     pub root_path: Option<String>,
+
+    /// Say how long each answer of chat and text completions took, as `metrics` beside `usage`: waiting, to the first token,
+    /// between tokens.
+    #[arg(long, env = "STOKER_PER_REQUEST_METRICS")]
+    pub per_request_metrics: bool,
+
+    /// Call tokens `token_id:N` in log-probabilities where a request does not say (`return_tokens_as_token_ids`).
+    #[arg(long, env = "STOKER_RETURN_TOKENS_AS_TOKEN_IDS")]
+    pub return_tokens_as_token_ids: bool,
 
     /// What to log: error, warn, info, debug, or a filter such as `stoker_agent=debug,info`.
     #[arg(long, env = "STOKER_LOG", default_value = "info", value_name = "FILTER")]
@@ -211,6 +224,11 @@ impl Args {
     pub fn admin_port(&self) -> u16 {
         let next = if self.port == 0 { 0 } else { self.port.checked_add(1).unwrap_or_default() };
         self.admin_port.unwrap_or(next)
+    }
+
+    /// What answers say unasked.
+    pub(crate) fn wording(&self) -> AnswerWording {
+        AnswerWording { names_tokens_by_id: self.return_tokens_as_token_ids, tells_times: self.per_request_metrics }
     }
 
     /// Whose orders are taken.

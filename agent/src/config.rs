@@ -47,6 +47,17 @@ pub struct Settings {
     pub patience: Patience,
     /// Whose orders it takes.
     pub authority: Authority,
+    /// What answers say that a request did not ask about.
+    pub wording: AnswerWording,
+}
+
+/// What answers say that a request did not ask about.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct AnswerWording {
+    /// Log-probabilities call tokens `token_id:N`, if the request does not say.
+    pub names_tokens_by_id: bool,
+    /// `metrics`, how long the answer took, stands beside `usage`.
+    pub tells_times: bool,
 }
 
 /// Who started the process: what a model that cannot be served means for it, and what settings are called.
@@ -134,6 +145,7 @@ impl Settings {
             None => Self::of_person(args)?,
         };
         settings.limits.isa = isa(args.cpu_isa.as_deref())?;
+        settings.wording = args.wording();
         Ok(settings)
     }
 
@@ -175,6 +187,7 @@ impl Settings {
             started_by,
             patience: Patience::default(),
             authority: Authority::default(),
+            wording: AnswerWording::default(),
         })
     }
 

@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn terminal() -> RequestEvent {
-        RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage: Usage::default() }
+        RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage: Usage::default(), timing: None }
     }
 
     #[test]

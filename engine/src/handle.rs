@@ -195,7 +195,7 @@ impl EngineHandle {
     fn finished_at_once(&self, id: RequestId, request: &Request) -> RequestStream {
         let (events, received) = event_channel();
         let usage = Usage { prompt_tokens: request.prompt.len() as u32, ..Usage::default() };
-        let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage };
+        let finished = RequestEvent::Finished { reason: FinishReason::Length, stop_match: None, usage, timing: None };
         events.finish(String::new(), finished);
         RequestStream::new(id, received, Arc::clone(&self.shared))
     }
@@ -301,6 +301,7 @@ impl RequestStream {
             reason: FinishReason::Error(NO_OUTPUT.into()),
             stop_match: None,
             usage: Usage::default(),
+            timing: None,
         };
         event.or_else(|| (!was_finished).then(lost))
     }

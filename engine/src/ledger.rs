@@ -191,8 +191,11 @@ impl Ledger {
         let Some(mut entry) = self.open.remove(&id) else { return };
         let Terminal { reason, stop_match } = terminal;
         let last_text = if stop_match.is_none() { entry.text.finish() } else { String::new() };
-        self.meters.ended(entry.sample(reason.clone(), now), now);
-        entry.events.finish(last_text, RequestEvent::Finished { reason, stop_match, usage: entry.usage });
+        let sample = entry.sample(reason.clone(), now);
+        // What another engine generated took longer than is known here.
+        let timing = sample.timing().filter(|_| !entry.is_resumed);
+        self.meters.ended(sample, now);
+        entry.events.finish(last_text, RequestEvent::Finished { reason, stop_match, usage: entry.usage, timing });
     }
 }
 
@@ -212,12 +215,14 @@ impl OpenRequest {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::sync::mpsc::Receiver;
 
     use super::*;
     use crate::{
         events::{StreamMessage, event_channel},
-        request::{SamplingParams, StopParams},
+        request::{RequestTiming, SamplingParams, StopParams},
         sched::Ended,
     };
 
@@ -283,7 +288,27 @@ mod tests {
         assert_eq!(text, "a");
         let usage = Usage { prompt_tokens: 2, completion_tokens: 2, cached_tokens: 0 };
         let stop_match = Some("b".to_owned());
-        assert_eq!(terminals, [RequestEvent::Finished { reason: FinishReason::Stop, stop_match, usage }]);
+        let terminal = RequestEvent::Finished { reason: FinishReason::Stop, stop_match, usage, timing: None };
+        assert_eq!(terminals, [terminal]);
+    }
+
+    #[test]
+    fn who_asked_is_told_how_long_each_part_took() {
+        let mut fixture = Fixture::new();
+        let mut received = fixture.open(1, &[]);
+        fixture.now += Duration::from_millis(250);
+        let started = Started { id: RequestId(1), cached_tokens: None };
+        fixture.ledger.apply(StepEffects { started: vec![started], ..StepEffects::default() }, fixture.now);
+        fixture.now += Duration::from_millis(500);
+        fixture.token(1, b'a');
+        fixture.now += Duration::from_millis(1000);
+        fixture.end(1, FinishReason::Length);
+        let (_, terminals) = drain(&mut received);
+        let expected = RequestTiming { queue_seconds: 0.25, ttft_seconds: 0.75, e2e_seconds: 1.75 };
+        assert!(
+            matches!(&terminals[..], [RequestEvent::Finished { timing: Some(told), .. }] if *told == expected),
+            "{terminals:?}"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use stoker_cost::{CostMeter, Spent, StepReport, StepWork};
 
 use crate::{
     latency::{LatencyWindow, RateWindow},
-    request::{FinishReason, Usage},
+    request::{FinishReason, RequestTiming, Usage},
     sched::{Chunk, SchedState, StepPlan},
 };
 
@@ -149,6 +149,14 @@ pub struct RequestSample {
     pub e2e_seconds: f64,
     /// Times it lost its blocks.
     pub preemptions: u32,
+}
+
+impl RequestSample {
+    /// The same for who asked.
+    pub(crate) fn timing(&self) -> Option<RequestTiming> {
+        let (queue_seconds, ttft_seconds) = self.queue_seconds.zip(self.ttft_seconds)?;
+        Some(RequestTiming { queue_seconds, ttft_seconds, e2e_seconds: self.e2e_seconds })
+    }
 }
 
 /// The one place measurements are kept.

@@ -218,7 +218,20 @@ pub enum RequestEvent {
         stop_match: Option<String>,
         /// Final counts.
         usage: Usage,
+        /// How long it took; nothing where there was no token, or another engine made the first ones.
+        timing: Option<RequestTiming>,
     },
+}
+
+/// How long a request took, in seconds from its submission.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RequestTiming {
+    /// To the first step that computed something of it.
+    pub queue_seconds: f64,
+    /// To its first token.
+    pub ttft_seconds: f64,
+    /// To its end.
+    pub e2e_seconds: f64,
 }
 
 /// Why a request was not taken. Nothing was started.

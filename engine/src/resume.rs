@@ -46,7 +46,7 @@ impl Replay {
                 completion_tokens: n_tokens,
                 cached_tokens: resume.cached_tokens,
             };
-            let terminal = |reason, stop_match| RequestEvent::Finished { reason, stop_match, usage };
+            let terminal = |reason, stop_match| RequestEvent::Finished { reason, stop_match, usage, timing: None };
             if scan.matched.is_some() {
                 end = Some(End { last_text: String::new(), terminal: terminal(FinishReason::Stop, scan.matched) });
                 break;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::{StreamExt, future::join_all};
 use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
@@ -108,6 +108,34 @@ async fn written_by(agent: &AgentProcess) -> Result<Vec<String>> {
         Ok(answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned())
     });
     join_all(asked).await.into_iter().collect()
+}
+
+#[tokio::test]
+async fn answers_say_how_long_they_took_and_name_tokens_by_id_where_the_agent_was_told_to() -> Result<()> {
+    let agent = AgentProcess::ready(&["--per-request-metrics", "--return-tokens-as-token-ids"]).await?;
+    let mut ask = chat("Count to five.", 8);
+    ask["logprobs"] = json!(true);
+    let (status, whole) = post(&agent, "/v1/chat/completions", &ask).await?;
+    assert_eq!(status, StatusCode::OK, "{whole}");
+    let token = whole["choices"][0]["logprobs"]["content"][0]["token"].as_str();
+    assert!(token.is_some_and(|token| token.starts_with("token_id:")), "{whole}");
+    let of = |answer: &Value, name: &str| answer["metrics"][name].as_f64();
+    let first = of(&whole, "time_to_first_token_ms").context("no metrics")?;
+    assert!(of(&whole, "queue_time_ms").is_some_and(|queued| (0.0..=first).contains(&queued)), "{whole}");
+    assert!(
+        of(&whole, "mean_itl_ms").is_some_and(|itl| itl > 0.0) && of(&whole, "tokens_per_second") > Some(0.0),
+        "{whole}"
+    );
+
+    ask["return_tokens_as_token_ids"] = json!(false);
+    ask["stream"] = json!(true);
+    ask["stream_options"] = json!({"include_usage": true});
+    let response = Client::new().post(agent.url("/v1/chat/completions")).json(&ask).send().await?;
+    let stream = rest_of(response).await?;
+    assert!(!stream.contains("token_id:"), "the request says otherwise: {stream}");
+    let timed: Vec<&str> = stream.lines().filter(|line| line.contains("\"metrics\":{")).collect();
+    assert!(timed.len() == 1 && timed[0].contains("\"usage\":{"), "beside the counts at the end, once: {stream}");
+    Ok(())
 }
 
 #[tokio::test]

@@ -113,11 +113,18 @@ class Server:
         files = "builtin://ember" if MODEL == EMBER else str(MODEL)
         command = [os.environ["STOKER_AGENT"], "--model", files, "--host", "127.0.0.1", "--port", str(self.port), "--served-name",
                    model]
-        # What clients call the model and the server's paths, and which key they send; how it is served is ours to say.
+        # What clients call the model and the server's paths, which key they send and what answers say; how it is served is ours to say.
         if "--served-model-name" in arguments:
             command += ["--served-name", arguments[arguments.index("--served-model-name") + 1]]
         if "--root-path" in arguments:
             command += ["--root-path", arguments[arguments.index("--root-path") + 1]]
+        if "--return-tokens-as-token-ids" in arguments:
+            command.append("--return-tokens-as-token-ids")
+        if "--enable-per-request-metrics" in arguments:
+            command.append("--per-request-metrics")
+        # vLLM tells thoughts from answers only where it is told how the model writes them.
+        if "gpt-oss" not in model and not any(argument.startswith("--reasoning-parser") for argument in arguments):
+            command += ["--reasoning-format", "none"]
         if key := (env_dict or {}).get("VLLM_API_KEY"):
             self.keys = tempfile.NamedTemporaryFile("w")
             self.keys.write(key)

@@ -164,7 +164,7 @@ impl<A: Answer> Streaming<A> {
     }
 
     fn encode(&mut self, index: u32, event: RequestEvent) -> Piece {
-        let (reason, stop, usage) = match event {
+        let (reason, stop, usage, timing) = match event {
             // Not asked for of a stream.
             RequestEvent::Prompt(_) | RequestEvent::Embedding(_) => {
                 return Piece { frames: Bytes::new(), mark: Mark::Nothing };
@@ -172,13 +172,13 @@ impl<A: Answer> Streaming<A> {
             RequestEvent::Delta { text, tokens, logprobs } => {
                 return self.delta(index, Fresh { text, tokens, logprobs });
             }
-            RequestEvent::Finished { reason, stop_match, usage } => (reason, stop_match, usage),
+            RequestEvent::Finished { reason, stop_match, usage, timing } => (reason, stop_match, usage, timing),
         };
         let reason = match finish_name(&reason) {
             Ok(name) => name,
             Err(why) => return self.fail(&why),
         };
-        self.usage.add(index, usage);
+        self.usage.add(index, usage, timing);
         self.unfinished -= 1;
         let last_text = self.last_texts.remove(&index).unwrap_or_default();
         let finish = self.answer.finish(index, End { reason, stop });

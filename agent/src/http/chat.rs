@@ -63,7 +63,7 @@ pub(crate) async fn create(
 pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fields) -> Result<Begun, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
-    let mut generation = Generation::take(&mut fields, &generate::defaults(&served, &open.passage))?;
+    let mut generation = Generation::take(&mut fields, &generate::defaults(replica, &served, &open.passage))?;
     let logprobs = logprobs_wanted(&mut fields)?;
     let structure = structure::take(&mut fields)?;
     let thinking_budget = params::thinking_budget(&mut fields)?;

@@ -13,7 +13,7 @@ use crate::{
         logprobs::{ChatLogprobs, Names, PromptLogprobs, prompt_logprobs},
         params::TokensShown,
         stream::{AnswerHead, Shape},
-        usage::UsageBody,
+        usage::{AnswerMetrics, UsageBody},
     },
     metrics::AnswerMeters,
 };
@@ -48,6 +48,8 @@ pub(crate) struct ChatCompletion {
     model: String,
     choices: Vec<ChatChoice>,
     usage: UsageBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<AnswerMetrics>,
     prompt_logprobs: Option<PromptLogprobs>,
     prompt_token_ids: Option<Vec<TokenId>>,
 }
@@ -104,11 +106,23 @@ struct FunctionBody {
 impl ChatCompletion {
     pub(crate) fn new(head: AnswerHead, form: &AnswerForm, completions: Vec<Completion>, usage: UsageBody) -> Self {
         let prompt = completions.first().map(|completion| prompt_logprobs(&completion.prompt_logprobs));
+        let completions_made = completions.len();
         let choices = completions.into_iter().zip(0..);
         let choices = choices.map(|(completion, index)| ChatChoice::new(&head, form, index, completion)).collect();
-        let AnswerHead { id, created, model, prompt_token_ids } = head;
+        let metrics = usage.metrics(completions_made).filter(|_| head.tells_times);
+        let AnswerHead { id, created, model, prompt_token_ids, .. } = head;
         let prompt_logprobs = prompt.filter(|_| form.prompt_logprobs);
-        Self { id, object: "chat.completion", created, model, choices, usage, prompt_logprobs, prompt_token_ids }
+        Self {
+            id,
+            object: "chat.completion",
+            created,
+            model,
+            choices,
+            usage,
+            metrics,
+            prompt_logprobs,
+            prompt_token_ids,
+        }
     }
 }
 

@@ -209,10 +209,10 @@ impl Collected {
                 completion.logprobs.extend(logprobs);
                 return Ok((!tokens.is_empty()).then_some(Taken::Tokens(tokens)));
             }
-            RequestEvent::Finished { reason, stop_match, usage } => {
+            RequestEvent::Finished { reason, stop_match, usage, timing } => {
                 completion.stop = stop_match;
                 completion.finish_reason = finish_name(&reason)?;
-                self.usage.add(index, usage);
+                self.usage.add(index, usage, timing);
                 self.n_unfinished -= 1;
                 return Ok(Some(Taken::End));
             }

@@ -20,7 +20,7 @@ use crate::{
         params::{Delivery, Generation, MAX_TOP_LOGPROBS, TokensShown, only},
         stream::{AnswerHead, Frames, Shape},
         structure,
-        usage::{UsageBody, UsageSum},
+        usage::{AnswerMetrics, UsageBody, UsageSum},
         whole::{Writing, whole},
         wire_prompt::WirePrompt,
     },
@@ -37,7 +37,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
-    let mut generation = Generation::take(&mut fields, &generate::defaults(&served, &open.passage))?;
+    let mut generation = Generation::take(&mut fields, &generate::defaults(&replica, &served, &open.passage))?;
     generation.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
     let logprobs = fields.number("logprobs", 0..=MAX_TOP_LOGPROBS)?;
     refuse_unsupported(&mut fields, generation.n)?;
@@ -156,6 +156,8 @@ struct TextCompletion {
     model: String,
     choices: Vec<TextChoice>,
     usage: UsageBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<AnswerMetrics>,
 }
 
 /// One entry of `choices` of a whole answer.
@@ -180,9 +182,10 @@ impl TextCompletion {
     ) -> Self {
         let choice =
             |(completion, index)| TextChoice::new(form, &first_tokens[form.prompt_idx(index)], index, completion);
+        let metrics = usage.metrics(completions.len()).filter(|_| head.tells_times);
         let choices = completions.into_iter().zip(0..).map(choice).collect();
         let AnswerHead { id, created, model, .. } = head;
-        Self { id, object: "text_completion", created, model, choices, usage }
+        Self { id, object: "text_completion", created, model, choices, usage, metrics }
     }
 }
 

@@ -125,10 +125,11 @@ fn completions_of<'a>(
 }
 
 /// Defaults of a request that does not say: the model's, and a seed drawn at the edge, which is here or a gateway.
-pub(crate) fn defaults(served: &Served, passage: &Passage) -> Defaults {
+pub(crate) fn defaults(replica: &Replica, served: &Served, passage: &Passage) -> Defaults {
     let seed = passage.drawn.as_ref().map_or_else(rand::random, |drawn| drawn.seed);
     let (sampling, vocab_size) = (served.default_sampling(), served.engine.model().vocab_size);
-    Defaults { sampling, seed, vocab_size, salt: passage.salt.clone() }
+    let names_tokens_by_id = replica.settings().wording.names_tokens_by_id;
+    Defaults { sampling, seed, vocab_size, salt: passage.salt.clone(), names_tokens_by_id }
 }
 
 /// Takes `model` and checks that it is served here. Absent means this replica's.
@@ -154,6 +155,7 @@ pub(crate) fn answer_head(
         created,
         model: replica.settings().served_names[0].clone(),
         prompt_token_ids: None,
+        tells_times: replica.settings().wording.tells_times,
     }
 }
 

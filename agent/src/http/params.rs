@@ -124,6 +124,8 @@ pub(crate) struct Defaults {
     pub(crate) vocab_size: u32,
     /// What the gateway says that its cached prompts are told apart by, before what the request says.
     pub(crate) salt: Option<Arc<str>>,
+    /// Whether log-probabilities call tokens by their ids.
+    pub(crate) names_tokens_by_id: bool,
 }
 
 impl Generation {
@@ -144,7 +146,7 @@ impl Generation {
             truncate: truncation(fields)?,
             shown: TokensShown {
                 with_ids: fields.take("return_token_ids")?.unwrap_or(false),
-                named_by_id: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
+                named_by_id: fields.take("return_tokens_as_token_ids")?.unwrap_or(defaults.names_tokens_by_id),
             },
             logprob_tokens: tokens(fields, "logprob_token_ids", vocab_size, Some(MAX_LOGPROB_TOKENS))?,
             filter: Filter::take(fields, vocab_size)?,
@@ -429,6 +431,7 @@ mod tests {
             seed: 99,
             vocab_size: 100,
             salt: None,
+            names_tokens_by_id: false,
         };
         let mut fields = Fields::parse(json.to_owned().into())?;
         let generation = Generation::take(&mut fields, &defaults)?;

@@ -13,7 +13,7 @@ use crate::http::{
     choices::Fresh,
     error::ApiError,
     params::UsageIn,
-    usage::UsageBody,
+    usage::{AnswerMetrics, UsageBody},
 };
 
 /// The end of every stream.
@@ -50,6 +50,8 @@ pub(crate) struct AnswerHead {
     pub(crate) model: String,
     /// Tokens of the prompt, where they are part of the whole answer and not of its choices.
     pub(crate) prompt_token_ids: Option<Vec<TokenId>>,
+    /// How long it took is said beside the counts.
+    pub(crate) tells_times: bool,
 }
 
 #[derive(Serialize)]
@@ -64,6 +66,8 @@ struct Chunk<'a, C> {
     /// OpenAI sends `null` in every chunk but the last when usage was asked for, and no field at all otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageBody>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<AnswerMetrics>,
 }
 
 /// Encodes one streamed answer.
@@ -76,12 +80,13 @@ pub(crate) struct Frames<S> {
     so_far: UsageBody,
     /// Texts are not all: tokens without text are chunks too.
     tells_tokens: bool,
+    n_choices: usize,
 }
 
 impl<S: Shape> Frames<S> {
     /// An encoder. Before any token, the counts are `at_first`.
     pub(crate) fn new(head: AnswerHead, shape: S, usage: UsageIn, at_first: UsageBody) -> Self {
-        Self { head, shape, usage, so_far: at_first, tells_tokens: false }
+        Self { head, shape, usage, so_far: at_first, tells_tokens: false, n_choices: 0 }
     }
 
     /// One that also tells of tokens without text.
@@ -97,16 +102,20 @@ impl<S: Shape> Frames<S> {
 
     /// The prompt's tokens are in the first one only.
     fn frame(&mut self, choices: &[S::Choice], usage: Option<UsageBody>) -> String {
-        let AnswerHead { id, created, model, prompt_token_ids } = &mut self.head;
+        // Only counts at the end have times.
+        let metrics = usage.filter(|_| self.head.tells_times).and_then(|usage| usage.metrics(self.n_choices));
+        let AnswerHead { id, created, model, prompt_token_ids, .. } = &mut self.head;
         let prompt_token_ids = prompt_token_ids.take();
         let usage = (self.usage != UsageIn::No).then_some(usage);
-        let chunk = Chunk { id, object: S::OBJECT, created: *created, model, choices, prompt_token_ids, usage };
+        let chunk =
+            Chunk { id, object: S::OBJECT, created: *created, model, choices, prompt_token_ids, usage, metrics };
         data_frame(&chunk)
     }
 }
 
 impl<S: Shape> Answer for Frames<S> {
     fn opening(&mut self, n_choices: u32) -> Bytes {
+        self.n_choices = n_choices as usize;
         let choices = (0..n_choices).filter_map(|index| self.shape.opening(index)).collect();
         self.frames(choices)
     }
@@ -186,7 +195,8 @@ mod tests {
     }
 
     fn frames(usage: UsageIn) -> Frames<Plain> {
-        let head = AnswerHead { id: "a".into(), created: 7, model: "m".into(), prompt_token_ids: None };
+        let head =
+            AnswerHead { id: "a".into(), created: 7, model: "m".into(), prompt_token_ids: None, tells_times: false };
         Frames::new(head, Plain, usage, stoker_engine::Usage::default().into())
     }
 

@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use stoker_crds::contract::KV_BLOCK_TOKENS;
 
 use crate::http::{
     anthropic::error_body,
@@ -19,6 +20,8 @@ pub(super) struct MessageHead {
     pub(super) answer: AnswerHead,
     /// Tokens of the prompt.
     pub(super) prompt_tokens: u32,
+    /// Prompts are kept for requests that begin with the same.
+    pub(super) keeps_prompts: bool,
 }
 
 /// The blocks of an answer, as they grow.
@@ -216,7 +219,7 @@ impl Answer for Events {
         let end = self.end.take().expect("the only choice has ended");
         let reason = self.blocks.stop_reason(&end);
         let delta = json!({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": end.stop},
-                           "usage": usage_body(usage)});
+                           "usage": usage_body(usage, self.head.keeps_prompts)});
         [frame(&delta), frame(&json!({"type": "message_stop"}))].concat().into()
     }
 
@@ -225,13 +228,38 @@ impl Answer for Events {
     }
 }
 
-/// Token counts by Anthropic's names, where tokens from the cache are not among the input tokens.
-pub(super) fn usage_body(usage: UsageBody) -> Value {
-    let (prompt, cached) = (usage.prompt_tokens(), usage.cached_tokens());
-    json!({"input_tokens": prompt - cached, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0,
+/// Token counts by Anthropic's names, where tokens from the cache are not among the input tokens, nor are those that it got: whole blocks
+/// of the prompt.
+pub(super) fn usage_body(usage: UsageBody, keeps_prompts: bool) -> Value {
+    let (prompt, read) = (usage.prompt_tokens(), usage.cached_tokens());
+    let kept = if keeps_prompts { prompt / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS } else { 0 };
+    let written = kept.saturating_sub(read);
+    json!({"input_tokens": prompt - read - written, "cache_read_input_tokens": read, "cache_creation_input_tokens": written,
            "output_tokens": usage.completion_tokens()})
 }
 
 fn frame(event: &Value) -> String {
     format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use stoker_engine::Usage;
+
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_read_from_the_cache_written_to_it_or_neither() {
+        let parts = |prompt_tokens, cached_tokens, keeps_prompts| {
+            let body = usage_body(Usage { prompt_tokens, completion_tokens: 3, cached_tokens }.into(), keeps_prompts);
+            let of = |name: &str| body[name].as_u64().unwrap();
+            assert_eq!(of("output_tokens"), 3);
+            [of("input_tokens"), of("cache_read_input_tokens"), of("cache_creation_input_tokens")]
+        };
+        assert_eq!(parts(37, 0, true), [5, 0, 32]);
+        assert_eq!(parts(37, 32, true), [5, 32, 0]);
+        assert_eq!(parts(64, 48, true), [0, 48, 16]);
+        assert_eq!(parts(15, 0, true), [15, 0, 0]);
+        assert_eq!(parts(37, 0, false), [37, 0, 0], "nothing is kept");
+    }
 }

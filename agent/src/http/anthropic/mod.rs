@@ -71,18 +71,19 @@ async fn answer(
     }
     let chat = translated(&mut fields)?;
     fields.finish()?;
+    let keeps_prompts = replica.settings().limits.prefix_caching;
     let begun = chat::begin(replica, open, chat).await.map_err(in_its_words)?;
     let Begun { choices, mut head, form, generation, prompt_tokens, usage } = begun;
     let blocks = Blocks::new(Parts::new(&head, &form));
     head.id = head.id.replacen("chatcmpl-", "msg_", 1);
-    let head = MessageHead { answer: head, prompt_tokens };
+    let head = MessageHead { answer: head, prompt_tokens, keeps_prompts };
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(head, blocks), usage).await,
         Delivery::Whole => {
             let answer = move |completions: Vec<Completion>, usage| {
                 let completion = completions.into_iter().next().expect("one prompt and one completion of it");
                 let end = End { reason: completion.finish_reason, stop: completion.stop };
-                message(head, blocks, completion.text, &end, usage_body(usage))
+                message(head, blocks, completion.text, &end, usage_body(usage, keeps_prompts))
             };
             whole(choices, usage, Writing { answer, failure: |error| error_body(error).to_string().into() }).await
         }
