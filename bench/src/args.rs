@@ -137,6 +137,24 @@ pub(crate) enum Command {
         #[arg(long, default_value_t = 500)]
         steps: u32,
     },
+    /// Compile JSON schemas that others wrote, and time masks on the way through texts that they allow, forbid, or that are drawn from
+    /// them; tests/tools/json_schemas.py fetches some and judges what was drawn.
+    Schemas {
+        /// Folder of JSON files: schemas, or schemas with tests as JSON Schema's own suite and MaskBench have them.
+        directory: PathBuf,
+        /// A `tokenizer.json`; tools/bench/tekken.py makes one of 131,072 tokens.
+        #[arg(long)]
+        tokenizer: PathBuf,
+        /// Take one of each so many schemas.
+        #[arg(long, default_value_t = 1)]
+        every: usize,
+        /// Longest text that is drawn from each schema, in tokens; 0: none is.
+        #[arg(long, default_value_t = 400)]
+        drawn_tokens: usize,
+        /// Where drawn texts and refusals go, a JSON line each.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
     /// Join the files of one run: every figure, then ratio_to_PEER for each case that both measured.
     Join {
         /// Figures of one run, ours before and after the peer's.

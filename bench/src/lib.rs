@@ -21,6 +21,7 @@ pub mod quantised;
 pub mod reading;
 pub mod report;
 pub mod sampled;
+pub mod schemas;
 pub mod session;
 pub mod shape;
 pub mod stoker;

@@ -26,6 +26,7 @@ use stoker_bench::{
     quantised::Quantised,
     reading::Reading,
     report::report,
+    schemas,
     session::{Contender, Session, Subject},
     stoker::Stoker,
     table::table,
@@ -72,6 +73,9 @@ fn main() -> Result<()> {
                 println!("{}", bench.steps(load)?);
             }
             Ok(())
+        }
+        Command::Schemas { directory, tokenizer, every, drawn_tokens, out } => {
+            schemas::run(&schemas::Asked { directory, tokenizer, every, drawn_tokens, out })
         }
         Command::Checkpoint { model, dtype, without_weights, quantization, cache } => {
             let directory = match without_weights {

@@ -62,7 +62,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn new(name: impl Into<String>, times: impl IntoIterator<Item = Duration>) -> Self {
+    pub(crate) fn new(name: impl Into<String>, times: impl IntoIterator<Item = Duration>) -> Self {
         let mut us: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect();
         us.sort_by(f64::total_cmp);
         Self { name: name.into(), us }
@@ -217,20 +217,29 @@ fn finish(mut stream: stoker_engine::RequestStream) -> Result<FinishReason> {
 }
 
 /// The longest token that a text begins with.
-struct Words {
+#[derive(Debug)]
+pub(crate) struct Words {
     ids: HashMap<Vec<u8>, TokenId>,
+    /// What each token stands for, by its id.
+    bytes: HashMap<TokenId, Vec<u8>>,
     longest: usize,
 }
 
 impl Words {
-    fn of(tokenizer: &Tokenizer) -> Self {
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Self {
         let plain = (0..tokenizer.n_ids() as TokenId).filter(|id| !tokenizer.is_special(*id));
         let ids: HashMap<_, _> = plain.map(|id| (tokenizer.token_bytes(id), id)).collect();
         let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
-        Self { ids, longest }
+        let bytes = ids.iter().map(|(bytes, id)| (*id, bytes.clone())).collect();
+        Self { ids, bytes, longest }
     }
 
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
+    /// What a token stands for.
+    pub(crate) fn bytes(&self, token: TokenId) -> Option<&[u8]> {
+        self.bytes.get(&token).map(Vec::as_slice)
+    }
+
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
         let (mut rest, mut tokens) = (text.as_bytes(), Vec::new());
         while !rest.is_empty() {
             let longest = self.longest.min(rest.len());
