@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Cause, Coverage, Decided, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Work, decide,
-    explain,
+    Arrivals, Cause, Coverage, Decided, DecisionRecord, Flow, Holders, Replay, ScaleState, ScalingSpec, Signals, Work,
+    decide, explain,
 };
 use stoker_workload::Rng;
 
@@ -80,6 +80,7 @@ fn signals(counts: &[f64]) -> Signals {
         itl_p95_ms: None,
         start_seconds: START_SECONDS,
         held_requests: 0,
+        holders: Holders::All,
         idle_seconds: 0.0,
         dispersion: 1.0,
     }
