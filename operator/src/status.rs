@@ -173,8 +173,9 @@ fn scaling_conditions(round: &Round<'_>, status: Option<&ScalingStatus>, dated: 
         None => dated.previous.iter().find(|condition| condition.type_ == METRICS_HEALTHY).cloned(),
     };
     let refused = dated.previous.iter().find(|condition| condition.reason == conditions::REASON_NO_GATEWAY);
-    let scaling = match refused.filter(|_| record.is_none() && spec.to_zero.is_some()) {
-        // So does what was refused.
+    let stands = record.is_none() && spec.to_zero.is_some() && spec.mode == ScalingMode::Native;
+    let scaling = match refused.filter(|_| stands) {
+        // As does what was said of readings.
         Some(refused) => refused.clone(),
         None => dated.condition(SCALING, scaling_verdict(status, spec, record)),
     };
@@ -490,6 +491,19 @@ mod tests {
         let conditions: Vec<Condition> = [READY, AVAILABLE, PROGRESSING, DEGRADED].iter().map(condition).collect();
         let (said, turns) = for_tools(&conditions, DEADLINE, at(second));
         (said.map(|said| format!("{} {}", said.type_, said.reason)), turns.map(Timestamp::as_second))
+    }
+
+    #[test]
+    fn who_waits_for_a_replica_is_counted_where_there_is_none() {
+        let said = |wakes, held, reason: &str| {
+            let verdict = Verdict::new(true, reason, "no replica is wanted");
+            Zero { wakes, held }.said_with(verdict).trouble.message
+        };
+        let zero = conditions::REASON_SCALED_TO_ZERO;
+        assert_eq!(said(false, 0, zero), "no replica is wanted");
+        assert_eq!(said(true, 2, zero), "scaled to zero, 2 requests held; a request brings a replica back");
+        assert_eq!(said(true, 1, conditions::REASON_STARTING), "no replica is wanted; 1 request held");
+        assert_eq!(said(true, 0, conditions::REASON_SERVING), "no replica is wanted");
     }
 
     #[test]

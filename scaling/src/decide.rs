@@ -282,8 +282,8 @@ fn wake(round: &Round<'_>, current: u32) -> Choice {
     match &round.signals.holders {
         _ if wanted > current => up(round.spec, current, wanted),
         _ if current > 0 => Choice { desired: current, bound: Bound::Waking },
-        Holders::Nobody => Choice { desired: 1, bound: Bound::NoGateway },
-        Holders::Silent(_) | Holders::All => Choice::free(0),
+        Holders::Nobody if round.spec.to_zero.is_some() => Choice { desired: 1, bound: Bound::NoGateway },
+        Holders::Nobody | Holders::Silent(_) | Holders::All => Choice::free(0),
     }
 }
 
@@ -331,10 +331,14 @@ fn veto(round: &Round<'_>, state: &ScaleState) -> Option<Bound> {
     (demand.is_preempting || signals.preemptions_panic > 0).then_some(Bound::Preemptions)
 }
 
-/// The last replicas of an idle deployment; `None` when this is not about going to zero.
+/// The last replicas of an idle deployment; `None` when this is not about going to zero. Without a request for as long as the rule
+/// says, rates of the minutes before want nothing any more; an edge that is foreseen does.
 fn to_zero(round: &Round<'_>, current: u32) -> Option<Choice> {
-    let rule = round.spec.to_zero?;
-    if current > round.spec.min.max(1) || round.demand.replicas() > 0.0 {
+    let Round { spec, signals, demand, .. } = round;
+    let rule = spec.to_zero?;
+    let is_idle = signals.idle_seconds >= f64::from(rule.after_seconds);
+    let is_foreseen = demand.terms.iter().any(|term| term.cause == Cause::Period && term.replicas > 0.0);
+    if current > spec.min.max(1) || is_foreseen || (!is_idle && demand.replicas() > 0.0) {
         return None;
     }
     Some(veto_zero(rule, round.signals).map_or(Choice::free(0), |bound| Choice { desired: current, bound }))

@@ -187,7 +187,7 @@ fn zero(record: &DecisionRecord) -> Option<String> {
         let start = signals.start_seconds;
         format!("scaled to zero, {held}; the next one brings a replica, which takes {start:.0} s to start")
     };
-    (decision.desired == 0).then(words)
+    (decision.desired == 0 && signals.coverage.serving == 0).then(words)
 }
 
 fn period_words(record: &DecisionRecord) -> Option<String> {

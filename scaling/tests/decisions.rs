@@ -282,7 +282,9 @@ fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
     check(&sleepy, &held_by(Holders::Silent("10.0.0.1".into())), 1, (1, Bound::GatewaySilent));
     check(&sleepy, &Signals { start_seconds: 61.0, ..idle(1e6) }, 1, (1, Bound::SlowWake));
     check(&sleepy, &Signals { start_seconds: 60.0, ..idle(1e6) }, 1, (0, Bound::Nothing));
-    check(&sleepy, &Signals { idle_seconds: 1e6, ..with_kv(0.5) }, 1, (1, Bound::Nothing));
+    check(&sleepy, &Signals { idle_seconds: 99.0, ..with_kv(0.5) }, 1, (1, Bound::Nothing));
+    // What ran within the window of the load is over.
+    check(&sleepy, &Signals { idle_seconds: 100.0, ..with_kv(0.5) }, 1, (0, Bound::Nothing));
 }
 
 #[test]
@@ -322,7 +324,9 @@ fn a_held_request_wakes_a_sleeping_deployment() {
     check(&sleepy, &Signals { held_requests: 2, ..asleep.clone() }, 0, (1, Bound::Nothing));
     check(&spec(), &asleep, 0, (1, Bound::Min));
     check(&sleepy, &Signals { holders: Holders::Silent("10.0.0.1".into()), ..asleep.clone() }, 0, (0, Bound::Nothing));
-    check(&sleepy, &Signals { holders: Holders::Nobody, ..asleep }, 0, (1, Bound::NoGateway));
+    let nobody = Signals { holders: Holders::Nobody, ..asleep };
+    check(&sleepy, &nobody, 0, (1, Bound::NoGateway));
+    check(&spec(), &nobody, 0, (1, Bound::Min));
 }
 
 #[test]

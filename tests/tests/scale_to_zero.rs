@@ -20,6 +20,8 @@ const IMAGE: &str = "real/agent:1";
 const SOON: Duration = Duration::from_secs(120);
 /// The shortest that may be asked for.
 const IDLE_SECONDS: u32 = 10;
+/// As many who wait for the first replica: enough to learn from, which keeps no replica when they are gone.
+const CROWD: usize = 6;
 const LED: [&str; 2] = ["--gateway-service", "stoker-system/gateway"];
 
 fn spec() -> Value {
@@ -99,27 +101,27 @@ fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answer
     // Who leads is away; its successor knows from the status that nobody serves, and from the gateway that some wait.
     rig.block_on(gateway.knows("chat", EndpointState::Serving, 0)).unwrap();
     rig.operator.kill().unwrap();
-    let held = Clients::start(&service, 3, 40, Duration::from_millis(20));
+    let held = Clients::start(&service, CROWD, 40, Duration::from_millis(20));
     let in_line = |gateway: &GatewayProcess| {
         let url = gateway.url("/metrics");
         let metrics = rig.block_on(async { reqwest::get(url).await?.text().await })?;
-        Ok(counted(&metrics, "stoker_gateway_held{deployment=\"chat.default\"}") == 3.0)
+        Ok(counted(&metrics, "stoker_gateway_held{deployment=\"chat.default\"}") == CROWD as f64)
     };
-    rig.wait("three are held", SOON, |_| in_line(&gateway)).unwrap();
+    rig.wait("all are held", SOON, |_| in_line(&gateway)).unwrap();
     rig.operator.restart_with(&LED).unwrap();
     let (answered, failures) = held.stop();
-    assert!(failures.is_empty() && answered == 3, "{answered} answered, {failures:?}\n{}", gateway.log());
+    assert!(failures.is_empty() && answered == CROWD, "{answered} answered, {failures:?}\n{}", gateway.log());
     let woken = records(&rig);
     let up = woken.iter().find(|record| record.decision.desired > 0).unwrap();
-    assert_eq!((up.decision.previous, up.signals.held_requests), (0, 3));
+    assert_eq!((up.decision.previous, up.signals.held_requests), (0, CROWD as u32));
     let text = explain(up);
-    assert!(text.starts_with("0 -> ") && text.contains("3 requests held by gateways"), "{text}");
+    assert!(text.starts_with("0 -> ") && text.contains("6 requests held by gateways"), "{text}");
     assert!(woken.iter().all(|record| record.at_ms < up.at_ms || record.decision.desired > 0), "it stays awake");
     let deployment = "{name=\"chat\",namespace=\"default\"}";
     let metrics = rig.operator.metrics().unwrap();
     assert_eq!(counted(&metrics, &format!("stoker_scaling_cold_starts_total{deployment}")), 1.0);
     let waits = rig.block_on(async { reqwest::get(gateway.url("/metrics")).await.unwrap().text().await.unwrap() });
-    assert_eq!(counted(&waits, "stoker_gateway_held_seconds_count{deployment=\"chat.default\"}"), 3.0);
+    assert_eq!(counted(&waits, "stoker_gateway_held_seconds_count{deployment=\"chat.default\"}"), CROWD as f64);
 
     // It drains again, and now somebody asks in the middle of that.
     let leaves = |rig: &Rig| {

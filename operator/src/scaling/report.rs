@@ -49,8 +49,7 @@ pub fn scaling_status(
     // Before the first replica serves there is nothing to tell.
     let is_telling = latest.record.signals.coverage.serving > 0 || !latest.changes.is_empty();
     let held = held(&latest.record);
-    let turns = (held > 0) != (before.held > 0);
-    let write = is_telling && (turns || is_worth_writing(before.last.as_ref(), &current, now));
+    let write = is_telling && (line_moved(before.held, held) || is_worth_writing(before.last.as_ref(), &current, now));
     ScalingStatus {
         mode: spec.mode,
         desired: if spec.mode == ScalingMode::Native { current.to } else { as_i32(replicas) },
@@ -65,6 +64,11 @@ pub fn scaling_status(
 /// Requests that wait for somebody to serve at all; others are load like any.
 fn held(record: &DecisionRecord) -> i32 {
     if record.signals.coverage.serving > 0 { 0 } else { as_i32(record.signals.held_requests) }
+}
+
+/// Somebody waits or nobody does, or so many more that a reader would notice.
+fn line_moved(before: i32, held: i32) -> bool {
+    (held > 0) != (before > 0) || (held > 0 && held / 2 >= before)
 }
 
 fn is_worth_writing(before: Option<&DecisionStatus>, current: &DecisionStatus, now: Timestamp) -> bool {
@@ -191,4 +195,16 @@ fn words(status: &ScalingStatus) -> String {
 
 fn as_i32(count: u32) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_told_of_when_it_begins_doubles_and_ends() {
+        let moved = |before, held| line_moved(before, held);
+        assert_eq!([moved(0, 0), moved(3, 3), moved(3, 5), moved(3, 1)], [false; 4]);
+        assert_eq!([moved(0, 1), moved(3, 6), moved(3, 40), moved(3, 0)], [true; 4]);
+    }
 }
