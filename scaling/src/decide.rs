@@ -179,7 +179,10 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     demand.terms.extend(held_term(spec, signals, &next.learned));
     let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
-    next.regret.note(state.desired, desired, now_ms);
+    // To go to zero and to come back is what `toZero` is for, and no mistake about how many are needed.
+    if state.desired > 0 && desired > 0 {
+        next.regret.note(state.desired, desired, now_ms);
+    }
     next.desired = desired;
     next.woken_ms = woken_ms(signals, state, desired, now_ms);
     let decision = ScaleDecision {

@@ -368,7 +368,10 @@ fn a_line_brings_as_many_replicas_as_it_needs_by_what_requests_took_before() {
 #[test]
 fn while_the_first_replica_starts_the_line_may_ask_for_more_and_nothing_goes_down() {
     let sleepy = ScalingSpec { to_zero: Some(ToZero::default()), ..spec() };
+    let idle = Signals { idle_seconds: 1e6, ..with_kv(0.0) };
+    let gone = check_from(&sleepy, &idle, &ScaleState::starting_at(1), NOW_MS - 2000, (0, Bound::Nothing));
     let (few, asleep) = held(1, 1.0);
+    let asleep = ScaleState { learned: asleep.learned, ..gone };
     let woken = check_from(&sleepy, &few, &asleep, NOW_MS, (1, Bound::Nothing));
     assert_eq!(woken.woken_ms, Some(NOW_MS));
     let nobody = Signals { held_requests: 0, ..few.clone() };
@@ -376,6 +379,7 @@ fn while_the_first_replica_starts_the_line_may_ask_for_more_and_nothing_goes_dow
     let (many, _) = held(100, 1.0);
     let woken = check_from(&sleepy, &many, &woken, NOW_MS + 4000, (5, Bound::UpStep));
     assert_eq!(woken.woken_ms, Some(NOW_MS), "it is one wake");
+    assert_eq!(woken.regret.patience(NOW_MS + 5000), 1.0, "and no regret");
     let serves = Signals { coverage: Coverage { starting: 4, serving: 1, fresh: 1, ..Coverage::default() }, ..few };
     let (_, next) = decide(&sleepy, &serves, &woken, NOW_MS + 30_000);
     assert_eq!(next.woken_ms, None, "one serves");
