@@ -47,7 +47,7 @@ mod tests {
     fn a_value_is_changed_by_its_path() {
         let spec = set(&["scaling.targets.kv=0.7", "scaling.max=9", "scaling.toZero.afterSeconds=30"]).unwrap();
         assert_eq!((spec.targets.kv, spec.max), (0.7, 9));
-        assert_eq!(spec.to_zero.map(|rule| (rule.after_seconds, rule.max_wake_seconds)), Some((30, 60)));
+        assert_eq!(spec.to_zero.map(|rule| (rule.after_seconds, rule.max_wake_seconds)), Some((30, 40)));
     }
 
     #[test]

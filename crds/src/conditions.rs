@@ -81,5 +81,7 @@ pub const REASON_EXTERNAL: &str = "External";
 pub const REASON_ADVISORY: &str = "Advisory";
 /// `Scaling`: `scaling.max` keeps the number below what load wants.
 pub const REASON_AT_MAX: &str = "AtMax";
+/// `Scaling`: `scaling.toZero` is refused, because no gateway leads the deployment's Service.
+pub const REASON_NO_GATEWAY: &str = "NoGateway";
 /// `Scaling`: too few fresh readings to move at all.
 pub const REASON_BLIND: &str = "TooFewFresh";

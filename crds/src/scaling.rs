@@ -4,6 +4,8 @@
 //! the fields for the API server, and as [`ScalingSpec::errors`] for settings that never meet one. Plain serde without
 //! the feature `resource`. Decides nothing.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -13,12 +15,13 @@ use thiserror::Error;
     feature = "resource",
     derive(schemars::JsonSchema),
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "!has(self.min) || self.min <= self.max", "message": "scaling.min is above scaling.max: raise max or lower min"}
+        {"rule": "!has(self.min) || self.min <= self.max", "message": "scaling.min is above scaling.max: raise max or lower min"},
+        {"rule": "!has(self.toZero) || !has(self.mode) || self.mode != 'external'", "message": "scaling.toZero with mode external, where nothing is decided: remove toZero, or use mode native"}
     ]))
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScalingSpec {
-    /// Replicas kept at least, 1 to 1000. Default: 1.
+    /// Replicas kept at least, 1 to 1000; with `toZero`, while there are any. Default: 1.
     #[serde(default = "one")]
     #[cfg_attr(feature = "resource", schemars(range(min = 1, max = 1000)))]
     pub min: u32,
@@ -39,10 +42,9 @@ pub struct ScalingSpec {
     /// How fast and how reluctantly the number follows. Default: windows of 60 s and 6 s, up at once, down reluctantly.
     #[serde(default)]
     pub behavior: Behavior,
-    /// Lets an idle deployment go to zero replicas. Default: never. No field of the resource: it takes somebody who holds
-    /// the first request until a replica is back.
+    /// Lets an idle deployment go to zero replicas. Default: never. It takes a gateway that leads its Service: it holds the
+    /// first request until a replica is back, and without one the last replica stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "resource", schemars(skip))]
     pub to_zero: Option<ToZero>,
 }
 
@@ -228,21 +230,28 @@ impl Default for Quorum {
 #[cfg_attr(feature = "resource", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ToZero {
-    /// Seconds without any request before the last replica goes. Default: 600.
+    /// Seconds without any request, at any replica or gateway, before the last replica goes, 10 to 86400. Default: 600.
+    #[cfg_attr(feature = "resource", schemars(range(min = 10, max = 86_400)))]
     pub after_seconds: u32,
-    /// The last replica stays when its return is learned to take longer than this. Default: 60.
+    /// The last replica stays when its return is learned to take longer than this, 1 to 3600. Default: 40, which is what is
+    /// left of the 45 s that gateways hold a request.
+    #[cfg_attr(feature = "resource", schemars(range(min = 1, max = 3600)))]
     pub max_wake_seconds: u32,
 }
 
 impl Default for ToZero {
     fn default() -> Self {
-        Self { after_seconds: 600, max_wake_seconds: 60 }
+        Self { after_seconds: 600, max_wake_seconds: 40 }
     }
 }
 
 fn one() -> u32 {
     1
 }
+
+/// Seconds that `toZero` takes, by field.
+const IDLE_SECONDS: RangeInclusive<u32> = 10..=86_400;
+const WAKE_SECONDS: RangeInclusive<u32> = 1..=3600;
 
 /// Why a specification cannot be followed: the field, what was asked, and what to change.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -260,6 +269,21 @@ pub enum SpecError {
     Zero {
         /// Which bound.
         field: &'static str,
+    },
+    /// Nothing is decided, so nothing goes to zero.
+    #[error("scaling.toZero with mode external, where nothing is decided: remove toZero, or use mode native")]
+    NobodyDecides,
+    /// A time that is too short or too long.
+    #[error("scaling.toZero.{field} is {value}: use {least} to {most} seconds")]
+    ZeroSeconds {
+        /// Which time.
+        field: &'static str,
+        /// What was asked.
+        value: u32,
+        /// The shortest one accepted.
+        least: u32,
+        /// The longest one accepted.
+        most: u32,
     },
     /// A share outside of 0 to 1.
     #[error("scaling.{field} is {value}: use a share above 0 and at most {limit}")]
@@ -332,6 +356,7 @@ impl ScalingSpec {
         let mut errors = self.bound_errors();
         errors.extend(self.target_errors());
         errors.extend(self.behavior_errors());
+        errors.extend(self.to_zero.iter().flat_map(|rule| rule.errors(self.mode)));
         errors
     }
 
@@ -394,6 +419,21 @@ impl ScalingSpec {
     }
 }
 
+impl ToZero {
+    fn errors(&self, mode: ScalingMode) -> Vec<SpecError> {
+        let seconds = [
+            ("afterSeconds", self.after_seconds, IDLE_SECONDS),
+            ("maxWakeSeconds", self.max_wake_seconds, WAKE_SECONDS),
+        ];
+        let wrong = seconds.into_iter().filter(|(_, value, range)| !range.contains(value));
+        let wrong = wrong.map(|(field, value, range)| {
+            let (least, most) = range.into_inner();
+            SpecError::ZeroSeconds { field, value, least, most }
+        });
+        (mode == ScalingMode::External).then_some(SpecError::NobodyDecides).into_iter().chain(wrong).collect()
+    }
+}
+
 fn share(field: &'static str, value: f64, limit: f64) -> Option<SpecError> {
     let fits = value.is_finite() && value > 0.0 && value <= limit;
     (!fits).then_some(SpecError::Share { field, value, limit })
@@ -453,6 +493,22 @@ mod tests {
         let fixes = messages(&ScalingSpec::between(0, 0));
         assert_eq!(fixes.len(), 2);
         assert!(fixes[0].contains("scaling.toZero"), "{fixes:?}");
+    }
+
+    #[test]
+    fn going_to_zero_takes_somebody_who_decides_and_times_that_make_sense() {
+        let mut spec = ScalingSpec { to_zero: Some(ToZero::default()), ..ScalingSpec::between(2, 4) };
+        assert!(spec.errors().is_empty(), "min is kept while there are replicas");
+        spec.mode = ScalingMode::External;
+        spec.to_zero = Some(ToZero { after_seconds: 9, max_wake_seconds: 0 });
+        assert_eq!(
+            messages(&spec),
+            [
+                "scaling.toZero with mode external, where nothing is decided: remove toZero, or use mode native",
+                "scaling.toZero.afterSeconds is 9: use 10 to 86400 seconds",
+                "scaling.toZero.maxWakeSeconds is 0: use 1 to 3600 seconds",
+            ]
+        );
     }
 
     #[test]

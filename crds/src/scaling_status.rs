@@ -26,6 +26,9 @@ pub struct ScalingStatus {
     /// Serving replicas whose reading was fresh at the last decision, of all serving ones, as "3/3".
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub coverage: String,
+    /// Requests that gateways hold while no replica serves, as of the last look worth writing.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub held: i32,
     /// The last decision worth writing: it changed the number, its cause or its bound, or the pressure moved by a fifth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<DecisionStatus>,
@@ -36,6 +39,10 @@ pub struct ScalingStatus {
     /// What the next decision needs of the last ones, as JSON: lets another operator go on without a jump.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub state: String,
+}
+
+fn is_zero(count: &i32) -> bool {
+    *count == 0
 }
 
 /// One decision in short.

@@ -78,7 +78,10 @@ impl GatewayError {
         let (host, wanted) = (deployment.host(), deployment.replicas_wanted);
         let [starting, _, draining, unready] = EndpointState::ALL.map(|state| deployment.count(state));
         if wanted == 0 && deployment.members.is_empty() {
-            let message = format!("{host} is scaled to zero: nobody starts a replica of it for a request");
+            let message = format!(
+                "{host} is scaled to zero, and no replica was started while the request was held: with scaling.toZero the \
+                 operator starts one, if it runs; otherwise ask who scales it"
+            );
             return Self::unavailable("scaled_to_zero", message, 30);
         }
         let message = format!(

@@ -54,6 +54,8 @@ pub struct Metrics {
     pub held: IntGaugeVec,
     /// Time in line, of those that were there.
     pub wait_seconds: HistogramVec,
+    /// Time in line of those that came while no replica took requests.
+    pub held_seconds: HistogramVec,
     /// Requests refused because of the line, by why.
     pub shed: IntCounterVec,
     /// Replicas by deployment and state.
@@ -106,6 +108,11 @@ impl Metrics {
             &["deployment"],
         )?;
         registry.register(Box::new(wait_seconds.clone()))?;
+        let held_seconds = HistogramVec::new(
+            histogram("held_seconds", "Time in line, of requests that came while no replica took any", &SECONDS),
+            &["deployment"],
+        )?;
+        registry.register(Box::new(held_seconds.clone()))?;
         let resume_seconds = Histogram::with_opts(histogram(
             "resume_seconds",
             "From the loss of a replica to the next byte of its answer",
@@ -152,6 +159,7 @@ impl Metrics {
             waiting: gauges("waiting", "Requests in line", &["deployment", "tenant"])?,
             held: gauges("held", "Requests in line while no replica takes any", &["deployment"])?,
             wait_seconds,
+            held_seconds,
             shed: counters("shed_total", "Requests refused because of the line, by why", &["deployment", "reason"])?,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,

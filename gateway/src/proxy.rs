@@ -198,16 +198,21 @@ async fn serve(
     access.permitted(tenant.as_ref().map(begin).transpose()?);
     let asked = Arc::new(asked);
     access.deployment = deployment.host();
-    let turn = wait(gateway, &asked, tenant.as_deref(), deployment, access).await?;
-    let answer = answer(gateway, &asked, turn, newest(gateway, Arc::clone(deployment)), access).await?;
-    Ok((answer, asked))
+    let deadline_ms = gateway.now_ms() + gateway.settings.hold.as_millis() as u64;
+    loop {
+        let turn = wait(gateway, &asked, asked.waiter(tenant.as_deref(), deadline_ms), deployment, access).await?;
+        match answer(gateway, &asked, turn, newest(gateway, Arc::clone(deployment)), access).await? {
+            Some(answer) => return Ok((answer, asked)),
+            None => tracing::debug!(deployment = access.deployment, "the last replica left; in line again"),
+        }
+    }
 }
 
 /// Waits until a replica has room for a request.
 async fn wait(
     gateway: &Arc<Gateway>,
     asked: &Asked,
-    tenant: Option<&Tenant>,
+    waiter: Waiter,
     deployment: &Deployment,
     access: &mut Access,
 ) -> Result<Option<Turn>, GatewayError> {
@@ -215,9 +220,8 @@ async fn wait(
     if UNCOMPUTED.contains(&asked.path_and_query.as_str()) && deployment.room(now_ms, 0).serves {
         return Ok(None);
     }
-    let deadline_ms = now_ms + gateway.settings.hold.as_millis() as u64;
-    let turn = turn(gateway, deployment, asked.waiter(tenant, deadline_ms)).await;
-    access.line_time = Duration::from_millis(gateway.now_ms() - now_ms);
+    let turn = turn(gateway, deployment, waiter).await;
+    access.line_time += Duration::from_millis(gateway.now_ms() - now_ms);
     turn.map(Some)
 }
 
@@ -318,10 +322,25 @@ impl Tries {
         is_free || self.n_refused < REFUSALS_MAX && gateway.spend_retry()
     }
 
+    /// Whether the request goes back in line: nobody had it, and nobody takes any. Who was asked has left.
+    fn is_held(&self, gateway: &Gateway, asked: &Asked, deployment: &Deployment) -> bool {
+        self.silence.is_none() && !asked.follows && !deployment.room(gateway.now_ms(), 0).serves
+    }
+
+    /// Whether those who were asked take no requests any more: others may be on their way, or it is not known yet that nobody does.
+    fn all_leave(&self) -> bool {
+        let status = self.refusal.as_ref().map(|refusal| refusal.response.status());
+        self.silence.is_none() && status == Some(StatusCode::SERVICE_UNAVAILABLE)
+    }
+
     /// Waits for another round, if one is of use.
     async fn next_round(&mut self, asked: &Asked, deployment: &Deployment) -> bool {
         if self.refusal.is_none() && self.silence.is_none() && deployment.replicas_wanted > 0 {
             self.rounds.get_or_insert_with(|| Rounds::within(NEWS));
+        }
+        if self.all_leave() && !asked.follows {
+            // They are not asked again: they said no.
+            return self.rounds.get_or_insert_with(|| Rounds::within(NEWS)).next().await;
         }
         let is_of_use = (self.refusal.is_none() || self.losses.is_any()) && !asked.follows;
         let Some(rounds) = self.rounds.as_mut().filter(|_| is_of_use) else { return false };
@@ -340,18 +359,21 @@ impl Tries {
     }
 }
 
-/// Asks replicas until one answers, none is left or enough were asked.
+/// Asks replicas until one answers, none is left or enough were asked. `None`: there is none any more, and nobody had the request.
 async fn answer(
     gateway: &Arc<Gateway>,
     asked: &Arc<Asked>,
     mut turn: Option<Turn>,
     mut deployment: Arc<Deployment>,
     access: &mut Access,
-) -> Result<Relayed, GatewayError> {
+) -> Result<Option<Relayed>, GatewayError> {
     gateway.earn_retry();
     let mut tries = Tries::default();
     loop {
         let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tries.tried) else {
+            if tries.is_held(gateway, asked, &deployment) {
+                return Ok(None);
+            }
             if !tries.next_round(asked, &deployment).await {
                 break;
             }
@@ -371,9 +393,9 @@ async fn answer(
                 return match resumable {
                     Some(resumable) if !is_stream(response.headers()) => {
                         let (response, flight) = Telling { response, flight, resumable }.whole(access).await?;
-                        Ok(Relayed { response, flight, resumable: None })
+                        Ok(Some(Relayed { response, flight, resumable: None }))
                     }
-                    resumable => Ok(Relayed { response, flight, resumable }),
+                    resumable => Ok(Some(Relayed { response, flight, resumable })),
                 };
             }
             Attempt::Refused(response, flight) => {
@@ -401,7 +423,7 @@ async fn answer(
         }
         deployment = newest(gateway, deployment);
     }
-    tries.end(&deployment, access.attempts)
+    tries.end(&deployment, access.attempts).map(Some)
 }
 
 /// Who is there may have changed since.

@@ -73,6 +73,8 @@ struct Waiting {
     gateway: Arc<Gateway>,
     host: String,
     ticket: Ticket,
+    /// No replica took requests when it came.
+    is_held: bool,
     told: oneshot::Receiver<Result<Turn, Refusal>>,
 }
 
@@ -138,7 +140,11 @@ pub async fn turn(gateway: &Arc<Gateway>, deployment: &Deployment, waiter: Waite
     };
     let begun = Instant::now();
     let told = (&mut waiting.told).await.expect("who is in line is told");
-    gateway.metrics.wait_seconds.with_label_values(&[&host]).observe(begun.elapsed().as_secs_f64());
+    let seconds = begun.elapsed().as_secs_f64();
+    gateway.metrics.wait_seconds.with_label_values(&[&host]).observe(seconds);
+    if waiting.is_held {
+        gateway.metrics.held_seconds.with_label_values(&[&host]).observe(seconds);
+    }
     told.map_err(shed)
 }
 
@@ -149,7 +155,8 @@ fn begin(gateway: &Arc<Gateway>, host: &str, waiter: Waiter) -> Result<Begun, Re
         queues.insert(host.to_owned(), Queue::bounded(gateway.turns.bounds));
     }
     let queue = queues.get_mut(host).expect("it was just put there");
-    if queue.line.is_empty() && queue.has_place(room(gateway, host, queue.n_on_their_way() + 1)) {
+    let room = room(gateway, host, queue.n_on_their_way() + 1);
+    if queue.line.is_empty() && queue.has_place(room) {
         return Ok(Begun::Goes(Turn::given(&queue.on_their_way)));
     }
     let Joined { ticket, displaced } = queue.line.join(waiter, now_ms)?;
@@ -160,7 +167,8 @@ fn begin(gateway: &Arc<Gateway>, host: &str, waiter: Waiter) -> Result<Begun, Re
         queue.looked = Instant::now();
         tokio::spawn(follow(Arc::clone(gateway), host.to_owned()));
     }
-    Ok(Begun::Waits(Waiting { gateway: Arc::clone(gateway), host: host.to_owned(), ticket, told }))
+    let (gateway, host, is_held) = (Arc::clone(gateway), host.to_owned(), !room.serves);
+    Ok(Begun::Waits(Waiting { gateway, host, ticket, is_held, told }))
 }
 
 /// Gives turns for as long as somebody waits.

@@ -204,6 +204,7 @@ pub async fn run(
         deployments: deployments.clone(),
         pods: pods.clone(),
         readings: readings.clone(),
+        gateways: gateways.clone(),
         waiting: waiting.clone(),
         ledger: ledger.clone(),
         changed: changed.clone(),

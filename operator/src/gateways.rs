@@ -106,19 +106,24 @@ impl Gateways {
 
     /// Where the Service of the deployment with this UID leads; `None`: no gateway is ready, so to its replicas.
     pub fn front(&self, uid: &str) -> Option<Front> {
-        let places = places(&self.slices.state());
-        let any = places.iter().flat_map(|(_, endpoints)| endpoints).any(is_ready);
+        let slices = self.slices.state();
         let port = self.port(uid)?;
-        any.then_some(Front { port, places })
+        any_ready(&slices).then(|| Front { port, places: places(&slices) })
     }
 
-    /// Where ready gateways are, and a port that they listen on: whatever a deployment's is for, each answers for the whole gateway.
+    /// Where gateways are, and a port that they listen on: whatever a deployment's is for, each answers for the whole gateway. Also
+    /// those that are not ready: who leaves may have requests in line.
     pub fn askable(&self) -> (HashSet<String>, Option<u16>) {
         let places = places(&self.slices.state());
-        let ready = places.iter().flat_map(|(_, endpoints)| endpoints).filter(|endpoint| is_ready(endpoint));
-        let ips = ready.filter_map(|endpoint| endpoint.addresses.first().cloned()).collect();
+        let all = places.iter().flat_map(|(_, endpoints)| endpoints);
+        let ips = all.filter_map(|endpoint| endpoint.addresses.first().cloned()).collect();
         // Always the same, so that connections are kept.
         (ips, self.ports().given.iter().min().copied())
+    }
+
+    /// Whether the Service of the deployment with this UID leads to gateways.
+    pub fn leads(&self, uid: &str) -> bool {
+        any_ready(&self.slices.state()) && self.port(uid).is_some()
     }
 
     /// The port of gateways that is the deployment's with this UID; `None`: all are given.
@@ -136,6 +141,10 @@ impl Gateways {
     fn ports(&self) -> MutexGuard<'_, Ports> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn any_ready(slices: &[Arc<EndpointSlice>]) -> bool {
+    slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).any(is_ready)
 }
 
 fn is_ready(endpoint: &Endpoint) -> bool {

@@ -12,6 +12,7 @@ use std::{
 
 use futures::future::join_all;
 use stoker_crds::endpoints::{Line, Lines};
+use stoker_scaling::{Held, Holders};
 use tokio::time::MissedTickBehavior;
 use tracing::debug;
 
@@ -19,12 +20,19 @@ use crate::{agent_client::AgentClient, gateways::Gateways, lease::Leadership, vi
 
 /// As often as agents are asked.
 const ASK_EVERY: Duration = Duration::from_secs(2);
-/// A gateway that has not answered for so long has nothing in line, as far as anybody knows.
+/// A gateway that has not answered for so long has nothing in line that anybody knows of, and may have.
 const BELIEVED_FOR: Duration = Duration::from_secs(10);
 
 /// Requests in line, by gateway. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Waiting(Arc<Mutex<HashMap<String, Said>>>);
+pub struct Waiting(Arc<Mutex<Heard>>);
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// Those that there are; `None` until they are asked for the first time.
+    gateways: Option<HashSet<String>>,
+    said: HashMap<String, Said>,
+}
 
 /// What a gateway said.
 #[derive(Debug)]
@@ -34,24 +42,36 @@ struct Said {
 }
 
 impl Waiting {
-    /// How many requests wait for a deployment, at all gateways.
-    pub fn of(&self, namespace: &str, name: &str, now: Instant) -> u32 {
-        let said = self.lock();
-        let believed = said.values().filter(|said| now.saturating_duration_since(said.at) < BELIEVED_FOR);
-        let lines = believed.flat_map(|said| &said.lines);
+    /// What waits for a deployment at all gateways.
+    pub fn of(&self, namespace: &str, name: &str, now: Instant) -> Held {
+        let heard = self.lock();
+        let believed = |said: &&Said| now.saturating_duration_since(said.at) < BELIEVED_FOR;
+        let lines = heard.said.values().filter(believed).flat_map(|said| &said.lines);
         let of_it = lines.filter(|line| line.namespace == namespace && line.name == name);
-        of_it.fold(0, |sum, line| sum.saturating_add(line.waiting))
+        let requests = of_it.fold(0, |sum: u32, line| sum.saturating_add(line.waiting));
+        let is_silent = |gateway: &&String| heard.said.get(*gateway).filter(believed).is_none();
+        let by = match &heard.gateways {
+            None => Holders::Silent("nobody was asked yet".to_owned()),
+            // Always the same of several.
+            Some(gateways) => {
+                gateways.iter().filter(is_silent).min().map_or(Holders::All, |gateway| Holders::Silent(gateway.clone()))
+            }
+        };
+        Held { requests, by }
     }
 
     fn hear(&self, gateway: String, Lines { lines }: Lines, at: Instant) {
-        self.lock().insert(gateway, Said { at, lines });
+        self.lock().said.insert(gateway, Said { at, lines });
     }
 
-    fn keep_only(&self, gateways: &HashSet<String>) {
-        self.lock().retain(|gateway, _| gateways.contains(gateway));
+    /// These are the gateways that there are.
+    fn expect(&self, gateways: &HashSet<String>) {
+        let mut heard = self.lock();
+        heard.said.retain(|gateway, _| gateways.contains(gateway));
+        heard.gateways = Some(gateways.clone());
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Said>> {
+    fn lock(&self) -> MutexGuard<'_, Heard> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -87,7 +107,7 @@ impl Asker {
     }
 
     async fn ask_all(&self, ips: HashSet<String>, port: Option<u16>) {
-        self.waiting.keep_only(&ips);
+        self.waiting.expect(&ips);
         let Some(port) = port else { return };
         join_all(ips.into_iter().map(|ip| self.ask(ip, port))).await;
     }
@@ -115,12 +135,29 @@ mod tests {
         let at = |seconds| begun + Duration::from_secs(seconds);
         waiting.hear("10.0.0.1".into(), lines(3), at(0));
         waiting.hear("10.0.0.2".into(), lines(40), at(4));
-        let of_chat = |seconds| waiting.of("default", "chat", at(seconds));
+        let of_chat = |seconds| waiting.of("default", "chat", at(seconds)).requests;
         assert_eq!([of_chat(5), of_chat(9), of_chat(10), of_chat(14)], [43, 43, 40, 0]);
-        assert_eq!([waiting.of("team", "chat", at(5)), waiting.of("default", "code", at(5))], [0, 0]);
+        let of = |namespace, name| waiting.of(namespace, name, at(5)).requests;
+        assert_eq!([of("team", "chat"), of("default", "code")], [0, 0]);
         waiting.hear("10.0.0.1".into(), lines(1), at(5));
         assert_eq!(of_chat(5), 41, "what it said before is over");
-        waiting.keep_only(&HashSet::from(["10.0.0.1".to_owned()]));
+        waiting.expect(&HashSet::from(["10.0.0.1".to_owned()]));
         assert_eq!(of_chat(5), 1);
+    }
+
+    #[test]
+    fn all_is_known_when_every_gateway_that_there_is_said_so_lately() {
+        let (waiting, begun) = (Waiting::default(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let by = |seconds| waiting.of("default", "chat", at(seconds)).by;
+        assert_eq!(by(0), Holders::Silent("nobody was asked yet".into()));
+        waiting.expect(&["10.0.0.1", "10.0.0.2"].map(str::to_owned).into());
+        waiting.hear("10.0.0.2".into(), lines(3), at(0));
+        assert_eq!(by(1), Holders::Silent("10.0.0.1".into()));
+        waiting.hear("10.0.0.1".into(), lines(0), at(2));
+        assert_eq!(by(9), Holders::All);
+        assert_eq!(by(10), Holders::Silent("10.0.0.2".into()), "what it said is too old");
+        waiting.expect(&HashSet::from(["10.0.0.1".to_owned()]));
+        assert_eq!(by(10), Holders::All, "the other one is gone");
     }
 }

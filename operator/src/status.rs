@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use stoker_crds::{
     conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED},
     contract::{AgentPhase, KV_BLOCK_TOKENS, is_commit},
-    scaling::ScalingMode,
+    scaling::{ScalingMode, ScalingSpec},
     scaling_status::ScalingStatus,
     status::{
         CapacityStatus, InferenceDeploymentStatus, ModelStatus, RolledBack, RolloutPhase, RolloutStatus, StartupPhase,
@@ -15,6 +15,7 @@ use stoker_crds::{
     },
 };
 use stoker_replica::{Replica, Stage, Trouble};
+use stoker_scaling::held_requests_words;
 
 use crate::{
     apply::Applied,
@@ -74,10 +75,11 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let scene = cause::Scene { plan, applied, replicas: &observed.replicas, deadline, now };
     let cause = root_cause(&scene).map(|cause| in_hand(cause, round));
     let scaling = scaling(round, previous.scaling.as_ref(), now);
+    let zero = Zero::of(deployment.scaling.as_ref(), scaling.as_ref());
     let (rollout, judged_at) = rollout_status(round, cause.as_ref(), now);
     let verdicts = [
-        (READY, ready(&counts, cause.as_ref(), plan)),
-        (AVAILABLE, available(&counts)),
+        (READY, zero.said_with(ready(&counts, cause.as_ref(), plan))),
+        (AVAILABLE, zero.said_with(available(&counts))),
         (PROGRESSING, progressing(&counts, plan)),
         (DEGRADED, degraded(cause.as_ref(), &strays)),
     ];
@@ -164,12 +166,20 @@ fn scaling(round: &Round<'_>, before: Option<&ScalingStatus>, now: Timestamp) ->
 /// Until something is decided, what was said of readings stands.
 fn scaling_conditions(round: &Round<'_>, status: Option<&ScalingStatus>, dated: &Dated<'_>) -> Vec<Condition> {
     let Some((spec, status)) = round.deployment.scaling.as_ref().zip(status) else { return Vec::new() };
+    let record = round.decision.map(|latest| &*latest.record);
     let readings = match round.decision {
         _ if spec.mode == ScalingMode::External => None,
         Some(latest) => Some(dated.condition(METRICS_HEALTHY, metrics_healthy(&latest.coverage))),
         None => dated.previous.iter().find(|condition| condition.type_ == METRICS_HEALTHY).cloned(),
     };
-    readings.into_iter().chain([dated.condition(SCALING, scaling_verdict(status, spec.max))]).collect()
+    let refused = dated.previous.iter().find(|condition| condition.reason == conditions::REASON_NO_GATEWAY);
+    let stands = record.is_none() && spec.to_zero.is_some() && spec.mode == ScalingMode::Native;
+    let scaling = match refused.filter(|_| stands) {
+        // As does what was said of readings.
+        Some(refused) => refused.clone(),
+        None => dated.condition(SCALING, scaling_verdict(status, spec, record)),
+    };
+    readings.into_iter().chain([scaling]).collect()
 }
 
 /// The status of an object that cannot be deployed. Replicas that run are left alone, so their numbers stay.
@@ -190,6 +200,34 @@ pub fn status_of_invalid(
     status.conditions.push(dated.condition(STALLED, verdict(true)));
     status.observed_generation = generation;
     status
+}
+
+/// What there is to say about going to zero: whether a request brings a replica, and how many wait for one.
+#[derive(Clone, Copy, Debug)]
+struct Zero {
+    wakes: bool,
+    held: u32,
+}
+
+impl Zero {
+    fn of(spec: Option<&ScalingSpec>, status: Option<&ScalingStatus>) -> Self {
+        let wakes = spec.is_some_and(|spec| spec.to_zero.is_some() && spec.mode == ScalingMode::Native);
+        Self { wakes, held: status.map_or(0, |status| status.held.max(0).unsigned_abs()) }
+    }
+
+    /// A verdict with what it means for whoever asks.
+    fn said_with(self, verdict: Verdict) -> Verdict {
+        let Verdict { value, trouble: Trouble { reason, message } } = verdict;
+        let held = held_requests_words(self.held);
+        let message = match self {
+            Self { wakes: true, .. } if reason == conditions::REASON_SCALED_TO_ZERO => {
+                format!("scaled to zero, {held}; a request brings a replica back")
+            }
+            Self { held: 0, .. } => message,
+            _ => format!("{message}; {held}"),
+        };
+        Verdict { value, trouble: Trouble { reason, message } }
+    }
 }
 
 /// Pods by what a reader counts.
@@ -453,6 +491,19 @@ mod tests {
         let conditions: Vec<Condition> = [READY, AVAILABLE, PROGRESSING, DEGRADED].iter().map(condition).collect();
         let (said, turns) = for_tools(&conditions, DEADLINE, at(second));
         (said.map(|said| format!("{} {}", said.type_, said.reason)), turns.map(Timestamp::as_second))
+    }
+
+    #[test]
+    fn who_waits_for_a_replica_is_counted_where_there_is_none() {
+        let said = |wakes, held, reason: &str| {
+            let verdict = Verdict::new(true, reason, "no replica is wanted");
+            Zero { wakes, held }.said_with(verdict).trouble.message
+        };
+        let zero = conditions::REASON_SCALED_TO_ZERO;
+        assert_eq!(said(false, 0, zero), "no replica is wanted");
+        assert_eq!(said(true, 2, zero), "scaled to zero, 2 requests held; a request brings a replica back");
+        assert_eq!(said(true, 1, conditions::REASON_STARTING), "no replica is wanted; 1 request held");
+        assert_eq!(said(true, 0, conditions::REASON_SERVING), "no replica is wanted");
     }
 
     #[test]

@@ -388,7 +388,8 @@ pub fn replicas_wanted(deployment: &InferenceDeployment) -> u32 {
         None => count(said.unwrap_or(1)),
         Some(scaling) if scaling.mode == ScalingMode::Native => {
             let present = decided.or(status.map(|status| status.replicas)).unwrap_or_default();
-            count(present).max(scaling.min).min(scaling.max)
+            let sleeps = scaling.to_zero.is_some() && decided == Some(0);
+            if sleeps { 0 } else { count(present).max(scaling.min).min(scaling.max) }
         }
         Some(scaling) => said.or(decided).map_or(scaling.min, count),
     }

@@ -52,6 +52,7 @@ fn objects() -> [Value; 3] {
             "min": 2, "max": 8, "mode": "advisory",
             "targets": {"kv": 0.7, "slowdown": 3.0, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500.0, "itlMs": 50.0},
             "prices": {"lateAnswer": 0.1, "replicaHour": 2.5},
+            "toZero": {"afterSeconds": 300, "maxWakeSeconds": 90},
             "behavior": {
                 "stableWindowSeconds": 30, "panicWindowSeconds": 4, "downPressure": 0.8, "downStabilizationSeconds": 60,
                 "spareReplicas": 1, "up": {"replicas": 2, "percent": 90}, "down": {"replicas": 2, "percent": 10},

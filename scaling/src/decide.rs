@@ -4,12 +4,14 @@
 //! operator, the simulator and `explain` get the same answer from the same inputs. It never acts.
 
 use serde::{Deserialize, Serialize};
-use stoker_crds::scaling::ScalingSpec;
+use stoker_crds::scaling::{ScalingSpec, ToZero};
 
 use crate::{
     demand::{Cause, Demand, Mood, Term, is_jump},
+    held::Holders,
     hold::Hold,
     law::ServiceLaw,
+    learned::Learned,
     regret::Regret,
     rhythm::Rhythm,
     signals::{Signals, growth_half_seconds},
@@ -47,6 +49,12 @@ pub struct ScaleState {
     /// When load jumped.
     #[serde(default)]
     pub rhythm: Rhythm,
+    /// What was known when replicas last served.
+    #[serde(default)]
+    pub learned: Learned,
+    /// When the first replica after none was asked for, until one serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub woken_ms: Option<u64>,
 }
 
 impl ScaleState {
@@ -59,6 +67,8 @@ impl ScaleState {
             regret: Regret::default(),
             law: ServiceLaw::default(),
             rhythm: Rhythm::default(),
+            learned: Learned::default(),
+            woken_ms: None,
         }
     }
 }
@@ -68,6 +78,7 @@ impl ScaleState {
     /// what has a date that is to come was written by another clock, and happened now at the latest.
     pub fn resumed(mut self, now_ms: u64) -> Self {
         self.jumped_ms = self.jumped_ms.map(|jumped_ms| jumped_ms.min(now_ms));
+        self.woken_ms = self.woken_ms.map(|woken_ms| woken_ms.min(now_ms));
         self.hold.not_after(now_ms);
         self.regret.not_after(now_ms);
         self.law.not_after(now_ms);
@@ -109,6 +120,12 @@ pub enum Bound {
     NotIdleYet,
     /// Idle, but the last replica would take too long to come back.
     SlowWake,
+    /// No gateway leads the Service, so nobody would hold a request while there is no replica.
+    NoGateway,
+    /// Idle, but a gateway does not say what it has in line.
+    GatewaySilent,
+    /// The first replica after none is on its way: until it serves there is nobody to read.
+    Waking,
 }
 
 /// What to do from now on.
@@ -155,13 +172,19 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     next.law.learn(signals, f64::from(spec.behavior.stable_window_seconds), now_ms);
     let mood = mood(spec, signals, &mut next, now_ms);
     next.rhythm.learn(signals, matches!(mood, Mood::Onset | Mood::Jump), now_ms);
+    next.learned.learn(signals);
     let mut demand = Demand::of(signals, &next.law, spec, mood);
     let lasting = demand.replicas();
     demand.terms.extend(period_term(spec, signals, &next.rhythm, now_ms));
+    demand.terms.extend(held_term(spec, signals, &next.learned));
     let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
-    next.regret.note(state.desired, desired, now_ms);
+    // To go to zero and to come back is what `toZero` is for, and no mistake about how many are needed.
+    if state.desired > 0 && desired > 0 {
+        next.regret.note(state.desired, desired, now_ms);
+    }
     next.desired = desired;
+    next.woken_ms = woken_ms(signals, state, desired, now_ms);
     let decision = ScaleDecision {
         desired,
         previous: state.desired,
@@ -198,6 +221,26 @@ fn period_term(spec: &ScalingSpec, signals: &Signals, rhythm: &Rhythm, now_ms: u
     Some(Term { cause: Cause::Period, replicas })
 }
 
+/// What gateways hold wants a replica. While none serves it is all that is known of the load, and wants as many as will do it in the
+/// time that what waits elsewhere is done in.
+fn held_term(spec: &ScalingSpec, signals: &Signals, learned: &Learned) -> Option<Term> {
+    if signals.held_requests == 0 {
+        return None;
+    }
+    let work = learned.work.filter(|_| signals.coverage.serving == 0);
+    let by_work = work.and_then(|work| WorkTerm::of_held(signals, spec, work)).map_or(0.0, WorkTerm::replicas);
+    Some(Term { cause: Cause::Held, replicas: by_work.max(1.0) })
+}
+
+fn woken_ms(signals: &Signals, before: &ScaleState, desired: u32, now_ms: u64) -> Option<u64> {
+    match (before.desired, desired) {
+        (_, 0) => None,
+        _ if signals.coverage.serving > 0 => None,
+        (0, _) => Some(now_ms),
+        _ => before.woken_ms,
+    }
+}
+
 struct Round<'a> {
     spec: &'a ScalingSpec,
     signals: &'a Signals,
@@ -221,8 +264,11 @@ impl Choice {
 
 fn choose(round: &Round<'_>, next: &mut ScaleState) -> Choice {
     let current = next.desired;
-    if current == 0 {
-        return if round.signals.held_requests > 0 { Choice::free(1) } else { Choice::free(0) };
+    if round.signals.coverage.serving == 0 && (current == 0 || next.woken_ms.is_some()) {
+        let choice = wake(round, current);
+        // What the line needed is not given back with the first reading.
+        next.hold.keep(choice.desired, hold_ms(round, next.regret), round.now_ms);
+        return choice;
     }
     if round.signals.coverage.serving == 0 || !has_quorum(round.signals, round.spec.behavior.quorum.up) {
         return Choice { desired: current, bound: Bound::QuorumUp };
@@ -231,6 +277,17 @@ fn choose(round: &Round<'_>, next: &mut ScaleState) -> Choice {
     let patient = made_up(round.lasting / round.spec.behavior.down_pressure, round.signals).max(1);
     let held = next.hold.keep(patient, hold_ms(round, next.regret), round.now_ms).max(wanted);
     if wanted > current { up(round.spec, current, wanted) } else { down(round, next, held) }
+}
+
+/// At zero, or on the way up from there: what gateways hold decides, and nothing is waited for.
+fn wake(round: &Round<'_>, current: u32) -> Choice {
+    let wanted = whole(round.demand.replicas());
+    match &round.signals.holders {
+        _ if wanted > current => up(round.spec, current, wanted),
+        _ if current > 0 => Choice { desired: current, bound: Bound::Waking },
+        Holders::Nobody if round.spec.to_zero.is_some() => Choice { desired: 1, bound: Bound::NoGateway },
+        Holders::Nobody | Holders::Silent(_) | Holders::All => Choice::free(0),
+    }
 }
 
 fn up(spec: &ScalingSpec, current: u32, wanted: u32) -> Choice {
@@ -277,24 +334,34 @@ fn veto(round: &Round<'_>, state: &ScaleState) -> Option<Bound> {
     (demand.is_preempting || signals.preemptions_panic > 0).then_some(Bound::Preemptions)
 }
 
-/// The last replicas of an idle deployment; `None` when this is not about going to zero.
+/// The last replicas of an idle deployment; `None` when this is not about going to zero. Without a request for as long as the rule
+/// says, rates of the minutes before want nothing any more; an edge that is foreseen does.
 fn to_zero(round: &Round<'_>, current: u32) -> Option<Choice> {
-    let rule = round.spec.to_zero?;
-    if current > round.spec.min.max(1) || round.demand.replicas() > 0.0 {
+    let Round { spec, signals, demand, .. } = round;
+    let rule = spec.to_zero?;
+    let is_idle = signals.idle_seconds >= f64::from(rule.after_seconds);
+    let is_foreseen = demand.terms.iter().any(|term| term.cause == Cause::Period && term.replicas > 0.0);
+    if current > spec.min.max(1) || is_foreseen || (!is_idle && demand.replicas() > 0.0) {
         return None;
     }
-    let stay = |bound| Some(Choice { desired: current, bound });
-    if round.signals.start_seconds > f64::from(rule.max_wake_seconds) {
-        return stay(Bound::SlowWake);
-    }
-    if round.signals.idle_seconds < f64::from(rule.after_seconds) {
-        return stay(Bound::NotIdleYet);
-    }
-    Some(veto_zero(round).map_or(Choice::free(0), |bound| Choice { desired: current, bound }))
+    Some(veto_zero(rule, round.signals).map_or(Choice::free(0), |bound| Choice { desired: current, bound }))
 }
 
-fn veto_zero(round: &Round<'_>) -> Option<Bound> {
-    (!has_quorum(round.signals, round.spec.behavior.quorum.down)).then_some(Bound::QuorumDown)
+/// The last replica goes only if whoever asks next is held, is seen, and does not wait for too long. All that serve must be seen,
+/// whatever the quorum: who cannot be may have been asked.
+fn veto_zero(rule: ToZero, signals: &Signals) -> Option<Bound> {
+    match &signals.holders {
+        Holders::Nobody => return Some(Bound::NoGateway),
+        Holders::Silent(_) => return Some(Bound::GatewaySilent),
+        Holders::All => {}
+    }
+    if signals.start_seconds > f64::from(rule.max_wake_seconds) {
+        return Some(Bound::SlowWake);
+    }
+    if signals.idle_seconds < f64::from(rule.after_seconds) {
+        return Some(Bound::NotIdleYet);
+    }
+    (signals.coverage.fresh < signals.coverage.serving).then_some(Bound::QuorumDown)
 }
 
 fn within_limits(spec: &ScalingSpec, choice: Choice) -> (u32, Bound) {

@@ -60,7 +60,7 @@ pub enum Cause {
     Ttft,
     /// Inter-token latency above its target.
     Itl,
-    /// Requests held at the gateway while nothing serves.
+    /// Requests that gateways hold.
     Held,
     /// The work of those that come with the next edge of a load that jumps at even intervals.
     Period,
@@ -122,7 +122,6 @@ impl Demand {
         term(Cause::Preemptions, Some(blind(preemptions)));
         term(Cause::Ttft, ratio(signals.ttft_p95_ms, targets.ttft_ms));
         term(Cause::Itl, ratio(signals.itl_p95_ms, targets.itl_ms));
-        term(Cause::Held, (signals.held_requests > 0).then_some(1.0));
         Self { terms, mood, is_preempting: preemptions > 1.0 }
     }
 
@@ -282,7 +281,10 @@ pub(crate) fn preemptions_per_minute(signals: &Signals) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signals::{Arrivals, Coverage, Untold};
+    use crate::{
+        held::Holders,
+        signals::{Arrivals, Coverage, Untold},
+    };
 
     fn untold() -> Untold {
         Untold { replicas: 1, example: "r".to_owned() }
@@ -316,6 +318,7 @@ mod tests {
             itl_p95_ms: None,
             start_seconds: 30.0,
             held_requests: 0,
+            holders: Holders::All,
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: None,
@@ -456,12 +459,6 @@ mod tests {
         check(wanted(&slow, &promised, Cause::Ttft), 3.6);
         check(wanted(&slow, &promised, Cause::Itl), 3.9);
         assert_eq!(wanted(&signals(), &promised, Cause::Ttft), None);
-    }
-
-    #[test]
-    fn a_held_request_wants_one_replica() {
-        let held = |held_requests| wanted(&Signals { held_requests, ..signals() }, &spec(), Cause::Held);
-        assert_eq!([held(0), held(1), held(7)], [None, Some(1.0), Some(1.0)]);
     }
 
     #[test]

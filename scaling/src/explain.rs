@@ -9,6 +9,7 @@ use stoker_replica::NotFresh;
 use crate::{
     decide::Bound,
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
+    held::Holders,
     record::DecisionRecord,
     rhythm::Foreseen,
     signals::{Coverage, Untold},
@@ -24,6 +25,9 @@ pub fn explain(record: &DecisionRecord) -> String {
         let _ = writeln!(text, "{marker} {:<11} {:>7.2}  {}", name(term.cause), term.replicas, words(record, *term));
     }
     line(&mut text, "wanted", &wanted(record));
+    if let Some(words) = zero(record) {
+        line(&mut text, "zero", &words);
+    }
     line(&mut text, "bound", bound(record).as_str());
     text
 }
@@ -107,7 +111,7 @@ fn words(record: &DecisionRecord, term: Term) -> String {
         Cause::Ttft => latency_words("time to first token", signals.ttft_p95_ms, targets.ttft_ms),
         Cause::Itl => latency_words("inter-token latency", signals.itl_p95_ms, targets.itl_ms),
         Cause::Period => period_words(record).unwrap_or_else(|| "no edge is expected".to_owned()),
-        Cause::Held => format!("{} requests in line at gateways", signals.held_requests),
+        Cause::Held => held_words(record),
     }
 }
 
@@ -157,6 +161,35 @@ fn work_words(record: &DecisionRecord) -> Option<String> {
     ))
 }
 
+/// How many requests gateways hold.
+pub fn held_requests_words(held: u32) -> String {
+    if held == 1 { "1 request held".to_owned() } else { format!("{held} requests held") }
+}
+
+fn held_words(record: &DecisionRecord) -> String {
+    let DecisionRecord { signals, after, .. } = record;
+    let held = format!("{} by gateways", held_requests_words(signals.held_requests));
+    match after.learned.work.filter(|_| signals.coverage.serving == 0) {
+        Some(work) => format!("{held} x {:.3} s of work, by what requests took before", work.request_seconds),
+        None => held,
+    }
+}
+
+/// What is to be said of a deployment without replicas, or that had none a moment ago.
+fn zero(record: &DecisionRecord) -> Option<String> {
+    let DecisionRecord { signals, decision, after, .. } = record;
+    let held = held_requests_words(signals.held_requests);
+    if let Some(woken_ms) = after.woken_ms {
+        let ago = record.at_ms.saturating_sub(woken_ms) as f64 / 1000.0;
+        return Some(format!("woken {ago:.0} s ago, {held}; a start takes {:.0} s", signals.start_seconds));
+    }
+    let words = || {
+        let start = signals.start_seconds;
+        format!("scaled to zero, {held}; the next one brings a replica, which takes {start:.0} s to start")
+    };
+    (decision.desired == 0 && signals.coverage.serving == 0).then(words)
+}
+
 fn period_words(record: &DecisionRecord) -> Option<String> {
     let Foreseen { period_seconds, in_seconds, rate } = record.after.rhythm.foreseen(&record.signals, record.at_ms)?;
     let when = if in_seconds >= 0.0 {
@@ -202,9 +235,23 @@ fn bound(record: &DecisionRecord) -> String {
         Bound::Stabilisation => "the higher number was needed lately",
         Bound::DownPressure => "one replica less would be loaded above behavior.downPressure",
         Bound::NotIdleYet => "idle, but not yet for toZero.afterSeconds",
-        Bound::SlowWake => "idle, but coming back takes longer than toZero.maxWakeSeconds",
+        Bound::SlowWake => {
+            let (start, most) =
+                (record.signals.start_seconds, record.spec.to_zero.unwrap_or_default().max_wake_seconds);
+            return format!("toZero.maxWakeSeconds: coming back takes {start:.0} s, {most} s are allowed");
+        }
+        Bound::NoGateway => {
+            "no gateway leads the Service, so nobody would hold the first request: enable the gateway, or remove toZero"
+        }
+        Bound::GatewaySilent => return silent_words(record),
+        Bound::Waking => "the first replica after none is on its way; until it serves there is nobody to read",
     };
     format!("{reason}; without it: {}", count(decision.unbounded))
+}
+
+fn silent_words(record: &DecisionRecord) -> String {
+    let Holders::Silent(gateway) = &record.signals.holders else { return "a gateway is silent".to_owned() };
+    format!("idle, but gateway {gateway} does not say what it has in line, which may be a request")
 }
 
 fn name(cause: Cause) -> &'static str {

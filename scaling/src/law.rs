@@ -137,7 +137,10 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::signals::{Arrivals, Coverage, Flow};
+    use crate::{
+        held::Holders,
+        signals::{Arrivals, Coverage, Flow},
+    };
 
     /// One replica of 1,000 blocks at this usage, through which requests pass in `residence` seconds.
     fn signals(kv: f64, residence: f64) -> Signals {
@@ -157,6 +160,7 @@ mod tests {
             itl_p95_ms: None,
             start_seconds: 30.0,
             held_requests: 0,
+            holders: Holders::All,
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: None,

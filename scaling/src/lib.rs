@@ -7,8 +7,10 @@
 mod decide;
 mod demand;
 mod explain;
+mod held;
 mod hold;
 mod law;
+mod learned;
 mod record;
 mod regret;
 mod rhythm;
@@ -19,9 +21,11 @@ mod work;
 
 pub use decide::{Bound, Decided, ScaleDecision, ScaleState, decide, decide_scale};
 pub use demand::{ArrivalTerm, Cause, Demand, Mood, Term};
-pub use explain::{explain, fresh_words, untold_words};
+pub use explain::{explain, fresh_words, held_requests_words, untold_words};
+pub use held::{Held, Holders};
 pub use hold::Hold;
 pub use law::{Line, ServiceLaw};
+pub use learned::Learned;
 pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
 pub use rhythm::{Foreseen, Rhythm};

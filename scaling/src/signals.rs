@@ -8,6 +8,7 @@ use stoker_crds::scaling::{STABLE_WINDOW_SECONDS_MAX, ScalingSpec};
 use stoker_replica::NotFresh;
 
 use crate::{
+    held::Holders,
     startup::ASSUMED_START_SECONDS,
     window::{LoadWindow, Standing, Totals},
 };
@@ -62,7 +63,10 @@ pub struct Signals {
     pub start_seconds: f64,
     /// Requests that gateways have in line, because replicas have no room for them or nothing serves.
     pub held_requests: u32,
-    /// Seconds since a request was last seen.
+    /// Who would hold requests while nothing serves.
+    #[serde(default)]
+    pub holders: Holders,
+    /// Seconds since a request was last seen, or could have been missed.
     pub idle_seconds: f64,
     /// Variance of the counts of arrivals over their mean: 1 for Poisson arrivals, 16 where gaps vary by four times their mean.
     pub dispersion: f64,
@@ -187,7 +191,8 @@ impl Signals {
             ttft_p95_ms: newest.and_then(|totals| totals.ttft_p95_seconds).map(|seconds| seconds * 1000.0),
             itl_p95_ms: newest.and_then(|totals| totals.itl_p95_seconds).map(|seconds| seconds * 1000.0),
             start_seconds,
-            held_requests: window.held_requests(),
+            held_requests: window.held().requests,
+            holders: window.held().by.clone(),
             idle_seconds: window.busy_ms().map_or(0.0, |busy_ms| seconds_between(busy_ms, now_ms)),
             dispersion: past.dispersion(),
         }

@@ -9,6 +9,8 @@ use stoker_cost::{Spent, StepCost};
 use stoker_crds::contract::LoadReport;
 use stoker_replica::{Absurdity, Answer, Counted, Expected, Judge, NotFresh, Reading};
 
+use crate::held::{Held, Holders};
+
 /// Lines of totals kept: twice the longest stable window at a tick of two seconds.
 pub const TICKS_KEPT: usize = 640;
 
@@ -72,7 +74,7 @@ pub struct LoadWindow {
     replicas: BTreeMap<String, Replica>,
     ticks: VecDeque<Totals>,
     start_seconds: Option<f64>,
-    held_requests: u32,
+    held: Held,
     busy_ms: Option<u64>,
 }
 
@@ -92,9 +94,9 @@ impl LoadWindow {
         self.start_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
     }
 
-    /// Requests that gateways have in line: they wait as those at replicas do, and there are no other signs of them.
-    pub fn set_held_requests(&mut self, held: u32) {
-        self.held_requests = held;
+    /// What gateways hold: it waits as what waits at replicas does, and there are no other signs of it.
+    pub fn set_held(&mut self, held: Held) {
+        self.held = held;
     }
 
     /// Takes one answer of a replica; answers of replicas that do not exist any more are ignored.
@@ -126,7 +128,9 @@ impl LoadWindow {
         for replica in self.replicas.values_mut() {
             replica.counted = replica.counted.map(|_| replica.judge.counted());
         }
-        if totals.in_flight() > 0.0 || totals.arrivals > 0 || self.held_requests > 0 || self.busy_ms.is_none() {
+        // What a gateway has in line and does not say may be a request, and without gateways nobody counts those that are refused.
+        let is_known = self.held.by == Holders::All && self.busy_ms.is_some();
+        if totals.in_flight() > 0.0 || totals.arrivals > 0 || !is_known {
             self.busy_ms = Some(now_ms);
         }
         if self.ticks.len() == TICKS_KEPT {
@@ -166,8 +170,8 @@ impl LoadWindow {
         self.start_seconds
     }
 
-    pub(crate) fn held_requests(&self) -> u32 {
-        self.held_requests
+    pub(crate) fn held(&self) -> &Held {
+        &self.held
     }
 
     /// When a request was last seen; the first tick counts as one, so that a new process waits its full time.
@@ -189,7 +193,7 @@ impl LoadWindow {
             blocks_per_replica: sum(|load| f64::from(load.total_blocks)) / f64::from(n_fresh.max(1)),
             referenced: scale * sum(|load| f64::from(load.referenced_blocks)),
             running: scale * sum(|load| f64::from(load.running)),
-            waiting: f64::from(self.held_requests) + scale * sum(|load| f64::from(load.waiting)),
+            waiting: f64::from(self.held.requests) + scale * sum(|load| f64::from(load.waiting)),
             queue_seconds: queue_seconds(&fresh),
             arrivals: serving().map(|replica| replica.news().arrivals).sum(),
             finished: serving().map(|replica| replica.news().finished).sum(),
@@ -323,10 +327,10 @@ mod tests {
         let mut window = window(&["a", "b"]);
         take(&mut window, "a", NOW_MS, |_| {});
         take(&mut window, "b", NOW_MS, |_| {});
-        window.set_held_requests(30);
+        window.set_held(Held::by_all(30));
         window.tick(NOW_MS);
         assert_eq!((newest(&window).waiting, newest(&window).running), (34.0, 20.0));
-        window.set_held_requests(0);
+        window.set_held(Held::by_all(0));
         window.tick(NOW_MS + 2000);
         assert_eq!(newest(&window).waiting, 4.0);
     }

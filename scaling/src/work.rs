@@ -113,6 +113,13 @@ impl WorkTerm {
         Self::of(&Signals { arrivals, panic, ..signals.clone() }, spec, Mood::Calm)
     }
 
+    /// The term for requests that gateways hold while none serves, where one took so much.
+    pub fn of_held(signals: &Signals, spec: &ScalingSpec, work: Work) -> Option<Self> {
+        let panic = Flow { waiting: f64::from(signals.held_requests), ..Flow::default() };
+        let asleep = Signals { work: Some(work), panic, arrivals: Arrivals::default(), ..signals.clone() };
+        Self::of(&asleep, spec, Mood::Calm)
+    }
+
     /// Seconds of work that come in a second.
     pub fn work(self) -> f64 {
         (self.rate + self.waiting_rate) * self.request_seconds
@@ -181,7 +188,7 @@ mod tests {
     use stoker_cost::StepCost;
 
     use super::*;
-    use crate::signals::Coverage;
+    use crate::{held::Holders, signals::Coverage};
 
     /// Ten requests a second of a tenth of a second of work each, answers of 200 tokens, in steps of 10 ms by themselves.
     fn signals() -> Signals {
@@ -208,6 +215,7 @@ mod tests {
             itl_p95_ms: None,
             start_seconds: 100.0,
             held_requests: 0,
+            holders: Holders::All,
             idle_seconds: 0.0,
             dispersion: 1.0,
         }

@@ -1,8 +1,9 @@
 //! Each bound and each step of the decision, from signals to number.
 
+use stoker_cost::StepCost;
 use stoker_scaling::{
-    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, Flow, Mood, ScaleState, ScalingSpec, Signals, StepLimit,
-    ToZero, decide, explain,
+    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, Flow, Holders, Learned, Mood, ScaleState, ScalingSpec,
+    Signals, StepLimit, ToZero, Work, decide, explain,
 };
 
 const NOW_MS: u64 = 10_000_000;
@@ -23,6 +24,7 @@ fn calm() -> Signals {
         itl_p95_ms: None,
         start_seconds: 30.0,
         held_requests: 0,
+        holders: Holders::All,
         idle_seconds: 0.0,
         dispersion: 1.0,
         work: None,
@@ -275,9 +277,14 @@ fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
     check(&sleepy, &idle(99.0), 1, (1, Bound::NotIdleYet));
     check(&sleepy, &idle(100.0), 1, (0, Bound::Nothing));
     check(&sleepy, &idle(1e6), 2, (1, Bound::Nothing));
+    let held_by = |holders| Signals { holders, ..idle(1e6) };
+    check(&sleepy, &held_by(Holders::Nobody), 1, (1, Bound::NoGateway));
+    check(&sleepy, &held_by(Holders::Silent("10.0.0.1".into())), 1, (1, Bound::GatewaySilent));
     check(&sleepy, &Signals { start_seconds: 61.0, ..idle(1e6) }, 1, (1, Bound::SlowWake));
     check(&sleepy, &Signals { start_seconds: 60.0, ..idle(1e6) }, 1, (0, Bound::Nothing));
-    check(&sleepy, &Signals { idle_seconds: 1e6, ..with_kv(0.5) }, 1, (1, Bound::Nothing));
+    check(&sleepy, &Signals { idle_seconds: 99.0, ..with_kv(0.5) }, 1, (1, Bound::Nothing));
+    // What ran within the window of the load is over.
+    check(&sleepy, &Signals { idle_seconds: 100.0, ..with_kv(0.5) }, 1, (0, Bound::Nothing));
 }
 
 #[test]
@@ -300,6 +307,7 @@ fn a_jump_counts_the_blocks_of_its_own_window() {
 #[test]
 fn the_last_replica_stays_when_it_cannot_be_seen() {
     let mut sleepy = spec();
+    sleepy.behavior.quorum.down = 0.1;
     sleepy.to_zero = Some(ToZero::default());
     let mut signals = Signals { idle_seconds: 1e6, ..with_kv(0.0) };
     signals.coverage.serving = 2;
@@ -315,6 +323,104 @@ fn a_held_request_wakes_a_sleeping_deployment() {
     check(&sleepy, &asleep, 0, (0, Bound::Nothing));
     check(&sleepy, &Signals { held_requests: 2, ..asleep.clone() }, 0, (1, Bound::Nothing));
     check(&spec(), &asleep, 0, (1, Bound::Min));
+    check(&sleepy, &Signals { holders: Holders::Silent("10.0.0.1".into()), ..asleep.clone() }, 0, (0, Bound::Nothing));
+    let nobody = Signals { holders: Holders::Nobody, ..asleep };
+    check(&sleepy, &nobody, 0, (1, Bound::NoGateway));
+    check(&spec(), &nobody, 0, (1, Bound::Min));
+}
+
+#[test]
+fn what_waits_at_gateways_while_some_serve_keeps_one() {
+    let term = |held_requests| {
+        let signals = Signals { held_requests, ..with_kv(0.0) };
+        let (decision, _) = decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS);
+        decision.demand.terms.iter().find(|term| term.cause == Cause::Held).map(|term| term.replicas)
+    };
+    assert_eq!([term(0), term(1), term(7)], [None, Some(1.0), Some(1.0)]);
+}
+
+/// Nobody serves, so many are held, and requests took this much before.
+fn held(requests: u32, request_seconds: f64) -> (Signals, ScaleState) {
+    let signals = Signals { coverage: Coverage::default(), held_requests: requests, ..with_kv(0.0) };
+    let cost = StepCost { step_seconds: 0.01, ..StepCost::default() };
+    let work = Work { cost, request_seconds, spread: 1.0, answer_tokens: 100.0 };
+    let learned = Learned { work: Some(work), start_seconds: Some(30.0) };
+    (signals, ScaleState { learned, ..ScaleState::starting_at(0) })
+}
+
+#[test]
+fn a_line_brings_as_many_replicas_as_it_needs_by_what_requests_took_before() {
+    let sleepy = ScalingSpec { to_zero: Some(ToZero::default()), ..spec() };
+    for (requests, request_seconds, expected) in [
+        (1, 1.0, (1, Bound::Nothing)),
+        (20, 1.0, (4, Bound::Nothing)),
+        (20, 0.1, (1, Bound::Nothing)),
+        (100, 1.0, (4, Bound::UpStep)),
+    ] {
+        let (signals, asleep) = held(requests, request_seconds);
+        check_from(&sleepy, &signals, &asleep, NOW_MS, expected);
+    }
+    let (signals, asleep) = held(100, 1.0);
+    let nothing_learned = ScaleState { learned: Learned::default(), ..asleep };
+    check_from(&sleepy, &signals, &nothing_learned, NOW_MS, (1, Bound::Nothing));
+}
+
+#[test]
+fn while_the_first_replica_starts_the_line_may_ask_for_more_and_nothing_goes_down() {
+    let sleepy = ScalingSpec { to_zero: Some(ToZero::default()), ..spec() };
+    let idle = Signals { idle_seconds: 1e6, ..with_kv(0.0) };
+    let gone = check_from(&sleepy, &idle, &ScaleState::starting_at(1), NOW_MS - 2000, (0, Bound::Nothing));
+    let (few, asleep) = held(1, 1.0);
+    let asleep = ScaleState { learned: asleep.learned, ..gone };
+    let woken = check_from(&sleepy, &few, &asleep, NOW_MS, (1, Bound::Nothing));
+    assert_eq!(woken.woken_ms, Some(NOW_MS));
+    let nobody = Signals { held_requests: 0, ..few.clone() };
+    let woken = check_from(&sleepy, &nobody, &woken, NOW_MS + 2000, (1, Bound::Waking));
+    let (many, _) = held(100, 1.0);
+    let woken = check_from(&sleepy, &many, &woken, NOW_MS + 4000, (5, Bound::UpStep));
+    assert_eq!(woken.woken_ms, Some(NOW_MS), "it is one wake");
+    assert_eq!(woken.regret.patience(NOW_MS + 5000), 1.0, "and no regret");
+    let serves = Signals { coverage: Coverage { starting: 4, serving: 1, fresh: 1, ..Coverage::default() }, ..few };
+    let (_, next) = decide(&sleepy, &serves, &woken, NOW_MS + 30_000);
+    assert_eq!(next.woken_ms, None, "one serves");
+}
+
+#[test]
+fn what_was_learned_stands_while_nobody_serves() {
+    let (asleep, state) = held(0, 0.5);
+    let (_, next) = decide(&spec(), &asleep, &state, NOW_MS);
+    assert_eq!(next.learned, state.learned);
+    let serving = Signals { start_seconds: 12.0, ..with_kv(0.5) };
+    let (_, next) = decide(&spec(), &serving, &state, NOW_MS);
+    assert_eq!(next.learned, Learned { start_seconds: Some(12.0), ..state.learned }, "too few ended to say more");
+    let other = Work { request_seconds: 2.0, ..state.learned.work.unwrap() };
+    let (_, next) = decide(&spec(), &Signals { work: Some(other), ..serving }, &state, NOW_MS);
+    assert_eq!(next.learned.work, Some(other));
+}
+
+#[test]
+fn an_explanation_says_who_is_held_and_what_comes() {
+    let sleepy = ScalingSpec { to_zero: Some(ToZero::default()), ..spec() };
+    let words = |signals: &Signals, state: &ScaleState, at_ms| {
+        let (decision, next) = decide(&sleepy, signals, state, at_ms);
+        let decided = Decided { decision, next: next.clone(), signals: signals.clone() };
+        (explain(&stoker_scaling::DecisionRecord::new(&sleepy, state, decided, at_ms)), next)
+    };
+    let (nobody, asleep) = held(0, 1.0);
+    let (text, asleep) = words(&nobody, &asleep, NOW_MS);
+    assert!(text.starts_with("stays at 0 replicas"), "{text}");
+    assert!(
+        text.contains("scaled to zero, 0 requests held; the next one brings a replica, which takes 30 s"),
+        "{text}"
+    );
+    let (text, woken) = words(&held(3, 1.0).0, &asleep, NOW_MS);
+    assert!(text.starts_with("0 -> 1 replica: pressure 0.00 from held, bound by nothing"), "{text}");
+    assert!(text.contains("3 requests held by gateways x 1.000 s of work, by what requests took before"), "{text}");
+    let (text, _) = words(&held(1, 1.0).0, &woken, NOW_MS + 7000);
+    assert!(text.contains("woken 7 s ago, 1 request held; a start takes 30 s"), "{text}");
+    let silent = Signals { holders: Holders::Silent("10.0.0.7".into()), idle_seconds: 1e6, ..with_kv(0.0) };
+    let (text, _) = words(&silent, &ScaleState::starting_at(1), NOW_MS);
+    assert!(text.contains("gateway 10.0.0.7 does not say what it has in line"), "{text}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Cause, Coverage, Decided, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Work, decide,
-    explain,
+    Arrivals, Cause, Coverage, Decided, DecisionRecord, Flow, Holders, Replay, ScaleState, ScalingSpec, Signals,
+    ToZero, Work, decide, explain,
 };
 use stoker_workload::Rng;
 
@@ -80,6 +80,7 @@ fn signals(counts: &[f64]) -> Signals {
         itl_p95_ms: None,
         start_seconds: START_SECONDS,
         held_requests: 0,
+        holders: Holders::All,
         idle_seconds: 0.0,
         dispersion: 1.0,
     }
@@ -102,6 +103,26 @@ fn edges(n: usize, period: f64, noise: f64, seed: u64) -> Vec<f64> {
         this
     };
     (0..n).map(|_| next()).collect()
+}
+
+#[test]
+fn an_idle_deployment_does_not_go_to_zero_before_an_edge_that_is_foreseen() {
+    let edges = edges(4, 1200.0, 0.0, 1);
+    let ticks = decisions(wave(&edges, 1200.0, 8.0), edges[3], 1);
+    let goes = |tick: &Tick| {
+        let mut spec = ScalingSpec::between(40, 40);
+        spec.to_zero = Some(ToZero { after_seconds: 10, max_wake_seconds: 600 });
+        // As if nothing had come for a while, and only what is kept anyway were left.
+        let state = ScaleState { desired: 40, ..tick.record.before.clone() };
+        let idle = Signals { idle_seconds: 60.0, ..tick.record.signals.clone() };
+        let calm = Signals { arrivals: Arrivals::default(), work: None, ..idle.clone() };
+        let before = decide(&spec, &calm, &state, tick.record.at_ms).0.desired;
+        (before, decide(&spec, &idle, &state, tick.record.at_ms).0.desired)
+    };
+    let last = ticks.iter().rev().find(|tick| tick.foreseen.is_some()).expect("the fourth edge is foreseen");
+    let (unforeseen, foreseen) = goes(last);
+    assert_eq!(unforeseen, 0, "without what requests take nothing is foreseen");
+    assert_eq!(foreseen, 40, "{last:?}");
 }
 
 proptest! {

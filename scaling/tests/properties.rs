@@ -6,7 +6,8 @@ use history::{Event, History};
 use proptest::prelude::*;
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Bound, Coverage, DecisionRecord, Flow, Replay, ScaleState, ScalingSpec, Signals, Untold, Work, decide,
+    Arrivals, Bound, Coverage, DecisionRecord, Flow, Holders, Replay, ScaleState, ScalingSpec, Signals, Untold, Work,
+    decide,
 };
 
 fn cases(cases: u32) -> ProptestConfig {
@@ -47,6 +48,27 @@ proptest! {
             if decision.desired > decision.previous && decision.bound != Bound::Min && decision.previous > 0 {
                 went_up_ms = Some(record.at_ms);
             }
+        }
+    }
+
+    #[test]
+    fn the_last_replica_goes_only_when_all_is_seen_and_nobody_waits(seed: u64) {
+        for Event { record, doubtful, .. } in History::new(seed).run(120) {
+            let DecisionRecord { decision, signals, spec, .. } = &record;
+            if decision.desired == 0 && decision.previous > 0 {
+                let rule = spec.to_zero.expect("nobody else goes to zero");
+                prop_assert!(signals.holders == Holders::All && signals.held_requests == 0 && doubtful == 0);
+                prop_assert!(signals.idle_seconds >= f64::from(rule.after_seconds));
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_held_is_never_left_without_a_replica(seed: u64) {
+        for Event { record, .. } in History::new(seed).run(120) {
+            let DecisionRecord { decision, signals, .. } = &record;
+            let is_owed = signals.held_requests > 0 || signals.holders == Holders::Nobody;
+            prop_assert!(decision.desired > 0 || !is_owed, "{decision:?}");
         }
     }
 
@@ -116,6 +138,7 @@ fn signals() -> impl Strategy<Value = Signals> {
             itl_p95_ms: None,
             start_seconds: 30.0,
             held_requests: 0,
+            holders: Holders::All,
             idle_seconds: 0.0,
             dispersion: 1.0,
             work: tells.then_some(work),
@@ -152,4 +175,18 @@ proptest! {
         let (pressed, _) = decide(&spec, &raised(&signals, which, by), &state, 1_000_000);
         prop_assert!(pressed.desired >= calm.desired, "{} then {}", calm.desired, pressed.desired);
     }
+}
+/// What is said of going to zero would hold of histories that never do.
+#[test]
+fn histories_go_to_zero_and_come_back_with_one_replica_and_with_several() {
+    let (mut down, mut to_one, mut to_several) = (0, 0, 0);
+    for decision in (0..1000).flat_map(|seed| History::new(seed).run(120)).map(|event| event.record.decision) {
+        match (decision.previous, decision.desired) {
+            (1.., 0) => down += 1,
+            (0, 1) => to_one += 1,
+            (0, 2..) => to_several += 1,
+            _ => {}
+        }
+    }
+    assert!(down > 20 && to_one > 5 && to_several > 5, "{down} {to_one} {to_several}");
 }

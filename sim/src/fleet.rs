@@ -24,6 +24,11 @@ pub(super) const SAMPLE_SECONDS: f64 = 10.0;
 pub trait Rule {
     /// Looks at the fleet; answers with the number of replicas from now on when this is a moment to decide.
     fn look(&mut self, view: &View<'_>) -> Option<u32>;
+
+    /// The smallest number that it may answer with.
+    fn least(&self, setting: &Setting) -> u32 {
+        setting.min
+    }
 }
 
 /// What a rule may look at.
@@ -111,7 +116,7 @@ pub fn simulate(world: &World, rule: &mut dyn Rule, setting: &Setting) -> Outcom
         fleet.grow_up_and_go(now);
         let view = View { now, desired: fleet.desired, held: fleet.held.len() as u32, members: &fleet.members };
         if let Some(desired) = rule.look(&view) {
-            fleet.want(desired.clamp(setting.min, setting.max), now);
+            fleet.want(desired.clamp(rule.least(setting), setting.max), now);
         }
     }
     fleet.outcomes

@@ -1,8 +1,8 @@
 //! What the defaults promise on the eight named traces, without any rival: those figures are in `docs/autoscaling`.
 
-use stoker_scaling::{Replay, ScalingSpec};
+use stoker_scaling::{Cause, Replay, ScalingSpec, ToZero};
 use stoker_sim::{Promise, Setting, named_world, run_ours};
-use stoker_workload::TRACE_NAMES;
+use stoker_workload::{HashIds, Request, TRACE_NAMES, Trace};
 
 #[test]
 fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_once_an_hour() {
@@ -17,6 +17,35 @@ fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_on
         assert!(records.iter().all(|record| record.replay() == Replay::Identical), "{name}");
         assert!(records.iter().all(|record| record.to_line().len() < 8192), "{name}: a record fits into a status");
     }
+}
+
+#[test]
+fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_second_wait_for_a_start() {
+    let crowd = |begun: f64| (0..60).map(move |idx| begun + f64::from(idx));
+    let request = |arrived| Request {
+        arrived,
+        prompt_tokens: 500,
+        cached_tokens: 0,
+        completion_tokens: 100,
+        hash_ids: HashIds::default(),
+    };
+    let mut world = named_world("step", 1).expect("a named trace");
+    let requests: Vec<_> = crowd(0.0).chain(crowd(6000.0)).map(request).collect();
+    world.trace = Trace { name: "two crowds".to_owned(), seconds: 6100.0, requests };
+    let setting = Setting { min: 1, max: 4, seed: 1, promise: Promise::default() };
+    let run = |to_zero| {
+        let (outcomes, records) = run_ours(&world, &ScalingSpec { to_zero, ..ScalingSpec::between(1, 4) }, &setting);
+        assert!(records.iter().all(|record| record.replay() == Replay::Identical));
+        assert_eq!(outcomes.requests, 120, "every request is answered");
+        (outcomes, records)
+    };
+    let (awake, _) = run(None);
+    let (asleep, records) = run(Some(ToZero { after_seconds: 120, max_wake_seconds: 600 }));
+    let woken = records.iter().find(|record| record.decision.previous == 0 && record.decision.desired > 0);
+    assert!(woken.is_some_and(|record| record.decision.cause == Some(Cause::Held)));
+    assert!(asleep.gpu_seconds < awake.gpu_seconds / 2.0, "{} of {}", asleep.gpu_seconds, awake.gpu_seconds);
+    let late = asleep.misses - awake.misses;
+    assert!((1..=60).contains(&late), "{late} more are late: those who came while the first replica started");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -14,7 +14,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::State,
-    http::{HeaderMap, Response},
+    http::{HeaderMap, Response, StatusCode},
     routing::{get, post},
 };
 use stoker_crds::{
@@ -40,6 +40,7 @@ struct Hall {
     asked: AtomicU64,
     ended: AtomicU64,
     reports: AtomicU64,
+    leaves: AtomicBool,
 }
 
 impl SeatedReplica {
@@ -52,6 +53,7 @@ impl SeatedReplica {
             asked: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             reports: AtomicU64::new(0),
+            leaves: AtomicBool::new(false),
         });
         let routes =
             Router::new().route("/v1/chat/completions", post(answer)).route("/healthz", get(|| async { "ok" }));
@@ -68,6 +70,11 @@ impl SeatedReplica {
     /// So many of those who have a seat leave it, as soon as there are so many.
     pub fn end(&self, count: usize) {
         self.hall.ends.add_permits(count);
+    }
+
+    /// From now on it refuses whoever asks, as an agent that drains does.
+    pub fn leave(&self) {
+        self.hall.leaves.store(true, Ordering::SeqCst);
     }
 
     /// Tenants in the order in which their requests got a seat.
@@ -112,6 +119,10 @@ impl Drop for SeatedReplica {
 async fn answer(State(hall): State<Arc<Hall>>, headers: HeaderMap, _body: Bytes) -> Response<Body> {
     let tenant = headers.get("x-stoker-salt").and_then(|name| name.to_str().ok()).unwrap_or_default().to_owned();
     hall.asked.fetch_add(1, Ordering::SeqCst);
+    if hall.leaves.load(Ordering::SeqCst) {
+        let refused = Response::builder().status(StatusCode::SERVICE_UNAVAILABLE).header("retry-after", "1");
+        return refused.body(Body::from("draining")).expect("these headers are valid");
+    }
     hall.seats.acquire().await.expect("nobody closes it").forget();
     hall.begun.lock().unwrap_or_else(PoisonError::into_inner).push(tenant);
     let events = futures::stream::unfold((hall, 0), |(hall, n_told)| async move {

@@ -29,6 +29,7 @@ struct Rig {
     gateway: GatewayProcess,
     replica: Arc<SeatedReplica>,
     state: Arc<Mutex<EndpointState>>,
+    teller: Arc<Teller>,
     telling: JoinHandle<()>,
     _folder: TempDir,
 }
@@ -45,11 +46,11 @@ impl Rig {
         let file = folder.path().join("tenants.yaml").display().to_string();
         std::fs::write(&file, tenants())?;
         let replica = Arc::new(SeatedReplica::start(1).await?);
-        let teller = Teller::start().await?;
+        let teller = Arc::new(Teller::start().await?);
         let gateway = GatewayProcess::start(teller.url(), &[&["--tenants", &file], args].concat())?;
         let state = Arc::new(Mutex::new(state));
-        let telling = tokio::spawn(tell(teller, Arc::clone(&replica), Arc::clone(&state)));
-        let rig = Self { gateway, replica, state, telling, _folder: folder };
+        let telling = tokio::spawn(tell(Arc::clone(&teller), "pod-0", Arc::clone(&replica), Arc::clone(&state)));
+        let rig = Self { gateway, replica, state, teller, telling, _folder: folder };
         rig.told().await?;
         Ok(rig)
     }
@@ -127,10 +128,10 @@ fn tenants() -> String {
 }
 
 /// Says how the replica is, over and over.
-async fn tell(teller: Teller, replica: Arc<SeatedReplica>, state: Arc<Mutex<EndpointState>>) {
+async fn tell(teller: Arc<Teller>, pod: &str, replica: Arc<SeatedReplica>, state: Arc<Mutex<EndpointState>>) {
     loop {
         let state = *state.lock().expect("nobody panics with it");
-        teller.tell(vec![deployment("chat", &["chat"], vec![replica.endpoint("pod-0", state)])]);
+        teller.tell(vec![deployment("chat", &["chat"], vec![replica.endpoint(pod, state)])]);
         tokio::time::sleep(TELL_EVERY).await;
     }
 }
@@ -190,6 +191,29 @@ async fn requests_are_held_until_there_is_a_replica() -> Result<()> {
     }
     assert_eq!(rig.replica.begun().len(), 4, "who left is not asked for");
     assert_eq!(rig.counted("stoker_gateway_held{deployment=\"chat.default\"}").await?, 0.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_finds_the_last_replica_leaving_goes_back_in_line() -> Result<()> {
+    let rig = Rig::start(EndpointState::Serving, &[]).await?;
+    rig.gateway.knows("chat", EndpointState::Serving, 1).await?;
+    // The gateway has not heard of it yet when it asks.
+    rig.replica.leave();
+    let asked = rig.ask("modest", &json!({}));
+    rig.arrived(1).await?;
+    rig.is_now(EndpointState::Draining);
+    rig.in_line("modest", 1).await?;
+    let next = Arc::new(SeatedReplica::start(1).await?);
+    next.end(1);
+    rig.telling.abort();
+    let serves = Arc::new(Mutex::new(EndpointState::Serving));
+    let telling = tokio::spawn(tell(Arc::clone(&rig.teller), "pod-1", Arc::clone(&next), serves));
+    let answer = tokio::time::timeout(PATIENCE, asked).await???;
+    telling.abort();
+    assert_eq!(answer.status(), 200);
+    assert!(answer.text().await?.ends_with("data: [DONE]\n\n"));
+    assert_eq!((rig.replica.asked(), next.asked()), (1, 1), "who said no is not asked again");
     Ok(())
 }
 

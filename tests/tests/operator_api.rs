@@ -323,7 +323,12 @@ fn impossible_scaling_names_field_and_fix() {
     refused(scaling(json!({"min": 5, "max": 2})), &["scaling.min is above scaling.max", "raise max or lower min"]);
     refused(scaling(json!({"min": 0, "max": 2})), &["spec.scaling.min", "greater than or equal to 1"]);
     refused(scaling(json!({"min": 2})), &["spec.scaling.max", "Required"]);
-    refused(scaling(json!({"max": 4, "toZero": {}})), &["unknown field \"spec.scaling.toZero\""]);
+    refused(scaling(json!({"max": 4, "mode": "external", "toZero": {}})), &["scaling.toZero with mode external"]);
+    refused(
+        scaling(json!({"max": 4, "toZero": {"afterSeconds": 5}})),
+        &["toZero.afterSeconds", "greater than or equal to 10"],
+    );
+    refused(scaling(json!({"max": 4, "toZero": {"idle": 5}})), &["unknown field \"spec.scaling.toZero.idle\""]);
     refused(targets(json!({"kv": 0})), &["scaling.targets.kv: use a share above 0 and at most 1"]);
     refused(targets(json!({"kv": 1.1})), &["scaling.targets.kv: use a share above 0 and at most 1"]);
     refused(targets(json!({"slowdown": 1})), &["scaling.targets.slowdown: use a number above 1"]);

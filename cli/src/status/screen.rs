@@ -10,6 +10,7 @@ use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
 };
+use stoker_scaling::held_requests_words;
 
 use crate::explain::ago;
 
@@ -106,9 +107,13 @@ fn preemptions(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
 }
 
 fn scaling(status: &ScalingStatus) -> String {
-    let ScalingStatus { mode, desired, coverage, .. } = status;
+    let ScalingStatus { mode, desired, coverage, held, .. } = status;
     let fresh = if coverage.is_empty() { "no reading yet".to_owned() } else { format!("{coverage} readings fresh") };
-    format!("{mode:?}, {desired} wanted, {fresh}").to_lowercase()
+    let held = match u32::try_from(*held).unwrap_or_default() {
+        0 => String::new(),
+        held => format!(", {} until one serves", held_requests_words(held)),
+    };
+    format!("{mode:?}, {desired} wanted, {fresh}{held}").to_lowercase()
 }
 
 fn last(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
@@ -234,6 +239,17 @@ mod tests {
             assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
         assert!(!text.contains("stale"), "{text}");
+    }
+
+    #[test]
+    fn who_waits_for_the_first_replica_is_counted() {
+        let mut asleep = status();
+        asleep["scaling"]["desired"] = json!(1);
+        asleep["scaling"]["coverage"] = json!("0/0");
+        asleep["scaling"]["held"] = json!(3);
+        let text = seen(asleep, json!([]));
+        let words = "scaling      native, 1 wanted, 0/0 readings fresh, 3 requests held until one serves\n";
+        assert!(text.contains(words), "{text}");
     }
 
     #[test]

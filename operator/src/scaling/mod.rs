@@ -24,10 +24,11 @@ use kube::{
 };
 use stoker_crds::{
     InferenceDeployment,
-    conditions::METRICS_HEALTHY,
+    conditions::{METRICS_HEALTHY, SCALING},
     scaling::{ScalingMode, ScalingSpec},
 };
 use stoker_replica::Replica;
+use stoker_scaling::{Held, Holders};
 use tokio::sync::mpsc;
 
 pub(crate) use self::report::word;
@@ -40,8 +41,8 @@ use self::{
     starts::Starts,
 };
 use crate::{
-    lines::Waiting, metrics::Metrics, observe::observe_replica, readings::Readings, validate::replicas_wanted,
-    vitals::Vitals,
+    gateways::Gateways, lines::Waiting, metrics::Metrics, observe::observe_replica, readings::Readings,
+    validate::replicas_wanted, verdict::Verdict, vitals::Vitals,
 };
 
 /// How often is decided: as often as agents are read.
@@ -57,7 +58,9 @@ pub struct Autoscaler {
     pub pods: Store<Pod>,
     /// What agents said.
     pub readings: Readings,
-    /// What waits for replicas in gateways.
+    /// Gateways that Services lead to, if there are any.
+    pub gateways: Option<Gateways>,
+    /// What waits for replicas in them.
     pub waiting: Waiting,
     /// Where decisions go.
     pub ledger: Ledger,
@@ -115,11 +118,7 @@ impl Autoscaler {
                 wanted: replicas_wanted(deployment),
                 status: deployment.status.as_ref(),
                 replicas: &seen,
-                held: self.waiting.of(
-                    &deployment.namespace().unwrap_or_default(),
-                    &deployment.name_any(),
-                    Instant::now(),
-                ),
+                held: self.held(deployment),
                 start_seconds: starts.p90_seconds(&deployment.spec.model.source),
                 now,
             };
@@ -135,12 +134,26 @@ impl Autoscaler {
         self.metrics.scaling.decided(&target, &latest.record);
         let before = deployment.status.as_ref().and_then(|status| status.scaling.as_ref());
         let after = scaling_status(spec, replicas_wanted(deployment), before, Some(&latest), now);
-        let moved = before != Some(&after) || says_otherwise(deployment, &latest.coverage);
+        let verdicts = [
+            (METRICS_HEALTHY, metrics_healthy(&latest.coverage)),
+            (SCALING, scaling_verdict(&after, spec, Some(&latest.record))),
+        ];
+        let says_otherwise = verdicts.iter().any(|(type_, verdict)| says_otherwise(deployment, type_, verdict));
+        let moved = before != Some(&after) || says_otherwise;
         self.ledger.record(deployment, latest);
         if moved {
             // Full, or the operator stops: the next tick asks again.
             let _ = self.changed.try_send(target);
         }
+    }
+
+    /// What gateways hold for a deployment. Where its Service leads past them nobody would hold what comes that way.
+    fn held(&self, deployment: &InferenceDeployment) -> Held {
+        let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+        let gateways = self.gateways.as_ref().zip(deployment.uid());
+        let is_led = gateways.is_some_and(|(gateways, uid)| gateways.leads(&uid));
+        let held = self.waiting.of(&namespace, &name, Instant::now());
+        if is_led { held } else { Held { by: Holders::Nobody, ..held } }
     }
 
     fn pods_by_owner(&self) -> HashMap<String, Vec<Arc<Pod>>> {
@@ -155,11 +168,11 @@ impl Autoscaler {
     }
 }
 
-/// The condition about readings is not what it is to be. One that was never written is written by the rounds of a start.
-fn says_otherwise(deployment: &InferenceDeployment, coverage: &CoverageSummary) -> bool {
+/// A condition is not what it is to be. One that was never written is written by the rounds of a start.
+fn says_otherwise(deployment: &InferenceDeployment, type_: &str, verdict: &Verdict) -> bool {
     let conditions = deployment.status.iter().flat_map(|status| &status.conditions);
-    let mut readings = conditions.filter(|condition| condition.type_ == METRICS_HEALTHY);
-    readings.any(|condition| condition.message != metrics_healthy(coverage).trouble.message)
+    let mut said = conditions.filter(|condition| condition.type_ == type_);
+    said.any(|condition| condition.message != verdict.trouble.message)
 }
 
 /// The specification, if anything is to be decided by it.

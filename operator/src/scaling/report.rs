@@ -11,7 +11,7 @@ use stoker_crds::{
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::{DecisionStatus, ScalingStatus},
 };
-use stoker_scaling::{Coverage, DecisionRecord, NotFresh, ScaleState, fresh_words, untold_words};
+use stoker_scaling::{Coverage, DecisionRecord, Holders, NotFresh, ScaleState, fresh_words, untold_words};
 
 use super::ledger::{CoverageSummary, Latest};
 use crate::verdict::{Verdict, whole_seconds};
@@ -35,27 +35,40 @@ pub fn scaling_status(
         mode: spec.mode,
         desired: as_i32(replicas),
         coverage: String::new(),
+        held: 0,
         last: None,
         decisions: Vec::new(),
         state: String::new(),
     };
     let before = ScalingStatus { mode: spec.mode, desired: as_i32(replicas), ..before.cloned().unwrap_or(unread) };
     if spec.mode == ScalingMode::External {
-        return ScalingStatus { coverage: String::new(), ..before };
+        return ScalingStatus { coverage: String::new(), held: 0, ..before };
     }
     let Some(latest) = latest else { return before };
     let current = in_short(&latest.record, now);
     // Before the first replica serves there is nothing to tell.
     let is_telling = latest.record.signals.coverage.serving > 0 || !latest.changes.is_empty();
-    let write = is_telling && is_worth_writing(before.last.as_ref(), &current, now);
+    let held = held(&latest.record);
+    let write = is_telling && (line_moved(before.held, held) || is_worth_writing(before.last.as_ref(), &current, now));
     ScalingStatus {
         mode: spec.mode,
         desired: if spec.mode == ScalingMode::Native { current.to } else { as_i32(replicas) },
         coverage: format!("{}/{}", latest.coverage.fresh, latest.coverage.serving),
+        held: if write { held } else { before.held },
         decisions: latest.changes.clone(),
         state: if write { state_text(&latest.record.after) } else { before.state },
         last: if write { Some(current) } else { before.last },
     }
+}
+
+/// Requests that wait for somebody to serve at all; others are load like any.
+fn held(record: &DecisionRecord) -> i32 {
+    if record.signals.coverage.serving > 0 { 0 } else { as_i32(record.signals.held_requests) }
+}
+
+/// Somebody waits or nobody does, or so many more that a reader would notice.
+fn line_moved(before: i32, held: i32) -> bool {
+    (held > 0) != (before > 0) || (held > 0 && held / 2 >= before)
 }
 
 fn is_worth_writing(before: Option<&DecisionStatus>, current: &DecisionStatus, now: Timestamp) -> bool {
@@ -127,8 +140,8 @@ fn complaint(why: NotFresh) -> &'static str {
     }
 }
 
-/// The condition Scaling, from what the status says.
-pub fn scaling_verdict(status: &ScalingStatus, max: u32) -> Verdict {
+/// The condition Scaling, from what the status says and the last decision was made of.
+pub fn scaling_verdict(status: &ScalingStatus, spec: &ScalingSpec, latest: Option<&DecisionRecord>) -> Verdict {
     match status.mode {
         ScalingMode::External => Verdict::new(
             false,
@@ -140,8 +153,21 @@ pub fn scaling_verdict(status: &ScalingStatus, max: u32) -> Verdict {
             conditions::REASON_ADVISORY,
             format!("scaling.mode is advisory: spec.replicas stands; {}", words(status)),
         ),
-        ScalingMode::Native => native(status, max),
+        ScalingMode::Native if refuses_zero(spec, latest) => Verdict::new(
+            false,
+            conditions::REASON_NO_GATEWAY,
+            format!(
+                "scaling.toZero is refused: no gateway leads this deployment's Service, so nobody would hold the first request; \
+                 enable the gateway (Helm: gateway.enabled=true) or remove scaling.toZero; {} wanted meanwhile",
+                status.desired
+            ),
+        ),
+        ScalingMode::Native => native(status, spec.max),
     }
+}
+
+fn refuses_zero(spec: &ScalingSpec, latest: Option<&DecisionRecord>) -> bool {
+    spec.to_zero.is_some() && latest.is_some_and(|record| record.signals.holders == Holders::Nobody)
 }
 
 fn native(status: &ScalingStatus, max: u32) -> Verdict {
@@ -169,4 +195,16 @@ fn words(status: &ScalingStatus) -> String {
 
 fn as_i32(count: u32) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_told_of_when_it_begins_doubles_and_ends() {
+        let moved = |before, held| line_moved(before, held);
+        assert_eq!([moved(0, 0), moved(3, 3), moved(3, 5), moved(3, 1)], [false; 4]);
+        assert_eq!([moved(0, 1), moved(3, 6), moved(3, 40), moved(3, 0)], [true; 4]);
+    }
 }

@@ -9,7 +9,9 @@ use stoker_crds::{
     scaling_status::{DECISIONS_KEPT, DecisionStatus},
 };
 use stoker_replica::{Absurdity, Replica};
-use stoker_scaling::{Coverage, DecisionRecord, LoadWindow, ScaleState, ServiceLaw, decide_scale};
+use stoker_scaling::{
+    ASSUMED_START_SECONDS, Coverage, DecisionRecord, Held, LoadWindow, ScaleState, ServiceLaw, decide_scale,
+};
 
 use super::{
     fleet::Fleet,
@@ -22,7 +24,7 @@ use crate::readings::millis;
 const HEALTHY_AFTER_MS: u64 = 30_000;
 
 /// What one step looks at.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scene<'a> {
     pub(super) spec: &'a ScalingSpec,
     /// Replicas worked towards.
@@ -30,9 +32,10 @@ pub(super) struct Scene<'a> {
     pub(super) status: Option<&'a InferenceDeploymentStatus>,
     /// Those that there are.
     pub(super) replicas: &'a [Replica],
-    /// Requests that gateways have in line.
-    pub(super) held: u32,
-    pub(super) start_seconds: f64,
+    /// What gateways have in line.
+    pub(super) held: Held,
+    /// How long starts were seen to take; `None`: this process saw none.
+    pub(super) start_seconds: Option<f64>,
     pub(super) now: Timestamp,
 }
 
@@ -105,6 +108,7 @@ impl Scaler {
         if self.revision != scene.revision() {
             scene.revision().clone_into(&mut self.revision);
             self.state.law = ServiceLaw::default();
+            self.state.learned.work = None;
         }
     }
 
@@ -122,8 +126,10 @@ impl Scaler {
                 self.fleet.believe(replica, &load.start_id);
             }
         }
-        self.window.set_start_seconds(scene.start_seconds);
-        self.window.set_held_requests(scene.held);
+        // At zero nobody is left who could tell, and what was written down stands.
+        let start_seconds = scene.start_seconds.or(self.state.learned.start_seconds);
+        self.window.set_start_seconds(start_seconds.unwrap_or(ASSUMED_START_SECONDS));
+        self.window.set_held(scene.held.clone());
         self.window.tick(now_ms);
     }
 
@@ -155,13 +161,14 @@ impl Scaler {
 mod tests {
     use serde_json::json;
     use stoker_cost::StepReport;
+    use stoker_crds::scaling::ToZero;
     use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus};
     use stoker_replica::{Answer, Needs, ObservedPod, Stage};
 
     use super::*;
     use crate::{
         readings::Readings,
-        scaling::report::{metrics_healthy, scaling_status},
+        scaling::report::{metrics_healthy, scaling_status, scaling_verdict},
         verdict::Verdict,
     };
 
@@ -175,6 +182,7 @@ mod tests {
         /// So many do not say what their steps cost.
         untold: usize,
         start_id: &'static str,
+        held: Held,
         readings: Readings,
         ticked: i64,
     }
@@ -186,7 +194,8 @@ mod tests {
             spec.behavior.panic_window_seconds = 2;
             spec.behavior.down_stabilization_seconds = Some(4);
             let status = InferenceDeploymentStatus { replicas, revision: "0a".into(), ..Default::default() };
-            Self { spec, status, silent: 0, untold: 0, start_id: "a", readings: Readings::default(), ticked: 0 }
+            let (held, readings) = (Held::by_all(0), Readings::default());
+            Self { spec, status, silent: 0, untold: 0, start_id: "a", held, readings, ticked: 0 }
         }
 
         fn now(&self) -> Timestamp {
@@ -195,6 +204,13 @@ mod tests {
 
         fn desired(&self) -> u32 {
             self.status.scaling.as_ref().map_or(self.status.replicas, |scaling| scaling.desired).unsigned_abs()
+        }
+
+        /// One tick without load.
+        fn latest(&mut self, scaler: &mut Scaler) -> Latest {
+            self.tick(scaler, 0);
+            let pods: Vec<Replica> = (0..self.desired() as usize).map(|ordinal| pod(ordinal, 0, self)).collect();
+            scaler.clone().step(&self.scene(&pods, self.now()))
         }
 
         /// One tick in which every replica references this many of its 1000 blocks; true when the status moved.
@@ -228,8 +244,8 @@ mod tests {
                 wanted: self.desired(),
                 status: Some(&self.status),
                 replicas: pods,
-                held: 0,
-                start_seconds: 5.0,
+                held: self.held.clone(),
+                start_seconds: Some(5.0),
                 now,
             }
         }
@@ -299,6 +315,40 @@ mod tests {
         assert_eq!(world.desired(), before);
         world.ticks(&mut successor, 20, 0);
         assert_eq!(world.desired(), 1);
+    }
+
+    #[test]
+    fn a_killed_operator_goes_on_at_zero_with_what_was_learned() {
+        let mut world = World::new(1);
+        world.spec.to_zero = Some(ToZero { after_seconds: 10, max_wake_seconds: 40 });
+        let mut scaler = world.scaler();
+        world.ticks(&mut scaler, 12, 0);
+        assert_eq!(world.desired(), 0);
+        let mut successor = world.scaler();
+        assert_eq!(successor.state.learned.start_seconds, Some(5.0));
+        world.ticks(&mut successor, 30, 0);
+        assert_eq!(world.ticks(&mut successor, 100, 0), 0, "at zero nothing is written");
+        world.held = Held::by_all(3);
+        world.tick(&mut successor, 0);
+        let section = world.status.scaling.as_ref().unwrap();
+        assert_eq!((section.desired, section.held), (1, 3));
+        world.held = Held::by_all(0);
+        world.ticks(&mut successor, 3, 0);
+        assert_eq!(world.status.scaling.as_ref().unwrap().held, 0, "one serves");
+    }
+
+    #[test]
+    fn without_a_gateway_the_last_replica_stays_and_the_condition_says_what_to_do() {
+        let mut world = World::new(1);
+        world.spec.to_zero = Some(ToZero { after_seconds: 10, max_wake_seconds: 40 });
+        world.held = Held::default();
+        let mut scaler = world.scaler();
+        let latest = (0..100).map(|_| world.latest(&mut scaler)).last().unwrap();
+        assert_eq!(world.desired(), 1);
+        let section = world.status.scaling.as_ref().unwrap();
+        let Verdict { value, trouble } = scaling_verdict(section, &world.spec, Some(&latest.record));
+        assert_eq!((value, trouble.reason.as_str()), (false, "NoGateway"));
+        assert!(trouble.message.contains("gateway.enabled=true"), "{}", trouble.message);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use stoker_scaling::{ASSUMED_START_SECONDS, StartTimes};
+use stoker_scaling::StartTimes;
 
 /// A first readiness later than this after creation is none: the pod lost and regained it before we looked.
 const START_SECONDS_MAX: f64 = 3600.0;
@@ -48,9 +48,10 @@ impl Starts {
     }
 
     /// 90th percentile of the start time of this model on its slowest node: nobody knows where the next one lands.
-    pub(super) fn p90_seconds(&self, model: &str) -> f64 {
+    /// `None`: none was seen.
+    pub(super) fn p90_seconds(&self, model: &str) -> Option<f64> {
         let nodes = self.times.get(model).into_iter().flat_map(BTreeMap::values);
-        nodes.map(StartTimes::p90_seconds).reduce(f64::max).unwrap_or(ASSUMED_START_SECONDS)
+        nodes.map(StartTimes::p90_seconds).reduce(f64::max)
     }
 }
 
@@ -92,10 +93,10 @@ mod tests {
     #[test]
     fn the_slowest_node_of_the_model_counts() {
         let mut starts = Starts::default();
-        assert_eq!(starts.p90_seconds("m"), ASSUMED_START_SECONDS);
+        assert_eq!(starts.p90_seconds("m"), None);
         starts.learn("m", &[pod("a", "fast", "2026-11-21T10:00:05Z"), pod("b", "slow", "2026-11-21T10:00:30Z")]);
-        assert_eq!(starts.p90_seconds("m"), 30.0);
-        assert_eq!(starts.p90_seconds("other"), ASSUMED_START_SECONDS);
+        assert_eq!(starts.p90_seconds("m"), Some(30.0));
+        assert_eq!(starts.p90_seconds("other"), None);
     }
 
     #[test]
@@ -103,6 +104,6 @@ mod tests {
         let mut starts = Starts::default();
         starts.learn("m", &[pod("a", "n", "2026-11-21T10:00:05Z")]);
         starts.learn("m", &[pod("a", "n", "2026-11-21T10:00:50Z"), pod("b", "n", "2026-11-21T12:00:00Z")]);
-        assert_eq!(starts.p90_seconds("m"), 5.0);
+        assert_eq!(starts.p90_seconds("m"), Some(5.0));
     }
 }

@@ -6,7 +6,8 @@
 use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::contract::LoadReport;
 use stoker_scaling::{
-    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero, decide_scale,
+    Answer, DecisionRecord, Expected, Held, Holders, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero,
+    decide_scale,
 };
 use stoker_workload::Rng;
 
@@ -54,6 +55,8 @@ pub(crate) struct History {
     n_created: u64,
     now_ms: u64,
     load: f64,
+    /// So many ticks nobody asks.
+    quiet: u32,
     /// Engines tell what their steps cost.
     tells: bool,
 }
@@ -72,6 +75,7 @@ impl History {
             n_created: 0,
             now_ms: 1_000_000,
             load: 0.5,
+            quiet: 0,
             tells: !seed.is_multiple_of(3),
         };
         (0..initial).for_each(|_| history.create(0));
@@ -91,11 +95,14 @@ impl History {
     fn tick(&mut self) -> Event {
         self.now_ms += TICK_MS + u64::from(below(&mut self.rng, 20) == 0) * 6_000;
         self.load = (self.load + 0.25 * self.rng.normal()).clamp(0.0, 1.6);
+        self.quiet =
+            if below(&mut self.rng, 40) == 0 { below(&mut self.rng, 60) } else { self.quiet.saturating_sub(1) };
         self.disturb();
         let fleet = self.replicas.iter().map(|replica| (replica.id.as_str(), standing(replica, self.now_ms)));
         self.window.set_fleet(fleet);
         (0..self.replicas.len()).for_each(|idx| self.answer(idx));
-        self.window.set_held_requests(u32::from(self.replicas.is_empty()));
+        let held = self.held();
+        self.window.set_held(held);
         self.window.tick(self.now_ms);
         let decided = decide_scale(&self.spec, &self.window, &self.state, self.now_ms);
         let record = DecisionRecord::new(&self.spec, &self.state, decided, self.now_ms);
@@ -103,6 +110,18 @@ impl History {
         self.state = record.after.clone();
         self.follow(record.decision.desired);
         Event { record, doubtful }
+    }
+
+    /// Gateways are there, but not always and not always heard; where nobody serves some wait, or nobody.
+    fn held(&mut self) -> Held {
+        let by = match below(&mut self.rng, 40) {
+            0 => Holders::Nobody,
+            1 => Holders::Silent("10.0.0.1".to_owned()),
+            _ => Holders::All,
+        };
+        let is_unserved = self.replicas.iter().all(|replica| standing(replica, self.now_ms) != Standing::Serving);
+        let is_asked = self.quiet == 0 && is_unserved && by != Holders::Nobody && below(&mut self.rng, 2) == 0;
+        Held { requests: if is_asked { 1 + below(&mut self.rng, 200) } else { 0 }, by }
     }
 
     fn create(&mut self, starts_for_ms: u64) {
@@ -156,7 +175,8 @@ impl History {
     }
 
     fn report(&mut self, idx: usize) -> LoadReport {
-        let share = (self.load * (0.7 + 0.6 * self.rng.uniform())).min(1.0);
+        let load = if self.quiet > 0 { 0.0 } else { self.load };
+        let share = (load * (0.7 + 0.6 * self.rng.uniform())).min(1.0);
         let referenced_blocks = (share * f64::from(BLOCKS)) as u32;
         let waiting = if share >= 1.0 { below(&mut self.rng, 20) } else { 0 };
         let finished = u64::from(below(&mut self.rng, 1 + referenced_blocks / 40));

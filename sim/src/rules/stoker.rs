@@ -2,10 +2,10 @@
 
 use stoker_crds::contract::{AgentPhase, LoadReport};
 use stoker_scaling::{
-    Answer, DecisionRecord, Expected, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
+    Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
 };
 
-use crate::{Member, Rule, Stage, View};
+use crate::{Member, Rule, Setting, Stage, View};
 
 /// Readings are taken and decisions made this often, as in the operator.
 pub const TICK_SECONDS: f64 = 2.0;
@@ -55,7 +55,7 @@ impl Stoker {
     fn read(&mut self, view: &View<'_>, now_ms: u64) {
         let ids: Vec<String> = view.members.iter().map(|member| format!("r{:05}", member.id)).collect();
         self.window.set_fleet(ids.iter().map(String::as_str).zip(view.members.iter().map(standing)));
-        self.window.set_held_requests(view.held);
+        self.window.set_held(Held::by_all(view.held));
         for (id, member) in ids.iter().zip(view.members).filter(|(_, member)| member.stage == Stage::Serving) {
             let report = load_report(member, now_ms);
             self.window.take(id, Answer::Report(&report), Expected { revision: "sim", now_ms });
@@ -65,6 +65,10 @@ impl Stoker {
 }
 
 impl Rule for Stoker {
+    fn least(&self, setting: &Setting) -> u32 {
+        if self.spec.to_zero.is_some() { 0 } else { setting.min }
+    }
+
     fn look(&mut self, view: &View<'_>) -> Option<u32> {
         if view.now % TICK_SECONDS != 0.0 {
             return None;

@@ -118,6 +118,7 @@ fn tick() -> Result<Figure> {
         deployments: store(deployments),
         pods: store(pods),
         readings: Readings::default(),
+        gateways: None,
         waiting: Waiting::default(),
         ledger: Ledger::default(),
         changed,
