@@ -10,6 +10,12 @@ use tower::ServiceExt;
 use crate::agent::*;
 use crate::named_events::*;
 
+/// Tokens of the prompt that were computed and not kept, that were cached, and that the cache got.
+fn prompt_parts(answer: &Value) -> [usize; 3] {
+    ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
+        .map(|name| answer["usage"][name].as_u64().expect("a count") as usize)
+}
+
 #[tokio::test]
 async fn a_message_of_anthropics_api_is_answered_in_its_form() {
     let agent = Agent::new();
@@ -21,7 +27,7 @@ async fn a_message_of_anthropics_api_is_answered_in_its_form() {
     assert_eq!((&answer["type"], &answer["role"]), (&json!("message"), &json!("assistant")));
     assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("end_turn"), &json!(null)));
     let n_prompt = "[system]Be brief.[user]hi[assistant]".len();
-    assert_eq!(answer["usage"]["input_tokens"], n_prompt);
+    assert_eq!(prompt_parts(&answer), [n_prompt % 16, 0, n_prompt / 16 * 16], "the cache got whole blocks");
     assert!(answer["id"].as_str().unwrap().starts_with("msg_"), "{answer}");
     let mut counted = asked.clone();
     counted.as_object_mut().unwrap().remove("max_tokens");
@@ -30,6 +36,7 @@ async fn a_message_of_anthropics_api_is_answered_in_its_form() {
     let mut stopped = asked.clone();
     stopped["stop_sequences"] = json!(["is"]);
     let (_, answer) = agent.post("/v1/messages", stopped).await;
+    assert_eq!(prompt_parts(&answer), [n_prompt % 16, n_prompt / 16 * 16, 0], "which are read now");
     assert_eq!((&answer["stop_reason"], &answer["stop_sequence"]), (&json!("stop_sequence"), &json!("is")));
 
     let mut streamed = asked;
@@ -62,7 +69,8 @@ async fn a_tool_of_anthropics_api_is_called_and_answered() {
     assert_eq!((&call["type"], &call["name"], &call["input"]), (&json!("tool_use"), &json!("f"), &json!({"x": 1})));
     let prompt = "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"z\": 1, \"a\": 2}}}\
                   [user]hi[assistant]so(f {\"z\": 1, \"a\": 2})[tool]4[user]and?>";
-    assert_eq!(answer["usage"]["input_tokens"], prompt.len(), "schemas and arguments keep the order of their members");
+    let n_prompt: usize = prompt_parts(&answer).iter().sum();
+    assert_eq!(n_prompt, prompt.len(), "schemas and arguments keep the order of their members");
 
     let mut streamed = asked;
     streamed["stream"] = json!(true);
