@@ -27,6 +27,7 @@ pub(super) enum Tiles {
     /// for sums, of 16 that there are. Rows of whole steps are read as they lie.
     Panel,
     /// A unit for tiles multiplies 32 outputs, as they lie, by 32 rows, of which 16 are packed together.
+    #[cfg(target_arch = "x86_64")]
     Unit,
 }
 
@@ -35,6 +36,7 @@ impl Tiles {
     pub(super) fn packed_rows(self) -> usize {
         match self {
             Self::InPlace | Self::Panel => 1,
+            #[cfg(target_arch = "x86_64")]
             Self::Unit => 16,
         }
     }

@@ -27,6 +27,7 @@ const OUTPUT_UNIT: usize = 48;
 const FEW_ROWS_UNIT: usize = 16;
 const FEW_ROWS: usize = 4;
 const WIDENED_UNIT: usize = 16;
+#[cfg(target_arch = "x86_64")]
 const TILE_UNIT: usize = 32;
 /// Share of the threads' time for which tasks that take the same time keep them busy, of which a division is good enough.
 const GOOD_SHARE: f64 = 0.94;
@@ -80,6 +81,7 @@ impl Weights<'_> {
                 Tiles::InPlace if n_rows < FEW_ROWS => FEW_ROWS_UNIT,
                 Tiles::InPlace => OUTPUT_UNIT,
                 Tiles::Panel => WIDENED_UNIT,
+                #[cfg(target_arch = "x86_64")]
                 Tiles::Unit => TILE_UNIT,
             },
             Self::Panels(_) => PANEL_OUTPUTS,

@@ -37,8 +37,6 @@ impl Kernel for Peak<'_> {
                 Tiles::Panel => multiply_add::<L, PANEL_SUMS>(self.n_steps),
                 #[cfg(target_arch = "x86_64")]
                 Tiles::Unit => super::amx::multiply_add(self.n_steps),
-                #[cfg(not(target_arch = "x86_64"))]
-                Tiles::Unit => unreachable!("only x86-64 has tiles"),
             }
         };
     }
