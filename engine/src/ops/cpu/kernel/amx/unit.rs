@@ -108,9 +108,11 @@ fn is_allowed() -> bool {
     answer == 0
 }
 
-/// A block with one group of rows: what is read for a step and multiplied, between sums that are cleared or loaded, and stored.
-macro_rules! one_group {
-    ($block:ident, clear: [$($clear:literal),*], load: [$($load:literal),*], step: [$($step:literal),*], store: [$($store:literal),*]) => {
+/// A block: what is read for a step and multiplied, between sums that are cleared or loaded, and stored. `{x}` is the last group of rows, which
+/// may have any number of them; `{full}` is one of 16 before it, if there are two.
+macro_rules! block {
+    ($block:ident, clear: [$($clear:literal),*], load: [$($load:literal),*], step: [$($step:literal),*], store: [$($store:literal),*]) => {{
+        let last = $block.n_groups() - 1;
         asm!(
             "test {first}, {first}",
             "jz 2f",
@@ -122,16 +124,18 @@ macro_rules! one_group {
             $($step,)*
             "add {w0}, 64",
             "add {w1}, 64",
-            "add {x0}, {x_step}",
+            "add {full}, 1024",
+            "add {x}, {x_step}",
             "dec {n}",
             "jnz 3b",
             $($store,)*
             w0 = inout(reg) $block.w => _,
             w1 = inout(reg) $block.w.wrapping_add(TILE * $block.row_bytes) => _,
             w_row = in(reg) $block.row_bytes,
-            x0 = inout(reg) $block.x[0] => _,
-            x_row = in(reg) $block.columns[0] * PAIR_BYTES,
-            x_step = in(reg) $block.columns[0] * PAIR_BYTES * TILE,
+            full = inout(reg) $block.x[0] => _,
+            x = inout(reg) $block.x[last] => _,
+            x_row = in(reg) $block.columns[last] * PAIR_BYTES,
+            x_step = in(reg) $block.columns[last] * PAIR_BYTES * TILE,
             n = inout(reg) $block.n_steps => _,
             sums = in(reg) $block.sums,
             row = in(reg) ROW_BYTES,
@@ -140,44 +144,14 @@ macro_rules! one_group {
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         )
-    };
+    }};
 }
 
-/// The same with two groups, the first of which has 16 rows.
-macro_rules! two_groups {
-    ($block:ident, clear: [$($clear:literal),*], load: [$($load:literal),*], step: [$($step:literal),*], store: [$($store:literal),*]) => {
-        asm!(
-            "test {first}, {first}",
-            "jz 2f",
-            $($clear,)*
-            "jmp 3f",
-            "2:",
-            $($load,)*
-            "3:",
-            $($step,)*
-            "add {w0}, 64",
-            "add {w1}, 64",
-            "add {x0}, 1024",
-            "add {x1}, {x_step}",
-            "dec {n}",
-            "jnz 3b",
-            $($store,)*
-            w0 = inout(reg) $block.w => _,
-            w1 = inout(reg) $block.w.wrapping_add(TILE * $block.row_bytes) => _,
-            w_row = in(reg) $block.row_bytes,
-            x0 = inout(reg) $block.x[0] => _,
-            x1 = inout(reg) $block.x[1] => _,
-            x_row = in(reg) $block.columns[1] * PAIR_BYTES,
-            x_step = in(reg) $block.columns[1] * PAIR_BYTES * TILE,
-            n = inout(reg) $block.n_steps => _,
-            sums = in(reg) $block.sums,
-            row = in(reg) ROW_BYTES,
-            first = in(reg) usize::from($block.is_first),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        )
-    };
+impl Block {
+    /// Groups of rows, 1 or 2.
+    fn n_groups(&self) -> usize {
+        if self.columns[1] > 0 { 2 } else { 1 }
+    }
 }
 
 impl Tmul {
@@ -210,37 +184,37 @@ unsafe impl Unit for Tmul {
         // SAFETY: the caller vouches for the CPU and what the block names.
         unsafe {
             self.shape(block.columns);
-            match (block.n_w, block.columns[1] > 0) {
-                (1, false) => one_group!(
+            match (block.n_w, block.n_groups()) {
+                (1, 1) => block!(
                     block,
                     clear: ["tilezero tmm0"],
                     load: ["tileloadd tmm0, [{sums} + {row}*1]"],
                     step: [
                         "tileloadd tmm4, [{w0} + {w_row}*1]",
-                        "tileloadd tmm6, [{x0} + {x_row}*1]",
+                        "tileloadd tmm6, [{x} + {x_row}*1]",
                         "tdpbf16ps tmm0, tmm4, tmm6"
                     ],
                     store: ["tilestored [{sums} + {row}*1], tmm0"]
                 ),
-                (1, true) => two_groups!(
+                (1, _) => block!(
                     block,
                     clear: ["tilezero tmm0", "tilezero tmm1"],
                     load: ["tileloadd tmm0, [{sums} + {row}*1]", "tileloadd tmm1, [{sums} + {row}*1 + 1024]"],
                     step: [
                         "tileloadd tmm4, [{w0} + {w_row}*1]",
-                        "tileloadd tmm6, [{x0} + {row}*1]",
-                        "tileloadd tmm7, [{x1} + {x_row}*1]",
+                        "tileloadd tmm6, [{full} + {row}*1]",
+                        "tileloadd tmm7, [{x} + {x_row}*1]",
                         "tdpbf16ps tmm0, tmm4, tmm6",
                         "tdpbf16ps tmm1, tmm4, tmm7"
                     ],
                     store: ["tilestored [{sums} + {row}*1], tmm0", "tilestored [{sums} + {row}*1 + 1024], tmm1"]
                 ),
-                (_, false) => one_group!(
+                (_, 1) => block!(
                     block,
                     clear: ["tilezero tmm0", "tilezero tmm2"],
                     load: ["tileloadd tmm0, [{sums} + {row}*1]", "tileloadd tmm2, [{sums} + {row}*1 + 2048]"],
                     step: [
-                        "tileloadd tmm6, [{x0} + {x_row}*1]",
+                        "tileloadd tmm6, [{x} + {x_row}*1]",
                         "tileloadd tmm4, [{w0} + {w_row}*1]",
                         "tileloadd tmm5, [{w1} + {w_row}*1]",
                         "tdpbf16ps tmm0, tmm4, tmm6",
@@ -248,7 +222,7 @@ unsafe impl Unit for Tmul {
                     ],
                     store: ["tilestored [{sums} + {row}*1], tmm0", "tilestored [{sums} + {row}*1 + 2048], tmm2"]
                 ),
-                (_, true) => two_groups!(
+                (_, _) => block!(
                     block,
                     clear: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
                     load: [
@@ -259,8 +233,8 @@ unsafe impl Unit for Tmul {
                     ],
                     step: [
                         "tileloadd tmm4, [{w0} + {w_row}*1]",
-                        "tileloadd tmm6, [{x0} + {row}*1]",
-                        "tileloadd tmm7, [{x1} + {x_row}*1]",
+                        "tileloadd tmm6, [{full} + {row}*1]",
+                        "tileloadd tmm7, [{x} + {x_row}*1]",
                         "tdpbf16ps tmm0, tmm4, tmm6",
                         "tileloadd tmm5, [{w1} + {w_row}*1]",
                         "tdpbf16ps tmm1, tmm4, tmm7",
