@@ -12,7 +12,7 @@ use axum::{
     extract::{Query, State},
     routing::get,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use stoker_crds::endpoints::{
     DeploymentEndpoints, ENDPOINTS_PATH, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT,
 };
@@ -101,6 +101,17 @@ pub async fn replica(pod: &str, agent: &AgentProcess) -> Result<ReplicaEndpoint>
         state: EndpointState::of(load.phase),
         load: Some((&load).into()),
     })
+}
+
+/// What a Service's and its controller would write about the gateway, as YAML takes it. Addresses of the loopback are taken as names only.
+pub fn slice(is_ready: bool) -> String {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "gateway-x", "namespace": "stoker-system", "labels": {"kubernetes.io/service-name": "gateway"}},
+        "addressType": "FQDN", "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
+        "ports": [{"name": "http", "port": 8000}],
+    })
+    .to_string()
 }
 
 /// A running gateway on a free port of the loopback.

@@ -12,7 +12,7 @@ use stoker_crds::endpoints::EndpointState;
 use stoker_tests::{
     agent,
     clients::{Clients, Service},
-    gateway::GatewayProcess,
+    gateway::{GatewayProcess, slice},
     operator::Rig,
 };
 
@@ -29,17 +29,6 @@ fn chat(namespace: &str) -> String {
             "pod": {"image": IMAGE, "annotations": {"namespace": namespace}},
             "engine": {"maxModelLen": 512, "kvCacheTokens": 2048, "threads": 1},
         },
-    })
-    .to_string()
-}
-
-/// What a Service's and its controller would write about the gateway. Addresses of the loopback are taken as names only.
-fn gateways(is_ready: bool) -> String {
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "gateway-x", "namespace": "stoker-system", "labels": {"kubernetes.io/service-name": "gateway"}},
-        "addressType": "FQDN", "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
-        "ports": [{"name": "http", "port": 8000}],
     })
     .to_string()
 }
@@ -117,7 +106,7 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
         let service = Service { base: town.base(namespace), model: "ember".to_owned() };
         Clients::start(&service, 2, 24, Duration::from_millis(20))
     });
-    town.0.cluster.apply(&gateways(true)).unwrap();
+    town.0.cluster.apply(&slice(true)).unwrap();
     town.wait_led(true);
     let pods = NAMESPACES.map(|namespace| town.get("pods", namespace)["items"][0]["metadata"]["name"].clone());
     assert_ne!(pods[0], pods[1]);
@@ -138,9 +127,9 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(NAMESPACES.map(|namespace| town.slices(namespace)), written, "who comes next finds nothing to write");
 
-    town.0.cluster.apply(&gateways(false)).unwrap();
+    town.0.cluster.apply(&slice(false)).unwrap();
     town.wait_led(false);
-    town.0.cluster.apply(&gateways(true)).unwrap();
+    town.0.cluster.apply(&slice(true)).unwrap();
     town.wait_led(true);
     town.0.operator.restart_with(&[]).unwrap();
     town.wait_led(false);
@@ -163,7 +152,7 @@ fn the_operator_knows_what_waits_in_gateways() {
     let mut town = Town(Rig::start(Audit::Off).unwrap());
     town.0.operator.restart_with(&["--gateway-service", "stoker-system/gateway"]).unwrap();
     let gateway = GatewayProcess::start(&town.0.operator.url(), &["--hold", "300"]).unwrap();
-    town.0.cluster.apply(&gateways(true)).unwrap();
+    town.0.cluster.apply(&slice(true)).unwrap();
     // Nobody has its image, so no replica ever serves.
     let never = json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "never", "namespace": "default"},

@@ -12,7 +12,7 @@ use stoker_scaling::{DecisionRecord, Replay, explain};
 use stoker_tests::{
     agent,
     clients::{Clients, Service},
-    gateway::GatewayProcess,
+    gateway::{GatewayProcess, slice},
     operator::{Rig, condition, intent_of, serves},
 };
 
@@ -33,17 +33,6 @@ fn spec() -> Value {
         "scaling": {"max": 2, "toZero": {"afterSeconds": IDLE_SECONDS, "maxWakeSeconds": 600}, "behavior": {
             "stableWindowSeconds": 6, "panicWindowSeconds": 2, "spareReplicas": 0}},
     })
-}
-
-/// What a Service's and its controller would write about the gateway. Addresses of the loopback are taken as names only.
-fn gateways(is_ready: bool) -> String {
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "gateway-x", "namespace": "stoker-system", "labels": {"kubernetes.io/service-name": "gateway"}},
-        "addressType": "FQDN", "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
-        "ports": [{"name": "http", "port": 8000}],
-    })
-    .to_string()
 }
 
 /// A cluster with a gateway that Services lead to, and a node that has the agent.
@@ -84,7 +73,7 @@ fn counted(metrics: &str, line: &str) -> f64 {
 #[test]
 fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answers() {
     let (mut rig, gateway) = town();
-    rig.cluster.apply(&gateways(true)).unwrap();
+    rig.cluster.apply(&slice(true)).unwrap();
     rig.apply("chat", spec()).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     let service = service(&rig);
@@ -154,11 +143,11 @@ fn without_a_gateway_the_last_replica_stays_and_at_zero_it_comes_back() {
     assert_eq!(rig.pods("chat").unwrap().len(), 1);
     assert!(records(&rig).iter().all(|record| record.decision.desired == 1));
 
-    rig.cluster.apply(&gateways(true)).unwrap();
+    rig.cluster.apply(&slice(true)).unwrap();
     wait_for_zero(&rig);
     assert_eq!(said(&rig, "Scaling").1, "Native");
     // Nobody would hold a request any more, and it would find nothing behind the Service.
-    rig.cluster.apply(&gateways(false)).unwrap();
+    rig.cluster.apply(&slice(false)).unwrap();
     rig.wait("one serves", SOON, |rig| Ok(rig.pods("chat")?.iter().any(serves))).unwrap();
     rig.wait("it is refused", SOON, |rig| Ok(said(rig, "Scaling").1 == "NoGateway")).unwrap();
 }
