@@ -1,8 +1,9 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
-//! `feed` follows the operator and `kv_feed` what replicas say of their caches, `fleet` is what is known, `scan` reads what routing needs of a body, `stoker_routing` chooses,
-//! `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has another one go on behind what `journal` kept,
-//! for as long as `search` says. Where no replica has `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, `permit` is their leave.
+//! `feed` follows the operator and `kv_feed` what replicas say of their caches, `fleet` is what is known, `scan` reads what routing
+//! needs of a body, `stoker_routing` chooses, `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has
+//! another one go on behind what `journal` kept, for as long as `search` says. Where no replica has `room`, requests wait for their
+//! `turns` in a `line`. `tenants` are who may ask, if not everybody, `permit` is their leave.
 //! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;

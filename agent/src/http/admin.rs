@@ -1,5 +1,6 @@
 //! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `PUT /v1/intent` an
-//! order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its signature alone, so whoever else reaches the port moves nothing.
+//! order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
+//! signature alone, so whoever else reaches the port moves nothing.
 
 use std::{sync::Arc, time::Duration};
 
