@@ -1,6 +1,6 @@
 //! The command line. Parses and fills in defaults; opens nothing.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 use stoker_bench::{
@@ -71,6 +71,7 @@ struct CurveGrid {
 ///     http_N            concurrent_N over HTTP and SSE                          share_of_in_process
 ///     sampled_KIND_N    concurrent_N with sampling options, and greedy before   share_of_greedy, tok_s
 ///     neighbour_N       N - 1 greedy beside one with every option               loss
+///     mix_N             N requests a second, a tenth with 8k to 14k in          short_ttft, itl, worst_gap, e2e by percentiles
 ///
 /// KIND is qwen (Qwen2.5's defaults), penalties, min_p, bias300, logprobs5 or logprobs20.
 ///
@@ -219,6 +220,11 @@ pub(crate) enum Command {
         /// Where descriptions of models are kept.
         #[arg(long, env = "STOKER_CACHE", default_value_os_t = default_cache(), hide_default_value = true)]
         cache: PathBuf,
+    },
+    /// Print the requests of `mix_RATE`, one a line: second, prompt tokens, completion tokens. For peers that are to have the same.
+    Arrivals {
+        /// Requests a second.
+        rate: u32,
     },
     /// Make a model's directory in the cache, or find it there, and print its path.
     Checkpoint {
@@ -420,6 +426,10 @@ pub(crate) struct RunArgs {
     /// Tokens computed in one step at most. Default: the engine's, or 8192 with --device cuda:N.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
+    /// Milliseconds between two tokens that prompts of others may take at most; 10000 lets prompts fill steps. Default: the
+    /// engine's.
+    #[arg(long, value_name = "MS")]
+    itl_target_ms: Option<u64>,
     /// Measure the batch-invariant mode; its figures are those of the system stoker-invariant. In one run with the engine as it
     /// is, `join` gives ratio_to_stoker-invariant: what the mode costs.
     #[arg(long)]
@@ -476,6 +486,7 @@ impl RunArgs {
             quantization: self.quantization.and_then(Quantised::at_start),
             tensor_parallel: self.tensor_parallel,
             kv_cache_dtype: self.kv_cache_dtype,
+            itl_target: self.itl_target_ms.map(Duration::from_millis),
         }
     }
 

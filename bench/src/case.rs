@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::sampled::Kind;
+use crate::{mix, sampled::Kind};
 
 /// Completion tokens of a case that streams.
 pub const COMPLETION_TOKENS: u32 = 256;
@@ -48,9 +48,15 @@ pub enum Case {
     Sampled(Kind, u32),
     /// `neighbour_N`: what N - 1 greedy requests lose when the N-th has every option.
     Neighbour(u32),
+    /// `mix_N`: N requests a second, nine of ten with short prompts, one with a long one: see [`mix`].
+    Mix(u32),
     /// `http_N`: `concurrent_N` over HTTP and server-sent events, as a share of the engine in process.
     Http(u32),
 }
+
+/// Sequences that a `mix_N` is given room for, of as many tokens as its requests have in the mean.
+const MIX_SEQUENCES: u32 = 256;
+const MIX_TOKENS: (u32, u32) = (1_500, 155);
 
 /// Requests of a case at once, and the tokens of each: what an engine must hold for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -136,16 +142,21 @@ impl Case {
             Self::Concurrent(n) | Self::Offline(n) | Self::Http(n) | Self::Sampled(_, n) | Self::Neighbour(n) => {
                 (n, PROMPT_TOKENS, COMPLETION_TOKENS)
             }
+            Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
             Self::SharedPrefix => (PREFIX_REQUESTS, PREFIX_TOKENS + OWN_TOKENS, PREFIX_COMPLETION_TOKENS),
         };
         Size { requests, prompt_tokens, completion_tokens }
     }
 
+    /// Positions of its longest request, and one more: a request that ends at the edge of the context is another case.
+    pub fn positions(self) -> u32 {
+        1 + if let Self::Mix(_) = self { mix::CONTEXT_TOKENS } else { self.size().context_tokens() }
+    }
+
     /// Why a model of so many positions cannot have it, if it cannot.
     pub fn refusal(self, max_position_embeddings: u64) -> Option<String> {
-        // One token more than the case needs: a request that ends at the edge of the context is another case.
-        let needed = u64::from(self.size().context_tokens()) + 1;
+        let needed = u64::from(self.positions());
         (needed > max_position_embeddings)
             .then(|| format!("{self} needs {needed} positions, the model has {max_position_embeddings}"))
     }
@@ -160,6 +171,7 @@ impl Case {
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix => "gain",
             Self::Neighbour(_) => "loss",
+            Self::Mix(_) => "worst_gap_p95_ms",
             Self::Http(_) => "share_of_in_process",
         }
     }
@@ -180,6 +192,7 @@ impl fmt::Display for Case {
             Self::Offline(n) => write!(f, "offline_{n}"),
             Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
             Self::Neighbour(n) => write!(f, "neighbour_{n}"),
+            Self::Mix(n) => write!(f, "mix_{n}"),
             Self::Http(n) => write!(f, "http_{n}"),
         }
     }
@@ -202,6 +215,7 @@ impl FromStr for Case {
             Some(("offline", n)) => Ok(Self::Offline(n)),
             Some(("http", n)) => Ok(Self::Http(n)),
             Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
+            Some(("mix", n)) => Ok(Self::Mix(n)),
             Some((kind, n)) => sampled(kind).map(|kind| Self::Sampled(kind, n)).ok_or_else(|| no_case(name)),
             None => Err(no_case(name)),
         }
@@ -217,7 +231,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, http_N, neighbour_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 
@@ -227,8 +241,13 @@ mod tests {
 
     #[test]
     fn every_case_is_read_by_the_name_it_is_written_with() {
-        for case in
-            Case::CPU.iter().chain(Case::CPU_QUICK).chain(Case::GPU).chain(Case::GPU_QUICK).chain(Case::GPU_SAMPLED)
+        for case in Case::CPU
+            .iter()
+            .chain(Case::CPU_QUICK)
+            .chain(Case::GPU)
+            .chain(Case::GPU_QUICK)
+            .chain(Case::GPU_SAMPLED)
+            .chain(&[Case::Mix(6)])
         {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }

@@ -1,9 +1,16 @@
 //! The engine inside this process, asked through its public handle. Times from outside, as a caller sees them; chooses no case.
 
-use std::{collections::BTreeMap, num::NonZero, path::PathBuf, thread, time::Instant};
+use std::{
+    collections::BTreeMap,
+    num::NonZero,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
+    mix::{self, Answer, Arrival},
     prompts::Prompts,
     reading::{Phases, Reading, step_readings},
     sampled::{Asked, Kind},
@@ -62,6 +69,8 @@ pub struct Tuning {
     pub tensor_parallel: usize,
     /// How keys and values are stored.
     pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Time between two tokens that prompts of others may take.
+    pub itl_target: Option<Duration>,
 }
 
 impl Default for Tuning {
@@ -74,6 +83,7 @@ impl Default for Tuning {
             quantization: None,
             tensor_parallel: 1,
             kv_cache_dtype: None,
+            itl_target: None,
         }
     }
 }
@@ -93,7 +103,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
     let context = |size: &Size| size.context_tokens() + 1;
     let in_blocks = |size: &Size| context(size).next_multiple_of(KV_BLOCK_TOKENS);
     EngineLimits {
-        max_model_len: Some(most(&context)),
+        max_model_len: cases.iter().map(|case| case.positions()).max(),
         max_num_seqs: Some(max_num_seqs),
         max_batched_tokens: tuning.max_batched_tokens.map(|tokens| tokens.max(max_num_seqs)),
         max_waiting: most(&|size| size.requests).max(EngineLimits::default().max_waiting),
@@ -104,6 +114,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         quantization: tuning.quantization,
         tensor_parallel: tuning.tensor_parallel,
         kv_cache_dtype: tuning.kv_cache_dtype,
+        itl_target: tuning.itl_target,
         ..EngineLimits::default()
     }
 }
@@ -149,7 +160,7 @@ impl InProcess {
         let short = Size { completion_tokens: size.completion_tokens.min(WARM_UP_TOKENS), ..size };
         match case {
             // Long enough to warm itself.
-            Case::Offline(_) => Ok(()),
+            Case::Offline(_) | Case::Mix(_) => Ok(()),
             Case::PrefixWarm | Case::SharedPrefix => self.warm_prefix().map(drop),
             _ => self.fresh_together(short).map(drop),
         }
@@ -174,6 +185,7 @@ impl InProcess {
             Case::SharedPrefix => self.shared_prefix(size),
             Case::Sampled(kind, _) => self.sampled(size, kind),
             Case::Neighbour(_) => self.neighbour(size),
+            Case::Mix(rate) => self.mix(&mix::arrivals(rate)),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
             }
@@ -224,6 +236,32 @@ impl InProcess {
         let greedy = self.all_ended(size, |_| Kind::Greedy)?;
         let beside = self.all_ended(size, |idx| if idx == last { Kind::Everything } else { Kind::Greedy })?;
         Ok(vec![Reading::new("loss", 1.0 - greedy / beside)])
+    }
+
+    /// Every request has a thread that sends it when it is due and notes when its tokens come.
+    fn mix(&mut self, arrivals: &[Arrival]) -> Result<Vec<Reading>> {
+        let prompts: Vec<_> = arrivals.iter().map(|arrival| self.prompts.fresh(arrival.prompt_tokens)).collect();
+        let (engine, begun) = (&*self, Instant::now());
+        let answers = thread::scope(|scope| {
+            let ask = |(arrival, prompt)| scope.spawn(move || engine.answer(begun, arrival, prompt));
+            let asked: Vec<_> = arrivals.iter().zip(prompts).map(ask).collect();
+            asked.into_iter().map(|asked| asked.join().expect("it does not panic")).collect::<Result<Vec<_>>>()
+        })?;
+        Ok(mix::readings(&answers))
+    }
+
+    fn answer(&self, begun: Instant, arrival: &Arrival, prompt: Vec<TokenId>) -> Result<Answer> {
+        let due = begun + Duration::from_secs_f64(arrival.at);
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        let mut stream = self.greedy(prompt, arrival.completion_tokens)?;
+        let mut answer = Answer { prompt_tokens: arrival.prompt_tokens, tokens: Vec::new() };
+        while let Some(event) = stream.blocking_next() {
+            match event {
+                RequestEvent::Delta { tokens, .. } => answer.tokens.extend(tokens.iter().map(|_| due.elapsed())),
+                other => ensure_whole(&other, arrival.completion_tokens)?,
+            }
+        }
+        Ok(answer)
     }
 
     /// Seconds until all but the last of fresh requests have ended, and for a single one until it has.
@@ -305,16 +343,21 @@ fn whole(seconds: f64) -> Phases {
 /// A request that did less work than the case says would make the figure a lie.
 pub(crate) fn to_the_end(stream: &mut RequestStream, completion_tokens: u32) -> Result<()> {
     while let Some(event) = stream.blocking_next() {
-        if let RequestEvent::Finished { reason, usage, .. } = event {
-            ensure!(
-                reason == FinishReason::Length && usage.completion_tokens == completion_tokens,
-                "a request ended with {reason:?} after {} of {completion_tokens} tokens",
-                usage.completion_tokens
-            );
-            return Ok(());
+        if let RequestEvent::Finished { .. } = event {
+            return ensure_whole(&event, completion_tokens);
         }
     }
     bail!("a stream ended without a terminal")
+}
+
+fn ensure_whole(event: &RequestEvent, completion_tokens: u32) -> Result<()> {
+    let RequestEvent::Finished { reason, usage, .. } = event else { return Ok(()) };
+    let n_tokens = usage.completion_tokens;
+    ensure!(
+        *reason == FinishReason::Length && n_tokens == completion_tokens,
+        "a request ended with {reason:?} after {n_tokens} of {completion_tokens} tokens"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

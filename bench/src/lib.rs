@@ -10,6 +10,7 @@ pub mod curve;
 pub mod gguf;
 pub mod in_process;
 pub mod masks;
+pub mod mix;
 pub mod model;
 pub mod peer_log;
 pub mod peers;

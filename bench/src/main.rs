@@ -18,6 +18,7 @@ use stoker_bench::{
     curve,
     in_process::{Setup, Weights, limits_for},
     masks,
+    mix::{self, Arrival},
     model::Model,
     peer_log::{self, PeerModel},
     peers::{LlamaCpp, Peer, PeerSetup, Transformers},
@@ -76,6 +77,12 @@ fn main() -> Result<()> {
         }
         Command::Schemas { directory, tokenizer, every, drawn_tokens, out } => {
             schemas::run(&schemas::Asked { directory, tokenizer, every, drawn_tokens, out })
+        }
+        Command::Arrivals { rate } => {
+            for Arrival { at, prompt_tokens, completion_tokens } in mix::arrivals(rate) {
+                println!("{at} {prompt_tokens} {completion_tokens}");
+            }
+            Ok(())
         }
         Command::Checkpoint { model, dtype, without_weights, quantization, cache } => {
             let directory = match without_weights {

@@ -50,9 +50,13 @@ impl Phases {
                 Reading::new("tok_s", size.all_completion_tokens() / self.last),
                 Reading::new("seconds", self.last),
             ],
-            Case::Start | Case::Idle | Case::SharedPrefix | Case::Sampled(..) | Case::Neighbour(_) | Case::Http(_) => {
-                Vec::new()
-            }
+            Case::Start
+            | Case::Idle
+            | Case::SharedPrefix
+            | Case::Sampled(..)
+            | Case::Neighbour(_)
+            | Case::Mix(_)
+            | Case::Http(_) => Vec::new(),
         }
     }
 }

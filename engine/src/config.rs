@@ -5,7 +5,11 @@ use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 pub use stoker_fit::StepSizes;
 use stoker_fit::{AskedSizes, memory::CacheUse};
 
-use crate::{ops::Isa, request::TokenId, sched::SchedLimits};
+use crate::{
+    ops::Isa,
+    request::TokenId,
+    sched::{ItlTarget, SchedLimits},
+};
 
 /// Tokens that a completion is taken to have before any has ended: what chats have on average.
 const EXPECTED_COMPLETION: u32 = 256;
@@ -99,8 +103,8 @@ pub struct EngineLimits {
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken to have so many
     /// tokens before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<u32>,
-    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`: prompts
-    /// fill steps, which loses no output but lets running sequences wait for whole steps of prompts.
+    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`: on a GPU
+    /// 30 ms, except in bursts ([`ItlTarget::GPU`]); on a CPU prompts fill steps.
     pub itl_target: Option<Duration>,
     /// Compute threads. Default: the cores of the CPUs the process may use, no more than its quota.
     pub threads: Option<usize>,
@@ -271,7 +275,8 @@ impl EngineLimits {
             prefix_caching: self.prefix_caching,
             replays_decodes: false,
             prefill_share: max_batched_tokens as usize,
-            itl_target: self.itl_target,
+            tile_rows: 1,
+            itl_target: self.itl_target.map(ItlTarget::asked),
             expected_completion: self.expected_completion.map(|tokens| tokens as usize),
         })
     }

@@ -278,7 +278,7 @@ impl EngineLoop {
             let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
             self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
             if let Some(target) = self.limits.itl_target {
-                self.limits.prefill_share = self.pace.share(target.as_secs_f64());
+                self.limits.prefill_share = self.pace.share(target.time);
             }
         }
     }

@@ -10,6 +10,7 @@
 #   VSITE_ARCHIVE  its archive (.tar.xz); neither: vLLM is python3's own
 #   MODEL          a named shape (default llama-3.1-8b), or a directory with a config.json
 #   SAMPLED        1: the cases with sampling options, of both, in place of a sweep
+#   MIX            requests a second, several by blanks: open loads of short and long prompts, of both, in place of a sweep
 #   CASES          cases of ours, by comma, in place of a sweep
 #   QUANTIZATION   fp8: both systems quantise the weights when they load them; int4: both take random ones in AWQ's form
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
@@ -33,7 +34,8 @@ FULL_CASES+=,prefix_warm_2k,shared_prefix,offline_1000
 
 main() {
   cd "$ROOT"
-  if [ "${SAMPLED:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$SAMPLED_CASES}") QUICK=(sampled)
+  if [ -n "${MIX:-}" ]; then SWEEP=(--samples "${SAMPLES:-1}" --cases "$(printf 'mix_%s\n' $MIX | paste -sd,)") QUICK=(mix)
+  elif [ "${SAMPLED:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$SAMPLED_CASES}") QUICK=(sampled)
   elif [ "${FULL:-0}" = 1 ]; then SWEEP=(--samples "${SAMPLES:-3}" --cases "${CASES:-$FULL_CASES}") QUICK=(); else
     SWEEP=(--quick ${CASES:+--cases "$CASES"}) QUICK=(quick)
   fi
@@ -80,11 +82,15 @@ vllm() {
   echo "== vLLM"
   site
   local config=$MODEL
+  for rate in ${MIX:-}; do
+    mkdir -p "$OUT/arrivals"
+    "$BENCH" arrivals "$rate" > "$OUT/arrivals/$rate"
+  done
   # What is stored quantised its description says.
   local stored=() made=()
   case ${QUANTIZATION:-} in int4) stored=(--quantization int4) ;; ?*) made=("$QUANTIZATION") ;; esac
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
-  timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
+  ARRIVALS=$OUT/arrivals timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
     ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.

@@ -1,8 +1,11 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled] [fp8] [kv=fp8] [tp=2]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled|mix] [fp8] [kv=fp8] [tp=2]      needs vLLM; the directory holds a config.json and no weights
 
 With `sampled` the cases are those with sampling options, as bench/src/sampled.rs has them, but for seeds: it has none to keep.
+
+With `mix` it answers the open load of each file in $ARRIVALS, as `stoker-bench arrivals N` prints it into a file N, by its own
+asynchronous engine.
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
 values in e4m3, with the attention kernels that it chooses for that. With tp=N as many GPUs share the model, by its own all-reduce and
@@ -12,7 +15,9 @@ Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream 
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
 """
 
+import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -44,7 +49,7 @@ SEVERAL = {
 
 
 class Peer:
-    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str, n_gpus: int) -> None:
+    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str, n_gpus: int, is_open: bool) -> None:
         import numpy
         import vllm
 
@@ -56,7 +61,7 @@ class Peer:
         self.rng = numpy.random.default_rng(0)
         # The middle of the vocabulary: special tokens stand at its ends.
         self.vocabulary = (config["vocab_size"] // 128, config["vocab_size"] - config["vocab_size"] // 16)
-        self.llm = vllm.LLM(
+        arguments = dict(
             model=directory,
             load_format="dummy",
             quantization=quantization,
@@ -70,6 +75,12 @@ class Peer:
             tensor_parallel_size=n_gpus,
             **(SEVERAL if n_gpus > 1 else {}),
         )
+        if is_open:
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            self.llm = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+        else:
+            self.llm = vllm.LLM(**arguments)
         self.say("start", "seconds", [time.perf_counter() - STARTED])
 
     def say(self, case: str, metric: str, samples: list[float]) -> None:
@@ -126,18 +137,67 @@ class Peer:
         self.say("shared_prefix", "seconds", [shared])
         self.say("prefix_warm_2k", "ttft_ms", [self.after(prefix, 1, 1) * 1e3 for _ in range(3)])
 
+    async def answers(self, name: str, arrivals: list[tuple[float, int, int]]) -> list[tuple[int, list[float]]]:
+        """Prompt tokens of each request, and the moments of its answer's tokens since it was due."""
+        requests = [(at, self.tokens(prompt), completion) for at, prompt, completion in arrivals]
+        begun = time.perf_counter() + 1
+        return await asyncio.gather(*(self.answer(f"{name}-{i}", begun + at, *rest) for i, (at, *rest) in enumerate(requests)))
+
+    async def mix(self, name: str, arrivals: list[tuple[float, int, int]]) -> None:
+        """Told as bench/src/mix.rs tells it."""
+        answers = await self.answers(name, arrivals)
+        gaps = [[b - a for a, b in zip(times, times[1:])] for _, times in answers]
+        told = {
+            "short_ttft": ([times[0] for prompt, times in answers if prompt <= 4000], {"p50": 0.5, "p95": 0.95}),
+            "itl": ([gap for one in gaps for gap in one], {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}),
+            "worst_gap": ([max(one) for one in gaps], {"p50": 0.5, "p95": 0.95}),
+            "e2e": ([times[-1] for _, times in answers], {"p50": 0.5, "p95": 0.95}),
+        }
+        for metric, (values, shares) in told.items():
+            values.sort()
+            for word, share in shares.items():
+                self.say(name, f"{metric}_{word}_ms", [values[max(1, math.ceil(share * len(values))) - 1] * 1e3])
+
+    async def answer(self, request: str, due: float, prompt: list[int], completion: int) -> tuple[int, list[float]]:
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = self.sampling(
+            max_tokens=completion, temperature=0.0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        await asyncio.sleep(due - time.perf_counter())
+        times: list[float] = []
+        async for output in self.llm.generate({"prompt_token_ids": prompt}, sampling, request):
+            times += [time.perf_counter() - due] * len(output.outputs[0].token_ids)
+        if len(times) != completion:
+            raise RuntimeError(f"an answer has {len(times)} of {completion} tokens")
+        return len(prompt), times
+
     def offline(self, requests: int) -> None:
         seconds = self.fresh(requests, 512, 256)
         self.say(f"offline_{requests}", "tok_s", [requests * 256 / seconds])
         self.say(f"offline_{requests}", "seconds", [seconds])
 
 
+async def open_loads(peer: Peer, directory: str) -> None:
+    for rate in sorted(os.listdir(directory), key=int):
+        with open(f"{directory}/{rate}") as file:
+            lines = [line.split() for line in file]
+        arrivals = [(float(at), int(prompt), int(completion)) for at, prompt, completion in lines]
+        await peer.answers("warm-up", arrivals[:20])
+        await peer.mix(f"mix_{rate}", arrivals)
+    peer.llm.shutdown()
+
+
 def main() -> None:
     n_gpus = next((int(word[3:]) for word in sys.argv[2:] if word.startswith("tp=")), 1)
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "fp8", "kv=fp8", f"tp={n_gpus}"}:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "mix", "fp8", "kv=fp8", f"tp={n_gpus}"}:
         sys.exit(__doc__)
     quick = "quick" in sys.argv
-    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto", n_gpus)
+    is_open = "mix" in sys.argv
+    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto", n_gpus, is_open)
+    if is_open:
+        asyncio.run(open_loads(peer, os.environ["ARRIVALS"]))
+        return
     peer.fresh(4, 128, 16)
     peer.fresh(64, 512, 32)
     if "sampled" in sys.argv:

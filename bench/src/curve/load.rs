@@ -11,7 +11,7 @@ use stoker_engine::{EngineLoad, RejectReason};
 use stoker_workload::{Lengths, Rng};
 
 use super::point::{Point, Timed};
-use crate::in_process::InProcess;
+use crate::{in_process::InProcess, mix::Arrival};
 
 /// Lengths of answers and the spread of prompts around a point's context: chats vary so.
 const ANSWER_TOKENS: f64 = 48.0;
@@ -32,15 +32,6 @@ pub(super) struct Stretch {
     pub(super) rate: f64,
     /// Median of the tokens of prompts.
     pub(super) prompt_tokens: f64,
-}
-
-/// One request to come.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Arrival {
-    /// Seconds since the load began.
-    at: f64,
-    prompt_tokens: u32,
-    completion_tokens: u32,
 }
 
 /// What the engine had to do meanwhile.

@@ -21,7 +21,7 @@ mod step;
 mod tests;
 
 pub use lengths::Lengths;
-pub use pace::{Pace, PacedStep};
+pub use pace::{ItlTarget, Pace, PacedStep};
 pub use plan::{Chunk, Started, StepPlan, schedule};
 pub use put_off::put_off;
 pub use resolve::{Ended, RawLogprobs, Sampled, SampledToken, StepEffects, StepOutput, resolve};

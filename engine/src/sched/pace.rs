@@ -1,6 +1,8 @@
 //! How much of a prompt a step may compute beside sequences that decode: what fits between two of their tokens. Takes readings
 //! of steps and tells a number of tokens; reads no clock.
 
+use std::time::Duration;
+
 /// Tokens of prompts that a step may compute in any case, so that long prompts end.
 const MIN_SHARE: usize = 128;
 /// Before anything is known. 2,048 tokens a step lose nothing against 8,192 on a GPU, where they take 50 ms for 8 billion
@@ -8,6 +10,29 @@ const MIN_SHARE: usize = 128;
 const FIRST_SHARE: usize = 2048;
 /// A step counts for so much against all before it.
 const WEIGHT: f64 = 0.2;
+
+/// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ItlTarget {
+    /// That time.
+    pub time: Duration,
+    /// Prompts fill steps all the same while more sequences wait for a first token than get a further one, or 24 do: a step of
+    /// prompts then helps more than it keeps waiting.
+    pub yields_to_bursts: bool,
+}
+
+/// Sequences that wait for a first token and make a burst, however many decode beside them: of chats' lengths they fill a step.
+pub(super) const BURST: usize = 24;
+
+impl ItlTarget {
+    /// Of a GPU where nobody asked for another: faster than people read, and long prompts are computed as fast as by whole steps.
+    pub const GPU: Self = Self { time: Duration::from_millis(30), yields_to_bursts: true };
+
+    /// What somebody asked for, which holds always.
+    pub fn asked(time: Duration) -> Self {
+        Self { time, yields_to_bursts: false }
+    }
+}
 
 /// What steps take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,10 +67,10 @@ impl Pace {
     }
 
     /// Tokens of prompts beside decodes that keep a step within the target, or within twice what decoding takes anyway.
-    pub fn share(&self, target_seconds: f64) -> usize {
+    pub fn share(&self, target: Duration) -> usize {
         let Some(seconds_per_token) = self.seconds_per_token else { return FIRST_SHARE };
         let decoding = self.decode_seconds.unwrap_or(0.0);
-        let spare = (target_seconds - decoding).max(decoding);
+        let spare = (target.as_secs_f64() - decoding).max(decoding);
         ((spare / seconds_per_token) as usize).max(MIN_SHARE)
     }
 }
@@ -63,29 +88,29 @@ mod tests {
     }
 
     /// After many steps of a device: 10 ms to decode, `per_token` for a prompt's.
-    fn share(per_token: f64, target: f64) -> usize {
+    fn share(per_token: f64, target_ms: u64) -> usize {
         let mut pace = Pace::default();
         for _ in 0..50 {
             pace.note(step(0, 8, 0.010));
             pace.note(step(500, 8, 0.010 + 500.0 * per_token));
         }
-        pace.share(target)
+        pace.share(Duration::from_millis(target_ms))
     }
 
     #[test]
     fn a_share_fills_the_time_between_two_tokens() {
-        assert_eq!(Pace::default().share(0.04), FIRST_SHARE);
-        assert!((1180..=1220).contains(&share(25e-6, 0.040)), "{}", share(25e-6, 0.040));
-        assert!((3500..=3700).contains(&share(25e-6, 0.100)));
+        assert_eq!(Pace::default().share(ItlTarget::GPU.time), FIRST_SHARE);
+        assert!((1180..=1220).contains(&share(25e-6, 40)), "{}", share(25e-6, 40));
+        assert!((3500..=3700).contains(&share(25e-6, 100)));
     }
 
     #[test]
     fn where_decoding_takes_longer_than_the_target_a_prompt_may_take_as_long_again() {
-        assert!((390..=410).contains(&share(25e-6, 0.001)), "{}", share(25e-6, 0.001));
+        assert!((390..=410).contains(&share(25e-6, 1)), "{}", share(25e-6, 1));
     }
 
     #[test]
     fn a_long_prompt_goes_on_in_any_case() {
-        assert_eq!(share(10e-3, 0.040), MIN_SHARE);
+        assert_eq!(share(10e-3, 40), MIN_SHARE);
     }
 }

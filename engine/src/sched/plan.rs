@@ -1,10 +1,11 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
-//! sequences from the line, preempting the last when a decode finds no block. Beside decodes, prompts have a share of the step,
-//! and a long one leaves half of it to those behind it.
+//! sequences from the line, preempting the last when a decode finds no block. Beside decodes, prompts have a share of the step
+//! unless they are more, and a long one leaves half of it to those behind it.
 
 use super::{
     SchedLimits, SchedState, Slots,
     forecast::{Growing, peak_blocks},
+    pace::BURST,
     prefix,
 };
 use crate::{
@@ -82,8 +83,9 @@ pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
     let mut draft = Draft { plan: StepPlan::default(), limits, budget: limits.max_batched_tokens, n_sampling: 0 };
     state.sort_running();
     plan_decodes(state, &mut draft);
-    if !draft.plan.chunks.is_empty() {
-        draft.budget = draft.budget.min(limits.prefill_share);
+    let n_decodes = draft.plan.chunks.len();
+    if n_decodes > 0 && !yields_to_burst(state, &draft) {
+        draft.budget = of_whole_tiles(draft.budget.min(limits.prefill_share), n_decodes, limits.tile_rows);
     }
     plan_running_prefills(state, &mut draft);
     admit_waiting(state, &mut draft);
@@ -178,6 +180,23 @@ fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft<'_>) {
         draft.push(sequence, idx, pool);
         draft.budget += held_back;
     }
+}
+
+/// A share of so many rows or somewhat fewer, so that with the decodes no tile is computed for a part of its rows.
+fn of_whole_tiles(share: usize, n_decodes: usize, tile_rows: usize) -> usize {
+    let n_over = (n_decodes + share) % tile_rows;
+    if n_over < share { share - n_over } else { share }
+}
+
+/// Whether prompts may fill a step beside its decodes: the target yields, and those who wait for a first token, and could have it if
+/// the step took them, are a burst or more than those who get a further one.
+fn yields_to_burst(state: &SchedState, draft: &Draft<'_>) -> bool {
+    let SchedState { running, waiting, .. } = state;
+    let n_begun = || running.iter().filter(|sequence| sequence.leaving.is_none() && !sequence.is_decoding()).count();
+    let n_places = || draft.limits.max_num_seqs - running.len();
+    let n_next = || if head_fits(state, draft.limits) { waiting.len().min(n_places()) } else { 0 };
+    let yields = draft.limits.itl_target.is_some_and(|target| target.yields_to_bursts);
+    yields && n_begun() + n_next() > draft.plan.chunks.len().min(BURST - 1)
 }
 
 /// Whether the first in the line could start now.

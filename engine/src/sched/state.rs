@@ -1,8 +1,8 @@
 //! What the scheduler knows: who waits, who runs, which blocks are held. The engine thread is its only owner.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
-use super::{Lengths, Slots};
+use super::{ItlTarget, Lengths, Slots};
 use stoker_fit::host::HostStep;
 
 use crate::{
@@ -29,8 +29,11 @@ pub struct SchedLimits {
     pub replays_decodes: bool,
     /// Tokens of prompts in a step that also decodes, at most. Changes from step to step, see [`Pace`](super::Pace).
     pub prefill_share: usize,
-    /// What a step beside decodes may take, if somebody asked: see [`Pace`](super::Pace).
-    pub itl_target: Option<Duration>,
+    /// Rows that the executor's products compute together: steps that do not take all prompts have a multiple of it, if they have as
+    /// many. 1 where it makes no difference.
+    pub tile_rows: usize,
+    /// What a step beside decodes may take, if it may not take as long as it likes: see [`Pace`](super::Pace).
+    pub itl_target: Option<ItlTarget>,
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken for so long
     /// before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<usize>,

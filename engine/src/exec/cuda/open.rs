@@ -33,11 +33,15 @@ use crate::{
     exec::ExecError,
     info::{Loaded, ModelInfo},
     model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
-    sched::SchedLimits,
+    sched::{ItlTarget, SchedLimits},
 };
 
 /// Share of the start that is over when the weights are on the GPU; the rest is the warm-up.
 const WEIGHTS_SHARE: f32 = 0.9;
+
+/// Rows that a cluster of two tiles multiplies together. A step with one row more takes about as long as one with as many more: 1,024
+/// rows of an 8B model take 23.2 ms on an H200, 1,040 27.4 and 1,280 29.0.
+const TILE_ROWS: usize = 256;
 
 /// Why a model does not run on the GPU.
 #[derive(Debug, thiserror::Error)]
@@ -211,8 +215,10 @@ impl CudaModel {
         limits: &EngineLimits,
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
-        let sched =
-            SchedLimits { replays_decodes: limits.batch_invariant, ..read.sched_limits(limits, StepSizes::GPU)? };
+        let sched = read.sched_limits(limits, StepSizes::GPU)?;
+        let itl_target = sched.itl_target.or(Some(ItlTarget::GPU));
+        let replays_decodes = limits.batch_invariant;
+        let sched = SchedLimits { replays_decodes, itl_target, tile_rows: TILE_ROWS, ..sched };
         let ReadModel { config, assets, weights } = read;
         let Gpus { spec, ranks: gpus, others } = gpus;
         let start = Start { spec: &spec, sched: &sched, limits, others };

@@ -11,7 +11,7 @@ use super::{device, device::Machine, limits};
 use crate::{
     kv::{BLOCK_TOKENS, BlockHash, BlockPool, PrefixChange},
     request::{FinishReason, PrefixMark, Request, RequestId, SamplingParams, StopParams, TokenId},
-    sched::{SchedLimits, StepEffects, schedule},
+    sched::{ItlTarget, SchedLimits, StepEffects, schedule},
 };
 
 /// All prompts begin alike, with tokens that are never sampled.
@@ -137,10 +137,12 @@ proptest! {
         prefix_caching in any::<bool>(),
         replays_decodes in any::<bool>(),
         prefill_share in 1usize..40,
+        itl_target in prop::option::of(Just(ItlTarget::GPU)),
+        tile_rows in 1usize..12,
         expected_completion in prop::option::of(0usize..40),
         late_one_in in prop_oneof![Just(0), 2u64..6],
     ) {
-        let of_step = SchedLimits { max_batched_tokens, prefill_share, ..limits() };
+        let of_step = SchedLimits { max_batched_tokens, prefill_share, itl_target, tile_rows, ..limits() };
         let limits = SchedLimits { prefix_caching, replays_decodes, expected_completion, ..of_step };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(&**request) } else { None }).collect();

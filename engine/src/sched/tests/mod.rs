@@ -21,6 +21,7 @@ fn limits() -> SchedLimits {
         prefix_caching: false,
         replays_decodes: false,
         prefill_share: usize::MAX,
+        tile_rows: 1,
         itl_target: None,
         expected_completion: None,
     }
