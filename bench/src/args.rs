@@ -70,6 +70,7 @@ struct CurveGrid {
 ///     offline_N         N given at once, 512 in, 256 out each                   tok_s, seconds
 ///     http_N            concurrent_N over HTTP and SSE                          share_of_in_process
 ///     sampled_KIND_N    concurrent_N with sampling options, and greedy before   share_of_greedy, tok_s
+///     constrained_N     concurrent_N with a JSON schema each, and free before   share_of_free, tok_s
 ///     neighbour_N       N - 1 greedy beside one with every option               loss
 ///     mix_N             N requests a second, a tenth with 8k to 14k in          short_ttft, itl, worst_gap, e2e by percentiles
 ///

@@ -46,6 +46,8 @@ pub enum Case {
     Offline(u32),
     /// `sampled_KIND_N`: `concurrent_N` with sampling options, as a share of greedy's speed just before it.
     Sampled(Kind, u32),
+    /// `constrained_N`: `concurrent_N` with a JSON schema each, as a share of free generation's speed just before it.
+    Constrained(u32),
     /// `neighbour_N`: what N - 1 greedy requests lose when the N-th has every option.
     Neighbour(u32),
     /// `mix_N`: N requests a second, nine of ten with short prompts, one with a long one: see [`mix`].
@@ -139,9 +141,12 @@ impl Case {
             // The first completion token comes with the prompt.
             Self::Decode(decoded) => (1, SHORT_PROMPT_TOKENS, decoded + 1),
             Self::SingleStream => (1, SHORT_PROMPT_TOKENS, COMPLETION_TOKENS),
-            Self::Concurrent(n) | Self::Offline(n) | Self::Http(n) | Self::Sampled(_, n) | Self::Neighbour(n) => {
-                (n, PROMPT_TOKENS, COMPLETION_TOKENS)
-            }
+            Self::Concurrent(n)
+            | Self::Offline(n)
+            | Self::Http(n)
+            | Self::Sampled(_, n)
+            | Self::Constrained(n)
+            | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
             Self::SharedPrefix => (PREFIX_REQUESTS, PREFIX_TOKENS + OWN_TOKENS, PREFIX_COMPLETION_TOKENS),
@@ -167,6 +172,7 @@ impl Case {
             Self::Start => "seconds",
             Self::Idle => "rss_mb",
             Self::Prefill(_) | Self::Decode(_) | Self::SingleStream | Self::Offline(_) | Self::Sampled(..) => "tok_s",
+            Self::Constrained(_) => "share_of_free",
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix => "gain",
@@ -191,6 +197,7 @@ impl fmt::Display for Case {
             Self::SharedPrefix => f.write_str("shared_prefix"),
             Self::Offline(n) => write!(f, "offline_{n}"),
             Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
+            Self::Constrained(n) => write!(f, "constrained_{n}"),
             Self::Neighbour(n) => write!(f, "neighbour_{n}"),
             Self::Mix(n) => write!(f, "mix_{n}"),
             Self::Http(n) => write!(f, "http_{n}"),
@@ -214,6 +221,7 @@ impl FromStr for Case {
             Some(("concurrent", n)) => Ok(Self::Concurrent(n)),
             Some(("offline", n)) => Ok(Self::Offline(n)),
             Some(("http", n)) => Ok(Self::Http(n)),
+            Some(("constrained", n)) => Ok(Self::Constrained(n)),
             Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
             Some(("mix", n)) => Ok(Self::Mix(n)),
             Some((kind, n)) => sampled(kind).map(|kind| Self::Sampled(kind, n)).ok_or_else(|| no_case(name)),
@@ -231,7 +239,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, constrained_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 
@@ -247,7 +255,7 @@ mod tests {
             .chain(Case::GPU)
             .chain(Case::GPU_QUICK)
             .chain(Case::GPU_SAMPLED)
-            .chain(&[Case::Mix(6)])
+            .chain(&[Case::Mix(6), Case::Constrained(8)])
         {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }

@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
+    constrained,
     mix::{self, Answer, Arrival},
     prompts::Prompts,
     reading::{Phases, Reading, step_readings},
@@ -18,7 +19,8 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
-    Quantization, RejectReason, Request, RequestEvent, RequestStream, StopParams, TokenId, ops::Isa,
+    Quantization, RejectReason, Request, RequestEvent, RequestStream, SamplingParams, StopParams, TokenId,
+    constraint::Constraint, grammar::GrammarCompiler, ops::Isa,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -185,6 +187,7 @@ impl InProcess {
             Case::SharedPrefix => self.shared_prefix(size),
             Case::Sampled(kind, _) => self.sampled(size, kind),
             Case::Neighbour(_) => self.neighbour(size),
+            Case::Constrained(_) => self.constrained(size),
             Case::Mix(rate) => self.mix(&mix::arrivals(rate)),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
@@ -224,17 +227,37 @@ impl InProcess {
 
     /// Greedy first, so that both find the chip as warm.
     fn sampled(&mut self, size: Size, kind: Kind) -> Result<Vec<Reading>> {
-        let greedy = self.all_ended(size, |_| Kind::Greedy)?;
-        let seconds = self.all_ended(size, |_| kind)?;
+        let vocab_size = self.engine.model().vocab_size;
+        let greedy = self.all_ended(size, |idx| Kind::Greedy.asked(vocab_size, idx as u64))?;
+        let seconds = self.all_ended(size, |idx| kind.asked(vocab_size, idx as u64))?;
         let tok_s = size.all_completion_tokens() / seconds;
         Ok(vec![Reading::new("share_of_greedy", greedy / seconds), Reading::new("tok_s", tok_s)])
+    }
+
+    /// Free first, so that both find the chip as warm. Schemas are compiled before.
+    fn constrained(&mut self, size: Size) -> Result<Vec<Reading>> {
+        let compiler = GrammarCompiler::new(self.engine.tokenizer(), &self.engine.model().eos)?;
+        let schemas = (0..size.requests).map(|n| Ok(compiler.compile(&constrained::schema(n))?.0));
+        let schemas: Vec<Constraint> = schemas.collect::<Result<_>>()?;
+        let vocab_size = self.engine.model().vocab_size;
+        let free = || Kind::Greedy.asked(vocab_size, 0);
+        let bound = |idx: usize| {
+            let Asked { sampling, logprobs } = free();
+            Asked { sampling: SamplingParams { constraint: Some(schemas[idx].clone()), ..sampling }, logprobs }
+        };
+        let without = self.all_ended(size, |_| free())?;
+        let seconds = self.all_ended(size, bound)?;
+        let tok_s = size.all_completion_tokens() / seconds;
+        Ok(vec![Reading::new("share_of_free", without / seconds), Reading::new("tok_s", tok_s)])
     }
 
     /// Until the greedy requests have ended: the last one is not waited for.
     fn neighbour(&mut self, size: Size) -> Result<Vec<Reading>> {
         let last = size.requests as usize - 1;
-        let greedy = self.all_ended(size, |_| Kind::Greedy)?;
-        let beside = self.all_ended(size, |idx| if idx == last { Kind::Everything } else { Kind::Greedy })?;
+        let vocab_size = self.engine.model().vocab_size;
+        let greedy = self.all_ended(size, |idx| Kind::Greedy.asked(vocab_size, idx as u64))?;
+        let kind_of = |idx| if idx == last { Kind::Everything } else { Kind::Greedy };
+        let beside = self.all_ended(size, |idx| kind_of(idx).asked(vocab_size, idx as u64))?;
         Ok(vec![Reading::new("loss", 1.0 - greedy / beside)])
     }
 
@@ -265,12 +288,10 @@ impl InProcess {
     }
 
     /// Seconds until all but the last of fresh requests have ended, and for a single one until it has.
-    fn all_ended(&mut self, size: Size, kind_of: impl Fn(usize) -> Kind) -> Result<f64> {
-        let vocab_size = self.engine.model().vocab_size;
+    fn all_ended(&mut self, size: Size, asked_of: impl Fn(usize) -> Asked) -> Result<f64> {
         let prompts = self.prompts.many(size.requests, size.prompt_tokens);
         let begun = Instant::now();
-        let submit =
-            |(idx, prompt)| self.submit(prompt, size.completion_tokens, kind_of(idx).asked(vocab_size, idx as u64));
+        let submit = |(idx, prompt)| self.submit(prompt, size.completion_tokens, asked_of(idx));
         let mut streams = prompts.into_iter().enumerate().map(submit).collect::<Result<Vec<_>, _>>()?;
         let last = if streams.len() > 1 { streams.pop() } else { None };
         streams.iter_mut().try_for_each(|stream| to_the_end(stream, size.completion_tokens))?;

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod autotune;
 pub mod case;
 pub mod checkpoint;
+pub mod constrained;
 pub mod curve;
 pub mod gguf;
 pub mod in_process;

@@ -55,6 +55,7 @@ impl Phases {
             | Case::SharedPrefix
             | Case::Sampled(..)
             | Case::Neighbour(_)
+            | Case::Constrained(_)
             | Case::Mix(_)
             | Case::Http(_) => Vec::new(),
         }
