@@ -199,6 +199,7 @@ pub async fn run(
         metrics: metrics.clone(),
         vitals: vitals.clone(),
     };
+    metrics.watch(deployments.clone())?;
     let waiting = Waiting::default();
     let autoscaler = Autoscaler {
         deployments: deployments.clone(),

@@ -1,9 +1,14 @@
 //! Prometheus metrics of the operator. Names carry `stoker_operator_` and their unit.
 
+mod fleet;
 mod scaling;
 
+use kube::runtime::reflector::Store;
 use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
+use stoker_crds::InferenceDeployment;
+
+use self::fleet::FleetMetrics;
 pub use self::scaling::ScalingMetrics;
 
 /// Upper bounds in seconds: fine around the few milliseconds that a settled round takes.
@@ -59,6 +64,11 @@ impl Metrics {
         registry.register(Box::new(metrics.plans_refused.clone()))?;
         registry.register(Box::new(metrics.leader.clone()))?;
         Ok(metrics)
+    }
+
+    /// Shows the deployments of a store from now on, once.
+    pub fn watch(&self, deployments: Store<InferenceDeployment>) -> prometheus::Result<()> {
+        self.registry.register(Box::new(FleetMetrics::new(deployments)?))
     }
 
     /// Counts one write to the API server.
