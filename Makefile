@@ -45,7 +45,7 @@ checkout:
 	find . -name '*.rs' -not -path './target/*' -exec touch -c {} +
 	echo "$(CURDIR)" > $(CARGO_TARGET_DIR)/checkout
 
-test: checkout kube helm binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+test: checkout kube helm prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
 	tools/slowest.sh $(TEST_LOG)
@@ -158,6 +158,9 @@ kube: ## Build the Kubernetes binaries once into the cache
 
 helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
+
+prometheus: ## Fetch Prometheus once into the cache
+	@tools/prometheus.sh || echo "no Prometheus: its tests say so"
 
 binaries: checkout ## The programs that tests start
 	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen -p stoker-bench

@@ -20,6 +20,7 @@ pub mod operator;
 pub mod picture;
 pub mod playground;
 pub mod process;
+pub mod prometheus;
 pub mod python;
 pub mod readers;
 pub mod resumes;

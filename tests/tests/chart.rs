@@ -55,6 +55,7 @@ const SHAPES: [&[&str]; 9] = [
         "gateway.holdSeconds=90",
         "networkPolicy.enabled=true",
         "platformIds=true",
+        "metrics.dashboard.enabled=true",
     ],
     &["imagePullSecrets[0].name=pull", "nodeSelector.disk=ssd", "tolerations[0].operator=Exists"],
 ];
@@ -269,6 +270,15 @@ fn prometheus_is_asked_for_never_assumed() {
     assert!(!manifests(&[]).contains("ServiceMonitor"));
     let text = manifests(&["metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prom"]);
     assert!(text.contains("kind: ServiceMonitor") && text.contains("release: prom"), "{text}");
+    assert!(text.contains("honorLabels: true"), "the operator's series name the namespace of their deployment: {text}");
+    let kinds = ["PodMonitor", "PrometheusRule", "ConfigMap"].map(|kind| format!("kind: {kind}"));
+    assert!(kinds.iter().all(|kind| !text.contains(kind)), "{text}");
+    let all = ["metrics.podMonitor.enabled=true", "metrics.rules.enabled=true", "metrics.dashboard.enabled=true"];
+    let text = manifests(&[&all[..], &GATEWAY].concat());
+    assert!(kinds.iter().all(|kind| text.contains(kind)), "{text}");
+    assert_eq!(text.matches("kind: PodMonitor").count(), 2, "of replicas and of gateways");
+    let text = manifests(&[all[0], "watchNamespace=team"]);
+    assert!(text.contains("matchNames: [team]") && text.matches("kind: PodMonitor").count() == 1, "{text}");
 }
 
 #[test]
