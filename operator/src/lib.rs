@@ -7,6 +7,7 @@
 pub mod agent_client;
 pub mod allow;
 pub mod apply;
+pub mod canary;
 pub mod cause;
 pub mod clock;
 pub mod controller;
