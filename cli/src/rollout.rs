@@ -278,7 +278,10 @@ mod tests {
             text(&serde_json::from_value(deployment).unwrap(), "2026-01-31T12:05:00Z".parse().unwrap())
         };
         let passing = said("Analysing", json!("2026-01-31T12:02:00Z"));
-        assert!(passing.contains("canary of revision bbb: Analysing, passing for 3m: drift by 0.003 nats"), "{passing}");
+        assert!(
+            passing.contains("canary of revision bbb: Analysing, passing for 3m: drift by 0.003 nats"),
+            "{passing}"
+        );
         let failed = said("Failed", Value::Null);
         assert!(failed.contains("canary of revision bbb: Failed: drift by"), "{failed}");
     }

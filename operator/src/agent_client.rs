@@ -114,9 +114,9 @@ impl AgentClient {
         self.question(Question { agent, request, bytes_max: LINES_BYTES_MAX, timeout: ANSWER_TIMEOUT }).await
     }
 
-    /// Greedy continuations of these texts by the agent at `ip`, token by token.
-    pub async fn continuations(&self, ip: &str, texts: &[String]) -> Result<Vec<Vec<Position>>, AgentError> {
-        let (agent, body) = (&address(ip, AGENT_PORT), continuations::question(texts));
+    /// Greedy continuations of these texts by the agent whose inference port is at this address, token by token.
+    pub async fn continuations(&self, agent: &str, texts: &[String]) -> Result<Vec<Vec<Position>>, AgentError> {
+        let body = continuations::question(texts);
         let request = &request(Method::POST, agent, continuations::PATH, "", &body);
         let question = Question { agent, request, bytes_max: PROMPTS_BYTES_MAX, timeout: PROMPTS_TIMEOUT };
         continuations::positions(self.question(question).await?, texts.len())
@@ -206,6 +206,11 @@ struct Head {
     /// Of the body. An agent always says; whoever does not ends with the connection.
     length: Option<usize>,
     closes: bool,
+}
+
+/// The address of the inference port of the agent at `ip`.
+pub fn inference_address(ip: &str) -> String {
+    address(ip, AGENT_PORT)
 }
 
 /// An address as it stands in a URL.

@@ -34,24 +34,17 @@ pub(crate) fn rollout_status(
     now: Timestamp,
 ) -> (RolloutStatus, Option<Timestamp>) {
     let before = round.observed.deployment.status.as_ref().and_then(|status| status.rollout.clone());
-    let working = round.desired.revision.as_str();
-    let asked = match &round.deployment.course {
-        Course::AsAsked => working,
-        Course::Held { asked } => asked,
-        Course::Canary(_) => round.desired.canary.as_ref().map_or(working, |canary| &canary.revision),
-        Course::RolledBack(given_up) => &given_up.revision,
-    };
+    let asked = asked(round);
     let canary_before = before.as_ref().and_then(|before| before.canary.clone());
     let (canary, canary_moves_at) = canary(round, asked, canary_before.as_ref(), now);
-    let has_passed = canary.as_ref().is_some_and(|canary| canary.phase == CanaryPhase::Passed);
+    let is_in = |canary: &Option<CanaryStatus>, phase| canary.as_ref().is_some_and(|canary| canary.phase == phase);
     let mut revisions = revisions(round, before.as_ref(), asked);
     for entry in revisions.iter_mut().filter(|entry| entry.revision == asked) {
-        entry.served |= has_passed;
+        entry.served |= is_in(&canary, CanaryPhase::Passed);
     }
     // While it is compared it is its gate's. One whose replica is lost has as long again.
-    let analysed = |canary: &CanaryStatus| canary.revision == asked && canary.phase != CanaryPhase::Starting;
-    let is_analysed = canary.as_ref().is_some_and(analysed);
-    let is_lost = !is_analysed && canary.is_some() && canary_before.as_ref().is_some_and(analysed);
+    let is_analysed = canary.is_some() && !is_in(&canary, CanaryPhase::Starting);
+    let is_lost = is_in(&canary, CanaryPhase::Starting) && is_in(&canary_before, CanaryPhase::Analysing);
     let served = is_analysed || revisions.iter().any(|entry| entry.revision == asked && entry.served);
     let seen = if served { 0 } else { progress(&round.observed.replicas, asked) };
     // A date that is to come is of another clock.
@@ -62,21 +55,16 @@ pub(crate) fn rollout_status(
         }
         _ => (whole_seconds(now), seen),
     };
-    let already = match &round.deployment.course {
-        Course::RolledBack(given_up) => Some(given_up.clone()),
-        Course::AsAsked | Course::Held { .. } | Course::Canary(_) => None,
-    };
     let proof = Proof { asked, served, moved_at, cause, revisions: &revisions };
     let failed = canary.as_ref().filter(|canary| canary.phase == CanaryPhase::Failed);
-    let (rolled_back, judged_at) = match (already, failed) {
-        (Some(given_up), _) => (Some(given_up), None),
-        (None, Some(failed)) => (proof.give_up(round, &failed.message, now), None),
-        (None, None) => proof.judge(round, now),
+    let (rolled_back, judged_at) = match (&round.deployment.course, failed) {
+        (Course::RolledBack(given_up), _) => (Some(given_up.clone()), None),
+        (_, Some(failed)) => (proof.give_up(round, &failed.message, now), None),
+        (_, None) => proof.judge(round, now),
     };
-    let phase = phase(round, rolled_back.is_some());
     let status = RolloutStatus {
         asked: asked.to_owned(),
-        phase,
+        phase: phase(round, rolled_back.is_some()),
         moved_at: Time(moved_at),
         progress,
         rolled_back,
@@ -84,6 +72,17 @@ pub(crate) fn rollout_status(
         revisions,
     };
     (status, [judged_at, canary_moves_at].into_iter().flatten().min())
+}
+
+/// The revision that the spec asks for.
+fn asked<'a>(round: &Round<'a>) -> &'a str {
+    let working = round.desired.revision.as_str();
+    match &round.deployment.course {
+        Course::AsAsked => working,
+        Course::Held { asked } => asked,
+        Course::Canary(_) => round.desired.canary.as_ref().map_or(working, |canary| &canary.revision),
+        Course::RolledBack(given_up) => &given_up.revision,
+    }
 }
 
 /// How the canary does; what was said of it stands for as long as its revision is asked for.

@@ -63,6 +63,8 @@ fn distance(older: &Position, canary: &Position) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -76,7 +78,7 @@ mod tests {
     #[test]
     fn equal_tokens_are_compared_and_the_first_other_one_is_the_last() {
         let older = vec![said("a", -0.5, &[]), said("b", -0.2, &[("c", -2.0)]), said("d", -0.1, &[])];
-        let same = drift(&[older.clone()], &[older.clone()]).unwrap();
+        let same = drift(from_ref(&older), from_ref(&older)).unwrap();
         assert_eq!(same, Drift { tokens: 3, equal: 3, mean: 0.0, max: 0.0 });
         let other = vec![said("a", -0.7, &[]), said("c", -0.4, &[("b", -1.2)]), said("d", -9.0, &[])];
         let Drift { tokens, equal, mean, max } = drift(&[older], &[other]).unwrap();
@@ -108,7 +110,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_drift_is_between_nothing_and_its_greatest_part(older in continuation(), canary in continuation()) {
-            let own = drift(std::slice::from_ref(&older), std::slice::from_ref(&older));
+            let own = drift(from_ref(&older), from_ref(&older));
             prop_assert!(own.is_none_or(|own| own.mean == 0.0 && own.equal == own.tokens));
             let compared = older.len().min(canary.len());
             match drift(&[older], &[canary]) {

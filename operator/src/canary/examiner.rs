@@ -36,7 +36,7 @@ use super::{
     traffic::Sample,
 };
 use crate::{
-    agent_client::{AgentClient, AgentError},
+    agent_client::{AgentClient, AgentError, inference_address},
     lease::Leadership,
     observe::observe_replica,
     readings::Readings,
@@ -102,8 +102,8 @@ struct Scene {
 struct Pair {
     deployment: String,
     canary_uid: String,
-    canary_ip: String,
-    older_ip: String,
+    canary_address: String,
+    older_address: String,
     texts: Vec<String>,
 }
 
@@ -199,16 +199,16 @@ impl Examiner {
     fn to_ask(&self, scene: &Scene, compared: &Compared, memory: &Memory) -> Option<Pair> {
         let is_due = !matches!(compared, Compared::By(_)) && !memory.asked.contains(&scene.uid);
         let texts = scene.texts.clone().filter(|_| is_due && memory.asked.len() < PAIRS_MAX)?;
-        let ip = |replica: &Replica| {
+        let address = |replica: &Replica| {
             let pod =
                 self.pods.get(&ObjectRef::new(&replica.pod.name).within(scene.deployment.namespace.as_deref()?))?;
-            pod.status.as_ref()?.pod_ip.clone()
+            Some(inference_address(pod.status.as_ref()?.pod_ip.as_deref()?))
         };
         Some(Pair {
             deployment: scene.uid.clone(),
             canary_uid: scene.canary.pod.uid.clone(),
-            canary_ip: ip(&scene.canary)?,
-            older_ip: scene.older.iter().find_map(ip)?,
+            canary_address: address(&scene.canary)?,
+            older_address: scene.older.iter().find_map(address)?,
             texts,
         })
     }
@@ -240,8 +240,8 @@ impl Scene {
 impl Pair {
     async fn ask(self, agents: AgentClient) -> (String, String, Compared) {
         let asked = tokio::try_join!(
-            agents.continuations(&self.older_ip, &self.texts),
-            agents.continuations(&self.canary_ip, &self.texts)
+            agents.continuations(&self.older_address, &self.texts),
+            agents.continuations(&self.canary_address, &self.texts)
         );
         let compared = match asked {
             Ok((older, canary)) => match drift(&older, &canary) {

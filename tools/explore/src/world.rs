@@ -55,6 +55,7 @@ impl Scope {
             Self { canaries: true, ..one },
             Self { changes: 2, faults: 0, canaries: true, ..one },
             Self { faults: 0, canaries: true, room: 2, max_unavailable: 1, ..two },
+            Self { faults: 0, canaries: true, ..two },
             Self { faults: 2, ..Self::IN_PLACE },
             Self { faults: 0, ..two },
             Self { changes: 0, faults: 2, ..two },
