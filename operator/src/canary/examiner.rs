@@ -182,7 +182,11 @@ impl Examiner {
         let before = self.findings.of(Some(&scene.uid)).filter(|before| before.pod_uid == pod_uid);
         let mut finding = before.unwrap_or_else(|| Finding { pod_uid: pod_uid.clone(), ..Finding::default() });
         let answered = memory.answers.get(&scene.uid).filter(|answered| answered.canary_uid == pod_uid);
-        finding.prompts = answered.map_or(finding.prompts, |answered| answered.compared.clone());
+        finding.prompts = match answered {
+            Some(answered) => answered.compared.clone(),
+            None if scene.older.is_empty() => Compared::Not("no older replica serves".to_owned()),
+            None => finding.prompts,
+        };
         let is_timed = scene.texts.is_none()
             || answered.is_some_and(|answered| self.readings.now().duration_since(answered.at) > OWN_REQUESTS);
         for replica in scene.older.iter().chain([&scene.canary]) {
