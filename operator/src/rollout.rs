@@ -194,7 +194,7 @@ impl Why {
 pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> RolloutPlan {
     let mut plan = RolloutPlan::default();
     let mut fleet = Fleet::sort(wanted, pods, now);
-    let failures = Failures::of(wanted, pods);
+    let failures = Failures::of(wanted, fleet.fewest(wanted), pods);
     leave::bury_finished(pods, &failures, &mut plan);
     take_back(wanted, &mut fleet, &mut plan);
     leave::settle_draining(wanted, &fleet.draining, now, &mut plan);

@@ -22,10 +22,11 @@ pub(super) struct Failures<'a> {
 }
 
 impl<'a> Failures<'a> {
-    pub(super) fn of(wanted: &Wanted, replicas: &'a [Replica]) -> Self {
+    /// Those of the wanted revision until `enough` of its replicas serve, and of the canary until that does.
+    pub(super) fn of(wanted: &Wanted, enough: usize, replicas: &'a [Replica]) -> Self {
         let canary = wanted.canary.as_ref();
         Self {
-            wanted: of_revision(&wanted.revision, wanted.replicas, replicas),
+            wanted: of_revision(&wanted.revision, enough, replicas),
             canary: canary.map(|canary| of_revision(&canary.revision, 1, replicas)).unwrap_or_default(),
         }
     }
