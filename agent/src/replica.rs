@@ -294,6 +294,7 @@ impl Replica {
             free_blocks: load.free_blocks,
             preemptions: load.preemptions,
             finished: load.finished.total(),
+            failed: Some(load.finished.error),
             generated_tokens: Some(load.generation_tokens),
             ttft_p50_seconds: load.ttft_p50_seconds,
             ttft_p95_seconds: load.ttft_p95_seconds,

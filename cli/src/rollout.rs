@@ -16,7 +16,7 @@ use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec,
     conditions::READY,
     contract::SPEC_FILE,
-    status::{RevisionStatus, RolloutStatus},
+    status::{CanaryStatus, RevisionStatus, RolloutStatus},
 };
 
 use crate::{
@@ -209,6 +209,11 @@ fn text(deployment: &InferenceDeployment, now: Timestamp) -> String {
     {
         let _ = writeln!(text, "{}: {}", ready.reason, ready.message);
     }
+    if let Some(canary) = &rollout.canary {
+        let CanaryStatus { revision, phase, passing_since, message, .. } = canary;
+        let since = passing_since.as_ref().map(|since| format!(", passing for {}", ago(since.0, now)));
+        let _ = writeln!(text, "canary of revision {revision}: {phase:?}{}: {message}", since.unwrap_or_default());
+    }
     text.push_str("\nNUMBER   REVISION\n");
     for entry in rollout.revisions.iter().rev() {
         let word = match entry {
@@ -216,6 +221,7 @@ fn text(deployment: &InferenceDeployment, now: Timestamp) -> String {
             entry if entry.revision == *asked => "asked for",
             entry if entry.revision == status.revision => "serves",
             entry if entry.served => "served",
+            entry if rollout.canary.as_ref().is_some_and(|canary| canary.revision == entry.revision) => "tried",
             _ => "never served",
         };
         let _ = writeln!(text, "{:<8} {:<10} {word}", entry.number, entry.revision);
@@ -254,6 +260,30 @@ mod tests {
             target(&rollout, None).unwrap_err().to_string(),
             "no older revision that served is kept; there is: none"
         );
+    }
+
+    #[test]
+    fn a_canary_is_told_with_its_numbers_and_one_that_failed_did_not_serve() {
+        let said = |phase: &str, passing_since: Value| {
+            let canary = json!({
+                "revision": "bbb", "phase": phase, "passingSince": passing_since, "message": "drift by 0.003 nats",
+            });
+            let mut rollout = serde_json::to_value(rollout("bbb", &[(1, "aaa", true), (2, "bbb", false)])).unwrap();
+            rollout["canary"] = canary;
+            let deployment = json!({
+                "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"},
+                "spec": {"model": {"source": "builtin://ember"}},
+                "status": {"readyOfWanted": "3/2", "updatedReplicas": 2, "revision": "aaa", "rollout": rollout},
+            });
+            text(&serde_json::from_value(deployment).unwrap(), "2026-01-31T12:05:00Z".parse().unwrap())
+        };
+        let passing = said("Analysing", json!("2026-01-31T12:02:00Z"));
+        assert!(
+            passing.contains("canary of revision bbb: Analysing, passing for 3m: drift by 0.003 nats"),
+            "{passing}"
+        );
+        let failed = said("Failed", Value::Null);
+        assert!(failed.contains("canary of revision bbb: Failed: drift by"), "{failed}");
     }
 
     #[test]

@@ -36,6 +36,10 @@ pub const REASON_ROLLING: &str = "RollingOut";
 pub const REASON_REPLACING: &str = "ReplacingInPlace";
 /// `Ready`, `Progressing`: `rollout.paused` holds a change.
 pub const REASON_PAUSED: &str = "Paused";
+/// `Ready`, `Progressing`: the revision that is asked for is tried on one replica.
+pub const REASON_CANARY: &str = "Canary";
+/// `Ready`, `Degraded`: that replica does not pass its gate, and `rollout.autoRollback: false` keeps it.
+pub const REASON_CANARY_FAILED: &str = "CanaryFailed";
 /// `Ready`, `Degraded`: the revision that is asked for was given up, an older one serves.
 pub const REASON_ROLLED_BACK: &str = "RolledBack";
 /// Surplus replicas are drained.

@@ -222,6 +222,9 @@ pub struct LoadReport {
     pub preemptions: u64,
     /// Requests that ended, in any way, since start.
     pub finished: u64,
+    /// Of these, requests that ended in an error; `None` from agents that do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<u64>,
     /// Tokens generated since start; `None` from agents that do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated_tokens: Option<u64>,
@@ -296,6 +299,7 @@ impl LoadReport {
             free_blocks: total_blocks,
             preemptions: 0,
             finished: 0,
+            failed: None,
             generated_tokens: None,
             ttft_p50_seconds: None,
             ttft_p95_seconds: None,

@@ -11,6 +11,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    canary::CanarySpec,
     contract::{KvCacheDtype, Quantization, TENSOR_PARALLEL_MAX},
     parallelism::ParallelismSpec,
     pod::PodSpec,
@@ -349,6 +350,9 @@ pub struct RolloutSpec {
     /// refusals of the API server are waited for. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_rollback: Option<bool>,
+    /// Try a change on one replica first. Default: it is not tried, replicas are replaced one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySpec>,
 }
 
 /// How a replica leaves: it is withdrawn from the Service, finishes its streams, and is deleted when empty.

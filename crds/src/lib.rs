@@ -11,6 +11,8 @@ pub mod kv_events;
 pub mod scaling;
 
 #[cfg(feature = "resource")]
+pub mod canary;
+#[cfg(feature = "resource")]
 pub mod conditions;
 #[cfg(feature = "resource")]
 pub mod crd;

@@ -81,6 +81,9 @@ pub struct RolloutStatus {
     /// Why the revision that is asked for is not tried any more, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolled_back: Option<RolledBack>,
+    /// How the revision that is asked for does, or did, on one replica, if it is tried on one first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanaryStatus>,
     /// Revisions whose configuration is kept, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub revisions: Vec<RevisionStatus>,
@@ -93,10 +96,80 @@ pub enum RolloutPhase {
     Settled,
     /// Replicas are made, or replaced.
     Progressing,
+    /// One replica of the revision that is asked for is tried: `canary` says how it does.
+    Canary,
     /// `rollout.paused` holds it.
     Paused,
     /// The revision that is asked for was given up.
     RolledBack,
+}
+
+/// How a revision does on one replica.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanaryStatus {
+    /// The revision.
+    pub revision: String,
+    /// How far it is.
+    pub phase: CanaryPhase,
+    /// Since when its gate passes without a break, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passing_since: Option<Time>,
+    /// Since when it is slower than its gate allows, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_since: Option<Time>,
+    /// What was found, with its bound, or what is waited for.
+    pub message: String,
+    /// What was measured of it and of the older replicas.
+    #[serde(default, skip_serializing_if = "CanaryMeasured::is_empty")]
+    pub measured: CanaryMeasured,
+}
+
+/// How far a canary is.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum CanaryPhase {
+    /// Its replica does not serve yet, or not any more.
+    Starting,
+    /// Its replica serves and is compared with the older ones.
+    Analysing,
+    /// Its gate passed for long enough: the change goes on.
+    Passed,
+    /// It did not pass its gate.
+    Failed,
+}
+
+/// What was measured of a canary; what was not is absent. Of three digits, so that it moves when something moved.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanaryMeasured {
+    /// Requests that ended in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<i64>,
+    /// Percent of them that ended in an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_percent: Option<f64>,
+    /// Its time to first token, as a multiple of the older replicas'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttft_ratio: Option<f64>,
+    /// Its inter-token latency, as a multiple of the older replicas'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub itl_ratio: Option<f64>,
+    /// Mean distance of log-probabilities of an older replica's tokens, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mean_drift: Option<f64>,
+    /// The greatest such distance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_drift: Option<f64>,
+    /// Percent of the older replica's greedy tokens that it said, too, up to the first other one of each prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub equal_percent: Option<f64>,
+}
+
+impl CanaryMeasured {
+    /// Nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A revision that was given up.
@@ -109,7 +182,7 @@ pub struct RolledBack {
     pub to: String,
     /// When.
     pub at: Time,
-    /// What kept it from serving.
+    /// What kept it from serving, or what its canary's gate found.
     pub message: String,
 }
 
@@ -121,7 +194,7 @@ pub struct RevisionStatus {
     pub number: i64,
     /// Its hash.
     pub revision: String,
-    /// Whether a replica of it ever served.
+    /// Whether a replica of it ever served; one that is tried on one replica first, once its gate has passed.
     #[serde(default)]
     pub served: bool,
     /// The commit of its model, if that is fetched.

@@ -18,7 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use stoker_crds::endpoints::{EndpointState, Endpoints};
-use stoker_routing::{Ask, Chain, Choice, PrefixIndex, Rules, Source, route};
+use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route};
 use tokio::sync::watch;
 
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
     fleet::{Deployment, Fleet, Member, Registry, Version},
     line::Bounds,
     metrics::Metrics,
+    proxy::Asked,
     quota::{Exceeded, Quota},
     tenants::{Tenant, Tenants},
     turns::Turns,
@@ -166,19 +167,15 @@ impl Gateway {
     }
 
     /// Chooses a replica of a deployment that was not tried before, and remembers that it will hold the prompt.
-    pub fn choose<'a>(
-        &self,
-        deployment: &'a Deployment,
-        chain: &Chain,
-        session: Option<u64>,
-        tried: &[u32],
-    ) -> Option<Routed<'a>> {
+    pub fn choose<'a>(&self, deployment: &'a Deployment, asked: &Asked, tried: &[u32]) -> Option<Routed<'a>> {
+        let Asked { chain, session, request, .. } = asked;
         let begun = Instant::now();
         let now_ms = self.now_ms();
         let (members, views) = deployment.candidates(now_ms, tried);
         let mut index = lock(&self.index);
         let matches = index.matches(chain, now_ms, |slot| deployment.kv_blocks(slot));
-        let choice = route(&Ask { chain, session, now_ms }, &views, &matches, &self.settings.rules)?;
+        let ask = Ask { chain, session: *session, request: *request, now_ms };
+        let choice = route(&ask, &views, &matches, &self.settings.rules)?;
         let member = members[choice.place];
         index.note(chain, member.slot, choice.matched, now_ms);
         drop(index);

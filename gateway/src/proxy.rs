@@ -58,6 +58,8 @@ pub struct Asked {
     pub chain: Chain,
     /// What belongs together where prompts do not begin alike.
     pub session: Option<u64>,
+    /// Of this request alone, whenever a replica is chosen for it.
+    pub request: u64,
     streams: bool,
     /// It goes on with a response that one replica keeps.
     pub follows: bool,
@@ -85,6 +87,7 @@ impl Asked {
             body,
             chain: Chain::default(),
             session: None,
+            request: hash(0, id.as_bytes()),
             // Nothing is computed for it: who is silent is lost.
             streams: true,
             follows: false,
@@ -257,6 +260,7 @@ fn ask<'a>(
     let mut asked = Asked {
         chain,
         session: facts.session.as_deref().map(|session| hash(salt, session.as_bytes())),
+        request: hash(0, id.as_bytes()),
         streams: facts.stream,
         follows: facts.follows,
         explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
@@ -370,7 +374,7 @@ async fn answer(
     gateway.earn_retry();
     let mut tries = Tries::default();
     loop {
-        let Some(routed) = gateway.choose(&deployment, &asked.chain, asked.session, &tries.tried) else {
+        let Some(routed) = gateway.choose(&deployment, asked, &tries.tried) else {
             if tries.is_held(gateway, asked, &deployment) {
                 return Ok(None);
             }

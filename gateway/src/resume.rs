@@ -164,7 +164,7 @@ impl Search {
     async fn round(&mut self, tried: &mut Vec<u32>, why: &mut String) -> Option<GoneOn> {
         let deployment = self.gateway.fleet().of_host(&self.host).cloned()?;
         while !self.losses.are_too_many() {
-            let routed = self.gateway.choose(&deployment, &self.asked.chain, self.asked.session, tried)?;
+            let routed = self.gateway.choose(&deployment, &self.asked, tried)?;
             tried.push(routed.member.slot);
             let uncached = routed.choice.terms.uncached_tokens;
             match attempt(&self.gateway, &self.asked, self.told.as_ref(), routed.member, uncached).await {

@@ -1,4 +1,5 @@
-//! The operator's conversation with an agent, on the agent's admin port: read its load, give it an order. Plain HTTP/1.
+//! The operator's conversation with an agent, on the agent's admin port: read its load, give it an order; and as any client, let it
+//! continue prompts. Plain HTTP/1.
 //!
 //! Every question is bounded in time and every answer in size. Connections are kept between questions, and nothing else is:
 //! with ten thousand agents, a general client's buffers for each of them were a third of the operator's memory. Decides
@@ -14,7 +15,7 @@ use std::{
 use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use stoker_crds::{
-    contract::{ADMIN_PORT, LoadReport},
+    contract::{ADMIN_PORT, AGENT_PORT, LoadReport},
     endpoints::{LINES_PATH, Lines},
     history::{HISTORY_BYTES_MAX, HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, SIGNATURE_HEADER},
@@ -26,10 +27,16 @@ use tokio::{
     time::timeout,
 };
 
-use crate::keys::Signed;
+use crate::{canary::drift::Position, keys::Signed};
+
+mod continuations;
 
 /// How long an agent may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long prompts may take: a large model beside other requests.
+const PROMPTS_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of their answer that are read at most: sixteen of them take three hundred thousand.
+const PROMPTS_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a load report that are read at most, and of its head.
 const REPORT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of a gateway's lines: as many as ten thousand deployments have.
@@ -57,8 +64,8 @@ struct Idle {
 #[derive(Debug, Error)]
 pub enum AgentError {
     /// Nobody answered in time.
-    #[error("no answer within {} s", ANSWER_TIMEOUT.as_secs())]
-    Timeout,
+    #[error("no answer within {} s", .0.as_secs())]
+    Timeout(Duration),
     /// The connection failed.
     #[error("{0}")]
     Connection(String),
@@ -70,6 +77,9 @@ pub enum AgentError {
         /// The beginning of its answer.
         body: String,
     },
+    /// An answer to prompts is not of them.
+    #[error("{0}")]
+    Prompts(String),
     /// The answer is not what was asked for.
     #[error("answer is no report: {0}")]
     Body(#[from] serde_json::Error),
@@ -101,16 +111,25 @@ impl AgentClient {
     pub async fn lines(&self, ip: &str, port: u16) -> Result<Lines, AgentError> {
         let agent = &address(ip, port);
         let request = &request(Method::GET, agent, LINES_PATH, "", b"");
-        self.question(Question { agent, request, bytes_max: LINES_BYTES_MAX }).await
+        self.question(Question { agent, request, bytes_max: LINES_BYTES_MAX, timeout: ANSWER_TIMEOUT }).await
+    }
+
+    /// Greedy continuations of these texts by the agent whose inference port is at this address, token by token.
+    pub async fn continuations(&self, agent: &str, texts: &[String]) -> Result<Vec<Vec<Position>>, AgentError> {
+        let body = continuations::question(texts);
+        let request = &request(Method::POST, agent, continuations::PATH, "", &body);
+        let question = Question { agent, request, bytes_max: PROMPTS_BYTES_MAX, timeout: PROMPTS_TIMEOUT };
+        continuations::positions(self.question(question).await?, texts.len())
     }
 
     async fn ask<T: DeserializeOwned>(&self, ip: &str, request: &[u8], bytes_max: usize) -> Result<T, AgentError> {
-        self.question(Question { agent: &address(ip, ADMIN_PORT), request, bytes_max }).await
+        self.question(Question { agent: &address(ip, ADMIN_PORT), request, bytes_max, timeout: ANSWER_TIMEOUT }).await
     }
 
     async fn question<T: DeserializeOwned>(&self, question: Question<'_>) -> Result<T, AgentError> {
-        let answered = timeout(ANSWER_TIMEOUT, self.exchange(question)).await;
-        let Answer { status, body, .. } = answered.map_err(|_| AgentError::Timeout)?.map_err(failed)?;
+        let answered = timeout(question.timeout, self.exchange(question)).await;
+        let Answer { status, body, .. } =
+            answered.map_err(|_| AgentError::Timeout(question.timeout))?.map_err(failed)?;
         if !status.is_success() {
             let body = String::from_utf8_lossy(&body).chars().take(200).collect();
             return Err(AgentError::Status { status, body });
@@ -166,6 +185,8 @@ struct Question<'a> {
     request: &'a [u8],
     /// Bytes of the answer that are read at most.
     bytes_max: usize,
+    /// How long it may take.
+    timeout: Duration,
 }
 
 /// What came back.
@@ -185,6 +206,11 @@ struct Head {
     /// Of the body. An agent always says; whoever does not ends with the connection.
     length: Option<usize>,
     closes: bool,
+}
+
+/// The address of the inference port of the agent at `ip`.
+pub fn inference_address(ip: &str) -> String {
+    address(ip, AGENT_PORT)
 }
 
 /// An address as it stands in a URL.
@@ -283,7 +309,8 @@ mod tests {
             connections
         });
         for _ in 0..questions {
-            let question = Question { agent: &agent, request: REQUEST, bytes_max: REPORT_BYTES_MAX };
+            let question =
+                Question { agent: &agent, request: REQUEST, bytes_max: REPORT_BYTES_MAX, timeout: ANSWER_TIMEOUT };
             let answer = client.exchange(question).await;
             let text =
                 answer.map(|answer| format!("{} {}", answer.status.as_u16(), String::from_utf8_lossy(&answer.body)));

@@ -93,17 +93,20 @@ impl Apply {
             apply_slices,
             prune_slices,
             apply_config_map,
+            apply_canary_map,
             apply_keys,
             apply_budget,
             network_policy,
             pods,
             revision: _,
+            canary: _,
             prune_config_maps,
             handover,
             taken: _,
         } = plan;
         let RolloutPlan {
             create,
+            create_canary,
             drain,
             undrain,
             reassert,
@@ -116,6 +119,9 @@ impl Apply {
         let mut applied = Applied::default();
         if *apply_config_map {
             self.apply_child(&desired.config_map, &mut applied).await?;
+        }
+        for canary in desired.canary.iter().filter(|_| *apply_canary_map) {
+            self.apply_child(&canary.config_map, &mut applied).await?;
         }
         if *apply_keys {
             self.apply_child(&desired.keys, &mut applied).await?;
@@ -140,6 +146,9 @@ impl Apply {
         }
         for ordinal in create {
             self.create(desired.pod(*ordinal), &mut applied).await?;
+        }
+        for (canary, ordinal) in desired.canary.iter().zip(create_canary) {
+            self.create(canary.pod(*ordinal), &mut applied).await?;
         }
         for pod in drain {
             if self.intend(pod, Want::Drain(self.drain), now, &mut applied).await? {

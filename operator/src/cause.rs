@@ -66,16 +66,23 @@ pub struct Scene<'a> {
     pub now: Timestamp,
 }
 
-/// The worst of what was met while applying and of what blocks pods of the wanted revision.
+/// The worst of what was met while applying and of what blocks pods of the wanted revision; else of what blocks others.
 pub fn root_cause(scene: &Scene<'_>) -> Option<Cause> {
+    let of_others = || worst_of_pods(scene, |revision| revision != scene.plan.revision);
+    cause_of(scene, &scene.plan.revision).or_else(of_others)
+}
+
+/// The worst of what was met while applying and of what blocks pods of a revision.
+pub fn cause_of(scene: &Scene<'_>, revision: &str) -> Option<Cause> {
     let Scene { plan, applied, replicas, .. } = *scene;
-    let taken = plan.taken.iter().map(taken);
-    let refused = applied.refusals.iter().map(refused);
-    let staying = replicas.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
-    let (current, old): (Vec<_>, Vec<_>) = staying.partition(|pod| pod.pod.revision == plan.revision);
-    let worst_of = |pods: &[&Replica]| worst(pods.iter().filter_map(|pod| pod_cause(pod, scene)));
-    let failing = failing(plan, replicas);
-    worst(taken.chain(refused).chain(failing)).or_else(|| worst_of(&current)).or_else(|| worst_of(&old))
+    let met = plan.taken.iter().map(taken).chain(applied.refusals.iter().map(refused));
+    worst(met.chain(failing(plan, replicas))).or_else(|| worst_of_pods(scene, |of_pod| of_pod == revision))
+}
+
+fn worst_of_pods(scene: &Scene<'_>, is_of: impl Fn(&str) -> bool) -> Option<Cause> {
+    let staying = scene.replicas.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
+    let own = staying.filter(|pod| is_of(&pod.pod.revision));
+    worst(own.filter_map(|pod| pod_cause(pod, scene)))
 }
 
 /// When time alone turns waiting into a fault.
@@ -93,7 +100,8 @@ fn failing(plan: &Plan, replicas: &[Replica]) -> Option<Cause> {
     if count < 2 {
         return None;
     }
-    let failed = replicas.iter().filter(|replica| replica.pod.revision == plan.revision);
+    let is_made = |revision: &String| *revision == plan.revision || Some(revision) == plan.canary.as_ref();
+    let failed = replicas.iter().filter(|replica| is_made(&replica.pod.revision));
     let failed = failed.filter_map(|replica| match &replica.pod.stage {
         Stage::Finished { trouble, since } => Some((since, &replica.pod.name, trouble)),
         _ => None,

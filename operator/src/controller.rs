@@ -44,6 +44,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use crate::{
     agent_client::AgentClient,
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
+    canary::{Examiner, Findings, gate::Finding},
     clock::Clock,
     course,
     desired::{Desired, config_map_name, desired, labels},
@@ -123,6 +124,7 @@ struct Context {
     gateways: Option<Gateways>,
     readings: Readings,
     ledger: Ledger,
+    findings: Findings,
     board: Option<Board>,
     keyring: Keyring,
     defaults: Defaults,
@@ -219,6 +221,17 @@ pub async fn run(
         waiting,
         vitals: vitals.clone(),
     };
+    let findings = Findings::default();
+    let examiner = Examiner {
+        deployments: deployments.clone(),
+        pods: pods.clone(),
+        readings: readings.clone(),
+        agents: agents.clone(),
+        leadership: leadership.clone(),
+        findings: findings.clone(),
+        changed: changed.clone(),
+        vitals: vitals.clone(),
+    };
     let publisher = Publisher {
         deployments: deployments.clone(),
         pods: pods.clone(),
@@ -233,6 +246,7 @@ pub async fn run(
     parts.spawn(probe.run());
     parts.spawn(autoscaler.run());
     parts.spawn(asker.run());
+    parts.spawn(examiner.run());
     parts.spawn(publisher.run());
     if let Some(board) = board.clone() {
         let (deployments, pods) = (deployments.clone(), pods.clone());
@@ -254,6 +268,7 @@ pub async fn run(
         client,
         readings,
         ledger,
+        findings,
         board,
         keyring,
         metrics,
@@ -386,6 +401,8 @@ struct Decision {
     plan: Plan,
     /// On the number of replicas.
     scaling: Option<Latest>,
+    /// What was found of its canary.
+    finding: Option<Finding>,
 }
 
 impl Context {
@@ -396,7 +413,8 @@ impl Context {
         let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
         let plan = plan::plan(&deployment, &desired, observed, now);
         let scaling = self.ledger.latest(&observed.deployment);
-        Ok(Decision { deployment, desired, plan, scaling })
+        let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
+        Ok(Decision { deployment, desired, plan, scaling, finding })
     }
 
     /// When to look again, if nothing is to be written; `None` if something is.
@@ -565,8 +583,9 @@ impl Context {
 
 impl Decision {
     fn outlook(&self, observed: &Observed, applied: &Applied, now: Timestamp) -> Outlook {
-        let Self { deployment, desired, plan, scaling } = self;
-        status_of(&Round { deployment, desired, observed, plan, applied, decision: scaling.as_ref() }, now)
+        let Self { deployment, desired, plan, scaling, finding } = self;
+        let (decision, finding) = (scaling.as_ref(), finding.as_ref());
+        status_of(&Round { deployment, desired, observed, plan, applied, decision, finding }, now)
     }
 
     /// The earliest moment at which time alone changes plan or status.

@@ -29,6 +29,8 @@ pub enum Course {
         /// It.
         asked: String,
     },
+    /// The spec asks for this, which is tried on one replica first.
+    Canary(Box<ValidatedDeployment>),
     /// The spec asks for a revision that was given up.
     RolledBack(RolledBack),
 }
@@ -44,10 +46,15 @@ pub fn settle(asked: ValidatedDeployment, observed: &Observed) -> ValidatedDeplo
     {
         return on(asked, inputs, rollout, Course::RolledBack(given_up.clone()));
     }
-    let serves =
-        |revision: &str| observed.replicas.iter().any(|replica| replica.pod.revision == revision && replica.serves());
+    let is_on_trial = rollout.canary.as_ref().is_some_and(|canary| canary.revision == wanted);
+    if (is_on_trial || !asked.paused)
+        && let Some(inputs) = tried_beside(&asked, rollout, &wanted, observed)
+    {
+        let canary = Course::Canary(Box::new(asked.clone()));
+        return on(asked, inputs, rollout, canary);
+    }
     if asked.paused
-        && !serves(&wanted)
+        && serving(observed, &wanted) == 0
         && let Some(held) = held(rollout, &wanted)
         && let Some(inputs) = kept_inputs(observed, &held.revision)
     {
@@ -58,6 +65,30 @@ pub fn settle(asked: ValidatedDeployment, observed: &Observed) -> ValidatedDeplo
 
 fn given_up<'a>(asked: &ValidatedDeployment, rollout: &'a RolloutStatus, wanted: &str) -> Option<&'a RolledBack> {
     rollout.rolled_back.as_ref().filter(|given_up| asked.auto_rollback && given_up.revision == wanted)
+}
+
+/// What serves while the wanted revision is tried, if it has to be: one that served before need not, and where none did there is nothing
+/// to compare with. Of those that served it is the one that most replicas have, so that a change in the middle of another one goes back
+/// to where that began; of equals the newest.
+fn tried_beside(
+    asked: &ValidatedDeployment,
+    rollout: &RolloutStatus,
+    wanted: &str,
+    observed: &Observed,
+) -> Option<ReplicaInputs> {
+    asked.canary.as_ref()?;
+    let served = || rollout.revisions.iter().filter(|entry| entry.served);
+    if served().any(|entry| entry.revision == wanted) {
+        return None;
+    }
+    let kept = served().filter_map(|entry| Some((entry, kept_inputs(observed, &entry.revision)?)));
+    let most = kept.max_by_key(|(entry, _)| (serving(observed, &entry.revision), entry.number));
+    most.map(|(_, inputs)| inputs)
+}
+
+/// How many replicas of a revision serve.
+fn serving(observed: &Observed, revision: &str) -> usize {
+    observed.replicas.iter().filter(|replica| replica.pod.revision == revision && replica.serves()).count()
 }
 
 /// The newest revision that served, unless it is the wanted one: then nothing is held.

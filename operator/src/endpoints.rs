@@ -23,7 +23,8 @@ use stoker_replica::{Replica, Stage};
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    gateways::Gateways, observe::observe_replica, readings::Readings, validate::replicas_wanted, vitals::Vitals,
+    canary::weight_of, gateways::Gateways, observe::observe_replica, readings::Readings, validate::replicas_wanted,
+    vitals::Vitals,
 };
 
 /// Between two looks. Agents are read every two seconds, and who drains is known as soon as it is decided.
@@ -150,6 +151,7 @@ impl Publisher {
 fn deployment_endpoints(deployment: &InferenceDeployment, mut replicas: Vec<ReplicaEndpoint>) -> DeploymentEndpoints {
     let name = deployment.name_any();
     replicas.sort_by(|a, b| a.pod.cmp(&b.pod));
+    weigh(deployment, &mut replicas);
     DeploymentEndpoints {
         namespace: deployment.namespace().unwrap_or_default(),
         models: deployment.spec.model.served_names.clone().unwrap_or_else(|| vec![name.clone()]),
@@ -157,6 +159,19 @@ fn deployment_endpoints(deployment: &InferenceDeployment, mut replicas: Vec<Repl
         replicas_wanted: replicas_wanted(deployment),
         port: None,
         replicas,
+    }
+}
+
+/// A canary gets its part of the deployment's requests.
+fn weigh(deployment: &InferenceDeployment, replicas: &mut [ReplicaEndpoint]) {
+    let serving: Vec<String> = replicas
+        .iter()
+        .filter(|replica| replica.state == EndpointState::Serving)
+        .map(|replica| replica.revision.clone())
+        .collect();
+    for replica in replicas {
+        let n_others = serving.iter().filter(|revision| **revision != replica.revision).count();
+        replica.weight = weight_of(deployment, &replica.revision, n_others);
     }
 }
 

@@ -8,7 +8,7 @@ use stoker_crds::{
     conditions::{DEGRADED, READY},
     scaling::ScalingMode,
     scaling_status::DecisionStatus,
-    status::InferenceDeploymentStatus,
+    status::{CanaryPhase, InferenceDeploymentStatus},
 };
 
 use crate::{apply::Applied, rollout::Why};
@@ -38,7 +38,8 @@ pub fn events_of(
         of_pods("TakenBack", "UndrainPod", undrained),
         deleted.collect(),
     ];
-    pods.into_iter().flatten().chain(turned(before, after)).chain(scaled(before, after)).collect()
+    let conditions = turned(before, after);
+    pods.into_iter().flatten().chain(conditions).chain(tried(before, after)).chain(scaled(before, after)).collect()
 }
 
 /// Said where a condition would stand if the status could be written.
@@ -86,6 +87,20 @@ fn turned(
         let same = was.is_some_and(|was| was.status == now.status && was.reason == now.reason);
         (!same).then(|| event(event_type, &now.reason, action, &now.message))
     })
+}
+
+/// A canary begins to be compared, or passed. One that failed is told of by its condition.
+fn tried(before: Option<&InferenceDeploymentStatus>, after: &InferenceDeploymentStatus) -> Option<Event> {
+    let canary = after.rollout.as_ref()?.canary.as_ref()?;
+    let was = before.and_then(|status| status.rollout.as_ref()).and_then(|rollout| rollout.canary.as_ref());
+    let is_same = was.is_some_and(|was| (&was.revision, was.phase) == (&canary.revision, canary.phase));
+    let (reason, action) = match canary.phase {
+        _ if is_same => return None,
+        CanaryPhase::Analysing => ("CanaryServes", "Analyse"),
+        CanaryPhase::Passed => ("CanaryPassed", "GoOn"),
+        CanaryPhase::Starting | CanaryPhase::Failed => return None,
+    };
+    Some(event(EventType::Normal, reason, action, &format!("revision {}: {}", canary.revision, canary.message)))
 }
 
 /// A decision that changed the number, acted on or only advised.

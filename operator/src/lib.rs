@@ -2,11 +2,12 @@
 //!
 //! `controller::reconcile` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
 //! `lint`, `pace` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe`
-//! reads agents and tells them what is written on their pods, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
+//! reads agents and tells them what is written on their pods, `canary` is pure but for its examiner, which asks agents, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
 pub mod agent_client;
 pub mod allow;
 pub mod apply;
+pub mod canary;
 pub mod cause;
 pub mod clock;
 pub mod controller;

@@ -107,18 +107,23 @@ fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[Replica]) -> Option<Viola
     let gone = going(plan);
     let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
     let kept = staying.filter(|pod| !gone.contains(pod.pod.uid.as_str())).count() + plan.pods.undrain.len();
-    let (after, allowed) = (kept + plan.pods.create.len(), wanted.replicas + 1);
-    (!plan.pods.create.is_empty() && after > allowed).then_some(Violation::TooManyPods { after, allowed })
+    let created = plan.pods.create.len() + usize::from(plan.pods.create_canary.is_some());
+    let (after, allowed) = (kept + created, wanted.replicas + 1);
+    (created > 0 && after > allowed).then_some(Violation::TooManyPods { after, allowed })
 }
 
 fn names_in_use<'a>(plan: &'a Plan, wanted: &'a Wanted, pods: &'a [Replica]) -> impl Iterator<Item = Violation> + 'a {
     let names = pods.iter().map(|pod| &pod.pod.name).chain(&wanted.foreign_pods);
     let names: Vec<&String> = names.collect();
-    plan.pods.create.iter().filter_map(move |ordinal| {
-        let end = format!("-{}-{ordinal}", plan.revision);
-        let name = names.iter().find(|name| name.ends_with(&end))?;
-        Some(Violation::NameInUse { name: (*name).clone() })
-    })
+    let canary =
+        wanted.canary.iter().flat_map(|canary| plan.pods.create_canary.map(|ordinal| (&canary.revision, ordinal)));
+    plan.pods.create.iter().map(|ordinal| (&plan.revision, *ordinal)).chain(canary).filter_map(
+        move |(revision, ordinal)| {
+            let end = format!("-{revision}-{ordinal}");
+            let name = names.iter().find(|name| name.ends_with(&end))?;
+            Some(Violation::NameInUse { name: (*name).clone() })
+        },
+    )
 }
 
 fn named_wrongly(plan: &Plan, pods: &[Replica]) -> Vec<Violation> {

@@ -20,10 +20,11 @@ use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
 use stoker_replica::{Needs, Replica};
 
 use crate::{
+    course::Course,
     desired::{Desired, config_map_name, labels},
     observe::{Child, Observed},
-    rollout::{RolloutPlan, Strategy, Wanted, plan_rollout},
-    validate::ValidatedDeployment,
+    rollout::{CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout},
+    validate::{ReplicaInputs, ValidatedDeployment},
 };
 
 /// Everything one round will do.
@@ -37,6 +38,8 @@ pub struct Plan {
     pub prune_slices: Vec<String>,
     /// Write the revision's ConfigMap: it is missing.
     pub apply_config_map: bool,
+    /// Write the ConfigMap of the revision that is tried: it is missing.
+    pub apply_canary_map: bool,
     /// Write the ConfigMap with the operator's public keys: it is missing or was changed.
     pub apply_keys: bool,
     /// Write the PodDisruptionBudget: it is missing or says another number.
@@ -47,6 +50,8 @@ pub struct Plan {
     pub pods: RolloutPlan,
     /// Revision of created pods.
     pub revision: String,
+    /// The revision that is tried on one replica.
+    pub canary: Option<String>,
     /// ConfigMaps that no pod needs any more.
     pub prune_config_maps: Vec<String>,
     /// What becomes of `spec.replicas`, when the number changes hands.
@@ -104,11 +109,16 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         // Kubernetes writes its own slices once the Service selects replicas: until then ours are the only ones.
         prune_slices: if leads { slices_to_delete(desired, observed) } else { Vec::new() },
         apply_config_map: own_config_map(&desired.config_map, observed).is_none(),
+        apply_canary_map: desired
+            .canary
+            .as_ref()
+            .is_some_and(|canary| own_config_map(&canary.config_map, observed).is_none()),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),
         network_policy: network_policy(desired, observed),
         pods: one_asks_first(deployment, observed, plan_rollout(&wanted, &observed.replicas, now), &desired.revision),
         revision: desired.revision.clone(),
+        canary: wanted.canary.map(|canary| canary.revision),
         prune_config_maps: prunable(desired, observed),
         handover: handover(deployment, &observed.deployment),
         taken,
@@ -173,17 +183,25 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         drain: deployment.replica.drain,
         replacing: deployment.replacing,
         paused: deployment.paused,
-        needs: Needs {
-            requests: deployment
-                .replica
-                .resources
-                .iter()
-                .map(|(name, Quantity(amount))| (name.clone(), amount.clone()))
-                .collect(),
-            node_selector: deployment.replica.node_selector.clone(),
-        },
+        needs: needs(&deployment.replica),
+        canary: canary(deployment, desired, observed),
         foreign_pods: observed.foreign_pods.clone(),
     }
+}
+
+/// Beside nobody there is none.
+fn canary(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> Option<CanaryWanted> {
+    let Course::Canary(asked) = &deployment.course else { return None };
+    let revision = desired.canary.as_ref().filter(|_| deployment.replicas > 0)?.revision.clone();
+    let rollout = observed.deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let announced = rollout.and_then(|rollout| rollout.canary.as_ref());
+    let is_announced = announced.is_some_and(|announced| announced.revision == revision);
+    Some(CanaryWanted { revision, needs: needs(&asked.replica), is_announced })
+}
+
+fn needs(inputs: &ReplicaInputs) -> Needs {
+    let request = |(name, Quantity(amount)): (&String, &Quantity)| (name.clone(), amount.clone());
+    Needs { requests: inputs.resources.iter().map(request).collect(), node_selector: inputs.node_selector.clone() }
 }
 
 /// Somebody else's number has to be there before an HPA can read it; one that was left behind says nothing once the
@@ -198,7 +216,9 @@ fn handover(deployment: &ValidatedDeployment, observed: &InferenceDeployment) ->
 }
 
 fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
-    let wanted_maps = [&desired.config_map, &desired.keys].map(ResourceExt::name_any);
+    let of_canary = desired.canary.iter().map(|canary| &canary.config_map);
+    let wanted_maps: Vec<String> =
+        [&desired.config_map, &desired.keys].into_iter().chain(of_canary).map(ResourceExt::name_any).collect();
     let maps = observed.config_maps.iter().filter_map(|map| match map {
         Child::Foreign { name, leaving } if wanted_maps.contains(name) => {
             Some(Taken { kind: "ConfigMap", name: name.clone(), leaving: *leaving })
@@ -235,7 +255,9 @@ fn prunable(desired: &Desired, observed: &Observed) -> Vec<String> {
     let of_pods = observed.replicas.iter().map(|replica| &replica.pod.revision);
     let rollout = observed.deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
     let kept = rollout.into_iter().flat_map(|rollout| rollout.revisions.iter().map(|entry| &entry.revision));
-    let used: BTreeSet<String> = of_pods.chain(kept).map(|revision| config_map_name(&name, revision)).collect();
+    let tried = desired.canary.iter().map(|canary| &canary.revision);
+    let used: BTreeSet<String> =
+        of_pods.chain(kept).chain(tried).map(|revision| config_map_name(&name, revision)).collect();
     let unused = own_config_maps(observed).filter(|map| map.labels().contains_key(labels::REVISION));
     let names = unused.map(|map| map.name_any());
     names.filter(|name| *name != desired.config_map.name_any() && !used.contains(name)).collect()
@@ -273,16 +295,18 @@ impl Plan {
             apply_slices,
             prune_slices,
             apply_config_map,
+            apply_canary_map,
             apply_keys,
             apply_budget,
             network_policy,
             pods,
             revision: _,
+            canary: _,
             prune_config_maps,
             handover,
             taken: _,
         } = self;
-        let applies = *apply_service || *apply_config_map || *apply_keys || *apply_budget;
+        let applies = *apply_service || *apply_config_map || *apply_canary_map || *apply_keys || *apply_budget;
         !applies
             && *network_policy == Upkeep::Leave
             && pods.is_empty()
@@ -299,11 +323,13 @@ impl Display for Plan {
             apply_slices,
             prune_slices,
             apply_config_map,
+            apply_canary_map,
             apply_keys,
             apply_budget,
             network_policy,
             pods,
             revision,
+            canary,
             prune_config_maps,
             handover,
             taken,
@@ -319,6 +345,10 @@ impl Display for Plan {
         if *apply_config_map {
             writeln!(f, "apply ConfigMap of {revision}")?;
         }
+        let canary = canary.as_deref().unwrap_or_default();
+        if *apply_canary_map {
+            writeln!(f, "apply ConfigMap of {canary}")?;
+        }
         if *apply_keys {
             writeln!(f, "apply ConfigMap of public keys")?;
         }
@@ -330,7 +360,7 @@ impl Display for Plan {
         if *apply_budget {
             writeln!(f, "apply PodDisruptionBudget")?;
         }
-        write_pods(f, pods, revision)?;
+        write_pods(f, pods, Revisions { wanted: revision, canary })?;
         prune_slices.iter().try_for_each(|name| writeln!(f, "prune EndpointSlice {name}"))?;
         prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;
         match handover.as_ref().map(|handover| handover.replicas) {
@@ -341,11 +371,30 @@ impl Display for Plan {
     }
 }
 
-fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revision: &str) -> fmt::Result {
-    let RolloutPlan { create, drain, undrain, reassert, delete, failures: _, held_until, strategy, look_again } = plan;
+/// Revisions of pods that are made.
+#[derive(Clone, Copy)]
+struct Revisions<'a> {
+    wanted: &'a str,
+    canary: &'a str,
+}
+
+fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revisions: Revisions<'_>) -> fmt::Result {
+    let RolloutPlan {
+        create,
+        create_canary,
+        drain,
+        undrain,
+        reassert,
+        delete,
+        failures: _,
+        held_until,
+        strategy,
+        look_again,
+    } = plan;
     undrain.iter().try_for_each(|pod| writeln!(f, "undrain {}", pod.name))?;
     delete.iter().try_for_each(|delete| writeln!(f, "delete {}: {}", delete.pod.name, delete.why.as_str()))?;
-    create.iter().try_for_each(|ordinal| writeln!(f, "create {revision}-{ordinal}"))?;
+    create.iter().try_for_each(|ordinal| writeln!(f, "create {}-{ordinal}", revisions.wanted))?;
+    create_canary.iter().try_for_each(|ordinal| writeln!(f, "create {}-{ordinal}, a canary", revisions.canary))?;
     held_until.iter().try_for_each(|until| writeln!(f, "create nothing before {until}: pods fail"))?;
     drain.iter().try_for_each(|pod| writeln!(f, "drain {}", pod.name))?;
     reassert.iter().try_for_each(|pod| writeln!(f, "reassert {}", pod.name))?;

@@ -110,7 +110,7 @@ impl Probe {
         let heard = match &answer {
             Ok(report) => Answer::Report(report),
             Err(AgentError::Body(_) | AgentError::Status { .. }) => Answer::NotAReport,
-            Err(AgentError::Timeout | AgentError::Connection(_)) => Answer::Silence,
+            Err(AgentError::Timeout(_) | AgentError::Connection(_) | AgentError::Prompts(_)) => Answer::Silence,
         };
         let kind = self.readings.hear(&target.uid, heard, &target.revision, self.readings.now());
         self.metrics.probe_reads.with_label_values(&[kind]).inc();

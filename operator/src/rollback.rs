@@ -1,8 +1,9 @@
 //! What the status says about revisions: which there were, how far the newest one is, and when it is given up. Pure.
 //!
 //! A revision is given up when, for as long as progress may take, it has not come any further, no replica of it ever served and the
-//! fault is its own: want of room and refusals of the API server would meet any revision. One that was given up is not tried
-//! again until the spec asks for another one.
+//! fault is its own: want of room and refusals of the API server would meet any revision. One that is tried on one replica counts as
+//! having served once that passed its gate, and is given up when it does not. One that was given up is not tried again until the spec
+//! asks for another one.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +11,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use stoker_crds::{
     contract::AgentPhase,
-    status::{RevisionStatus, RolledBack, RolloutPhase, RolloutStatus},
+    status::{CanaryPhase, CanaryStatus, RevisionStatus, RolledBack, RolloutPhase, RolloutStatus},
 };
 use stoker_replica::{Replica, Stage};
 
 use crate::{
+    canary::trial::{Trial, look},
     cause::{Cause, Severity},
     clock::SKEW,
     course::{Course, kept_inputs},
@@ -32,36 +34,73 @@ pub(crate) fn rollout_status(
     now: Timestamp,
 ) -> (RolloutStatus, Option<Timestamp>) {
     let before = round.observed.deployment.status.as_ref().and_then(|status| status.rollout.clone());
-    let working = round.desired.revision.as_str();
-    let asked = match &round.deployment.course {
-        Course::AsAsked => working,
-        Course::Held { asked } => asked,
-        Course::RolledBack(given_up) => &given_up.revision,
-    };
-    let revisions = revisions(round, before.as_ref(), asked);
-    let served = revisions.iter().any(|entry| entry.revision == asked && entry.served);
+    let asked = asked(round);
+    let canary_before = before.as_ref().and_then(|before| before.canary.clone());
+    let (canary, canary_moves_at) = canary(round, asked, canary_before.as_ref(), now);
+    let is_in = |canary: &Option<CanaryStatus>, phase| canary.as_ref().is_some_and(|canary| canary.phase == phase);
+    let mut revisions = revisions(round, before.as_ref(), asked);
+    for entry in revisions.iter_mut().filter(|entry| entry.revision == asked) {
+        entry.served |= is_in(&canary, CanaryPhase::Passed);
+    }
+    // While it is compared it is its gate's. One whose replica is lost has as long again.
+    let is_analysed = canary.is_some() && !is_in(&canary, CanaryPhase::Starting);
+    let is_lost = is_in(&canary, CanaryPhase::Starting) && is_in(&canary_before, CanaryPhase::Analysing);
+    let served = is_analysed || revisions.iter().any(|entry| entry.revision == asked && entry.served);
     let seen = if served { 0 } else { progress(&round.observed.replicas, asked) };
     // A date that is to come is of another clock.
     let same = before.filter(|before| before.asked == asked && before.moved_at.0.duration_since(now) <= SKEW);
     let (moved_at, progress) = match &same {
-        Some(before) if served || seen <= before.progress => {
+        Some(before) if !is_lost && (served || seen <= before.progress) => {
             (before.moved_at.0, if served { 0 } else { before.progress })
         }
         _ => (whole_seconds(now), seen),
     };
-    let already = match &round.deployment.course {
-        Course::RolledBack(given_up) => Some(given_up.clone()),
-        Course::AsAsked | Course::Held { .. } => None,
+    let proof = Proof { asked, served, moved_at, cause, revisions: &revisions };
+    let failed = canary.as_ref().filter(|canary| canary.phase == CanaryPhase::Failed);
+    let (rolled_back, judged_at) = match (&round.deployment.course, failed) {
+        (Course::RolledBack(given_up), _) => (Some(given_up.clone()), None),
+        (_, Some(failed)) => (proof.give_up(round, &failed.message, now), None),
+        (_, None) => proof.judge(round, now),
     };
-    let trial = Trial { asked, served, moved_at, cause, revisions: &revisions };
-    let (rolled_back, look_again) = match already {
-        Some(given_up) => (Some(given_up), None),
-        None => trial.judge(round, now),
+    let status = RolloutStatus {
+        asked: asked.to_owned(),
+        phase: phase(round, rolled_back.is_some()),
+        moved_at: Time(moved_at),
+        progress,
+        rolled_back,
+        canary,
+        revisions,
     };
-    let phase = phase(round, rolled_back.is_some());
-    let status =
-        RolloutStatus { asked: asked.to_owned(), phase, moved_at: Time(moved_at), progress, rolled_back, revisions };
-    (status, look_again)
+    (status, [judged_at, canary_moves_at].into_iter().flatten().min())
+}
+
+/// The revision that the spec asks for.
+fn asked<'a>(round: &Round<'a>) -> &'a str {
+    let working = round.desired.revision.as_str();
+    match &round.deployment.course {
+        Course::AsAsked => working,
+        Course::Held { asked } => asked,
+        Course::Canary(_) => round.desired.canary.as_ref().map_or(working, |canary| &canary.revision),
+        Course::RolledBack(given_up) => &given_up.revision,
+    }
+}
+
+/// How the canary does; what was said of it stands for as long as its revision is asked for.
+fn canary(
+    round: &Round<'_>,
+    asked: &str,
+    before: Option<&CanaryStatus>,
+    now: Timestamp,
+) -> (Option<CanaryStatus>, Option<Timestamp>) {
+    let before = before.filter(|before| before.revision == asked);
+    let (Course::Canary(_), Some(canary)) = (&round.deployment.course, &round.deployment.canary) else {
+        let ended = |before: &&CanaryStatus| matches!(before.phase, CanaryPhase::Passed | CanaryPhase::Failed);
+        return (before.filter(ended).cloned(), None);
+    };
+    let serving = round.observed.replicas.iter().find(|replica| replica.pod.revision == asked && replica.serves());
+    let trial = Trial { revision: asked, canary, serving, finding: round.finding, paused: round.deployment.paused };
+    let (status, look_again) = look(&trial, before, now);
+    (Some(status), look_again)
 }
 
 fn phase(round: &Round<'_>, is_rolled_back: bool) -> RolloutPhase {
@@ -73,6 +112,7 @@ fn phase(round: &Round<'_>, is_rolled_back: bool) -> RolloutPhase {
     match () {
         () if is_rolled_back => RolloutPhase::RolledBack,
         () if waits || (round.deployment.paused && has_old) => RolloutPhase::Paused,
+        () if matches!(round.deployment.course, Course::Canary(_)) => RolloutPhase::Canary,
         () if has_old || updated.count() < round.deployment.replicas as usize => RolloutPhase::Progressing,
         () => RolloutPhase::Settled,
     }
@@ -87,13 +127,12 @@ fn revisions(round: &Round<'_>, before: Option<&RolloutStatus>, asked: &str) -> 
         let entry = again.unwrap_or_else(|| RevisionStatus { revision: asked.to_owned(), ..RevisionStatus::default() });
         revisions.push(RevisionStatus { number, ..entry });
     }
-    let serving: BTreeSet<&str> =
-        round.observed.replicas.iter().filter(|pod| pod.serves()).map(|pod| pod.pod.revision.as_str()).collect();
-    for entry in &mut revisions {
-        entry.served |= serving.contains(entry.revision.as_str());
-        if entry.revision == round.desired.revision {
-            entry.commit = round.deployment.commit.clone().or(entry.commit.take());
-        }
+    let working = &round.desired.revision;
+    // Of another one than that a replica may serve that is only tried, or was given up.
+    let serves = round.observed.replicas.iter().any(|pod| pod.serves() && pod.pod.revision == *working);
+    for entry in revisions.iter_mut().filter(|entry| entry.revision == *working) {
+        entry.served |= serves;
+        entry.commit = round.deployment.commit.clone().or(entry.commit.take());
     }
     keep(round, revisions)
 }
@@ -140,7 +179,7 @@ fn loaded(pod: &Replica) -> u64 {
 }
 
 /// A revision that has to show that it can serve.
-struct Trial<'a> {
+struct Proof<'a> {
     asked: &'a str,
     served: bool,
     moved_at: Timestamp,
@@ -148,7 +187,7 @@ struct Trial<'a> {
     revisions: &'a [RevisionStatus],
 }
 
-impl Trial<'_> {
+impl Proof<'_> {
     /// Whether it is given up, else when it would be.
     fn judge(&self, round: &Round<'_>, now: Timestamp) -> (Option<RolledBack>, Option<Timestamp>) {
         let deployment = round.deployment;
@@ -157,7 +196,9 @@ impl Trial<'_> {
         if self.served || held || !was_made || !self.is_own_fault() {
             return (None, None);
         }
-        let Some(to) = self.target(round) else { return (None, None) };
+        if self.target(round).is_none() {
+            return (None, None);
+        }
         let Ok(deadline) = self.moved_at.checked_add(deployment.progress_deadline) else { return (None, None) };
         if now < deadline {
             return (None, Some(deadline));
@@ -166,22 +207,31 @@ impl Trial<'_> {
             || "no replica of it became ready".to_owned(),
             |cause| format!("{}: {}", cause.trouble.reason, cause.trouble.message),
         );
-        let given_up = RolledBack {
+        (self.give_up(round, &why, now), None)
+    }
+
+    /// Goes back, if it may and there is something to go back to.
+    fn give_up(&self, round: &Round<'_>, why: &str, now: Timestamp) -> Option<RolledBack> {
+        let to = self.target(round).filter(|_| round.deployment.auto_rollback)?;
+        Some(RolledBack {
             revision: self.asked.to_owned(),
-            to: to.revision.clone(),
+            to,
             at: Time(whole_seconds(now)),
             message: why.chars().take(600).collect(),
-        };
-        (Some(given_up), None)
+        })
     }
 
     fn is_own_fault(&self) -> bool {
         !self.cause.is_some_and(|cause| matches!(cause.severity, Severity::NoRoom | Severity::Refused))
     }
 
-    /// The newest other one that served and can be made again.
-    fn target(&self, round: &Round<'_>) -> Option<&RevisionStatus> {
+    /// What it is tried beside, else the newest other one that served and can be made again.
+    fn target(&self, round: &Round<'_>) -> Option<String> {
+        if matches!(round.deployment.course, Course::Canary(_)) {
+            return Some(round.desired.revision.clone());
+        }
         let others = self.revisions.iter().rev().filter(|entry| entry.served && entry.revision != self.asked);
-        others.into_iter().find(|entry| kept_inputs(round.observed, &entry.revision).is_some())
+        let newest = others.into_iter().find(|entry| kept_inputs(round.observed, &entry.revision).is_some());
+        newest.map(|entry| entry.revision.clone())
     }
 }

@@ -3,8 +3,10 @@
 //! Rules: missing capacity is created at once; an older revision is replaced one pod at a time, the new one first when
 //! it fits (surge), the old one first when it does not and may (replace in place); nobody who may hold streams is deleted
 //! before it is drained; serving replicas never become fewer than wanted, except by the one that replacing in place
-//! costs, where the deployment allows it. Never looks at a clock: `now` is an argument.
+//! costs, where the deployment allows it. A revision that is tried first gets one replica beside those, or in the place of one where one
+//! may be missing. Never looks at a clock: `now` is an argument.
 
+mod canary;
 mod failures;
 mod fleet;
 mod leave;
@@ -41,8 +43,29 @@ pub struct Wanted {
     pub paused: bool,
     /// What a pod of the revision asks of a node.
     pub needs: Needs,
+    /// A revision that is tried on one replica.
+    pub canary: Option<CanaryWanted>,
     /// Names of pods that exist and are not ours.
     pub foreign_pods: BTreeSet<String>,
+}
+
+/// A revision that is tried on one replica, beside those of the wanted one.
+#[derive(Clone, Debug)]
+pub struct CanaryWanted {
+    /// The revision.
+    pub revision: String,
+    /// What its pod asks of a node.
+    pub needs: Needs,
+    /// It is written down that it is tried: gateways give its replica its part from the first request on.
+    pub is_announced: bool,
+}
+
+impl Wanted {
+    /// Replicas that may be missing. The last one of the revision that serves is not given up for a canary: nothing would be left to
+    /// compare it with, or to go back to.
+    pub(crate) fn may_be_missing(&self) -> usize {
+        if self.canary.is_some() && self.replicas < 2 { 0 } else { self.replacing.max_unavailable }
+    }
 }
 
 /// What replacing an older revision may cost.
@@ -66,6 +89,8 @@ impl Default for Replacing {
 pub struct RolloutPlan {
     /// Ordinals of pods to create.
     pub create: Vec<u32>,
+    /// Ordinal of the pod to create of the revision that is tried.
+    pub create_canary: Option<u32>,
     /// Pods to begin draining.
     pub drain: Vec<PodRef>,
     /// Draining pods to take back into service.
@@ -169,7 +194,7 @@ impl Why {
 pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> RolloutPlan {
     let mut plan = RolloutPlan::default();
     let mut fleet = Fleet::sort(wanted, pods, now);
-    let failures = Failures::of(wanted, pods);
+    let failures = Failures::of(wanted, fleet.fewest(wanted), pods);
     leave::bury_finished(pods, &failures, &mut plan);
     take_back(wanted, &mut fleet, &mut plan);
     leave::settle_draining(wanted, &fleet.draining, now, &mut plan);
@@ -179,6 +204,7 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Rollou
     plan.held_until = failures.pause_until().filter(|until| now < *until);
     create_missing(wanted, &fleet, now, &mut plan);
     leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
+    canary::create(wanted, &fleet, &failures, now, &mut plan);
     reassert(pods, now, &mut plan);
     plan
 }
@@ -195,7 +221,7 @@ fn reassert(pods: &[Replica], now: Timestamp, plan: &mut RolloutPlan) {
 
 /// Demand that returned is met by replicas that are still there before new ones are made.
 fn take_back(wanted: &Wanted, fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
-    while fleet.current.len() < wanted.replicas {
+    while fleet.current.len() < fleet.fewest(wanted) {
         let Some(found) = fleet.draining.iter().position(|pod| fleet::can_return(pod, wanted)) else { break };
         let pod = fleet.draining.remove(found);
         plan.undrain.push(PodRef::to(pod));
@@ -205,18 +231,19 @@ fn take_back(wanted: &Wanted, fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
 
 /// Surge, unless the surplus pod has been waiting for a node that an old pod would free, and one may be missing.
 fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) -> Strategy {
-    if fleet.old.is_empty() {
+    if fleet.old.is_empty() && wanted.canary.is_none() {
         return Strategy::Settled;
     }
     if wanted.paused {
         return Strategy::Held;
     }
-    if wanted.replacing.max_unavailable == 0 {
+    if wanted.may_be_missing() == 0 {
         return Strategy::Surge;
     }
     // Pods on their way out will free their place by themselves.
     let Some(since) = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves) else { return Strategy::Surge };
-    if !fleet.old.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, &wanted.needs)) {
+    let (replaced, needs) = fleet.replaced(wanted);
+    if !replaced.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, needs)) {
         return Strategy::Surge;
     }
     if plan.wait_until(since + wanted.replacing.surge_patience, now) {
@@ -229,7 +256,7 @@ fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut Rollo
 /// Creates what is missing, and one surplus pod to roll an older revision.
 fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) {
     let staying = fleet.current.len() + fleet.old.len();
-    let missing = wanted.replicas.saturating_sub(staying);
+    let missing = fleet.fewest(wanted).saturating_sub(staying);
     let surge = fleet.old.len().min(1).min(wanted.replicas.saturating_sub(fleet.current.len()));
     let room_to_surge = !wanted.paused
         && staying + fleet.draining.len() <= wanted.replicas
@@ -245,7 +272,7 @@ fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut
         return;
     }
     plan.held_until = None;
-    plan.create = fleet.free_ordinals(wanted).take(count).collect();
+    plan.create = fleet.free_ordinals(&wanted.revision).take(count).collect();
 }
 
 impl RolloutPlan {
@@ -262,6 +289,7 @@ impl RolloutPlan {
     pub fn moves_replicas(&self) -> bool {
         let Self {
             create,
+            create_canary,
             drain,
             undrain,
             reassert: _,
@@ -271,7 +299,8 @@ impl RolloutPlan {
             strategy: _,
             look_again: _,
         } = self;
-        !(create.is_empty() && drain.is_empty() && undrain.is_empty() && delete.is_empty())
+        let comes = !create.is_empty() || create_canary.is_some();
+        comes || !(drain.is_empty() && undrain.is_empty() && delete.is_empty())
     }
 
     /// True when pods stay as they are.

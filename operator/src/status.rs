@@ -10,8 +10,8 @@ use stoker_crds::{
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::ScalingStatus,
     status::{
-        CapacityStatus, InferenceDeploymentStatus, ModelStatus, RolledBack, RolloutPhase, RolloutStatus, StartupPhase,
-        StartupStatus,
+        CanaryPhase, CapacityStatus, InferenceDeploymentStatus, ModelStatus, RolledBack, RolloutPhase, RolloutStatus,
+        StartupPhase, StartupStatus,
     },
 };
 use stoker_replica::{Replica, Stage, Trouble};
@@ -19,6 +19,7 @@ use stoker_scaling::held_requests_words;
 
 use crate::{
     apply::Applied,
+    canary::gate::Finding,
     cause::{self, Cause, Severity, root_cause},
     clock::SKEW,
     desired::{Desired, labels, url},
@@ -54,6 +55,8 @@ pub struct Round<'a> {
     pub applied: &'a Applied,
     /// The last decision on the number of replicas, if it scales and one was made.
     pub decision: Option<&'a Latest>,
+    /// What was found of its canary, if it has one that serves.
+    pub finding: Option<&'a Finding>,
 }
 
 /// A status, and when time alone changes it.
@@ -67,24 +70,28 @@ pub struct Outlook {
 
 /// The status after a round.
 pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
-    let Round { deployment, desired, observed, plan, applied, decision: _ } = round;
+    let Round { deployment, desired, observed, plan, applied, decision: _, finding: _ } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
     let strays: Vec<String> = observed.strays.iter().chain(&applied.strays).cloned().collect();
     let deadline = deployment.progress_deadline;
     let scene = cause::Scene { plan, applied, replicas: &observed.replicas, deadline, now };
     let cause = root_cause(&scene).map(|cause| in_hand(cause, round));
+    let of_canary = plan.canary.as_ref().and_then(|canary| cause::cause_of(&scene, canary));
+    let of_asked = if plan.canary.is_some() { of_canary.as_ref() } else { cause.as_ref() };
     let scaling = scaling(round, previous.scaling.as_ref(), now);
     let zero = Zero::of(deployment.scaling.as_ref(), scaling.as_ref());
-    let (rollout, judged_at) = rollout_status(round, cause.as_ref(), now);
+    let (rollout, judged_at) = rollout_status(round, of_asked, now);
     let verdicts = [
         (READY, zero.said_with(ready(&counts, cause.as_ref(), plan))),
         (AVAILABLE, zero.said_with(available(&counts))),
         (PROGRESSING, progressing(&counts, plan)),
         (DEGRADED, degraded(cause.as_ref(), &strays)),
     ];
-    let verdicts =
-        verdicts.map(|(type_, verdict)| (type_, by_course(type_, verdict, &rollout, &deployment.progress_deadline)));
+    let verdicts = verdicts.map(|(type_, verdict)| {
+        let verdict = if plan.canary.is_some() { on_trial(type_, verdict, &rollout, cause.as_ref()) } else { verdict };
+        (type_, by_course(type_, verdict, &rollout, &deployment.progress_deadline))
+    });
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
     let of_pods: Vec<Condition> =
         verdicts.into_iter().map(|(type_, verdict)| dated.condition(type_, verdict)).collect();
@@ -114,14 +121,34 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     Outlook { status, look_again: moments.into_iter().flatten().min() }
 }
 
+/// What is said while a revision is tried on one replica. It is not ready, although as many serve as are wanted.
+fn on_trial(type_: &str, verdict: Verdict, rollout: &RolloutStatus, cause: Option<&Cause>) -> Verdict {
+    let Some(canary) = &rollout.canary else { return verdict };
+    let has_failed = canary.phase == CanaryPhase::Failed;
+    let reason = if has_failed { conditions::REASON_CANARY_FAILED } else { conditions::REASON_CANARY };
+    let said = || format!("revision {} is tried on one replica: {}", canary.revision, canary.message);
+    match (type_, cause.filter(|cause| cause.is_stuck())) {
+        (READY, Some(cause)) => Verdict { value: false, trouble: cause.trouble.clone() },
+        (READY, None) => Verdict::new(false, reason, said()),
+        (DEGRADED, _) if has_failed => Verdict::new(true, reason, said()),
+        (PROGRESSING, _) => Verdict::new(!has_failed, reason, said()),
+        _ => verdict,
+    }
+}
+
 /// What is said of a revision that waits or was given up, before what is said of the one that serves.
 fn by_course(type_: &str, verdict: Verdict, rollout: &RolloutStatus, deadline: &SignedDuration) -> Verdict {
+    let has_failed = rollout.canary.as_ref().is_some_and(|canary| canary.phase == CanaryPhase::Failed);
     let given_up = |gone: &RolledBack| {
         let RolledBack { revision, to, message, .. } = gone;
+        let why = if has_failed {
+            "did not pass its canary's gate".to_owned()
+        } else {
+            format!("came no further for {} s", deadline.as_secs())
+        };
         format!(
-            "revision {revision} came no further for {} s and was given up, revision {to} serves instead; change the spec, or undo \
-             the change with kubectl stoker rollout undo (the same revision is tried again with rollout.autoRollback: false). {message}",
-            deadline.as_secs()
+            "revision {revision} {why} and was given up, revision {to} serves instead; change the spec, or undo \
+             the change with kubectl stoker rollout undo (the same revision is tried again with rollout.autoRollback: false). {message}"
         )
     };
     match (&rollout.rolled_back, rollout.phase, type_) {
@@ -338,7 +365,8 @@ fn degraded(cause: Option<&Cause>, strays: &[String]) -> Verdict {
 
 /// For lack of room a replica is being given up already: nobody else has to do anything.
 fn in_hand(cause: Cause, round: &Round<'_>) -> Cause {
-    let may_replace = round.deployment.replacing.max_unavailable > 0;
+    let is_last = round.plan.canary.is_some() && round.deployment.replicas < 2;
+    let may_replace = round.deployment.replacing.max_unavailable > 0 && !is_last;
     match round.plan.pods.strategy {
         _ if cause.severity != Severity::NoRoom => cause,
         Strategy::ReplaceInPlace => Cause { severity: Severity::Passing, ..cause },

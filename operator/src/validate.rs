@@ -23,7 +23,7 @@ use stoker_crds::{
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, course::Course, peers::Peers, rollout::Replacing};
+use crate::{allow::Allowed, canary::Canary, course::Course, peers::Peers, rollout::Replacing};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -69,7 +69,7 @@ pub struct ModelDefaults {
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ValidatedDeployment {
     /// Who it is.
     pub identity: Identity,
@@ -83,8 +83,10 @@ pub struct ValidatedDeployment {
     pub paused: bool,
     /// Older revisions whose configuration is kept.
     pub keep_revisions: u32,
-    /// A revision that never serves is given up.
+    /// A revision that never serves is given up, and one that does not pass its canary's gate.
     pub auto_rollback: bool,
+    /// How a change is tried on one replica first.
+    pub canary: Option<Canary>,
     /// How the revision that is worked towards was chosen: [`course::settle`](crate::course::settle) says.
     pub course: Course,
     /// What of the spec replicas are made from, as it was written: what undoing a change puts back.
@@ -143,7 +145,7 @@ impl AskedSpec {
 }
 
 /// Only [`validate`] has one to give.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Checked;
 
 /// Name and ownership of a deployment.
@@ -347,6 +349,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         paused: rollout.and_then(|rollout| rollout.paused).unwrap_or(false),
         keep_revisions: rollout.and_then(|rollout| rollout.keep_revisions).unwrap_or(KEEP_REVISIONS),
         auto_rollback: rollout.and_then(|rollout| rollout.auto_rollback).unwrap_or(true),
+        canary: rollout.and_then(|rollout| rollout.canary.as_ref()).map(Canary::of),
         course: Course::AsAsked,
         asked: AskedSpec::of(&deployment.spec),
         scaling,

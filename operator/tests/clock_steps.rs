@@ -75,6 +75,7 @@ fn plan(replicas: &[Replica], now: Timestamp) -> RolloutPlan {
         replicas: REPLICAS,
         paused: false,
         needs: Needs::default(),
+        canary: None,
         drain: DRAIN,
         replacing: Replacing { max_unavailable: 1, surge_patience: SignedDuration::from_secs(60) },
         foreign_pods: Default::default(),

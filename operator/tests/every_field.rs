@@ -39,7 +39,14 @@ fn objects() -> [Value; 3] {
         "replicas": 3,
         "rollout": {
             "maxUnavailable": 1, "surgeSeconds": 45, "progressDeadlineSeconds": 900, "paused": true, "keepRevisions": 2,
-            "autoRollback": false
+            "autoRollback": false,
+            "canary": {
+                "weight": 20, "seconds": 60,
+                "analysis": {
+                    "prompts": {"maxMeanDrift": 0.2, "texts": ["Once upon a time"]},
+                    "traffic": {"minRequests": 20, "maxTtftRatio": 2.0, "maxItlRatio": 2.5, "maxErrorPercent": 2.0}
+                }
+            }
         },
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 7},
         "pod": pod

@@ -126,7 +126,7 @@ fn only_the_operator_and_gateways_reach_the_admin_port() {
     let expected = |from: &str| expected_of(from, OPERATOR);
     assert_eq!(policy("[]"), expected(""), "everybody may ask");
     let gateway = "{namespaceSelector: {matchLabels: {team: gateway}}}";
-    assert_eq!(policy(&format!("[{gateway}]")), expected(&format!("from: [{gateway}], ")));
+    assert_eq!(policy(&format!("[{gateway}]")), expected(&format!("from: [{gateway}, {OPERATOR}], ")));
     let with_gateways = Peers { gateways: Some(serde_json::from_value(yaml(gateway)).unwrap()), ..peers("[]") };
     assert_eq!(policy_of(with_gateways), expected_of("", &format!("{OPERATOR}, {gateway}")));
     assert_eq!(desired(&valid(&deployment("{}"), None), "").network_policy, None);

@@ -14,16 +14,28 @@ use stoker_crds::{
 use stoker_operator::{
     lint,
     plan::Plan,
-    rollout::{PodRef, Replacing, RolloutPlan, Wanted, plan_rollout},
+    rollout::{CanaryWanted, PodRef, Replacing, RolloutPlan, Wanted, plan_rollout},
 };
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
 /// Something that happens between two rounds.
 #[derive(Clone, Debug)]
 enum Happening {
-    TimePasses { seconds: i64 },
-    SpecChanges { replicas: usize, revision: usize },
-    Pod { which: usize, what: PodChange },
+    TimePasses {
+        seconds: i64,
+    },
+    SpecChanges {
+        replicas: usize,
+        revision: usize,
+    },
+    /// A revision is tried, or none any more.
+    Tries {
+        revision: Option<usize>,
+    },
+    Pod {
+        which: usize,
+        what: PodChange,
+    },
 }
 
 /// Something that happens to one pod.
@@ -54,8 +66,9 @@ struct World {
     made: u32,
 }
 
-/// A plan may make room for the next one, but without news there is soon nothing left to do.
-const ROUNDS_TO_REST: usize = 4;
+/// A plan may make room for the next one, but without news there is soon nothing left to do: after four plans, and one more where all but
+/// one of several pods of a revision that is tried have left, so that the last is its canary.
+const ROUNDS_TO_REST: usize = 5;
 const REVISIONS: [&str; 3] = ["aaaaaaaa", "bbbbbbbb", "cccccccc"];
 
 impl World {
@@ -68,6 +81,7 @@ impl World {
             replacing: Replacing::default(),
             paused: false,
             needs: Needs::default(),
+            canary: None,
             foreign_pods: BTreeSet::new(),
         };
         Self { now: "2026-11-21T10:00:00Z".parse().unwrap(), wanted, pods: Vec::new(), made: 0 }
@@ -80,7 +94,9 @@ impl World {
                 self.wanted.replicas = *replicas;
                 self.wanted.replacing.max_unavailable = replicas % 2;
                 self.wanted.revision = REVISIONS[*revision].into();
+                self.tries(None);
             }
+            Happening::Tries { revision } => self.tries(*revision),
             Happening::Pod { which, what } if !self.pods.is_empty() => {
                 let which = which % self.pods.len();
                 change(&mut self.pods[which], *what, self.now);
@@ -88,6 +104,19 @@ impl World {
             Happening::Pod { .. } => {}
         }
         self.pods.retain(|pod| pod.pod.uid != "gone");
+    }
+
+    /// As the operator's course: nothing is tried beside itself or beside nobody.
+    fn tries(&mut self, revision: Option<usize>) {
+        let revision = revision.map(|revision| REVISIONS[revision].to_owned());
+        let revision = revision.filter(|revision| *revision != self.wanted.revision && self.wanted.replicas > 0);
+        self.wanted.canary =
+            revision.map(|revision| CanaryWanted { revision, needs: Needs::default(), is_announced: true });
+    }
+
+    /// Replicas of a revision that serve.
+    fn serving(&self, revision: &str) -> usize {
+        self.pods.iter().filter(|pod| pod.serves() && pod.pod.revision == revision).count()
     }
 
     /// Plans, lints and carries out.
@@ -117,6 +146,10 @@ impl World {
         for ordinal in &plan.create {
             self.made += 1;
             self.pods.push(new_pod(&self.wanted.revision, *ordinal, self.made, self.now));
+        }
+        for (canary, ordinal) in self.wanted.canary.iter().zip(plan.create_canary) {
+            self.made += 1;
+            self.pods.push(new_pod(&canary.revision, ordinal, self.made, self.now));
         }
     }
 
@@ -249,6 +282,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         2 => (1..40i64).prop_map(|seconds| Happening::TimePasses { seconds }),
         1 => (0..5usize, 0..3usize).prop_map(|(replicas, revision)| Happening::SpecChanges { replicas, revision }),
+        1 => prop::option::of(0..3usize).prop_map(|revision| Happening::Tries { revision }),
         8 => (any::<usize>(), pod_change()).prop_map(|(which, what)| Happening::Pod { which, what }),
     ]
 }
@@ -268,8 +302,16 @@ proptest! {
             world.calm();
             world.round();
         }
-        let serving = world.pods.iter().filter(|pod| pod.serves() && pod.pod.revision == world.wanted.revision).count();
-        prop_assert_eq!(serving, world.wanted.replicas, "{:#?}", world.pods);
-        prop_assert_eq!(world.pods.len(), world.wanted.replicas, "{:#?}", world.pods);
+        let serving = world.serving(&world.wanted.revision);
+        let Some(canary) = world.wanted.canary.clone() else {
+            prop_assert_eq!(serving, world.wanted.replicas, "{:#?}", world.pods);
+            prop_assert_eq!(world.pods.len(), world.wanted.replicas, "{:#?}", world.pods);
+            return Ok(());
+        };
+        // It stands beside all of them, or in the place of the one that may be missing.
+        let least = world.wanted.replicas - world.wanted.replacing.max_unavailable.min(world.wanted.replicas - 1);
+        prop_assert!((least..=world.wanted.replicas).contains(&serving), "{serving} {:#?}", world.pods);
+        prop_assert_eq!(world.serving(&canary.revision), 1, "{:#?}", world.pods);
+        prop_assert_eq!(world.pods.len(), serving + 1, "{:#?}", world.pods);
     }
 }

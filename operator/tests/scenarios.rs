@@ -134,8 +134,11 @@ fn conditions(
     now: Timestamp,
 ) -> String {
     let applied = Applied::default();
-    let status =
-        status_of(&Round { deployment, desired, observed, plan, applied: &applied, decision: None }, now).status;
+    let status = status_of(
+        &Round { deployment, desired, observed, plan, applied: &applied, decision: None, finding: None },
+        now,
+    )
+    .status;
     let lines = status.conditions.iter().map(|condition| {
         let (type_, value, reason) = (&condition.type_, &condition.status, &condition.reason);
         format!("{type_}={value} {reason}: {}\n", condition.message)

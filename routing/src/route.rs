@@ -7,6 +7,9 @@
 //! each other send prompts that begin alike to the same replica. Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!
+//! A replica of less than a whole weight is one that is tried: it gets its part of all requests, whatever it holds and has to do, by a
+//! draw that requests of one session share. By cost it would get none where prompts begin alike: it holds nothing of them.
+//!
 //! Pure: the same values, the same choice, whatever the order of replicas.
 
 use crate::{
@@ -57,6 +60,8 @@ impl Default for Rules {
 const FIRST_SHARE: f64 = 0.1;
 /// Weight of a whole replica: constants of rules are about one of them.
 const WHOLE: u32 = 100;
+/// Of the draw for who is tried: keys are drawn for replicas by other numbers.
+const TRIAL: u64 = 0x7472_6961_6c73;
 
 /// What is asked, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +70,8 @@ pub struct Ask<'a> {
     pub chain: &'a Chain,
     /// What the client said that belongs together, instead of the prompt's beginning.
     pub session: Option<u64>,
+    /// A number of this request alone, the same whenever it is chosen for again.
+    pub request: u64,
     /// By the clock of the replicas' `serving_since_ms`.
     pub now_ms: u64,
 }
@@ -97,6 +104,8 @@ pub enum Reason {
     Key,
     /// Of the prompt's first two, it has less to do; nobody told its load.
     TwoChoices,
+    /// It is tried, and this request is drawn for it.
+    Trial,
     /// No other was left.
     Only,
 }
@@ -109,6 +118,7 @@ impl Reason {
             Self::Load => "load",
             Self::Key => "key",
             Self::TwoChoices => "two_choices",
+            Self::Trial => "trial",
             Self::Only => "only",
         }
     }
@@ -167,7 +177,9 @@ struct Scene<'a> {
 /// Chooses; `None` if there is nobody to choose.
 pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Option<Choice> {
     let healthy = replicas.iter().any(|replica| replica.weight > 0 && replica.is_healthy);
-    let may = |replica: &ReplicaView| replica.weight > 0 && (replica.is_healthy || !healthy);
+    let answers = |replica: &&ReplicaView| replica.weight > 0 && (replica.is_healthy || !healthy);
+    let drawn = draw(ask, replicas.iter().filter(answers));
+    let may = |replica: &ReplicaView| answers(&replica) && drawn.is_none_or(|is_trial| is_trial == is_tried(replica));
     let (mut requests, mut shares, mut n_candidates, mut fresh) = (0.0, 0.0, 0, false);
     for replica in replicas.iter().filter(|replica| may(replica)) {
         requests += f64::from(replica.load.requests);
@@ -187,6 +199,7 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
     let candidates = if fitting.is_empty() { over } else { fitting };
     let (place, reason) = match (n_candidates, fresh) {
         (0, _) => return None,
+        (_, _) if drawn == Some(true) => (scene.least(&candidates)?.0, Reason::Trial),
         (1, _) => (candidates.first()?.place, Reason::Only),
         (_, true) => scene.least(&candidates)?,
         (_, false) => scene.of_two(&candidates)?,
@@ -194,6 +207,24 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
     let slot = replicas[place].slot;
     let (matched, source, terms) = (matches.of(slot), matches.source(slot), scene.terms(&replicas[place]));
     Some(Choice { place, matched, source, reason, terms, n_candidates, n_over_share })
+}
+
+fn is_tried(replica: &ReplicaView) -> bool {
+    replica.weight < WHOLE
+}
+
+/// Whether it goes to those that are tried; `None`: there are none, or no others.
+fn draw<'a>(ask: &Ask<'_>, replicas: impl Iterator<Item = &'a ReplicaView>) -> Option<bool> {
+    let (mut tried, mut whole) = (0, 0);
+    for replica in replicas {
+        let sum = if is_tried(replica) { &mut tried } else { &mut whole };
+        *sum += u64::from(replica.weight);
+    }
+    if tried == 0 || whole == 0 {
+        return None;
+    }
+    let drawn = mix(ask.session.unwrap_or(ask.request), TRIAL) % (tried + whole);
+    Some(drawn < tried)
 }
 
 /// How much of a whole replica's load this one may have.

@@ -28,7 +28,7 @@ fn prompt(seed: u8, n_bytes: usize) -> Chain {
 }
 
 fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
-    let ask = Ask { chain, session: None, now_ms: NOW_MS };
+    let ask = Ask { chain, session: None, request: 7, now_ms: NOW_MS };
     route(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
 }
 
@@ -128,11 +128,39 @@ fn equals_share_keys_by_weight_and_a_new_replica_takes_only_its_own() {
 }
 
 #[test]
+fn who_is_tried_gets_its_part_of_requests_whatever_it_holds_and_has_to_do() {
+    const REQUESTS: u64 = 4000;
+    let (chain, mut index) = (prompt(1, 20_000), PrefixIndex::bounded(10_000));
+    index.note(&chain, 1, 0, NOW_MS);
+    let chosen = |request, session, replicas: &[ReplicaView]| {
+        let ask = Ask { chain: &chain, session, request, now_ms: NOW_MS };
+        let choice = route(&ask, replicas, &index.matches(&chain, NOW_MS, |_| BLOCKS), &Rules::default()).unwrap();
+        (replicas[choice.place].slot, choice.reason)
+    };
+    let beside = |n_older: u32, tried: ReplicaView| (1..=n_older).map(replica).chain([tried]).collect::<Vec<_>>();
+    for (weight, n_older, percent) in [(11, 1, 10.0), (33, 3, 10.0), (5, 1, 5.0), (99, 1, 50.0)] {
+        let busy = Load { requests: 30, prefill_tokens: 9000, kv_share: 0.9, is_fresh: true };
+        for load in [replica(0).load, busy] {
+            let replicas = beside(n_older, ReplicaView { weight, load, ..replica(0) });
+            let to_it = (0..REQUESTS).filter(|request| chosen(*request, None, &replicas) == (0, Reason::Trial)).count();
+            let share = to_it as f64 * 100.0 / REQUESTS as f64;
+            assert!((share - percent).abs() < 2.0, "{weight} beside {n_older}: {share} %");
+        }
+    }
+    let replicas = beside(1, ReplicaView { weight: 11, ..replica(0) });
+    assert!((0..50).all(|session| chosen(1, Some(session), &replicas) == chosen(2, Some(session), &replicas)));
+    let alone = beside(0, ReplicaView { weight: 11, ..replica(0) });
+    assert_eq!(chosen(1, None, &alone), (0, Reason::Only), "nobody else is left");
+    let silent = beside(2, ReplicaView { weight: 11, is_healthy: false, ..replica(0) });
+    assert!((0..REQUESTS).all(|request| chosen(request, None, &silent).0 != 0), "it does not answer");
+}
+
+#[test]
 fn a_session_keeps_its_replica_whatever_it_asks() {
     let (index, replicas) = (PrefixIndex::bounded(100), fleet(16, |_| {}));
     let slot = |seed: u8, session: u64| {
         let chain = prompt(seed, 2000);
-        let ask = Ask { chain: &chain, session: Some(session), now_ms: NOW_MS };
+        let ask = Ask { chain: &chain, session: Some(session), request: seed.into(), now_ms: NOW_MS };
         replicas[route(&ask, &replicas, &Matches::default(), &Rules::default()).unwrap().place].slot
     };
     assert!((0..50).all(|seed| slot(seed, 7) == slot(0, 7)));

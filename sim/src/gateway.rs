@@ -41,7 +41,7 @@ impl Gateway {
             .unzip();
         let capacity = members.first().map_or(0, |member| member.replica.total_blocks());
         let matches = self.index.matches(&chain, 0, |_| capacity);
-        let ask = Ask { chain: &chain, session: None, now_ms: LONG_MS };
+        let ask = Ask { chain: &chain, session: None, request: 0, now_ms: LONG_MS };
         let choice = route(&ask, &views, &matches, &Rules::default())?;
         self.index.note(&chain, views[choice.place].slot, choice.matched, 0);
         Some(places[choice.place])

@@ -10,6 +10,7 @@ pub mod clients;
 pub mod cluster;
 pub mod demo;
 pub mod docs;
+pub mod drifted;
 pub mod faults;
 pub mod fleet;
 pub mod gateway;

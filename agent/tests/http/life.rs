@@ -90,6 +90,8 @@ async fn the_drain_deadline_ends_a_stream_with_an_error_terminal() {
     let last = events(&stream.rest().await).pop().unwrap();
     assert!(last["error"]["message"].as_str().unwrap().contains("drain deadline"), "{last}");
     agent.wait_until("it is empty", |report| report.phase == AgentPhase::Empty).await;
+    let load = agent.replica.load_report();
+    assert_eq!((load.failed, load.finished), (Some(1), 1), "the operator is told of it");
 }
 
 #[tokio::test]

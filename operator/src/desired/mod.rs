@@ -29,6 +29,7 @@ pub use self::{
     pod::{AGENT_CONTAINER, grace_period_seconds},
 };
 use crate::{
+    course::Course,
     gateways::Front,
     revision::revision,
     validate::{Identity, ValidatedDeployment},
@@ -45,6 +46,8 @@ pub struct Desired {
     pub slices: Vec<EndpointSlice>,
     /// The agent's configuration, immutable, one per revision.
     pub config_map: ConfigMap,
+    /// What its canary is made from, if the deployment is on a course with one: of this only the revision, its ConfigMap and its pod.
+    pub canary: Option<Box<Self>>,
     /// The operator's public keys.
     pub keys: ConfigMap,
     /// Evictions take one replica at a time.
@@ -64,6 +67,10 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
         service: service::service(&deployment.identity),
         slices: Vec::new(),
         config_map: config_map::config_map(deployment, &revision),
+        canary: match &deployment.course {
+            Course::Canary(asked) => Some(Box::new(desired(asked, public_keys))),
+            Course::AsAsked | Course::Held { .. } | Course::RolledBack(_) => None,
+        },
         keys: config_map::keys(&deployment.identity, public_keys),
         budget: budget::budget(deployment),
         network_policy: deployment

@@ -1,5 +1,5 @@
 //! The NetworkPolicy of replicas, where whoever runs the operator asks for it: its admin port for the operator and
-//! gateways alone, inference for everybody or for those it names. Pure.
+//! gateways alone, inference for everybody or for those it names, and for the operator, which compares answers of a canary. Pure.
 
 use k8s_openapi::{
     api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec},
@@ -16,7 +16,8 @@ use crate::{peers::Peers, validate::Identity};
 pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolicy {
     let name = &identity.name;
     let of_admin = std::iter::once(&peers.operator).chain(&peers.gateways);
-    let everybody_if_empty = Some(peers.inference.clone()).filter(|peers| !peers.is_empty());
+    let clients = peers.inference.iter().chain([&peers.operator]);
+    let everybody_if_empty = (!peers.inference.is_empty()).then(|| clients.cloned().collect());
     NetworkPolicy {
         metadata: ObjectMeta {
             name: Some(name.clone()),

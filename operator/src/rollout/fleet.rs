@@ -16,7 +16,9 @@ const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(60);
 pub(super) struct Fleet<'a> {
     /// Of the wanted revision, meant to stay.
     pub(super) current: Vec<&'a Replica>,
-    /// Of older revisions, not yet draining.
+    /// The one of the revision that is tried.
+    pub(super) canary: Option<&'a Replica>,
+    /// Of other revisions, not yet draining.
     pub(super) old: Vec<&'a Replica>,
     /// Draining, of any revision.
     pub(super) draining: Vec<&'a Replica>,
@@ -29,10 +31,12 @@ impl<'a> Fleet<'a> {
     pub(super) fn sort(wanted: &'a Wanted, pods: &'a [Replica], now: Timestamp) -> Self {
         let live = || pods.iter().filter(|pod| pod.is_live());
         let (draining, staying): (Vec<_>, Vec<_>) = live().partition(|pod| pod.drain_since().is_some());
-        let (current, old) = staying.into_iter().partition(|pod| pod.pod.revision == wanted.revision);
+        let (current, mut old): (Vec<_>, Vec<_>) =
+            staying.into_iter().partition(|pod| pod.pod.revision == wanted.revision);
+        let canary = wanted.canary.as_ref().and_then(|canary| take_canary(&mut old, &canary.revision));
         let leaving = pods.iter().any(|pod| pod.pod.stage == Stage::Leaving && !pod.pod.lost && !is_stuck(pod, now));
         let names = pods.iter().map(|pod| pod.pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
-        Self { current, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
+        Self { current, canary, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
     }
 
     /// Replicas that serve and are meant to stay.
@@ -40,9 +44,27 @@ impl<'a> Fleet<'a> {
         self.current.iter().chain(&self.old).filter(|pod| pod.serves()).count()
     }
 
-    /// Since when a wanted pod waits for room on a node: for lack of resources, not for want of a matching node.
+    /// Fewest replicas of the wanted revision. The canary stands in the place of one where one may be missing, else beside them.
+    pub(super) fn fewest(&self, wanted: &Wanted) -> usize {
+        wanted.replicas - usize::from(self.canary_stands_in(wanted))
+    }
+
+    pub(super) fn canary_stands_in(&self, wanted: &Wanted) -> bool {
+        self.canary.is_some() && wanted.may_be_missing() > 0
+    }
+
+    /// Whom a pod that waits for room would replace, and what that one asks of a node.
+    pub(super) fn replaced<'w>(&self, wanted: &'w Wanted) -> (&[&'a Replica], &'w Needs) {
+        match &wanted.canary {
+            Some(canary) if self.old.is_empty() => (&self.current, &canary.needs),
+            _ => (&self.old, &wanted.needs),
+        }
+    }
+
+    /// Since when a pod that replaces others waits for room on a node: for lack of resources, not for want of a matching node.
     pub(super) fn short_of_room_since(&self) -> Option<Timestamp> {
-        let waiting = self.current.iter().filter_map(|pod| match &pod.pod.stage {
+        let newcomers = if self.old.is_empty() { self.canary.as_slice() } else { &self.current };
+        let waiting = newcomers.iter().filter_map(|pod| match &pod.pod.stage {
             Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
             _ => None,
         });
@@ -50,9 +72,17 @@ impl<'a> Fleet<'a> {
     }
 
     /// Ordinals whose pod name is free, smallest first.
-    pub(super) fn free_ordinals(&self, wanted: &Wanted) -> impl Iterator<Item = u32> {
-        let suffix = |ordinal: u32| format!("-{}-{ordinal}", wanted.revision);
+    pub(super) fn free_ordinals(&self, revision: &str) -> impl Iterator<Item = u32> {
+        let suffix = move |ordinal: u32| format!("-{revision}-{ordinal}");
         (0..).filter(move |&ordinal| !self.names.iter().any(|name| name.ends_with(&suffix(ordinal))))
+    }
+}
+
+/// The only one of another revision. Where there are more, a roll to the wanted one is not over, and nothing is tried beside it.
+fn take_canary<'a>(old: &mut Vec<&'a Replica>, revision: &str) -> Option<&'a Replica> {
+    match old[..] {
+        [canary] if canary.pod.revision == revision => old.pop(),
+        _ => None,
     }
 }
 

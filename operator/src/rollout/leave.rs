@@ -91,13 +91,17 @@ pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timest
     let dip = usize::from(plan.strategy == Strategy::ReplaceInPlace);
     let floor = wanted.replicas.saturating_sub(dip);
     let mut serving = fleet.serving();
-    let mut surplus = (fleet.current.len() + fleet.old.len()).saturating_sub(wanted.replicas);
-    let surplus_current = fleet.current.len().saturating_sub(wanted.replicas);
+    let canary = usize::from(fleet.canary_stands_in(wanted));
+    let mut surplus = (fleet.current.len() + fleet.old.len() + canary).saturating_sub(wanted.replicas);
+    // One of the wanted revision goes only for a canary that has no room beside it.
+    let for_canary = if fleet.old.is_empty() { canary.min(dip) } else { 0 };
+    let surplus_current = fleet.current.len().saturating_sub(wanted.replicas) + for_canary;
+    let needs = fleet.replaced(wanted).1;
     sort_by_loss(&mut fleet.old);
     sort_by_loss(&mut fleet.current);
     for pod in fleet.old.iter().chain(fleet.current.iter().take(surplus_current)) {
         let blocked = match &pod.pod.stage {
-            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.pod.needs, &wanted.needs)),
+            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.pod.needs, needs)),
             Stage::Faltering { since, .. } if pod.pod.revision != wanted.revision => {
                 plan.wait_until(*since + FALTER_PATIENCE, now)
             }

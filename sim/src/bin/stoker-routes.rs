@@ -127,7 +127,7 @@ fn time_of_choices(figures: &Run) -> Figure {
     for chain in &asked {
         let begun = Instant::now();
         let matches = index.matches(chain, 0, |_| 1 << 20);
-        let ask = Ask { chain, session: None, now_ms: 1_000_000 };
+        let ask = Ask { chain, session: None, request: 0, now_ms: 1_000_000 };
         let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
         index.note(chain, choice.place as u32, choice.matched, 0);
         samples.push(begun.elapsed().as_secs_f64() * 1e6);

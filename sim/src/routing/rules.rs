@@ -320,7 +320,7 @@ impl Rule {
         // Nobody is new.
         let now_ms = 1_000_000 + (1000.0 * now) as u64;
         let matches = gateway.index.matches(chain, now_ms, |_| CACHE_BLOCKS as u32);
-        let ask = Ask { chain, session: None, now_ms };
+        let ask = Ask { chain, session: None, request: 0, now_ms };
         let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
         gateway.index.note(chain, choice.place as u32, choice.matched, now_ms);
         self.opens(Open {

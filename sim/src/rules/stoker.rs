@@ -114,6 +114,7 @@ fn load_report(member: &Member, now_ms: u64) -> LoadReport {
         free_blocks: total_blocks - referenced_blocks,
         preemptions: replica.preemptions(),
         finished: replica.finished(),
+        failed: None,
         generated_tokens: None,
         ttft_p50_seconds: None,
         ttft_p95_seconds: None,

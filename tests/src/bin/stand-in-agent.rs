@@ -3,7 +3,9 @@
 //! and streams ticks instead of tokens. Whose orders it takes and what it remembers is the real agent's code.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
-//! `file:///stand-in/loads-seconds/N`; a directory that is not there fails too, anything else loads at once.
+//! `file:///stand-in/loads-seconds/N`; of `file:///stand-in/drifts/N` the log-probabilities are so many hundredths of a nat lower, and
+//! `file:///stand-in/slower/N` takes so many times as long to a first token; a directory that is not there fails too, anything else loads at once.
+//! `POST /v1/completions` continues prompts with tokens that depend on the prompt alone, and their log-probabilities.
 //! `GET /stream/SECONDS` holds a stream open, until `POST /finish` at the latest; `POST /lie/KIND` makes `/v1/load` lie from then on: `html`, `nan`,
 //! `negative`, `repeated` (what it said at that moment), `revision`, `clock` (ten years ahead, all else true), `other`
 //! (as the agent of another pod would), `falling` (the more it does the less its steps cost), `endless` (a cost that is no number),
@@ -35,6 +37,7 @@ use axum::{
 };
 use clap::Parser;
 use futures::{StreamExt, stream};
+use serde_json::{Value, json};
 use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
 use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::{
@@ -115,6 +118,7 @@ impl Behaviour {
         match parts[..] {
             ["stand-in", "load-fails"] => Self::LoadFails(format!("open {source}/config.json: no such file")),
             ["stand-in", "crashes"] => Self::Crashes,
+            ["stand-in", "drifts" | "slower", _] => Self::Loads(Duration::ZERO),
             ["stand-in", "loads-seconds", seconds] => Self::Loads(Duration::from_secs(seconds.parse().unwrap_or(0))),
             _ if source.starts_with('/') && !Path::new(source).is_dir() => {
                 Self::LoadFails(format!("open {source}/config.json: no such file"))
@@ -124,8 +128,17 @@ impl Behaviour {
     }
 }
 
+/// The number behind a word in the model's source.
+fn number_of(source: &str, word: &str) -> Option<f64> {
+    source.split_once(&format!("/stand-in/{word}/"))?.1.parse().ok()
+}
+
 struct Agent {
     config: AgentConfig,
+    /// How much less likely it finds every token than others do.
+    drift: f64,
+    /// How many times as long as others it takes to a first token.
+    slowness: f64,
     loads: Duration,
     error: Option<String>,
     started: Instant,
@@ -179,6 +192,8 @@ async fn run(args: &Args) -> Result<ExitCode> {
         }
     };
     let agent = Arc::new(Agent {
+        drift: number_of(&config.model.source, "drifts").unwrap_or(0.0) / 100.0,
+        slowness: number_of(&config.model.source, "slower").unwrap_or(1.0),
         config,
         loads,
         error,
@@ -215,6 +230,7 @@ fn routes(agent: Shared) -> Router {
         .route("/readyz", get(readyz))
         .route("/stream/{seconds}", get(open_stream))
         .route("/finish", post(finish))
+        .route("/v1/completions", post(completions))
         .route("/busy-readings", get(busy_readings))
         .route("/lie/{kind}", post(lie))
         .with_state(agent)
@@ -380,7 +396,8 @@ async fn report(agent: &Agent) -> LoadReport {
         free_blocks: TOTAL_BLOCKS - referenced,
         finished: agent.finished.load(Ordering::SeqCst).into(),
         generated_tokens: Some(agent.generated.load(Ordering::SeqCst)),
-        ttft_p50_seconds: TTFT_SECONDS.among(running),
+        failed: Some(0),
+        ttft_p50_seconds: TTFT_SECONDS.among(running).map(|median| median * agent.slowness),
         ttft_p95_seconds: TTFT_SECONDS.among(running).map(|median| median * TAIL),
         itl_p50_seconds: ITL_SECONDS.among(running),
         itl_p95_seconds: ITL_SECONDS.among(running).map(|median| median * TAIL),
@@ -418,6 +435,26 @@ async fn intent(State(agent): State<Shared>, headers: HeaderMap, body: Bytes) ->
     }
     drop(before);
     Json(report(&agent).await).into_response()
+}
+
+/// What it makes of each prompt: tokens that depend on prompt and place, each as likely as in every other stand-in that does not drift.
+async fn completions(State(agent): State<Shared>, Json(asked): Json<Value>) -> Json<Value> {
+    let texts = asked["prompt"].as_array().cloned().unwrap_or_else(|| vec![asked["prompt"].clone()]);
+    let n_tokens = asked["max_tokens"].as_u64().unwrap_or(16);
+    let choice = |(index, text): (usize, &Value)| {
+        let seed = text.as_str().unwrap_or_default().bytes().map(u64::from).sum::<u64>();
+        let tokens: Vec<String> =
+            (0..n_tokens).map(|place| format!("token_id:{}", (seed + place * 7) % 1000)).collect();
+        let logprob = -0.5 - agent.drift;
+        let likeliest: Vec<Value> = tokens.iter().map(|token| json!({token: logprob, "token_id:0": -4.0})).collect();
+        let logprobs = vec![logprob; tokens.len()];
+        json!({"index": index, "text": "", "finish_reason": "length", "logprobs": {
+            "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": likeliest,
+        }})
+    };
+    let choices: Vec<Value> = texts.iter().enumerate().map(choice).collect();
+    agent.finished.fetch_add(u32::try_from(choices.len()).unwrap_or(u32::MAX), Ordering::SeqCst);
+    Json(json!({"object": "text_completion", "model": agent.config.model.served_names[0], "choices": choices}))
 }
 
 /// Ticks for the asked time, then `done`; `cut` when the drain deadline ends it.

@@ -31,21 +31,24 @@ struct Args {
     /// The user may pause changes, and go on.
     #[arg(long)]
     pauses: bool,
+    /// A change is tried on one replica first, and its gate passes or fails.
+    #[arg(long)]
+    canaries: bool,
 }
 
 fn main() -> ExitCode {
-    let Args { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses } = Args::parse();
+    let Args { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries } = Args::parse();
     let scopes = match replicas {
         Some(replicas) => {
             let room = room.unwrap_or(replicas + 1);
-            vec![Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses }]
+            vec![Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries }]
         }
         None => Scope::recorded(),
     };
     println!(
-        "| Replicas | Changes | Faults | Room | May be missing | Mute for ever | Pauses | States | Moves | Depth | Seconds | Found |"
+        "| Replicas | Changes | Faults | Room | May be missing | Mute for ever | Pauses | Canaries | States | Moves | Depth | Seconds | Found |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let found = scopes.iter().filter(|scope| finds(scope)).count();
     ExitCode::from(u8::from(found > 0))
 }
@@ -54,10 +57,10 @@ fn main() -> ExitCode {
 fn finds(scope: &Scope) -> bool {
     let seen = explore(scope, |seen, left| eprint!("\r{seen} states seen, {left} to go   "));
     eprint!("\r\x1b[K");
-    let Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses } = scope;
+    let Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries } = scope;
     let found = seen.fault.as_ref().map_or("nothing", |finding| &finding.what);
     println!(
-        "| {replicas} | {changes} | {faults} | {room} | {max_unavailable} | {mute_for_ever} | {pauses} | {} | {} | {} | {:.1} | {found} |",
+        "| {replicas} | {changes} | {faults} | {room} | {max_unavailable} | {mute_for_ever} | {pauses} | {canaries} | {} | {} | {} | {:.1} | {found} |",
         seen.states,
         seen.moves,
         seen.depth,

@@ -36,6 +36,10 @@ pub enum Move {
     Unmute(usize),
     /// Time passes.
     Tick,
+    /// The canary's gate passes.
+    Pass,
+    /// It does not, and its revision is given up.
+    GiveUp,
     /// The user wants another revision.
     ChangeRevision,
     /// The user pauses changes, or goes on.
@@ -94,7 +98,7 @@ impl Display for Move {
 
 /// Every move from here, and where it leads.
 pub fn next(world: &World, scope: &Scope) -> Vec<(Move, Result<World, Broken>)> {
-    let mut candidates = vec![Move::Decide, Move::Write, Move::Tick];
+    let mut candidates = vec![Move::Decide, Move::Write, Move::Tick, Move::Pass, Move::GiveUp];
     if world.changes > 0 {
         candidates.push(Move::ChangeRevision);
         candidates.extend(scope.pauses.then_some(Move::Pause));
@@ -134,8 +138,19 @@ fn make(world: &World, made: Move, scope: &Scope) -> Option<Result<World, Broken
             after.tick();
             Ok(())
         }
+        Move::Pass | Move::GiveUp => {
+            let is_tried = |pod: &Pod| pod.revision == world.tried() && pod.serves();
+            (world.trial && world.pods.iter().any(is_tried)).then_some(())?;
+            after.trial = false;
+            after.revision = if made == Move::Pass { world.tried() } else { world.revision };
+            Ok(())
+        }
+        Move::ChangeRevision if scope.canaries => {
+            after.trial = !after.trial;
+            Ok(())
+        }
         Move::ChangeRevision => {
-            after.revision = 1 - after.revision;
+            after.revision = world.tried();
             Ok(())
         }
         Move::Pause => {

@@ -56,7 +56,9 @@ impl Display for Broken {
 /// True when exactly what is wanted serves, and the operator wants nothing more. While changes are paused any revision is as wanted.
 pub fn is_settled(world: &World, scope: &Scope) -> bool {
     let as_wanted = |pod: &Pod| (pod.revision == world.revision || world.paused) && pod.serves();
+    let is_tried = world.trial && world.replicas > 0;
     world.round.is_none()
+        && !is_tried
         && world.pods.len() == usize::from(world.replicas)
         && world.pods.iter().all(as_wanted)
         && Round::decide(world, scope) == Ok(None)

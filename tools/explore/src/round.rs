@@ -81,7 +81,7 @@ impl Round {
         }
         let serving = world.serving();
         let floor = serving.min(wanted.replicas.saturating_sub(wanted.replacing.max_unavailable)) as u8;
-        let writes = writes(&plan.pods, world.revision, &replicas);
+        let writes = writes(&plan.pods, world, &replicas);
         let round = Self { writes, floor, revision: world.revision, age: 0, disturbed: false };
         Ok((!round.writes.is_empty()).then_some(round))
     }
@@ -99,8 +99,8 @@ impl Round {
 }
 
 /// In the order of `Apply::run`, turned round.
-fn writes(plan: &RolloutPlan, revision: u8, replicas: &[Replica]) -> Vec<Write> {
-    let RolloutPlan { create, drain, undrain, reassert, delete, .. } = plan;
+fn writes(plan: &RolloutPlan, world: &World, replicas: &[Replica]) -> Vec<Write> {
+    let RolloutPlan { create, create_canary, drain, undrain, reassert, delete, .. } = plan;
     let to = |pod: &PodRef, what| {
         let (revision, ordinal) = view::place_of(&pod.name);
         Write { revision, ordinal, what, current: true }
@@ -110,12 +110,19 @@ fn writes(plan: &RolloutPlan, revision: u8, replicas: &[Replica]) -> Vec<Write> 
         let written = replicas.iter().find(|replica| replica.pod.uid == pod.uid).expect("plans name what is there");
         intend(pod, written.want() != Want::Serve)
     };
-    let new = |&ordinal: &u32| Write { revision, ordinal: ordinal as u8, what: What::Create, current: true };
+    let new = |revision, ordinal| Write { revision, ordinal: ordinal as u8, what: What::Create, current: true };
+    let create = create.iter().map(|ordinal| new(world.revision, *ordinal));
+    let create_canary = create_canary.iter().map(|ordinal| new(world.tried(), *ordinal));
     let undrain = undrain.iter().map(|pod| intend(pod, false));
     let delete = delete.iter().map(|deletion| to(&deletion.pod, What::Delete(deletion.why)));
     let drain = drain.iter().map(|pod| intend(pod, true));
-    let mut writes: Vec<Write> =
-        undrain.chain(delete).chain(create.iter().map(new)).chain(drain).chain(reassert.iter().map(again)).collect();
+    let mut writes: Vec<Write> = undrain
+        .chain(delete)
+        .chain(create)
+        .chain(create_canary)
+        .chain(drain)
+        .chain(reassert.iter().map(again))
+        .collect();
     writes.reverse();
     writes
 }

@@ -7,7 +7,7 @@ use stoker_crds::{
     contract::{AgentPhase, DrainSettings, LoadReport},
     intent::Want,
 };
-use stoker_operator::rollout::{Replacing, Wanted};
+use stoker_operator::rollout::{CanaryWanted, Replacing, Wanted};
 use stoker_replica::{Answer, Expected, Intent, Judge, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
 use crate::{
@@ -40,6 +40,11 @@ pub fn wanted(world: &World, scope: &Scope) -> Wanted {
         replacing: Replacing { max_unavailable, surge_patience: SURGE_PATIENCE },
         paused: world.paused,
         needs: Needs::default(),
+        canary: (world.trial && world.replicas > 0).then(|| CanaryWanted {
+            revision: REVISIONS[usize::from(world.tried())].into(),
+            needs: Needs::default(),
+            is_announced: true,
+        }),
         foreign_pods: BTreeSet::new(),
     }
 }

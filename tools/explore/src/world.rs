@@ -22,12 +22,22 @@ pub struct Scope {
     pub mute_for_ever: bool,
     /// The user may pause changes, and go on.
     pub pauses: bool,
+    /// A change is tried on one replica first, and its gate passes or fails.
+    pub canaries: bool,
 }
 
 impl Scope {
     /// One replica, that may never be missing, with room for one more.
-    pub const ONE: Self =
-        Self { replicas: 1, changes: 1, faults: 1, room: 2, max_unavailable: 0, mute_for_ever: false, pauses: false };
+    pub const ONE: Self = Self {
+        replicas: 1,
+        changes: 1,
+        faults: 1,
+        room: 2,
+        max_unavailable: 0,
+        mute_for_ever: false,
+        pauses: false,
+        canaries: false,
+    };
     /// The same without that room: the old pod goes first.
     pub const IN_PLACE: Self = Self { room: 1, max_unavailable: 1, ..Self::ONE };
 
@@ -42,6 +52,10 @@ impl Scope {
             Self { changes: 0, faults: 3, ..one },
             Self { changes: 2, ..Self::IN_PLACE },
             Self { changes: 2, faults: 0, pauses: true, ..one },
+            Self { canaries: true, ..one },
+            Self { changes: 2, faults: 0, canaries: true, ..one },
+            Self { faults: 0, canaries: true, room: 2, max_unavailable: 1, ..two },
+            Self { faults: 0, canaries: true, ..two },
             Self { faults: 2, ..Self::IN_PLACE },
             Self { faults: 0, ..two },
             Self { changes: 0, faults: 2, ..two },
@@ -68,13 +82,15 @@ pub struct World {
     pub faults: u8,
     /// `rollout.paused`.
     pub paused: bool,
+    /// The other revision is tried on one replica.
+    pub trial: bool,
 }
 
 impl World {
     /// The deployment was just accepted.
     pub fn new(scope: &Scope) -> Self {
         let Scope { replicas, changes, faults, .. } = *scope;
-        Self { replicas, revision: 0, pods: Vec::new(), round: None, changes, faults, paused: false }
+        Self { replicas, revision: 0, pods: Vec::new(), round: None, changes, faults, paused: false, trial: false }
     }
 
     /// The pod of this name.
@@ -113,6 +129,11 @@ impl World {
     /// True when a node has room for one more pod.
     pub fn has_room(&self, scope: &Scope) -> bool {
         self.pods.iter().filter(|pod| pod.holds_room()).count() < usize::from(scope.room)
+    }
+
+    /// The revision that is tried, if one is.
+    pub fn tried(&self) -> u8 {
+        1 - self.revision
     }
 
     /// Replicas that serve and are meant to stay.

@@ -3,145 +3,15 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeSet, sync::Arc};
+mod canary;
+mod life;
 
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
 use serde_json::{Value, json};
-use stoker_crds::{
-    InferenceDeployment, InferenceDeploymentStatus,
-    status::{RolloutPhase, RolloutStatus},
-};
-use stoker_operator::{
-    apply::Applied,
-    course::{Course, settle},
-    desired::{Desired, desired},
-    lint,
-    observe::{Child, Observed},
-    plan::{self, Plan},
-    status::{Outlook, Round, status_of},
-    validate::{Defaults, validate},
-};
-use stoker_replica::{Needs, ObservedPod, Reading, Replica, Stage, Trouble};
+use stoker_crds::status::RolloutPhase;
+use stoker_operator::course::Course;
+use stoker_replica::{Stage, Trouble};
 
-/// A deployment with what happened to it.
-struct Life {
-    spec: Value,
-    status: Option<InferenceDeploymentStatus>,
-    replicas: Vec<Replica>,
-    maps: Vec<ConfigMap>,
-    now: Timestamp,
-}
-
-/// What a round saw and said.
-struct Seen {
-    desired: Desired,
-    plan: Plan,
-    course: Course,
-    outlook: Outlook,
-}
-
-fn spec(change: &str, rollout: Value) -> Value {
-    json!({"model": {"source": "builtin://ember"}, "replicas": 1, "pod": {"annotations": {"change": change}}, "rollout": rollout})
-}
-
-impl Life {
-    /// One replica serves the first revision.
-    fn begun(rollout: Value) -> Self {
-        let now = "2026-01-31T12:00:00Z".parse().unwrap();
-        let mut life = Self { spec: spec("a", rollout), status: None, replicas: Vec::new(), maps: Vec::new(), now };
-        let first = life.round();
-        life.add(&first.desired.revision, Stage::Serving);
-        life.round();
-        life
-    }
-
-    fn change(&mut self, change: &str) {
-        self.spec["pod"]["annotations"]["change"] = json!(change);
-    }
-
-    fn observed(&self) -> Observed {
-        let object = json!({
-            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": self.spec, "status": self.status,
-            "metadata": {"name": "chat", "namespace": "default", "uid": "uid", "generation": 1, "resourceVersion": "1"},
-        });
-        let deployment: InferenceDeployment = serde_json::from_value(object).unwrap();
-        Observed {
-            deployment: Arc::new(deployment),
-            replicas: self.replicas.clone(),
-            foreign_pods: BTreeSet::new(),
-            strays: Vec::new(),
-            service: Child::Absent,
-            config_maps: self.maps.iter().map(|map| Child::Own(Arc::new(map.clone()))).collect(),
-            budget: Child::Absent,
-            slices: Vec::new(),
-            network_policy: Child::Absent,
-        }
-    }
-
-    /// A round: what it decided, with its ConfigMap and status written.
-    fn round(&mut self) -> Seen {
-        let observed = self.observed();
-        let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
-        let deployment = settle(validate(&observed.deployment, &defaults).unwrap(), &observed);
-        let desired = desired(&deployment, "");
-        let plan = plan::plan(&deployment, &desired, &observed, self.now);
-        let wanted = plan::wanted(&deployment, &desired, &observed);
-        assert_eq!(lint::check(&plan, &wanted, &observed.replicas, self.now), []);
-        if plan.apply_config_map {
-            self.maps.push(desired.config_map.clone());
-        }
-        self.maps.retain(|map| !plan.prune_config_maps.contains(&map.name_any()));
-        let applied = Applied::default();
-        let round = Round {
-            deployment: &deployment,
-            desired: &desired,
-            observed: &observed,
-            plan: &plan,
-            applied: &applied,
-            decision: None,
-        };
-        let outlook = status_of(&round, self.now);
-        self.status = Some(outlook.status.clone());
-        Seen { plan, course: deployment.course.clone(), desired, outlook }
-    }
-
-    fn after(&mut self, seconds: i64) -> Seen {
-        self.now += SignedDuration::from_secs(seconds);
-        self.round()
-    }
-
-    fn add(&mut self, revision: &str, stage: Stage) {
-        let ordinal = u32::try_from(self.replicas.len()).unwrap();
-        let pod = ObservedPod {
-            name: format!("chat-{revision}-{ordinal}"),
-            uid: format!("uid-{revision}-{ordinal}"),
-            revision: revision.to_owned(),
-            ordinal,
-            resource_version: "1".into(),
-            created: self.now,
-            stage,
-            lost: false,
-            gone_by: None,
-            needs: Needs::default(),
-        };
-        self.replicas.push(Replica { pod, reading: Reading::default(), intent: None });
-    }
-
-    fn rollout(&self) -> &RolloutStatus {
-        self.status.as_ref().unwrap().rollout.as_ref().unwrap()
-    }
-
-    fn condition(&self, type_: &str) -> (String, String) {
-        let conditions = &self.status.as_ref().unwrap().conditions;
-        conditions
-            .iter()
-            .find(|condition| condition.type_ == type_)
-            .map(|found| (found.status.clone(), found.reason.clone()))
-            .unwrap_or_default()
-    }
-}
+use crate::life::{Life, spec};
 
 fn cannot_be_pulled() -> Stage {
     Stage::Blocked(Trouble::new("ErrImagePull", "no such image"))
@@ -212,7 +82,8 @@ fn one_that_was_given_up_is_tried_again_when_that_is_switched_off() {
 #[test]
 fn the_first_revision_has_nothing_to_go_back_to() {
     let now = "2026-01-31T12:00:00Z".parse().unwrap();
-    let mut life = Life { spec: spec("a", json!({})), status: None, replicas: Vec::new(), maps: Vec::new(), now };
+    let mut life =
+        Life { spec: spec("a", json!({})), status: None, replicas: Vec::new(), maps: Vec::new(), now, finding: None };
     let first = life.round().desired.revision;
     life.add(&first, cannot_be_pulled());
     life.after(1);
