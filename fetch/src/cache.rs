@@ -27,7 +27,7 @@ use crate::{
     error::FetchError,
     evict::{Entry, evictions},
     lease::{self, LEASE_FILE},
-    source::HubModel,
+    source::Source,
 };
 
 /// Names of the blobs that a fetch will link to.
@@ -41,10 +41,23 @@ pub struct Cache {
     limit: Option<u64>,
 }
 
-/// What a model is called in the cache.
-pub fn key(model: &HubModel, commit: &str) -> String {
-    let file = model.file.as_ref().map(|file| format!("--{}", file.replace('/', "--"))).unwrap_or_default();
-    format!("{}@{commit}{file}", model.id.replace('/', "--"))
+/// What a model is called in the cache: a name for people, and the commit, which says the rest.
+pub fn key(source: &Source, commit: &str) -> String {
+    let file = source.file().map(|file| format!("--{}", file.replace('/', "--"))).unwrap_or_default();
+    let name = match source {
+        Source::Hub(model) => model.id.replace('/', "--"),
+        Source::Bucket(model) => format!("s3--{}", for_people(&format!("{}/{}", model.bucket, model.prefix))),
+        Source::Image(image) => format!("oci--{}", for_people(&image.repository)),
+    };
+    format!("{name}@{commit}{file}")
+}
+
+/// The last parts of a path that may be longer than a file's name, and have other characters.
+fn for_people(path: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    let parts: Vec<&str> = path.trim_end_matches('/').rsplit('/').take(2).collect();
+    let short = |part: &&str| part.chars().take(40).map(plain).collect::<String>();
+    parts.iter().rev().map(short).collect::<Vec<_>>().join("--")
 }
 
 /// The commit in the name of a model of the cache.
@@ -302,7 +315,9 @@ mod tests {
             hasher.finish()
         };
         let digest = digest(Digest::GitBlob(String::new()));
-        (RemoteFile { path: path.to_owned(), size: content.len() as u64, digest }, content.to_owned())
+        let url = reqwest::Url::parse("https://hub.example/").unwrap();
+        let (path, size) = (path.to_owned(), content.len() as u64);
+        (RemoteFile { path, size, digest, url, etag: None }, content.to_owned())
     }
 
     async fn put(cache: &Cache, key: &str, files: &[(RemoteFile, String)]) -> Result<PathBuf, FetchError> {
@@ -324,7 +339,11 @@ mod tests {
         let name = |text: &str| key(&text.parse().unwrap(), COMMIT);
         assert_eq!(name("hf://a/b"), format!("a--b@{COMMIT}"));
         assert_eq!(name("hf://a/b/q8/x.gguf"), format!("a--b@{COMMIT}--q8--x.gguf"));
-        for source in ["hf://a/b", "hf://a--x/b/q8.gguf"] {
+        assert_eq!(name("s3://models/a/b@c/q8.gguf"), format!("s3--a--b_c@{COMMIT}--q8.gguf"));
+        assert_eq!(name("s3://models"), format!("s3--models@{COMMIT}"));
+        assert_eq!(name("oci://registry.example/team/m:v1"), format!("oci--team--m@{COMMIT}"));
+        assert!(name(&format!("s3://models/{}", "x".repeat(1000))).len() < 200);
+        for source in ["hf://a/b", "hf://a--x/b/q8.gguf", "s3://models/b@c", "oci://registry.example/m"] {
             assert_eq!(commit_of(Path::new(&name(source))), Some(COMMIT));
         }
     }

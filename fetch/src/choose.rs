@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use reqwest::Url;
 use serde::Deserialize;
 
 use crate::digest::Digest;
@@ -29,15 +30,20 @@ const BESIDE_WEIGHTS: &[&str] = &[
     "vocab.json",
 ];
 
-/// A file of a repository.
+/// A file that a source has.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RemoteFile {
-    /// Path inside the repository.
+    /// Path inside the repository, or below the prefix.
     pub path: String,
     /// Bytes.
     pub size: u64,
     /// What it must be.
     pub digest: Digest,
+    /// Where its bytes are.
+    pub url: Url,
+    /// The version of it that was listed: bytes of another one are refused by its server. `None` where the URL cannot mean other
+    /// bytes.
+    pub etag: Option<String>,
 }
 
 /// What is needed, as far as the listing tells.
@@ -49,7 +55,7 @@ pub struct Choice {
     pub index: Option<RemoteFile>,
 }
 
-/// A repository that holds no model that can be served.
+/// Files that are no model that can be served.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Unfit {
     /// The file that the source names is not there.
@@ -61,7 +67,11 @@ pub enum Unfit {
         found: Vec<String>,
     },
     /// Several .gguf files and no word on which.
-    #[error("there are several .gguf files, name one behind the model (hf://ORG/MODEL/FILE.gguf): {}", named(.0))]
+    #[error(
+        "there are several .gguf files and one is served, name it (hf://ORG/MODEL/FILE.gguf, s3://BUCKET/PREFIX/FILE.gguf) or publish \
+         it alone: {}",
+        named(.0)
+    )]
     WhichGguf(Vec<String>),
     /// No `config.json`.
     #[error("there is no config.json and no .gguf file: this is no model in transformers' layout")]
@@ -90,7 +100,13 @@ fn named(names: &[String]) -> String {
     }
 }
 
-/// Picks what the model needs of all files of its repository.
+/// Whether a model could be made of it: other files may change without changing the model.
+pub fn is_of_a_model(path: &str) -> bool {
+    let by_end = [".safetensors", ".gguf"].iter().any(|end| path.ends_with(end));
+    by_end || ["config.json", "tokenizer.json", INDEX].contains(&path) || BESIDE_WEIGHTS.contains(&path)
+}
+
+/// Picks what the model needs of all files that its source has.
 pub fn choose(listing: &[RemoteFile], file: Option<&str>) -> Result<Choice, Unfit> {
     if let Some(file) = file {
         let found = || Unfit::NoSuchFile { file: file.to_owned(), found: paths(listing, is_gguf) };
@@ -173,8 +189,14 @@ mod tests {
 
     fn listing(names: &[&str]) -> Vec<RemoteFile> {
         let digest = |number| Digest::git_blob(&format!("{number:040x}")).unwrap();
-        let file =
-            |(number, name): (usize, &&str)| RemoteFile { path: (*name).to_owned(), size: 1, digest: digest(number) };
+        let url = Url::parse("https://hub.example/").unwrap();
+        let file = |(number, name): (usize, &&str)| RemoteFile {
+            path: (*name).to_owned(),
+            size: 1,
+            digest: digest(number),
+            url: url.clone(),
+            etag: None,
+        };
         names.iter().enumerate().map(file).collect()
     }
 
@@ -243,7 +265,7 @@ mod tests {
         assert!(refused(&["config.json", "model.safetensors"]).contains("no tokenizer.json"));
         let pickled = refused(&["config.json", "tokenizer.json", "pytorch_model.bin"]);
         assert!(pickled.contains("no weights in safetensors") && pickled.contains("pytorch_model.bin"), "{pickled}");
-        assert!(refused(&["a-q4.gguf", "a-q8.gguf"]).contains("name one behind the model"));
+        assert!(refused(&["a-q4.gguf", "a-q8.gguf"]).contains("one is served, name it"));
         let many: Vec<String> = (0..9).map(|number| format!("{number}.gguf")).collect();
         assert!(refused(&many.iter().map(String::as_str).collect::<Vec<_>>()).ends_with("5.gguf and 3 more"));
     }

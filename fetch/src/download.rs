@@ -32,8 +32,8 @@ use crate::{
     choose::RemoteFile,
     digest::Digest,
     error::FetchError,
-    hub::Hub,
     ledger::{CHUNK_BYTES, Ledger},
+    origin::{Origin, pause},
     progress::Progress,
     transport::{Failure, error_chain},
 };
@@ -47,8 +47,7 @@ const ROUNDS: u32 = 3;
 
 /// What a download needs.
 pub(crate) struct Download {
-    pub(crate) hub: Hub,
-    pub(crate) commit: String,
+    pub(crate) origin: Origin,
     pub(crate) cache: Cache,
     /// Name of the model in the cache.
     pub(crate) key: String,
@@ -59,13 +58,12 @@ pub(crate) struct Download {
 /// A file on its way.
 struct Blob {
     remote: RemoteFile,
-    url: Url,
     file: File,
     notes: File,
     ledger: Mutex<Ledger>,
     /// More of it is there.
     grown: Condvar,
-    /// Where the hub sent us, as long as that answers.
+    /// The other server that we were sent to, as long as that answers.
     location: Mutex<Option<Url>>,
     /// Held by the one connection that brings all of it, if the server knows no ranges.
     whole: tokio::sync::Mutex<()>,
@@ -100,7 +98,7 @@ pub(crate) async fn download(download: Arc<Download>, files: &[RemoteFile]) -> R
         let wrong = round(&download, &missing).await?;
         let Some(first) = wrong.first() else { return Ok(()) };
         if tries == ROUNDS {
-            let (wanted, found) = (first.file.digest.to_string(), first.found.to_string());
+            let (wanted, found) = (first.file.digest.published(), first.found.published());
             return Err(FetchError::WrongHash { file: first.file.path.clone(), wanted, found, tries });
         }
         missing = wrong.into_iter().map(|wrong| wrong.file).collect();
@@ -216,7 +214,7 @@ impl Download {
             let Err(failure) = self.stream(blob, chunk_idx, missing.clone()).await? else { continue };
             let came = blob.ledger().missing(chunk_idx) != missing;
             failures = if came { 1 } else { failures + 1 };
-            tokio::time::sleep(self.hub.after(failure, &blob.url, failures)?).await;
+            tokio::time::sleep(pause(failure, &blob.remote.url, failures)?).await;
         }
     }
 
@@ -247,24 +245,17 @@ impl Download {
         }
     }
 
-    /// Asks where the hub sent us before, or the hub. Refusals of other servers pass: their URLs are signed for a while.
+    /// Asks where we were sent before, or the origin.
     async fn ask(&self, blob: &Blob, missing: &Range<u64>) -> Result<Response, Failure> {
         let location = || blob.location.lock().unwrap_or_else(PoisonError::into_inner);
-        let url = location().clone().unwrap_or_else(|| blob.url.clone());
-        match self.hub.transport.get(&url, Some(missing.clone())).await {
-            Ok(answer) => {
-                *location() = Some(answer.url().clone());
-                Ok(answer)
-            }
-            Err(Failure::Refused { status, url, said, .. }) if url.origin() != blob.url.origin() => {
-                *location() = None;
-                Err(Failure::passing(format!("{status} from {}: {said}", url.host_str().unwrap_or_default())))
-            }
-            Err(failure) => {
-                *location() = None;
-                Err(failure)
-            }
-        }
+        let before = location().clone();
+        let asked = match before {
+            Some(url) => self.origin.get_at(url, missing.clone()).await,
+            None => self.origin.get(&blob.remote, Some(missing.clone())).await,
+        };
+        let elsewhere = |answer: &Response| answer.url().origin() != blob.remote.url.origin();
+        *location() = asked.as_ref().ok().filter(|answer| elsewhere(answer)).map(|answer| answer.url().clone());
+        asked
     }
 }
 
@@ -317,7 +308,6 @@ impl Blob {
             file.set_len(remote.size).map_err(FetchError::io("size", &path))?;
         }
         Ok(Self {
-            url: download.hub.file_url(&download.commit, &remote.path),
             remote: remote.clone(),
             file,
             notes,
