@@ -86,9 +86,14 @@ impl Cache {
         self.root.join("partial").join(key)
     }
 
-    /// Where a whole file is.
+    /// Where whole files are.
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// Where this one is.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
-        self.root.join("blobs").join(digest.to_string())
+        self.blobs().join(digest.to_string())
     }
 
     pub(crate) fn lock_path(&self, key: &str) -> PathBuf {
@@ -115,8 +120,9 @@ impl Cache {
         Ok(Some(dir))
     }
 
-    /// Makes room for what is missing of `files`, and keeps others from taking away what is there of them.
-    pub(crate) async fn make_room(&self, key: &str, files: &[RemoteFile]) -> Result<(), FetchError> {
+    /// Makes room for what is missing of `files` and for as many bytes `beside` them, and keeps others from taking away what is there
+    /// of them.
+    pub(crate) async fn make_room(&self, key: &str, files: &[RemoteFile], beside: u64) -> Result<(), FetchError> {
         let _deciding = self.deciding().await?;
         let partial = self.partial_dir(key);
         fs::create_dir_all(&partial).map_err(FetchError::io("create", &partial))?;
@@ -126,7 +132,7 @@ impl Cache {
             .map_err(FetchError::io("write", wanted))?;
         let absent = files.iter().filter(|file| !self.blob(&file.digest).exists());
         let missing = |file: &RemoteFile| file.size.saturating_sub(on_disk(&partial.join(file.digest.to_string())));
-        let needed: u64 = absent.map(missing).sum();
+        let needed: u64 = absent.map(missing).sum::<u64>() + beside;
         let (used, free) = (self.used(), self.free()?);
         let over_limit = self.limit.map_or(0, |limit| (used + needed).saturating_sub(limit));
         let too_much = over_limit.max(needed.saturating_sub(free));
@@ -181,9 +187,19 @@ impl Cache {
             fs::rename(&dir, &gone).map_err(FetchError::io("rename", dir))?;
             fs::remove_dir_all(&gone).map_err(FetchError::io("remove", gone))?;
         }
+        self.drop_unneeded()
+    }
+
+    /// Takes blobs away that no model and no fetch needs: what only helped to bring others.
+    pub(crate) async fn tidy(&self) -> Result<(), FetchError> {
+        let _deciding = self.deciding().await?;
+        self.drop_unneeded()
+    }
+
+    fn drop_unneeded(&self) -> Result<(), FetchError> {
         let needed: BTreeSet<String> = self.references().into_values().flatten().chain(self.wanted()).collect();
-        for blob in names_in(&self.root.join("blobs")).into_iter().filter(|blob| !needed.contains(blob)) {
-            let path = self.root.join("blobs").join(blob);
+        for blob in names_in(&self.blobs()).into_iter().filter(|blob| !needed.contains(blob)) {
+            let path = self.blobs().join(blob);
             fs::remove_file(&path).map_err(FetchError::io("remove", path))?;
         }
         Ok(())
@@ -196,7 +212,7 @@ impl Cache {
         let entry = |(name, blobs): (&String, &BTreeSet<String>)| {
             let dir = self.model_dir(name);
             let own = blobs.iter().filter(|blob| users.get(blob) == Some(&1));
-            let size = |blob: &String| fs::metadata(self.root.join("blobs").join(blob)).map_or(0, |file| file.len());
+            let size = |blob: &String| fs::metadata(self.blobs().join(blob)).map_or(0, |file| file.len());
             let last_used = fs::metadata(dir.join(LEASE_FILE)).and_then(|lease| lease.modified());
             Entry {
                 name: format!("models/{name}"),
@@ -246,7 +262,7 @@ impl Cache {
     }
 
     fn used(&self) -> u64 {
-        size_of_all(&self.root.join("blobs")) + size_of_all(&self.root.join("partial"))
+        size_of_all(&self.blobs()) + size_of_all(&self.root.join("partial"))
     }
 
     fn free(&self) -> Result<u64, FetchError> {
@@ -322,7 +338,7 @@ mod tests {
 
     async fn put(cache: &Cache, key: &str, files: &[(RemoteFile, String)]) -> Result<PathBuf, FetchError> {
         let remote: Vec<RemoteFile> = files.iter().map(|(file, _)| file.clone()).collect();
-        cache.make_room(key, &remote).await?;
+        cache.make_room(key, &remote, 0).await?;
         for (file, content) in files {
             fs::write(cache.blob(&file.digest), content).unwrap();
         }
@@ -375,7 +391,7 @@ mod tests {
         let cache = Cache::open(root.path(), Some(8 * 8192)).unwrap();
         let begin = async |key: &str| {
             let (half, content) = file(key, &"h".repeat(3 * 8192));
-            cache.make_room(key, std::slice::from_ref(&half)).await.unwrap();
+            cache.make_room(key, std::slice::from_ref(&half), 0).await.unwrap();
             fs::write(cache.partial_dir(key).join(half.digest.to_string()), content).unwrap();
             for name in names_in(&cache.partial_dir(key)) {
                 let file = File::options().write(true).open(cache.partial_dir(key).join(name)).unwrap();
@@ -405,7 +421,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path(), None).unwrap();
         let (weights, _) = file("w", "weights");
-        let error = cache.make_room("m", &[RemoteFile { size: 1 << 60, ..weights }]).await.unwrap_err();
+        let error = cache.make_room("m", &[RemoteFile { size: 1 << 60, ..weights }], 0).await.unwrap_err();
         assert!(error.to_string().contains("1152921504606846976 more bytes"), "{error}");
     }
 }

@@ -100,10 +100,19 @@ fn named(names: &[String]) -> String {
     }
 }
 
-/// Whether a model could be made of it: other files may change without changing the model.
+/// Whether a model could be made of a file: others may change without changing the model.
 pub fn is_of_a_model(path: &str) -> bool {
     let by_end = [".safetensors", ".gguf"].iter().any(|end| path.ends_with(end));
     by_end || ["config.json", "tokenizer.json", INDEX].contains(&path) || BESIDE_WEIGHTS.contains(&path)
+}
+
+/// Names as the model's own folder has them: an archive or an image may have it below folders of its own.
+pub fn rooted(files: Vec<RemoteFile>) -> Vec<RemoteFile> {
+    let configs = files.iter().filter_map(|file| file.path.strip_suffix("config.json"));
+    let folders = configs.filter(|folder| folder.is_empty() || folder.ends_with('/'));
+    let Some(root) = folders.min_by_key(|folder| folder.len()).map(str::to_owned) else { return files };
+    let inside = |file: RemoteFile| Some(RemoteFile { path: file.path.strip_prefix(&root)?.to_owned(), ..file });
+    files.into_iter().filter_map(inside).collect()
 }
 
 /// Picks what the model needs of all files that its source has.
@@ -277,5 +286,19 @@ mod tests {
         assert_eq!(choose(&listing, Some("a-q8.gguf")).unwrap().files[0].path, "a-q8.gguf");
         let absent = choose(&listing, Some("a-q2.gguf")).unwrap_err().to_string();
         assert_eq!(absent, "there is no a-q2.gguf; its .gguf files: a-q4.gguf, a-q8.gguf");
+    }
+
+    #[test]
+    fn the_folder_of_the_model_is_where_its_configuration_is() {
+        let files = |names: &[&str]| {
+            let rooted = rooted(listing(names));
+            rooted.into_iter().map(|file| file.path).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            files(&["m/config.json", "m/1_Pooling/config.json", "LICENSE"]),
+            ["config.json", "1_Pooling/config.json"]
+        );
+        assert_eq!(files(&["config.json", "a/config.json"]), ["config.json", "a/config.json"]);
+        assert_eq!(files(&["a/model.gguf", "my_config.json"]), ["a/model.gguf", "my_config.json"]);
     }
 }

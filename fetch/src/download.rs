@@ -290,6 +290,16 @@ fn notes_path(partial: &Path) -> PathBuf {
     partial.with_added_extension("state")
 }
 
+/// Notes beside a file of a cache's `partial` that all of it is there, however it came.
+pub(crate) fn note_whole(partial: &Path, size: u64) -> io::Result<()> {
+    let whole = Ledger::new(size, CHUNK_BYTES);
+    let counts = (0..whole.n_chunks()).map(|chunk_idx| whole.missing(chunk_idx));
+    fs::write(
+        notes_path(partial),
+        counts.flat_map(|chunk| (chunk.end - chunk.start).to_le_bytes()).collect::<Vec<u8>>(),
+    )
+}
+
 impl Blob {
     fn open(download: &Download, remote: &RemoteFile) -> Result<Self, FetchError> {
         let path = download.partial(&remote.digest);

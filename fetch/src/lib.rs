@@ -19,6 +19,7 @@ pub mod origin;
 pub mod progress;
 pub mod source;
 mod transport;
+mod unpack;
 
 pub use self::{
     error::FetchError,

@@ -4,13 +4,14 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     cache::{self, Cache},
-    choose::{RemoteFile, Unfit, choose},
+    choose::{RemoteFile, Unfit, choose, rooted},
     download::{Download, download},
     error::FetchError,
     lease,
     origin::{Listing, Origin},
     progress::{Progress, Snapshot},
     source::Source,
+    unpack::{self, Packed, unpack},
 };
 
 /// What is wanted, from where to where.
@@ -82,16 +83,21 @@ pub async fn fetch(order: Order, progress: Arc<Progress>) -> Result<Fetched, Fet
     if let Some(found) = found(&cache, &order, &progress, Some(&commit))? {
         return Ok(found);
     }
-    let files = needed(&origin, &order, listing).await?;
-    cache.make_room(&key, &files).await?;
     let telling = tokio::spawn(tell(told, progress.clone()));
-    let work = Download { origin, cache: cache.clone(), key: key.clone(), connections: order.connections, progress };
-    let brought = download(Arc::new(work), &files).await;
+    let has_layers = !listing.packed.is_empty();
+    let Order { source, connections, .. } = order;
+    let work = Work { cache: &cache, key: &key, source: &source };
+    let download = Download { origin, cache: cache.clone(), key: key.clone(), connections, progress };
+    let brought = work.bring(Arc::new(download), listing).await;
     telling.abort();
     // It may be in the middle of a file that is about to go.
     let _aborted = telling.await;
-    brought?;
-    Ok(Fetched { dir: cache.install(&key, &files).await?, commit })
+    let dir = cache.install(&key, &brought?).await?;
+    // Layers have done what they were for.
+    if has_layers {
+        cache.tidy().await?;
+    }
+    Ok(Fetched { dir, commit })
 }
 
 /// The model of a commit that is known, if the cache has it.
@@ -110,16 +116,59 @@ fn found(
 /// How far the one who fetches is, for others who wait for the same.
 const PROGRESS_FILE: &str = "progress.json";
 
-/// Files that the model needs.
-async fn needed(origin: &Origin, order: &Order, listing: Listing) -> Result<Vec<RemoteFile>, FetchError> {
-    let Listing { commit, files } = listing;
-    let unfit = |unfit: Unfit| FetchError::Unfit { model: order.source.to_string(), commit: commit.clone(), unfit };
-    let choice = choose(&files, order.source.file()).map_err(unfit)?;
-    let needed = match choice.index.clone() {
-        None => choice.files,
-        Some(index) => choice.with_shards(&files, &origin.small_file(&index).await?).map_err(unfit)?,
-    };
-    origin.with_hashes(needed).await
+/// What a fetch works on.
+struct Work<'a> {
+    cache: &'a Cache,
+    key: &'a str,
+    source: &'a Source,
+}
+
+impl Work<'_> {
+    /// Brings what the model needs into the cache; which files that is.
+    async fn bring(&self, download: Arc<Download>, listing: Listing) -> Result<Vec<RemoteFile>, FetchError> {
+        let Listing { commit, mut files, packed } = listing;
+        let layers: Vec<RemoteFile> = packed.iter().map(|packed| packed.file.clone()).collect();
+        if !packed.is_empty() {
+            self.bring_files(&download, &layers, layers.iter().map(|layer| layer.size).sum()).await?;
+            files.extend(self.unpacked(packed).await?);
+        }
+        if let Source::Image(_) = self.source {
+            files = rooted(files);
+        }
+        let needed = self.needed(&download.origin, &commit, &files).await?;
+        // Layers stay until all of it is here: who is killed does not fetch them again.
+        self.bring_files(&download, &[layers, needed.clone()].concat(), 0).await?;
+        Ok(needed)
+    }
+
+    async fn bring_files(&self, work: &Arc<Download>, files: &[RemoteFile], beside: u64) -> Result<(), FetchError> {
+        self.cache.make_room(self.key, files, beside).await?;
+        download(work.clone(), files).await
+    }
+
+    async fn unpacked(&self, packed: Vec<Packed>) -> Result<Vec<RemoteFile>, FetchError> {
+        let (cache, key) = (self.cache.clone(), self.key.to_owned());
+        let unpacking = tokio::task::spawn_blocking(move || unpack(&cache, &key, &packed));
+        unpacking.await.expect("unpacking does not panic")
+    }
+
+    /// Files that the model needs.
+    async fn needed(&self, origin: &Origin, commit: &str, files: &[RemoteFile]) -> Result<Vec<RemoteFile>, FetchError> {
+        let unfit =
+            |unfit: Unfit| FetchError::Unfit { model: self.source.to_string(), commit: commit.to_owned(), unfit };
+        let choice = choose(files, self.source.file()).map_err(unfit)?;
+        let needed = match choice.index.clone() {
+            None => choice.files,
+            Some(index) => {
+                let bytes = match unpack::read(self.cache, self.key, &index) {
+                    Some(bytes) => bytes,
+                    None => origin.small_file(&index).await?,
+                };
+                choice.with_shards(files, &bytes).map_err(unfit)?
+            }
+        };
+        origin.with_hashes(needed).await
+    }
 }
 
 fn follow(told: &std::path::Path, progress: &Progress) {

@@ -17,6 +17,7 @@ use crate::{
     order::Access,
     source::Source,
     transport::{Failure, Refusal, Request, Said, Transport, error_chain, header, judged},
+    unpack::Packed,
 };
 
 pub use self::{bucket::BucketRefusal, registry::RegistryRefusal};
@@ -43,6 +44,8 @@ pub(crate) struct Listing {
     /// What pins it: who is told this gets these files and no others.
     pub(crate) commit: String,
     pub(crate) files: Vec<RemoteFile>,
+    /// Files that hold others; what is in them is known when they are here.
+    pub(crate) packed: Vec<Packed>,
 }
 
 impl Origin {

@@ -1,27 +1,19 @@
 //! A bucket on loopback: moto's S3 server with the official client beside it (`clients/bucket.py`), and [`Middle`] before it.
 //!
-//! moto checks signatures with botocore's own code once it is told to. It ends when its standard input does.
+//! moto checks signatures with botocore's own code once it is told to.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{BufRead, BufReader, Write},
-    path::Path,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::Mutex,
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::{middle::Middle, python::python_with};
+use crate::{middle::Middle, talk::Talk};
 
 /// What it needs.
 const REQUIREMENTS: &str = include_str!("../clients/bucket-requirements.txt");
 /// See the module. It stops when it is dropped.
 pub struct Bucket {
-    child: Child,
-    talk: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
+    talk: Talk,
     scratch: tempfile::TempDir,
     middle: Middle,
 }
@@ -40,16 +32,9 @@ pub struct Put {
 impl Bucket {
     /// An empty one that is called `models`. An error is a reason to skip.
     pub fn start() -> Result<Self> {
-        let python = python_with(REQUIREMENTS)?;
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/bucket.py");
-        let mut command = Command::new(&python);
-        command.args(["-B", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().context("start the bucket")?;
-        let (stdin, stdout) = (child.stdin.take().context("a pipe")?, child.stdout.take().context("a pipe")?);
-        let mut lines = BufReader::new(stdout);
-        let address = answer(&mut lines)?["address"].as_str().context("the bucket says where it is")?.parse()?;
-        let (middle, scratch) = (Middle::start(address)?, tempfile::tempdir()?);
-        Ok(Self { child, talk: Mutex::new((stdin, lines)), scratch, middle })
+        let (talk, said) = Talk::start("bucket.py", REQUIREMENTS)?;
+        let address = said["address"].as_str().context("the bucket says where it is")?.parse()?;
+        Ok(Self { talk, scratch: tempfile::tempdir()?, middle: Middle::start(address)? })
     }
 
     /// What sits before it.
@@ -69,53 +54,33 @@ impl Bucket {
         let mut order = json!({"do": "put", "key": key, "path": path, "public": how.public});
         how.checksum.into_iter().for_each(|checksum| order["checksum"] = json!(checksum));
         how.part_bytes.into_iter().for_each(|bytes| order["part_bytes"] = json!(bytes));
-        self.order(order).map(drop)
+        self.talk.order(&order).map(drop)
     }
 
     /// Reads a file with the official client.
     pub fn get(&self, key: &str, path: &Path) -> Result<()> {
-        self.order(json!({"do": "get", "key": key, "path": path})).map(drop)
+        self.talk.order(&json!({"do": "get", "key": key, "path": path})).map(drop)
     }
 
     /// Takes a file away.
     pub fn delete(&self, key: &str) -> Result<()> {
-        self.order(json!({"do": "delete", "key": key})).map(drop)
+        self.talk.order(&json!({"do": "delete", "key": key})).map(drop)
     }
 
     /// Variables of somebody who may read.
     pub fn reader(&self) -> Result<BTreeMap<String, String>> {
-        variables(&self.order(json!({"do": "reader"}))?)
+        variables(&self.talk.order(&json!({"do": "reader"}))?)
     }
 
     /// Variables of somebody who may do this much.
     pub fn user(&self, name: &str, actions: &[&str]) -> Result<BTreeMap<String, String>> {
-        variables(&self.order(json!({"do": "user", "name": name, "actions": actions}))?)
+        variables(&self.talk.order(&json!({"do": "user", "name": name, "actions": actions}))?)
     }
 
     /// From now on every request must be signed by who may.
     pub fn enforce(&self) -> Result<()> {
-        self.order(json!({"do": "enforce"})).map(drop)
+        self.talk.order(&json!({"do": "enforce"})).map(drop)
     }
-
-    fn order(&self, order: Value) -> Result<Value> {
-        let mut talk = self.talk.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        writeln!(talk.0, "{order}").with_context(|| format!("order {order}"))?;
-        answer(&mut talk.1).with_context(|| format!("order {order}"))
-    }
-}
-
-impl Drop for Bucket {
-    fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn answer(lines: &mut impl BufRead) -> Result<Value> {
-    let mut line = String::new();
-    lines.read_line(&mut line)?;
-    serde_json::from_str(&line).with_context(|| format!("the bucket answers \"{}\"", line.trim()))
 }
 
 fn variables(keys: &Value) -> Result<BTreeMap<String, String>> {

@@ -185,7 +185,7 @@ impl Bucket {
         }
         let commit = self.place.pin(&self.model, &files);
         match pinned.filter(|pinned| *pinned != commit) {
-            None => Ok(Listing { commit, files }),
+            None => Ok(Listing { commit, files, packed: Vec::new() }),
             Some(pinned) => {
                 Err(BucketRefusal::Moved { source_name: self.name(), pinned: pinned.to_owned(), found: commit }.into())
             }

@@ -70,7 +70,7 @@ impl Hub {
             Some(commit) => commit.to_owned(),
             None => self.commit().await?,
         };
-        Ok(Listing { files: self.files(&commit).await?, commit })
+        Ok(Listing { files: self.files(&commit).await?, commit, packed: Vec::new() })
     }
 
     /// The commit that the revision is now.

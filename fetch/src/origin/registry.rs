@@ -1,7 +1,8 @@
 //! A registry's HTTP API, OCI's: which manifest a tag is, which layers it has, ranges of their blobs. Everything is named by its
 //! SHA-256, the manifest too: that is the commit.
 //!
-//! A layer is a file of the model where it says the file's name, as ORAS, ModelPack and Docker's model runner push them.
+//! A layer is a file of the model where it says the file's name, as ORAS, ModelPack and Docker's model runner push them, or a tar of
+//! files: a folder that one of those packed, KitOps' layers, those of an image that a Dockerfile makes.
 
 mod login;
 
@@ -26,6 +27,7 @@ use crate::{
     order::Access,
     source::ImageModel,
     transport::{Failure, Refusal, Request, Said, Transport},
+    unpack::{Holds, Packed, Packing},
 };
 
 /// Forms of a manifest that are read.
@@ -33,6 +35,9 @@ const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application
                          application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 /// Where a layer says which file it is: ORAS and most others, ModelPack.
 const NAMES: [&str; 2] = ["org.opencontainers.image.title", "org.cncf.model.filepath"];
+
+/// That a layer is a folder, which ORAS packed.
+const UNPACK: &str = "io.deis.oras.content.unpack";
 
 /// One image of a registry.
 pub(crate) struct Registry {
@@ -82,10 +87,18 @@ pub enum RegistryRefusal {
         /// What there is.
         found: String,
     },
-    /// No layer says which file it is.
+    /// A layer cannot be read.
+    #[error("{image} has a layer of type {media_type}, which is not read: pack it as tar, with gzip or without")]
+    Unread {
+        /// The image.
+        image: String,
+        /// The layer's.
+        media_type: String,
+    },
+    /// No layer is a file or holds some.
     #[error(
-        "{image} holds no files of a model: a layer is one file that is named by the annotation org.opencontainers.image.title, as `oras \
-         push` writes it; its layers: {found}"
+        "{image} holds no files of a model: a layer is a tar, or one file that is named by the annotation org.opencontainers.image.title, \
+         as `oras push` writes it; its layers: {found}"
     )]
     NoFiles {
         /// The image.
@@ -164,8 +177,22 @@ impl Registry {
             Some(reference) => self.manifest(&reference).await?.0,
             None => manifest,
         };
-        let files = self.files(&manifest.layers)?;
-        Ok(Listing { commit, files })
+        let (mut files, mut packed) = (Vec::new(), Vec::new());
+        for layer in &manifest.layers {
+            match self.meaning(layer)? {
+                Some(Meaning::File(name)) => files.push(self.file(name, layer)?),
+                Some(Meaning::Tar { packing, holds }) => {
+                    packed.push(Packed { file: self.file(layer.digest.clone(), layer)?, packing, holds });
+                }
+                None => {}
+            }
+        }
+        if files.is_empty() && packed.is_empty() {
+            return Err(
+                RegistryRefusal::NoFiles { image: self.image.to_string(), found: types(&manifest.layers) }.into()
+            );
+        }
+        Ok(Listing { commit, files, packed })
     }
 
     /// A manifest and its SHA-256.
@@ -198,15 +225,9 @@ impl Registry {
         }
     }
 
-    fn files(&self, layers: &[Descriptor]) -> Result<Vec<RemoteFile>, FetchError> {
-        let named = layers.iter().filter_map(|layer| Some((name(layer)?, layer)));
-        let files = named.map(|(name, layer)| self.file(name, layer)).collect::<Result<Vec<_>, _>>()?;
-        if !files.is_empty() {
-            return Ok(rooted(files));
-        }
-        let types: Vec<&str> = layers.iter().map(|layer| &*layer.media_type).collect();
-        let found = if types.is_empty() { "none".to_owned() } else { types.join(", ") };
-        Err(RegistryRefusal::NoFiles { image: self.image.to_string(), found }.into())
+    fn meaning(&self, layer: &Descriptor) -> Result<Option<Meaning>, FetchError> {
+        meaning(layer)
+            .map_err(|media_type| RegistryRefusal::Unread { image: self.image.to_string(), media_type }.into())
     }
 
     fn file(&self, name: String, layer: &Descriptor) -> Result<RemoteFile, FetchError> {
@@ -322,6 +343,40 @@ fn taken<'a>(entries: &'a [Descriptor], platform: &str) -> Option<&'a str> {
     }
 }
 
+/// What a layer is to a model.
+#[derive(Debug, PartialEq)]
+enum Meaning {
+    /// The file of this name.
+    File(String),
+    /// A tar of files.
+    Tar { packing: Packing, holds: Holds },
+}
+
+/// `None`: nothing of a model. An error is a type that cannot be read.
+fn meaning(layer: &Descriptor) -> Result<Option<Meaning>, String> {
+    let media_type = &*layer.media_type;
+    let of_image = ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."]
+        .iter()
+        .any(|of| media_type.starts_with(of));
+    let name = name(layer);
+    let (before, packing) = match media_type.rsplit_once(['+', '.']) {
+        Some((before, "gzip")) => (before, Packing::TarGzip),
+        Some((before, "zstd")) if before.ends_with("tar") => return Err(media_type.to_owned()),
+        _ => (media_type, Packing::Tar),
+    };
+    // ORAS gives every file the type of a plain tar. A folder that it packed is compressed, and most say what they are.
+    let says_folder = layer.annotations.as_ref().and_then(|said| said.get(UNPACK)).is_some_and(|said| said == "true");
+    let is_folder = says_folder || name.is_some() && packing == Packing::TarGzip;
+    let is_file = !before.ends_with(".tar") || of_image && name.is_some() && !is_folder;
+    let holds = if of_image && !is_folder { Holds::RootOfImage } else { Holds::Anything };
+    Ok(if is_file { name.map(Meaning::File) } else { Some(Meaning::Tar { packing, holds }) })
+}
+
+fn types(layers: &[Descriptor]) -> String {
+    let types: Vec<&str> = layers.iter().map(|layer| &*layer.media_type).collect();
+    if types.is_empty() { "none".to_owned() } else { types.join(", ") }
+}
+
 /// Which file a layer is; `None` if it does not say, or says one that leads out of a folder.
 fn name(layer: &Descriptor) -> Option<String> {
     let annotations = layer.annotations.as_ref();
@@ -332,15 +387,6 @@ fn name(layer: &Descriptor) -> Option<String> {
     let said = said?.trim_start_matches("./").to_owned();
     let leads_out = |part: &str| matches!(part, "" | "." | "..");
     (!said.split('/').any(leads_out)).then_some(said)
-}
-
-/// Names as the model's own folder has them: an image may have it below folders of its own.
-fn rooted(files: Vec<RemoteFile>) -> Vec<RemoteFile> {
-    let configs = files.iter().filter_map(|file| file.path.strip_suffix("config.json"));
-    let folders = configs.filter(|folder| folder.is_empty() || folder.ends_with('/'));
-    let Some(root) = folders.min_by_key(|folder| folder.len()).map(str::to_owned) else { return files };
-    let inside = |file: RemoteFile| Some(RemoteFile { path: file.path.strip_prefix(&root)?.to_owned(), ..file });
-    files.into_iter().filter_map(inside).collect()
 }
 
 /// A registry says it in its body.
@@ -381,25 +427,33 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_the_model_is_where_its_configuration_is() {
-        let files = |names: &[&str]| {
-            let url = Url::parse("https://registry.example/").unwrap();
-            let file = |name: &&str| RemoteFile {
-                path: (*name).to_owned(),
-                size: 1,
-                digest: Digest::sha256(&"0a".repeat(32)).unwrap(),
-                url: url.clone(),
-                etag: None,
-            };
-            let rooted = rooted(names.iter().map(file).collect());
-            rooted.into_iter().map(|file| file.path).collect::<Vec<_>>()
-        };
+    fn a_layer_is_a_file_or_a_tar_by_its_type_and_what_it_says() {
+        let said = |media_type: &str, annotations: &[(&str, &str)]| meaning(&layer(media_type, annotations));
+        let file = |name: &str| Ok(Some(Meaning::File(name.to_owned())));
+        let tar = |packing, holds| Ok(Some(Meaning::Tar { packing, holds }));
+        let (oci, title) = ("application/vnd.oci.image.layer.v1.tar", (NAMES[0], "m"));
+        // As ORAS pushes a file and a folder.
+        assert_eq!(said(oci, &[title]), file("m"));
+        assert_eq!(said(oci, &[title, (UNPACK, "true")]), tar(Packing::Tar, Holds::Anything));
+        assert_eq!(said(&format!("{oci}+gzip"), &[title]), tar(Packing::TarGzip, Holds::Anything));
+        // As a Dockerfile makes an image.
+        assert_eq!(said(oci, &[]), tar(Packing::Tar, Holds::RootOfImage));
+        let docker = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+        assert_eq!(said(docker, &[]), tar(Packing::TarGzip, Holds::RootOfImage));
+        // ModelPack, KitOps, Docker's model runner.
+        assert_eq!(said("application/vnd.cncf.model.weight.v1.raw", &[(NAMES[1], "w")]), file("w"));
         assert_eq!(
-            files(&["m/config.json", "m/1_Pooling/config.json", "LICENSE"]),
-            ["config.json", "1_Pooling/config.json"]
+            said("application/vnd.cncf.model.weight.v1.tar", &[(NAMES[1], "w")]),
+            tar(Packing::Tar, Holds::Anything)
         );
-        assert_eq!(files(&["config.json", "a/config.json"]), ["config.json", "a/config.json"]);
-        assert_eq!(files(&["a/model.gguf", "my_config.json"]), ["a/model.gguf", "my_config.json"]);
+        assert_eq!(
+            said("application/vnd.kitops.modelkit.model.v1.tar+gzip", &[]),
+            tar(Packing::TarGzip, Holds::Anything)
+        );
+        assert_eq!(said("application/vnd.docker.ai.gguf.v3", &[]), file("model.gguf"));
+        assert_eq!(said("application/vnd.docker.ai.license", &[]), Ok(None));
+        let zstd = format!("{oci}+zstd");
+        assert_eq!(said(&zstd, &[]), Err(zstd.clone()));
     }
 
     #[test]
