@@ -1,5 +1,5 @@
-//! `stoker-agent fetch`: brings a model from a hub, a bucket or a registry into a cache of this node, says how far it is, and lets a link lead to
-//! it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
+//! `stoker-agent fetch`: brings a model from a hub, a bucket or a registry into a cache of this node, says how far it is, and lets
+//! a link lead to it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
 
 use std::{
     fs,
@@ -54,7 +54,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "DIR")]
     cache: PathBuf,
 
-    /// Link that is to lead to the model's directory. If it does already, that commit is taken again.
+    /// Link that is to lead to the model's directory. If it leads to one already, or if the operator was told one that it was to lead
+    /// to, that commit is taken again.
     #[arg(long, value_name = "PATH")]
     link: Option<PathBuf>,
 
@@ -122,7 +123,8 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
         if let Some(replica) = &replica {
             answer_operator(args, replica.clone()).await?;
         }
-        let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), replica));
+        let told = replica.map(|replica| Told { replica, noted: args.link.as_deref().map(noted_commit) });
+        let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), told));
         let fetched = fetch(order(args), progress.clone()).await;
         lines.abort();
         fetched.with_context(|| format!("fetch {}", args.model))
@@ -147,7 +149,7 @@ fn order(args: &FetchArgs) -> Order {
     Order {
         source: model,
         access: access(args),
-        commit: commit.or_else(|| linked_commit(link.as_deref()?)),
+        commit: commit.or_else(|| commit_before(link.as_deref()?)),
         cache,
         limit: cache_limit,
         connections: connections.into(),
@@ -172,9 +174,17 @@ fn docker_config() -> Option<String> {
     fs::read_to_string(dir.join("config.json")).ok()
 }
 
-/// What the link leads to since before: who starts again serves the same bytes.
-fn linked_commit(link: &Path) -> Option<String> {
-    cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned)
+/// What the link leads to since before, or was to lead to: who starts again serves the same bytes.
+fn commit_before(link: &Path) -> Option<String> {
+    let linked = || cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned);
+    let noted = || fs::read_to_string(noted_commit(link)).ok().filter(|commit| is_commit(commit));
+    linked().or_else(noted)
+}
+
+/// Where the commit is that the operator was told, and tells other replicas: what a source turns out to be when this container starts
+/// again counts no more.
+fn noted_commit(link: &Path) -> PathBuf {
+    link.with_added_extension("commit")
 }
 
 /// The first process of a container is not ended by a signal that it does not hear.
@@ -208,24 +218,44 @@ async fn answer_operator(args: &FetchArgs, replica: Arc<Replica>) -> anyhow::Res
     Ok(())
 }
 
-fn tell(replica: &Replica, snapshot: &Snapshot) {
-    let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
-    let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
-    replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
-    // Progress or not, it goes on or gives up by itself: it does not hang.
-    replica.note_load_progress(0.0);
+/// Who is told how far it is.
+struct Told {
+    replica: Arc<Replica>,
+    /// Where the commit is kept before anybody is told.
+    noted: Option<PathBuf>,
+}
+
+impl Told {
+    fn tell(&self, snapshot: &Snapshot) {
+        let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
+        // Who cannot note it tells nobody: another replica would get what this one may not get again.
+        let commit = commit.filter(|commit| self.noted.as_ref().is_none_or(|path| note(path, commit).is_ok()));
+        let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
+        self.replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
+        // Progress or not, it goes on or gives up by itself: it does not hang.
+        self.replica.note_load_progress(0.0);
+    }
+}
+
+/// Whole or not at all.
+fn note(path: &Path, commit: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|noted| noted == commit) {
+        return Ok(());
+    }
+    let made = path.with_added_extension("new");
+    fs::write(&made, commit).and_then(|()| fs::rename(&made, path))
 }
 
 /// One line on a terminal that is written over; elsewhere one every few seconds.
-async fn show(label: String, progress: Arc<Progress>, replica: Option<Arc<Replica>>) {
+async fn show(label: String, progress: Arc<Progress>, told: Option<Told>) {
     let terminal = io::stderr().is_terminal();
     let mut said = Instant::now();
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;
         let now = Instant::now();
         let snapshot = progress.at(now);
-        if let Some(replica) = &replica {
-            tell(replica, &snapshot);
+        if let Some(told) = &told {
+            told.tell(&snapshot);
         }
         let line = snapshot.line();
         // A reader that went away is no reason to stop.

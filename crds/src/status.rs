@@ -173,7 +173,7 @@ pub enum StartupPhase {
     Scheduling,
     /// Its image and volumes.
     Preparing,
-    /// Its model, from a hub.
+    /// Its model, from where it is.
     Fetching,
     /// Weights being read, memory planned, a warm-up step.
     Loading,

@@ -8,9 +8,6 @@ use std::{fmt, str::FromStr};
 
 pub use self::{bucket::BucketModel, hub::HubModel, image::ImageModel};
 
-/// What sources of each kind begin with.
-pub const SCHEMES: [&str; 3] = [hub::SCHEME, bucket::SCHEME, image::SCHEME];
-
 /// Where a model is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Source {

@@ -170,7 +170,7 @@ pub struct ReplicaInputs {
     /// PersistentVolumeClaim mounted at [`MODEL_MOUNT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_claim: Option<String>,
-    /// How the model comes, if a hub has it.
+    /// How the model comes, if it is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<ModelFetch>,
     /// Names accepted in requests; never empty.

@@ -3,9 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use ring::digest::{SHA256, digest};
+use serde_json::json;
 use stoker_tests::{
     bucket::{Bucket, Put},
     fetches::{Fetcher, NEEDED, Noted, assert_needed, files, has, noise, none_twice, sharded},
@@ -174,6 +181,46 @@ fn a_file_that_is_replaced_in_the_middle_ends_the_fetch_and_the_next_one_brings_
         let (dir, _) = site.fetcher.fetch(SOURCE, &[]).unwrap();
         assert!(files(&dir)[NEEDED[1]] == new, "the new file, whole");
     }
+}
+
+/// The arguments of a replica's container, which tells the operator.
+fn in_a_pod(dir: &Path) -> Vec<String> {
+    let config = json!({"revision": "r1", "model": {"source": "/run/model", "servedNames": ["chat"]}});
+    let [config_file, keys, link] = ["config.json", "keys.json", "current"].map(|name| dir.join(name));
+    fs::write(&config_file, config.to_string()).unwrap();
+    fs::write(&keys, "").unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let flags = ["--config", &text(&config_file), "--operator-keys", &text(&keys), "--link", &text(&link)];
+    let address = ["--host", "127.0.0.1", "--admin-port", "0"];
+    flags.iter().chain(&address).map(|word| (*word).to_owned()).collect()
+}
+
+#[test]
+fn what_the_operator_was_told_holds_for_the_container_that_starts_again() {
+    let (test, old) =
+        ("what_the_operator_was_told_holds_for_the_container_that_starts_again", sharded([36 << 20, 1 << 20]));
+    let Some(site) = Site::with(test, &old, |name| Put { public: true, ..sha256(name) }) else { return };
+    let told = in_a_pod(site.fetcher.home());
+    let told: Vec<&str> = told.iter().map(String::as_str).collect();
+    let noted = site.fetcher.home().join("current.commit");
+    site.bucket.middle().slow_down(Duration::from_millis(20));
+    let mut fetch = site.fetcher.start(SOURCE, &told);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !noted.exists() {
+        assert!(fetch.try_wait().unwrap().is_none() && Instant::now() < deadline, "it notes nothing");
+        sleep(Duration::from_millis(5));
+    }
+    fetch.kill().unwrap();
+    fetch.wait().unwrap();
+    site.bucket.middle().slow_down(Duration::ZERO);
+    let commit = fs::read_to_string(&noted).unwrap();
+    let public = Put { public: true, ..Put::default() };
+    site.bucket.put(&format!("{PREFIX}config.json"), b"{\"a\": 1}", public).unwrap();
+    let said = site.fetcher.fetch(SOURCE, &told).unwrap_err();
+    has(&said, &["are others", &format!("replicas were told to serve ({commit})"), "put them back"]);
+    site.bucket.put(&format!("{PREFIX}config.json"), b"{}", Put { public: true, ..sha256("") }).unwrap();
+    let (dir, _) = site.fetcher.fetch(SOURCE, &told).unwrap();
+    assert!(dir.to_str().unwrap().ends_with(&commit), "the same bytes have the same ETag");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! How a model comes that a hub, a bucket or a registry has: a container that fetches it before the agent starts, the cache it is kept in, the link
-//! that leads to it. Pure.
+//! How a model comes that a hub, a bucket or a registry has: a container that fetches it before the agent starts, the cache it is
+//! kept in, the link that leads to it. Pure.
 //!
 //! Only that container gets token, keys or login. The agent sees the cache read-only, and the link under a name that is known before
 //! anybody knows the commit.
