@@ -30,13 +30,17 @@ def main():
     os._exit(0)
 
 
+def policy(actions, **more):
+    return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, **more}]})
+
+
 class Orders:
     def __init__(self, endpoint):
         self.endpoint = endpoint
         first = {"aws_access_key_id": "first", "aws_secret_access_key": "first"}
         self.iam = self.client("iam", first)
         admin = self.user("admin", ["*"])
-        self.iam, self.s3 = self.client("iam", admin), self.client("s3", admin)
+        self.iam, self.s3, self.sts = (self.client(service, admin) for service in ["iam", "s3", "sts"])
         self.s3.create_bucket(Bucket=BUCKET)
 
     def client(self, service, keys):
@@ -58,13 +62,21 @@ class Orders:
     def user(self, name, actions):
         self.iam.create_user(UserName=name)
         if actions:
-            allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
-            self.iam.put_user_policy(UserName=name, PolicyName="allowed", PolicyDocument=json.dumps(allowed))
+            self.iam.put_user_policy(UserName=name, PolicyName="allowed", PolicyDocument=policy(actions, Resource="*"))
         key = self.iam.create_access_key(UserName=name)["AccessKey"]
         return {"aws_access_key_id": key["AccessKeyId"], "aws_secret_access_key": key["SecretAccessKey"]}
 
     def reader(self):
         return self.user("reader", READS)
+
+    def role(self):
+        """Keys of a role that reads, for an hour."""
+        who = policy(["sts:AssumeRole"], Principal="*")
+        role = self.iam.create_role(RoleName="reads", AssumeRolePolicyDocument=who)["Role"]
+        self.iam.put_role_policy(RoleName="reads", PolicyName="allowed", PolicyDocument=policy(READS, Resource="*"))
+        keys = self.sts.assume_role(RoleArn=role["Arn"], RoleSessionName="tests")["Credentials"]
+        names = {"aws_access_key_id": "AccessKeyId", "aws_secret_access_key": "SecretAccessKey", "aws_session_token": "SessionToken"}
+        return {name: keys[of] for name, of in names.items()}
 
     def enforce(self):
         """From now on every request must be signed by who may."""

@@ -72,6 +72,11 @@ impl Bucket {
         variables(&self.talk.order(&json!({"do": "reader"}))?)
     }
 
+    /// Variables of a role that may read, for an hour.
+    pub fn role(&self) -> Result<BTreeMap<String, String>> {
+        variables(&self.talk.order(&json!({"do": "role"}))?)
+    }
+
     /// Variables of somebody who may do this much.
     pub fn user(&self, name: &str, actions: &[&str]) -> Result<BTreeMap<String, String>> {
         variables(&self.talk.order(&json!({"do": "user", "name": name, "actions": actions}))?)

@@ -6,8 +6,10 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
     path::Path,
-    thread::sleep,
+    thread::{sleep, spawn},
     time::{Duration, Instant},
 };
 
@@ -249,6 +251,56 @@ fn what_is_pinned_is_found_without_the_bucket_and_other_files_are_refused() {
     assert!(moved != dir && files(&moved)["config.json"] == b"{\"a\": 1}");
     let shared = |dir: &Path| fs::canonicalize(dir.join(NEEDED[1])).unwrap();
     assert_eq!(shared(&moved), shared(&dir), "what is the same is there once");
+}
+
+/// Hands out keys to who has the token, as a server of a node does for a role of EKS Pod Identity.
+fn hand_out(keys: &BTreeMap<String, String>, token: &'static str) -> SocketAddr {
+    let body = json!({
+        "AccessKeyId": keys["AWS_ACCESS_KEY_ID"], "SecretAccessKey": keys["AWS_SECRET_ACCESS_KEY"],
+        "Token": keys["AWS_SESSION_TOKEN"], "Expiration": "2099-01-01T00:00:00Z",
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            let lines = BufReader::new(connection.try_clone().unwrap()).lines().map_while(Result::ok);
+            let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+            let knows = head.iter().any(|line| line.eq_ignore_ascii_case(&format!("authorization: {token}")));
+            let (status, body) = if knows { ("200 OK", body.to_string()) } else { ("403 Forbidden", String::new()) };
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            connection.write_all((head + &body).as_bytes()).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_role_may_read_by_its_variables_or_by_what_the_node_hands_out() {
+    let test = "a_role_may_read_by_its_variables_or_by_what_the_node_hands_out";
+    let Some(mut site) = Site::with(test, &sharded([1000, 1000]), |_| Put::default()) else { return };
+    let keys = site.bucket.role().unwrap();
+    site.bucket.enforce().unwrap();
+    let endpoint = site.fetcher.env.clone();
+    site.fetcher.env.extend(keys.clone());
+    site.fetcher.fetch(SOURCE, &[]).unwrap();
+    site.fetcher.env.insert("AWS_SESSION_TOKEN".to_owned(), "another".to_owned());
+    has(
+        &site.fetcher.fetch(SOURCE, &[]).unwrap_err(),
+        &["400 Bad Request", "AWS_SESSION_TOKEN is no longer valid: put a fresh one"],
+    );
+
+    let uri = format!("http://{}/v1/credentials", hand_out(&keys, "of-this-pod"));
+    let token = site.fetcher.home().join("token");
+    fs::write(&token, "of-this-pod\n").unwrap();
+    site.fetcher.env = endpoint;
+    site.fetcher.env.insert("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), uri);
+    site.fetcher.env.insert("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE".to_owned(), token.to_str().unwrap().to_owned());
+    site.bucket.middle().take_asked();
+    site.fetcher.fetch(SOURCE, &[]).unwrap();
+    let asked = site.bucket.middle().take_asked();
+    assert!(!asked.is_empty() && asked.iter().all(|asked| asked.authorization.is_some()), "{asked:?}");
+    fs::write(&token, "of-another").unwrap();
+    has(&site.fetcher.fetch(SOURCE, &[]).unwrap_err(), &["credentials: "]);
 }
 
 #[test]

@@ -277,7 +277,8 @@ impl Bucket {
             _ if region.is_some_and(|region| region != self.place.region) => {
                 BucketRefusal::OtherRegion { bucket, region: region.unwrap_or_default().to_owned(), said }
             }
-            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
+            // Tokens that are no longer valid are a bad request to AWS.
+            _ if is_denied(status, &code) => {
                 BucketRefusal::Denied { status, server, source_name: self.name(), fix: self.fix(&code), said }
             }
             _ => return wrong_answer(&url, format!("{status} {code}: {said}")).into(),
@@ -315,6 +316,11 @@ impl Bucket {
     fn name(&self) -> String {
         self.model.to_string()
     }
+}
+
+fn is_denied(status: StatusCode, code: &str) -> bool {
+    let of_token = matches!(code, "ExpiredToken" | "InvalidToken");
+    of_token || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 /// What a request about a file says beside who asks.
@@ -515,6 +521,18 @@ mod tests {
         assert_eq!(base("s3://models/m", &own), "http://s3.example:9000/models/");
         let wrong = place("s3://models/m", &[("AWS_ENDPOINT_URL", "s3.example")]).unwrap_err().to_string();
         assert!(wrong.contains("AWS_ENDPOINT_URL \"s3.example\"") && wrong.contains("https://HOST"), "{wrong}");
+    }
+
+    #[test]
+    fn a_bucket_of_another_region_says_which() {
+        let transport = Transport::new().unwrap();
+        let bucket = Bucket::new(transport, model("s3://models/m"), &Access::default()).unwrap();
+        let headers =
+            HeaderMap::from_iter([("x-amz-bucket-region".parse().unwrap(), HeaderValue::from_static("eu-west-1"))]);
+        let url = bucket.place.base.clone();
+        let refusal = Refusal { status: StatusCode::MOVED_PERMANENTLY, said: Said::default(), headers, url };
+        let Failure::Final(error) = bucket.refused(refusal, None) else { panic!("it does not pass") };
+        assert!(error.to_string().contains("\"models\" is in region eu-west-1: set AWS_REGION"), "{error}");
     }
 
     #[test]
