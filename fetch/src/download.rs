@@ -67,6 +67,8 @@ struct Blob {
     location: Mutex<Option<Url>>,
     /// Held by the one connection that brings all of it, if the server knows no ranges.
     whole: tokio::sync::Mutex<()>,
+    /// One for each chunk, held by the connection that writes it: a byte that was noted is hashed, and must not be written again.
+    writers: Vec<tokio::sync::Mutex<()>>,
 }
 
 /// The files of one round and who is next.
@@ -147,6 +149,8 @@ impl Round {
             connections.spawn(self.clone().fetch_some());
         }
         while let Some(ended) = connections.join_next().await {
+            // Who hashes would wait for bytes that nobody brings.
+            self.given_up.fetch_or(ended.is_err(), Ordering::SeqCst);
             // The others end with the set.
             ended.expect("fetching does not panic")?;
         }
@@ -230,7 +234,14 @@ impl Download {
             Err(failure) => return Ok(Err(failure)),
         };
         match body_of(&answer, &missing, blob.remote.size) {
-            Body::Asked => blob.write_chunk(answer, chunk_idx, &self.progress).await,
+            Body::Asked => {
+                let _only = blob.writers[chunk_idx].lock().await;
+                // Somebody who got the whole file may have brought some of it.
+                if blob.ledger().missing(chunk_idx) != missing {
+                    return Ok(Ok(()));
+                }
+                blob.write_chunk(answer, chunk_idx, &self.progress).await
+            }
             Body::Whole => {
                 let _only = blob.whole.lock().await;
                 if blob.ledger().missing(chunk_idx).is_empty() {
@@ -312,6 +323,7 @@ impl Blob {
         let (counts, _torn) = kept.as_chunks::<8>();
         let counts: Vec<u64> = counts.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let ledger = Ledger::resumed(remote.size, CHUNK_BYTES, &counts);
+        let writers = (0..ledger.n_chunks()).map(|_| tokio::sync::Mutex::new(())).collect();
         download.progress.add(ledger.present());
         let length = file.metadata().map_err(FetchError::io("look at", &path))?.len();
         if length != remote.size {
@@ -325,6 +337,7 @@ impl Blob {
             grown: Condvar::new(),
             location: Mutex::new(None),
             whole: tokio::sync::Mutex::new(()),
+            writers,
         })
     }
 
@@ -358,9 +371,9 @@ impl Blob {
         Ok(ended.and(if at == missing.end { Ok(()) } else { Err(Failure::passing("the answer ended early")) }))
     }
 
-    /// Writes what comes of the whole file and is not there yet.
+    /// Writes what comes of the whole file, is not there yet, and is not being brought by somebody else.
     async fn write_whole(&self, mut answer: Response, progress: &Progress) -> Result<Result<(), Failure>, FetchError> {
-        let mut at = 0;
+        let (mut at, mut held) = (0, None);
         loop {
             let bytes = match answer.chunk().await {
                 Ok(Some(bytes)) => bytes,
@@ -368,27 +381,32 @@ impl Blob {
                 Ok(None) => return Ok(Err(Failure::passing("the answer ended early"))),
                 Err(error) => return Ok(Err(Failure::passing(error_chain(&error)))),
             };
-            let end = (at + bytes.len() as u64).min(self.remote.size);
-            self.write_across(&bytes, at..end, progress)?;
-            at = end;
+            let mut bytes = &bytes[..bytes.len().min(usize::try_from(self.remote.size - at).unwrap_or(usize::MAX))];
+            while !bytes.is_empty() {
+                let chunk_idx = usize::try_from(at / CHUNK_BYTES).expect("a chunk of this file");
+                if held.as_ref().is_none_or(|(idx, _)| *idx != chunk_idx) {
+                    held = Some((chunk_idx, self.writers[chunk_idx].try_lock().ok()));
+                }
+                let left = usize::try_from((chunk_idx as u64 + 1) * CHUNK_BYTES - at).expect("a chunk is small");
+                let (part, rest) = bytes.split_at(bytes.len().min(left));
+                if let Some((_, Some(_))) = &held {
+                    self.write_part(chunk_idx, part, at, progress)?;
+                }
+                (bytes, at) = (rest, at + part.len() as u64);
+            }
         }
     }
 
-    /// Writes bytes of the file that may be of two chunks, leaving out those that are there.
-    fn write_across(&self, bytes: &[u8], place: Range<u64>, progress: &Progress) -> Result<(), FetchError> {
-        let first = usize::try_from(place.start / CHUNK_BYTES).expect("a chunk of this file");
-        let last = usize::try_from(place.end.saturating_sub(1) / CHUNK_BYTES).expect("a chunk of this file");
-        for chunk_idx in first..=last {
-            let missing = self.ledger().missing(chunk_idx);
-            let (from, to) = (missing.start.max(place.start), missing.end.min(place.end));
-            if from != missing.start || from >= to {
-                continue;
-            }
-            let part = |at: u64| usize::try_from(at - place.start).expect("inside the piece");
-            self.file.write_all_at(&bytes[part(from)..part(to)], from).map_err(self.write_error())?;
-            self.note(chunk_idx, to - from, progress)?;
+    /// Writes bytes of one chunk, leaving out those that are there.
+    fn write_part(&self, chunk_idx: usize, bytes: &[u8], at: u64, progress: &Progress) -> Result<(), FetchError> {
+        let from = self.ledger().missing(chunk_idx).start;
+        let end = at + bytes.len() as u64;
+        if from < at || from >= end {
+            return Ok(());
         }
-        Ok(())
+        let skipped = usize::try_from(from - at).expect("inside the piece");
+        self.file.write_all_at(&bytes[skipped..], from).map_err(self.write_error())?;
+        self.note(chunk_idx, end - from, progress)
     }
 
     /// The bytes are written; now it is said that they are.
