@@ -73,6 +73,9 @@ pub enum Unfit {
         named(.0)
     )]
     WhichGguf(Vec<String>),
+    /// Several folders that are models and no word on which.
+    #[error("there are several folders with a config.json, publish each model alone: {}", named(.0))]
+    WhichFolder(Vec<String>),
     /// No `config.json`.
     #[error("there is no config.json and no .gguf file: this is no model in transformers' layout")]
     NoConfig,
@@ -106,13 +109,22 @@ pub fn is_of_a_model(path: &str) -> bool {
     by_end || ["config.json", "tokenizer.json", INDEX].contains(&path) || BESIDE_WEIGHTS.contains(&path)
 }
 
-/// Names as the model's own folder has them: an archive or an image may have it below folders of its own.
-pub fn rooted(files: Vec<RemoteFile>) -> Vec<RemoteFile> {
+/// Names as the model's own folder has them: an archive or an image may have it below folders of its own, and is not asked which of
+/// several is meant.
+pub fn rooted(files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, Unfit> {
+    let depth = |folder: &str| folder.matches('/').count();
     let configs = files.iter().filter_map(|file| file.path.strip_suffix("config.json"));
-    let folders = configs.filter(|folder| folder.is_empty() || folder.ends_with('/'));
-    let Some(root) = folders.min_by_key(|folder| folder.len()).map(str::to_owned) else { return files };
+    let mut folders: Vec<&str> = configs.filter(|folder| folder.is_empty() || folder.ends_with('/')).collect();
+    folders.sort_by_key(|folder| depth(folder));
+    let root = match folders[..] {
+        [] => return Ok(files),
+        [first, second, ..] if depth(first) == depth(second) => {
+            return Err(Unfit::WhichFolder(folders.into_iter().map(str::to_owned).collect()));
+        }
+        [first, ..] => first.to_owned(),
+    };
     let inside = |file: RemoteFile| Some(RemoteFile { path: file.path.strip_prefix(&root)?.to_owned(), ..file });
-    files.into_iter().filter_map(inside).collect()
+    Ok(files.into_iter().filter_map(inside).collect())
 }
 
 /// Picks what the model needs of all files that its source has.
@@ -291,14 +303,16 @@ mod tests {
     #[test]
     fn the_folder_of_the_model_is_where_its_configuration_is() {
         let files = |names: &[&str]| {
-            let rooted = rooted(listing(names));
-            rooted.into_iter().map(|file| file.path).collect::<Vec<_>>()
+            let rooted = rooted(listing(names)).map_err(|unfit| unfit.to_string())?;
+            Ok::<_, String>(rooted.into_iter().map(|file| file.path).collect::<Vec<_>>())
         };
         assert_eq!(
-            files(&["m/config.json", "m/1_Pooling/config.json", "LICENSE"]),
+            files(&["m/config.json", "m/1_Pooling/config.json", "LICENSE"]).unwrap(),
             ["config.json", "1_Pooling/config.json"]
         );
-        assert_eq!(files(&["config.json", "a/config.json"]), ["config.json", "a/config.json"]);
-        assert_eq!(files(&["a/model.gguf", "my_config.json"]), ["a/model.gguf", "my_config.json"]);
+        assert_eq!(files(&["config.json", "a/config.json"]).unwrap(), ["config.json", "a/config.json"]);
+        assert_eq!(files(&["a/model.gguf", "my_config.json"]).unwrap(), ["a/model.gguf", "my_config.json"]);
+        let two = files(&["chat/config.json", "draft/config.json", "chat/a/config.json"]).unwrap_err();
+        assert!(two.contains("publish each model alone: chat/, draft/"), "{two}");
     }
 }

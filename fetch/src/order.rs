@@ -132,10 +132,7 @@ impl Work<'_> {
             self.bring_files(&download, &layers, layers.iter().map(|layer| layer.size).sum()).await?;
             files.extend(self.unpacked(packed).await?);
         }
-        if let Source::Image(_) = self.source {
-            files = rooted(files);
-        }
-        let needed = self.needed(&download.origin, &commit, &files).await?;
+        let needed = self.needed(&download.origin, &commit, files).await?;
         // Layers stay until all of it is here: who is killed does not fetch them again.
         self.bring_files(&download, &[layers, needed.clone()].concat(), 0).await?;
         Ok(needed)
@@ -153,10 +150,18 @@ impl Work<'_> {
     }
 
     /// Files that the model needs.
-    async fn needed(&self, origin: &Origin, commit: &str, files: &[RemoteFile]) -> Result<Vec<RemoteFile>, FetchError> {
+    async fn needed(
+        &self,
+        origin: &Origin,
+        commit: &str,
+        mut files: Vec<RemoteFile>,
+    ) -> Result<Vec<RemoteFile>, FetchError> {
         let unfit =
             |unfit: Unfit| FetchError::Unfit { model: self.source.to_string(), commit: commit.to_owned(), unfit };
-        let choice = choose(files, self.source.file()).map_err(unfit)?;
+        if let Source::Image(_) = self.source {
+            files = rooted(files).map_err(unfit)?;
+        }
+        let choice = choose(&files, self.source.file()).map_err(unfit)?;
         let needed = match choice.index.clone() {
             None => choice.files,
             Some(index) => {
@@ -164,7 +169,7 @@ impl Work<'_> {
                     Some(bytes) => bytes,
                     None => origin.small_file(&index).await?,
                 };
-                choice.with_shards(files, &bytes).map_err(unfit)?
+                choice.with_shards(&files, &bytes).map_err(unfit)?
             }
         };
         origin.with_hashes(needed).await

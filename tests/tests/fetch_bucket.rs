@@ -113,7 +113,7 @@ fn killed_twenty_times_it_brings_the_right_bytes_and_asks_for_none_that_it_has()
         none_twice(noted, &site.take_ranges(), of_path);
     };
     // Slow enough that it is in the middle whenever it is looked at; what decides is how much is there, not the time.
-    site.bucket.middle().slow_down(Duration::from_millis(3));
+    site.bucket.middle().slow_down(Duration::from_millis(10));
     let total = BYTES.iter().map(|bytes| *bytes as u64).sum();
     site.fetcher.kill_often(SOURCE, total, || _ = site.take_ranges(), check);
     site.bucket.middle().slow_down(Duration::ZERO);

@@ -118,7 +118,7 @@ fn killed_twenty_times_it_brings_the_right_bytes_and_asks_for_none_that_it_has()
     let source = site.source(IMAGE);
     let check = |noted: &Noted| none_twice(noted, &site.take_blobs(), name);
     // Slow enough that it is in the middle whenever it is looked at; what decides is how much is there, not the time.
-    site.registry.middle().slow_down(Duration::from_millis(3));
+    site.registry.middle().slow_down(Duration::from_millis(10));
     let total = BYTES.iter().map(|bytes| *bytes as u64).sum();
     site.fetcher.kill_often(&source, total, || _ = site.take_blobs(), check);
     site.registry.middle().slow_down(Duration::ZERO);

@@ -257,9 +257,8 @@ impl Registry {
 
     fn request(&self, url: &Url) -> Request {
         let mut request = Request::plain(url.clone());
-        request.headers.insert(ACCEPT, HeaderValue::from_static(MANIFESTS));
-        if url.path().contains("/blobs/") {
-            request.headers.remove(ACCEPT);
+        if url.path().contains("/manifests/") {
+            request.headers.insert(ACCEPT, HeaderValue::from_static(MANIFESTS));
         }
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         request.headers.extend(known.map(|known| (AUTHORIZATION, known)));

@@ -13,7 +13,6 @@ use crate::{order::Access, source::ImageModel};
 const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
 /// What is known of who asks.
-#[derive(Debug)]
 pub(super) struct Login {
     /// `USER:PASSWORD`, of the entry for the registry.
     pair: Option<String>,
