@@ -45,7 +45,7 @@ checkout:
 	find . -name '*.rs' -not -path './target/*' -exec touch -c {} +
 	echo "$(CURDIR)" > $(CARGO_TARGET_DIR)/checkout
 
-test: checkout kube helm prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+test: checkout kube helm registry prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
 	tools/slowest.sh $(TEST_LOG)
@@ -159,6 +159,9 @@ kube: ## Build the Kubernetes binaries once into the cache
 helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
+registry: ## Build the registry that tests fetch from once into the cache
+	@tools/kube/build.sh registry
+
 prometheus: ## Fetch Prometheus once into the cache
 	@tools/prometheus.sh || echo "no Prometheus: its tests say so"
 
@@ -171,4 +174,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help checkout isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm binaries resumes pages-check
+.PHONY: help checkout isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry binaries resumes pages-check

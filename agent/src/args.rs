@@ -117,7 +117,7 @@ pub enum Command {
         #[arg(long, default_value = "builtin://ember")]
         model: String,
     },
-    /// Bring a model from a hub into a cache of this node: only the files it needs, in parallel, each verified by its
+    /// Bring a model from a hub, a bucket or a registry into a cache of this node: only the files it needs, in parallel, each verified by its
     /// published hash. Who is killed goes on where it was. Prints the model's directory, which --model takes.
     Fetch(Box<FetchArgs>),
 }

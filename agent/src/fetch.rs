@@ -1,5 +1,5 @@
-//! `stoker-agent fetch`: brings a model from a hub into a cache of this node, says how far it is, and lets a link lead to
-//! it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
+//! `stoker-agent fetch`: brings a model from a hub, a bucket or a registry into a cache of this node, says how far it is, and lets
+//! a link lead to it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
 
 use std::{
     fs,
@@ -16,12 +16,25 @@ use stoker_crds::{
     intent::POD_UID_VARIABLE,
 };
 use stoker_edge::connections::{self, ADMIN_LIMITS};
-use stoker_fetch::{Fetched, HubModel, Order, Progress, cache, fetch, progress::Snapshot, source::is_commit};
+use stoker_fetch::{Access, Fetched, Order, Progress, Source, cache, fetch, progress::Snapshot, source::is_commit};
 
 use crate::{config::Settings, http, intent::Authority, replica::Replica, shutdown};
 
 /// What a process says that SIGTERM ended: 128 and the signal, as a shell does.
 const TERMINATED: i32 = 143;
+/// What a reader of `--help` may want to try.
+const HELP: &str = "\
+Examples:
+  stoker-agent fetch hf://Qwen/Qwen2.5-0.5B-Instruct --cache ~/.cache/stoker-models
+  AWS_REGION=eu-west-1 stoker-agent fetch s3://models/llama-3.1-8b --cache ~/.cache/stoker-models
+  stoker-agent fetch oci://registry.example/models/llama-3.1-8b:v1 --cache ~/.cache/stoker-models
+
+Buckets are asked as AWS's own tools ask: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, a service account's role
+(AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE) or EKS Pod Identity; AWS_REGION; AWS_ENDPOINT_URL for servers that speak as S3 does. Without
+any of the first they are asked without saying who asks.
+
+Registries are asked with the login of a config.json of Docker's: the text in DOCKER_AUTH_CONFIG, else the file in $DOCKER_CONFIG or
+~/.docker. Helpers that keep logins elsewhere are not asked. Without a login they are asked without one.";
 /// Between two lines where nobody sits.
 const LINE_PAUSE: Duration = Duration::from_secs(5);
 /// Between two looks at how far it is: the speed is computed from them.
@@ -31,15 +44,18 @@ const THREADS: usize = 4;
 
 /// What to fetch, from where to where.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = HELP)]
 pub struct FetchArgs {
-    /// The model: hf://ORG/MODEL[/FILE.gguf][@REVISION].
-    model: HubModel,
+    /// The model: hf://ORG/MODEL[/FILE.gguf][@REVISION], s3://BUCKET/PREFIX[/FILE.gguf] or
+    /// oci://REGISTRY/REPOSITORY[:TAG|@sha256:DIGEST].
+    model: Source,
 
     /// Directory that models are kept in: shared by all that fetch on a node, safe against being killed.
     #[arg(long, value_name = "DIR")]
     cache: PathBuf,
 
-    /// Link that is to lead to the model's directory. If it does already, that commit is taken again.
+    /// Link that is to lead to the model's directory. If it leads to one already, or if the operator was told one that it was to lead
+    /// to, that commit is taken again.
     #[arg(long, value_name = "PATH")]
     link: Option<PathBuf>,
 
@@ -47,15 +63,20 @@ pub struct FetchArgs {
     #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = "https://huggingface.co")]
     endpoint: String,
 
-    /// Token with read access; a variable, so that it is in no list of processes.
+    /// The hub's token with read access; a variable, so that it is in no list of processes.
     #[arg(long, env = "HF_TOKEN", hide_env_values = true, default_value = "")]
     token: String,
 
-    /// What the token is called in messages.
+    /// Logins to registries, as the text of a config.json of Docker's; a variable for the same reason.
+    #[arg(long, env = "DOCKER_AUTH_CONFIG", hide_env_values = true, default_value = "", value_name = "JSON")]
+    registry_login: String,
+
+    /// What token, keys or login are called in messages.
     #[arg(long, value_name = "NAME")]
     token_name: Option<String>,
 
-    /// Commit that others took already, whatever the revision is now.
+    /// Commit that others took already, whatever the source is now: of a registry the manifest's SHA-256, of a bucket what an
+    /// earlier fetch said.
     #[arg(long, value_name = "SHA", value_parser = commit)]
     commit: Option<String>,
 
@@ -89,7 +110,7 @@ pub struct FetchArgs {
 }
 
 fn commit(text: &str) -> Result<String, String> {
-    if is_commit(text) { Ok(text.to_owned()) } else { Err("a commit has 40 hexadecimal digits".to_owned()) }
+    if is_commit(text) { Ok(text.to_owned()) } else { Err("a commit has 40 or 64 hexadecimal digits".to_owned()) }
 }
 
 /// Fetches; the exit code.
@@ -102,7 +123,8 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
         if let Some(replica) = &replica {
             answer_operator(args, replica.clone()).await?;
         }
-        let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), replica));
+        let told = replica.map(|replica| Told { replica, noted: args.link.as_deref().map(noted_commit) });
+        let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), told));
         let fetched = fetch(order(args), progress.clone()).await;
         lines.abort();
         fetched.with_context(|| format!("fetch {}", args.model))
@@ -123,23 +145,46 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
 }
 
 fn order(args: &FetchArgs) -> Order {
-    let FetchArgs { model, cache, link, endpoint, token, token_name, commit, cache_limit, connections, .. } =
-        args.clone();
+    let FetchArgs { model, cache, link, commit, cache_limit, connections, .. } = args.clone();
     Order {
-        model,
-        endpoint,
-        token: Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
-        token_name,
-        commit: commit.or_else(|| linked_commit(link.as_deref()?)),
+        source: model,
+        access: access(args),
+        commit: commit.or_else(|| commit_before(link.as_deref()?)),
         cache,
         limit: cache_limit,
         connections: connections.into(),
     }
 }
 
-/// What the link leads to since before: who starts again serves the same bytes.
-fn linked_commit(link: &Path) -> Option<String> {
-    cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned)
+fn access(args: &FetchArgs) -> Access {
+    let said = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    Access {
+        endpoint: args.endpoint.clone(),
+        token: said(&args.token),
+        aws: std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect(),
+        docker_config: said(&args.registry_login).or_else(docker_config),
+        secret_name: args.token_name.clone(),
+    }
+}
+
+/// What Docker keeps for this user.
+fn docker_config() -> Option<String> {
+    let of_user = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker"));
+    let dir = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from).or_else(of_user)?;
+    fs::read_to_string(dir.join("config.json")).ok()
+}
+
+/// What the link leads to since before, or was to lead to: who starts again serves the same bytes.
+fn commit_before(link: &Path) -> Option<String> {
+    let linked = || cache::commit_of(&fs::read_link(link).ok()?).map(str::to_owned);
+    let noted = || fs::read_to_string(noted_commit(link)).ok().filter(|commit| is_commit(commit));
+    linked().or_else(noted)
+}
+
+/// Where the commit is that the operator was told, and tells other replicas: what a source turns out to be when this container starts
+/// again counts no more.
+fn noted_commit(link: &Path) -> PathBuf {
+    link.with_added_extension("commit")
 }
 
 /// The first process of a container is not ended by a signal that it does not hear.
@@ -173,24 +218,44 @@ async fn answer_operator(args: &FetchArgs, replica: Arc<Replica>) -> anyhow::Res
     Ok(())
 }
 
-fn tell(replica: &Replica, snapshot: &Snapshot) {
-    let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
-    let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
-    replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
-    // Progress or not, it goes on or gives up by itself: it does not hang.
-    replica.note_load_progress(0.0);
+/// Who is told how far it is.
+struct Told {
+    replica: Arc<Replica>,
+    /// Where the commit is kept before anybody is told.
+    noted: Option<PathBuf>,
+}
+
+impl Told {
+    fn tell(&self, snapshot: &Snapshot) {
+        let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
+        // Who cannot note it tells nobody: another replica would get what this one may not get again.
+        let commit = commit.filter(|commit| self.noted.as_ref().is_none_or(|path| note(path, commit).is_ok()));
+        let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
+        self.replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
+        // Progress or not, it goes on or gives up by itself: it does not hang.
+        self.replica.note_load_progress(0.0);
+    }
+}
+
+/// Whole or not at all.
+fn note(path: &Path, commit: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|noted| noted == commit) {
+        return Ok(());
+    }
+    let made = path.with_added_extension("new");
+    fs::write(&made, commit).and_then(|()| fs::rename(&made, path))
 }
 
 /// One line on a terminal that is written over; elsewhere one every few seconds.
-async fn show(label: String, progress: Arc<Progress>, replica: Option<Arc<Replica>>) {
+async fn show(label: String, progress: Arc<Progress>, told: Option<Told>) {
     let terminal = io::stderr().is_terminal();
     let mut said = Instant::now();
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;
         let now = Instant::now();
         let snapshot = progress.at(now);
-        if let Some(replica) = &replica {
-            tell(replica, &snapshot);
+        if let Some(told) = &told {
+            told.tell(&snapshot);
         }
         let line = snapshot.line();
         // A reader that went away is no reason to stop.

@@ -68,7 +68,7 @@ struct Life {
     open: usize,
     load_progress: f64,
     load_moved: Instant,
-    /// What is served, if a hub has it.
+    /// What is served, if it was fetched.
     model: Option<ModelReport>,
     /// What the log last said about health, so that a hang is reported once and not every tick.
     reported: Result<(), Unhealthy>,
@@ -183,7 +183,7 @@ impl Replica {
         life.load_moved = Instant::now();
     }
 
-    /// Notes what of a hub is served, or how far it is on its way.
+    /// Notes what was fetched and is served, or how far it is on its way.
     pub fn note_model(&self, model: Option<ModelReport>) {
         self.life().model = model;
     }

@@ -245,12 +245,12 @@ pub struct LoadReport {
     pub steps: Option<StepReport>,
     /// Seconds since the last completed step while work was waiting; 0 when idle.
     pub stalled_seconds: f64,
-    /// What is served, if it comes from a hub and is known.
+    /// What is served, if it was fetched and is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelReport>,
 }
 
-/// A model of a hub in one replica.
+/// A model that was fetched, in one replica.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelReport {
@@ -273,9 +273,10 @@ pub struct FetchReport {
     pub bytes_per_second: u64,
 }
 
-/// Whether `revision` is a commit, written out: it can never mean other bytes.
+/// Whether `revision` is a commit, written out: it can never mean other bytes. Git's name of one, or a SHA-256: of a registry's
+/// manifest, of what a bucket lists.
 pub fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    matches!(revision.len(), 40 | 64) && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl LoadReport {

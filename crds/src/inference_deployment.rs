@@ -122,23 +122,37 @@ pub struct InferenceDeploymentSpec {
 #[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("!has(self.tokenSecret) || self.source.startsWith('hf://')").message(
-        "model.tokenSecret is for a model.source that is fetched (hf://ORG/MODEL): remove it or change source"
+    validation = Rule::new(
+        "!has(self.tokenSecret) || self.source.startsWith('hf://') || self.source.startsWith('s3://') || self.source.startsWith('oci://')"
+    ).message(
+        "model.tokenSecret is for a model.source that is fetched (hf://, s3:// or oci://): remove it or change source"
     ),
-    validation = Rule::new("!has(self.cache) || self.source.startsWith('hf://')").message(
-        "model.cache is for a model.source that is fetched (hf://ORG/MODEL): remove it or change source"
+    validation = Rule::new(
+        "!has(self.cache) || self.source.startsWith('hf://') || self.source.startsWith('s3://') || self.source.startsWith('oci://')"
+    ).message("model.cache is for a model.source that is fetched (hf://, s3:// or oci://): remove it or change source"),
+    validation = Rule::new("!has(self.tokenSecret) || !has(self.tokenSecret.key) || !self.source.startsWith('s3://')").message(
+        "model.tokenSecret.key: the Secret of a bucket has the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and may have AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL: remove key"
     )
 )]
 pub struct ModelSpec {
     /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `hf://ORG/MODEL` (fetched
     /// from a hub before the agent starts; more precisely hf://ORG/MODEL/FILE.gguf and …@REVISION, a branch, tag or commit),
-    /// `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or `file:///PATH` (in the
-    /// agent's image). A path is a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with
+    /// `s3://BUCKET/PREFIX` (fetched from a bucket; or s3://BUCKET/PREFIX/FILE.gguf), `oci://REGISTRY/REPOSITORY:TAG` (fetched from a
+    /// registry; or …@sha256:DIGEST), `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or
+    /// `file:///PATH` (in the agent's image). A path is a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with
     /// one .gguf file, or that file itself.
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(
-        validation = Rule::new("self.startsWith('builtin://') || self.startsWith('hf://') || self.startsWith('pvc://') || self.startsWith('file://')").message(
-            "model.source: unknown scheme; use builtin://NAME, hf://ORG/MODEL, pvc://CLAIM/PATH or file:///PATH"
+        validation = Rule::new("self.matches('^(builtin|hf|s3|oci|pvc|file)://')").message(
+            "model.source: unknown scheme; use builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG, pvc://CLAIM/PATH or file:///PATH"
+        ),
+        validation = Rule::new("!self.startsWith('s3://') || self.matches('^s3://[A-Za-z0-9][A-Za-z0-9._-]{2,62}(/[^/?#\\\\s]+)*/?$')").message(
+            "model.source: use s3://BUCKET/PREFIX, where PREFIX is a folder or a .gguf file of the bucket, for example s3://models/llama-3.1-8b"
+        ),
+        validation = Rule::new(
+            "!self.startsWith('oci://') || self.matches('^oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[a-f0-9]{64})?$')"
+        ).message(
+            "model.source: use oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST, for example oci://registry.example/models/llama-3.1-8b:v1"
         ),
         validation = Rule::new(
             "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._/-]*[.]gguf)?(@[A-Za-z0-9_-][A-Za-z0-9._/-]*)?$')"
@@ -167,7 +181,9 @@ pub struct ModelSpec {
         "model.servedNames: each name once; remove the repeated one"
     ))]
     pub served_names: Option<Vec<String>>,
-    /// Token that a fetched model needs. Only the container that fetches gets it. Default: none is sent.
+    /// Secret with what a fetched model needs: a hub's token, a bucket's keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the
+    /// variables of these names say), or a registry's login (type kubernetes.io/dockerconfigjson). Only the container that fetches
+    /// gets it. Default: nobody says who asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_secret: Option<TokenSecret>,
     /// Where a fetched model is kept. Default: as the operator was installed, else in the pod, which fetches again when it
@@ -176,14 +192,15 @@ pub struct ModelSpec {
     pub cache: Option<ModelCache>,
 }
 
-/// A key of a Secret of the same namespace.
+/// A Secret of the same namespace.
 #[derive(Clone, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenSecret {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
-    /// Key of the token in it. Default: "token".
+    /// Key of the hub's token or the registry's login in it; a bucket's keys have names of their own. Default: "token" for hf://,
+    /// ".dockerconfigjson" for oci://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]
     pub key: Option<String>,

@@ -208,7 +208,8 @@ pub struct RevisionStatus {
 pub struct ModelStatus {
     /// The source that was asked for.
     pub source: String,
-    /// Its commit when the first replica asked the hub.
+    /// What the source was when the first replica asked: a hub's commit, the SHA-256 of a registry's manifest, or of names, sizes and
+    /// ETags of a bucket's files.
     pub commit: String,
 }
 
@@ -245,7 +246,7 @@ pub enum StartupPhase {
     Scheduling,
     /// Its image and volumes.
     Preparing,
-    /// Its model, from a hub.
+    /// Its model, from where it is.
     Fetching,
     /// Weights being read, memory planned, a warm-up step.
     Loading,

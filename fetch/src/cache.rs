@@ -27,7 +27,7 @@ use crate::{
     error::FetchError,
     evict::{Entry, evictions},
     lease::{self, LEASE_FILE},
-    source::HubModel,
+    source::Source,
 };
 
 /// Names of the blobs that a fetch will link to.
@@ -41,10 +41,23 @@ pub struct Cache {
     limit: Option<u64>,
 }
 
-/// What a model is called in the cache.
-pub fn key(model: &HubModel, commit: &str) -> String {
-    let file = model.file.as_ref().map(|file| format!("--{}", file.replace('/', "--"))).unwrap_or_default();
-    format!("{}@{commit}{file}", model.id.replace('/', "--"))
+/// What a model is called in the cache: a name for people, and the commit, which says the rest.
+pub fn key(source: &Source, commit: &str) -> String {
+    let file = source.file().map(|file| format!("--{}", file.replace('/', "--"))).unwrap_or_default();
+    let name = match source {
+        Source::Hub(model) => model.id.replace('/', "--"),
+        Source::Bucket(model) => format!("s3--{}", for_people(&format!("{}/{}", model.bucket, model.prefix))),
+        Source::Image(image) => format!("oci--{}", for_people(&image.repository)),
+    };
+    format!("{name}@{commit}{file}")
+}
+
+/// The last parts of a path that may be longer than a file's name, and have other characters.
+fn for_people(path: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    let parts: Vec<&str> = path.trim_end_matches('/').rsplit('/').take(2).collect();
+    let short = |part: &&str| part.chars().take(40).map(plain).collect::<String>();
+    parts.iter().rev().map(short).collect::<Vec<_>>().join("--")
 }
 
 /// The commit in the name of a model of the cache.
@@ -73,9 +86,14 @@ impl Cache {
         self.root.join("partial").join(key)
     }
 
-    /// Where a whole file is.
+    /// Where whole files are.
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// Where this one is.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
-        self.root.join("blobs").join(digest.to_string())
+        self.blobs().join(digest.to_string())
     }
 
     pub(crate) fn lock_path(&self, key: &str) -> PathBuf {
@@ -102,8 +120,9 @@ impl Cache {
         Ok(Some(dir))
     }
 
-    /// Makes room for what is missing of `files`, and keeps others from taking away what is there of them.
-    pub(crate) async fn make_room(&self, key: &str, files: &[RemoteFile]) -> Result<(), FetchError> {
+    /// Makes room for what is missing of `files` and for as many bytes `beside` them, and keeps others from taking away what is there
+    /// of them.
+    pub(crate) async fn make_room(&self, key: &str, files: &[RemoteFile], beside: u64) -> Result<(), FetchError> {
         let _deciding = self.deciding().await?;
         let partial = self.partial_dir(key);
         fs::create_dir_all(&partial).map_err(FetchError::io("create", &partial))?;
@@ -113,7 +132,7 @@ impl Cache {
             .map_err(FetchError::io("write", wanted))?;
         let absent = files.iter().filter(|file| !self.blob(&file.digest).exists());
         let missing = |file: &RemoteFile| file.size.saturating_sub(on_disk(&partial.join(file.digest.to_string())));
-        let needed: u64 = absent.map(missing).sum();
+        let needed: u64 = absent.map(missing).sum::<u64>() + beside;
         let (used, free) = (self.used(), self.free()?);
         let over_limit = self.limit.map_or(0, |limit| (used + needed).saturating_sub(limit));
         let too_much = over_limit.max(needed.saturating_sub(free));
@@ -168,9 +187,19 @@ impl Cache {
             fs::rename(&dir, &gone).map_err(FetchError::io("rename", dir))?;
             fs::remove_dir_all(&gone).map_err(FetchError::io("remove", gone))?;
         }
+        self.drop_unneeded()
+    }
+
+    /// Takes blobs away that no model and no fetch needs: what only helped to bring others.
+    pub(crate) async fn tidy(&self) -> Result<(), FetchError> {
+        let _deciding = self.deciding().await?;
+        self.drop_unneeded()
+    }
+
+    fn drop_unneeded(&self) -> Result<(), FetchError> {
         let needed: BTreeSet<String> = self.references().into_values().flatten().chain(self.wanted()).collect();
-        for blob in names_in(&self.root.join("blobs")).into_iter().filter(|blob| !needed.contains(blob)) {
-            let path = self.root.join("blobs").join(blob);
+        for blob in names_in(&self.blobs()).into_iter().filter(|blob| !needed.contains(blob)) {
+            let path = self.blobs().join(blob);
             fs::remove_file(&path).map_err(FetchError::io("remove", path))?;
         }
         Ok(())
@@ -183,7 +212,7 @@ impl Cache {
         let entry = |(name, blobs): (&String, &BTreeSet<String>)| {
             let dir = self.model_dir(name);
             let own = blobs.iter().filter(|blob| users.get(blob) == Some(&1));
-            let size = |blob: &String| fs::metadata(self.root.join("blobs").join(blob)).map_or(0, |file| file.len());
+            let size = |blob: &String| fs::metadata(self.blobs().join(blob)).map_or(0, |file| file.len());
             let last_used = fs::metadata(dir.join(LEASE_FILE)).and_then(|lease| lease.modified());
             Entry {
                 name: format!("models/{name}"),
@@ -233,7 +262,7 @@ impl Cache {
     }
 
     fn used(&self) -> u64 {
-        size_of_all(&self.root.join("blobs")) + size_of_all(&self.root.join("partial"))
+        size_of_all(&self.blobs()) + size_of_all(&self.root.join("partial"))
     }
 
     fn free(&self) -> Result<u64, FetchError> {
@@ -302,12 +331,14 @@ mod tests {
             hasher.finish()
         };
         let digest = digest(Digest::GitBlob(String::new()));
-        (RemoteFile { path: path.to_owned(), size: content.len() as u64, digest }, content.to_owned())
+        let url = reqwest::Url::parse("https://hub.example/").unwrap();
+        let (path, size) = (path.to_owned(), content.len() as u64);
+        (RemoteFile { path, size, digest, url, etag: None }, content.to_owned())
     }
 
     async fn put(cache: &Cache, key: &str, files: &[(RemoteFile, String)]) -> Result<PathBuf, FetchError> {
         let remote: Vec<RemoteFile> = files.iter().map(|(file, _)| file.clone()).collect();
-        cache.make_room(key, &remote).await?;
+        cache.make_room(key, &remote, 0).await?;
         for (file, content) in files {
             fs::write(cache.blob(&file.digest), content).unwrap();
         }
@@ -324,7 +355,11 @@ mod tests {
         let name = |text: &str| key(&text.parse().unwrap(), COMMIT);
         assert_eq!(name("hf://a/b"), format!("a--b@{COMMIT}"));
         assert_eq!(name("hf://a/b/q8/x.gguf"), format!("a--b@{COMMIT}--q8--x.gguf"));
-        for source in ["hf://a/b", "hf://a--x/b/q8.gguf"] {
+        assert_eq!(name("s3://models/a/b@c/q8.gguf"), format!("s3--a--b_c@{COMMIT}--q8.gguf"));
+        assert_eq!(name("s3://models"), format!("s3--models@{COMMIT}"));
+        assert_eq!(name("oci://registry.example/team/m:v1"), format!("oci--team--m@{COMMIT}"));
+        assert!(name(&format!("s3://models/{}", "x".repeat(1000))).len() < 200);
+        for source in ["hf://a/b", "hf://a--x/b/q8.gguf", "s3://models/b@c", "oci://registry.example/m"] {
             assert_eq!(commit_of(Path::new(&name(source))), Some(COMMIT));
         }
     }
@@ -356,7 +391,7 @@ mod tests {
         let cache = Cache::open(root.path(), Some(8 * 8192)).unwrap();
         let begin = async |key: &str| {
             let (half, content) = file(key, &"h".repeat(3 * 8192));
-            cache.make_room(key, std::slice::from_ref(&half)).await.unwrap();
+            cache.make_room(key, std::slice::from_ref(&half), 0).await.unwrap();
             fs::write(cache.partial_dir(key).join(half.digest.to_string()), content).unwrap();
             for name in names_in(&cache.partial_dir(key)) {
                 let file = File::options().write(true).open(cache.partial_dir(key).join(name)).unwrap();
@@ -386,7 +421,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path(), None).unwrap();
         let (weights, _) = file("w", "weights");
-        let error = cache.make_room("m", &[RemoteFile { size: 1 << 60, ..weights }]).await.unwrap_err();
+        let error = cache.make_room("m", &[RemoteFile { size: 1 << 60, ..weights }], 0).await.unwrap_err();
         assert!(error.to_string().contains("1152921504606846976 more bytes"), "{error}");
     }
 }

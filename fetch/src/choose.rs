@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use reqwest::Url;
 use serde::Deserialize;
 
 use crate::digest::Digest;
@@ -29,15 +30,20 @@ const BESIDE_WEIGHTS: &[&str] = &[
     "vocab.json",
 ];
 
-/// A file of a repository.
+/// A file that a source has.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RemoteFile {
-    /// Path inside the repository.
+    /// Path inside the repository, or below the prefix.
     pub path: String,
     /// Bytes.
     pub size: u64,
     /// What it must be.
     pub digest: Digest,
+    /// Where its bytes are.
+    pub url: Url,
+    /// The version of it that was listed: bytes of another one are refused by its server. `None` where the URL cannot mean other
+    /// bytes.
+    pub etag: Option<String>,
 }
 
 /// What is needed, as far as the listing tells.
@@ -49,7 +55,7 @@ pub struct Choice {
     pub index: Option<RemoteFile>,
 }
 
-/// A repository that holds no model that can be served.
+/// Files that are no model that can be served.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Unfit {
     /// The file that the source names is not there.
@@ -61,8 +67,15 @@ pub enum Unfit {
         found: Vec<String>,
     },
     /// Several .gguf files and no word on which.
-    #[error("there are several .gguf files, name one behind the model (hf://ORG/MODEL/FILE.gguf): {}", named(.0))]
+    #[error(
+        "there are several .gguf files and one is served, name it (hf://ORG/MODEL/FILE.gguf, s3://BUCKET/PREFIX/FILE.gguf) or publish \
+         it alone: {}",
+        named(.0)
+    )]
     WhichGguf(Vec<String>),
+    /// Several folders that are models and no word on which.
+    #[error("there are several folders with a config.json, publish each model alone: {}", named(.0))]
+    WhichFolder(Vec<String>),
     /// No `config.json`.
     #[error("there is no config.json and no .gguf file: this is no model in transformers' layout")]
     NoConfig,
@@ -90,7 +103,31 @@ fn named(names: &[String]) -> String {
     }
 }
 
-/// Picks what the model needs of all files of its repository.
+/// Whether a model could be made of a file: others may change without changing the model.
+pub fn is_of_a_model(path: &str) -> bool {
+    let by_end = [".safetensors", ".gguf"].iter().any(|end| path.ends_with(end));
+    by_end || ["config.json", "tokenizer.json", INDEX].contains(&path) || BESIDE_WEIGHTS.contains(&path)
+}
+
+/// Names as the model's own folder has them: an archive or an image may have it below folders of its own, and is not asked which of
+/// several is meant.
+pub fn rooted(files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, Unfit> {
+    let depth = |folder: &str| folder.matches('/').count();
+    let configs = files.iter().filter_map(|file| file.path.strip_suffix("config.json"));
+    let mut folders: Vec<&str> = configs.filter(|folder| folder.is_empty() || folder.ends_with('/')).collect();
+    folders.sort_by_key(|folder| depth(folder));
+    let root = match folders[..] {
+        [] => return Ok(files),
+        [first, second, ..] if depth(first) == depth(second) => {
+            return Err(Unfit::WhichFolder(folders.into_iter().map(str::to_owned).collect()));
+        }
+        [first, ..] => first.to_owned(),
+    };
+    let inside = |file: RemoteFile| Some(RemoteFile { path: file.path.strip_prefix(&root)?.to_owned(), ..file });
+    Ok(files.into_iter().filter_map(inside).collect())
+}
+
+/// Picks what the model needs of all files that its source has.
 pub fn choose(listing: &[RemoteFile], file: Option<&str>) -> Result<Choice, Unfit> {
     if let Some(file) = file {
         let found = || Unfit::NoSuchFile { file: file.to_owned(), found: paths(listing, is_gguf) };
@@ -173,8 +210,14 @@ mod tests {
 
     fn listing(names: &[&str]) -> Vec<RemoteFile> {
         let digest = |number| Digest::git_blob(&format!("{number:040x}")).unwrap();
-        let file =
-            |(number, name): (usize, &&str)| RemoteFile { path: (*name).to_owned(), size: 1, digest: digest(number) };
+        let url = Url::parse("https://hub.example/").unwrap();
+        let file = |(number, name): (usize, &&str)| RemoteFile {
+            path: (*name).to_owned(),
+            size: 1,
+            digest: digest(number),
+            url: url.clone(),
+            etag: None,
+        };
         names.iter().enumerate().map(file).collect()
     }
 
@@ -243,7 +286,7 @@ mod tests {
         assert!(refused(&["config.json", "model.safetensors"]).contains("no tokenizer.json"));
         let pickled = refused(&["config.json", "tokenizer.json", "pytorch_model.bin"]);
         assert!(pickled.contains("no weights in safetensors") && pickled.contains("pytorch_model.bin"), "{pickled}");
-        assert!(refused(&["a-q4.gguf", "a-q8.gguf"]).contains("name one behind the model"));
+        assert!(refused(&["a-q4.gguf", "a-q8.gguf"]).contains("one is served, name it"));
         let many: Vec<String> = (0..9).map(|number| format!("{number}.gguf")).collect();
         assert!(refused(&many.iter().map(String::as_str).collect::<Vec<_>>()).ends_with("5.gguf and 3 more"));
     }
@@ -255,5 +298,21 @@ mod tests {
         assert_eq!(choose(&listing, Some("a-q8.gguf")).unwrap().files[0].path, "a-q8.gguf");
         let absent = choose(&listing, Some("a-q2.gguf")).unwrap_err().to_string();
         assert_eq!(absent, "there is no a-q2.gguf; its .gguf files: a-q4.gguf, a-q8.gguf");
+    }
+
+    #[test]
+    fn the_folder_of_the_model_is_where_its_configuration_is() {
+        let files = |names: &[&str]| {
+            let rooted = rooted(listing(names)).map_err(|unfit| unfit.to_string())?;
+            Ok::<_, String>(rooted.into_iter().map(|file| file.path).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            files(&["m/config.json", "m/1_Pooling/config.json", "LICENSE"]).unwrap(),
+            ["config.json", "1_Pooling/config.json"]
+        );
+        assert_eq!(files(&["config.json", "a/config.json"]).unwrap(), ["config.json", "a/config.json"]);
+        assert_eq!(files(&["a/model.gguf", "my_config.json"]).unwrap(), ["a/model.gguf", "my_config.json"]);
+        let two = files(&["chat/config.json", "draft/config.json", "chat/a/config.json"]).unwrap_err();
+        assert!(two.contains("publish each model alone: chat/, draft/"), "{two}");
     }
 }

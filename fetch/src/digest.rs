@@ -1,17 +1,82 @@
-//! Published hashes of files, and computing them as bytes come: SHA-256 of a file that is stored as a large object, git's
-//! own SHA-1 of one that is not. Pure.
+//! What a file must be, and computing it as bytes come: SHA-256, git's own SHA-1, or the checksum that a bucket publishes of
+//! an object. Pure.
 
 use std::fmt;
 
+use base64::{Engine, prelude::BASE64_STANDARD};
+use crc_fast::CrcAlgorithm;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-/// A published hash: what a file must be.
+/// What a file must be. It names the file in the cache.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Digest {
     /// SHA-256 of its bytes, in hexadecimal digits.
     Sha256(String),
     /// Git's name of it, in hexadecimal digits.
     GitBlob(String),
+    /// An object of a bucket whose hash nobody publishes.
+    Object {
+        /// SHA-256 of where it is and what was listed of it, in hexadecimal digits.
+        listed: String,
+        /// What tells whether its bytes came as they were uploaded, if its server has it.
+        checksum: Option<Checksum>,
+    },
+}
+
+/// A checksum of a whole object: finds what went wrong on the way, not what somebody did on purpose.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Checksum {
+    kind: Crc,
+    value: u64,
+}
+
+/// Checksums that buckets publish.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Crc {
+    /// CRC-32 of zip and Ethernet.
+    Crc32,
+    /// Castagnoli's.
+    Crc32c,
+    /// 64 bits, as NVMe has it.
+    Crc64Nvme,
+}
+
+impl Crc {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Crc64Nvme, Self::Crc32c, Self::Crc32];
+
+    /// As headers name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crc32 => "crc32",
+            Self::Crc32c => "crc32c",
+            Self::Crc64Nvme => "crc64nvme",
+        }
+    }
+
+    fn algorithm(self) -> CrcAlgorithm {
+        match self {
+            Self::Crc32 => CrcAlgorithm::Crc32IsoHdlc,
+            Self::Crc32c => CrcAlgorithm::Crc32Iscsi,
+            Self::Crc64Nvme => CrcAlgorithm::Crc64Nvme,
+        }
+    }
+
+    fn n_bytes(self) -> usize {
+        if self == Self::Crc64Nvme { 8 } else { 4 }
+    }
+
+    /// Of its bytes in base64, the highest first; `None` if `text` is none.
+    pub fn checksum(self, text: &str) -> Option<Checksum> {
+        let bytes = BASE64_STANDARD.decode(text).ok().filter(|bytes| bytes.len() == self.n_bytes())?;
+        Some(Checksum { kind: self, value: bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)) })
+    }
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:0digits$x}", self.kind.name(), self.value, digits = self.kind.n_bytes() * 2)
+    }
 }
 
 impl Digest {
@@ -20,20 +85,39 @@ impl Digest {
         is_hex(hex, 64).then(|| Self::Sha256(hex.to_owned()))
     }
 
+    /// The same of its bytes in base64.
+    pub fn sha256_of_base64(text: &str) -> Option<Self> {
+        let bytes = BASE64_STANDARD.decode(text).ok().filter(|bytes| bytes.len() == 32)?;
+        Some(Self::Sha256(hex(&bytes)))
+    }
+
     /// A name of 40 digits; `None` if `hex` is none.
     pub fn git_blob(hex: &str) -> Option<Self> {
         is_hex(hex, 40).then(|| Self::GitBlob(hex.to_owned()))
     }
 
-    /// Begins to compute the hash of a file of `size` bytes.
+    /// Begins to compute what a file of `size` bytes is.
     pub fn hasher(&self, size: u64) -> Hasher {
-        match self {
-            Self::Sha256(_) => Hasher { git: false, context: Context::new(&SHA256) },
+        let sum = match self {
+            Self::Sha256(_) => Sum::Sha256(Context::new(&SHA256)),
             Self::GitBlob(_) => {
                 let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
                 context.update(format!("blob {size}\0").as_bytes());
-                Hasher { git: true, context }
+                Sum::GitBlob(context)
             }
+            Self::Object { listed, checksum } => {
+                let digest = |checksum: &Checksum| crc_fast::Digest::new(checksum.kind.algorithm());
+                Sum::Object { listed: listed.clone(), crc: checksum.as_ref().map(|sum| (sum.kind, digest(sum))) }
+            }
+        };
+        Hasher(sum)
+    }
+
+    /// What is published of its bytes.
+    pub fn published(&self) -> String {
+        match self {
+            Self::Object { checksum: Some(checksum), .. } => checksum.to_string(),
+            _ => self.to_string(),
         }
     }
 }
@@ -44,30 +128,52 @@ impl fmt::Display for Digest {
         match self {
             Self::Sha256(hex) => write!(f, "sha256-{hex}"),
             Self::GitBlob(hex) => write!(f, "git-{hex}"),
+            Self::Object { listed, .. } => write!(f, "object-{listed}"),
         }
     }
+}
+
+/// SHA-256 of a text or a small file, in hexadecimal digits.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(ring::digest::digest(&SHA256, bytes).as_ref())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A hash that is being computed.
-pub struct Hasher {
-    git: bool,
-    context: Context,
+/// What a file is, being computed.
+pub struct Hasher(Sum);
+
+enum Sum {
+    Sha256(Context),
+    GitBlob(Context),
+    Object { listed: String, crc: Option<(Crc, crc_fast::Digest)> },
 }
 
 impl Hasher {
     /// The next bytes of the file.
     pub fn update(&mut self, bytes: &[u8]) {
-        self.context.update(bytes);
+        match &mut self.0 {
+            Sum::Sha256(context) | Sum::GitBlob(context) => context.update(bytes),
+            Sum::Object { crc, .. } => crc.iter_mut().for_each(|(_, digest)| digest.update(bytes)),
+        }
     }
 
-    /// The hash of all bytes.
+    /// What all bytes are.
     pub fn finish(self) -> Digest {
-        let hex = self.context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        if self.git { Digest::GitBlob(hex) } else { Digest::Sha256(hex) }
+        match self.0 {
+            Sum::Sha256(context) => Digest::Sha256(hex(context.finish().as_ref())),
+            Sum::GitBlob(context) => Digest::GitBlob(hex(context.finish().as_ref())),
+            Sum::Object { listed, crc } => {
+                let checksum = crc.map(|(kind, digest)| Checksum { kind, value: digest.finalize() });
+                Digest::Object { listed, checksum }
+            }
+        }
     }
 }
 
@@ -97,5 +203,33 @@ mod tests {
         assert_eq!(Digest::sha256("../../etc/passwd"), None);
         assert_eq!(Digest::git_blob(&"g".repeat(40)), None);
         assert_eq!(Digest::sha256(&"a".repeat(40)), None);
+    }
+
+    /// Against the check values of the catalogue of CRCs: of "123456789".
+    #[test]
+    fn checksums_are_those_of_the_catalogue() {
+        let catalogue = [(Crc::Crc32, "cbf43926"), (Crc::Crc32c, "e3069283"), (Crc::Crc64Nvme, "ae8b14860a799888")];
+        for (kind, value) in catalogue {
+            let other = Checksum { kind, value: 0 };
+            let object = Digest::Object { listed: "1".repeat(64), checksum: Some(other) };
+            let mut hasher = object.hasher(9);
+            [&b"1234"[..], b"56789"].into_iter().for_each(|part| hasher.update(part));
+            let found = hasher.finish();
+            assert_eq!(found.published(), format!("{}-{value}", kind.name()));
+            assert_ne!(found, object, "another checksum is another file");
+            assert_eq!(found.to_string(), object.to_string(), "by its name it is the one that was listed");
+        }
+        assert_eq!(Crc::Crc32.checksum("y/Q5Jg==").unwrap().to_string(), "crc32-cbf43926");
+        for none in ["y/Q5Jg==-3", "y/Q5", ""] {
+            assert_eq!(Crc::Crc32.checksum(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn an_object_without_a_checksum_is_what_was_listed() {
+        let object = Digest::Object { listed: "1".repeat(64), checksum: None };
+        let mut hasher = object.hasher(1);
+        hasher.update(b"x");
+        assert_eq!(hasher.finish(), object);
     }
 }

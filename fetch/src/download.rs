@@ -32,8 +32,8 @@ use crate::{
     choose::RemoteFile,
     digest::Digest,
     error::FetchError,
-    hub::Hub,
     ledger::{CHUNK_BYTES, Ledger},
+    origin::{Origin, pause},
     progress::Progress,
     transport::{Failure, error_chain},
 };
@@ -47,8 +47,7 @@ const ROUNDS: u32 = 3;
 
 /// What a download needs.
 pub(crate) struct Download {
-    pub(crate) hub: Hub,
-    pub(crate) commit: String,
+    pub(crate) origin: Origin,
     pub(crate) cache: Cache,
     /// Name of the model in the cache.
     pub(crate) key: String,
@@ -59,16 +58,17 @@ pub(crate) struct Download {
 /// A file on its way.
 struct Blob {
     remote: RemoteFile,
-    url: Url,
     file: File,
     notes: File,
     ledger: Mutex<Ledger>,
     /// More of it is there.
     grown: Condvar,
-    /// Where the hub sent us, as long as that answers.
+    /// The other server that we were sent to, as long as that answers.
     location: Mutex<Option<Url>>,
     /// Held by the one connection that brings all of it, if the server knows no ranges.
     whole: tokio::sync::Mutex<()>,
+    /// One for each chunk, held by the connection that writes it: a byte that was noted is hashed, and must not be written again.
+    writers: Vec<tokio::sync::Mutex<()>>,
 }
 
 /// The files of one round and who is next.
@@ -100,7 +100,7 @@ pub(crate) async fn download(download: Arc<Download>, files: &[RemoteFile]) -> R
         let wrong = round(&download, &missing).await?;
         let Some(first) = wrong.first() else { return Ok(()) };
         if tries == ROUNDS {
-            let (wanted, found) = (first.file.digest.to_string(), first.found.to_string());
+            let (wanted, found) = (first.file.digest.published(), first.found.published());
             return Err(FetchError::WrongHash { file: first.file.path.clone(), wanted, found, tries });
         }
         missing = wrong.into_iter().map(|wrong| wrong.file).collect();
@@ -149,6 +149,8 @@ impl Round {
             connections.spawn(self.clone().fetch_some());
         }
         while let Some(ended) = connections.join_next().await {
+            // Who hashes would wait for bytes that nobody brings.
+            self.given_up.fetch_or(ended.is_err(), Ordering::SeqCst);
             // The others end with the set.
             ended.expect("fetching does not panic")?;
         }
@@ -216,7 +218,7 @@ impl Download {
             let Err(failure) = self.stream(blob, chunk_idx, missing.clone()).await? else { continue };
             let came = blob.ledger().missing(chunk_idx) != missing;
             failures = if came { 1 } else { failures + 1 };
-            tokio::time::sleep(self.hub.after(failure, &blob.url, failures)?).await;
+            tokio::time::sleep(pause(failure, &blob.remote.url, failures)?).await;
         }
     }
 
@@ -232,7 +234,14 @@ impl Download {
             Err(failure) => return Ok(Err(failure)),
         };
         match body_of(&answer, &missing, blob.remote.size) {
-            Body::Asked => blob.write_chunk(answer, chunk_idx, &self.progress).await,
+            Body::Asked => {
+                let _only = blob.writers[chunk_idx].lock().await;
+                // Somebody who got the whole file may have brought some of it.
+                if blob.ledger().missing(chunk_idx) != missing {
+                    return Ok(Ok(()));
+                }
+                blob.write_chunk(answer, chunk_idx, &self.progress).await
+            }
             Body::Whole => {
                 let _only = blob.whole.lock().await;
                 if blob.ledger().missing(chunk_idx).is_empty() {
@@ -247,24 +256,17 @@ impl Download {
         }
     }
 
-    /// Asks where the hub sent us before, or the hub. Refusals of other servers pass: their URLs are signed for a while.
+    /// Asks where we were sent before, or the origin.
     async fn ask(&self, blob: &Blob, missing: &Range<u64>) -> Result<Response, Failure> {
         let location = || blob.location.lock().unwrap_or_else(PoisonError::into_inner);
-        let url = location().clone().unwrap_or_else(|| blob.url.clone());
-        match self.hub.transport.get(&url, Some(missing.clone())).await {
-            Ok(answer) => {
-                *location() = Some(answer.url().clone());
-                Ok(answer)
-            }
-            Err(Failure::Refused { status, url, said, .. }) if url.origin() != blob.url.origin() => {
-                *location() = None;
-                Err(Failure::passing(format!("{status} from {}: {said}", url.host_str().unwrap_or_default())))
-            }
-            Err(failure) => {
-                *location() = None;
-                Err(failure)
-            }
-        }
+        let before = location().clone();
+        let asked = match before {
+            Some(url) => self.origin.get_at(url, missing.clone()).await,
+            None => self.origin.get(&blob.remote, Some(missing.clone())).await,
+        };
+        let elsewhere = |answer: &Response| answer.url().origin() != blob.remote.url.origin();
+        *location() = asked.as_ref().ok().filter(|answer| elsewhere(answer)).map(|answer| answer.url().clone());
+        asked
     }
 }
 
@@ -299,6 +301,16 @@ fn notes_path(partial: &Path) -> PathBuf {
     partial.with_added_extension("state")
 }
 
+/// Notes beside a file of a cache's `partial` that all of it is there, however it came.
+pub(crate) fn note_whole(partial: &Path, size: u64) -> io::Result<()> {
+    let whole = Ledger::new(size, CHUNK_BYTES);
+    let counts = (0..whole.n_chunks()).map(|chunk_idx| whole.missing(chunk_idx));
+    fs::write(
+        notes_path(partial),
+        counts.flat_map(|chunk| (chunk.end - chunk.start).to_le_bytes()).collect::<Vec<u8>>(),
+    )
+}
+
 impl Blob {
     fn open(download: &Download, remote: &RemoteFile) -> Result<Self, FetchError> {
         let path = download.partial(&remote.digest);
@@ -311,13 +323,13 @@ impl Blob {
         let (counts, _torn) = kept.as_chunks::<8>();
         let counts: Vec<u64> = counts.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let ledger = Ledger::resumed(remote.size, CHUNK_BYTES, &counts);
+        let writers = (0..ledger.n_chunks()).map(|_| tokio::sync::Mutex::new(())).collect();
         download.progress.add(ledger.present());
         let length = file.metadata().map_err(FetchError::io("look at", &path))?.len();
         if length != remote.size {
             file.set_len(remote.size).map_err(FetchError::io("size", &path))?;
         }
         Ok(Self {
-            url: download.hub.file_url(&download.commit, &remote.path),
             remote: remote.clone(),
             file,
             notes,
@@ -325,6 +337,7 @@ impl Blob {
             grown: Condvar::new(),
             location: Mutex::new(None),
             whole: tokio::sync::Mutex::new(()),
+            writers,
         })
     }
 
@@ -358,9 +371,9 @@ impl Blob {
         Ok(ended.and(if at == missing.end { Ok(()) } else { Err(Failure::passing("the answer ended early")) }))
     }
 
-    /// Writes what comes of the whole file and is not there yet.
+    /// Writes what comes of the whole file, is not there yet, and is not being brought by somebody else.
     async fn write_whole(&self, mut answer: Response, progress: &Progress) -> Result<Result<(), Failure>, FetchError> {
-        let mut at = 0;
+        let (mut at, mut held) = (0, None);
         loop {
             let bytes = match answer.chunk().await {
                 Ok(Some(bytes)) => bytes,
@@ -368,27 +381,32 @@ impl Blob {
                 Ok(None) => return Ok(Err(Failure::passing("the answer ended early"))),
                 Err(error) => return Ok(Err(Failure::passing(error_chain(&error)))),
             };
-            let end = (at + bytes.len() as u64).min(self.remote.size);
-            self.write_across(&bytes, at..end, progress)?;
-            at = end;
+            let mut bytes = &bytes[..bytes.len().min(usize::try_from(self.remote.size - at).unwrap_or(usize::MAX))];
+            while !bytes.is_empty() {
+                let chunk_idx = usize::try_from(at / CHUNK_BYTES).expect("a chunk of this file");
+                if held.as_ref().is_none_or(|(idx, _)| *idx != chunk_idx) {
+                    held = Some((chunk_idx, self.writers[chunk_idx].try_lock().ok()));
+                }
+                let left = usize::try_from((chunk_idx as u64 + 1) * CHUNK_BYTES - at).expect("a chunk is small");
+                let (part, rest) = bytes.split_at(bytes.len().min(left));
+                if let Some((_, Some(_))) = &held {
+                    self.write_part(chunk_idx, part, at, progress)?;
+                }
+                (bytes, at) = (rest, at + part.len() as u64);
+            }
         }
     }
 
-    /// Writes bytes of the file that may be of two chunks, leaving out those that are there.
-    fn write_across(&self, bytes: &[u8], place: Range<u64>, progress: &Progress) -> Result<(), FetchError> {
-        let first = usize::try_from(place.start / CHUNK_BYTES).expect("a chunk of this file");
-        let last = usize::try_from(place.end.saturating_sub(1) / CHUNK_BYTES).expect("a chunk of this file");
-        for chunk_idx in first..=last {
-            let missing = self.ledger().missing(chunk_idx);
-            let (from, to) = (missing.start.max(place.start), missing.end.min(place.end));
-            if from != missing.start || from >= to {
-                continue;
-            }
-            let part = |at: u64| usize::try_from(at - place.start).expect("inside the piece");
-            self.file.write_all_at(&bytes[part(from)..part(to)], from).map_err(self.write_error())?;
-            self.note(chunk_idx, to - from, progress)?;
+    /// Writes bytes of one chunk, leaving out those that are there.
+    fn write_part(&self, chunk_idx: usize, bytes: &[u8], at: u64, progress: &Progress) -> Result<(), FetchError> {
+        let from = self.ledger().missing(chunk_idx).start;
+        let end = at + bytes.len() as u64;
+        if from < at || from >= end {
+            return Ok(());
         }
-        Ok(())
+        let skipped = usize::try_from(from - at).expect("inside the piece");
+        self.file.write_all_at(&bytes[skipped..], from).map_err(self.write_error())?;
+        self.note(chunk_idx, end - from, progress)
     }
 
     /// The bytes are written; now it is said that they are.

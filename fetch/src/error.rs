@@ -2,14 +2,18 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{choose::Unfit, source::NotAHubModel};
+use crate::{
+    choose::Unfit,
+    origin::{BucketRefusal, RegistryRefusal},
+    source::NotASource,
+};
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The source has another form.
     #[error(transparent)]
-    Source(#[from] NotAHubModel),
+    Source(#[from] NotASource),
     /// The endpoint is no URL.
     #[error("hub endpoint \"{endpoint}\": {reason}; use https://HOST")]
     Endpoint {
@@ -18,6 +22,24 @@ pub enum FetchError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The HTTP client does not start.
+    #[error("HTTP client: {reason}")]
+    Client {
+        /// Why.
+        reason: String,
+    },
+    /// The token cannot be sent.
+    #[error("the token{} has characters that no token has", of(.secret_name))]
+    Token {
+        /// What the user knows it as.
+        secret_name: Option<String>,
+    },
+    /// A bucket says no.
+    #[error(transparent)]
+    Bucket(#[from] BucketRefusal),
+    /// A registry says no.
+    #[error(transparent)]
+    Registry(#[from] RegistryRefusal),
     /// 401.
     #[error("401 from {hub} for {model}: {}; {said}", token_fix(*.had_token, .token_name))]
     Unauthorized {
@@ -36,7 +58,7 @@ pub enum FetchError {
     #[error(
         "403 from {hub} for {model}: the token{} may not read it; if the model is gated, accept its terms at {hub}/{model} with the \
          token's account, or use a token with read access; {said}",
-        .token_name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default()
+        of(.token_name)
     )]
     Forbidden {
         /// Who refused.
@@ -71,7 +93,7 @@ pub enum FetchError {
         said: String,
     },
     /// Something that cannot be served.
-    #[error("{model}@{commit}: {unfit}")]
+    #[error("{model} (commit {commit}): {unfit}")]
     Unfit {
         /// The model.
         model: String,
@@ -80,8 +102,8 @@ pub enum FetchError {
         /// What is wrong with it.
         unfit: Unfit,
     },
-    /// The hub's answer is none.
-    #[error("{url}: not the answer of a hub: {reason}")]
+    /// An answer is none.
+    #[error("{url}: not an answer of such a server: {reason}")]
     Answer {
         /// What was asked.
         url: String,
@@ -99,7 +121,7 @@ pub enum FetchError {
         tries: u32,
     },
     /// Bytes are not those that were published.
-    #[error("{file}: the hub's bytes have the hash {found}, published is {wanted}; fetched {tries} times")]
+    #[error("{file}: the bytes that came have the hash {found}, published is {wanted}; fetched {tries} times")]
     WrongHash {
         /// The file.
         file: String,
@@ -157,6 +179,11 @@ impl FetchError {
         let path = path.into();
         move |error| Self::Io { what, path, error }
     }
+}
+
+/// What the user knows it as.
+pub(crate) fn of(name: &Option<String>) -> String {
+    name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default()
 }
 
 fn token_fix(had_token: bool, token_name: &Option<String>) -> String {

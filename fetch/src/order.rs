@@ -1,31 +1,27 @@
 //! A model is ordered and comes: which commit, what is there, what is needed, room for it, its bytes, its place.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     cache::{self, Cache},
-    choose::{RemoteFile, Unfit, choose},
+    choose::{RemoteFile, Unfit, choose, rooted},
     download::{Download, download},
     error::FetchError,
-    hub::Hub,
     lease,
+    origin::{Listing, Origin},
     progress::{Progress, Snapshot},
-    source::HubModel,
-    transport::Transport,
+    source::Source,
+    unpack::{self, Packed, unpack},
 };
 
 /// What is wanted, from where to where.
 #[derive(Clone)]
 pub struct Order {
     /// The model.
-    pub model: HubModel,
-    /// The hub or a mirror of it.
-    pub endpoint: String,
-    /// Sent to the hub, and to nobody it redirects to.
-    pub token: Option<String>,
-    /// What the user knows the token as, for messages.
-    pub token_name: Option<String>,
-    /// The commit that others took already, whatever the revision is now.
+    pub source: Source,
+    /// Who asks for it.
+    pub access: Access,
+    /// The commit that others took already, whatever the source is now.
     pub commit: Option<String>,
     /// The cache.
     pub cache: PathBuf,
@@ -33,6 +29,28 @@ pub struct Order {
     pub limit: Option<u64>,
     /// Requests at the same time.
     pub connections: usize,
+}
+
+/// What servers are asked with. Each is told what is meant for its kind, and nobody that it redirects to.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// The hub or a mirror of it.
+    pub endpoint: String,
+    /// The hub's token.
+    pub token: Option<String>,
+    /// Variables whose names begin with `AWS_`: where buckets are, and who asks for them.
+    pub aws: BTreeMap<String, String>,
+    /// A `config.json` of Docker's with logins to registries.
+    pub docker_config: Option<String>,
+    /// What the user knows these as, for messages.
+    pub secret_name: Option<String>,
+}
+
+impl Access {
+    /// A variable that says something: people end Secrets with a line break, and templates leave variables empty.
+    pub(crate) fn aws_variable(&self, name: &str) -> Option<String> {
+        self.aws.get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
 }
 
 /// Where it is.
@@ -44,52 +62,117 @@ pub struct Fetched {
     pub commit: String,
 }
 
-/// Brings the model into the cache, or finds it there. With a commit that is there the hub is not asked.
+/// Brings the model into the cache, or finds it there. With a commit that is there nobody is asked.
 pub async fn fetch(order: Order, progress: Arc<Progress>) -> Result<Fetched, FetchError> {
     let cache = Cache::open(&order.cache, order.limit)?;
-    let transport = Transport::new(&order.endpoint, order.token.clone())?;
-    let hub = Hub::new(transport, order.model.clone(), order.token_name.clone());
-    let known = order.commit.as_deref().or(order.model.commit());
-    let commit = match known {
-        Some(commit) => commit.to_owned(),
-        None => hub.commit().await?,
-    };
-    progress.resolved(&commit);
-    let key = cache::key(&order.model, &commit);
-    if let Some(dir) = cache.find(&key)? {
-        return Ok(Fetched { dir, commit });
+    let known = order.commit.as_deref().or(order.source.commit());
+    if let Some(found) = found(&cache, &order, &progress, known)? {
+        return Ok(found);
     }
+    let origin = Origin::of(&order.source, &order.access)?;
+    let listing = origin.listing(known).await?;
+    let commit = listing.commit.clone();
+    if let Some(found) = found(&cache, &order, &progress, Some(&commit))? {
+        return Ok(found);
+    }
+    let key = cache::key(&order.source, &commit);
     let path = cache.lock_path(&key);
     let told = cache.partial_dir(&key).join(PROGRESS_FILE);
     let _only = lease::lock(path.clone(), || follow(&told, &progress)).await.map_err(FetchError::io("lock", path))?;
     // Whoever had the lock may have brought it.
-    if let Some(dir) = cache.find(&key)? {
-        return Ok(Fetched { dir, commit });
+    if let Some(found) = found(&cache, &order, &progress, Some(&commit))? {
+        return Ok(found);
     }
-    let files = needed(&hub, &order, &commit).await?;
-    cache.make_room(&key, &files).await?;
     let telling = tokio::spawn(tell(told, progress.clone()));
-    let (commit, connections) = (commit.clone(), order.connections);
-    let work = Download { hub, commit: commit.clone(), cache: cache.clone(), key: key.clone(), connections, progress };
-    let brought = download(Arc::new(work), &files).await;
+    let has_layers = !listing.packed.is_empty();
+    let Order { source, connections, .. } = order;
+    let work = Work { cache: &cache, key: &key, source: &source };
+    let download = Download { origin, cache: cache.clone(), key: key.clone(), connections, progress };
+    let brought = work.bring(Arc::new(download), listing).await;
     telling.abort();
     // It may be in the middle of a file that is about to go.
     let _aborted = telling.await;
-    brought?;
-    Ok(Fetched { dir: cache.install(&key, &files).await?, commit })
+    let dir = cache.install(&key, &brought?).await?;
+    // Layers have done what they were for.
+    if has_layers {
+        cache.tidy().await?;
+    }
+    Ok(Fetched { dir, commit })
+}
+
+/// The model of a commit that is known, if the cache has it.
+fn found(
+    cache: &Cache,
+    order: &Order,
+    progress: &Progress,
+    commit: Option<&str>,
+) -> Result<Option<Fetched>, FetchError> {
+    let Some(commit) = commit else { return Ok(None) };
+    progress.resolved(commit);
+    let dir = cache.find(&cache::key(&order.source, commit))?;
+    Ok(dir.map(|dir| Fetched { dir, commit: commit.to_owned() }))
 }
 
 /// How far the one who fetches is, for others who wait for the same.
 const PROGRESS_FILE: &str = "progress.json";
 
-/// Files that the model needs.
-async fn needed(hub: &Hub, order: &Order, commit: &str) -> Result<Vec<RemoteFile>, FetchError> {
-    let unfit = |unfit: Unfit| FetchError::Unfit { model: order.model.id.clone(), commit: commit.to_owned(), unfit };
-    let listing = hub.listing(commit).await?;
-    let choice = choose(&listing, order.model.file.as_deref()).map_err(unfit)?;
-    match choice.index.clone() {
-        None => Ok(choice.files),
-        Some(index) => choice.with_shards(&listing, &hub.small_file(commit, &index).await?).map_err(unfit),
+/// What a fetch works on.
+struct Work<'a> {
+    cache: &'a Cache,
+    key: &'a str,
+    source: &'a Source,
+}
+
+impl Work<'_> {
+    /// Brings what the model needs into the cache; which files that is.
+    async fn bring(&self, download: Arc<Download>, listing: Listing) -> Result<Vec<RemoteFile>, FetchError> {
+        let Listing { commit, mut files, packed } = listing;
+        let layers: Vec<RemoteFile> = packed.iter().map(|packed| packed.file.clone()).collect();
+        if !packed.is_empty() {
+            self.bring_files(&download, &layers, layers.iter().map(|layer| layer.size).sum()).await?;
+            files.extend(self.unpacked(packed).await?);
+        }
+        let needed = self.needed(&download.origin, &commit, files).await?;
+        // Layers stay until all of it is here: who is killed does not fetch them again.
+        self.bring_files(&download, &[layers, needed.clone()].concat(), 0).await?;
+        Ok(needed)
+    }
+
+    async fn bring_files(&self, work: &Arc<Download>, files: &[RemoteFile], beside: u64) -> Result<(), FetchError> {
+        self.cache.make_room(self.key, files, beside).await?;
+        download(work.clone(), files).await
+    }
+
+    async fn unpacked(&self, packed: Vec<Packed>) -> Result<Vec<RemoteFile>, FetchError> {
+        let (cache, key) = (self.cache.clone(), self.key.to_owned());
+        let unpacking = tokio::task::spawn_blocking(move || unpack(&cache, &key, &packed));
+        unpacking.await.expect("unpacking does not panic")
+    }
+
+    /// Files that the model needs.
+    async fn needed(
+        &self,
+        origin: &Origin,
+        commit: &str,
+        mut files: Vec<RemoteFile>,
+    ) -> Result<Vec<RemoteFile>, FetchError> {
+        let unfit =
+            |unfit: Unfit| FetchError::Unfit { model: self.source.to_string(), commit: commit.to_owned(), unfit };
+        if let Source::Image(_) = self.source {
+            files = rooted(files).map_err(unfit)?;
+        }
+        let choice = choose(&files, self.source.file()).map_err(unfit)?;
+        let needed = match choice.index.clone() {
+            None => choice.files,
+            Some(index) => {
+                let bytes = match unpack::read(self.cache, self.key, &index) {
+                    Some(bytes) => bytes,
+                    None => origin.small_file(&index).await?,
+                };
+                choice.with_shards(&files, &bytes).map_err(unfit)?
+            }
+        };
+        origin.with_hashes(needed).await
     }
 }
 

@@ -97,7 +97,7 @@ impl Snapshot {
     /// For a person: `1.25 of 16.06 GB (8 %), 412 MB/s, 36 s left`.
     pub fn line(&self) -> String {
         if self.bytes_total == 0 {
-            return "asking the hub".to_owned();
+            return "asking what there is".to_owned();
         }
         let (done, total) = (gb(self.bytes_done), gb(self.bytes_total));
         let (percent, mb) = (self.fraction() * 100.0, self.bytes_per_second as f64 / 1e6);
@@ -128,6 +128,6 @@ mod tests {
         assert_eq!(seen(1, 100_000_000).bytes_per_second, 100_000_000);
         assert_eq!(seen(2, 300_000_000).line(), "0.40 of 2.00 GB (20 %), 200 MB/s, 8 s left");
         assert_eq!(seen(100, 0).bytes_per_second, 0, "nothing came for a while");
-        assert_eq!(Progress::default().at(start).line(), "asking the hub");
+        assert_eq!(Progress::default().at(start).line(), "asking what there is");
     }
 }

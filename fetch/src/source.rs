@@ -1,74 +1,82 @@
-//! `hf://ORG/MODEL[/FILE.gguf][@REVISION]`: which model of a hub, and which file or revision of it. Pure.
+//! What a model's source says: a model of a hub, files of a bucket, an image of a registry. Pure.
+
+mod bucket;
+mod hub;
+mod image;
 
 use std::{fmt, str::FromStr};
 
-/// What a source begins with.
-pub const HUB_SCHEME: &str = "hf://";
-/// The revision of a source that names none.
-const DEFAULT_REVISION: &str = "main";
+pub use self::{bucket::BucketModel, hub::HubModel, image::ImageModel};
 
-/// A model on a hub.
+/// Where a model is.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct HubModel {
-    /// `ORG/MODEL`.
-    pub id: String,
-    /// The one .gguf file that is wanted; `None`: what the repository has.
-    pub file: Option<String>,
-    /// Branch, tag or commit.
-    pub revision: String,
+pub enum Source {
+    /// `hf://…`.
+    Hub(HubModel),
+    /// `s3://…`.
+    Bucket(BucketModel),
+    /// `oci://…`.
+    Image(ImageModel),
 }
 
-/// Not a source of this form.
+/// Not a source.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("\"{0}\" is not hf://ORG/MODEL[/FILE.gguf][@REVISION], for example hf://Qwen/Qwen2.5-0.5B-Instruct")]
-pub struct NotAHubModel(pub String);
+#[error("\"{text}\" is not {wanted}")]
+pub struct NotASource {
+    text: String,
+    wanted: String,
+}
 
-impl FromStr for HubModel {
-    type Err = NotAHubModel;
+impl FromStr for Source {
+    type Err = NotASource;
 
-    fn from_str(text: &str) -> Result<Self, NotAHubModel> {
-        parse(text).ok_or_else(|| NotAHubModel(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, NotASource> {
+        let refused = |wanted: &str| NotASource { text: text.to_owned(), wanted: wanted.to_owned() };
+        if let Some(rest) = text.strip_prefix(hub::SCHEME) {
+            return HubModel::parse(rest).map(Self::Hub).ok_or_else(|| refused(hub::FORM));
+        }
+        if let Some(rest) = text.strip_prefix(bucket::SCHEME) {
+            return BucketModel::parse(rest).map(Self::Bucket).ok_or_else(|| refused(bucket::FORM));
+        }
+        if let Some(rest) = text.strip_prefix(image::SCHEME) {
+            return ImageModel::parse(rest).map(Self::Image).ok_or_else(|| refused(image::FORM));
+        }
+        Err(refused(&format!("{}; {}; or {}", hub::FORM, bucket::FORM, image::FORM)))
     }
 }
 
-fn parse(text: &str) -> Option<HubModel> {
-    let rest = text.strip_prefix(HUB_SCHEME)?;
-    let (path, revision) = rest.split_once('@').unwrap_or((rest, DEFAULT_REVISION));
-    let mut parts = path.splitn(3, '/');
-    let (org, model, file) = (parts.next()?, parts.next()?, parts.next());
-    let names_are_plain = [org, model].into_iter().all(is_name);
-    let file_is_gguf = file.is_none_or(|file| file.ends_with(".gguf") && file.split('/').all(is_name));
-    let revision_is_plain = revision.split('/').all(is_name);
-    (names_are_plain && file_is_gguf && revision_is_plain).then(|| HubModel {
-        id: format!("{org}/{model}"),
-        file: file.map(str::to_owned),
-        revision: revision.to_owned(),
-    })
-}
-
-/// One part of a path: what a hub allows in names, and nothing that leads out of a directory.
-fn is_name(part: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    !part.is_empty() && part.chars().all(plain) && !part.starts_with('.') && !part.contains("..")
-}
-
-impl HubModel {
-    /// The commit, if the revision is one: it can never mean other bytes.
+impl Source {
+    /// The commit, if the source names one: it can never mean other bytes.
     pub fn commit(&self) -> Option<&str> {
-        Some(&*self.revision).filter(|revision| is_commit(revision))
+        match self {
+            Self::Hub(model) => model.commit(),
+            Self::Bucket(_) => None,
+            Self::Image(image) => image.digest.as_deref(),
+        }
+    }
+
+    /// The one .gguf file that is wanted of it; `None`: what is there.
+    pub fn file(&self) -> Option<&str> {
+        match self {
+            Self::Hub(model) => model.file.as_deref(),
+            Self::Bucket(model) => model.file.as_deref(),
+            Self::Image(_) => None,
+        }
     }
 }
 
-/// Whether `revision` is a commit, written out.
+/// Whether `revision` is a commit, written out: git's name of one, or the SHA-256 of what lists a model's files.
 pub fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    matches!(revision.len(), 40 | 64) && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-impl fmt::Display for HubModel {
+impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{HUB_SCHEME}{}", self.id)?;
-        self.file.iter().try_for_each(|file| write!(f, "/{file}"))?;
-        if self.revision == DEFAULT_REVISION { Ok(()) } else { write!(f, "@{}", self.revision) }
+        match self {
+            Self::Hub(model) => model.fmt(f),
+            Self::Bucket(model) => model.fmt(f),
+            Self::Image(image) => image.fmt(f),
+        }
     }
 }
 
@@ -77,34 +85,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_names_a_model_and_may_name_a_file_and_a_revision() {
-        let parts = |text: &str| {
-            let model: HubModel = text.parse().unwrap();
-            assert_eq!(model.to_string(), text);
-            (model.id, model.file, model.revision)
-        };
-        assert_eq!(parts("hf://Qwen/Qwen2.5-0.5B"), ("Qwen/Qwen2.5-0.5B".into(), None, "main".into()));
-        assert_eq!(parts("hf://a/b@v1.0"), ("a/b".into(), None, "v1.0".into()));
-        assert_eq!(parts("hf://a/b@refs/pr/3"), ("a/b".into(), None, "refs/pr/3".into()));
-        assert_eq!(parts("hf://a/b/q8.gguf@v1"), ("a/b".into(), Some("q8.gguf".into()), "v1".into()));
-        assert_eq!(parts("hf://a/b/q8/q8.gguf"), ("a/b".into(), Some("q8/q8.gguf".into()), "main".into()));
-    }
-
-    #[test]
     fn other_forms_are_refused_with_the_right_one() {
-        for text in
-            ["hf://", "hf://a", "hf://a/", "hf://a/b@", "hf://a/../b", "hf://a/b/c.txt", "hf://a/b/", "s3://a/b"]
-        {
-            let refused = text.parse::<HubModel>().unwrap_err().to_string();
-            assert!(refused.contains(text) && refused.contains("hf://ORG/MODEL"), "{refused}");
+        let refused = |text: &str| {
+            let refused = text.parse::<Source>().unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("\"{text}\" is not ")), "{refused}");
+            refused
+        };
+        for text in ["hf://", "hf://a", "hf://a/", "hf://a/b@", "hf://a/../b", "hf://a/b/c.txt", "hf://a/b/"] {
+            assert!(refused(text).contains("hf://ORG/MODEL"));
         }
+        for text in
+            ["s3://", "s3:///a", "s3://ab", "s3://models/../x", "s3://models//x", "s3://models/a b", "s3://-models"]
+        {
+            assert!(refused(text).contains("s3://BUCKET/PREFIX"));
+        }
+        for text in [
+            "oci://registry.example",
+            "oci://registry.example/",
+            "oci://registry.example/Team/m",
+            "oci://registry.example/m:",
+            "oci://registry.example/m@sha256:12",
+            "oci://registry.example/../m",
+            "oci://user@registry.example/m",
+        ] {
+            assert!(refused(text).contains("oci://REGISTRY/REPOSITORY"));
+        }
+        let unknown = refused("gs://a/b");
+        assert!(["hf://", "s3://", "oci://"].iter().all(|scheme| unknown.contains(scheme)), "{unknown}");
     }
 
     #[test]
     fn only_a_whole_hash_is_a_commit() {
-        let commit = |revision: &str| format!("hf://a/b@{revision}").parse::<HubModel>().unwrap().commit().is_some();
-        assert!(commit("0123456789abcdef0123456789abcdef01234567"));
-        assert!(!commit("0123456"));
-        assert!(!commit("main"));
+        let commit = |text: &str| text.parse::<Source>().unwrap().commit().map(str::len);
+        assert_eq!(commit("hf://a/b@0123456789abcdef0123456789abcdef01234567"), Some(40));
+        assert_eq!(commit(&format!("oci://r.example/m@sha256:{}", "0a".repeat(32))), Some(64));
+        for moving in ["hf://a/b@0123456", "hf://a/b", "s3://models/m", "oci://r.example/m:v1", "oci://r.example/m"] {
+            assert_eq!(commit(moving), None, "{moving}");
+        }
     }
 }

@@ -1,36 +1,78 @@
-//! One request: redirects followed by hand, the token sent to the hub's own origin and nowhere else, failures told apart
-//! into those that pass and those that do not.
+//! One request: what may be told to whom, redirects followed by hand, failures told apart into those that pass and those
+//! that do not.
 
 use std::{ops::Range, time::Duration};
 
 use reqwest::{
-    Client, Response, StatusCode, Url,
-    header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER},
+    Client, Method, Response, StatusCode, Url,
+    header::{ACCEPT_ENCODING, HeaderMap, LOCATION, RANGE, RETRY_AFTER},
     redirect::Policy,
 };
 
 use crate::{backoff, error::FetchError};
 
-/// For a connection, and between two pieces of an answer: a hub that says nothing for longer is taken for gone.
+/// For a connection, and between two pieces of an answer: a server that says nothing for longer is taken for gone.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A hub sends to a store, that to a mirror of it; more is a circle.
 const REDIRECTS: usize = 8;
+/// Of a refusal: more words are read by nobody.
+const SAID_BYTES: usize = 16 << 10;
 
 /// What sends requests.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Transport {
     client: Client,
-    endpoint: Url,
-    token: Option<String>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) url: Url,
+    /// For the origin of `url`, and for nobody that it redirects to: a token is among them.
+    pub(crate) headers: HeaderMap,
+}
+
+impl Request {
+    /// Says nothing about who asks.
+    pub(crate) fn plain(url: Url) -> Self {
+        Self { url, headers: HeaderMap::new() }
+    }
 }
 
 /// Why a request got no useful answer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum Failure {
     /// Trying again may help.
     Passing { reason: String, retry_after: Option<Duration> },
-    /// The server said no.
-    Refused { status: StatusCode, code: String, said: String, url: Box<Url> },
+    /// It will not.
+    Final(Box<FetchError>),
+}
+
+/// What a server says no with.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) said: Said,
+    pub(crate) headers: HeaderMap,
+    pub(crate) url: Url,
+}
+
+/// What a refusal says of itself.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Said {
+    /// A word that programs read.
+    pub(crate) code: String,
+    /// Words that people read.
+    pub(crate) words: String,
+}
+
+/// Reads headers and body of a refusal.
+pub(crate) type Listen = fn(&HeaderMap, &[u8]) -> Said;
+
+impl From<FetchError> for Failure {
+    fn from(error: FetchError) -> Self {
+        Self::Final(Box::new(error))
+    }
 }
 
 impl Failure {
@@ -40,12 +82,7 @@ impl Failure {
 }
 
 impl Transport {
-    pub(crate) fn new(endpoint: &str, token: Option<String>) -> Result<Self, FetchError> {
-        let wrong = |reason: String| FetchError::Endpoint { endpoint: endpoint.to_owned(), reason };
-        let url = Url::parse(endpoint).map_err(|error| wrong(error.to_string()))?;
-        if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-            return Err(wrong("not an http or https URL".to_owned()));
-        }
+    pub(crate) fn new() -> Result<Self, FetchError> {
         // An error means that somebody in this process chose a provider before.
         let _chosen_before = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
@@ -54,53 +91,49 @@ impl Transport {
             .read_timeout(SILENCE)
             .user_agent(concat!("stoker/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| wrong(error_chain(&error)))?;
-        Ok(Self { client, endpoint: url, token })
+            .map_err(|error| FetchError::Client { reason: error_chain(&error) })?;
+        Ok(Self { client })
     }
 
-    /// The URL of a path of the hub.
-    pub(crate) fn url(&self, path: &str) -> Url {
-        let mut url = self.endpoint.clone();
-        let base = self.endpoint.path().trim_end_matches('/');
-        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-        url.set_path(&format!("{base}{path}"));
-        url.set_query(query);
-        url
+    /// What requests that are made elsewhere are sent with.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
-    pub(crate) fn has_token(&self) -> bool {
-        self.token.is_some()
-    }
-
-    /// The hub's name in messages.
-    pub(crate) fn hub(&self) -> String {
-        self.endpoint.as_str().trim_end_matches('/').to_owned()
-    }
-
-    /// Asks once. The answer's URL is where it came from.
-    pub(crate) async fn get(&self, url: &Url, range: Option<Range<u64>>) -> Result<Response, Failure> {
-        let mut url = url.clone();
+    /// Asks for the bytes of `range`, or for all, and follows where it is sent. The answer's URL is where it came from.
+    pub(crate) async fn get(&self, request: &Request, range: Option<Range<u64>>) -> Result<Response, Failure> {
+        let mut next = request.clone();
         for _ in 0..REDIRECTS {
-            // Lengths must be those of the bytes that were published.
-            let mut request = self.client.get(url.clone()).header(ACCEPT_ENCODING, "identity");
-            if let Some(Range { start, end }) = &range {
-                request = request.header(RANGE, format!("bytes={start}-{}", end - 1));
-            }
-            if let Some(token) = self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin()) {
-                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-            }
-            let answer = request.send().await.map_err(|error| Failure::passing(error_chain(&error)))?;
+            let answer = self.once(Method::GET, &next, range.clone()).await?;
             if !answer.status().is_redirection() {
-                return judged(answer).await;
+                return Ok(answer);
             }
-            url = redirected(&url, answer.headers())?;
+            let url = redirected(&next.url, answer.headers())?;
+            let kept = url.origin() == request.url.origin();
+            let headers = if kept { request.headers.clone() } else { HeaderMap::new() };
+            next = Request { url, headers };
         }
-        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {url}")))
+        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {}", next.url)))
+    }
+
+    /// Asks once.
+    pub(crate) async fn once(
+        &self,
+        method: Method,
+        request: &Request,
+        range: Option<Range<u64>>,
+    ) -> Result<Response, Failure> {
+        // Lengths must be those of the bytes that were published.
+        let mut asked = self.client.request(method, request.url.clone()).header(ACCEPT_ENCODING, "identity");
+        if let Some(Range { start, end }) = range {
+            asked = asked.header(RANGE, format!("bytes={start}-{}", end - 1));
+        }
+        asked.headers(request.headers.clone()).send().await.map_err(|error| Failure::passing(error_chain(&error)))
     }
 }
 
 fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, Failure> {
-    let to = headers.get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or_default();
+    let to = header(headers, LOCATION.as_str());
     let to = from.join(to).map_err(|error| Failure::passing(format!("redirect of {from} to \"{to}\": {error}")))?;
     if from.scheme() == "https" && to.scheme() != "https" {
         return Err(Failure::passing(format!("redirect of {from} to {to}, which is not encrypted")));
@@ -108,23 +141,47 @@ fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, Failure> {
     Ok(to)
 }
 
-/// An answer with what was asked for, or why there is none.
-async fn judged(answer: Response) -> Result<Response, Failure> {
+/// An answer with what was asked for, or why there is none: what passes by itself, else what `refused` makes of it.
+pub(crate) async fn judged(
+    answer: Response,
+    listen: Listen,
+    refused: impl FnOnce(Refusal) -> Failure,
+) -> Result<Response, Failure> {
     let status = answer.status();
     if status.is_success() {
         return Ok(answer);
     }
-    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let (headers, url) = (answer.headers().clone(), answer.url().clone());
+    let Said { code, words } = listen(&headers, &beginning(answer).await);
+    let said = Said { code: bounded(&code), words: bounded(&words) };
     let passes = status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY);
-    let (url, code) = (Box::new(answer.url().clone()), header("x-error-code").unwrap_or_default());
-    let (said, asked) = (header("x-error-message"), header(RETRY_AFTER.as_str()));
     if passes {
-        let reason = format!("{status}{}", said.map(|said| format!(": {said}")).unwrap_or_default());
-        return Err(Failure::Passing { reason, retry_after: asked.as_deref().and_then(backoff::retry_after) });
+        let words = Some(said.words).filter(|words| !words.is_empty());
+        let reason = format!("{status}{}", words.map(|words| format!(": {words}")).unwrap_or_default());
+        return Err(Failure::Passing {
+            reason,
+            retry_after: backoff::retry_after(header(&headers, RETRY_AFTER.as_str())),
+        });
     }
-    let said = said.unwrap_or_else(|| "the hub says nothing more".to_owned());
-    Err(Failure::Refused { status, code, said: bounded(&said), url })
+    Err(refused(Refusal { status, said, headers, url }))
+}
+
+/// A header's text; nothing if it is not there.
+pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// What comes of a body, at most [`SAID_BYTES`].
+async fn beginning(mut answer: Response) -> Vec<u8> {
+    let mut read = Vec::new();
+    while let Ok(Some(bytes)) = answer.chunk().await {
+        read.extend_from_slice(&bytes[..bytes.len().min(SAID_BYTES - read.len())]);
+        if read.len() == SAID_BYTES {
+            break;
+        }
+    }
+    read
 }
 
 /// Words of others are shown, not believed to be short.

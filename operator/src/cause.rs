@@ -178,7 +178,7 @@ fn starting(pod: &Replica) -> (Trouble, Severity) {
 fn so_far(fetch: FetchReport) -> String {
     let FetchReport { bytes_done, bytes_total, bytes_per_second } = fetch;
     if bytes_total == 0 {
-        return "the hub is being asked what the model is".to_owned();
+        return "its source is being asked what the model is".to_owned();
     }
     let percent = u128::from(bytes_done) * 20 / u128::from(bytes_total) * 5;
     let mb = bytes_per_second / 1_000_000;

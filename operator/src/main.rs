@@ -61,7 +61,7 @@ struct Args {
     /// replicas, and what led them to gateways is removed.
     #[arg(long, env = "STOKER_GATEWAY_SERVICE", value_name = "NAMESPACE/NAME")]
     gateway_service: Option<ServiceName>,
-    /// URL of a mirror that models are fetched from. Default: the hub itself, as agents know it.
+    /// URL of a mirror that models of hubs (hf://) are fetched from. Default: the hub itself, as agents know it.
     #[arg(long, value_name = "URL")]
     hub_endpoint: Option<String>,
     /// Directory of every node that keeps fetched models; it must be there and belong to the agents' user. Default: each pod

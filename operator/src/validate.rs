@@ -31,8 +31,10 @@ pub const MODEL_MOUNT: &str = "/models";
 pub const LINK_DIR: &str = "/run/stoker/model";
 /// That link: what the agent serves, whatever commit it leads to.
 pub const MODEL_LINK: &str = "/run/stoker/model/current";
-/// Key of a token's Secret that names none.
+/// Key of a hub's token in a Secret, where a deployment names none.
 const TOKEN_KEY: &str = "token";
+/// Key of a registry's login: what `kubectl create secret docker-registry` writes.
+const LOGIN_KEY: &str = ".dockerconfigjson";
 /// What NVIDIA's device plugin calls a GPU.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
@@ -170,7 +172,7 @@ pub struct ReplicaInputs {
     /// PersistentVolumeClaim mounted at [`MODEL_MOUNT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_claim: Option<String>,
-    /// How the model comes, if a hub has it.
+    /// How the model comes, if it is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<ModelFetch>,
     /// Names accepted in requests; never empty.
@@ -240,14 +242,14 @@ pub struct ReplicaInputs {
 /// A model that is fetched before the agent starts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelFetch {
-    /// `hf://…`.
+    /// `hf://…`, `s3://…` or `oci://…`.
     pub source: String,
     /// The hub, or a mirror of it; `None`: the agent's own default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// Where its token is.
+    /// Where its token, keys or login are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub token: Option<SecretKey>,
+    pub token: Option<FetchSecret>,
     /// Where it is kept.
     pub cache: CacheVolume,
     /// Bytes that may be kept there.
@@ -255,13 +257,14 @@ pub struct ModelFetch {
     pub limit_bytes: Option<u64>,
 }
 
-/// A key of a Secret.
+/// What of a Secret a fetch gets.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct SecretKey {
+pub struct FetchSecret {
     /// Name of the Secret.
     pub name: String,
-    /// Key in it.
-    pub key: String,
+    /// Key in it. `None`: those that are named as the variables of a bucket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// Where fetched models are kept.
@@ -279,7 +282,9 @@ pub enum CacheVolume {
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum SpecError {
     /// The source has none of the known forms.
-    #[error("spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, pvc://CLAIM/PATH or file:///PATH")]
+    #[error(
+        "spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY, pvc://CLAIM/PATH or file:///PATH"
+    )]
     ModelSource {
         /// What the object says.
         found: String,
@@ -373,9 +378,13 @@ impl ValidatedDeployment {
         Self { replica, commit, course, ..self }
     }
 
-    /// Whether replicas that ask the hub at different times could get different models.
+    /// Whether replicas that ask at different times could get different models.
     pub fn awaits_commit(&self) -> bool {
-        let names_one = |source: &str| source.rsplit_once('@').is_some_and(|(_, revision)| is_commit(revision));
+        let commit = |revision: &str| is_commit(revision.strip_prefix("sha256:").unwrap_or(revision));
+        let names_one = |source: &str| {
+            // A bucket's names may have any sign, and never mean a commit.
+            !source.starts_with("s3://") && source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision))
+        };
         self.commit.is_none() && self.replica.fetch.as_ref().is_some_and(|fetch| !names_one(&fetch.source))
     }
 }
@@ -474,13 +483,17 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
     match (scheme, rest.split_once('/')) {
         ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource::at(source)),
         ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource::at(rest)),
-        ("hf", Some((org, model))) if !org.is_empty() && !model.is_empty() => {
-            Ok(ResolvedSource { is_fetched: true, ..ResolvedSource::at(MODEL_LINK) })
-        }
+        ("hf" | "oci", Some((org, model))) if !org.is_empty() && !model.is_empty() => Ok(fetched()),
+        ("s3", Some((bucket, _))) if !bucket.is_empty() => Ok(fetched()),
+        ("s3", None) if !rest.is_empty() => Ok(fetched()),
         ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
         ("pvc", None) if !rest.is_empty() => Ok(claimed(rest, "")),
         _ => Err(SpecError::ModelSource { found: source.to_owned() }),
     }
+}
+
+fn fetched() -> ResolvedSource {
+    ResolvedSource { is_fetched: true, ..ResolvedSource::at(MODEL_LINK) }
 }
 
 fn claimed(claim: &str, path: &str) -> ResolvedSource {
@@ -498,12 +511,22 @@ fn model_fetch(model: &ModelSpec, defaults: &ModelDefaults) -> Result<ModelFetch
         (None, Some(path)) => (CacheVolume::Node(path.clone()), defaults.node_cache_limit),
         (None, None) => (CacheVolume::Pod, None),
     };
-    let token = model.token_secret.as_ref().map(|secret| SecretKey {
+    let source = model.source.clone();
+    let token = model.token_secret.as_ref().map(|secret| FetchSecret {
         name: secret.name.clone(),
-        key: secret.key.clone().unwrap_or_else(|| TOKEN_KEY.to_owned()),
+        key: secret.key.clone().or_else(|| default_key(&source)),
     });
-    let (source, endpoint) = (model.source.clone(), defaults.endpoint.clone());
+    // The mirror is one of hubs.
+    let endpoint = defaults.endpoint.clone().filter(|_| source.starts_with("hf://"));
     Ok(ModelFetch { source, endpoint, token, cache, limit_bytes: limit.or(default_limit) })
+}
+
+fn default_key(source: &str) -> Option<String> {
+    match source.split_once("://").unwrap_or_default().0 {
+        "s3" => None,
+        "oci" => Some(LOGIN_KEY.to_owned()),
+        _ => Some(TOKEN_KEY.to_owned()),
+    }
 }
 
 fn bytes_of(limit: Amount) -> Result<u64, SpecError> {
@@ -634,7 +657,11 @@ mod tests {
         assert_eq!(resolved("file:///models/chat"), ("/models/chat".into(), None));
         assert_eq!(resolved("pvc://weights/llama/8b/"), ("/models/llama/8b".into(), Some("weights".into())));
         assert_eq!(resolved("pvc://weights"), ("/models".into(), Some("weights".into())));
-        assert_eq!(resolved("hf://Qwen/Qwen3-8B@v1"), (MODEL_LINK.into(), None));
+        for fetched in
+            ["hf://Qwen/Qwen3-8B@v1", "s3://models/qwen3-8b", "s3://models", "oci://registry.example/qwen3-8b:v1"]
+        {
+            assert_eq!(resolved(fetched), (MODEL_LINK.into(), None), "{fetched}");
+        }
     }
 
     #[test]
@@ -649,6 +676,8 @@ mod tests {
             "builtin://a/b",
             "hf://a",
             "hf:///b",
+            "s3://",
+            "oci://registry.example",
         ] {
             let refused = model_source(source).unwrap_err();
             assert_eq!(refused, SpecError::ModelSource { found: source.into() });

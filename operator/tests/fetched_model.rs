@@ -1,8 +1,8 @@
-//! Pods of a model that a hub has: what fetches it, what it may, and what the agent sees of it.
+//! Pods of a model that a hub, a bucket or a registry has: what fetches it, what it may, and what the agent sees of it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use serde_json::{Value, json};
 use stoker_operator::{
     desired::{Desired, desired},
@@ -62,6 +62,67 @@ fn what_fetches_has_the_token_and_no_gpu_and_the_agent_can_only_read() {
         assert_eq!((read_only(&fetcher, path), read_only(&agent, path)), (Some(false), Some(true)), "{path}");
     }
     assert_eq!(read_only(&fetcher, "/mnt/ca"), Some(true), "a CA for the hub");
+}
+
+/// Variables that come from Secrets: name, Secret, key, and whether a pod starts without it.
+fn secrets(container: &Container) -> Vec<(String, String, String, bool)> {
+    let of_secret = |variable: &EnvVar| {
+        let key = variable.value_from.clone()?.secret_key_ref?;
+        Some((variable.name.clone(), key.name, key.key, key.optional == Some(true)))
+    };
+    container.env.iter().flatten().filter_map(of_secret).collect()
+}
+
+#[test]
+fn a_bucket_has_its_variables_and_a_registry_its_login() {
+    let pod = |source: &str, secret: Value| {
+        let made = made(json!({"source": source, "tokenSecret": secret}), Value::Null, ModelDefaults::default());
+        (secrets(&fetcher(&made.pod(0))), args(&made), secrets(&made.pod(0).spec.unwrap().containers[0]))
+    };
+    let (bucket, said, agent) = pod("s3://models/chat", json!({"name": "s3"}));
+    let names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"];
+    assert_eq!(bucket, names.map(|name| (name.to_owned(), "s3".to_owned(), name.to_owned(), true)));
+    assert!(said.starts_with("fetch s3://models/chat ") && said.contains("--token-name Secret s3"), "{said}");
+    assert_eq!(agent, []);
+
+    let (registry, said, agent) = pod("oci://registry.example/chat:v1", json!({"name": "pull"}));
+    let login = |key: &str| [("DOCKER_AUTH_CONFIG".to_owned(), "pull".to_owned(), key.to_owned(), false)];
+    assert_eq!(registry, login(".dockerconfigjson"));
+    assert!(said.contains("--token-name key .dockerconfigjson of Secret pull"), "{said}");
+    assert_eq!(agent, []);
+    let (named, ..) = pod("oci://registry.example/chat:v1", json!({"name": "pull", "key": "config"}));
+    assert_eq!(named, login("config"));
+}
+
+#[test]
+fn the_mirror_of_hubs_is_none_of_buckets_and_registries() {
+    let models = || ModelDefaults { endpoint: Some("https://mirror".to_owned()), ..ModelDefaults::default() };
+    for source in ["s3://models/chat", "oci://registry.example/chat:v1"] {
+        let said = args(&made(json!({"source": source}), Value::Null, models()));
+        assert!(!said.contains("https://mirror"), "{said}");
+    }
+}
+
+#[test]
+fn replicas_wait_for_the_commit_of_what_can_change() {
+    let awaits = |source: &str, status: Value| {
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": {"model": {"source": source}}, "status": status,
+            "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+        });
+        let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+        validate(&serde_json::from_value(object).unwrap(), &defaults).unwrap().awaits_commit()
+    };
+    let digest = "0a".repeat(32);
+    let by_digest = format!("oci://registry.example/chat@sha256:{digest}");
+    let at_sign = format!("s3://models/chat@{digest}");
+    for moving in ["hf://org/model", "s3://models/chat", &at_sign, "oci://registry.example/chat:v1"] {
+        assert!(awaits(moving, Value::Null), "{moving}");
+        assert!(!awaits(moving, json!({"model": {"source": moving, "commit": digest}})), "{moving} is written down");
+    }
+    for fixed in [&format!("hf://org/model@{COMMIT}"), &by_digest] {
+        assert!(!awaits(fixed, Value::Null), "{fixed}");
+    }
 }
 
 #[test]

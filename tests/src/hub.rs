@@ -302,7 +302,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
 }
 
 /// `bytes=1-2` and `bytes=1-`.
-fn parse_range(value: &str) -> Option<Range<u64>> {
+pub(crate) fn parse_range(value: &str) -> Option<Range<u64>> {
     let (start, end) = value.strip_prefix("bytes=")?.split_once('-')?;
     let end = end.parse::<u64>().map_or(u64::MAX, |last| last + 1);
     Some(start.parse().ok()?..end)

@@ -1,6 +1,12 @@
-//! From `hf://ORG/MODEL` to the first token: operator, real agents and a hub on loopback, on a real control plane.
+//! From `hf://…`, `s3://…` and `oci://…` to the first token: operator, real agents and a hub, a bucket and a registry on loopback, on
+//! a real control plane.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -9,9 +15,12 @@ use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_crds::status::StartupPhase;
 use stoker_tests::{
+    bucket::{Bucket, Put},
     cluster::built,
     hub::{Access, Commit, Hub, Repository},
     operator::{Rig, condition},
+    registry::{LOGIN, Registry},
+    skip::skip,
 };
 
 /// A busy machine fetches, loads and probes in this time.
@@ -20,8 +29,19 @@ const LIMIT: Duration = Duration::from_secs(120);
 const IMAGE: &str = "real/agent:1";
 const MODEL: &str = "tests/ember";
 
+fn ember_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember")
+}
+
 fn ember() -> Result<Commit> {
-    Commit::of_directory(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"))
+    Commit::of_directory(&ember_dir())
+}
+
+/// Names of its files.
+fn ember_files() -> Result<Vec<String>> {
+    let entries = fs::read_dir(ember_dir())?.collect::<std::io::Result<Vec<_>>>()?;
+    let files = entries.into_iter().filter(|entry| entry.path().is_file());
+    Ok(files.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
 
 /// A hub that gives ember to who has the token.
@@ -41,10 +61,14 @@ fn spec(replicas: u32) -> Value {
 }
 
 fn put_token(rig: &Rig, token: &str) -> Result<()> {
+    put_secret(rig, "hub", "Opaque", &json!({"token": token}))
+}
+
+fn put_secret(rig: &Rig, name: &str, kind: &str, data: &Value) -> Result<()> {
     let secret =
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": token}});
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": kind, "stringData": data});
     let params = PatchParams::apply("test").force();
-    rig.block_on(rig.api::<Secret>().patch("hub", &params, &Patch::Apply(secret)))?;
+    rig.block_on(rig.api::<Secret>().patch(name, &params, &Patch::Apply(secret)))?;
     Ok(())
 }
 
@@ -146,6 +170,114 @@ fn one_replica_asks_what_the_branch_is_and_the_status_says_how_far_its_fetch_is(
     let resolved = asked.iter().filter(|asked| asked.what.contains("/revision/"));
     ensure!(resolved.count() == 1, "{asked:?}");
     Ok(())
+}
+
+/// A source that is behind a Secret.
+struct Guarded<'a> {
+    source: String,
+    secret: &'a str,
+    kind: &'a str,
+    /// What lets nobody in, and words of what the status says of it.
+    wrong: (Value, &'a [&'a str]),
+    right: Value,
+    /// Variables that only the fetcher has.
+    variables: &'a [&'a str],
+}
+
+/// It answers once its Secret is right, the agent has none of that, and a second replica is told what the first one found and gets
+/// it from the node. `moves` makes the source another one in between.
+fn serves_from(guarded: &Guarded<'_>, moves: impl FnOnce() -> Result<()>) -> Result<()> {
+    let node_cache = tempfile::tempdir()?;
+    let mut rig = Rig::start(Audit::Off)?;
+    rig.cluster.node.add_image(IMAGE, built("stoker-agent"));
+    let cache = node_cache.path().to_str().context("a path of text")?;
+    rig.operator.restart_with(&["--model-cache", cache])?;
+    let of = |replicas| {
+        let mut spec = spec(replicas);
+        spec["model"] = json!({"source": guarded.source, "tokenSecret": {"name": guarded.secret}});
+        spec
+    };
+    let (wrong, words) = &guarded.wrong;
+    put_secret(&rig, guarded.secret, guarded.kind, wrong)?;
+    rig.apply("chat", of(1))?;
+    rig.wait("the status says what is wrong with the Secret", LIMIT, |rig| {
+        let ready = condition(&rig.get("chat")?, "Ready").unwrap_or_default();
+        Ok(ready.1 == "ModelFetchFailed" && words.iter().all(|words| ready.2.contains(words)))
+    })?;
+    put_secret(&rig, guarded.secret, guarded.kind, &guarded.right)?;
+    rig.wait_ready("chat", LIMIT)?;
+    ensure!(!ask(&rig, "chat")?.is_empty(), "the model says something");
+    let [fetcher, agent] = variables(&rig.pods("chat")?[0]);
+    for name in guarded.variables.iter().map(|name| (*name).to_owned()) {
+        ensure!(fetcher.contains(&name) && !agent.contains(&name), "{name}: {fetcher:?} {agent:?}");
+    }
+    let model = rig.get("chat")?.status.and_then(|status| status.model).context("the status says the model")?;
+    ensure!(model.source == guarded.source && model.commit.len() == 64, "{model:?}");
+    moves()?;
+    rig.apply("chat", of(2))?;
+    rig.wait("both serve", LIMIT, |rig| Ok(rig.get("chat")?.status.is_some_and(|status| status.ready_replicas == 2)))?;
+    let told = rig.pods("chat")?.iter().map(told_commit).collect::<Vec<_>>();
+    ensure!(told == [None, Some(model.commit.clone())] || told == [Some(model.commit), None], "{told:?}");
+    Ok(())
+}
+
+#[test]
+fn a_model_of_a_bucket_is_pinned_and_answers() -> Result<()> {
+    let bucket = match Bucket::start() {
+        Ok(bucket) => bucket,
+        Err(error) => {
+            skip("a_model_of_a_bucket_is_pinned_and_answers", &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    for name in ember_files()? {
+        bucket.put(&format!("team/ember/{name}"), &fs::read(ember_dir().join(&name))?, Put::default())?;
+    }
+    let reader = bucket.reader()?;
+    bucket.enforce()?;
+    let mut right = json!({"AWS_ENDPOINT_URL": bucket.endpoint(), "AWS_REGION": "us-east-1"});
+    reader.iter().for_each(|(name, value)| right[name] = json!(value));
+    let mut wrong = right.clone();
+    wrong["AWS_SECRET_ACCESS_KEY"] = json!("another");
+    let words = ["403 Forbidden", "AWS_SECRET_ACCESS_KEY of Secret s3 is not that of its AWS_ACCESS_KEY_ID"];
+    let guarded = Guarded {
+        source: "s3://models/team/ember".to_owned(),
+        secret: "s3",
+        kind: "Opaque",
+        wrong: (wrong, &words),
+        right,
+        variables: &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"],
+    };
+    serves_from(&guarded, || bucket.put("team/ember/config.json", b"{}", Put::default()))
+}
+
+#[test]
+fn a_model_of_a_registry_is_pinned_and_answers() -> Result<()> {
+    let registry = match Registry::start() {
+        Ok(registry) => registry,
+        Err(error) => {
+            skip("a_model_of_a_registry_is_pinned_and_answers", &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    let names = ember_files()?;
+    registry.push("team/ember:v1", &ember_dir(), &names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let tokens = registry.with_tokens()?;
+    let login = |password: &str| {
+        let auths = json!({"auths": {tokens.address(): {"username": LOGIN[0], "password": password}}});
+        json!({".dockerconfigjson": auths.to_string()})
+    };
+    let guarded = Guarded {
+        source: format!("oci://{}/team/ember:v1", tokens.address()),
+        secret: "pull",
+        kind: "kubernetes.io/dockerconfigjson",
+        wrong: (login("another"), &["401 Unauthorized", "(key .dockerconfigjson of Secret pull) is not valid there"]),
+        right: login(LOGIN[1]),
+        variables: &["DOCKER_AUTH_CONFIG"],
+    };
+    let scratch = tempfile::tempdir()?;
+    fs::write(scratch.path().join("config.json"), "{}")?;
+    serves_from(&guarded, || registry.push("team/ember:v1", scratch.path(), &["config.json"]))
 }
 
 /// The commit that the status says.

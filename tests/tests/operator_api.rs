@@ -131,19 +131,39 @@ fn every_field_of_the_whole_object_is_accepted() {
     }})));
     accepted(ember_with(json!({"resources": {"cpu": 2, "memory": 8_589_934_592_u64}, "replicas": 0})));
     accepted(json!({"model": {"source": "file:///models/chat"}}));
-    let cache = json!({"claimName": "models", "sizeLimit": "200Gi"});
+    let cache = || json!({"claimName": "models", "sizeLimit": "200Gi"});
     accepted(
-        json!({"model": {"source": "hf://Qwen/Qwen2.5-0.5B-Instruct", "tokenSecret": {"name": "hub", "key": "read"}, "cache": cache}}),
+        json!({"model": {"source": "hf://Qwen/Qwen2.5-0.5B-Instruct", "tokenSecret": {"name": "hub", "key": "read"}, "cache": cache()}}),
     );
     accepted(
         json!({"model": {"source": "hf://Qwen/Qwen2.5-0.5B-Instruct-GGUF/q8/model-q8_0.gguf@refs/pr/3", "tokenSecret": {"name": "hub"}}}),
     );
+    let digest = "0a".repeat(32);
+    for source in ["s3://models", "s3://my.models_1/a%20b/", "s3://models/llama-3.1-8b", "s3://models/@x/q8.gguf"] {
+        accepted(json!({"model": {"source": source, "tokenSecret": {"name": "s3"}, "cache": cache()}}));
+    }
+    for rest in ["", ":v1.0_a", &format!("@sha256:{digest}"), &format!(":v1@sha256:{digest}")] {
+        let source = format!("oci://registry.example:5000/team/llama-3.1_8b{rest}");
+        accepted(
+            json!({"model": {"source": source, "tokenSecret": {"name": "pull", "key": ".dockerconfigjson"}, "cache": cache()}}),
+        );
+    }
 }
 
 #[test]
 fn a_wrong_source_names_the_right_ones() {
     let source = |source: &str| json!({"model": {"source": source}});
-    refused(source("http://example/model"), &["model.source", "builtin://NAME", "pvc://CLAIM/PATH", "file:///PATH"]);
+    refused(
+        source("http://example/model"),
+        &[
+            "model.source",
+            "builtin://NAME",
+            "s3://BUCKET/PREFIX",
+            "oci://REGISTRY/REPOSITORY:TAG",
+            "pvc://CLAIM/PATH",
+            "file:///PATH",
+        ],
+    );
     refused(source("ember"), &["model.source: unknown scheme"]);
     refused(source("builtin://"), &["for example builtin://ember"]);
     refused(source("file://relative/path"), &["file:///PATH with an absolute directory"]);
@@ -152,6 +172,25 @@ fn a_wrong_source_names_the_right_ones() {
         refused(source(wrong), &["model.source: use hf://ORG/MODEL"]);
     }
     refused(source("hf://a/../b"), &["'..' parts"]);
+    for wrong in
+        ["s3://", "s3:///a", "s3://ab", "s3://models//x", "s3://models/a b", "s3://models/a?b", "s3://-models/x"]
+    {
+        refused(source(wrong), &["model.source: use s3://BUCKET/PREFIX"]);
+    }
+    refused(source("s3://models/../x"), &["'..' parts"]);
+    for wrong in [
+        "r.example",
+        "r.example/",
+        "r.example/Team/m",
+        "r.example/m:",
+        "r.example/m@sha256:12",
+        "user@r.example/m",
+        "r.example//m",
+    ] {
+        refused(source(&format!("oci://{wrong}")), &["model.source: use oci://REGISTRY/REPOSITORY:TAG"]);
+    }
+    let keyed = json!({"source": "s3://models/m", "tokenSecret": {"name": "s3", "key": "token"}});
+    refused(json!({"model": keyed}), &["AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "remove key"]);
     let with = |field: &str, value: Value| json!({"model": {"source": "builtin://ember", field: value}});
     refused(with("tokenSecret", json!({"name": "hub"})), &["model.tokenSecret is for a model.source that is fetched"]);
     refused(with("cache", json!({"claimName": "models"})), &["model.cache is for a model.source that is fetched"]);

@@ -1,7 +1,7 @@
-//! How a model comes that a hub has: a container that fetches it before the agent starts, the cache it is kept in, the link
-//! that leads to it. Pure.
+//! How a model comes that a hub, a bucket or a registry has: a container that fetches it before the agent starts, the cache it is
+//! kept in, the link that leads to it. Pure.
 //!
-//! Only that container gets the token. The agent sees the cache read-only, and the link under a name that is known before
+//! Only that container gets token, keys or login. The agent sees the cache read-only, and the link under a name that is known before
 //! anybody knows the commit.
 
 use k8s_openapi::api::core::v1::{
@@ -13,10 +13,13 @@ use super::{
     additions,
     pod::{container_security, own_mounts, pod_uid, read_only_mount, resources_without_gpus, told_by_operator},
 };
-use crate::validate::{CacheVolume, LINK_DIR, MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs};
+use crate::validate::{CacheVolume, FetchSecret, LINK_DIR, MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs};
 
 /// Name of the container that fetches.
 pub const FETCH_CONTAINER: &str = "fetch";
+/// What says where a bucket is and who asks for it, as every tool of AWS reads it.
+const BUCKET_VARIABLES: [&str; 5] =
+    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"];
 const CACHE_VOLUME: &str = "model-cache";
 const LINK_VOLUME: &str = "model-link";
 
@@ -28,7 +31,7 @@ pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Opti
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.clone(),
         args: Some(args(fetch, commit)),
-        env: Some(inputs.env.iter().map(additions::env).chain(token(fetch)).chain([pod_uid()]).collect()),
+        env: Some(inputs.env.iter().map(additions::env).chain(secret(fetch)).chain([pod_uid()]).collect()),
         resources: resources_without_gpus(inputs),
         volume_mounts: Some(mounts().into_iter().map(writable).chain(own_mounts()).chain(added).collect()),
         security_context: Some(container_security()),
@@ -66,7 +69,10 @@ pub(super) fn volumes(fetch: &ModelFetch) -> [Volume; 2] {
 
 fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
     let flag = |name: &str, value: Option<String>| value.map(|value| [name.to_owned(), value]);
-    let secret = fetch.token.as_ref().map(|token| format!("key {} of Secret {}", token.key, token.name));
+    let secret = fetch.token.as_ref().map(|FetchSecret { name, key }| match key {
+        Some(key) => format!("key {key} of Secret {name}"),
+        None => format!("Secret {name}"),
+    });
     let flags = [
         flag("--cache", Some(MODEL_MOUNT.to_owned())),
         flag("--link", Some(MODEL_LINK.to_owned())),
@@ -79,12 +85,32 @@ fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
     command.chain(flags.into_iter().flatten().flatten()).chain(told_by_operator()).collect()
 }
 
-fn token(fetch: &ModelFetch) -> Option<EnvVar> {
-    let token = fetch.token.as_ref()?;
-    let key = SecretKeySelector { name: token.name.clone(), key: token.key.clone(), optional: None };
-    Some(EnvVar {
-        name: "HF_TOKEN".to_owned(),
+/// Variables that the fetcher reads.
+fn secret(fetch: &ModelFetch) -> Vec<EnvVar> {
+    let Some(FetchSecret { name, key }) = &fetch.token else { return Vec::new() };
+    match key {
+        Some(key) if fetch.source.starts_with("oci://") => {
+            vec![variable("DOCKER_AUTH_CONFIG", name, key, Presence::Needed)]
+        }
+        Some(key) => vec![variable("HF_TOKEN", name, key, Presence::Needed)],
+        // Which of these a bucket needs is known to the fetcher, who says what is missing.
+        None => BUCKET_VARIABLES.iter().map(|key| variable(key, name, key, Presence::MayLack)).collect(),
+    }
+}
+
+/// Whether a pod starts without a key of a Secret.
+#[derive(Clone, Copy, PartialEq)]
+enum Presence {
+    Needed,
+    MayLack,
+}
+
+fn variable(variable: &str, secret: &str, key: &str, presence: Presence) -> EnvVar {
+    let optional = (presence == Presence::MayLack).then_some(true);
+    let key = SecretKeySelector { name: secret.to_owned(), key: key.to_owned(), optional };
+    EnvVar {
+        name: variable.to_owned(),
         value_from: Some(EnvVarSource { secret_key_ref: Some(key), ..EnvVarSource::default() }),
         value: None,
-    })
+    }
 }
