@@ -3,7 +3,6 @@
 //! A document is made while somebody asks for it, and numbered when it says something new. Talks to nobody.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -23,7 +22,11 @@ use stoker_replica::{Replica, Stage};
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    canary::weight_of, gateways::Gateways, observe::observe_replica, readings::Readings, validate::replicas_wanted,
+    canary::weight_of,
+    gateways::Gateways,
+    observe::{by_owner, observe_replica},
+    readings::Readings,
+    validate::replicas_wanted,
     vitals::Vitals,
 };
 
@@ -123,13 +126,7 @@ impl Publisher {
     }
 
     fn look(&self, now: Timestamp) -> Vec<DeploymentEndpoints> {
-        let mut pods: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
-        for pod in self.pods.state() {
-            let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-            if let Some(uid) = owner.map(|owner| owner.uid.clone()) {
-                pods.entry(uid).or_default().push(pod);
-            }
-        }
+        let pods = by_owner(&self.pods);
         let replica = |pod: &Arc<Pod>| {
             let reading = self.readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
             endpoint(pod, &observe_replica(pod, reading))

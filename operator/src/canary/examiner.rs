@@ -38,7 +38,7 @@ use super::{
 use crate::{
     agent_client::{AgentClient, AgentError, inference_address},
     lease::Leadership,
-    observe::observe_replica,
+    observe::{by_owner, observe_replica},
     readings::Readings,
     vitals::Vitals,
 };
@@ -158,13 +158,7 @@ impl Examiner {
         if on_trial.is_empty() {
             return Vec::new();
         }
-        let mut pods: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
-        for pod in self.pods.state() {
-            let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-            if let Some(uid) = owner.map(|owner| owner.uid.clone()) {
-                pods.entry(uid).or_default().push(pod);
-            }
-        }
+        let pods = by_owner(&self.pods);
         let replica = |pod: &Arc<Pod>| {
             let reading = self.readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
             observe_replica(pod, reading)

@@ -6,7 +6,12 @@
 mod index;
 mod pod;
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::Arc,
+    time::Instant,
+};
 
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Pod, Service},
@@ -211,6 +216,18 @@ fn child<K: Resource>(object: Arc<K>, uid: &str) -> Child<K> {
     } else {
         Child::Foreign { name: object.name_any(), leaving: object.meta().deletion_timestamp.is_some() }
     }
+}
+
+/// Pods by the UID of their controlling owner; those without one are nobody's.
+pub fn by_owner(pods: &Store<Pod>) -> HashMap<String, Vec<Arc<Pod>>> {
+    let mut by_owner: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
+    for pod in pods.state() {
+        let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+        if let Some(uid) = owner.map(|owner| owner.uid.clone()) {
+            by_owner.entry(uid).or_default().push(pod);
+        }
+    }
+    by_owner
 }
 
 /// True when the object's controlling owner has this UID. A namesake's children are not ours.

@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     agent_client::AgentClient,
-    observe::observe_replica,
+    observe::{by_owner, observe_replica},
     readings::{Readings, millis},
     scaling::Ledger,
     vitals::Vitals,
@@ -239,13 +239,7 @@ impl Board {
 }
 
 fn look(sources: &Sources, now: Timestamp) -> Look {
-    let mut by_owner: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
-    for pod in sources.pods.state() {
-        let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-        if let Some(owner) = owner.map(|owner| owner.uid.clone()) {
-            by_owner.entry(owner).or_default().push(pod);
-        }
-    }
+    let mut by_owner = by_owner(&sources.pods);
     let mut look = Look { fleet: Fleet { all: Vec::new(), now_ms: millis(now) }, of: HashMap::new() };
     for object in sources.deployments.state() {
         let pods = object.uid().and_then(|uid| by_owner.remove(&uid)).unwrap_or_default();

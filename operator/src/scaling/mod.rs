@@ -41,8 +41,14 @@ use self::{
     starts::Starts,
 };
 use crate::{
-    gateways::Gateways, lines::Waiting, metrics::Metrics, observe::observe_replica, readings::Readings,
-    validate::replicas_wanted, verdict::Verdict, vitals::Vitals,
+    gateways::Gateways,
+    lines::Waiting,
+    metrics::Metrics,
+    observe::{by_owner, observe_replica},
+    readings::Readings,
+    validate::replicas_wanted,
+    verdict::Verdict,
+    vitals::Vitals,
 };
 
 /// How often is decided: as often as agents are read.
@@ -105,7 +111,7 @@ impl Autoscaler {
         for gone in self.ledger.keep_only(&uids) {
             self.metrics.scaling.forget(&gone);
         }
-        let mut pods = self.pods_by_owner();
+        let mut pods = by_owner(&self.pods);
         starts.keep_only(&pods);
         for (deployment, spec) in scaling {
             let Some(uid) = deployment.uid() else { continue };
@@ -154,17 +160,6 @@ impl Autoscaler {
         let is_led = gateways.is_some_and(|(gateways, uid)| gateways.leads(&uid));
         let held = self.waiting.of(&namespace, &name, Instant::now());
         if is_led { held } else { Held { by: Holders::Nobody, ..held } }
-    }
-
-    fn pods_by_owner(&self) -> HashMap<String, Vec<Arc<Pod>>> {
-        let mut by_owner: HashMap<String, Vec<Arc<Pod>>> = HashMap::new();
-        for pod in self.pods.state() {
-            let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
-            if let Some(owner) = owner.map(|owner| owner.uid.clone()) {
-                by_owner.entry(owner).or_default().push(pod);
-            }
-        }
-        by_owner
     }
 }
 
