@@ -190,8 +190,8 @@ pub(crate) struct Flags {
     batch_invariant: Option<bool>,
 
     /// Milliseconds between two tokens of a stream that prompts of others may take at most, or as long again as decoding takes if
-    /// that is longer; at 10000 prompts fill steps. Default: on a GPU 30, except while 24 requests, or more than stream, wait for a
-    /// first token; on CPUs prompts fill steps.
+    /// that is longer; at 10000 prompts fill steps. Default: 30, except while 24 requests, or more than stream, wait for a first
+    /// token.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     itl_target_ms: Option<u32>,
 

@@ -115,8 +115,8 @@ pub struct EngineSettings {
     /// agents which do not know it still read their configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_invariant: Option<bool>,
-    /// Milliseconds between two tokens of a stream that prompts of others may take. Default: 30 on a GPU, except in bursts; on CPUs
-    /// prompts fill steps. Left out where nobody asks, too.
+    /// Milliseconds between two tokens of a stream that prompts of others may take. Default: 30, except in bursts. Left out
+    /// where nobody asks, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub itl_target_ms: Option<u32>,
     /// How weights are quantised when they are loaded. Default: not. Left out where nobody asks, too.

@@ -318,8 +318,8 @@ pub struct EngineSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_invariant: Option<bool>,
     /// Milliseconds between two tokens of a stream that prompts of others may take at most, 1 to 10000, or as long again as
-    /// decoding takes if that is longer; at 10000 prompts fill steps. Default: on a GPU 30, except while 24 requests, or more than
-    /// stream, wait for a first token: what is set here holds then too, which costs output. On CPUs prompts fill steps by default.
+    /// decoding takes if that is longer; at 10000 prompts fill steps. Default: 30, except while 24 requests, or more than
+    /// stream, wait for a first token: what is set here holds then too, which costs output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub itl_target_ms: Option<u32>,

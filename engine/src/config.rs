@@ -103,8 +103,8 @@ pub struct EngineLimits {
     /// Let a sequence in only if all that run can be expected to end without preemption; a completion is taken to have so many
     /// tokens before any has ended. `None`: let in whoever fits now.
     pub expected_completion: Option<u32>,
-    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`: on a GPU
-    /// 30 ms, except in bursts ([`ItlTarget::GPU`]); on a CPU prompts fill steps.
+    /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less. `None`:
+    /// 30 ms, except in bursts ([`ItlTarget::DEFAULT`]).
     pub itl_target: Option<Duration>,
     /// Compute threads. Default: the cores of the CPUs the process may use, no more than its quota.
     pub threads: Option<usize>,
@@ -276,7 +276,7 @@ impl EngineLimits {
             replays_decodes: false,
             prefill_share: max_batched_tokens as usize,
             tile_rows: 1,
-            itl_target: self.itl_target.map(ItlTarget::asked),
+            itl_target: Some(self.itl_target.map_or(ItlTarget::DEFAULT, ItlTarget::asked)),
             expected_completion: self.expected_completion.map(|tokens| tokens as usize),
         })
     }

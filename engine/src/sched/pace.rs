@@ -25,8 +25,8 @@ pub struct ItlTarget {
 pub(super) const BURST: usize = 24;
 
 impl ItlTarget {
-    /// Of a GPU where nobody asked for another: faster than people read, and long prompts are computed as fast as by whole steps.
-    pub const GPU: Self = Self { time: Duration::from_millis(30), yields_to_bursts: true };
+    /// Where nobody asked for another: faster than people read, and on a GPU long prompts are computed as fast as by whole steps.
+    pub const DEFAULT: Self = Self { time: Duration::from_millis(30), yields_to_bursts: true };
 
     /// What somebody asked for, which holds always.
     pub fn asked(time: Duration) -> Self {
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_share_fills_the_time_between_two_tokens() {
-        assert_eq!(Pace::default().share(ItlTarget::GPU.time), FIRST_SHARE);
+        assert_eq!(Pace::default().share(ItlTarget::DEFAULT.time), FIRST_SHARE);
         assert!((1180..=1220).contains(&share(25e-6, 40)), "{}", share(25e-6, 40));
         assert!((3500..=3700).contains(&share(25e-6, 100)));
     }

@@ -33,7 +33,7 @@ use crate::{
     exec::ExecError,
     info::{Loaded, ModelInfo},
     model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
-    sched::{ItlTarget, SchedLimits},
+    sched::SchedLimits,
 };
 
 /// Share of the start that is over when the weights are on the GPU; the rest is the warm-up.
@@ -216,9 +216,8 @@ impl CudaModel {
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
         let sched = read.sched_limits(limits, StepSizes::GPU)?;
-        let itl_target = sched.itl_target.or(Some(ItlTarget::GPU));
         let replays_decodes = limits.batch_invariant;
-        let sched = SchedLimits { replays_decodes, itl_target, tile_rows: TILE_ROWS, ..sched };
+        let sched = SchedLimits { replays_decodes, tile_rows: TILE_ROWS, ..sched };
         let ReadModel { config, assets, weights } = read;
         let Gpus { spec, ranks: gpus, others } = gpus;
         let start = Start { spec: &spec, sched: &sched, limits, others };

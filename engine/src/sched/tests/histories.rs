@@ -137,7 +137,7 @@ proptest! {
         prefix_caching in any::<bool>(),
         replays_decodes in any::<bool>(),
         prefill_share in 1usize..40,
-        itl_target in prop::option::of(Just(ItlTarget::GPU)),
+        itl_target in prop::option::of(Just(ItlTarget::DEFAULT)),
         tile_rows in 1usize..12,
         expected_completion in prop::option::of(0usize..40),
         late_one_in in prop_oneof![Just(0), 2u64..6],

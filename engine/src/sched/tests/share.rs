@@ -70,15 +70,15 @@ fn beside_one_two_more(itl_target: Option<ItlTarget>, max_num_seqs: usize) -> Ve
 #[test]
 fn while_more_wait_for_a_first_token_than_decode_prompts_fill_the_step_unless_a_target_was_asked_for() {
     let all = [(1, 4, 1), (2, 0, 12), (3, 0, 12)];
-    assert_eq!(beside_one_two_more(Some(ItlTarget::GPU), 4), all);
+    assert_eq!(beside_one_two_more(Some(ItlTarget::DEFAULT), 4), all);
     let share = [(1, 4, 1), (2, 0, 8)];
-    assert_eq!(beside_one_two_more(Some(ItlTarget::asked(ItlTarget::GPU.time)), 4), share);
+    assert_eq!(beside_one_two_more(Some(ItlTarget::asked(ItlTarget::DEFAULT.time)), 4), share);
     assert_eq!(beside_one_two_more(None, 4), share);
 }
 
 #[test]
 fn who_waits_without_a_place_is_not_among_them() {
-    assert_eq!(beside_one_two_more(Some(ItlTarget::GPU), 2), [(1, 4, 1), (2, 0, 8)]);
+    assert_eq!(beside_one_two_more(Some(ItlTarget::DEFAULT), 2), [(1, 4, 1), (2, 0, 8)]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_burst_fills_steps_however_many_decode() {
         let mut machine = Machine::new(512, SchedLimits { max_num_seqs: 100, max_batched_tokens: 256, ..limits() }, 1);
         (1..=30).for_each(|id| machine.state.submit(RequestId(id), request(4, 40)));
         machine.step();
-        machine.limits = SchedLimits { prefill_share: 8, itl_target: Some(ItlTarget::GPU), ..machine.limits };
+        machine.limits = SchedLimits { prefill_share: 8, itl_target: Some(ItlTarget::DEFAULT), ..machine.limits };
         (31..31 + n_waiting).for_each(|id| machine.state.submit(RequestId(id), request(4, 40)));
         machine.step().0.chunks.iter().filter(|chunk| chunk.is_prefill).count()
     };
