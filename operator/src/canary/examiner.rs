@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use hyper::StatusCode;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -237,19 +238,22 @@ impl Scene {
 
 impl Pair {
     async fn ask(self, agents: AgentClient) -> (String, String, Compared) {
-        let asked = tokio::try_join!(
+        let asked = tokio::join!(
             agents.continuations(&self.older_address, &self.texts),
             agents.continuations(&self.canary_address, &self.texts)
         );
         let compared = match asked {
-            Ok((older, canary)) => match drift(&older, &canary) {
+            (Ok(older), Ok(canary)) => match drift(&older, &canary) {
                 Some(drift) => {
                     info!(deployment = self.deployment, ?drift, "answers to the same prompts compared");
                     Compared::By(drift)
                 }
                 None => Compared::Not("no token came back".to_owned()),
             },
-            Err(error) => self.unanswered(&error),
+            (Ok(_), Err(error @ AgentError::Status { status: StatusCode::INTERNAL_SERVER_ERROR, .. })) => {
+                Compared::Failed(error.to_string())
+            }
+            (Err(error), _) | (_, Err(error)) => self.unanswered(&error),
         };
         (self.deployment, self.canary_uid, compared)
     }

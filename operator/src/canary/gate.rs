@@ -59,6 +59,8 @@ pub enum Compared {
     NotYet,
     /// They could not be compared, for this reason.
     Not(String),
+    /// The canary answered with an error of its own what an older replica answered well.
+    Failed(String),
     /// They were.
     By(Drift),
 }
@@ -100,6 +102,11 @@ fn by_prompts(gate: &PromptsGate, compared: &Compared) -> Verdict {
     let drift = match compared {
         Compared::NotYet => return Verdict::Unknown,
         Compared::Not(why) => return Verdict::Waits(format!("answers to prompts cannot be compared: {why}")),
+        Compared::Failed(why) => {
+            return Verdict::Fails(format!(
+                "prompts that an older replica answers end in an error: {why}; its log says more, as a rule its weights are not what they should be"
+            ));
+        }
         Compared::By(drift) => drift,
     };
     let Drift { tokens, equal, mean, max } = drift;
@@ -161,7 +168,7 @@ pub fn measured(gate: &Gate, finding: &Finding) -> CanaryMeasured {
     let Finding { prompts, canary, older, .. } = finding;
     let drift = match prompts {
         Compared::By(drift) => Some(drift),
-        Compared::NotYet | Compared::Not(_) => None,
+        Compared::NotYet | Compared::Not(_) | Compared::Failed(_) => None,
     };
     let of_traffic = CanaryMeasured {
         requests: Some(i64::try_from(canary.requests).unwrap_or(i64::MAX)),
@@ -259,6 +266,7 @@ mod tests {
             (Compared::NotYet, good(), "unknown", ""),
             (Compared::NotYet, tally(60, 0, 9.0, 0.02), "slow", "TTFT is 45.00 times"),
             (Compared::Not("answered 401".into()), good(), "waits", "cannot be compared: answered 401"),
+            (Compared::Failed("answered 500".into()), good(), "fails", "end in an error: answered 500"),
         ] {
             let (found, why) = said(&both(), &finding(prompts, canary));
             assert!(found == verdict && why.contains(words), "{found} and not {verdict}: {why}");
