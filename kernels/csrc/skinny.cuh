@@ -40,10 +40,10 @@ struct Beside {
   int squares_tile;  // values of a sum of squares that is read
 };
 
-// One row of padding: the lanes of a warp write 8 columns at once.
+// What each warp has of a tile. One row of padding: the lanes of a warp write 8 columns at once.
+template <int kWarps>
 struct Partials {
-  float products[kProductWarps][kColumns][kTileRows + 1];
-  float squares[kColumns];
+  float products[kWarps][kColumns][kTileRows + 1];
 };
 
 // Two products over 32 values of k. A lane holds 16 contiguous bytes of each operand: k may be summed in any order as long
@@ -97,7 +97,7 @@ struct RowScales {
 
 // Before the loop, when the first weights are still on their way: a warp for each row of x.
 template <Form kForm>
-__device__ __forceinline__ void add_up_squares(Partials& partial, const Beside& beside, const Product& p) {
+__device__ __forceinline__ void add_up_squares(float (&row_squares)[kColumns], const Beside& beside, const Product& p) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n_tiles = (p.k + beside.squares_tile - 1) / beside.squares_tile;
   if (kForm == Form::kPlain || kForm == Form::kUpdate || beside.squares == nullptr || warp >= p.m) return;
   const float* squares = beside.squares + static_cast<size_t>(warp) * n_tiles;
@@ -105,23 +105,25 @@ __device__ __forceinline__ void add_up_squares(Partials& partial, const Beside& 
 #pragma unroll 8
   for (int i = lane; i < n_tiles; i += kWarp) sum += squares[i];
   sum = warp_sum(sum);
-  if (lane == 0) partial.squares[warp] = sum;
+  if (lane == 0) row_squares[warp] = sum;
 }
 
-__device__ __forceinline__ void leave_partial(Partials& partial, const float (&sum)[4]) {
+template <int kWarps>
+__device__ __forceinline__ void leave_partial(Partials<kWarps>& partial, const float (&sum)[4]) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) partial.products[warp][2 * t + i % 2][g + 8 * (i / 2)] = sum[i];
 }
 
-__device__ __forceinline__ float total(const Partials& partial, int column, int row) {
+template <int kWarps>
+__device__ __forceinline__ float total(const Partials<kWarps>& partial, int column, int row) {
   float sum = 0.f;
 #pragma unroll
-  for (int w = 0; w < kProductWarps; ++w) sum += partial.products[w][column][row];
+  for (int w = 0; w < kWarps; ++w) sum += partial.products[w][column][row];
   return sum;
 }
 
-// The value of a tile that a thread finishes, rows of w fastest, so that neighbours store together. Of a gated tile eight rows
+// The value of a tile that the `nth` thread finishes, rows of w fastest, so that neighbours store together. Of a gated tile eight rows
 // are gate and eight up of the same features: half as many values.
 template <Form kForm>
 struct Place {
@@ -130,8 +132,8 @@ struct Place {
   bool present;
   size_t at;  // in y
 
-  __device__ __forceinline__ Place(int first_row, const Product& p)
-      : row(threadIdx.x % kRows), column(threadIdx.x / kRows), present(column < p.m && first_row + row < p.n),
+  __device__ __forceinline__ Place(int nth, int first_row, const Product& p)
+      : row(nth % kRows), column(nth / kRows), present(column < p.m && first_row + row < p.n),
         at(static_cast<size_t>(column) * (p.n / kFold) + first_row / kFold + row) {}
 };
 
@@ -141,16 +143,16 @@ struct Addend {
 };
 
 template <Form kForm, typename Out>
-__device__ __forceinline__ Addend load_addend(const Out* y, int first_row, const Beside& beside, const Product& p) {
-  const Place<kForm> place(first_row, p);
+__device__ __forceinline__ Addend load_addend(int nth, const Out* y, int first_row, const Beside& beside, const Product& p) {
+  const Place<kForm> place(nth, first_row, p);
   if (kForm != Form::kUpdate || !place.present) return {0.f, 0.f};
   return {static_cast<float>(y[place.at]), static_cast<float>(beside.norm[first_row + place.row])};
 }
 
-template <Form kForm, typename Out>
-__device__ __forceinline__ void finish_tile(const Partials& partial, const Addend& addend, Out* y, int first_row, const Beside& beside,
-                                            const Product& p) {
-  const Place<kForm> place(first_row, p);
+template <Form kForm, typename Out, int kWarps>
+__device__ __forceinline__ void finish_tile(int nth, const Partials<kWarps>& partial, const float (&row_squares)[kColumns], const Addend& addend,
+                                            Out* y, int first_row, const Beside& beside, const Product& p) {
+  const Place<kForm> place(nth, first_row, p);
   if (place.column >= kColumns) return;  // whole warps
   float sum = total(partial, place.column, place.row);
   if constexpr (kForm == Form::kUpdate) {
@@ -166,7 +168,7 @@ __device__ __forceinline__ void finish_tile(const Partials& partial, const Adden
     return;
   }
   if (!place.present) return;
-  const float scale = kForm == Form::kPlain || beside.squares == nullptr ? 1.f : rsqrtf(partial.squares[place.column] / p.k + beside.eps);
+  const float scale = kForm == Form::kPlain || beside.squares == nullptr ? 1.f : rsqrtf(row_squares[place.column] / p.k + beside.eps);
   sum *= scale;
   if constexpr (kForm == Form::kGated) {
     sum = silu_mul_of_sums(sum, total(partial, place.column, place.row + place.kRows) * scale);

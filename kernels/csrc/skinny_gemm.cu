@@ -18,7 +18,7 @@
 // The first chunk of w is requested before the wait for the kernel in front, the next one before each chunk is used:
 // about 8 KiB in flight a warp, 64 KiB or more a multiprocessor; 23 KiB would cover the memory's latency at full rate.
 // Bound by memory, 2 B * n * k: 93 % of the read ceiling for large w and m = 1, 72 % for 4096 x 4096. On Hopper
-// skinny_gemm_sm90.cu is used for w of fewer rows instead.
+// skinny_gemm_sm90.cu is used instead.
 #include "skinny.cuh"
 
 namespace stoker {
@@ -63,9 +63,10 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
   const RowScales scales(w_scales, upper_row, lower_row);
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  __shared__ Partials partial;
-  add_up_squares<kForm>(partial, beside, p);
-  const Addend addend = load_addend<kForm>(y, first, beside, p);
+  __shared__ Partials<kProductWarps> partial;
+  __shared__ float row_squares[kColumns];
+  add_up_squares<kForm>(row_squares, beside, p);
+  const Addend addend = load_addend<kForm>(threadIdx.x, y, first, beside, p);
   const bf16* x = g < p.m ? p.x + static_cast<size_t>(g) * k : nullptr;
   float sum[4] = {};
   // As many rounds in all lanes: products need the whole warp.
@@ -80,7 +81,7 @@ __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const floa
   if (sizeof(Element) == 1) scales.apply(sum);
   leave_partial(partial, sum);
   __syncthreads();
-  finish_tile<kForm>(partial, addend, y, first, beside, p);
+  finish_tile<kForm>(threadIdx.x, partial, row_squares, addend, y, first, beside, p);
 }
 
 }  // namespace stoker

@@ -285,9 +285,7 @@ impl Chip {
                 Some(self.one_row(desc.shape))
             }
             (Epilogue::Bf16, Rows::Few) if self.is_hopper() => self.ours(desc),
-            (Epilogue::Bf16 | Epilogue::F32, Rows::Few)
-                if m <= SKINNY_ROWS_MAX && self.has_ring() && is_small(n, k) =>
-            {
+            (Epilogue::Bf16 | Epilogue::F32, Rows::Few) if self.has_ring(desc.shape) && is_small(n, k) => {
                 Some(GemmKernel::Skinny(SkinnyKernel::for_device(self.properties)))
             }
             (Epilogue::Bf16 | Epilogue::F32, _) => Some(self.best(desc)),
@@ -303,7 +301,8 @@ impl Chip {
     }
 
     fn one_row(&self, shape: GemmShape) -> GemmKernel {
-        GemmKernel::Skinny(SkinnyKernel::for_one_row(shape.n, self.properties))
+        let has_ring = self.has_ring(shape);
+        GemmKernel::Skinny(if has_ring { SkinnyKernel::for_device(self.properties) } else { SkinnyKernel::Registers })
     }
 
     /// Our tiles where the chip has them: the measured one, else the cheapest by count.
@@ -365,8 +364,9 @@ impl Chip {
         self.properties.capability == (9, 0)
     }
 
-    fn has_ring(&self) -> bool {
-        matches!(SkinnyKernel::for_device(self.properties), SkinnyKernel::Ring { .. })
+    fn has_ring(&self, shape: GemmShape) -> bool {
+        let kernel = SkinnyKernel::for_device(self.properties);
+        matches!(kernel, SkinnyKernel::Ring { .. }) && shape.m <= SKINNY_ROWS_MAX && kernel.has_room(shape)
     }
 }
 
@@ -387,7 +387,7 @@ impl GemmKernel {
         }
         let needs_scale = desc.prologue == Prologue::NormScaled || desc.epilogue == Epilogue::Update;
         match self {
-            Self::Skinny(_) => m <= SKINNY_ROWS_MAX && k.is_multiple_of(8),
+            Self::Skinny(kernel) => m <= SKINNY_ROWS_MAX && k.is_multiple_of(8) && kernel.has_room(desc.shape),
             Self::Tiled(tile) => {
                 let is_whole = k.is_multiple_of(8) && (desc.epilogue != Epilogue::Update || n.is_multiple_of(8));
                 is_whole && tile.fits(desc.shape, desc.epilogue) && (!needs_scale || tile.scales())
@@ -399,7 +399,10 @@ impl GemmKernel {
     fn fits_e4m3(self, desc: GemmDesc) -> bool {
         let is_whole = desc.shape.k.is_multiple_of(E4M3_WHOLE);
         match self {
-            Self::Skinny(_) => is_whole && desc.shape.m <= SKINNY_ROWS_MAX && desc.epilogue != Epilogue::F32,
+            Self::Skinny(kernel) => {
+                let is_few = desc.shape.m <= SKINNY_ROWS_MAX && kernel.has_room(desc.shape);
+                is_whole && is_few && desc.epilogue != Epilogue::F32
+            }
             Self::Tiled(tile) => {
                 is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(desc.shape, desc.epilogue)
             }

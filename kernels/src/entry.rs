@@ -1,9 +1,8 @@
 //! The kernels' entry points: which symbol of which source file, and how much shared memory it may be launched with. Chooses
 //! nothing; `launch` does.
 
-/// Three stages of 16 rows of 1024 values, 64 bytes of padding a row, and 20 KiB more: two blocks do not fit a multiprocessor of
-/// 228 KiB, one beside a block of decode attention does.
-pub(crate) const SKINNY_RING_BYTES: u32 = 3 * 16 * (1024 * 2 + 64) + (20 << 10);
+/// Beside 18 KiB that `skinny_gemm_sm90.cu` has besides.
+pub(crate) const SKINNY_RING_BYTES_MAX: u32 = (227 - 18) << 10;
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
@@ -264,7 +263,7 @@ impl Entry {
         let most = match self.module() {
             "paged_decode" | "paged_prefill" => 96 << 10,
             "paged_prefill_sm90" => 193 << 10,
-            "skinny_gemm_sm90" => SKINNY_RING_BYTES,
+            "skinny_gemm_sm90" => SKINNY_RING_BYTES_MAX,
             "gemm_sm90" | "gemm_fp8_sm90" | "gemm_int4_sm90" => crate::gemm::SHARED_BYTES as u32,
             _ => 0,
         };

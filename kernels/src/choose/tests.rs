@@ -28,10 +28,12 @@ fn is_tiled(kernel: Option<GemmKernel>) -> bool {
 }
 
 #[test]
-fn one_row_takes_the_skinny_kernel_that_was_measured_to_be_faster() {
-    let chosen = |n| chip((9, 0)).choose(plain(1, n, 4096, Epilogue::Bf16));
-    assert_eq!([chosen(6144), chosen(16_384), chosen(28_672)], [Some(RING), Some(RING), Some(REGISTERS)]);
-    assert_eq!(chip((9, 0)).choose(scaled(1, 128_256, Epilogue::F32)), Some(REGISTERS));
+fn one_row_takes_the_ring_where_there_is_room_for_x_and_registers_where_not() {
+    let chosen = |n, k, capability| chip(capability).choose(plain(1, n, k, Epilogue::Bf16));
+    assert_eq!([(6144, 4096), (28_672, 4096), (8192, 28_672)].map(|(n, k)| chosen(n, k, (9, 0))), [Some(RING); 3]);
+    assert_eq!(chip((9, 0)).choose(scaled(1, 128_256, Epilogue::F32)), Some(RING));
+    assert_eq!(chosen(4096, 80 << 10, (9, 0)), Some(REGISTERS));
+    assert_eq!([(8, 0), (12, 0)].map(|capability| chosen(6144, 4096, capability)), [Some(REGISTERS); 2]);
 }
 
 #[test]

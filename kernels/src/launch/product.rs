@@ -1,7 +1,7 @@
 //! Launches of the GEMM for few rows. Which GEMM takes which shape is decided in [`crate::choose`].
 
-use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, norm_tiles, not_empty, refused};
-use crate::{device::Properties, entry::SKINNY_RING_BYTES, error::KernelError};
+use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
+use crate::{device::Properties, entry::SKINNY_RING_BYTES_MAX, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
 pub const SKINNY_ROWS_MAX: usize = 8;
@@ -57,7 +57,7 @@ impl SkinnyForm {
 pub enum SkinnyKernel {
     /// Straight into registers: every chip.
     Registers,
-    /// By the bulk copy engine through a ring in shared memory, one block a multiprocessor: Hopper and later.
+    /// By the bulk copy engine through a ring in shared memory, one block a multiprocessor: Hopper, and Blackwell of data centres.
     Ring {
         /// Multiprocessors of the chip.
         n_multiprocessors: u32,
@@ -68,23 +68,57 @@ impl SkinnyKernel {
     /// The one with the ring where the chip has it.
     pub fn for_device(properties: Properties) -> Self {
         let Properties { capability, n_multiprocessors, .. } = properties;
-        if capability >= (9, 0) { Self::Ring { n_multiprocessors } } else { Self::Registers }
+        // Of others a block has less shared memory.
+        if matches!(capability.0, 9..=11) { Self::Ring { n_multiprocessors } } else { Self::Registers }
     }
 
-    /// The faster one for one row and `n` rows of weights. Blocks of registers that are let in early crowd on some multiprocessors,
-    /// unless there are enough of them for several rounds. Where there are they read faster than the ring: a step of
-    /// Llama-3.1-8B takes 4034 µs with gate, up and head by registers and the rest through the ring, 4102 with down by registers,
-    /// 4252 with gate and up through the ring.
-    pub fn for_one_row(n: usize, properties: Properties) -> Self {
-        const REGISTERS_TILES_MIN: u32 = 8;
-        let n_tiles = count(norm_tiles(n));
-        let is_several_rounds = n_tiles >= REGISTERS_TILES_MIN * properties.n_multiprocessors;
-        if is_several_rounds { Self::Registers } else { Self::for_device(properties) }
+    /// Whether x has room where this kernel wants it.
+    pub fn has_room(self, shape: GemmShape) -> bool {
+        match self {
+            Self::Registers => true,
+            Self::Ring { .. } => ring_bytes(shape, BF16_RING.stages).is_some(),
+        }
     }
+}
+
+/// Of a kernel with a ring; what was fastest for one sequence of Llama-3.1-8B on an H200.
+#[derive(Clone, Copy, Debug)]
+struct RingForm {
+    /// Warps that multiply.
+    warps: u32,
+    /// Stages, if there is room for them.
+    stages: usize,
+}
+
+const BF16_RING: RingForm = RingForm { warps: 8, stages: 5 };
+const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4 };
+
+/// Shared memory of a block with a ring: x, then stages. None if there is no room for two of them. Two blocks must not fit a multiprocessor,
+/// or others would get none.
+fn ring_bytes(shape: GemmShape, stages: usize) -> Option<u32> {
+    /// Of 16 rows; values of a row of x are padded to as many as these are in e4m3.
+    const ROW_BYTES: usize = 2048;
+    const STAGE_BYTES: usize = SKINNY_TILE_ROWS * ROW_BYTES;
+    const BYTES_MIN: u32 = 112 << 10;
+    let row = shape.k.next_multiple_of(ROW_BYTES) * size_of::<u16>() + 64;
+    let x = (shape.m * row).next_multiple_of(128);
+    let room = (SKINNY_RING_BYTES_MAX as usize).checked_sub(x)?;
+    let stages = stages.min(room / STAGE_BYTES);
+    (stages >= 2).then(|| count(x + stages * STAGE_BYTES).max(BYTES_MIN))
 }
 
 /// Matrix product of up to [`SKINNY_ROWS_MAX`] rows.
 pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
+    skinny(shape, form.entries(), form, kernel, BF16_RING)
+}
+
+fn skinny(
+    shape: GemmShape,
+    [registers, ring]: [Entry; 2],
+    form: SkinnyForm,
+    kernel: SkinnyKernel,
+    RingForm { warps, stages }: RingForm,
+) -> Result<LaunchConfig, KernelError> {
     not_empty(OP, shape.m.min(shape.n).min(shape.k))?;
     if shape.m > SKINNY_ROWS_MAX {
         return Err(refused(OP, format!("{} rows are more than {SKINNY_ROWS_MAX}", shape.m)));
@@ -96,29 +130,27 @@ pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> 
         let whole = 2 * GATE_UP_GROUP;
         return Err(refused(OP, format!("{} rows of gate and up are not a multiple of {whole}", shape.n)));
     }
-    let [registers, ring] = form.entries();
     let n_tiles = count(shape.n.div_ceil(SKINNY_TILE_ROWS));
-    Ok(match kernel {
-        SkinnyKernel::Registers => config(registers, [n_tiles, 1, 1], 256),
-        // 8 consumer warps and a producer.
-        SkinnyKernel::Ring { n_multiprocessors } => LaunchConfig {
-            entry: ring,
-            grid: [n_tiles.min(n_multiprocessors), 1, 1],
-            threads: 288,
-            shared_bytes: SKINNY_RING_BYTES,
-        },
+    let SkinnyKernel::Ring { n_multiprocessors } = kernel else { return Ok(config(registers, [n_tiles, 1, 1], 256)) };
+    let no_room = || refused(OP, format!("{} rows of {} leave no room for a ring", shape.m, shape.k));
+    let shared_bytes = ring_bytes(shape, stages).ok_or_else(no_room)?;
+    // One more copies.
+    Ok(LaunchConfig {
+        entry: ring,
+        grid: [n_tiles.min(n_multiprocessors), 1, 1],
+        threads: (warps + 1) * 32,
+        shared_bytes,
     })
 }
 
 /// The same with weights of e4m3.
 pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
     const WHOLE: usize = 16;
-    let [registers, ring] = form.e4m3_entries()?;
+    let entries = form.e4m3_entries()?;
     if !shape.k.is_multiple_of(WHOLE) {
         return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
     }
-    let entry = if kernel == SkinnyKernel::Registers { registers } else { ring };
-    Ok(LaunchConfig { entry, ..skinny_gemm(shape, form, kernel)? })
+    skinny(shape, entries, form, kernel, E4M3_RING)
 }
 
 #[cfg(test)]
