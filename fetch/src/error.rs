@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     choose::Unfit,
-    origin::{BucketRefusal, RegistryRefusal},
+    origin::{BucketRefusal, RegistryRefusal, WebRefusal},
     source::NotASource,
 };
 
@@ -40,6 +40,9 @@ pub enum FetchError {
     /// A registry says no.
     #[error(transparent)]
     Registry(#[from] RegistryRefusal),
+    /// A web server says no.
+    #[error(transparent)]
+    Web(#[from] WebRefusal),
     /// 401.
     #[error("401 from {hub} for {model}: {}; {said}", token_fix(*.had_token, .token_name))]
     Unauthorized {

@@ -113,7 +113,7 @@ impl Transport {
             let headers = if kept { request.headers.clone() } else { HeaderMap::new() };
             next = Request { url, headers };
         }
-        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {}", next.url)))
+        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {}", shown(&next.url))))
     }
 
     /// Asks once.
@@ -134,9 +134,10 @@ impl Transport {
 
 fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, Failure> {
     let to = header(headers, LOCATION.as_str());
-    let to = from.join(to).map_err(|error| Failure::passing(format!("redirect of {from} to \"{to}\": {error}")))?;
+    let to =
+        from.join(to).map_err(|error| Failure::passing(format!("redirect of {} to \"{to}\": {error}", shown(from))))?;
     if from.scheme() == "https" && to.scheme() != "https" {
-        return Err(Failure::passing(format!("redirect of {from} to {to}, which is not encrypted")));
+        return Err(Failure::passing(format!("redirect of {} to {}, which is not encrypted", shown(from), shown(&to))));
     }
     Ok(to)
 }
@@ -165,6 +166,14 @@ pub(crate) async fn judged(
         });
     }
     Err(refused(Refusal { status, said, headers, url }))
+}
+
+/// A URL for messages: a query may hold a signature that lets whoever reads it in.
+pub(crate) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url.to_string()
 }
 
 /// A header's text; nothing if it is not there.

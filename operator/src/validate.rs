@@ -242,7 +242,7 @@ pub struct ReplicaInputs {
 /// A model that is fetched before the agent starts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelFetch {
-    /// `hf://…`, `s3://…` or `oci://…`.
+    /// `hf://…`, `s3://…`, `oci://…` or `https://…`.
     pub source: String,
     /// The hub, or a mirror of it; `None`: the agent's own default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -262,7 +262,7 @@ pub struct ModelFetch {
 pub struct FetchSecret {
     /// Name of the Secret.
     pub name: String,
-    /// Key in it. `None`: those that are named as the variables of a bucket.
+    /// Key in it. `None`: those that are named as the variables of a bucket, or as the parts of a login.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
@@ -283,7 +283,7 @@ pub enum CacheVolume {
 pub enum SpecError {
     /// The source has none of the known forms.
     #[error(
-        "spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY, pvc://CLAIM/PATH or file:///PATH"
+        "spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY, https://HOST/PATH, pvc://CLAIM/PATH or file:///PATH"
     )]
     ModelSource {
         /// What the object says.
@@ -381,9 +381,11 @@ impl ValidatedDeployment {
     /// Whether replicas that ask at different times could get different models.
     pub fn awaits_commit(&self) -> bool {
         let commit = |revision: &str| is_commit(revision.strip_prefix("sha256:").unwrap_or(revision));
-        let names_one = |source: &str| {
+        let names_one = |source: &str| match source.split_once("://").unwrap_or_default().0 {
             // A bucket's names may have any sign, and never mean a commit.
-            !source.starts_with("s3://") && source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision))
+            "s3" => false,
+            "https" => source.rsplit_once("#sha256=").is_some_and(|(_, hash)| is_commit(hash)),
+            _ => source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision)),
         };
         self.commit.is_none() && self.replica.fetch.as_ref().is_some_and(|fetch| !names_one(&fetch.source))
     }
@@ -484,8 +486,8 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
         ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource::at(source)),
         ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource::at(rest)),
         ("hf" | "oci", Some((org, model))) if !org.is_empty() && !model.is_empty() => Ok(fetched()),
-        ("s3", Some((bucket, _))) if !bucket.is_empty() => Ok(fetched()),
-        ("s3", None) if !rest.is_empty() => Ok(fetched()),
+        ("s3" | "https", Some((place, _))) if !place.is_empty() => Ok(fetched()),
+        ("s3" | "https", None) if !rest.is_empty() => Ok(fetched()),
         ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
         ("pvc", None) if !rest.is_empty() => Ok(claimed(rest, "")),
         _ => Err(SpecError::ModelSource { found: source.to_owned() }),
@@ -523,7 +525,7 @@ fn model_fetch(model: &ModelSpec, defaults: &ModelDefaults) -> Result<ModelFetch
 
 fn default_key(source: &str) -> Option<String> {
     match source.split_once("://").unwrap_or_default().0 {
-        "s3" => None,
+        "s3" | "https" => None,
         "oci" => Some(LOGIN_KEY.to_owned()),
         _ => Some(TOKEN_KEY.to_owned()),
     }
@@ -657,9 +659,14 @@ mod tests {
         assert_eq!(resolved("file:///models/chat"), ("/models/chat".into(), None));
         assert_eq!(resolved("pvc://weights/llama/8b/"), ("/models/llama/8b".into(), Some("weights".into())));
         assert_eq!(resolved("pvc://weights"), ("/models".into(), Some("weights".into())));
-        for fetched in
-            ["hf://Qwen/Qwen3-8B@v1", "s3://models/qwen3-8b", "s3://models", "oci://registry.example/qwen3-8b:v1"]
-        {
+        for fetched in [
+            "hf://Qwen/Qwen3-8B@v1",
+            "s3://models/qwen3-8b",
+            "s3://models",
+            "oci://registry.example/qwen3-8b:v1",
+            "https://files.example/qwen3-8b",
+            "https://files.example",
+        ] {
             assert_eq!(resolved(fetched), (MODEL_LINK.into(), None), "{fetched}");
         }
     }
@@ -678,6 +685,7 @@ mod tests {
             "hf:///b",
             "s3://",
             "oci://registry.example",
+            "https:///m",
         ] {
             let refused = model_source(source).unwrap_err();
             assert_eq!(refused, SpecError::ModelSource { found: source.into() });

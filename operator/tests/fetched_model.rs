@@ -74,7 +74,7 @@ fn secrets(container: &Container) -> Vec<(String, String, String, bool)> {
 }
 
 #[test]
-fn a_bucket_has_its_variables_and_a_registry_its_login() {
+fn a_bucket_has_its_variables_and_a_registry_or_web_server_its_login() {
     let pod = |source: &str, secret: Value| {
         let made = made(json!({"source": source, "tokenSecret": secret}), Value::Null, ModelDefaults::default());
         (secrets(&fetcher(&made.pod(0))), args(&made), secrets(&made.pod(0).spec.unwrap().containers[0]))
@@ -92,12 +92,23 @@ fn a_bucket_has_its_variables_and_a_registry_its_login() {
     assert_eq!(agent, []);
     let (named, ..) = pod("oci://registry.example/chat:v1", json!({"name": "pull", "key": "config"}));
     assert_eq!(named, login("config"));
+
+    let web = |variable: &str, key: &str, optional| {
+        (format!("STOKER_SOURCE_{variable}"), "files".to_owned(), key.to_owned(), optional)
+    };
+    let (either, said, agent) = pod("https://files.example/chat", json!({"name": "files"}));
+    let parts = [("TOKEN", "token"), ("USERNAME", "username"), ("PASSWORD", "password")];
+    assert_eq!(either, parts.map(|(variable, key)| web(variable, key, true)));
+    assert!(said.contains("--token-name Secret files"), "{said}");
+    assert_eq!(agent, []);
+    let (named, ..) = pod("https://files.example/chat", json!({"name": "files", "key": "read"}));
+    assert_eq!(named, [web("TOKEN", "read", false)]);
 }
 
 #[test]
 fn the_mirror_of_hubs_is_none_of_buckets_and_registries() {
     let models = || ModelDefaults { endpoint: Some("https://mirror".to_owned()), ..ModelDefaults::default() };
-    for source in ["s3://models/chat", "oci://registry.example/chat:v1"] {
+    for source in ["s3://models/chat", "oci://registry.example/chat:v1", "https://files.example/chat"] {
         let said = args(&made(json!({"source": source}), Value::Null, models()));
         assert!(!said.contains("https://mirror"), "{said}");
     }
@@ -116,11 +127,14 @@ fn replicas_wait_for_the_commit_of_what_can_change() {
     let digest = "0a".repeat(32);
     let by_digest = format!("oci://registry.example/chat@sha256:{digest}");
     let at_sign = format!("s3://models/chat@{digest}");
-    for moving in ["hf://org/model", "s3://models/chat", &at_sign, "oci://registry.example/chat:v1"] {
+    let by_hash = format!("https://files.example/chat#sha256={digest}");
+    let web_at_sign = format!("https://files.example/chat@{digest}");
+    let moving = ["hf://org/model", "s3://models/chat", &at_sign, "oci://registry.example/chat:v1", &web_at_sign];
+    for moving in moving {
         assert!(awaits(moving, Value::Null), "{moving}");
         assert!(!awaits(moving, json!({"model": {"source": moving, "commit": digest}})), "{moving} is written down");
     }
-    for fixed in [&format!("hf://org/model@{COMMIT}"), &by_digest] {
+    for fixed in [&format!("hf://org/model@{COMMIT}"), &by_digest, &by_hash] {
         assert!(!awaits(fixed, Value::Null), "{fixed}");
     }
 }
