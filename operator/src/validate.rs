@@ -20,6 +20,7 @@ use stoker_crds::{
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::{Amount, amount},
     scaling::{self, ScalingMode, ScalingSpec},
+    status::ModelStatus,
 };
 use thiserror::Error;
 
@@ -100,6 +101,8 @@ pub struct ValidatedDeployment {
     /// The commit of a model that is fetched, once it is written down. No part of the revision: it is what the revision's first
     /// replica found.
     pub commit: Option<String>,
+    /// What the status says of a model that was fetched.
+    pub fetched: Option<ModelStatus>,
     /// Who may reach replicas, where that is limited.
     pub peers: Option<Peers>,
     /// Keeps every other module from building one.
@@ -360,6 +363,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         scaling,
         replica,
         commit: commit(deployment),
+        fetched: deployment.status.as_ref().and_then(|status| status.model.clone()),
         peers,
         _checked: Checked,
     })
@@ -376,6 +380,13 @@ impl ValidatedDeployment {
     /// The same on another revision, which was checked when its configuration was written.
     pub(crate) fn working_on(self, replica: ReplicaInputs, commit: Option<String>, course: Course) -> Self {
         Self { replica, commit, course, ..self }
+    }
+
+    /// Nodes whose own cache had this very model when a replica served there.
+    pub fn nodes_with_model(&self) -> &[String] {
+        let of_node = self.replica.fetch.as_ref().is_some_and(|fetch| matches!(fetch.cache, CacheVolume::Node(_)));
+        let same = |fetched: &&ModelStatus| of_node && self.commit.as_ref() == Some(&fetched.commit);
+        self.fetched.as_ref().filter(same).map(|fetched| &*fetched.nodes).unwrap_or_default()
     }
 
     /// Whether replicas that ask at different times could get different models.

@@ -140,6 +140,27 @@ fn replicas_wait_for_the_commit_of_what_can_change() {
 }
 
 #[test]
+fn nodes_that_had_the_model_are_preferred_and_move_no_revision() {
+    let on_nodes = || ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let written = |commit: &str, models| {
+        let status = json!({"model": {"source": "hf://org/model", "commit": commit, "nodes": ["a", "b"]}});
+        made(of_hub(), status, models)
+    };
+    let preferred = |made: &Desired| {
+        let affinity = serde_json::to_value(made.pod(0).spec.unwrap().affinity).unwrap();
+        let terms = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"].as_array().cloned();
+        let name = |term: Value| term["preference"]["matchFields"][0]["values"][0].as_str().unwrap().to_owned();
+        terms.unwrap_or_default().into_iter().map(name).collect::<Vec<_>>()
+    };
+    let pinned = written(COMMIT, on_nodes());
+    assert_eq!(preferred(&pinned), ["a", "b"]);
+    assert_eq!(pinned.revision, made(of_hub(), Value::Null, on_nodes()).revision);
+    for nowhere in [written("--evil", on_nodes()), written(COMMIT, ModelDefaults::default())] {
+        assert_eq!(preferred(&nowhere), [""; 0], "of no commit, or kept in the pod");
+    }
+}
+
+#[test]
 fn a_commit_that_is_known_is_told_and_moves_no_revision() {
     let plain = made(of_hub(), Value::Null, ModelDefaults::default());
     assert!(!args(&plain).contains("--commit"), "{}", args(&plain));
