@@ -28,6 +28,16 @@ pub enum FetchError {
         /// Why.
         reason: String,
     },
+    /// Whoever answers cannot prove who it is.
+    #[error(
+        "{url}: {reason}; correct its name, or trust who issued it: SSL_CERT_FILE (spec.pod.env, with a volume that has the file)"
+    )]
+    Certificate {
+        /// What was asked.
+        url: String,
+        /// What is wrong with its certificate.
+        reason: String,
+    },
     /// The token cannot be sent.
     #[error("the token{} has characters that no token has", of(.secret_name))]
     Token {

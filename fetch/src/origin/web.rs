@@ -19,7 +19,7 @@ use reqwest::{
 use super::{Listing, SMALL_FILE_BYTES, elsewhere, header, judged, plausible, repeated, whole, wrong_answer};
 use crate::{
     choose::{INDEX, RemoteFile, is_of_a_model, shards, well_known},
-    digest::{Digest, sha256_hex},
+    digest::{Crc, Digest, sha256_hex},
     error::FetchError,
     order::{Access, WebLogin},
     source::{WebForm, WebModel},
@@ -259,7 +259,7 @@ impl Web {
         let size = size(told.status(), told.headers()).ok_or_else(|| wrong_answer(url, "it does not say its size"))?;
         let (size, version) = (plausible(url, name, size)?, version(told.headers()));
         let line = format!("{url}\n{size}\n{}", version.unwrap_or_default());
-        let digest = Digest::Object { listed: sha256_hex(line.as_bytes()), checksum: None };
+        let digest = published(told.headers(), sha256_hex(line.as_bytes()));
         Ok(RemoteFile { path: name.to_owned(), size, digest, url: url.clone(), etag: version.map(str::to_owned) })
     }
 
@@ -396,6 +396,21 @@ fn pin(url: &Url, files: &[RemoteFile]) -> String {
     sha256_hex(format!("{url}\n{}", lines.concat()).as_bytes())
 }
 
+/// What the file must be, by what its server tells of it: Artifactory its SHA-256, others by RFC 9530, Google's store a checksum.
+fn published(told: &HeaderMap, listed: String) -> Digest {
+    let word = |name: &str, of: &str| {
+        let words =
+            told.get_all(name).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+        words.map(str::trim).find_map(|word| word.strip_prefix(of)).map(|word| word.trim_matches(':').to_owned())
+    };
+    let of_content = word("repr-digest", "sha-256=").and_then(|hash| Digest::sha256_of_base64(&hash));
+    let sha256 = Digest::sha256(header(told, "x-checksum-sha256")).or(of_content);
+    // Of what is stored, which may be packed otherwise than what comes.
+    let is_stored = matches!(header(told, "x-goog-stored-content-encoding"), "" | "identity");
+    let crc = word("x-goog-hash", "crc32c=").filter(|_| is_stored);
+    sha256.unwrap_or(Digest::Object { listed, checksum: crc.and_then(|crc| Crc::Crc32c.checksum(&crc)) })
+}
+
 /// What tells versions of a file apart.
 fn version(headers: &HeaderMap) -> Option<&str> {
     [ETAG, LAST_MODIFIED].iter().map(|name| header(headers, name.as_str())).find(|value| !value.is_empty())
@@ -466,6 +481,22 @@ mod tests {
         assert_eq!(version(&headers(&[])), None);
         let asked = |version| condition(version).map(|(name, _)| name);
         assert_eq!([asked("\"a\""), asked(DATE), asked("W/\"a\"")], [Some(IF_MATCH), Some(IF_UNMODIFIED_SINCE), None]);
+    }
+
+    #[test]
+    fn a_server_may_publish_a_hash_or_a_checksum() {
+        let told = |pairs: &[(&'static str, &'static str)]| published(&headers(pairs), "1".repeat(64)).published();
+        let base64 = "sha-512=:AAAA:, sha-256=:LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=:";
+        assert!(told(&[("repr-digest", base64)]).starts_with("sha256-2cf24dba"));
+        let hex = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        assert!(told(&[("x-checksum-sha256", hex)]).starts_with("sha256-2cf24dba"));
+        let google = ("x-goog-hash", "crc32c=NhCmhg==,md5=AAAA");
+        assert_eq!(told(&[google]), "crc32c-3610a686");
+        let nothing = format!("object-{}", "1".repeat(64));
+        let packed = [google, ("x-goog-stored-content-encoding", "gzip")];
+        for pairs in [&packed[..], &[("repr-digest", "sha-256=:AAAA:")], &[("x-checksum-sha256", "no")], &[]] {
+            assert_eq!(told(pairs), nothing, "{pairs:?}");
+        }
     }
 
     #[test]
