@@ -28,7 +28,7 @@ use crate::{
     rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
-    validate::{CacheVolume, SpecError, ValidatedDeployment},
+    validate::{NODES_WITH_MODEL_MAX, SpecError, ValidatedDeployment},
     verdict::{Verdict, whole_seconds},
 };
 
@@ -39,8 +39,6 @@ const WAITS_FOR_ROOM: &str =
     "The older replicas go on serving: make room for one more, or allow rollout.maxUnavailable: 1.";
 /// Least time between two writes of KV use and preemptions.
 const KV_PAUSE: SignedDuration = SignedDuration::from_secs(30);
-/// More nodes with a model than this are not written down: a preference needs no more, and each is a line of every pod.
-const NODES_WITH_MODEL_MAX: usize = 16;
 
 /// What a status is made from.
 #[derive(Clone, Copy, Debug)]
@@ -482,9 +480,9 @@ fn model(round: &Round<'_>) -> Option<ModelStatus> {
     let replicas = round.observed.replicas.iter().filter(|replica| replica.pod.revision == round.desired.revision);
     let commit = round.deployment.commit.clone().or_else(|| replicas.filter_map(said).find(|commit| is_commit(commit)));
     let (commit, before) = (commit?, round.deployment.nodes_with_model());
-    let nodes = match fetch.cache {
-        CacheVolume::Node(_) => nodes_with(&commit, before, &round.observed.replicas),
-        CacheVolume::Pod | CacheVolume::Claim(_) => Vec::new(),
+    let nodes = match round.deployment.kept_by_nodes() {
+        Some(_) => nodes_with(&commit, before, &round.observed.replicas),
+        None => Vec::new(),
     };
     Some(ModelStatus { source: fetch.source.clone(), commit, nodes })
 }

@@ -4,6 +4,7 @@
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use serde_json::{Value, json};
+use stoker_crds::status::ModelStatus;
 use stoker_operator::{
     desired::{Desired, desired},
     validate::{Defaults, ModelDefaults, validate},
@@ -158,6 +159,35 @@ fn nodes_that_had_the_model_are_preferred_and_move_no_revision() {
     for nowhere in [written("--evil", on_nodes()), written(COMMIT, ModelDefaults::default())] {
         assert_eq!(preferred(&nowhere), [""; 0], "of no commit, or kept in the pod");
     }
+}
+
+#[test]
+fn nodes_where_others_serve_the_same_model_are_preferred_too() {
+    let object = |source: &str, status: Value| {
+        json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": {"model": {"source": source}}, "status": status,
+            "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+        })
+    };
+    let models = ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
+    let model = |source: &str, commit: &str, nodes: &[&str]| -> ModelStatus {
+        serde_json::from_value(json!({"source": source, "commit": commit, "nodes": nodes})).unwrap()
+    };
+    let other = "f".repeat(40);
+    let others = [
+        model("hf://org/model", COMMIT, &["b", "c"]),
+        model("hf://org/model", &other, &["d"]),
+        model("hf://org/another", COMMIT, &["e"]),
+    ];
+    let preferred = |source: &str, status: Value| -> Vec<String> {
+        let valid = validate(&serde_json::from_value(object(source, status)).unwrap(), &defaults).unwrap();
+        valid.among(&others).preferred_nodes().into_iter().map(str::to_owned).collect()
+    };
+    let own = json!({"model": {"source": "hf://org/model", "commit": COMMIT, "nodes": ["a", "b"]}});
+    assert_eq!(preferred("hf://org/model", own), ["a", "b", "c"], "of the same commit, its own first");
+    assert_eq!(preferred("hf://org/model", Value::Null), ["b", "c", "d"], "the commit is not known yet");
+    assert_eq!(preferred("builtin://ember", Value::Null), [""; 0]);
 }
 
 #[test]

@@ -197,6 +197,12 @@ fn replicas_are_made_where_the_model_is_already() -> Result<()> {
     let on = rig.pods("chat")?.into_iter().filter_map(|pod| pod.spec?.node_name).collect::<Vec<_>>();
     ensure!(on == ["node-0"; 3], "{on:?}");
 
+    // Another deployment of the same model is no worse off.
+    rig.apply("again", spec(1))?;
+    rig.wait_ready("again", LIMIT)?;
+    let on = rig.pods("again")?.into_iter().filter_map(|pod| pod.spec?.node_name).collect::<Vec<_>>();
+    ensure!(on == ["node-0"], "{on:?}");
+
     // It is a wish: where there is no room the other node takes it, and is one that has the model from then on.
     rig.cluster.kubectl(&["cordon", "node-0"]);
     rig.apply("chat", spec(4))?;

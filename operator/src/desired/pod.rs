@@ -57,7 +57,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             topology_spread_constraints: some_unless_empty(
                 inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
             ),
-            affinity: preference::affinity(inputs.affinity.as_ref(), deployment.nodes_with_model()),
+            affinity: preference::affinity(inputs.affinity.as_ref(), &deployment.preferred_nodes()),
             ..pod_spec(
                 inputs,
                 deployment.commit.as_deref(),

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Affinity, NodeSelectorRequirement, NodeSelector
 const WEIGHT: i32 = 50;
 
 /// What was asked for, with `nodes` preferred.
-pub(super) fn affinity(asked: Option<&Affinity>, nodes: &[String]) -> Option<Affinity> {
+pub(super) fn affinity(asked: Option<&Affinity>, nodes: &[&str]) -> Option<Affinity> {
     if nodes.is_empty() {
         return asked.cloned();
     }
