@@ -13,6 +13,8 @@ CARGO_BIN   := $(STOKER_CACHE)/tools/bin
 CARGO_DENY  := $(CARGO_BIN)/cargo-deny
 CARGO_MUTANTS := $(CARGO_BIN)/cargo-mutants
 DEMO_DIR    ?= $(STOKER_CACHE)/demo
+KREW_DIR    ?= $(STOKER_CACHE)/krew
+KREW_URL    ?= https://releases.example/stoker
 RELEASE     := $(CARGO_TARGET_DIR)/release
 DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --gateway $(RELEASE)/stoker-gateway --source $(CURDIR)
 
@@ -45,7 +47,7 @@ checkout:
 	find . -name '*.rs' -not -path './target/*' -exec touch -c {} +
 	echo "$(CURDIR)" > $(CARGO_TARGET_DIR)/checkout
 
-test: checkout kube helm registry prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+test: checkout kube helm krew registry prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
 	tools/slowest.sh $(TEST_LOG)
@@ -158,6 +160,11 @@ kube: ## Build the Kubernetes binaries once into the cache
 
 helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
+
+krew: ## What krew installs the plugin from, into KREW_DIR, for archives at KREW_URL; krew tries it, where there is Go
+	@cargo build --release -p stoker-cli
+	@tools/krew.sh $(RELEASE)/kubectl-stoker $(KREW_URL) $(KREW_DIR)
+	@tools/krew.sh --check $(KREW_DIR)
 
 registry: ## Build the registry that tests fetch from once into the cache
 	@tools/kube/build.sh registry

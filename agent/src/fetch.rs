@@ -1,4 +1,4 @@
-//! `stoker-agent fetch`: brings a model from a hub, a bucket or a registry into a cache of this node, says how far it is, and lets
+//! `stoker-agent fetch`: brings a model from a hub, a bucket, a registry or a web server into a cache of this node, says how far it is, and lets
 //! a link lead to it. Serves no request and loads nothing. In a pod it answers the operator on the admin port, as the agent does after it.
 
 use std::{
@@ -16,7 +16,9 @@ use stoker_crds::{
     intent::POD_UID_VARIABLE,
 };
 use stoker_edge::connections::{self, ADMIN_LIMITS};
-use stoker_fetch::{Access, Fetched, Order, Progress, Source, cache, fetch, progress::Snapshot, source::is_commit};
+use stoker_fetch::{
+    Access, Fetched, Order, Progress, Source, WebLogin, cache, fetch, progress::Snapshot, source::is_commit,
+};
 
 use crate::{config::Settings, http, intent::Authority, replica::Replica, shutdown};
 
@@ -28,13 +30,17 @@ Examples:
   stoker-agent fetch hf://Qwen/Qwen2.5-0.5B-Instruct --cache ~/.cache/stoker-models
   AWS_REGION=eu-west-1 stoker-agent fetch s3://models/llama-3.1-8b --cache ~/.cache/stoker-models
   stoker-agent fetch oci://registry.example/models/llama-3.1-8b:v1 --cache ~/.cache/stoker-models
+  stoker-agent fetch https://files.example/models/chat-q8_0.gguf --cache ~/.cache/stoker-models
 
 Buckets are asked as AWS's own tools ask: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, a service account's role
 (AWS_ROLE_ARN, AWS_WEB_IDENTITY_TOKEN_FILE) or EKS Pod Identity; AWS_REGION; AWS_ENDPOINT_URL for servers that speak as S3 does. Without
 any of the first they are asked without saying who asks.
 
 Registries are asked with the login of a config.json of Docker's: the text in DOCKER_AUTH_CONFIG, else the file in $DOCKER_CONFIG or
-~/.docker. Helpers that keep logins elsewhere are not asked. Without a login they are asked without one.";
+~/.docker. Helpers that keep logins elsewhere are not asked. Without a login they are asked without one.
+
+Web servers are asked with STOKER_SOURCE_TOKEN, else with STOKER_SOURCE_USERNAME and STOKER_SOURCE_PASSWORD; SSL_CERT_FILE names
+certificates to trust.";
 /// Between two lines where nobody sits.
 const LINE_PAUSE: Duration = Duration::from_secs(5);
 /// Between two looks at how far it is: the speed is computed from them.
@@ -46,8 +52,8 @@ const THREADS: usize = 4;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct FetchArgs {
-    /// The model: hf://ORG/MODEL[/FILE.gguf][@REVISION], s3://BUCKET/PREFIX[/FILE.gguf] or
-    /// oci://REGISTRY/REPOSITORY[:TAG|@sha256:DIGEST].
+    /// The model: hf://ORG/MODEL[/FILE.gguf][@REVISION], s3://BUCKET/PREFIX[/FILE.gguf],
+    /// oci://REGISTRY/REPOSITORY[:TAG|@sha256:DIGEST] or https://HOST/PATH[#sha256=HASH], a folder, a .gguf file or a tar.
     model: Source,
 
     /// Directory that models are kept in: shared by all that fetch on a node, safe against being killed.
@@ -70,6 +76,18 @@ pub struct FetchArgs {
     /// Logins to registries, as the text of a config.json of Docker's; a variable for the same reason.
     #[arg(long, env = "DOCKER_AUTH_CONFIG", hide_env_values = true, default_value = "", value_name = "JSON")]
     registry_login: String,
+
+    /// Token for a web server; a variable for the same reason, and so are the two below.
+    #[arg(long, env = "STOKER_SOURCE_TOKEN", hide_env_values = true, default_value = "", value_name = "TOKEN")]
+    source_token: String,
+
+    /// Name for a web server that wants one with a password.
+    #[arg(long, env = "STOKER_SOURCE_USERNAME", hide_env_values = true, default_value = "", value_name = "NAME")]
+    source_username: String,
+
+    /// Its password.
+    #[arg(long, env = "STOKER_SOURCE_PASSWORD", hide_env_values = true, default_value = "", value_name = "PASSWORD")]
+    source_password: String,
 
     /// What token, keys or login are called in messages.
     #[arg(long, value_name = "NAME")]
@@ -163,6 +181,11 @@ fn access(args: &FetchArgs) -> Access {
         token: said(&args.token),
         aws: std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect(),
         docker_config: said(&args.registry_login).or_else(docker_config),
+        web: WebLogin {
+            token: args.source_token.clone(),
+            username: args.source_username.clone(),
+            password: args.source_password.clone(),
+        },
         secret_name: args.token_name.clone(),
     }
 }

@@ -7,8 +7,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::EvictParams};
+use serde_json::json;
 
-use crate::cluster::{Cluster, ClusterArgs};
+use crate::{
+    cluster::{Cluster, ClusterArgs},
+    output::Output,
+};
 
 /// Between two looks, and two tries where the budget does not allow it yet.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -28,6 +32,8 @@ pub(crate) struct Drain {
     #[arg(long)]
     no_wait: bool,
     #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
     cluster: ClusterArgs,
 }
 
@@ -38,7 +44,7 @@ pub(crate) async fn drain(args: &Drain) -> Result<()> {
     let pods = cluster.pods_of(&deployment).await?;
     let leaving = leaving(args, &pods)?;
     for pod in leaving {
-        evict(&cluster, &pod.name_any(), args.no_wait).await?;
+        evict(&cluster, &pod.name_any(), args).await?;
     }
     Ok(())
 }
@@ -59,7 +65,10 @@ fn leaving<'a>(args: &Drain, pods: &'a [Pod]) -> Result<Vec<&'a Pod>> {
     }
 }
 
-async fn evict(cluster: &Cluster, name: &str, no_wait: bool) -> Result<()> {
+async fn evict(cluster: &Cluster, name: &str, args: &Drain) -> Result<()> {
+    let said = |phase: &str, words: &str| {
+        args.output.print_line(&format!("{name} {words}"), || json!({"pod": name, "phase": phase}));
+    };
     let pods: Api<Pod> = cluster.namespaced();
     let uid = pods.get(name).await.with_context(|| format!("read pod {name}"))?.uid();
     let mut told = false;
@@ -77,12 +86,12 @@ async fn evict(cluster: &Cluster, name: &str, no_wait: bool) -> Result<()> {
             Err(error) => return Err(error).with_context(|| format!("evict pod {name}")),
         }
     }
-    println!("{name} finishes its streams and leaves");
-    while !no_wait && pods.get_opt(name).await.context("look at it")?.and_then(|pod| pod.uid()) == uid {
+    said("leaving", "finishes its streams and leaves");
+    while !args.no_wait && pods.get_opt(name).await.context("look at it")?.and_then(|pod| pod.uid()) == uid {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    if !no_wait {
-        println!("{name} is gone");
+    if !args.no_wait {
+        said("gone", "is gone");
     }
     Ok(())
 }

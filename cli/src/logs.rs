@@ -5,9 +5,13 @@ use clap::Args;
 use futures::{AsyncBufReadExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::LogParams};
+use serde_json::json;
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::cluster::{Cluster, ClusterArgs};
+use crate::{
+    cluster::{Cluster, ClusterArgs},
+    output::Output,
+};
 
 /// Name of the container that serves.
 const CONTAINER: &str = "agent";
@@ -31,6 +35,8 @@ pub(crate) struct Logs {
     /// Container of the pods: `agent`, or `fetch` where a model is fetched.
     #[arg(long, short, default_value = CONTAINER)]
     container: String,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -67,7 +73,7 @@ async fn print(args: &Logs, cluster: &Cluster, names: &[String]) -> Result<()> {
         }
     }
     lines.sort();
-    lines.iter().for_each(|(line, name)| println!("{}", prefixed(name, line)));
+    lines.iter().for_each(|(line, name)| say(args.output, name, line));
     Ok(())
 }
 
@@ -81,7 +87,7 @@ async fn follow(args: &Logs, cluster: &Cluster, names: Vec<String>) -> Result<()
                 let stream = pods.log_stream(&name, &params).await.context("read its log")?;
                 let mut read = stream.lines();
                 while let Some(line) = read.try_next().await.context("read on")? {
-                    if send.send(prefixed(&name, &line)).await.is_err() {
+                    if send.send((name.clone(), line)).await.is_err() {
                         break;
                     }
                 }
@@ -93,16 +99,21 @@ async fn follow(args: &Logs, cluster: &Cluster, names: Vec<String>) -> Result<()
         });
     }
     drop(send);
-    while let Some(line) = lines.recv().await {
-        println!("{line}");
+    while let Some((name, line)) = lines.recv().await {
+        say(args.output, &name, &line);
     }
     Ok(())
 }
 
-/// A line with its pod; the time that the kubelet put before it was for sorting.
-fn prefixed(name: &str, line: &str) -> String {
-    let (_, words) = line.split_once(' ').unwrap_or(("", line));
-    format!("[{name}] {words}")
+/// A line with its pod. The time that the kubelet put before it was for sorting, and says something to programs alone.
+fn say(output: Output, pod: &str, line: &str) {
+    let (time, words) = parted(line);
+    output.print_line(&format!("[{pod}] {words}"), || json!({"pod": pod, "time": time, "line": words}));
+}
+
+/// The kubelet's time and what was logged.
+fn parted(line: &str) -> (&str, &str) {
+    line.split_once(' ').unwrap_or((line, ""))
 }
 
 #[cfg(test)]
@@ -110,7 +121,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_its_pod_and_not_the_kubelets_time() {
-        assert_eq!(prefixed("chat-a-0", "2026-01-31T12:00:00.1Z serving chat"), "[chat-a-0] serving chat");
+    fn a_line_is_what_was_logged_behind_the_kubelets_time() {
+        assert_eq!(parted("2026-01-31T12:00:00.1Z serving chat"), ("2026-01-31T12:00:00.1Z", "serving chat"));
+        assert_eq!(parted("2026-01-31T12:00:00.1Z"), ("2026-01-31T12:00:00.1Z", ""), "an empty line");
     }
 }

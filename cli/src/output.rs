@@ -26,6 +26,14 @@ impl Output {
         self.output == Form::Json
     }
 
+    /// Prints one of several: a line of text, or one of JSON.
+    pub(crate) fn print_line(self, text: &str, json: impl FnOnce() -> Value) {
+        match self.output {
+            Form::Text => println!("{text}"),
+            Form::Json => println!("{}", json()),
+        }
+    }
+
     /// Prints it.
     pub(crate) fn print(self, text: &str, json: impl FnOnce() -> Value) {
         match self.output {

@@ -40,12 +40,7 @@ pub(crate) struct Rollout {
 #[derive(Debug, Subcommand)]
 enum Word {
     /// How far it is, and which revisions there are to go back to.
-    Status {
-        #[command(flatten)]
-        of: Of,
-        #[command(flatten)]
-        output: Output,
-    },
+    Status(Of),
     /// Holds a change: no replica is replaced until it is resumed.
     Pause(Of),
     /// Goes on with a change that was held.
@@ -66,22 +61,25 @@ struct Of {
     /// The InferenceDeployment.
     name: String,
     #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
     cluster: ClusterArgs,
 }
 
 /// Does it.
 pub(crate) async fn rollout(args: &Rollout) -> Result<()> {
     match &args.word {
-        Word::Status { of, output } => status(of, *output).await,
+        Word::Status(of) => status(of).await,
         Word::Pause(of) => pause(of, true).await,
         Word::Resume(of) => pause(of, false).await,
         Word::Undo { of, to_revision } => undo(of, *to_revision).await,
     }
 }
 
-async fn status(of: &Of, output: Output) -> Result<()> {
+async fn status(of: &Of) -> Result<()> {
     let deployment = Cluster::find(&of.cluster).await?.deployment(&of.name).await?;
-    output.print(&text(&deployment, Timestamp::now()), || json!(deployment.status.and_then(|status| status.rollout)));
+    of.output
+        .print(&text(&deployment, Timestamp::now()), || json!(deployment.status.and_then(|status| status.rollout)));
     Ok(())
 }
 
@@ -90,14 +88,18 @@ async fn pause(of: &Of, paused: bool) -> Result<()> {
     let deployment = cluster.deployment(&of.name).await?;
     let is_so = deployment.spec.rollout.as_ref().and_then(|rollout| rollout.paused).unwrap_or(false);
     let done = if paused { "paused" } else { "resumed" };
+    let said = |already: &str| {
+        let json = || json!({"name": of.name, "paused": paused, "changed": already.is_empty()});
+        of.output.print(&format!("{} is {done}{already}\n", of.name), json);
+    };
     if is_so == paused {
-        println!("{} is {done} already", of.name);
+        said(" already");
         return Ok(());
     }
     let patch = Patch::Merge(json!({"spec": {"rollout": {"paused": paused.then_some(true)}}}));
     let deployments: Api<InferenceDeployment> = cluster.namespaced();
     deployments.patch(&of.name, &PatchParams::default(), &patch).await.context("write spec.rollout.paused")?;
-    println!("{} is {done}", of.name);
+    said("");
     Ok(())
 }
 
@@ -111,7 +113,9 @@ async fn undo(of: &Of, to_revision: Option<i64>) -> Result<()> {
             Err(kube::Error::Api(refused)) if refused.is_conflict() => {}
             written => {
                 written.context("write the spec")?;
-                println!("the spec of {} is that of revision {} ({}) again", of.name, target.number, target.revision);
+                let RevisionStatus { number, revision, .. } = target;
+                let text = format!("the spec of {} is that of revision {number} ({revision}) again\n", of.name);
+                of.output.print(&text, || json!({"name": of.name, "number": number, "revision": revision}));
                 return Ok(());
             }
         }

@@ -123,13 +123,13 @@ pub struct InferenceDeploymentSpec {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new(
-        "!has(self.tokenSecret) || self.source.startsWith('hf://') || self.source.startsWith('s3://') || self.source.startsWith('oci://')"
+        "!has(self.tokenSecret) || self.source.matches('^(hf|s3|oci|https)://')"
     ).message(
-        "model.tokenSecret is for a model.source that is fetched (hf://, s3:// or oci://): remove it or change source"
+        "model.tokenSecret is for a model.source that is fetched (hf://, s3://, oci:// or https://): remove it or change source"
     ),
     validation = Rule::new(
-        "!has(self.cache) || self.source.startsWith('hf://') || self.source.startsWith('s3://') || self.source.startsWith('oci://')"
-    ).message("model.cache is for a model.source that is fetched (hf://, s3:// or oci://): remove it or change source"),
+        "!has(self.cache) || self.source.matches('^(hf|s3|oci|https)://')"
+    ).message("model.cache is for a model.source that is fetched (hf://, s3://, oci:// or https://): remove it or change source"),
     validation = Rule::new("!has(self.tokenSecret) || !has(self.tokenSecret.key) || !self.source.startsWith('s3://')").message(
         "model.tokenSecret.key: the Secret of a bucket has the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and may have AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL: remove key"
     )
@@ -138,13 +138,14 @@ pub struct ModelSpec {
     /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `hf://ORG/MODEL` (fetched
     /// from a hub before the agent starts; more precisely hf://ORG/MODEL/FILE.gguf and …@REVISION, a branch, tag or commit),
     /// `s3://BUCKET/PREFIX` (fetched from a bucket; or s3://BUCKET/PREFIX/FILE.gguf), `oci://REGISTRY/REPOSITORY:TAG` (fetched from a
-    /// registry; or …@sha256:DIGEST), `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or
+    /// registry; or …@sha256:DIGEST), `https://HOST/PATH` (fetched from a web server: a folder, a .gguf file or a tar; with
+    /// #sha256=HASH held to that), `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or
     /// `file:///PATH` (in the agent's image). A path is a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with
     /// one .gguf file, or that file itself.
     #[schemars(length(min = 1, max = 1024))]
     #[x_kube(
-        validation = Rule::new("self.matches('^(builtin|hf|s3|oci|pvc|file)://')").message(
-            "model.source: unknown scheme; use builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG, pvc://CLAIM/PATH or file:///PATH"
+        validation = Rule::new("self.matches('^(builtin|hf|s3|oci|https|pvc|file)://')").message(
+            "model.source: unknown scheme; use builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG, https://HOST/PATH, pvc://CLAIM/PATH or file:///PATH"
         ),
         validation = Rule::new("!self.startsWith('s3://') || self.matches('^s3://[A-Za-z0-9][A-Za-z0-9._-]{2,62}(/[^/?#\\\\s]+)*/?$')").message(
             "model.source: use s3://BUCKET/PREFIX, where PREFIX is a folder or a .gguf file of the bucket, for example s3://models/llama-3.1-8b"
@@ -154,6 +155,14 @@ pub struct ModelSpec {
         ).message(
             "model.source: use oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST, for example oci://registry.example/models/llama-3.1-8b:v1"
         ),
+        validation = Rule::new(
+            "!self.startsWith('https://') || self.matches('^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[^?#\\\\s]*)?([?][^#\\\\s]+)?(#sha256=[a-f0-9]{64})?$')"
+        ).message(
+            "model.source: use https://HOST/PATH of a folder, a .gguf file or a .tar, .tar.gz or .tgz, either with #sha256=HASH of 64 digits, for example https://files.example/models/llama-3.1-8b/; a login belongs into model.tokenSecret"
+        ),
+        validation = Rule::new(
+            "!self.startsWith('https://') || !self.matches('[?]') || self.matches('^[^?]*[.](gguf|tar|tar[.]gz|tgz)[?]')"
+        ).message("model.source: a folder takes no ?QUERY, only a .gguf, .tar, .tar.gz or .tgz file does"),
         validation = Rule::new(
             "!self.startsWith('hf://') || self.matches('^hf://[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._/-]*[.]gguf)?(@[A-Za-z0-9_-][A-Za-z0-9._/-]*)?$')"
         ).message(
@@ -182,7 +191,8 @@ pub struct ModelSpec {
     ))]
     pub served_names: Option<Vec<String>>,
     /// Secret with what a fetched model needs: a hub's token, a bucket's keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the
-    /// variables of these names say), or a registry's login (type kubernetes.io/dockerconfigjson). Only the container that fetches
+    /// variables of these names say), a registry's login (type kubernetes.io/dockerconfigjson), or a web server's token, or username and
+    /// password (type kubernetes.io/basic-auth). Only the container that fetches
     /// gets it. Default: nobody says who asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_secret: Option<TokenSecret>,
@@ -199,8 +209,8 @@ pub struct TokenSecret {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub name: String,
-    /// Key of the hub's token or the registry's login in it; a bucket's keys have names of their own. Default: "token" for hf://,
-    /// ".dockerconfigjson" for oci://.
+    /// Key of the hub's or web server's token or the registry's login in it; a bucket's keys have names of their own. Default: "token"
+    /// for hf://, ".dockerconfigjson" for oci://, "token" or else "username" and "password" for https://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[-._a-zA-Z0-9]+$"))]
     pub key: Option<String>,

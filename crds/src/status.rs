@@ -211,6 +211,10 @@ pub struct ModelStatus {
     /// What the source was when the first replica asked: a hub's commit, the SHA-256 of a registry's manifest, or of names, sizes and
     /// ETags of a bucket's files.
     pub commit: String,
+    /// Nodes on which a replica served it out of the node's cache, the latest at the end, at most 16; empty where caches are no node's.
+    /// Their caches may have let it go since. New replicas prefer these nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 /// KV cache of the serving replicas together.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::digest::Digest;
 
 /// Where large safetensors say which files they are.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Small ones.
 const WEIGHTS: &str = "model.safetensors";
 /// Taken if they are there.
@@ -68,8 +68,8 @@ pub enum Unfit {
     },
     /// Several .gguf files and no word on which.
     #[error(
-        "there are several .gguf files and one is served, name it (hf://ORG/MODEL/FILE.gguf, s3://BUCKET/PREFIX/FILE.gguf) or publish \
-         it alone: {}",
+        "there are several .gguf files and one is served, name it (hf://ORG/MODEL/FILE.gguf, s3://BUCKET/PREFIX/FILE.gguf, \
+         https://HOST/PATH/FILE.gguf) or publish it alone: {}",
         named(.0)
     )]
     WhichGguf(Vec<String>),
@@ -101,6 +101,11 @@ fn named(names: &[String]) -> String {
         n if n > 6 => format!("{shown} and {} more", n - 6),
         _ => shown,
     }
+}
+
+/// Names that files of a model may have, but those that [`INDEX`] names.
+pub fn well_known() -> impl Iterator<Item = &'static str> {
+    ["config.json", "tokenizer.json", WEIGHTS, INDEX].into_iter().chain(BESIDE_WEIGHTS.iter().copied())
 }
 
 /// Whether a model could be made of a file: others may change without changing the model.
@@ -147,8 +152,7 @@ pub fn choose(listing: &[RemoteFile], file: Option<&str>) -> Result<Choice, Unfi
 impl Choice {
     /// The files with the shards that the index names.
     pub fn with_shards(self, listing: &[RemoteFile], index: &[u8]) -> Result<Vec<RemoteFile>, Unfit> {
-        let index: Index = serde_json::from_slice(index).map_err(|error| Unfit::BadIndex(error.to_string()))?;
-        let names: BTreeSet<String> = index.weight_map.0;
+        let names = shards(index)?;
         let missing: Vec<String> = names.iter().filter(|name| by_path(listing, name).is_none()).cloned().collect();
         if !missing.is_empty() {
             return Err(Unfit::MissingShards(missing));
@@ -156,6 +160,12 @@ impl Choice {
         let shards = names.iter().filter_map(|name| by_path(listing, name)).cloned();
         Ok(self.files.into_iter().chain(shards).collect())
     }
+}
+
+/// Names of the shards that an index has.
+pub fn shards(index: &[u8]) -> Result<BTreeSet<String>, Unfit> {
+    let index: Index = serde_json::from_slice(index).map_err(|error| Unfit::BadIndex(error.to_string()))?;
+    Ok(index.weight_map.0)
 }
 
 /// Of `model.safetensors.index.json`: the files, each once.

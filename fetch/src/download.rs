@@ -261,7 +261,7 @@ impl Download {
         let location = || blob.location.lock().unwrap_or_else(PoisonError::into_inner);
         let before = location().clone();
         let asked = match before {
-            Some(url) => self.origin.get_at(url, missing.clone()).await,
+            Some(url) => self.origin.get_at(url, &blob.remote, missing.clone()).await,
             None => self.origin.get(&blob.remote, Some(missing.clone())).await,
         };
         let elsewhere = |answer: &Response| answer.url().origin() != blob.remote.url.origin();

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     choose::Unfit,
-    origin::{BucketRefusal, RegistryRefusal},
+    origin::{BucketRefusal, RegistryRefusal, WebRefusal},
     source::NotASource,
 };
 
@@ -28,6 +28,16 @@ pub enum FetchError {
         /// Why.
         reason: String,
     },
+    /// Whoever answers cannot prove who it is.
+    #[error(
+        "{url}: {reason}; correct its name, or trust who issued it: SSL_CERT_FILE (spec.pod.env, with a volume that has the file)"
+    )]
+    Certificate {
+        /// What was asked.
+        url: String,
+        /// What is wrong with its certificate.
+        reason: String,
+    },
     /// The token cannot be sent.
     #[error("the token{} has characters that no token has", of(.secret_name))]
     Token {
@@ -40,6 +50,9 @@ pub enum FetchError {
     /// A registry says no.
     #[error(transparent)]
     Registry(#[from] RegistryRefusal),
+    /// A web server says no.
+    #[error(transparent)]
+    Web(#[from] WebRefusal),
     /// 401.
     #[error("401 from {hub} for {model}: {}; {said}", token_fix(*.had_token, .token_name))]
     Unauthorized {

@@ -1,4 +1,4 @@
-//! From a model's source, on a hub, in a bucket or in a registry, to a directory of this node: the files a model needs, each held
+//! From a model's source, on a hub, in a bucket, in a registry or on a web server, to a directory of this node: the files a model needs, each held
 //! to what is published of it.
 //!
 //! Decisions are plain functions over values: [`choose`] picks files, [`ledger`] knows which bytes are there, [`evict`]
@@ -23,7 +23,7 @@ mod unpack;
 
 pub use self::{
     error::FetchError,
-    order::{Access, Fetched, Order, fetch},
+    order::{Access, Fetched, Order, WebLogin, fetch},
     progress::Progress,
     source::Source,
 };

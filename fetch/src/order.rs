@@ -42,8 +42,21 @@ pub struct Access {
     pub aws: BTreeMap<String, String>,
     /// A `config.json` of Docker's with logins to registries.
     pub docker_config: Option<String>,
+    /// Who asks a web server.
+    pub web: WebLogin,
     /// What the user knows these as, for messages.
     pub secret_name: Option<String>,
+}
+
+/// What a web server is told of who asks: a token, or a name and its password. Empty texts are none.
+#[derive(Clone, Default)]
+pub struct WebLogin {
+    /// Sent as `Bearer`.
+    pub token: String,
+    /// Sent with the password as `Basic`, where there is no token.
+    pub username: String,
+    /// The name's.
+    pub password: String,
 }
 
 impl Access {
@@ -158,7 +171,7 @@ impl Work<'_> {
     ) -> Result<Vec<RemoteFile>, FetchError> {
         let unfit =
             |unfit: Unfit| FetchError::Unfit { model: self.source.to_string(), commit: commit.to_owned(), unfit };
-        if let Source::Image(_) = self.source {
+        if self.source.is_packed() {
             files = rooted(files).map_err(unfit)?;
         }
         let choice = choose(&files, self.source.file()).map_err(unfit)?;

@@ -4,23 +4,24 @@
 mod bucket;
 mod hub;
 mod registry;
+mod web;
 
 use std::{ops::Range, time::Duration};
 
 use reqwest::{Response, Url};
 
-use self::{bucket::Bucket, hub::Hub, registry::Registry};
+use self::{bucket::Bucket, hub::Hub, registry::Registry, web::Web};
 use crate::{
     backoff,
     choose::RemoteFile,
     error::FetchError,
     order::Access,
     source::Source,
-    transport::{Failure, Refusal, Request, Said, Transport, error_chain, header, judged},
+    transport::{Failure, Refusal, Request, Said, Transport, error_chain, header, judged, shown},
     unpack::Packed,
 };
 
-pub use self::{bucket::BucketRefusal, registry::RegistryRefusal};
+pub use self::{bucket::BucketRefusal, registry::RegistryRefusal, web::WebRefusal};
 
 /// Failures in a row, without a byte between them, after which a server is given up: about two minutes.
 const TRIES: u32 = 9;
@@ -36,6 +37,7 @@ pub(crate) enum Origin {
     Hub(Hub),
     Bucket(Bucket),
     Registry(Registry),
+    Web(Web),
 }
 
 /// What a source has.
@@ -56,6 +58,7 @@ impl Origin {
             Source::Hub(model) => Self::Hub(Hub::new(transport, model, access)?),
             Source::Bucket(model) => Self::Bucket(Bucket::new(transport, model, access)?),
             Source::Image(image) => Self::Registry(Registry::new(transport, image, access)?),
+            Source::Web(model) => Self::Web(Web::new(transport, model, access)?),
         })
     }
 
@@ -65,6 +68,7 @@ impl Origin {
             Self::Hub(hub) => hub.listing(commit).await,
             Self::Bucket(bucket) => bucket.listing(commit).await,
             Self::Registry(registry) => registry.listing(commit).await,
+            Self::Web(web) => web.listing(commit).await,
         }
     }
 
@@ -72,7 +76,7 @@ impl Origin {
     pub(crate) async fn with_hashes(&self, files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, FetchError> {
         match self {
             Self::Bucket(bucket) => bucket.with_hashes(files).await,
-            Self::Hub(_) | Self::Registry(_) => Ok(files),
+            Self::Hub(_) | Self::Registry(_) | Self::Web(_) => Ok(files),
         }
     }
 
@@ -82,17 +86,24 @@ impl Origin {
             Self::Hub(hub) => hub.get(&file.url, range).await,
             Self::Bucket(bucket) => bucket.get(file, range).await,
             Self::Registry(registry) => registry.get(&file.url, range).await,
+            Self::Web(web) => web.get(file, range).await,
         }
     }
 
     /// The same where the server sent us before. Refusals pass: such URLs are signed for a while.
-    pub(crate) async fn get_at(&self, url: Url, range: Range<u64>) -> Result<Response, Failure> {
+    pub(crate) async fn get_at(&self, url: Url, file: &RemoteFile, range: Range<u64>) -> Result<Response, Failure> {
         let transport = match self {
             Self::Hub(hub) => &hub.transport,
             Self::Bucket(bucket) => &bucket.transport,
             Self::Registry(registry) => &registry.transport,
+            Self::Web(web) => &web.transport,
         };
-        judged(transport.get(&Request::plain(url), Some(range)).await?, |_, _| Said::default(), elsewhere).await
+        let answer = transport.get(&Request::plain(url), Some(range)).await?;
+        let answer = judged(answer, |_, _| Said::default(), elsewhere).await?;
+        match self {
+            Self::Web(web) => web.of_version(answer, file),
+            Self::Hub(_) | Self::Bucket(_) | Self::Registry(_) => Ok(answer),
+        }
     }
 
     /// A small file, whole and right.
@@ -130,7 +141,7 @@ async fn repeated<T>(url: &Url, ask: impl AsyncFn() -> Result<T, Failure>) -> Re
 pub(crate) fn pause(failure: Failure, url: &Url, failures: u32) -> Result<Duration, FetchError> {
     match failure {
         Failure::Passing { reason, .. } if failures >= TRIES => {
-            Err(FetchError::Unreachable { url: url.to_string(), reason, tries: failures })
+            Err(FetchError::Unreachable { url: shown(url), reason, tries: failures })
         }
         Failure::Passing { retry_after, .. } => Ok(backoff::pause(failures, rand::random(), retry_after)),
         Failure::Final(error) => Err(*error),
@@ -152,7 +163,7 @@ fn elsewhere(refusal: Refusal) -> Failure {
 }
 
 fn wrong_answer(url: &Url, reason: impl ToString) -> FetchError {
-    FetchError::Answer { url: url.to_string(), reason: reason.to_string() }
+    FetchError::Answer { url: shown(url), reason: reason.to_string() }
 }
 
 /// A size that a listing claims, if a file can have it.

@@ -1,12 +1,19 @@
-//! What a model's source says: a model of a hub, files of a bucket, an image of a registry. Pure.
+//! What a model's source says: a model of a hub, files of a bucket, an image of a registry, what a web server
+//! has. Pure.
 
 mod bucket;
 mod hub;
 mod image;
+mod web;
 
 use std::{fmt, str::FromStr};
 
-pub use self::{bucket::BucketModel, hub::HubModel, image::ImageModel};
+pub use self::{
+    bucket::BucketModel,
+    hub::HubModel,
+    image::ImageModel,
+    web::{WebForm, WebModel},
+};
 
 /// Where a model is.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -17,6 +24,8 @@ pub enum Source {
     Bucket(BucketModel),
     /// `oci://…`.
     Image(ImageModel),
+    /// `https://…`.
+    Web(WebModel),
 }
 
 /// Not a source.
@@ -41,7 +50,10 @@ impl FromStr for Source {
         if let Some(rest) = text.strip_prefix(image::SCHEME) {
             return ImageModel::parse(rest).map(Self::Image).ok_or_else(|| refused(image::FORM));
         }
-        Err(refused(&format!("{}; {}; or {}", hub::FORM, bucket::FORM, image::FORM)))
+        if web::SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+            return WebModel::parse(text).map(Self::Web).ok_or_else(|| refused(web::FORM));
+        }
+        Err(refused(&format!("{}; {}; {}; or {}", hub::FORM, bucket::FORM, image::FORM, web::FORM)))
     }
 }
 
@@ -52,6 +64,7 @@ impl Source {
             Self::Hub(model) => model.commit(),
             Self::Bucket(_) => None,
             Self::Image(image) => image.digest.as_deref(),
+            Self::Web(model) => model.sha256.as_deref(),
         }
     }
 
@@ -60,8 +73,14 @@ impl Source {
         match self {
             Self::Hub(model) => model.file.as_deref(),
             Self::Bucket(model) => model.file.as_deref(),
-            Self::Image(_) => None,
+            Self::Web(WebModel { form: WebForm::Gguf(name), .. }) => Some(name),
+            Self::Image(_) | Self::Web(_) => None,
         }
+    }
+
+    /// Whether the model may lie in folders of whoever packed it.
+    pub(crate) fn is_packed(&self) -> bool {
+        matches!(self, Self::Image(_) | Self::Web(WebModel { form: WebForm::Archive, .. }))
     }
 }
 
@@ -76,6 +95,7 @@ impl fmt::Display for Source {
             Self::Hub(model) => model.fmt(f),
             Self::Bucket(model) => model.fmt(f),
             Self::Image(image) => image.fmt(f),
+            Self::Web(model) => model.fmt(f),
         }
     }
 }
@@ -110,8 +130,21 @@ mod tests {
         ] {
             assert!(refused(text).contains("oci://REGISTRY/REPOSITORY"));
         }
+        for text in [
+            "https://",
+            "https:///m",
+            "http://files.example/m",
+            "https://user:word@files.example/m",
+            "https://files.example/../m",
+            "https://files.example/a b",
+            "https://files.example/m?folder=1",
+            "https://files.example/m#sha256=12",
+            "https://files.example/m#main",
+        ] {
+            assert!(refused(text).contains("https://HOST/PATH"));
+        }
         let unknown = refused("gs://a/b");
-        assert!(["hf://", "s3://", "oci://"].iter().all(|scheme| unknown.contains(scheme)), "{unknown}");
+        assert!(["hf://", "s3://", "oci://", "https://"].iter().all(|scheme| unknown.contains(scheme)), "{unknown}");
     }
 
     #[test]
@@ -119,7 +152,15 @@ mod tests {
         let commit = |text: &str| text.parse::<Source>().unwrap().commit().map(str::len);
         assert_eq!(commit("hf://a/b@0123456789abcdef0123456789abcdef01234567"), Some(40));
         assert_eq!(commit(&format!("oci://r.example/m@sha256:{}", "0a".repeat(32))), Some(64));
-        for moving in ["hf://a/b@0123456", "hf://a/b", "s3://models/m", "oci://r.example/m:v1", "oci://r.example/m"] {
+        assert_eq!(commit(&format!("https://files.example/m#sha256={}", "0a".repeat(32))), Some(64));
+        for moving in [
+            "https://files.example/m",
+            "hf://a/b@0123456",
+            "hf://a/b",
+            "s3://models/m",
+            "oci://r.example/m:v1",
+            "oci://r.example/m",
+        ] {
             assert_eq!(commit(moving), None, "{moving}");
         }
     }

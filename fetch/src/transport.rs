@@ -1,7 +1,7 @@
 //! One request: what may be told to whom, redirects followed by hand, failures told apart into those that pass and those
 //! that do not.
 
-use std::{ops::Range, time::Duration};
+use std::{error::Error, io, ops::Range, time::Duration};
 
 use reqwest::{
     Client, Method, Response, StatusCode, Url,
@@ -113,7 +113,7 @@ impl Transport {
             let headers = if kept { request.headers.clone() } else { HeaderMap::new() };
             next = Request { url, headers };
         }
-        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {}", next.url)))
+        Err(Failure::passing(format!("more than {REDIRECTS} redirects, the last to {}", shown(&next.url))))
     }
 
     /// Asks once.
@@ -128,15 +128,36 @@ impl Transport {
         if let Some(Range { start, end }) = range {
             asked = asked.header(RANGE, format!("bytes={start}-{}", end - 1));
         }
-        asked.headers(request.headers.clone()).send().await.map_err(|error| Failure::passing(error_chain(&error)))
+        asked.headers(request.headers.clone()).send().await.map_err(|error| unanswered(&request.url, &error))
+    }
+}
+
+/// A certificate that nobody vouches for is the same when it is asked for again.
+fn unanswered(url: &Url, error: &reqwest::Error) -> Failure {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(reason @ rustls::Error::InvalidCertificate(_)) = of_tls(error) {
+            return FetchError::Certificate { url: shown(url), reason: reason.to_string() }.into();
+        }
+        cause = error.source();
+    }
+    Failure::passing(error_chain(error))
+}
+
+/// What TLS says, below errors of I/O that are put around it.
+fn of_tls<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<io::Error>() {
+        Some(outer) => of_tls(outer.get_ref()?),
+        None => error.downcast_ref(),
     }
 }
 
 fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, Failure> {
     let to = header(headers, LOCATION.as_str());
-    let to = from.join(to).map_err(|error| Failure::passing(format!("redirect of {from} to \"{to}\": {error}")))?;
+    let to =
+        from.join(to).map_err(|error| Failure::passing(format!("redirect of {} to \"{to}\": {error}", shown(from))))?;
     if from.scheme() == "https" && to.scheme() != "https" {
-        return Err(Failure::passing(format!("redirect of {from} to {to}, which is not encrypted")));
+        return Err(Failure::passing(format!("redirect of {} to {}, which is not encrypted", shown(from), shown(&to))));
     }
     Ok(to)
 }
@@ -167,6 +188,14 @@ pub(crate) async fn judged(
     Err(refused(Refusal { status, said, headers, url }))
 }
 
+/// A URL for messages: a query may hold a signature that lets whoever reads it in.
+pub(crate) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url.to_string()
+}
+
 /// A header's text; nothing if it is not there.
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
@@ -190,7 +219,7 @@ fn bounded(said: &str) -> String {
 }
 
 /// An error with its causes: the outer one alone says "error sending request".
-pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

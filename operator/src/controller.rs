@@ -407,7 +407,7 @@ struct Decision {
 
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
-        let deployment = course::settle(validate(&observed.deployment, &self.defaults)?, observed);
+        let deployment = self.among_others(course::settle(validate(&observed.deployment, &self.defaults)?, observed));
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
         let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
@@ -415,6 +415,15 @@ impl Context {
         let scaling = self.ledger.latest(&observed.deployment);
         let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
         Ok(Decision { deployment, desired, plan, scaling, finding })
+    }
+
+    /// The same, knowing where others have its model, if nodes keep that.
+    fn among_others(&self, deployment: ValidatedDeployment) -> ValidatedDeployment {
+        if deployment.kept_by_nodes().is_none() {
+            return deployment;
+        }
+        let others = self.deployments.state();
+        deployment.among(others.iter().filter_map(|other| other.status.as_ref()?.model.as_ref()))
     }
 
     /// When to look again, if nothing is to be written; `None` if something is.

@@ -227,6 +227,7 @@ mod tests {
             stage,
             lost: false,
             gone_by: None,
+            node: None,
             needs: Needs::default(),
         };
         let reading = phase.map(|phase| Reading::of(&LoadReport { phase, ..LoadReport::idle(10) }));

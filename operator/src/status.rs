@@ -28,7 +28,7 @@ use crate::{
     rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
-    validate::{SpecError, ValidatedDeployment},
+    validate::{NODES_WITH_MODEL_MAX, SpecError, ValidatedDeployment},
     verdict::{Verdict, whole_seconds},
 };
 
@@ -479,7 +479,27 @@ fn model(round: &Round<'_>) -> Option<ModelStatus> {
     let said = |replica: &Replica| Some(replica.reading.report()?.model.as_ref()?.commit.clone());
     let replicas = round.observed.replicas.iter().filter(|replica| replica.pod.revision == round.desired.revision);
     let commit = round.deployment.commit.clone().or_else(|| replicas.filter_map(said).find(|commit| is_commit(commit)));
-    Some(ModelStatus { source: fetch.source.clone(), commit: commit? })
+    let (commit, before) = (commit?, round.deployment.nodes_with_model());
+    let nodes = match round.deployment.kept_by_nodes() {
+        Some(_) => nodes_with(&commit, before, &round.observed.replicas),
+        None => Vec::new(),
+    };
+    Some(ModelStatus { source: fetch.source.clone(), commit, nodes })
+}
+
+/// Nodes that had the model before, and those where a replica serves it now at the end; of too many the first ones go.
+fn nodes_with(commit: &str, before: &[String], replicas: &[Replica]) -> Vec<String> {
+    let serves_it = |replica: &&Replica| {
+        let model = replica.reading.report().and_then(|report| report.model.as_ref());
+        replica.serves() && model.is_some_and(|model| model.commit == commit)
+    };
+    let mut nodes = before.to_vec();
+    for node in replicas.iter().filter(serves_it).filter_map(|replica| replica.pod.node.as_ref()) {
+        if !nodes.contains(node) {
+            nodes.push(node.clone());
+        }
+    }
+    nodes.split_off(nodes.len().saturating_sub(NODES_WITH_MODEL_MAX))
 }
 
 fn startup_phase(pod: &Replica) -> Option<StartupPhase> {
@@ -501,6 +521,9 @@ fn as_i32(count: usize) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use stoker_crds::contract::{LoadReport, ModelReport};
+    use stoker_replica::{Needs, ObservedPod, Reading};
+
     use super::*;
 
     const DEADLINE: SignedDuration = SignedDuration::from_secs(600);
@@ -532,6 +555,40 @@ mod tests {
         assert_eq!(said(true, 2, zero), "scaled to zero, 2 requests held; a request brings a replica back");
         assert_eq!(said(true, 1, conditions::REASON_STARTING), "no replica is wanted; 1 request held");
         assert_eq!(said(true, 0, conditions::REASON_SERVING), "no replica is wanted");
+    }
+
+    fn serving(node: &str, commit: &str) -> Replica {
+        let model = Some(ModelReport { commit: commit.to_owned(), fetch: None });
+        let report = LoadReport { model, ..LoadReport::idle(10) };
+        let pod = ObservedPod {
+            name: "chat-a-0".into(),
+            uid: "u".into(),
+            revision: "a".into(),
+            ordinal: 0,
+            resource_version: "1".into(),
+            created: Timestamp::UNIX_EPOCH,
+            stage: Stage::Serving,
+            lost: false,
+            gone_by: None,
+            node: Some(node.to_owned()),
+            needs: Needs::default(),
+        };
+        Replica { pod, reading: Reading::of(&report), intent: None }
+    }
+
+    #[test]
+    fn nodes_with_a_model_are_those_that_served_it_the_latest_last() {
+        let nodes = |before: &[&str], replicas: &[Replica]| {
+            let before: Vec<String> = before.iter().map(|node| (*node).to_owned()).collect();
+            nodes_with("c", &before, replicas)
+        };
+        let here = [serving("b", "c"), serving("c", "c"), serving("d", "another"), serving("c", "c")];
+        assert_eq!(nodes(&["a", "b"], &here), ["a", "b", "c"], "who had it stays, and keeps its place");
+        let starting = Replica { reading: Reading::missing(), ..serving("e", "c") };
+        assert_eq!(nodes(&[], &[starting]), [""; 0]);
+        let many: Vec<Replica> = (0..20).map(|idx| serving(&format!("n{idx}"), "c")).collect();
+        assert_eq!(nodes(&["a"], &many).len(), NODES_WITH_MODEL_MAX);
+        assert_eq!(nodes(&["a"], &many).last().unwrap(), "n19");
     }
 
     #[test]

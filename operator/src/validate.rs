@@ -20,6 +20,7 @@ use stoker_crds::{
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::{Amount, amount},
     scaling::{self, ScalingMode, ScalingSpec},
+    status::ModelStatus,
 };
 use thiserror::Error;
 
@@ -29,6 +30,8 @@ use crate::{allow::Allowed, canary::Canary, course::Course, peers::Peers, rollou
 pub const MODEL_MOUNT: &str = "/models";
 /// Where the link to a fetched model is.
 pub const LINK_DIR: &str = "/run/stoker/model";
+/// More nodes with a model than this are not written down, nor preferred: each is a line of every pod.
+pub const NODES_WITH_MODEL_MAX: usize = 16;
 /// That link: what the agent serves, whatever commit it leads to.
 pub const MODEL_LINK: &str = "/run/stoker/model/current";
 /// Key of a hub's token in a Secret, where a deployment names none.
@@ -100,6 +103,10 @@ pub struct ValidatedDeployment {
     /// The commit of a model that is fetched, once it is written down. No part of the revision: it is what the revision's first
     /// replica found.
     pub commit: Option<String>,
+    /// What the status says of a model that was fetched.
+    pub fetched: Option<ModelStatus>,
+    /// Nodes whose own cache had it when another deployment's replica served there.
+    pub nodes_of_others: Vec<String>,
     /// Who may reach replicas, where that is limited.
     pub peers: Option<Peers>,
     /// Keeps every other module from building one.
@@ -242,7 +249,7 @@ pub struct ReplicaInputs {
 /// A model that is fetched before the agent starts.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelFetch {
-    /// `hf://…`, `s3://…` or `oci://…`.
+    /// `hf://…`, `s3://…`, `oci://…` or `https://…`.
     pub source: String,
     /// The hub, or a mirror of it; `None`: the agent's own default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -262,7 +269,7 @@ pub struct ModelFetch {
 pub struct FetchSecret {
     /// Name of the Secret.
     pub name: String,
-    /// Key in it. `None`: those that are named as the variables of a bucket.
+    /// Key in it. `None`: those that are named as the variables of a bucket, or as the parts of a login.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
@@ -283,7 +290,7 @@ pub enum CacheVolume {
 pub enum SpecError {
     /// The source has none of the known forms.
     #[error(
-        "spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY, pvc://CLAIM/PATH or file:///PATH"
+        "spec.model.source: \"{found}\" is not builtin://NAME, hf://ORG/MODEL, s3://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY, https://HOST/PATH, pvc://CLAIM/PATH or file:///PATH"
     )]
     ModelSource {
         /// What the object says.
@@ -360,6 +367,8 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         scaling,
         replica,
         commit: commit(deployment),
+        fetched: deployment.status.as_ref().and_then(|status| status.model.clone()),
+        nodes_of_others: Vec::new(),
         peers,
         _checked: Checked,
     })
@@ -378,12 +387,47 @@ impl ValidatedDeployment {
         Self { replica, commit, course, ..self }
     }
 
+    /// The model, if it is kept by nodes, which share it among deployments.
+    pub fn kept_by_nodes(&self) -> Option<&ModelFetch> {
+        self.replica.fetch.as_ref().filter(|fetch| matches!(fetch.cache, CacheVolume::Node(_)))
+    }
+
+    /// The same, knowing what the status of others says of their models. Until a commit is known the same source is a good guess.
+    pub fn among<'a>(mut self, others: impl IntoIterator<Item = &'a ModelStatus>) -> Self {
+        let Some(source) = self.kept_by_nodes().map(|fetch| &fetch.source) else { return self };
+        let same = |other: &&ModelStatus| {
+            other.source == *source && self.commit.as_ref().is_none_or(|commit| *commit == other.commit)
+        };
+        self.nodes_of_others = others.into_iter().filter(same).flat_map(|other| &other.nodes).cloned().collect();
+        self
+    }
+
+    /// Nodes that new replicas prefer: each once, at most [`NODES_WITH_MODEL_MAX`], those of the deployment itself first.
+    pub fn preferred_nodes(&self) -> Vec<&str> {
+        let mut nodes: Vec<&str> = Vec::new();
+        for node in self.nodes_with_model().iter().chain(&self.nodes_of_others).map(String::as_str) {
+            if nodes.len() < NODES_WITH_MODEL_MAX && !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+
+    /// Nodes whose own cache had this very model when a replica served there.
+    pub fn nodes_with_model(&self) -> &[String] {
+        let same =
+            |fetched: &&ModelStatus| self.kept_by_nodes().is_some() && self.commit.as_ref() == Some(&fetched.commit);
+        self.fetched.as_ref().filter(same).map(|fetched| &*fetched.nodes).unwrap_or_default()
+    }
+
     /// Whether replicas that ask at different times could get different models.
     pub fn awaits_commit(&self) -> bool {
         let commit = |revision: &str| is_commit(revision.strip_prefix("sha256:").unwrap_or(revision));
-        let names_one = |source: &str| {
+        let names_one = |source: &str| match source.split_once("://").unwrap_or_default().0 {
             // A bucket's names may have any sign, and never mean a commit.
-            !source.starts_with("s3://") && source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision))
+            "s3" => false,
+            "https" => source.rsplit_once("#sha256=").is_some_and(|(_, hash)| is_commit(hash)),
+            _ => source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision)),
         };
         self.commit.is_none() && self.replica.fetch.as_ref().is_some_and(|fetch| !names_one(&fetch.source))
     }
@@ -484,8 +528,8 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
         ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource::at(source)),
         ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource::at(rest)),
         ("hf" | "oci", Some((org, model))) if !org.is_empty() && !model.is_empty() => Ok(fetched()),
-        ("s3", Some((bucket, _))) if !bucket.is_empty() => Ok(fetched()),
-        ("s3", None) if !rest.is_empty() => Ok(fetched()),
+        ("s3" | "https", Some((place, _))) if !place.is_empty() => Ok(fetched()),
+        ("s3" | "https", None) if !rest.is_empty() => Ok(fetched()),
         ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
         ("pvc", None) if !rest.is_empty() => Ok(claimed(rest, "")),
         _ => Err(SpecError::ModelSource { found: source.to_owned() }),
@@ -523,7 +567,7 @@ fn model_fetch(model: &ModelSpec, defaults: &ModelDefaults) -> Result<ModelFetch
 
 fn default_key(source: &str) -> Option<String> {
     match source.split_once("://").unwrap_or_default().0 {
-        "s3" => None,
+        "s3" | "https" => None,
         "oci" => Some(LOGIN_KEY.to_owned()),
         _ => Some(TOKEN_KEY.to_owned()),
     }
@@ -657,9 +701,14 @@ mod tests {
         assert_eq!(resolved("file:///models/chat"), ("/models/chat".into(), None));
         assert_eq!(resolved("pvc://weights/llama/8b/"), ("/models/llama/8b".into(), Some("weights".into())));
         assert_eq!(resolved("pvc://weights"), ("/models".into(), Some("weights".into())));
-        for fetched in
-            ["hf://Qwen/Qwen3-8B@v1", "s3://models/qwen3-8b", "s3://models", "oci://registry.example/qwen3-8b:v1"]
-        {
+        for fetched in [
+            "hf://Qwen/Qwen3-8B@v1",
+            "s3://models/qwen3-8b",
+            "s3://models",
+            "oci://registry.example/qwen3-8b:v1",
+            "https://files.example/qwen3-8b",
+            "https://files.example",
+        ] {
             assert_eq!(resolved(fetched), (MODEL_LINK.into(), None), "{fetched}");
         }
     }
@@ -678,6 +727,7 @@ mod tests {
             "hf:///b",
             "s3://",
             "oci://registry.example",
+            "https:///m",
         ] {
             let refused = model_source(source).unwrap_err();
             assert_eq!(refused, SpecError::ModelSource { found: source.into() });

@@ -60,6 +60,7 @@ fn replicas() -> impl Strategy<Value = Vec<Replica>> {
                 stage,
                 lost: false,
                 gone_by: None,
+                node: None,
                 needs: Needs::default(),
             };
             let intent = drain.map(|step| Intent { number: 1, want: Want::Drain(DRAIN), since: now() + step });
@@ -145,6 +146,7 @@ fn pods_that_fail_later_today_are_replaced_now() {
             stage: Stage::Finished { trouble, since: created + FALTER_PATIENCE + step },
             lost: false,
             gone_by: None,
+            node: None,
             needs: Needs::default(),
         };
         Replica { pod, reading: Reading::default(), intent: None }

@@ -4,6 +4,7 @@
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use serde_json::{Value, json};
+use stoker_crds::status::ModelStatus;
 use stoker_operator::{
     desired::{Desired, desired},
     validate::{Defaults, ModelDefaults, validate},
@@ -74,7 +75,7 @@ fn secrets(container: &Container) -> Vec<(String, String, String, bool)> {
 }
 
 #[test]
-fn a_bucket_has_its_variables_and_a_registry_its_login() {
+fn a_bucket_has_its_variables_and_a_registry_or_web_server_its_login() {
     let pod = |source: &str, secret: Value| {
         let made = made(json!({"source": source, "tokenSecret": secret}), Value::Null, ModelDefaults::default());
         (secrets(&fetcher(&made.pod(0))), args(&made), secrets(&made.pod(0).spec.unwrap().containers[0]))
@@ -92,12 +93,23 @@ fn a_bucket_has_its_variables_and_a_registry_its_login() {
     assert_eq!(agent, []);
     let (named, ..) = pod("oci://registry.example/chat:v1", json!({"name": "pull", "key": "config"}));
     assert_eq!(named, login("config"));
+
+    let web = |variable: &str, key: &str, optional| {
+        (format!("STOKER_SOURCE_{variable}"), "files".to_owned(), key.to_owned(), optional)
+    };
+    let (either, said, agent) = pod("https://files.example/chat", json!({"name": "files"}));
+    let parts = [("TOKEN", "token"), ("USERNAME", "username"), ("PASSWORD", "password")];
+    assert_eq!(either, parts.map(|(variable, key)| web(variable, key, true)));
+    assert!(said.contains("--token-name Secret files"), "{said}");
+    assert_eq!(agent, []);
+    let (named, ..) = pod("https://files.example/chat", json!({"name": "files", "key": "read"}));
+    assert_eq!(named, [web("TOKEN", "read", false)]);
 }
 
 #[test]
 fn the_mirror_of_hubs_is_none_of_buckets_and_registries() {
     let models = || ModelDefaults { endpoint: Some("https://mirror".to_owned()), ..ModelDefaults::default() };
-    for source in ["s3://models/chat", "oci://registry.example/chat:v1"] {
+    for source in ["s3://models/chat", "oci://registry.example/chat:v1", "https://files.example/chat"] {
         let said = args(&made(json!({"source": source}), Value::Null, models()));
         assert!(!said.contains("https://mirror"), "{said}");
     }
@@ -116,13 +128,66 @@ fn replicas_wait_for_the_commit_of_what_can_change() {
     let digest = "0a".repeat(32);
     let by_digest = format!("oci://registry.example/chat@sha256:{digest}");
     let at_sign = format!("s3://models/chat@{digest}");
-    for moving in ["hf://org/model", "s3://models/chat", &at_sign, "oci://registry.example/chat:v1"] {
+    let by_hash = format!("https://files.example/chat#sha256={digest}");
+    let web_at_sign = format!("https://files.example/chat@{digest}");
+    let moving = ["hf://org/model", "s3://models/chat", &at_sign, "oci://registry.example/chat:v1", &web_at_sign];
+    for moving in moving {
         assert!(awaits(moving, Value::Null), "{moving}");
         assert!(!awaits(moving, json!({"model": {"source": moving, "commit": digest}})), "{moving} is written down");
     }
-    for fixed in [&format!("hf://org/model@{COMMIT}"), &by_digest] {
+    for fixed in [&format!("hf://org/model@{COMMIT}"), &by_digest, &by_hash] {
         assert!(!awaits(fixed, Value::Null), "{fixed}");
     }
+}
+
+#[test]
+fn nodes_that_had_the_model_are_preferred_and_move_no_revision() {
+    let on_nodes = || ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let written = |commit: &str, models| {
+        let status = json!({"model": {"source": "hf://org/model", "commit": commit, "nodes": ["a", "b"]}});
+        made(of_hub(), status, models)
+    };
+    let preferred = |made: &Desired| {
+        let affinity = serde_json::to_value(made.pod(0).spec.unwrap().affinity).unwrap();
+        let terms = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"].as_array().cloned();
+        let name = |term: Value| term["preference"]["matchFields"][0]["values"][0].as_str().unwrap().to_owned();
+        terms.unwrap_or_default().into_iter().map(name).collect::<Vec<_>>()
+    };
+    let pinned = written(COMMIT, on_nodes());
+    assert_eq!(preferred(&pinned), ["a", "b"]);
+    assert_eq!(pinned.revision, made(of_hub(), Value::Null, on_nodes()).revision);
+    for nowhere in [written("--evil", on_nodes()), written(COMMIT, ModelDefaults::default())] {
+        assert_eq!(preferred(&nowhere), [""; 0], "of no commit, or kept in the pod");
+    }
+}
+
+#[test]
+fn nodes_where_others_serve_the_same_model_are_preferred_too() {
+    let object = |source: &str, status: Value| {
+        json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": {"model": {"source": source}}, "status": status,
+            "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+        })
+    };
+    let models = ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
+    let model = |source: &str, commit: &str, nodes: &[&str]| -> ModelStatus {
+        serde_json::from_value(json!({"source": source, "commit": commit, "nodes": nodes})).unwrap()
+    };
+    let other = "f".repeat(40);
+    let others = [
+        model("hf://org/model", COMMIT, &["b", "c"]),
+        model("hf://org/model", &other, &["d"]),
+        model("hf://org/another", COMMIT, &["e"]),
+    ];
+    let preferred = |source: &str, status: Value| -> Vec<String> {
+        let valid = validate(&serde_json::from_value(object(source, status)).unwrap(), &defaults).unwrap();
+        valid.among(&others).preferred_nodes().into_iter().map(str::to_owned).collect()
+    };
+    let own = json!({"model": {"source": "hf://org/model", "commit": COMMIT, "nodes": ["a", "b"]}});
+    assert_eq!(preferred("hf://org/model", own), ["a", "b", "c"], "of the same commit, its own first");
+    assert_eq!(preferred("hf://org/model", Value::Null), ["b", "c", "d"], "the commit is not known yet");
+    assert_eq!(preferred("builtin://ember", Value::Null), [""; 0]);
 }
 
 #[test]

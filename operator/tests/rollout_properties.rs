@@ -200,6 +200,7 @@ fn new_pod(revision: &str, ordinal: u32, made: u32, now: Timestamp) -> Replica {
         stage: preparing(now),
         lost: false,
         gone_by: None,
+        node: None,
         needs: Needs::default(),
     };
     Replica { pod, reading: Reading::default(), intent: None }

@@ -209,6 +209,7 @@ fn replica(pod: &Pod, desired: &Desired) -> Replica {
         stage: stage(pod),
         lost: false,
         gone_by: None,
+        node: None,
         needs: Needs {
             requests: pod.cpu.iter().map(|cpu| ("cpu".to_owned(), cpu.clone())).collect(),
             ..Needs::default()

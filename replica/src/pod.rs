@@ -25,6 +25,8 @@ pub struct ObservedPod {
     pub lost: bool,
     /// Being deleted, by when it should be gone.
     pub gone_by: Option<Timestamp>,
+    /// The node that it runs on, once it is on one.
+    pub node: Option<String>,
     /// What it asks of a node.
     pub needs: Needs,
 }

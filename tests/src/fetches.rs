@@ -22,7 +22,7 @@ pub const CHUNK_BYTES: u64 = 32 << 20;
 /// How often [`Fetcher::kill_often`] kills.
 const KILLS: u64 = 20;
 /// Variables that somebody who runs tests may have, and no fetch of a test is to see.
-const HIDDEN: [&str; 8] = [
+const HIDDEN: [&str; 12] = [
     "HF_TOKEN",
     "HF_ENDPOINT",
     "AWS_ACCESS_KEY_ID",
@@ -31,6 +31,10 @@ const HIDDEN: [&str; 8] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "DOCKER_AUTH_CONFIG",
+    "STOKER_SOURCE_TOKEN",
+    "STOKER_SOURCE_USERNAME",
+    "STOKER_SOURCE_PASSWORD",
+    "SSL_CERT_FILE",
 ];
 
 /// Bytes that are noted as there, by the name of their file in the cache: for each chunk those from its beginning.

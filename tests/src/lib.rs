@@ -34,3 +34,4 @@ pub mod skip;
 pub mod steady;
 pub mod talk;
 pub mod transit;
+pub mod web;

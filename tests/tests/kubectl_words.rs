@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    path::PathBuf,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
 };
@@ -14,6 +16,7 @@ use stoker_cluster::Audit;
 use stoker_tests::{
     cluster::built,
     operator::{Rig, serves},
+    skip::skip,
 };
 
 const SOON: Duration = Duration::from_secs(60);
@@ -63,6 +66,11 @@ fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to()
     let status = json_of(&rig, &["status", "chat"]);
     assert_eq!((status["status"]["readyReplicas"].as_i64(), status["pods"].as_array().unwrap().len()), (Some(2), 2));
 
+    let paused = |word: &str| json_of(&rig, &["rollout", word, "chat"]);
+    assert_eq!(paused("pause"), json!({"name": "chat", "paused": true, "changed": true}));
+    assert_eq!(paused("pause"), json!({"name": "chat", "paused": true, "changed": false}));
+    assert_eq!(paused("resume"), json!({"name": "chat", "paused": false, "changed": true}));
+
     let pod = rig.pods("chat").unwrap().remove(0);
     let words = said(&rig, &["drain", "chat", &pod.name_any()]);
     assert!(words.ends_with("is gone\n"), "{words}");
@@ -71,9 +79,46 @@ fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to()
         Ok(pods.iter().filter(|pod| serves(pod)).count() == 2 && pods.iter().all(|other| other.uid() != pod.uid()))
     })
     .unwrap();
+    let pod = rig.pods("chat").unwrap().remove(0).name_any();
+    let left = said(&rig, &["drain", "chat", &pod, "--output", "json"]);
+    let left: Vec<Value> = left.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(left, [json!({"pod": &pod, "phase": "leaving"}), json!({"pod": &pod, "phase": "gone"})]);
     let refused = stoker(&rig, &["drain", "chat", "chat-x-0"]);
     let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.contains("chat-x-0 is no pod of chat; it has: chat-"), "{refused}");
+}
+
+#[test]
+fn krew_installs_the_plugin_from_the_manifest_that_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/krew.sh");
+    let run = |args: &[&OsStr]| {
+        let output = Command::new(&script).args(args).output().unwrap();
+        (
+            output.status.success(),
+            [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()),
+        )
+    };
+    let program = built("kubectl-stoker");
+    let made = || {
+        let (made, said) =
+            run(&[program.as_os_str(), OsStr::new("https://releases.example/v1/"), dir.path().as_os_str()]);
+        assert!(made, "{said:?}");
+        fs::read_to_string(dir.path().join("stoker.yaml")).unwrap()
+    };
+    let manifest = made();
+    assert!(manifest.contains("uri: https://releases.example/v1/kubectl-stoker-linux-"), "{manifest}");
+    assert_eq!(made(), manifest, "the same program makes the same archive");
+    let check = || run(&[OsStr::new("--check"), dir.path().as_os_str()]);
+    let (installed, said) = check();
+    if said[0].starts_with("skipped") {
+        return skip("krew_installs_the_plugin_from_the_manifest_that_is_made", said[0].trim());
+    }
+    assert!(installed && said[0].starts_with("kubectl-stoker "), "{said:?}");
+    let archive = manifest.lines().find_map(|line| line.trim().strip_prefix("sha256: ")).unwrap().trim_matches('"');
+    fs::write(dir.path().join("stoker.yaml"), manifest.replace(archive, &"0".repeat(64))).unwrap();
+    let (installed, said) = check();
+    assert!(!installed && said[1].contains("checksum does not match"), "{said:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! From `hf://…`, `s3://…` and `oci://…` to the first token: operator, real agents and a hub, a bucket and a registry on loopback, on
-//! a real control plane.
+//! From `hf://…`, `s3://…`, `oci://…` and `https://…` to the first token: operator, real agents and a hub, a bucket, a registry and a web
+//! server on loopback, on a real control plane.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use stoker_cluster::Audit;
+use stoker_cluster::{Audit, ControlPlaneOptions, Controllers, NodeOptions};
 use stoker_crds::status::StartupPhase;
 use stoker_tests::{
     bucket::{Bucket, Put},
@@ -21,6 +21,7 @@ use stoker_tests::{
     operator::{Rig, condition},
     registry::{LOGIN, Registry},
     skip::skip,
+    web::Web,
 };
 
 /// A busy machine fetches, loads and probes in this time.
@@ -172,6 +173,46 @@ fn one_replica_asks_what_the_branch_is_and_the_status_says_how_far_its_fetch_is(
     Ok(())
 }
 
+#[test]
+fn replicas_are_made_where_the_model_is_already() -> Result<()> {
+    let (hub, node_cache) = (hub()?, tempfile::tempdir()?);
+    let node = |name: &str, node_idx| NodeOptions { name: name.to_owned(), node_idx, ..NodeOptions::default() };
+    let options = ControlPlaneOptions { controllers: Controllers::all(), ..ControlPlaneOptions::default() };
+    let mut rig = Rig::start_with(options, node("node-0", 0))?;
+    rig.cluster.node.add_image(IMAGE, built("stoker-agent"));
+    let cache = node_cache.path().to_str().context("a path of text")?;
+    rig.operator.restart_with(&["--hub-endpoint", &hub.endpoint(), "--model-cache", cache])?;
+    put_token(&rig, "secret")?;
+    rig.apply("chat", spec(1))?;
+    rig.wait_ready("chat", LIMIT)?;
+    let nodes =
+        |rig: &Rig| anyhow::Ok(rig.get("chat")?.status.and_then(|status| status.model).map(|model| model.nodes));
+    rig.wait("the status says where it is", LIMIT, |rig| Ok(nodes(rig)? == Some(vec!["node-0".to_owned()])))?;
+
+    // An empty node is what the scheduler would choose.
+    let other = rig.add_node(node("node-1", 1))?;
+    other.add_image(IMAGE, built("stoker-agent"));
+    rig.apply("chat", spec(3))?;
+    rig.wait("three serve", LIMIT, |rig| Ok(rig.get("chat")?.status.is_some_and(|status| status.ready_replicas == 3)))?;
+    let on = rig.pods("chat")?.into_iter().filter_map(|pod| pod.spec?.node_name).collect::<Vec<_>>();
+    ensure!(on == ["node-0"; 3], "{on:?}");
+
+    // Another deployment of the same model is no worse off.
+    rig.apply("again", spec(1))?;
+    rig.wait_ready("again", LIMIT)?;
+    let on = rig.pods("again")?.into_iter().filter_map(|pod| pod.spec?.node_name).collect::<Vec<_>>();
+    ensure!(on == ["node-0"], "{on:?}");
+
+    // It is a wish: where there is no room the other node takes it, and is one that has the model from then on.
+    rig.cluster.kubectl(&["cordon", "node-0"]);
+    rig.apply("chat", spec(4))?;
+    rig.wait("four serve", LIMIT, |rig| Ok(rig.get("chat")?.status.is_some_and(|status| status.ready_replicas == 4)))?;
+    rig.wait("both nodes have it", LIMIT, |rig| {
+        Ok(nodes(rig)? == Some(vec!["node-0".to_owned(), "node-1".to_owned()]))
+    })?;
+    Ok(())
+}
+
 /// A source that is behind a Secret.
 struct Guarded<'a> {
     source: String,
@@ -182,6 +223,8 @@ struct Guarded<'a> {
     right: Value,
     /// Variables that only the fetcher has.
     variables: &'a [&'a str],
+    /// Certificates to trust.
+    ca: Option<PathBuf>,
 }
 
 /// It answers once its Secret is right, the agent has none of that, and a second replica is told what the first one found and gets
@@ -195,6 +238,7 @@ fn serves_from(guarded: &Guarded<'_>, moves: impl FnOnce() -> Result<()>) -> Res
     let of = |replicas| {
         let mut spec = spec(replicas);
         spec["model"] = json!({"source": guarded.source, "tokenSecret": {"name": guarded.secret}});
+        guarded.ca.iter().for_each(|ca| spec["pod"]["env"] = json!([{"name": "SSL_CERT_FILE", "value": ca}]));
         spec
     };
     let (wrong, words) = &guarded.wrong;
@@ -247,6 +291,7 @@ fn a_model_of_a_bucket_is_pinned_and_answers() -> Result<()> {
         wrong: (wrong, &words),
         right,
         variables: &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"],
+        ca: None,
     };
     serves_from(&guarded, || bucket.put("team/ember/config.json", b"{}", Put::default()))
 }
@@ -274,10 +319,41 @@ fn a_model_of_a_registry_is_pinned_and_answers() -> Result<()> {
         wrong: (login("another"), &["401 Unauthorized", "(key .dockerconfigjson of Secret pull) is not valid there"]),
         right: login(LOGIN[1]),
         variables: &["DOCKER_AUTH_CONFIG"],
+        ca: None,
     };
     let scratch = tempfile::tempdir()?;
     fs::write(scratch.path().join("config.json"), "{}")?;
     serves_from(&guarded, || registry.push("team/ember:v1", scratch.path(), &["config.json"]))
+}
+
+#[test]
+fn a_model_of_a_web_server_is_pinned_and_answers() -> Result<()> {
+    let web = match Web::start() {
+        Ok(web) => web,
+        Err(error) => {
+            skip("a_model_of_a_web_server_is_pinned_and_answers", &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    for name in ember_files()? {
+        web.put(&format!("ember/{name}"), &fs::read(ember_dir().join(&name))?)?;
+    }
+    web.guard("Basic bWU6d29yZA==")?;
+    let (url, ca) = web.secure();
+    let login = |password: &str| json!({"username": "me", "password": password});
+    let guarded = Guarded {
+        source: format!("{url}/ember/"),
+        secret: "files",
+        kind: "kubernetes.io/basic-auth",
+        wrong: (
+            login("another"),
+            &["403 Forbidden from https://127.0.0.1", "the login of Secret files may not read it"],
+        ),
+        right: login("word"),
+        variables: &["STOKER_SOURCE_USERNAME", "STOKER_SOURCE_PASSWORD"],
+        ca: Some(ca),
+    };
+    serves_from(&guarded, || web.put("ember/config.json", b"{}"))
 }
 
 /// The commit that the status says.

@@ -151,6 +151,28 @@ fn every_field_of_the_whole_object_is_accepted() {
 }
 
 #[test]
+fn a_web_server_is_named_by_https_and_its_login_is_none_of_the_url() {
+    let hash = "0a".repeat(32);
+    for rest in ["", "/", "/models/chat/", "/a%20b/@x", ":8443/q8.gguf?sig=a%2Fb&v=1", "/chat.tar.gz"] {
+        let source = |end: &str| json!({"source": format!("https://files.example{rest}{end}"), "tokenSecret": {"name": "files"}});
+        accepted(json!({"model": source("")}));
+        accepted(json!({"model": source(&format!("#sha256={hash}"))}));
+    }
+    for wrong in [
+        "",
+        "/m",
+        "user:word@files.example/m",
+        "files.example/a b",
+        "files.example/m#main",
+        "files.example/m#sha256=0a",
+    ] {
+        refused(json!({"model": {"source": format!("https://{wrong}")}}), &["model.source: use https://HOST/PATH"]);
+    }
+    refused(json!({"model": {"source": "https://files.example/m/?v=1"}}), &["a folder takes no ?QUERY"]);
+    refused(json!({"model": {"source": "https://files.example/../m"}}), &["'..' parts"]);
+}
+
+#[test]
 fn a_wrong_source_names_the_right_ones() {
     let source = |source: &str| json!({"model": {"source": source}});
     refused(
@@ -160,6 +182,7 @@ fn a_wrong_source_names_the_right_ones() {
             "builtin://NAME",
             "s3://BUCKET/PREFIX",
             "oci://REGISTRY/REPOSITORY:TAG",
+            "https://HOST/PATH",
             "pvc://CLAIM/PATH",
             "file:///PATH",
         ],

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
+    status::ModelStatus,
 };
 use stoker_scaling::held_requests_words;
 
@@ -32,6 +33,9 @@ pub(super) fn screen(facts: &Facts) -> String {
     };
     line("deployment", title(deployment, status, *now));
     line("model", model(&deployment.spec));
+    if let Some(model) = &status.model {
+        line("commit", fetched(model));
+    }
     line("replicas", replicas(status));
     line("kv", kv(status, *now));
     line("preemptions", preemptions(status, *now));
@@ -77,6 +81,11 @@ fn model(spec: &InferenceDeploymentSpec) -> String {
         1 => format!("{source}, on a GPU each"),
         gpus => format!("{source}, on {gpus} GPUs each"),
     }
+}
+
+fn fetched(model: &ModelStatus) -> String {
+    let ModelStatus { source: _, commit, nodes } = model;
+    if nodes.is_empty() { commit.clone() } else { format!("{commit}, kept by {}", nodes.join(", ")) }
 }
 
 fn replicas(status: &InferenceDeploymentStatus) -> String {
@@ -238,7 +247,19 @@ mod tests {
         ] {
             assert!(text.contains(words), "no {words:?} in:\n{text}");
         }
-        assert!(!text.contains("stale"), "{text}");
+        assert!(!text.contains("stale") && !text.contains("commit"), "{text}");
+    }
+
+    #[test]
+    fn a_model_that_was_fetched_is_named_with_the_nodes_that_have_it() {
+        let said = |nodes: &[&str]| {
+            let mut fetched = status();
+            fetched["model"] = json!({"source": "hf://a/b", "commit": "0a".repeat(20), "nodes": nodes});
+            seen(fetched, json!([])).lines().find(|line| line.starts_with("commit")).map(str::to_owned).unwrap()
+        };
+        let commit = "0a".repeat(20);
+        assert_eq!(said(&[]), format!("commit       {commit}"));
+        assert_eq!(said(&["a", "b"]), format!("commit       {commit}, kept by a, b"));
     }
 
     #[test]

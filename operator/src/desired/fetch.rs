@@ -1,4 +1,4 @@
-//! How a model comes that a hub, a bucket or a registry has: a container that fetches it before the agent starts, the cache it is
+//! How a model comes that a hub, a bucket, a registry or a web server has: a container that fetches it before the agent starts, the cache it is
 //! kept in, the link that leads to it. Pure.
 //!
 //! Only that container gets token, keys or login. The agent sees the cache read-only, and the link under a name that is known before
@@ -20,6 +20,9 @@ pub const FETCH_CONTAINER: &str = "fetch";
 /// What says where a bucket is and who asks for it, as every tool of AWS reads it.
 const BUCKET_VARIABLES: [&str; 5] =
     ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL"];
+/// What a web server is told of who asks, by the keys that Secrets have for it.
+const WEB_VARIABLES: [(&str, &str); 3] =
+    [("STOKER_SOURCE_TOKEN", "token"), ("STOKER_SOURCE_USERNAME", "username"), ("STOKER_SOURCE_PASSWORD", "password")];
 const CACHE_VOLUME: &str = "model-cache";
 const LINK_VOLUME: &str = "model-link";
 
@@ -88,13 +91,14 @@ fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
 /// Variables that the fetcher reads.
 fn secret(fetch: &ModelFetch) -> Vec<EnvVar> {
     let Some(FetchSecret { name, key }) = &fetch.token else { return Vec::new() };
-    match key {
-        Some(key) if fetch.source.starts_with("oci://") => {
-            vec![variable("DOCKER_AUTH_CONFIG", name, key, Presence::Needed)]
-        }
-        Some(key) => vec![variable("HF_TOKEN", name, key, Presence::Needed)],
-        // Which of these a bucket needs is known to the fetcher, who says what is missing.
-        None => BUCKET_VARIABLES.iter().map(|key| variable(key, name, key, Presence::MayLack)).collect(),
+    let scheme = fetch.source.split_once("://").unwrap_or_default().0;
+    match (key, scheme) {
+        (Some(key), "oci") => vec![variable("DOCKER_AUTH_CONFIG", name, key, Presence::Needed)],
+        (Some(key), "https") => vec![variable(WEB_VARIABLES[0].0, name, key, Presence::Needed)],
+        (Some(key), _) => vec![variable("HF_TOKEN", name, key, Presence::Needed)],
+        // Which of these a server needs is known to the fetcher, who says what is missing.
+        (None, "https") => WEB_VARIABLES.iter().map(|(of, key)| variable(of, name, key, Presence::MayLack)).collect(),
+        (None, _) => BUCKET_VARIABLES.iter().map(|key| variable(key, name, key, Presence::MayLack)).collect(),
     }
 }
 

@@ -8,6 +8,7 @@ mod fetch;
 pub mod labels;
 mod network_policy;
 mod pod;
+mod preference;
 mod service;
 mod slices;
 

@@ -21,7 +21,7 @@ use stoker_crds::{
     pod::SeLinux,
 };
 
-use super::{additions, config_map_name, fetch, keys_name, labels, owner};
+use super::{additions, config_map_name, fetch, keys_name, labels, owner, preference};
 use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
 
 /// Name of the agent's container.
@@ -57,6 +57,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             topology_spread_constraints: some_unless_empty(
                 inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
             ),
+            affinity: preference::affinity(inputs.affinity.as_ref(), &deployment.preferred_nodes()),
             ..pod_spec(
                 inputs,
                 deployment.commit.as_deref(),
@@ -72,7 +73,6 @@ fn pod_spec(inputs: &ReplicaInputs, commit: Option<&str>, config_maps: [String; 
         init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch, commit)]),
         containers: vec![container(inputs)],
         volumes: Some(volumes(inputs, config_maps)),
-        affinity: inputs.affinity.clone(),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(|name| secret_ref(name)).collect()),

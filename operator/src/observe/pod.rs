@@ -23,6 +23,7 @@ pub fn observe_replica(pod: &Pod, reading: Reading) -> Replica {
         stage: stage(pod),
         lost: is_lost(pod),
         gone_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
         needs: pod.spec.as_ref().map(needs).unwrap_or_default(),
     };
     Replica { pod: observed, reading, intent: intent_of(pod) }

@@ -125,6 +125,7 @@ mod tests {
             stage,
             lost: false,
             gone_by: None,
+            node: None,
             needs: Needs::default(),
         };
         Replica { pod, reading: Reading::default(), intent: None }

@@ -276,6 +276,7 @@ mod tests {
             stage: Stage::Serving,
             lost: false,
             gone_by: None,
+            node: None,
             needs: Needs::default(),
         };
         if ordinal >= world.silent {

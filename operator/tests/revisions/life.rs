@@ -126,6 +126,7 @@ impl Life {
             stage,
             lost: false,
             gone_by: None,
+            node: None,
             needs: Needs::default(),
         };
         self.replicas.push(Replica { pod, reading: Reading::default(), intent: None });

@@ -75,6 +75,7 @@ fn replica(pod: &Pod, full: bool) -> Replica {
         stage: stage(pod, full),
         lost: false,
         gone_by: None,
+        node: None,
         needs: Needs::default(),
     };
     Replica { pod: pod_observed, reading: reading(pod, revision), intent: pod.intent.map(intent) }
