@@ -21,6 +21,8 @@ pub mod fit;
 #[cfg(feature = "resource")]
 pub mod inference_deployment;
 #[cfg(feature = "resource")]
+pub mod nodes;
+#[cfg(feature = "resource")]
 pub mod parallelism;
 #[cfg(feature = "resource")]
 pub mod pod;
