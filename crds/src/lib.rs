@@ -1,9 +1,10 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `contract`, `description`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
+pub mod description;
 pub mod endpoints;
 pub mod history;
 pub mod intent;

@@ -51,6 +51,7 @@ use crate::{
     endpoints::{Published, Publisher},
     error::ReconcileError,
     events::{events_of, old_crd},
+    fits,
     gateways::{Gateways, ServiceName},
     intake,
     keys::{KeyStore, Keyring, renew},
@@ -58,6 +59,7 @@ use crate::{
     lines::{Asker, Waiting},
     lint,
     metrics::Metrics,
+    nodes::Nodes,
     observe::{Caches, Observed, PodIndex, observe_cached, observe_live},
     pages::{Board, Sources},
     pause::{NoPause, Pause, WatchPauses},
@@ -66,6 +68,7 @@ use crate::{
     readings::Readings,
     refused::{Attempt, RefusedWrites},
     revision::revision,
+    rollback,
     scaling::{Autoscaler, Latest, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
@@ -125,6 +128,7 @@ struct Context {
     readings: Readings,
     ledger: Ledger,
     findings: Findings,
+    nodes: Nodes,
     board: Option<Board>,
     keyring: Keyring,
     defaults: Defaults,
@@ -170,6 +174,7 @@ pub async fn run(
         }
         None => (None, futures::stream::pending().boxed()),
     };
+    let (nodes, nodes_changed) = Nodes::watch(client.clone()).await;
     let (deployments, writer) = reflector::store();
     let clock = Clock::of(&client).await;
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
@@ -269,6 +274,7 @@ pub async fn run(
         readings,
         ledger,
         findings,
+        nodes,
         board,
         keyring,
         metrics,
@@ -282,6 +288,7 @@ pub async fn run(
         .owns_stream(service_events)
         .owns_stream(slice_events)
         .reconcile_all_on(gateways_changed)
+        .reconcile_all_on(nodes_changed)
         .owns_stream(config_map_events)
         .owns_stream(budget_events)
         .owns_stream(network_policy_events)
@@ -403,6 +410,8 @@ struct Decision {
     scaling: Option<Latest>,
     /// What was found of its canary.
     finding: Option<Finding>,
+    /// Whether its model fits.
+    fit: fits::Outlook,
 }
 
 impl Context {
@@ -411,10 +420,22 @@ impl Context {
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
         let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
+        let fit = self.fit(&deployment, &desired, observed);
         let plan = plan::plan(&deployment, &desired, observed, now);
+        let plan = if fit.opinion.is_hopeless { plan.without_hopeless(&deployment.course) } else { plan };
         let scaling = self.ledger.latest(&observed.deployment);
         let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
-        Ok(Decision { deployment, desired, plan, scaling, finding })
+        Ok(Decision { deployment, desired, plan, scaling, finding, fit })
+    }
+
+    fn fit(&self, deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> fits::Outlook {
+        fits::look(&fits::Scene {
+            deployment: &observed.deployment,
+            revision: rollback::asked(deployment, desired),
+            replicas: &observed.replicas,
+            descriptions: &observed.descriptions,
+            nodes: &self.nodes.seen(),
+        })
     }
 
     /// When to look again, if nothing is to be written; `None` if something is.
@@ -583,9 +604,9 @@ impl Context {
 
 impl Decision {
     fn outlook(&self, observed: &Observed, applied: &Applied, now: Timestamp) -> Outlook {
-        let Self { deployment, desired, plan, scaling, finding } = self;
-        let (decision, finding) = (scaling.as_ref(), finding.as_ref());
-        status_of(&Round { deployment, desired, observed, plan, applied, decision, finding }, now)
+        let Self { deployment, desired, plan, scaling, finding, fit } = self;
+        let (decision, finding, fit) = (scaling.as_ref(), finding.as_ref(), Some(fit));
+        status_of(&Round { deployment, desired, observed, plan, applied, decision, finding, fit }, now)
     }
 
     /// The earliest moment at which time alone changes plan or status.

@@ -104,6 +104,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Whether a model fits what its pods may land on. Nodes are in no namespace: where it watches one, it does not know them.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
 # What it says about them in `kubectl describe`.
 - apiGroups: [events.k8s.io]
   resources: [events]
