@@ -18,6 +18,8 @@ pub const STALLED: &str = "Stalled";
 /// True when the model fits all GPUs that its pods may land on, False when some or all are too small, Unknown while its size or the
 /// nodes are.
 pub const FITS: &str = "Fits";
+/// True when an InferenceBudget grants all replicas that are wanted. Only in namespaces with one, and with GPUs.
+pub const GRANTED: &str = "Granted";
 /// True when every serving replica has a fresh, believable reading. Only with `spec.scaling`.
 pub const METRICS_HEALTHY: &str = "MetricsHealthy";
 /// True when the operator acts on its decisions. Only with `spec.scaling`.
@@ -102,3 +104,13 @@ pub const REASON_DOES_NOT_FIT: &str = "DoesNotFit";
 pub const REASON_MODEL_UNKNOWN: &str = "ModelUnknown";
 /// `Fits`: its pods may land on no node, or on nodes that do not say what GPUs they have.
 pub const REASON_NODES_UNKNOWN: &str = "NodesUnknown";
+/// `Granted`: as many as are wanted.
+pub const REASON_GRANTED: &str = "Granted";
+/// `Granted`: claims are looked at together every two seconds.
+pub const REASON_GRANT_PENDING: &str = "Pending";
+/// `Granted`, and with fewer than are owed `Ready`, `Degraded`: the namespace has what it may have.
+pub const REASON_BUDGET_SPENT: &str = "BudgetSpent";
+/// As before: its own GPUs are lent to namespaces whose priority is no lower.
+pub const REASON_BUDGET_LENT: &str = "BudgetLent";
+/// As before: it has its own, and nobody has anything left to lend.
+pub const REASON_NOTHING_TO_BORROW: &str = "NothingToBorrow";

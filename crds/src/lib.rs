@@ -20,6 +20,8 @@ pub mod crd;
 #[cfg(feature = "resource")]
 pub mod fit;
 #[cfg(feature = "resource")]
+pub mod inference_budget;
+#[cfg(feature = "resource")]
 pub mod inference_deployment;
 #[cfg(feature = "resource")]
 pub mod nodes;
@@ -34,6 +36,8 @@ pub mod scaling_status;
 #[cfg(feature = "resource")]
 pub mod status;
 
+#[cfg(feature = "resource")]
+pub use inference_budget::InferenceBudget;
 #[cfg(feature = "resource")]
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
 #[cfg(feature = "resource")]

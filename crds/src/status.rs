@@ -18,7 +18,7 @@ pub struct InferenceDeploymentStatus {
     /// Generation of the spec that everything else in this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Available, Progressing, Degraded, Fits, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
+    /// Ready, Available, Progressing, Degraded, Fits, with an InferenceBudget Granted, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
     /// message and the generation it is about. Reconciling and Stalled are there only while they are True.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -53,6 +53,9 @@ pub struct InferenceDeploymentStatus {
     /// KV cache of the serving replicas together, as measured by the agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CapacityStatus>,
+    /// What the namespace's InferenceBudget grants; absent without one, and without GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
     /// The memory of one replica: as planned from the model's config.json, and as it turned out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit: Option<FitStatus>,
@@ -230,6 +233,19 @@ pub struct CapacityStatus {
     pub preemptions_per_minute: i32,
     /// When these numbers were read.
     pub observed_at: Time,
+}
+
+/// What a budget grants.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetStatus {
+    /// Replicas that are wanted.
+    pub wanted: i32,
+    /// Replicas that are granted: no more are worked towards.
+    pub granted: i32,
+    /// Who has the GPUs that are missing, as NAMESPACE/NAME, those with most first; at most 3.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked_by: Vec<String>,
 }
 
 /// The memory of one replica.

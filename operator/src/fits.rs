@@ -14,6 +14,7 @@ mod tests;
 
 use std::collections::HashMap;
 
+use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use stoker_crds::{InferenceDeployment, conditions, fit::asked, status::FitStatus};
 use stoker_fit::plan::Model;
@@ -24,7 +25,7 @@ use self::{
     judge::judge,
     measured::{Numbers, numbers},
 };
-use crate::{nodes::Seen, observe::Described};
+use crate::{observe::Described, watched::Seen};
 
 /// What is looked at.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +39,7 @@ pub struct Scene<'a> {
     /// What they say of their model, by the UID of the pod.
     pub descriptions: &'a HashMap<String, Described>,
     /// The nodes.
-    pub nodes: &'a Seen,
+    pub nodes: &'a Seen<Node>,
 }
 
 /// What there is to say.

@@ -7,6 +7,7 @@
 pub mod agent_client;
 pub mod allow;
 pub mod apply;
+pub mod budgets;
 pub mod canary;
 pub mod cause;
 pub mod clock;
@@ -45,3 +46,4 @@ pub mod telemetry;
 pub mod validate;
 pub mod verdict;
 pub mod vitals;
+pub mod watched;

@@ -135,7 +135,17 @@ fn conditions(
 ) -> String {
     let applied = Applied::default();
     let status = status_of(
-        &Round { deployment, desired, observed, plan, applied: &applied, decision: None, finding: None, fit: None },
+        &Round {
+            deployment,
+            desired,
+            observed,
+            plan,
+            applied: &applied,
+            decision: None,
+            finding: None,
+            fit: None,
+            granted: None,
+        },
         now,
     )
     .status;

@@ -80,6 +80,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [stoker.dev]
   resources: [inferencedeployments/finalizers]
   verbs: [update]
+# GPUs that namespaces may have, and what became of that.
+- apiGroups: [stoker.dev]
+  resources: [inferencebudgets]
+  verbs: [list, watch]
+- apiGroups: [stoker.dev]
+  resources: [inferencebudgets/status]
+  verbs: [patch]
 # The replicas. It deletes them itself, after their drain.
 - apiGroups: [""]
   resources: [pods]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
-    status::{FitStatus, ReplicaMemory},
+    status::{BudgetStatus, FitStatus, ReplicaMemory},
 };
 use stoker_fit::plan::{gib, grouped};
 use stoker_scaling::held_requests_words;
@@ -40,6 +40,9 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("memory", status.fit.as_ref().map_or_else(|| "unknown".to_owned(), memory));
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
     line("last", last(status, *now));
+    if let Some(budget) = &status.budget {
+        line("budget", granted(budget));
+    }
     if let Some(generation) = unseen_generation(deployment, status) {
         line("stale", format!("generation {generation} of the spec was not looked at yet"));
     }
@@ -135,6 +138,12 @@ fn scaling(status: &ScalingStatus) -> String {
         held => format!(", {} until one serves", held_requests_words(held)),
     };
     format!("{mode:?}, {desired} wanted, {fresh}{held}").to_lowercase()
+}
+
+fn granted(budget: &BudgetStatus) -> String {
+    let BudgetStatus { wanted, granted, blocked_by } = budget;
+    let held = if blocked_by.is_empty() { String::new() } else { format!(", blocked by {}", blocked_by.join(", ")) };
+    format!("{granted} of {wanted} replicas granted{held}")
 }
 
 fn last(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
@@ -236,6 +245,7 @@ mod tests {
                 "planned": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_181_116_006, "kvTokens": 385_351},
                 "measured": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_073_741_824, "kvTokens": 393_216},
                 "memoryErrorPercent": 0.63, "kvErrorPercent": -2.0},
+            "budget": {"wanted": 3, "granted": 2, "blockedBy": ["b/batch"]},
             "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},
             "scaling": {"mode": "native", "desired": 3, "coverage": "2/2", "last": {
                 "at": "2026-01-31T12:00:20Z", "from": 2, "to": 3, "pressurePercent": 126, "cause": "arrivals",
@@ -258,6 +268,7 @@ mod tests {
             "preemptions  3 in a minute when noted 12s ago, and some since\n",
             "memory       16.0 GiB and 393,216 tokens of KV taken, on 1 x H100; the plan was +0.6 % and -2.0 % off\n",
             "scaling      native, 3 wanted, 2/2 readings fresh\n",
+            "budget       2 of 3 replicas granted, blocked by b/batch\n",
             "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",
             "Ready      False   30s  Starting  2 of 3 serve\n",
             "chat-3f2a-2  no     ImagePullBackOff  1         35s\n",

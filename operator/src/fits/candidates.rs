@@ -14,7 +14,7 @@ use stoker_fit::{
 };
 
 use super::{Scene, of_revision};
-use crate::nodes::Seen;
+use crate::watched::Seen;
 
 /// Nodes of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +45,7 @@ pub(super) fn field(scene: &Scene<'_>) -> Field {
     let spec = &scene.deployment.spec;
     let limit_bytes = host_bytes(spec);
     let nodes = match (scene.nodes, limit_bytes) {
-        (Seen::Nodes(nodes), _) => nodes,
+        (Seen::All(nodes), _) => nodes,
         (_, Some(limit_bytes)) if spec.gpus() == 0 => return Field::Known(vec![on_cpus(limit_bytes, scene)]),
         (Seen::Denied, _) => {
             return Field::Unknown(

@@ -7,7 +7,7 @@ use stoker_crds::{
 use stoker_fit::plan::{Asked, Fit, Model, Place, gib, plan};
 
 use super::{Scene, before, candidates::card, of_revision};
-use crate::nodes::Seen;
+use crate::watched::Seen;
 
 /// The numbers of a status.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -72,7 +72,7 @@ fn place(scene: &Scene<'_>, node: &str, memory: &MemoryReport) -> (String, Optio
         let limit_bytes = memory.limit_bytes;
         return (format!("CPUs with {}", gib(limit_bytes)), Some(Place::Host { limit_bytes }));
     }
-    let Seen::Nodes(nodes) = scene.nodes else { return (memory.device.clone(), None) };
+    let Seen::All(nodes) = scene.nodes else { return (memory.device.clone(), None) };
     let found = nodes.iter().find(|found| found.metadata.name.as_deref() == Some(node));
     match found.and_then(|node| card(node, scene)) {
         Some((product, card)) => (format!("{gpus} x {product} of {}", gib(card.total_bytes())), Some(Place::Gpu(card))),

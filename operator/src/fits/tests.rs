@@ -37,7 +37,7 @@ struct Said {
 struct World {
     spec: Value,
     status: Value,
-    nodes: Seen,
+    nodes: Seen<Node>,
     said: Vec<Said>,
 }
 
@@ -47,7 +47,7 @@ impl World {
         let mut spec = json!({"model": {"source": "hf://org/llama"}, "resources": {"gpus": 1}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let fit = json!({"source": "hf://org/llama", "config": config("llama-3.1-8b")});
-        Self { spec, status: json!({"fit": fit}), nodes: Seen::Nodes(Arc::new(nodes.to_vec())), said: Vec::new() }
+        Self { spec, status: json!({"fit": fit}), nodes: Seen::All(Arc::new(nodes.to_vec())), said: Vec::new() }
     }
 
     fn look(&self) -> Outlook {

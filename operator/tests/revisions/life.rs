@@ -105,6 +105,7 @@ impl Life {
             decision: None,
             finding: self.finding.as_ref(),
             fit: None,
+            granted: None,
         };
         let outlook = status_of(&round, self.now);
         self.status = Some(outlook.status.clone());
