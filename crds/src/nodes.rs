@@ -13,6 +13,8 @@ use crate::{InferenceDeploymentSpec, quantity::amount};
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// Label with a GPU's product.
 pub const PRODUCT: &str = "nvidia.com/gpu.product";
+/// Taints that say how a node is at the moment (closed, not ready, short of memory), and not whom it is for.
+const STATES: &str = "node.kubernetes.io/";
 /// Label with a GPU's memory in MiB.
 pub const MEMORY: &str = "nvidia.com/gpu.memory";
 
@@ -68,13 +70,12 @@ impl<'a> Placement<'a> {
         required.is_none_or(|required| required.node_selector_terms.iter().any(|term| meets(node, term)))
     }
 
-    /// Clusters give pods that ask for GPUs the toleration of a taint of that name themselves; a closed node's taint is no matter of
-    /// what a pod asks.
+    /// Clusters give pods that ask for GPUs the toleration of a taint of that name themselves.
     fn tolerates(&self, taint: &Taint) -> bool {
         let is_soft = !matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         is_soft
             || taint.key == self.resource
-            || taint.key == "node.kubernetes.io/unschedulable"
+            || taint.key.starts_with(STATES)
             || self.tolerations.iter().any(|toleration| covers(toleration, taint))
     }
 }
@@ -235,6 +236,10 @@ mod tests {
             "clusters tolerate it for the pod"
         );
         assert!(on(json!({}), json!({"key": "busy", "effect": "PreferNoSchedule"})));
+        assert!(
+            on(json!({}), json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"})),
+            "it will be again"
+        );
     }
 
     #[test]
