@@ -135,12 +135,13 @@ fmt: ## Formatting, as rustfmt wants it
 clippy: ## Lints, warnings denied
 	@cargo clippy --workspace --all-targets -- -D warnings
 
-generate: ## Write the CRD into the chart from the Rust types
-	@cargo run -q -p stoker-crds --bin crdgen > charts/stoker/crds/inferencedeployments.yaml
+generate: ## Write the CRDs into the chart from the Rust types
+	@cargo run -q -p stoker-crds --bin crdgen charts/stoker/crds
 
-generate-check: ## The committed CRD equals the generated one
-	@cargo run -q -p stoker-crds --bin crdgen | diff -u charts/stoker/crds/inferencedeployments.yaml - \
-	  || { echo "the CRD in the chart is stale: run 'make generate' and commit"; exit 1; }
+generate-check: ## The committed CRDs equal the generated ones
+	@made=$$(mktemp -d); trap 'rm -r "$$made"' EXIT
+	cargo run -q -p stoker-crds --bin crdgen "$$made"
+	diff -u charts/stoker/crds "$$made" || { echo "a CRD in the chart is stale: run 'make generate' and commit"; exit 1; }
 
 chart-check: kube helm ## The chart lints, renders, and the API server accepts it
 	@charts/check.sh

@@ -11,11 +11,12 @@ use std::{
 
 use stoker_crds::{
     contract::{AgentPhase, LoadReport, ModelReport},
+    description::{Description, MemoryReport},
     history::LoadHistory,
     intent::Want,
     kv_events::KvEvents,
 };
-use stoker_engine::{EngineHandle, EngineLoad, SamplingParams};
+use stoker_engine::{EngineHandle, EngineLoad, ModelInfo, SamplingParams};
 use stoker_replica::history::Memory;
 use tokio::sync::watch;
 
@@ -70,6 +71,8 @@ struct Life {
     load_moved: Instant,
     /// What is served, if it was fetched.
     model: Option<ModelReport>,
+    /// Its `config.json`, once it was read.
+    config: Option<String>,
     /// What the log last said about health, so that a hang is reported once and not every tick.
     reported: Result<(), Unhealthy>,
     /// The order taken last.
@@ -102,6 +105,7 @@ impl Replica {
                 load_progress: 0.0,
                 load_moved: now,
                 model: None,
+                config: None,
                 reported: Ok(()),
                 taken: None,
                 up_ms: 0,
@@ -186,6 +190,11 @@ impl Replica {
     /// Notes what was fetched and is served, or how far it is on its way.
     pub fn note_model(&self, model: Option<ModelReport>) {
         self.life().model = model;
+    }
+
+    /// Notes the `config.json` of what is to be loaded.
+    pub fn note_config(&self, config: Option<String>) {
+        self.life().config = config;
     }
 
     /// Lets an event happen and carries out what follows from it. Returns the phase after it.
@@ -307,6 +316,12 @@ impl Replica {
         }
     }
 
+    /// What is served, or is to be, and the memory that it took, for `/v1/model`.
+    pub fn description(&self) -> Description {
+        let memory = self.served.get().map(|served| memory_report(served.engine.model()));
+        Description { config: self.life().config.clone(), memory }
+    }
+
     /// Keeps how it is now, for [`history`](Self::history).
     pub fn remember(&self) {
         let now = self.load_report();
@@ -377,6 +392,17 @@ impl Replica {
     fn life(&self) -> MutexGuard<'_, Life> {
         // Every critical section leaves a valid state, so a panic elsewhere does not spoil it.
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn memory_report(model: &ModelInfo) -> MemoryReport {
+    let ModelInfo { device, memory, .. } = model;
+    MemoryReport {
+        device: device.clone(),
+        weights_bytes: memory.weights_bytes,
+        workspace_bytes: memory.workspace_bytes,
+        kv_tokens: memory.kv_tokens(),
+        limit_bytes: memory.limit_bytes,
     }
 }
 

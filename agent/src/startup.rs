@@ -11,7 +11,11 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use stoker_crds::contract::{ModelReport, is_commit};
+use serde_json::Value;
+use stoker_crds::{
+    contract::{ModelReport, is_commit},
+    description::CONFIG_BYTES_MAX,
+};
 use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelInfo, StartError};
 use stoker_fetch::{cache, lease};
 
@@ -98,6 +102,7 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
         let lease = lease::hold(Path::new(&settings.source)).context("hold the model in its cache")?;
         std::mem::forget(lease);
         replica.note_model(fetched(Path::new(&settings.source)));
+        replica.note_config(config_text(Path::new(&settings.source)));
     }
     let config = settings.engine().map_err(|error| anyhow!(in_words_of(reader, &error.to_string())))?;
     let progress = ProgressLine::new(&settings.source);
@@ -109,6 +114,20 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     let engine = started.map_err(|error| for_reader(reader, error))?;
     let template = chat_template(&engine).context("chat template")?;
     Ok(Served::new(engine, template, settings.formats))
+}
+
+/// The `config.json` of a directory, if it is short enough to be told. A GGUF file describes itself, in words of its own.
+fn config_text(source: &Path) -> Option<String> {
+    let file = source.join("config.json");
+    let is_gguf = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|end| end == "gguf");
+    if fs::read_dir(source).ok()?.flatten().any(|entry| is_gguf(&entry)) {
+        return None;
+    }
+    // With its spaces it is longer.
+    let is_short = fs::metadata(&file).is_ok_and(|found| found.len() <= 2 * CONFIG_BYTES_MAX as u64);
+    let text = is_short.then(|| fs::read(&file).ok())??;
+    let config: Value = serde_json::from_slice(&text).ok()?;
+    Some(config.to_string()).filter(|text| text.len() <= CONFIG_BYTES_MAX)
 }
 
 /// What a cache of fetched models calls the directory; `None` for one that is in none.

@@ -15,6 +15,11 @@ pub const DEGRADED: &str = "Degraded";
 pub const RECONCILING: &str = "Reconciling";
 /// True, or absent: what was asked for was not reached within `rollout.progressDeadlineSeconds`. For tools that read kstatus.
 pub const STALLED: &str = "Stalled";
+/// True when the model fits all GPUs that its pods may land on, False when some or all are too small, Unknown while its size or the
+/// nodes are.
+pub const FITS: &str = "Fits";
+/// True when an InferenceBudget grants all replicas that are wanted. Only in namespaces with one, and with GPUs.
+pub const GRANTED: &str = "Granted";
 /// True when every serving replica has a fresh, believable reading. Only with `spec.scaling`.
 pub const METRICS_HEALTHY: &str = "MetricsHealthy";
 /// True when the operator acts on its decisions. Only with `spec.scaling`.
@@ -89,3 +94,23 @@ pub const REASON_AT_MAX: &str = "AtMax";
 pub const REASON_NO_GATEWAY: &str = "NoGateway";
 /// `Scaling`: too few fresh readings to move at all.
 pub const REASON_BLIND: &str = "TooFewFresh";
+/// `Fits`: on every node that its pods may land on.
+pub const REASON_FITS: &str = "Fits";
+/// `Fits`: on some of these nodes, and not on others.
+pub const REASON_FITS_SOME_NODES: &str = "FitsSomeNodes";
+/// `Fits`: on none of these nodes. `Ready`, `Degraded`: and no pod is made that could only fail there.
+pub const REASON_DOES_NOT_FIT: &str = "DoesNotFit";
+/// `Fits`: nobody knows yet how large the model is.
+pub const REASON_MODEL_UNKNOWN: &str = "ModelUnknown";
+/// `Fits`: its pods may land on no node, or on nodes that do not say what GPUs they have.
+pub const REASON_NODES_UNKNOWN: &str = "NodesUnknown";
+/// `Granted`: as many as are wanted.
+pub const REASON_GRANTED: &str = "Granted";
+/// `Granted`: claims are looked at together every two seconds.
+pub const REASON_GRANT_PENDING: &str = "Pending";
+/// `Granted`, and with fewer than are owed `Ready`, `Degraded`: the namespace has what it may have.
+pub const REASON_BUDGET_SPENT: &str = "BudgetSpent";
+/// As before: its own GPUs are lent to namespaces whose priority is no lower.
+pub const REASON_BUDGET_LENT: &str = "BudgetLent";
+/// As before: it has its own, and nobody has anything left to lend.
+pub const REASON_NOTHING_TO_BORROW: &str = "NothingToBorrow";

@@ -1,9 +1,10 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `contract`, `description`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
+pub mod description;
 pub mod endpoints;
 pub mod history;
 pub mod intent;
@@ -19,7 +20,11 @@ pub mod crd;
 #[cfg(feature = "resource")]
 pub mod fit;
 #[cfg(feature = "resource")]
+pub mod inference_budget;
+#[cfg(feature = "resource")]
 pub mod inference_deployment;
+#[cfg(feature = "resource")]
+pub mod nodes;
 #[cfg(feature = "resource")]
 pub mod parallelism;
 #[cfg(feature = "resource")]
@@ -31,6 +36,8 @@ pub mod scaling_status;
 #[cfg(feature = "resource")]
 pub mod status;
 
+#[cfg(feature = "resource")]
+pub use inference_budget::InferenceBudget;
 #[cfg(feature = "resource")]
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
 #[cfg(feature = "resource")]

@@ -18,7 +18,7 @@ pub struct InferenceDeploymentStatus {
     /// Generation of the spec that everything else in this status is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Available, Progressing, Degraded, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
+    /// Ready, Available, Progressing, Degraded, Fits, with an InferenceBudget Granted, and with `spec.scaling` MetricsHealthy and Scaling, each with reason,
     /// message and the generation it is about. Reconciling and Stalled are there only while they are True.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -53,6 +53,12 @@ pub struct InferenceDeploymentStatus {
     /// KV cache of the serving replicas together, as measured by the agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CapacityStatus>,
+    /// What the namespace's InferenceBudget grants; absent without one, and without GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
+    /// The memory of one replica: as planned from the model's config.json, and as it turned out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<FitStatus>,
     /// How many replicas are wanted, and why; absent without `spec.scaling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingStatus>,
@@ -231,6 +237,57 @@ pub struct CapacityStatus {
     pub preemptions_per_minute: i32,
     /// When these numbers were read.
     pub observed_at: Time,
+}
+
+/// What a budget grants.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetStatus {
+    /// Replicas that are wanted.
+    pub wanted: i32,
+    /// Replicas that are granted: no more are worked towards.
+    pub granted: i32,
+    /// Who has the GPUs that are missing, as NAMESPACE/NAME, those with most first; at most 3.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocked_by: Vec<String>,
+}
+
+/// The memory of one replica.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FitStatus {
+    /// The model's source that this is about.
+    pub source: String,
+    /// The model's config.json, as an agent that read it told; absent for a model inside the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// What it was planned for: the GPUs where a replica serves, or the smallest that its pods may land on.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub place: String,
+    /// By the arithmetic, before anything is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<ReplicaMemory>,
+    /// What a replica that serves took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<ReplicaMemory>,
+    /// How much more weights and workspace were planned than taken, in percent of what was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_error_percent: Option<f64>,
+    /// How many more tokens of the KV cache were planned than there are, in percent of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_error_percent: Option<f64>,
+}
+
+/// Memory of a replica; of one that several GPUs share, of each of them.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaMemory {
+    /// Bytes of weights as held.
+    pub weights_bytes: i64,
+    /// Bytes of intermediate results of the largest step.
+    pub workspace_bytes: i64,
+    /// Tokens that the KV cache holds.
+    pub kv_tokens: i64,
 }
 
 /// How far a starting replica is.

@@ -11,7 +11,7 @@ mod tests;
 
 pub use self::{
     model::Model,
-    remedy::{Remedy, RemedyText, grouped, remedies},
+    remedy::{Remedy, RemedyText, gib, grouped, remedies},
 };
 use crate::{
     AskedSizes, StepSizes,
@@ -101,6 +101,17 @@ impl Fit {
     pub fn full_sequences(&self) -> u64 {
         let each = crate::blocks_for(self.max_model_len) * crate::BLOCK_TOKENS;
         (self.memory.kv_tokens() / each as u64).min(self.max_num_seqs as u64)
+    }
+
+    /// What it is good for.
+    pub fn in_words(&self) -> String {
+        let Self { max_model_len, max_num_seqs, .. } = self;
+        format!(
+            "{} tokens of context: {} sequences at full length; {max_num_seqs} at once have {} tokens each",
+            grouped(*max_model_len as u64),
+            grouped(self.full_sequences()),
+            grouped(self.tokens_of_each())
+        )
     }
 
     /// Tokens that each of so many sequences may have when all run.

@@ -16,6 +16,7 @@ use hyper::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use stoker_crds::{
     contract::{ADMIN_PORT, AGENT_PORT, LoadReport},
+    description::{DESCRIPTION_BYTES_MAX, DESCRIPTION_PATH, Description},
     endpoints::{LINES_PATH, Lines},
     history::{HISTORY_BYTES_MAX, HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, SIGNATURE_HEADER},
@@ -94,6 +95,12 @@ impl AgentClient {
     /// Reads what the agent at `ip` remembers of its load. Agents of before remember nothing: 404.
     pub async fn history(&self, ip: &str) -> Result<LoadHistory, AgentError> {
         self.ask(ip, &request(Method::GET, &address(ip, ADMIN_PORT), HISTORY_PATH, "", b""), HISTORY_BYTES_MAX).await
+    }
+
+    /// Reads what the agent at `ip` serves and what memory that took. Agents of before do not say: 404.
+    pub async fn description(&self, ip: &str) -> Result<Description, AgentError> {
+        let request = request(Method::GET, &address(ip, ADMIN_PORT), DESCRIPTION_PATH, "", b"");
+        self.ask(ip, &request, DESCRIPTION_BYTES_MAX).await
     }
 
     /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
-        core::v1::{ConfigMap, Container, ObjectReference, Pod, PodSpec, Service},
+        core::v1::{ConfigMap, Container, Node, ObjectReference, Pod, PodSpec, Service},
         discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
@@ -44,6 +44,7 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 use crate::{
     agent_client::AgentClient,
     apply::{Applied, Apply, FIELD_MANAGER, Refusal},
+    budgets::{self, Granted, Grants, Treasurer},
     canary::{Examiner, Findings, gate::Finding},
     clock::Clock,
     course,
@@ -51,6 +52,7 @@ use crate::{
     endpoints::{Published, Publisher},
     error::ReconcileError,
     events::{events_of, old_crd},
+    fits,
     gateways::{Gateways, ServiceName},
     intake,
     keys::{KeyStore, Keyring, renew},
@@ -58,6 +60,7 @@ use crate::{
     lines::{Asker, Waiting},
     lint,
     metrics::Metrics,
+    nodes,
     observe::{Caches, Observed, PodIndex, observe_cached, observe_live},
     pages::{Board, Sources},
     pause::{NoPause, Pause, WatchPauses},
@@ -66,10 +69,12 @@ use crate::{
     readings::Readings,
     refused::{Attempt, RefusedWrites},
     revision::revision,
+    rollback,
     scaling::{Autoscaler, Latest, Ledger},
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
     vitals::Vitals,
+    watched::Watched,
 };
 
 /// Deployments reconciled at the same time.
@@ -125,6 +130,8 @@ struct Context {
     readings: Readings,
     ledger: Ledger,
     findings: Findings,
+    nodes: Watched<Node>,
+    grants: Grants,
     board: Option<Board>,
     keyring: Keyring,
     defaults: Defaults,
@@ -170,6 +177,9 @@ pub async fn run(
         }
         None => (None, futures::stream::pending().boxed()),
     };
+    let (nodes, nodes_changed) = Watched::watch(Api::all(client.clone()), nodes::slim).await;
+    let (given, given_changed) = Watched::watch(api(&client, scope), budgets::slim).await;
+    let grants = Grants::of_budgets(given);
     let (deployments, writer) = reflector::store();
     let clock = Clock::of(&client).await;
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
@@ -221,6 +231,16 @@ pub async fn run(
         waiting,
         vitals: vitals.clone(),
     };
+    let treasurer = Treasurer {
+        client: client.clone(),
+        deployments: deployments.clone(),
+        pods: pods.clone(),
+        readings: readings.clone(),
+        grants: grants.clone(),
+        changed: changed.clone(),
+        metrics: metrics.clone(),
+        vitals: vitals.clone(),
+    };
     let findings = Findings::default();
     let examiner = Examiner {
         deployments: deployments.clone(),
@@ -247,6 +267,7 @@ pub async fn run(
     parts.spawn(autoscaler.run());
     parts.spawn(asker.run());
     parts.spawn(examiner.run());
+    parts.spawn(treasurer.run());
     parts.spawn(publisher.run());
     if let Some(board) = board.clone() {
         let (deployments, pods) = (deployments.clone(), pods.clone());
@@ -269,6 +290,8 @@ pub async fn run(
         readings,
         ledger,
         findings,
+        nodes,
+        grants,
         board,
         keyring,
         metrics,
@@ -282,6 +305,8 @@ pub async fn run(
         .owns_stream(service_events)
         .owns_stream(slice_events)
         .reconcile_all_on(gateways_changed)
+        .reconcile_all_on(nodes_changed)
+        .reconcile_all_on(given_changed)
         .owns_stream(config_map_events)
         .owns_stream(budget_events)
         .owns_stream(network_policy_events)
@@ -350,6 +375,7 @@ fn slim(pod: &mut Pod) {
     pod.spec = Some(PodSpec {
         node_name: spec.node_name,
         node_selector: spec.node_selector,
+        scheduling_gates: spec.scheduling_gates,
         containers: containers
             .map(|container| Container { name: container.name, resources: container.resources, ..Container::default() })
             .collect(),
@@ -403,18 +429,37 @@ struct Decision {
     scaling: Option<Latest>,
     /// What was found of its canary.
     finding: Option<Finding>,
+    /// Whether its model fits.
+    fit: fits::Outlook,
+    /// What its namespace's budget grants.
+    granted: Option<Granted>,
 }
 
 impl Context {
     fn decide(&self, observed: &Observed, now: Timestamp) -> Result<Decision, SpecError> {
-        let deployment = self.among_others(course::settle(validate(&observed.deployment, &self.defaults)?, observed));
+        let granted = self.grants.of(&observed.deployment);
+        let asked = validate(&observed.deployment, &self.defaults)?;
+        let asked = asked.limited_to(granted.as_ref().map(|granted| granted.grant.replicas));
+        let deployment = self.among_others(course::settle(asked, observed));
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
         let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
+        let fit = self.fit(&deployment, &desired, observed);
         let plan = plan::plan(&deployment, &desired, observed, now);
+        let plan = if fit.opinion.is_hopeless { plan.without_hopeless(&deployment.course) } else { plan };
         let scaling = self.ledger.latest(&observed.deployment);
         let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
-        Ok(Decision { deployment, desired, plan, scaling, finding })
+        Ok(Decision { deployment, desired, plan, scaling, finding, fit, granted })
+    }
+
+    fn fit(&self, deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> fits::Outlook {
+        fits::look(&fits::Scene {
+            deployment: &observed.deployment,
+            revision: rollback::asked(deployment, desired),
+            replicas: &observed.replicas,
+            descriptions: &observed.descriptions,
+            nodes: &self.nodes.seen(),
+        })
     }
 
     /// The same, knowing where others have its model, if nodes keep that.
@@ -592,9 +637,12 @@ impl Context {
 
 impl Decision {
     fn outlook(&self, observed: &Observed, applied: &Applied, now: Timestamp) -> Outlook {
-        let Self { deployment, desired, plan, scaling, finding } = self;
-        let (decision, finding) = (scaling.as_ref(), finding.as_ref());
-        status_of(&Round { deployment, desired, observed, plan, applied, decision, finding }, now)
+        let Self { deployment, desired, plan, scaling, finding, fit, granted } = self;
+        let (decision, finding, fit) = (scaling.as_ref(), finding.as_ref(), Some(fit));
+        status_of(
+            &Round { deployment, desired, observed, plan, applied, decision, finding, fit, granted: granted.as_ref() },
+            now,
+        )
     }
 
     /// The earliest moment at which time alone changes plan or status.

@@ -125,6 +125,20 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
     }
 }
 
+impl Plan {
+    /// The same without new pods of the revision that is asked for: each could only fail.
+    #[must_use]
+    pub fn without_hopeless(mut self, course: &Course) -> Self {
+        match course {
+            Course::AsAsked => self.pods.create.clear(),
+            Course::Canary(_) => self.pods.create_canary = None,
+            // What is worked towards served before.
+            Course::Held { .. } | Course::RolledBack(_) => {}
+        }
+        self
+    }
+}
+
 /// Until the commit of a branch or tag is known one replica of the revision asks for it; the others are made with it. Where one
 /// serves already and said nothing, nobody will: then they are not kept from being made.
 fn one_asks_first(

@@ -30,7 +30,7 @@ use crate::{
     metrics::Metrics,
     observe::{agent, fetcher, intent_of},
     pace::{Candidate, Pace, TICK_MS},
-    readings::{Readings, millis},
+    readings::{Moment, Readings, millis},
     vitals::Vitals,
 };
 
@@ -114,8 +114,22 @@ impl Probe {
         };
         let kind = self.readings.hear(&target.uid, heard, &target.revision, self.readings.now());
         self.metrics.probe_reads.with_label_values(&[kind]).inc();
+        if let Ok(report) = &answer {
+            self.learn(&target, Moment::of(report)).await;
+        }
         self.tell_rounds(&target);
         Ended { answered: !matches!(heard, Answer::Silence), uid: target.uid }
+    }
+
+    /// Asks once what is served, and again when a process begins to load or to serve. Who cannot say is not asked again.
+    async fn learn(&self, target: &Target, moment: Moment) {
+        if !self.readings.is_new(&target.uid, &moment) {
+            return;
+        }
+        match self.agents.description(&target.ip).await {
+            Err(AgentError::Timeout(_) | AgentError::Connection(_)) => {}
+            told => self.readings.describe(&target.uid, moment, told.unwrap_or_default()),
+        }
     }
 
     /// Asks for a round if it would see something new. A full channel, or a closed one: not told, so it is news again.

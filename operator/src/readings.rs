@@ -8,7 +8,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use stoker_crds::contract::{AgentPhase, FetchReport};
+use stoker_crds::{
+    contract::{AgentPhase, FetchReport, LoadReport},
+    description::Description,
+};
 use stoker_replica::{Answer, Expected, Judge, Reading};
 
 use crate::clock::Clock;
@@ -28,6 +31,22 @@ struct Known {
     refusal: Option<String>,
     /// What a reconciliation was last asked for; readings age between answers, too.
     told: Signature,
+    /// What it serves, and as of when.
+    described: Option<(Moment, Arc<Description>)>,
+}
+
+/// Between two of them what an agent says of its model stays the same: a phase of a process.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Moment {
+    start_id: String,
+    phase: AgentPhase,
+}
+
+impl Moment {
+    /// That of a report.
+    pub fn of(report: &LoadReport) -> Self {
+        Self { start_id: report.start_id.clone(), phase: report.phase }
+    }
 }
 
 /// The part of a reading that plans and statuses depend on.
@@ -41,6 +60,7 @@ pub struct Signature {
     preempts: bool,
     commit: Option<String>,
     fetched_twentieths: u64,
+    description: Option<Arc<Description>>,
 }
 
 impl Readings {
@@ -76,7 +96,9 @@ impl Readings {
     pub fn news(&self, pod_uid: &str, now: Timestamp) -> Option<Signature> {
         let by_pod = self.read();
         let known = by_pod.get(pod_uid)?;
-        Some(Signature::of(&known.judge.reading(millis(now)))).filter(|signature| *signature != known.told)
+        let description = known.described.as_ref().map(|(_, description)| description.clone());
+        let signature = Signature { description, ..Signature::of(&known.judge.reading(millis(now))) };
+        Some(signature).filter(|signature| *signature != known.told)
     }
 
     /// A reconciliation was asked for.
@@ -91,6 +113,23 @@ impl Readings {
         let news = *before != refusal || refusal.is_none();
         *before = refusal;
         news
+    }
+
+    /// Whether nobody asked yet what is served at this moment of an agent.
+    pub fn is_new(&self, pod_uid: &str, moment: &Moment) -> bool {
+        let by_pod = self.read();
+        let described = by_pod.get(pod_uid).and_then(|known| known.described.as_ref());
+        described.is_none_or(|(of, _)| of != moment)
+    }
+
+    /// Keeps what an agent says of its model.
+    pub fn describe(&self, pod_uid: &str, moment: Moment, description: Description) {
+        self.write().entry(pod_uid.to_owned()).or_default().described = Some((moment, Arc::new(description)));
+    }
+
+    /// What an agent said of its model last.
+    pub fn description(&self, pod_uid: &str) -> Option<Arc<Description>> {
+        self.read().get(pod_uid)?.described.as_ref().map(|(_, description)| description.clone())
     }
 
     /// Forgets all other pods.
@@ -120,6 +159,7 @@ impl Signature {
             preempts,
             commit: report.model.as_ref().map(|model| model.commit.clone()),
             fetched_twentieths: report.model.as_ref().and_then(|model| model.fetch).map_or(0, twentieths),
+            description: None,
         }
     }
 }

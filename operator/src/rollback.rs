@@ -20,7 +20,9 @@ use crate::{
     cause::{Cause, Severity},
     clock::SKEW,
     course::{Course, kept_inputs},
+    desired::Desired,
     status::Round,
+    validate::ValidatedDeployment,
     verdict::whole_seconds,
 };
 
@@ -34,7 +36,7 @@ pub(crate) fn rollout_status(
     now: Timestamp,
 ) -> (RolloutStatus, Option<Timestamp>) {
     let before = round.observed.deployment.status.as_ref().and_then(|status| status.rollout.clone());
-    let asked = asked(round);
+    let asked = asked(round.deployment, round.desired);
     let canary_before = before.as_ref().and_then(|before| before.canary.clone());
     let (canary, canary_moves_at) = canary(round, asked, canary_before.as_ref(), now);
     let is_in = |canary: &Option<CanaryStatus>, phase| canary.as_ref().is_some_and(|canary| canary.phase == phase);
@@ -75,12 +77,12 @@ pub(crate) fn rollout_status(
 }
 
 /// The revision that the spec asks for.
-fn asked<'a>(round: &Round<'a>) -> &'a str {
-    let working = round.desired.revision.as_str();
-    match &round.deployment.course {
+pub(crate) fn asked<'a>(deployment: &'a ValidatedDeployment, desired: &'a Desired) -> &'a str {
+    let working = desired.revision.as_str();
+    match &deployment.course {
         Course::AsAsked => working,
         Course::Held { asked } => asked,
-        Course::Canary(_) => round.desired.canary.as_ref().map_or(working, |canary| &canary.revision),
+        Course::Canary(_) => desired.canary.as_ref().map_or(working, |canary| &canary.revision),
         Course::RolledBack(given_up) => &given_up.revision,
     }
 }

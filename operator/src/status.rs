@@ -5,7 +5,9 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use stoker_crds::{
-    conditions::{self, AVAILABLE, DEGRADED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED},
+    conditions::{
+        self, AVAILABLE, DEGRADED, FITS, GRANTED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED,
+    },
     contract::{AgentPhase, KV_BLOCK_TOKENS, is_commit},
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::ScalingStatus,
@@ -19,10 +21,13 @@ use stoker_scaling::held_requests_words;
 
 use crate::{
     apply::Applied,
+    budgets::{Granted, budget_status, granted_verdict},
     canary::gate::Finding,
     cause::{self, Cause, Severity, root_cause},
     clock::SKEW,
+    course::Course,
     desired::{Desired, labels, url},
+    fits::{self, Opinion},
     observe::Observed,
     plan::Plan,
     rollback::rollout_status,
@@ -57,6 +62,10 @@ pub struct Round<'a> {
     pub decision: Option<&'a Latest>,
     /// What was found of its canary, if it has one that serves.
     pub finding: Option<&'a Finding>,
+    /// Whether its model fits, if that was looked at.
+    pub fit: Option<&'a fits::Outlook>,
+    /// What its namespace's budget grants, if it has one.
+    pub granted: Option<&'a Granted>,
 }
 
 /// A status, and when time alone changes it.
@@ -70,14 +79,15 @@ pub struct Outlook {
 
 /// The status after a round.
 pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
-    let Round { deployment, desired, observed, plan, applied, decision: _, finding: _ } = round;
+    let Round { deployment, desired, observed, plan, applied, decision: _, finding: _, fit, granted } = round;
     let previous = observed.deployment.status.clone().unwrap_or_default();
     let counts = Counts::of(round);
     let strays: Vec<String> = observed.strays.iter().chain(&applied.strays).cloned().collect();
     let deadline = deployment.progress_deadline;
     let scene = cause::Scene { plan, applied, replicas: &observed.replicas, deadline, now };
-    let cause = root_cause(&scene).map(|cause| in_hand(cause, round));
-    let of_canary = plan.canary.as_ref().and_then(|canary| cause::cause_of(&scene, canary));
+    let hopeless = fit.and_then(|fit| hopeless(&fit.opinion, deployment));
+    let cause = root_cause(&scene).map(|cause| in_hand(cause, round)).or_else(|| hopeless.clone());
+    let of_canary = plan.canary.as_ref().and_then(|canary| cause::cause_of(&scene, canary)).or(hopeless);
     let of_asked = if plan.canary.is_some() { of_canary.as_ref() } else { cause.as_ref() };
     let scaling = scaling(round, previous.scaling.as_ref(), now);
     let zero = Zero::of(deployment.scaling.as_ref(), scaling.as_ref());
@@ -89,6 +99,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         (DEGRADED, degraded(cause.as_ref(), &strays)),
     ];
     let verdicts = verdicts.map(|(type_, verdict)| {
+        let verdict = by_budget(type_, verdict, *granted);
         let verdict = if plan.canary.is_some() { on_trial(type_, verdict, &rollout, cause.as_ref()) } else { verdict };
         (type_, by_course(type_, verdict, &rollout, &deployment.progress_deadline))
     });
@@ -99,26 +110,55 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let patience = if rollout.rolled_back.is_some() { SignedDuration::ZERO } else { deadline };
     let (of_tools, stalls_at) = for_tools(&of_pods, patience, now);
     let of_scaling = scaling_conditions(round, scaling.as_ref(), &dated);
+    let of_budget = granted.map(|granted| dated.condition(GRANTED, granted_verdict(granted)));
+    let of_fit = fit.map(|fit| dated.opinion(FITS, &fit.opinion));
     let (capacity, look_again) = capacity(observed, previous.capacity.as_ref(), now);
     let status = InferenceDeploymentStatus {
         observed_generation: Some(deployment.identity.generation),
-        conditions: of_pods.into_iter().chain(of_tools).chain(of_scaling).collect(),
+        conditions: of_pods.into_iter().chain(of_tools).chain(of_fit).chain(of_budget).chain(of_scaling).collect(),
         replicas: as_i32(counts.existing),
         ready_replicas: as_i32(counts.serving),
         updated_replicas: as_i32(counts.updated),
-        ready_of_wanted: format!("{}/{}", counts.serving, counts.wanted),
+        ready_of_wanted: format!("{}/{}", counts.serving, wanted(round)),
         selector: labels::selector_text(&deployment.identity.name),
         revision: desired.revision.clone(),
         rollout: Some(rollout),
         model: model(round),
         url: url(&deployment.identity),
         capacity,
+        budget: granted.map(budget_status),
+        fit: fit.map(|fit| fit.status.clone()),
         scaling,
         stray_pods: strays,
         startup: startup(&observed.replicas, &desired.revision),
     };
     let moments = [look_again, stalls_at, judged_at, cause::overdue_at(&observed.replicas, deadline, now)];
     Outlook { status, look_again: moments.into_iter().flatten().min() }
+}
+
+/// Replicas that are wanted, granted or not.
+fn wanted(round: &Round<'_>) -> u32 {
+    round.granted.map_or(round.deployment.replicas, |granted| granted.wanted)
+}
+
+/// Fewer than are owed: the one thing that keeps the others from being made. What hinders those that are granted comes first.
+fn by_budget(type_: &str, verdict: Verdict, granted: Option<&Granted>) -> Verdict {
+    let is_fine = verdict.value == (type_ == READY);
+    match granted.filter(|granted| granted.grant.replicas < granted.owed) {
+        Some(granted) if is_fine && matches!(type_, READY | DEGRADED) => {
+            Verdict { value: type_ == DEGRADED, ..granted_verdict(granted) }
+        }
+        _ => verdict,
+    }
+}
+
+/// No pod is made of a revision that fits none of the nodes that there are for it. One that is not asked for now is no matter.
+fn hopeless(opinion: &Opinion, deployment: &ValidatedDeployment) -> Option<Cause> {
+    let is_asked = matches!(deployment.course, Course::AsAsked | Course::Canary(_));
+    let Trouble { reason, message } = &opinion.trouble;
+    let message = format!("no pod is made that could only fail: {message}");
+    let cause = Cause { trouble: Trouble::new(reason.clone(), message), severity: Severity::ModelFailed };
+    (opinion.is_hopeless && is_asked && deployment.replicas > 0).then_some(cause)
 }
 
 /// What is said while a revision is tried on one replica. It is not ready, although as many serve as are wanted.
@@ -187,7 +227,7 @@ fn for_tools(
 /// The section about scaling, if the object asks for any.
 fn scaling(round: &Round<'_>, before: Option<&ScalingStatus>, now: Timestamp) -> Option<ScalingStatus> {
     let spec = round.deployment.scaling.as_ref()?;
-    Some(scaling_status(spec, round.deployment.replicas, before, round.decision, now))
+    Some(scaling_status(spec, wanted(round), before, round.decision, now))
 }
 
 /// Until something is decided, what was said of readings stands.
@@ -388,15 +428,23 @@ struct Dated<'a> {
 
 impl Dated<'_> {
     fn condition(&self, type_: &str, verdict: Verdict) -> Condition {
-        let status = if verdict.value { "True" } else { "False" };
+        self.said(type_, if verdict.value { "True" } else { "False" }, &verdict.trouble)
+    }
+
+    fn opinion(&self, type_: &str, opinion: &Opinion) -> Condition {
+        let status = opinion.fits.map_or("Unknown", |fits| if fits { "True" } else { "False" });
+        self.said(type_, status, &opinion.trouble)
+    }
+
+    fn said(&self, type_: &str, status: &str, trouble: &Trouble) -> Condition {
         let before = self.previous.iter().find(|condition| condition.type_ == type_ && condition.status == status);
         // Nothing turned in times to come: another clock says so, and what follows after a while never would.
         let before = before.filter(|before| before.last_transition_time.0.duration_since(self.now) <= SKEW);
         Condition {
             type_: type_.to_owned(),
             status: status.to_owned(),
-            reason: camel_case(&verdict.trouble.reason),
-            message: bounded(&verdict.trouble.message),
+            reason: camel_case(&trouble.reason),
+            message: bounded(&trouble.message),
             observed_generation: Some(self.generation),
             last_transition_time: before
                 .map_or(Time(whole_seconds(self.now)), |before| before.last_transition_time.clone()),

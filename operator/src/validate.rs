@@ -420,6 +420,11 @@ impl ValidatedDeployment {
         self.fetched.as_ref().filter(same).map(|fetched| &*fetched.nodes).unwrap_or_default()
     }
 
+    /// The same with no more replicas than are granted.
+    pub(crate) fn limited_to(self, replicas: Option<u32>) -> Self {
+        Self { replicas: replicas.map_or(self.replicas, |granted| granted.min(self.replicas)), ..self }
+    }
+
     /// Whether replicas that ask at different times could get different models.
     pub fn awaits_commit(&self) -> bool {
         let commit = |revision: &str| is_commit(revision.strip_prefix("sha256:").unwrap_or(revision));
@@ -648,7 +653,8 @@ fn replacing(spec: Option<&RolloutSpec>) -> Replacing {
     }
 }
 
-fn progress_deadline(spec: Option<&RolloutSpec>) -> SignedDuration {
+/// How long waiting is no fault.
+pub(crate) fn progress_deadline(spec: Option<&RolloutSpec>) -> SignedDuration {
     let seconds = spec.and_then(|spec| spec.progress_deadline_seconds);
     seconds.map_or(PROGRESS_DEADLINE, |seconds| SignedDuration::from_secs(seconds.into()))
 }

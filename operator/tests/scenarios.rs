@@ -135,7 +135,17 @@ fn conditions(
 ) -> String {
     let applied = Applied::default();
     let status = status_of(
-        &Round { deployment, desired, observed, plan, applied: &applied, decision: None, finding: None },
+        &Round {
+            deployment,
+            desired,
+            observed,
+            plan,
+            applied: &applied,
+            decision: None,
+            finding: None,
+            fit: None,
+            granted: None,
+        },
         now,
     )
     .status;
@@ -185,6 +195,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         budget,
         slices: Vec::new(),
         network_policy: Child::Absent,
+        descriptions: Default::default(),
     }
 }
 

@@ -491,9 +491,10 @@ pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
 
 /// Installs the CRD and gives the operator the chart's rights.
 pub async fn prepare(client: &Client) -> Result<()> {
-    let crd = stoker_crds::crd::crd();
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    crds.patch(&crd.name_any(), &applying(), &Patch::Apply(&crd)).await?;
+    for crd in [stoker_crds::crd::crd(), stoker_crds::crd::budget_crd()] {
+        crds.patch(&crd.name_any(), &applying(), &Patch::Apply(&crd)).await?;
+    }
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": OPERATOR_NAMESPACE}}))?;
     Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
     grant(client).await?;

@@ -127,7 +127,9 @@ fn the_api_server_accepts_the_chart_in_every_shape() {
         dry_run(&cluster, &manifests(shape));
     }
     let crds = repository().join("charts/stoker/crds");
-    dry_run(&cluster, &std::fs::read_to_string(crds.join("inferencedeployments.yaml")).unwrap());
+    for crd in ["inferencedeployments.yaml", "inferencebudgets.yaml"] {
+        dry_run(&cluster, &std::fs::read_to_string(crds.join(crd)).unwrap());
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `PUT /v1/intent` an
-//! order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
+//! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `GET /v1/model` what
+//! is served and the memory that it took, `PUT /v1/intent` an order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
 //! signature alone, so whoever else reaches the port moves nothing.
 
 use std::{sync::Arc, time::Duration};
@@ -15,6 +15,7 @@ use axum::{
 use serde::Deserialize;
 use stoker_crds::{
     contract::LoadReport,
+    description::{DESCRIPTION_PATH, Description},
     history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, ORDER_BYTES_MAX, SIGNATURE_HEADER},
     kv_events::{KV_EVENTS_PATH, KvEvents, WAIT_SECONDS_MAX},
@@ -31,6 +32,7 @@ pub fn admin_router(replica: Arc<Replica>) -> Router {
     Router::new()
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
+        .route(DESCRIPTION_PATH, get(description))
         .route(INTENT_PATH, put(intent))
         .route(KV_EVENTS_PATH, get(kv_events))
         .method_not_allowed_fallback(wrong_method)
@@ -45,6 +47,10 @@ async fn load(State(replica): State<Arc<Replica>>) -> Json<LoadReport> {
 
 async fn history(State(replica): State<Arc<Replica>>) -> Json<LoadHistory> {
     Json(replica.history())
+}
+
+async fn description(State(replica): State<Arc<Replica>>) -> Json<Description> {
+    Json(replica.description())
 }
 
 /// What a gateway knows, and how long it waits for more.

@@ -80,6 +80,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [stoker.dev]
   resources: [inferencedeployments/finalizers]
   verbs: [update]
+# GPUs that namespaces may have, and what became of that.
+- apiGroups: [stoker.dev]
+  resources: [inferencebudgets]
+  verbs: [list, watch]
+- apiGroups: [stoker.dev]
+  resources: [inferencebudgets/status]
+  verbs: [patch]
 # The replicas. It deletes them itself, after their drain.
 - apiGroups: [""]
   resources: [pods]
@@ -104,6 +111,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Whether a model fits what its pods may land on. Nodes are in no namespace: where it watches one, it does not know them.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
 # What it says about them in `kubectl describe`.
 - apiGroups: [events.k8s.io]
   resources: [events]

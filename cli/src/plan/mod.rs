@@ -15,20 +15,21 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use kube::ResourceExt;
 use serde_json::Value;
-use stoker_crds::{InferenceDeployment, InferenceDeploymentSpec, fit, quantity};
+use stoker_crds::{
+    InferenceDeployment, InferenceDeploymentSpec, fit,
+    nodes::{GpuKind, Placement},
+    quantity,
+};
 use stoker_fit::{
     gpu::{CARDS, Card},
     plan::{Fit, Misfit, Model, Place, Remedy, plan as plan_of, remedies},
 };
 
-use self::nodes::GpuKind;
 use crate::{
     cluster::{Cluster, ClusterArgs},
     output::Output,
 };
 
-/// `config.json` of the model inside the agent.
-const EMBER: &str = include_str!("../../../models/ember/config.json");
 /// Memory of a pod that limits none, for want of better.
 const HOST_BYTES: u64 = 16 << 30;
 
@@ -102,12 +103,12 @@ async fn places(args: &PlanArgs, spec: &InferenceDeploymentSpec) -> Result<Vec<(
     }
     let cluster =
         Cluster::find(&args.cluster).await.context("say the GPU with --gpu or --gpu-memory, or name a cluster")?;
-    let resource = spec.resources.as_ref().and_then(|resources| resources.gpu_resource.as_deref());
-    let kinds = nodes::kinds(&cluster, resource.unwrap_or(nodes::GPU_RESOURCE), spec.gpus()).await?;
+    let placement = Placement::of(spec);
+    let kinds = nodes::kinds(&cluster, &placement, spec.gpus()).await?;
     if kinds.is_empty() {
         bail!(
-            "no node of the cluster has {}: say the GPU with --gpu or --gpu-memory",
-            resource.unwrap_or(nodes::GPU_RESOURCE)
+            "no node of the cluster that its pods may run on has {}: say the GPU with --gpu or --gpu-memory",
+            placement.resource
         );
     }
     Ok(kinds.into_iter().map(|kind| (Place::Gpu(kind.card), Some(kind))).collect())
@@ -157,10 +158,11 @@ fn model(args: &PlanArgs, spec: &InferenceDeploymentSpec) -> Result<Model> {
     let source = spec.model.source.as_str();
     let own =
         source.strip_prefix("file://").map(|path| Path::new(path).join("config.json")).filter(|path| path.is_file());
-    let (text, file) = match (&args.config, source) {
+    let builtin = source.strip_prefix("builtin://").and_then(Model::builtin);
+    let (text, file) = match (&args.config, builtin) {
         (Some(path), _) => (read(path)?, path.display().to_string()),
-        (None, "builtin://ember") => (EMBER.to_owned(), "config.json of ember".to_owned()),
-        (None, _) => match own {
+        (None, Some(config)) => (config.to_owned(), format!("config.json of {source}")),
+        (None, None) => match own {
             Some(path) => (read(&path)?, path.display().to_string()),
             None => bail!(
                 "nobody here knows how large {source} is: give its config.json with --config, as its hub shows it among the model's files"

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use stoker_fit::{
     gpu::{KvFormat, WeightFormat},
-    plan::{Fit, Place, RemedyText, grouped},
+    plan::{Fit, Place, RemedyText, gib, grouped},
 };
 
 use super::Planned;
@@ -23,7 +23,7 @@ fn block(planned: &Planned) -> String {
     };
     match &planned.answer {
         Ok(fit) => {
-            line("fits", sequences(fit));
+            line("fits", fit.in_words());
             line("weights", weights(fit, planned.place));
             line("KV cache", cache(fit));
             line("workspace", gib(fit.memory.workspace_bytes));
@@ -51,16 +51,6 @@ fn place(planned: &Planned) -> String {
             write!(text, " ({} nodes, {} GPUs free, room for {} replicas now)", kind.nodes, kind.free, kind.room_for);
     }
     text
-}
-
-fn sequences(fit: &Fit) -> String {
-    let Fit { max_model_len, max_num_seqs, .. } = fit;
-    format!(
-        "{} tokens of context: {} sequences at full length; {max_num_seqs} at once have {} tokens each",
-        grouped(*max_model_len as u64),
-        grouped(fit.full_sequences()),
-        grouped(fit.tokens_of_each())
-    )
 }
 
 fn weights(fit: &Fit, place: Place) -> String {
@@ -117,11 +107,6 @@ fn one(planned: &Planned) -> Value {
         "deployment": planned.deployment, "source": planned.source, "place": place, "cluster": nodes,
         "fits": planned.answer.is_ok(), "plan": answer,
     })
-}
-
-fn gib(bytes: u64) -> String {
-    let gib = bytes as f64 / (1u64 << 30) as f64;
-    if gib < 1.0 { format!("{:.1} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
 }
 
 fn billions(count: u64) -> String {

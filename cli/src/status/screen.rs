@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
     scaling_status::{DecisionStatus, ScalingStatus},
-    status::ModelStatus,
+    status::{BudgetStatus, FitStatus, ModelStatus, ReplicaMemory},
 };
+use stoker_fit::plan::{gib, grouped};
 use stoker_scaling::held_requests_words;
 
 use crate::explain::ago;
@@ -39,8 +40,12 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("replicas", replicas(status));
     line("kv", kv(status, *now));
     line("preemptions", preemptions(status, *now));
+    line("memory", status.fit.as_ref().map_or_else(|| "unknown".to_owned(), memory));
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
     line("last", last(status, *now));
+    if let Some(budget) = &status.budget {
+        line("budget", granted(budget));
+    }
     if let Some(generation) = unseen_generation(deployment, status) {
         line("stale", format!("generation {generation} of the spec was not looked at yet"));
     }
@@ -115,6 +120,24 @@ fn preemptions(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
     }
 }
 
+/// Of one replica: as planned, as it turned out, and how far apart that is.
+fn memory(fit: &FitStatus) -> String {
+    let words = |memory: &ReplicaMemory| {
+        let bytes = memory.weights_bytes.saturating_add(memory.workspace_bytes);
+        format!("{} and {} tokens of KV", gib(bytes.unsigned_abs()), grouped(memory.kv_tokens.unsigned_abs()))
+    };
+    let percent = |error: Option<f64>| error.map_or_else(|| "?".to_owned(), |error| format!("{error:+.1} %"));
+    match (&fit.planned, &fit.measured) {
+        (None, None) => "unknown: see Fits".to_owned(),
+        (Some(planned), None) => format!("{} planned, on {}", words(planned), fit.place),
+        (None, Some(measured)) => format!("{} taken, on {}", words(measured), fit.place),
+        (Some(_), Some(measured)) => {
+            let [memory, kv] = [fit.memory_error_percent, fit.kv_error_percent].map(percent);
+            format!("{} taken, on {}; the plan was {memory} and {kv} off", words(measured), fit.place)
+        }
+    }
+}
+
 fn scaling(status: &ScalingStatus) -> String {
     let ScalingStatus { mode, desired, coverage, held, .. } = status;
     let fresh = if coverage.is_empty() { "no reading yet".to_owned() } else { format!("{coverage} readings fresh") };
@@ -123,6 +146,12 @@ fn scaling(status: &ScalingStatus) -> String {
         held => format!(", {} until one serves", held_requests_words(held)),
     };
     format!("{mode:?}, {desired} wanted, {fresh}{held}").to_lowercase()
+}
+
+fn granted(budget: &BudgetStatus) -> String {
+    let BudgetStatus { wanted, granted, blocked_by } = budget;
+    let held = if blocked_by.is_empty() { String::new() } else { format!(", blocked by {}", blocked_by.join(", ")) };
+    format!("{granted} of {wanted} replicas granted{held}")
 }
 
 fn last(status: &InferenceDeploymentStatus, now: Timestamp) -> String {
@@ -220,6 +249,11 @@ mod tests {
             "observedGeneration": 2, "replicas": 3, "readyReplicas": 2, "updatedReplicas": 2, "readyOfWanted": "2/3",
             "revision": "3f2a", "url": "http://chat.team:8000",
             "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "preemptionsPerMinute": 3, "observedAt": "2026-01-31T12:00:48Z"},
+            "fit": {"source": "builtin://ember", "place": "1 x H100",
+                "planned": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_181_116_006, "kvTokens": 385_351},
+                "measured": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_073_741_824, "kvTokens": 393_216},
+                "memoryErrorPercent": 0.63, "kvErrorPercent": -2.0},
+            "budget": {"wanted": 3, "granted": 2, "blockedBy": ["b/batch"]},
             "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},
             "scaling": {"mode": "native", "desired": 3, "coverage": "2/2", "last": {
                 "at": "2026-01-31T12:00:20Z", "from": 2, "to": 3, "pressurePercent": 126, "cause": "arrivals",
@@ -240,7 +274,9 @@ mod tests {
             "replicas     2/3 serve, 2 of this revision, 3 pods; chat-3f2a-2 is Loading\n",
             "kv           41 % of 32768 tokens, about that for 12s\n",
             "preemptions  3 in a minute when noted 12s ago, and some since\n",
+            "memory       16.0 GiB and 393,216 tokens of KV taken, on 1 x H100; the plan was +0.6 % and -2.0 % off\n",
             "scaling      native, 3 wanted, 2/2 readings fresh\n",
+            "budget       2 of 3 replicas granted, blocked by b/batch\n",
             "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",
             "Ready      False   30s  Starting  2 of 3 serve\n",
             "chat-3f2a-2  no     ImagePullBackOff  1         35s\n",

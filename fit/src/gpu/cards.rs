@@ -55,6 +55,12 @@ impl Card {
         TAKEN_MIB.min(self.memory_mib) << 20
     }
 
+    /// The same as if nobody had taken anything of it, with something to spare: what does not fit there fits no such card.
+    #[must_use]
+    pub fn at_best(self) -> Self {
+        Self { memory_mib: self.memory_mib + 2 * TAKEN_MIB, ..self }
+    }
+
     /// The card that a name means, as people, or the label `nvidia.com/gpu.product`, write it: `H100`, `h200`,
     /// `NVIDIA-H100-80GB-HBM3`, `NVIDIA-A100-SXM4-40GB`. Where a name has several sizes, the smaller one.
     pub fn named(name: &str) -> Option<Self> {

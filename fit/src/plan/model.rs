@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use crate::model::{CheckpointFormat, ModelConfig, ModelError, ModelSpec};
 
+/// `config.json` of the model inside the agent.
+const EMBER: &str = include_str!("../../../models/ember/config.json");
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -24,6 +27,11 @@ enum Stored {
 }
 
 impl Model {
+    /// What a model inside the agent says in its `config.json`, by the name behind `builtin://`.
+    pub fn builtin(name: &str) -> Option<&'static str> {
+        (name == "ember").then_some(EMBER)
+    }
+
     /// Of a configuration; `file` is its name in messages.
     pub fn from_json(config: &Value, file: &str) -> Result<Self, ModelError> {
         let dtype = ["dtype", "torch_dtype"].iter().find_map(|field| config.get(*field)?.as_str());

@@ -176,6 +176,12 @@ impl Display for RemedyText<'_> {
     }
 }
 
+/// An amount of memory, to a tenth.
+pub fn gib(bytes: u64) -> String {
+    let gib = bytes as f64 / (1u64 << 30) as f64;
+    if gib < 1.0 { format!("{:.1} MiB", gib * 1024.0) } else { format!("{gib:.1} GiB") }
+}
+
 /// A number in groups of three digits.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -155,7 +155,7 @@ pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::norm_tiles, *};
 
     #[test]
     fn a_skinny_product_takes_sixteen_weight_rows_a_block() {

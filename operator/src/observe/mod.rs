@@ -25,7 +25,7 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 use serde::de::DeserializeOwned;
-use stoker_crds::InferenceDeployment;
+use stoker_crds::{InferenceDeployment, description::Description};
 use stoker_replica::Replica;
 
 pub(crate) use self::pod::{agent, exit_code, fetcher, last_words};
@@ -56,6 +56,17 @@ pub struct Observed {
     pub budget: Child<PodDisruptionBudget>,
     /// The NetworkPolicy of its name.
     pub network_policy: Child<NetworkPolicy>,
+    /// What its replicas say of their model, by the UID of the pod.
+    pub descriptions: HashMap<String, Described>,
+}
+
+/// What a replica says of its model, and where it runs.
+#[derive(Clone, Debug, Default)]
+pub struct Described {
+    /// Name of its node.
+    pub node: String,
+    /// What it says.
+    pub description: Arc<Description>,
 }
 
 /// A child by name: ours, or in the way.
@@ -193,12 +204,19 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
     let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
     let now = readings.now();
     let reading = |pod: &Pod| readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
+    let describe = |pod: &Arc<Pod>| {
+        let uid = pod.uid()?;
+        let node = pod.spec.as_ref()?.node_name.clone()?;
+        let description = readings.description(&uid)?;
+        Some((uid, Described { node, description }))
+    };
     let observe = |pod: &Arc<Pod>| observe_replica(pod, reading(pod)).dated_by(now, SKEW);
     let mut replicas: Vec<Replica> = own.iter().map(observe).collect();
     let by_place = |Replica { pod, .. }: &Replica| (pod.revision.clone(), pod.ordinal, pod.name.clone());
     replicas.sort_by_cached_key(by_place);
     Observed {
         replicas,
+        descriptions: own.iter().filter_map(describe).collect(),
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
         strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),

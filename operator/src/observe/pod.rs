@@ -66,7 +66,7 @@ fn stage(pod: &Pod) -> Stage {
     }
     let condition = |type_: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == type_);
     if let Some(scheduled) = condition("PodScheduled").filter(|scheduled| scheduled.status == "False") {
-        return Stage::Unscheduled { since: since(scheduled), trouble: trouble_of(scheduled) };
+        return Stage::Unscheduled { since: since(scheduled), trouble: unscheduled(pod, scheduled) };
     }
     let scheduled = condition("PodScheduled").map_or_else(|| created(pod), since);
     let Some(container) = agent(&status) else {
@@ -85,6 +85,21 @@ fn stage(pod: &Pod) -> Stage {
         };
     }
     container_stage(container, condition("Ready"))
+}
+
+/// The scheduler's words; of a pod that somebody keeps from it also by which gates.
+fn unscheduled(pod: &Pod, scheduled: &PodCondition) -> Trouble {
+    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+    let gates: Vec<&str> = gates.map(|gate| gate.name.as_str()).collect();
+    let Trouble { reason, message } = trouble_of(scheduled);
+    let message = match gates.is_empty() {
+        true => message,
+        false => format!(
+            "{message}: who set the gate {} lets it go, for example Kueue when its queue has room",
+            gates.join(", ")
+        ),
+    };
+    Trouble { reason, message }
 }
 
 /// Where the pod is while its model is fetched; `None` before and after. How long that takes is the model's and the
@@ -270,6 +285,22 @@ mod tests {
             "lastTransitionTime": "2026-11-21T10:00:00Z"}]}));
         let trouble = Trouble::new("Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.");
         assert_eq!(stage, Stage::Unscheduled { trouble, since: "2026-11-21T10:00:00Z".parse().unwrap() });
+    }
+
+    #[test]
+    fn a_gate_that_somebody_set_is_named() {
+        let pod = json!({"metadata": {"name": "chat-1"}, "spec": {"containers": [], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+            "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+                "message": "Scheduling is blocked due to non-empty scheduling gates"}]}});
+        let Stage::Unscheduled { trouble, .. } = stage(&serde_json::from_value(pod).unwrap()) else {
+            panic!("not waiting")
+        };
+        assert_eq!(trouble.reason, "SchedulingGated");
+        assert!(
+            trouble.message.contains("gates: who set the gate kueue.x-k8s.io/admission lets it go"),
+            "{}",
+            trouble.message
+        );
     }
 
     #[test]

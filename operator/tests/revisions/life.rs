@@ -75,6 +75,7 @@ impl Life {
             budget: Child::Absent,
             slices: Vec::new(),
             network_policy: Child::Absent,
+            descriptions: Default::default(),
         }
     }
 
@@ -103,6 +104,8 @@ impl Life {
             applied: &applied,
             decision: None,
             finding: self.finding.as_ref(),
+            fit: None,
+            granted: None,
         };
         let outlook = status_of(&round, self.now);
         self.status = Some(outlook.status.clone());

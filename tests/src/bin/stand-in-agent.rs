@@ -1,5 +1,5 @@
 //! `stand-in-agent`: an agent without an engine, for tests of the operator. It takes the same configuration, gives the
-//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load`, `/v1/history` and `/v1/intent` on its admin port,
+//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load`, `/v1/model`, `/v1/history` and `/v1/intent` on its admin port,
 //! and streams ticks instead of tokens. Whose orders it takes and what it remembers is the real agent's code.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
@@ -42,6 +42,7 @@ use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
 use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::{
     contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
+    description::{DESCRIPTION_PATH, Description},
     history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, POD_UID_VARIABLE, SIGNATURE_HEADER, Want},
 };
@@ -240,6 +241,7 @@ fn admin_routes(agent: Shared) -> Router {
     Router::new()
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
+        .route(DESCRIPTION_PATH, get(description))
         .route(INTENT_PATH, put(intent))
         .with_state(agent)
 }
@@ -318,6 +320,12 @@ async fn remember(agent: Shared) {
 async fn history(State(agent): State<Shared>) -> Json<LoadHistory> {
     let now = report(&agent).await;
     Json(agent.memory.lock().await.told(&now))
+}
+
+/// Of its model it knows what any agent reads first. It takes no memory that it could tell of.
+async fn description(State(agent): State<Shared>) -> Json<Description> {
+    let config = std::fs::read_to_string(Path::new(&agent.config.model.source).join("config.json")).ok();
+    Json(Description { config, memory: None })
 }
 
 async fn load(State(agent): State<Shared>) -> Response {

@@ -47,7 +47,9 @@ pub struct OperatorProcess {
 impl OperatorProcess {
     /// Installs CRD and rights, then starts the operator.
     pub fn start(control_plane: &ControlPlane, options: &OperatorOptions) -> Result<Self, ClusterError> {
-        apply(control_plane, &read(&options.chart.join("crds/inferencedeployments.yaml"))?)?;
+        for crd in ["inferencedeployments", "inferencebudgets"] {
+            apply(control_plane, &read(&options.chart.join(format!("crds/{crd}.yaml")))?)?;
+        }
         kubectl(control_plane, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None)?;
         apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
         let listen = format!("{}:{HTTP_PORT}", control_plane.slot().home());

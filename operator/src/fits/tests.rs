@@ -1,0 +1,245 @@
+//! A deployment, nodes and what agents said in; the condition and the numbers out.
+
+use std::{fs, path::Path, sync::Arc};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+use stoker_crds::{
+    contract::LoadReport,
+    description::{Description, MemoryReport},
+};
+use stoker_replica::{Needs, ObservedPod, Reading, Stage};
+
+use super::*;
+
+const REVISION: &str = "0a";
+
+fn config(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/goldens/specs/{name}.json"));
+    fs::read_to_string(path).unwrap()
+}
+
+fn node(name: &str, product: Option<&str>) -> Node {
+    let labels = product.map_or(json!({}), |product| json!({"nvidia.com/gpu.product": product}));
+    serde_json::from_value(json!({"metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": {"nvidia.com/gpu": "8", "memory": "16Gi"}}}))
+    .unwrap()
+}
+
+/// What a replica on a node says.
+struct Said {
+    node: &'static str,
+    stage: Stage,
+    description: Description,
+}
+
+struct World {
+    spec: Value,
+    status: Value,
+    nodes: Seen<Node>,
+    said: Vec<Said>,
+}
+
+impl World {
+    /// An 8B model on a GPU each, of which an agent has told.
+    fn of(more: Value, nodes: &[Node]) -> Self {
+        let mut spec = json!({"model": {"source": "hf://org/llama"}, "resources": {"gpus": 1}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let fit = json!({"source": "hf://org/llama", "config": config("llama-3.1-8b")});
+        Self { spec, status: json!({"fit": fit}), nodes: Seen::All(Arc::new(nodes.to_vec())), said: Vec::new() }
+    }
+
+    fn look(&self) -> Outlook {
+        let object = json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": self.spec,
+            "status": self.status, "metadata": {"name": "chat", "namespace": "a", "uid": "u", "generation": 1}});
+        let deployment = serde_json::from_value(object).unwrap();
+        let replicas: Vec<Replica> = self.said.iter().map(replica).collect();
+        let told =
+            |said: &Said| Described { node: said.node.to_owned(), description: Arc::new(said.description.clone()) };
+        let descriptions = self.said.iter().map(|said| (uid(said), told(said))).collect();
+        look(&Scene {
+            deployment: &deployment,
+            revision: REVISION,
+            replicas: &replicas,
+            descriptions: &descriptions,
+            nodes: &self.nodes,
+        })
+    }
+
+    /// What the condition says.
+    fn said(&self) -> (Option<bool>, String, String, bool) {
+        let Opinion { fits, trouble, is_hopeless } = self.look().opinion;
+        (fits, trouble.reason, trouble.message, is_hopeless)
+    }
+}
+
+fn uid(said: &Said) -> String {
+    format!("uid-{}", said.node)
+}
+
+fn replica(said: &Said) -> Replica {
+    let pod = ObservedPod {
+        node: None,
+        name: format!("chat-{}", said.node),
+        uid: uid(said),
+        revision: REVISION.into(),
+        ordinal: 0,
+        resource_version: String::new(),
+        created: Timestamp::UNIX_EPOCH,
+        stage: said.stage.clone(),
+        lost: false,
+        gone_by: None,
+        needs: Needs::default(),
+    };
+    Replica { pod, reading: Reading::of(&LoadReport::idle(100)), intent: None }
+}
+
+/// A replica that serves with so much.
+fn serving(node: &'static str, device: &str, kv_tokens: u64) -> Said {
+    let memory = MemoryReport {
+        device: device.into(),
+        weights_bytes: 16_060_522_496,
+        workspace_bytes: 1 << 30,
+        kv_tokens,
+        limit_bytes: 64 << 30,
+    };
+    Said { node, stage: Stage::Serving, description: Description { config: None, memory: Some(memory) } }
+}
+
+#[test]
+fn a_model_that_fits_every_node_says_its_numbers_for_the_smallest() {
+    let world = World::of(json!({}), &[node("a", Some("NVIDIA-H200")), node("b", Some("NVIDIA-H100-80GB-HBM3"))]);
+    let (fits, reason, message, _) = world.said();
+    assert_eq!((fits, reason.as_str()), (Some(true), "Fits"));
+    assert!(message.starts_with("on 1 x NVIDIA-H100-80GB-HBM3 of 79.6 GiB, the smallest"), "{message}");
+    assert!(message.contains("weights of 15.0 GiB") && message.contains("131,072 tokens of context"), "{message}");
+    let status = world.look().status;
+    assert!(status.planned.is_some_and(|planned| planned.kv_tokens > 300_000) && status.measured.is_none());
+}
+
+#[test]
+fn a_model_that_fits_no_node_names_the_nearest_change_and_gets_no_pod() {
+    let (fits, reason, message, hopeless) = World::of(json!({}), &[node("a", Some("Tesla-T4"))]).said();
+    assert_eq!((fits, reason.as_str(), hopeless), (Some(false), "DoesNotFit", true));
+    assert!(message.starts_with("not on 1 x Tesla-T4 of 15.0 GiB: weights need "), "{message}");
+    assert!(message.contains("; needs 4 GPUs (parallelism.tensor: 4)"), "{message}");
+}
+
+#[test]
+fn what_is_only_a_little_too_large_is_left_to_the_agent_that_sees_the_gpu() {
+    let mut at = 130_000;
+    let fraction = |at: u32| f64::from(at) / 1_000_000.0;
+    let of = |at: u32| {
+        World::of(json!({"engine": {"memoryFraction": fraction(at), "maxModelLen": 2048}}), &[node("a", Some("H200"))])
+    };
+    // Up to where it fits, in steps of a thousandth.
+    while of(at).said().0 == Some(false) {
+        at += 1_000;
+    }
+    let (fits, _, message, hopeless) = of(at - 1_000).said();
+    assert_eq!((fits, hopeless), (Some(false), false), "{message}");
+    assert!(of(60_000).said().3, "nothing of it would");
+}
+
+#[test]
+fn where_only_some_nodes_are_large_enough_a_selector_is_the_fix() {
+    let world = World::of(json!({}), &[node("a", Some("Tesla-T4")), node("b", Some("NVIDIA-H200"))]);
+    let (fits, reason, message, hopeless) = world.said();
+    assert_eq!((fits, reason.as_str(), hopeless), (Some(false), "FitsSomeNodes", false));
+    assert!(
+        message.ends_with("or pods on nodes with the label nvidia.com/gpu.product: NVIDIA-H200 (pod.nodeSelector)"),
+        "{message}"
+    );
+    let kept = json!({"pod": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"}}});
+    let world = World::of(kept, &[node("a", Some("Tesla-T4")), node("b", Some("NVIDIA-H200"))]);
+    assert_eq!(world.said().0, Some(true), "it is enough");
+}
+
+#[test]
+fn what_nobody_knows_is_said_to_be_unknown_and_keeps_no_pod_away() {
+    let unknown = |world: &World, reason: &str, words: &str| {
+        let (fits, found, message, hopeless) = world.said();
+        assert_eq!((fits, found.as_str(), hopeless), (None, reason, false), "{message}");
+        assert!(message.contains(words), "{message}");
+    };
+    unknown(&World::of(json!({}), &[]), "NodesUnknown", "has 1 of nvidia.com/gpu: known once there is one");
+    unknown(&World::of(json!({}), &[node("a", None)]), "NodesUnknown", "1 of 1 nodes");
+    let closed =
+        Node { spec: serde_json::from_value(json!({"unschedulable": true})).unwrap(), ..node("a", Some("T4")) };
+    unknown(&World::of(json!({}), &[closed]), "NodesUnknown", "no open node");
+    let denied = World { nodes: Seen::Denied, ..World::of(json!({}), &[]) };
+    unknown(&denied, "NodesUnknown", "may not list nodes");
+    let untold = World { status: json!({}), ..World::of(json!({}), &[node("a", Some("T4"))]) };
+    unknown(&untold, "ModelUnknown", "its first replica tells");
+    let other = World::of(json!({"model": {"source": "hf://org/other"}}), &[node("a", Some("T4"))]);
+    unknown(&other, "ModelUnknown", "how large hf://org/other is");
+    let strange = json!({"fit": {"source": "hf://org/llama", "config": "{\"architectures\": [\"Strange\"]}"}});
+    unknown(&World { status: strange, ..World::of(json!({}), &[]) }, "ModelUnknown", "Strange");
+}
+
+#[test]
+fn what_a_replica_read_is_kept_and_what_it_loads_may_be_known_before_it_serves() {
+    let mut world = World { status: json!({}), ..World::of(json!({}), &[node("a", Some("Tesla-T4"))]) };
+    let description = Description { config: Some(config("llama-3.1-8b")), memory: None };
+    world.said = vec![Said { node: "a", stage: Stage::Starting, description }];
+    let outlook = world.look();
+    assert_eq!(outlook.opinion.fits, Some(false));
+    world.said.clear();
+    world.status = json!({"fit": outlook.status});
+    assert_eq!(world.look(), outlook, "it needs no replica to go on knowing");
+}
+
+#[test]
+fn what_was_planned_is_compared_with_what_a_replica_took() {
+    let mut world = World::of(json!({}), &[node("a", Some("NVIDIA-H200"))]);
+    let planned = world.look().status.planned.unwrap();
+    world.said = vec![serving("a", "cuda:0, NVIDIA H200", planned.kv_tokens as u64 * 100 / 98)];
+    let status = world.look().status;
+    assert_eq!(status.kv_error_percent, Some(-2.0));
+    let taken = 16_060_522_496 + (1 << 30);
+    let error = 100.0 * (planned.weights_bytes + planned.workspace_bytes - taken) as f64 / taken as f64;
+    assert!((status.memory_error_percent.unwrap() - error).abs() < 0.01, "{status:?}");
+    // It stands while nobody serves, for this revision and no other.
+    world.said.clear();
+    world.status = json!({"revision": REVISION, "fit": status});
+    assert_eq!(world.look().status, status);
+    world.status["revision"] = json!("0b");
+    assert_eq!(world.look().status.measured, None);
+}
+
+#[test]
+fn what_serves_is_believed_before_the_plan_and_tells_what_gpus_a_node_has() {
+    let mut world = World::of(json!({}), &[node("a", Some("Tesla-T4"))]);
+    world.said = vec![serving("a", "cuda:0, Tesla T4", 4_096)];
+    let (fits, _, message, hopeless) = world.said();
+    assert_eq!((fits, hopeless), (Some(true), false), "{message}");
+    let mut world = World::of(json!({}), &[node("a", None)]);
+    world.said = vec![serving("a", "cuda:0, NVIDIA H200", 500_000)];
+    let (fits, _, message, _) = world.said();
+    assert!(fits == Some(true) && message.starts_with("on 1 x H200 of "), "{message}");
+}
+
+#[test]
+fn on_cpus_the_pods_limit_counts_and_without_one_the_smallest_machine() {
+    let ember = |more: Value| {
+        let mut spec = json!({"model": {"source": "builtin://ember"}, "resources": {}});
+        spec["resources"] = more;
+        World { spec, status: json!({}), ..World::of(json!({}), &[node("a", None)]) }
+    };
+    let (fits, _, message, _) = ember(json!({})).said();
+    assert!(fits == Some(true) && message.starts_with("on CPUs with 16.0 GiB: weights of "), "{message}");
+    let (fits, reason, message, hopeless) = ember(json!({"memory": "16Mi"})).said();
+    assert_eq!((fits, reason.as_str(), hopeless), (Some(false), "DoesNotFit", false));
+    assert!(message.contains("needs resources.memory: "), "{message}");
+    let denied = World { nodes: Seen::Denied, ..ember(json!({"memory": "2Gi"})) };
+    assert_eq!(denied.said().0, Some(true));
+}
+
+#[test]
+fn what_no_node_whatever_could_run_gets_no_pod() {
+    let world = World::of(json!({"engine": {"maxModelLen": 1_000_000}}), &[node("a", Some("NVIDIA-H200"))]);
+    let (fits, _, message, hopeless) = world.said();
+    assert_eq!((fits, hopeless), (Some(false), true));
+    assert!(message.contains("above the model's own limit of 131072"), "{message}");
+}
