@@ -11,7 +11,7 @@ use crate::{
     device::Properties,
     error::KernelError,
     gemm::{self, Depth, Tile},
-    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyKernel},
     quantise::E4M3_WHOLE,
     table::{ChipTable, Entry, Header},
 };
@@ -211,8 +211,7 @@ impl Chip {
         };
         let rows = Rows::of(desc.shape.m);
         // Weights of logits are a gigabyte: any tile reads them as fast.
-        let is_tiled = rows != Rows::One || desc.weights == WeightFormat::Int4;
-        let is_ours = self.is_hopper() && is_tiled && desc.epilogue != Epilogue::F32;
+        let is_ours = self.is_hopper() && rows != Rows::One && desc.epilogue != Epilogue::F32;
         let tiles = self
             .tiles(desc, depth)
             .into_iter()
@@ -257,11 +256,12 @@ impl Chip {
         }
     }
 
-    /// Ours by the tile that costs least, at any number of rows; of few with norms and additions inside.
+    /// One row is the skinny kernel's; more are ours by the tile that costs least, of few with norms and additions inside.
     fn four_bits(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let are_few = matches!(Rows::of(desc.shape.m), Rows::One | Rows::Few);
         match (desc.prologue, desc.epilogue) {
             (_, Epilogue::F32 | Epilogue::Sum) => None,
+            _ if desc.shape.m == 1 && self.is_hopper() && self.has_ring(desc.shape) => Some(self.one_row(desc.shape)),
             (Prologue::NormScaled, _) | (_, Epilogue::Update) if !are_few => None,
             _ => self.ours(desc),
         }
@@ -413,7 +413,10 @@ impl GemmKernel {
     fn fits_int4(self, desc: GemmDesc) -> bool {
         match self {
             Self::Tiled(tile) => desc.shape.k.is_multiple_of(8) && tile.fits_int4(desc.shape, desc.epilogue),
-            Self::Skinny(_) | Self::CublasLt(_) => false,
+            Self::Skinny(SkinnyKernel::Ring { .. }) => {
+                desc.shape.m <= SKINNY_INT4_ROWS_MAX && desc.shape.k.is_multiple_of(8)
+            }
+            Self::Skinny(SkinnyKernel::Registers) | Self::CublasLt(_) => false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The kernels' entry points: which symbol of which source file, and how much shared memory it may be launched with. Chooses
 //! nothing; `launch` does.
 
-/// Beside 18 KiB that `skinny_gemm_sm90.cu` has besides.
+/// Beside 18 KiB that kernels of `skinny_ring.cuh` have besides.
 pub(crate) const SKINNY_RING_BYTES_MAX: u32 = (227 - 18) << 10;
 /// Dynamic shared memory that a kernel may have without asking.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
@@ -97,6 +97,10 @@ entries! {
     SkinnySm90E4m3Update = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_update",
     SkinnySm90E4m3Scaled = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_scaled",
     SkinnySm90E4m3Gated = "skinny_gemm_sm90" "skinny_gemm_sm90_e4m3_gated",
+    SkinnyInt4Bf16 = "skinny_int4_sm90" "skinny_int4_sm90_bf16",
+    SkinnyInt4Update = "skinny_int4_sm90" "skinny_int4_sm90_update",
+    SkinnyInt4Scaled = "skinny_int4_sm90" "skinny_int4_sm90_scaled",
+    SkinnyInt4Gated = "skinny_int4_sm90" "skinny_int4_sm90_gated",
     Gemm1x8Bf16 = "gemm_sm90" "gemm_sm90_1x8_bf16",
     Gemm1x8F32 = "gemm_sm90" "gemm_sm90_1x8_f32",
     Gemm1x8Activated = "gemm_sm90" "gemm_sm90_1x8_activated",
@@ -263,7 +267,7 @@ impl Entry {
         let most = match self.module() {
             "paged_decode" | "paged_prefill" => 96 << 10,
             "paged_prefill_sm90" => 193 << 10,
-            "skinny_gemm_sm90" => SKINNY_RING_BYTES_MAX,
+            "skinny_gemm_sm90" | "skinny_int4_sm90" => SKINNY_RING_BYTES_MAX,
             "gemm_sm90" | "gemm_fp8_sm90" | "gemm_int4_sm90" => crate::gemm::SHARED_BYTES as u32,
             _ => 0,
         };

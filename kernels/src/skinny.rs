@@ -6,6 +6,7 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
+    int4::Int4View,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
     linear::{self, Linear, Operand, Output, Quantised, RowScale, Update},
     sys::Launch,
@@ -55,7 +56,8 @@ impl Kernels {
         check_len(OP, "the norm's weight", norm.len(), n)?;
         let launch = read_weights(self.functions.launch(OP, config).write(&mut residual), &w);
         let launch = launch.read(&x).write(&mut weighted);
-        launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).int(NORM_TILE).start()
+        let launch = launch.read(&norm).write(&mut squares).float(0.0).int(m).int(n).int(k).int(NORM_TILE);
+        format_of(launch, &w).start()
     }
 
     fn skinny(
@@ -80,7 +82,7 @@ impl Kernels {
         let launch = read_weights(launch, &op.w).read(x).read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
         let (eps, tile) = scale.map_or((0.0, NORM_TILE), |scale| (scale.eps, scale.tile));
-        launch.float(eps).int(m).int(n).int(k).int(tile).start()
+        format_of(launch.float(eps).int(m).int(n).int(k).int(tile), &op.w).start()
     }
 
     fn skinny_config(
@@ -96,7 +98,7 @@ impl Kernels {
         match w {
             Operand::Bf16(_) => launch::skinny_gemm(shape, form, kernel),
             Operand::E4m3(_) => launch::skinny_gemm_e4m3(shape, form, kernel),
-            Operand::Int4(_) => Err(launch::refused(OP, "weights of four bits are multiplied by tiles".to_owned())),
+            Operand::Int4(w) => launch::skinny_gemm_int4(shape, form, kernel, w.layout.group),
         }
     }
 }
@@ -106,6 +108,14 @@ fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Bf16(w) => launch.read(w),
         Operand::E4m3(Quantised { values, scales, .. }) => launch.read(values).read(scales),
-        Operand::Int4(_) => unreachable!("refused with the launch's shape"),
+        Operand::Int4(Int4View { codes, groups, .. }) => launch.read(codes).read(groups),
+    }
+}
+
+/// How groups of four bits are stored.
+fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
+    match w {
+        Operand::Int4(Int4View { layout, .. }) => layout.pass(launch),
+        Operand::Bf16(_) | Operand::E4m3(_) => launch,
     }
 }

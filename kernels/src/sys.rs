@@ -51,6 +51,7 @@ fatbins!(
     "silu_mul",
     "skinny_gemm",
     "skinny_gemm_sm90",
+    "skinny_int4_sm90",
     "softcap",
     "unpack_blocks",
     "widen_int4"

@@ -13,7 +13,7 @@ use crate::{
     KernelError, bf16, codes,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
-    launch::{Epilogue, GemmShape, NORM_TILE},
+    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
     quantise::{QuantisedMut, QuantisedRows, WidenInt4},
     reference,
@@ -21,7 +21,7 @@ use crate::{
 
 const OP: &str = "gemm_int4_sm90";
 /// (m, n, k): row counts on both sides of every tile; outputs, depths and groups that end inside of one.
-const SHAPES: [(usize, usize, usize); 21] = [
+const SHAPES: [(usize, usize, usize); 22] = [
     (1, 64, 128),
     (1, 48, 14_336),
     (1, 8464, 256),
@@ -30,6 +30,7 @@ const SHAPES: [(usize, usize, usize); 21] = [
     (12, 4096, 1024),
     (2, 17, 64),
     (3, 16, 32),
+    (4, 272, 4128),
     (7, 48, 1056),
     (8, 4096, 512),
     (9, 272, 192),
@@ -70,6 +71,10 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for group in [GroupSize::G32, GroupSize::G128] {
             let scales = [ScaleFormat::F16, ScaleFormat::Bf16][idx % 2];
             let weights = Weights::drawn(gpu, Int4Layout { n, k, group, scales })?;
+            if m <= SKINNY_INT4_ROWS_MAX {
+                let ring = SkinnyKernel::for_device(gpu.kernels.properties());
+                outcomes.extend(few(gpu, &weights, shape, ring)?);
+            }
             outcomes.extend(products(gpu, &weights, shape, Epilogue::Bf16)?);
             if n.is_multiple_of(16) {
                 outcomes.extend(products(gpu, &weights, shape, Epilogue::Gated)?);
@@ -316,5 +321,64 @@ fn chained(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Out
         let error = relative_error(&found, &scaled);
         outcomes.push(Outcome { op: OP, case: case("scaled", &plan), error, limit: TWO_ROUNDINGS });
     }
+    Ok(outcomes)
+}
+
+/// Products of few rows through the ring, beside their references: plain, of a norm, activated, added to the residual stream. A row alone gives
+/// the bits that it has among others.
+fn few(gpu: &mut Gpu, weights: &Weights, shape: GemmShape, kernel: SkinnyKernel) -> Result<Vec<Outcome>, KernelError> {
+    let GemmShape { m, n, k } = shape;
+    let values = Values { w: weights.values.clone(), ..Values::new(gpu, shape) };
+    let (x, norm) = (gpu.upload_bf16(&values.x)?, gpu.upload_bf16(&values.norm)?);
+    let squares = row_squares(&values.x, k);
+    let squares_gpu = gpu.upload(&squares)?;
+    let product = reference::linear(&values.x, &values.w, shape);
+    let scaled = reference::scaled_linear(&values.x, &squares, EPS, &values.w, shape);
+    let updated: Vec<f32> = values.residual.iter().zip(&product).map(|(h, product)| h + product).collect();
+    let group = weights.device.layout().group;
+    let outcome = |what: &str, found: Option<Vec<bf16>>, wanted: &[f32]| {
+        let error = found.map_or(f64::INFINITY, |found| relative_error(&widened(&found), wanted));
+        Outcome { op: "skinny_int4", case: format!("{what}, m {m} n {n} k {k} {group:?}"), error, limit: TWO_ROUNDINGS }
+    };
+    let w = || Operand::Int4(weights.device.view());
+    let scale = || RowScale { squares: squares_gpu.as_view(), tile: NORM_TILE, eps: EPS };
+    let mut y = gpu.poisoned::<bf16>(m * n)?;
+    let op = Linear { y: Output::Bf16(y.view()), x: x.as_view().into(), w: w(), shape };
+    gpu.kernels.skinny_gemm_by(op, kernel)?;
+    let plain = gpu.written(&y)?;
+    let mut first = gpu.poisoned::<bf16>(n)?;
+    let alone = GemmShape { m: 1, ..shape };
+    let op = Linear { y: Output::Bf16(first.view()), x: x.slice(..k).into(), w: w(), shape: alone };
+    gpu.kernels.skinny_gemm_by(op, kernel)?;
+    let is_same = matches!((&plain, gpu.written(&first)?), (Some(all), Some(first)) if all[..n] == first[..]);
+    let mut outcomes = vec![outcome("plain", plain, &product)];
+    let error = if is_same { 0.0 } else { f64::INFINITY };
+    let case = format!("a row alone, m {m} n {n} k {k} {group:?}");
+    outcomes.push(Outcome { op: "skinny_int4", case, error, limit: 0.0 });
+    let mut y = gpu.poisoned::<bf16>(m * n)?;
+    let op = Linear { y: Output::Bf16(y.view()), x: x.as_view().into(), w: w(), shape };
+    gpu.kernels.skinny_scaled_by(op, scale(), kernel)?;
+    outcomes.push(outcome("scaled", gpu.written(&y)?, &scaled));
+    if n.is_multiple_of(16) {
+        let mut y = gpu.poisoned::<bf16>(m * n / 2)?;
+        let op = Linear { y: Output::Gated(y.view()), x: x.as_view().into(), w: w(), shape };
+        gpu.kernels.skinny_scaled_by(op, scale(), kernel)?;
+        let gated = reference::silu_mul(&scaled.iter().map(|sum| reference::rounded(*sum)).collect::<Vec<_>>());
+        outcomes.push(outcome("scaled and gated", gpu.written(&y)?, &gated));
+    }
+    let mut residual = gpu.guarded(values.residual.iter().map(|h| bf16::from_f32(*h)).collect())?;
+    let (mut weighted, mut sums) = (gpu.poisoned::<bf16>(m * n)?, gpu.poisoned::<f32>(m * norm_tiles(n))?);
+    let (weighted_view, squares) = (weighted.view(), sums.view());
+    let op = Update {
+        residual: residual.view(),
+        weighted: weighted_view,
+        squares,
+        norm: norm.as_view(),
+        x: x.as_view(),
+        w: w(),
+        shape,
+    };
+    gpu.kernels.skinny_update_by(op, kernel)?;
+    outcomes.push(outcome("residual", gpu.written(&residual)?, &updated));
     Ok(outcomes)
 }

@@ -101,9 +101,14 @@ fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and
         }
         assert_eq!(hopper.choose(int4(scaled(m, 28_672, Epilogue::Gated))).is_some(), is_few, "{m}");
     }
+    for (n, k, epilogue) in
+        [(4096, 14_336, Epilogue::Update), (28_672, 4096, Epilogue::Gated), (96, 4096, Epilogue::Bf16)]
+    {
+        assert_eq!(hopper.choose(int4(plain(1, n, k, epilogue))), Some(RING));
+    }
     // To 16 rows warps share the depth, unless rows of x end inside of a panel; tiles of 128 weight rows were measured to be 2 % faster.
     for (m, n, k, epilogue, tile) in [
-        (1, 4096, 14_336, Epilogue::Update, "4x8w/32"),
+        (2, 4096, 14_336, Epilogue::Update, "4x8w/32"),
         (8, 28_672, 4096, Epilogue::Gated, "4x8w/112"),
         (9, 28_672, 4096, Epilogue::Gated, "4x16w/112"),
     ] {
@@ -113,7 +118,7 @@ fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and
             "{m}"
         );
     }
-    let unwhole = hopper.choose(int4(plain(1, 4096, 4096 + 32, Epilogue::Bf16)));
+    let unwhole = hopper.choose(int4(plain(2, 4096, 4096 + 32, Epilogue::Bf16)));
     assert!(matches!(unwhole, Some(GemmKernel::Tiled(tile)) if !tile.is_by_warps()), "{unwhole:?}");
     assert_eq!(chip((8, 0)).choose(int4(plain(1, 4096, 4096, Epilogue::Bf16))), None);
     let invariant = Chip::new("of no table", H200, Numerics::BatchInvariant, None).unwrap();

@@ -14,7 +14,10 @@ pub use self::{
         GATE_UP_GROUP, NormWeight, Residual, RotaryForm, add_bias, any_norm, embed, feed_tokens, gelu_mul,
         quantise_rows, rms_norm, rms_norm_e4m3, rope_kv, silu_mul, softcap,
     },
-    product::{SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3},
+    product::{
+        SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3,
+        skinny_gemm_int4,
+    },
     reduce::{Reduced, Way, gather_logits, meet_ranks, reduce},
     sampling::{mark_tokens, sample, sample_options, sampling_floor},
     unpack::{CodeLines, repack_int4, unpack_blocks, widen_int4},

@@ -1,11 +1,15 @@
 //! Launches of the GEMM for few rows. Which GEMM takes which shape is decided in [`crate::choose`].
 
+use stoker_fit::gpu::GroupSize;
+
 use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
 use crate::{device::Properties, entry::SKINNY_RING_BYTES_MAX, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
 pub const SKINNY_ROWS_MAX: usize = 8;
 
+/// Most rows of x that it takes with weights of four bits.
+pub const SKINNY_INT4_ROWS_MAX: usize = 4;
 /// Rows of w that the small-batch product takes at a time.
 const SKINNY_TILE_ROWS: usize = 16;
 const OP: &str = "skinny_gemm";
@@ -76,7 +80,7 @@ impl SkinnyKernel {
     pub fn has_room(self, shape: GemmShape) -> bool {
         match self {
             Self::Registers => true,
-            Self::Ring { .. } => ring_bytes(shape, BF16_RING.stages).is_some(),
+            Self::Ring { .. } => BF16_RING.shared_bytes(shape).is_some(),
         }
     }
 }
@@ -88,23 +92,34 @@ struct RingForm {
     warps: u32,
     /// Stages, if there is room for them.
     stages: usize,
+    stage_bytes: usize,
 }
 
-const BF16_RING: RingForm = RingForm { warps: 8, stages: 5 };
-const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4 };
+const BF16_RING: RingForm = RingForm { warps: 8, stages: 5, stage_bytes: 32 << 10 };
+const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4, stage_bytes: 32 << 10 };
 
-/// Shared memory of a block with a ring: x, then stages. None if there is no room for two of them. Two blocks must not fit a multiprocessor,
-/// or others would get none.
-fn ring_bytes(shape: GemmShape, stages: usize) -> Option<u32> {
-    /// Of 16 rows; values of a row of x are padded to as many as these are in e4m3.
-    const ROW_BYTES: usize = 2048;
-    const STAGE_BYTES: usize = SKINNY_TILE_ROWS * ROW_BYTES;
-    const BYTES_MIN: u32 = 112 << 10;
-    let row = shape.k.next_multiple_of(ROW_BYTES) * size_of::<u16>() + 64;
-    let x = (shape.m * row).next_multiple_of(128);
-    let room = (SKINNY_RING_BYTES_MAX as usize).checked_sub(x)?;
-    let stages = stages.min(room / STAGE_BYTES);
-    (stages >= 2).then(|| count(x + stages * STAGE_BYTES).max(BYTES_MIN))
+impl RingForm {
+    /// Codes of 4096 values of a tile's rows, and their groups.
+    fn int4(group: GroupSize) -> Self {
+        Self { warps: 16, stages: 3, stage_bytes: (32 + 2 * group.n_units()) << 10 }
+    }
+
+    /// Shared memory of a block: x, then stages. None if there is no room for two of them. Two blocks must not fit a multiprocessor, or
+    /// others would get none.
+    fn shared_bytes(self, shape: GemmShape) -> Option<u32> {
+        /// Values that a row of x is padded to a multiple of; those of the widest stage.
+        const STAGE_VALUES: usize = 4096;
+        /// Behind a row of x: shifts banks.
+        const BETWEEN: usize = 64;
+        const BYTES_MIN: u32 = 112 << 10;
+        let values = shape.k.next_multiple_of(STAGE_VALUES);
+        // Two bytes a value; beside weights of four bits 32 more for each 128.
+        let row = values * size_of::<u16>() + values / 4 + BETWEEN;
+        let x = (shape.m * row).next_multiple_of(128);
+        let room = (SKINNY_RING_BYTES_MAX as usize).checked_sub(x)?;
+        let stages = self.stages.min(room / self.stage_bytes);
+        (stages >= 2).then(|| count(x + stages * self.stage_bytes).max(BYTES_MIN))
+    }
 }
 
 /// Matrix product of up to [`SKINNY_ROWS_MAX`] rows.
@@ -114,10 +129,10 @@ pub fn skinny_gemm(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> 
 
 fn skinny(
     shape: GemmShape,
-    [registers, ring]: [Entry; 2],
+    [registers, through_ring]: [Entry; 2],
     form: SkinnyForm,
     kernel: SkinnyKernel,
-    RingForm { warps, stages }: RingForm,
+    ring: RingForm,
 ) -> Result<LaunchConfig, KernelError> {
     not_empty(OP, shape.m.min(shape.n).min(shape.k))?;
     if shape.m > SKINNY_ROWS_MAX {
@@ -133,12 +148,12 @@ fn skinny(
     let n_tiles = count(shape.n.div_ceil(SKINNY_TILE_ROWS));
     let SkinnyKernel::Ring { n_multiprocessors } = kernel else { return Ok(config(registers, [n_tiles, 1, 1], 256)) };
     let no_room = || refused(OP, format!("{} rows of {} leave no room for a ring", shape.m, shape.k));
-    let shared_bytes = ring_bytes(shape, stages).ok_or_else(no_room)?;
+    let shared_bytes = ring.shared_bytes(shape).ok_or_else(no_room)?;
     // One more copies.
     Ok(LaunchConfig {
-        entry: ring,
+        entry: through_ring,
         grid: [n_tiles.min(n_multiprocessors), 1, 1],
-        threads: (warps + 1) * 32,
+        threads: (ring.warps + 1) * 32,
         shared_bytes,
     })
 }
@@ -151,6 +166,32 @@ pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel
         return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
     }
     skinny(shape, entries, form, kernel, E4M3_RING)
+}
+
+/// The same with weights of four bits, which only the ring multiplies.
+pub fn skinny_gemm_int4(
+    shape: GemmShape,
+    form: SkinnyForm,
+    kernel: SkinnyKernel,
+    group: GroupSize,
+) -> Result<LaunchConfig, KernelError> {
+    if kernel == SkinnyKernel::Registers {
+        return Err(refused(OP, "weights of four bits are multiplied through a ring".to_owned()));
+    }
+    if shape.m > SKINNY_INT4_ROWS_MAX {
+        let most = SKINNY_INT4_ROWS_MAX;
+        return Err(refused(OP, format!("{} rows are more than {most} with weights of four bits", shape.m)));
+    }
+    let entry = match form {
+        SkinnyForm::Bf16 => Entry::SkinnyInt4Bf16,
+        SkinnyForm::Update => Entry::SkinnyInt4Update,
+        SkinnyForm::ScaledBf16 => Entry::SkinnyInt4Scaled,
+        SkinnyForm::Gated => Entry::SkinnyInt4Gated,
+        SkinnyForm::F32 | SkinnyForm::ScaledF32 => {
+            return Err(refused(OP, "logits are of weights in bf16".to_owned()));
+        }
+    };
+    skinny(shape, [entry; 2], form, kernel, RingForm::int4(group))
 }
 
 #[cfg(test)]
