@@ -74,8 +74,12 @@ struct FourBits {
     const int lane = threadIdx.x % kWarp, n_values = n_stages(p) * kInt4StageValues;
     for (int m = 0; m < p.m; ++m) {
       each_of_x<kInt4StageValues, kWarps>(p, m, [&](const uint4& v, int at) {
-        float f[8], largest = largest_of(v);
+        float f[8], largest = largest_of(v), nothing = 0.f;
         unpack(v, f);
+        // An integer has no NaN: a span with a value that is not finite says so by its factor.
+#pragma unroll
+        for (int i = 0; i < 8; ++i) nothing += f[i] * 0.f;
+        const bool is_finite = (__ballot_sync(~0u, nothing != 0.f) >> (lane & 16) & 0xffff) == 0;
 #pragma unroll
         for (int distance = 8; distance > 0; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
         const float factor = factor_to(14, largest);
@@ -103,7 +107,7 @@ struct FourBits {
         }
         sum += __shfl_xor_sync(~0u, sum, 1), sum += __shfl_xor_sync(~0u, sum, 2);
         if (present && lane % 4 == 0) store_word(span + kXDigits + at % kInt4Step / 32 * 4, sum);
-        if (present && lane % 16 == 0) store_word(span + kXDigits + 16, __float_as_uint(1.f / factor));
+        if (present && lane % 16 == 0) store_word(span + kXDigits + 16, __float_as_uint(is_finite ? 1.f / factor : __int_as_float(0x7fffffff)));
       });
     }
   }

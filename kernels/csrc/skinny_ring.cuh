@@ -2,7 +2,7 @@
 // weights. One block a multiprocessor walks over tiles of 16 rows of w. A producer warp asks the bulk copy engine for stages of them, as
 // many ahead as shared memory holds, across tiles; the other warps each multiply a part of every stage by their part of x, which they
 // keep in shared memory, and wait for no other until a tile is summed. Tiles are finished by the warps in turn, while the next one is
-// multiplied; nobody waits for all.
+// multiplied. (With barriers that count arrivals nobody would wait for all: 2 % slower.)
 //
 //       shared memory:  x, m rows | stage 0 | stage 1 | ...
 //

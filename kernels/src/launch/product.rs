@@ -80,7 +80,8 @@ impl SkinnyKernel {
     pub fn has_room(self, shape: GemmShape) -> bool {
         match self {
             Self::Registers => true,
-            Self::Ring { .. } => BF16_RING.shared_bytes(shape).is_some(),
+            // The widest stages that there are.
+            Self::Ring { .. } => RingForm::int4(GroupSize::G32).shared_bytes(shape).is_some(),
         }
     }
 }
