@@ -65,6 +65,12 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
+
 // Every thread of the block gets the sum. `scratch` holds 32 floats. Summed in a fixed order: same input, same bits.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, n_warps = (blockDim.x + kWarp - 1) / kWarp;

@@ -12,11 +12,6 @@ constexpr float kE4m3Max = 448.f;
 // Every thread of the block gets the largest. `scratch` holds 32 floats.
 __device__ __forceinline__ float block_max(float x, float* scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, n_warps = (blockDim.x + kWarp - 1) / kWarp;
-  auto warp_max = [](float value) {
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
-    return value;
-  };
   x = warp_max(x);
   if (lane == 0) scratch[warp] = x;
   __syncthreads();

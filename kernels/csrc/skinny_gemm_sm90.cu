@@ -34,6 +34,14 @@ __device__ __forceinline__ uint2 halves(uint32_t four) {
   return pairs;
 }
 
+// Eight values of bf16 as f16, times a power of two.
+__device__ __forceinline__ uint4 as_halves(const uint4& v, float factor) {
+  float f[8];
+  unpack(v, f);
+  return make_uint4(pack_as<__half>(f[0] * factor, f[1] * factor), pack_as<__half>(f[2] * factor, f[3] * factor),
+                    pack_as<__half>(f[4] * factor, f[5] * factor), pack_as<__half>(f[6] * factor, f[7] * factor));
+}
+
 // Rows of w as they lie.
 template <typename Element>
 struct Rows {

@@ -4,13 +4,13 @@
 //
 // Both lie together: two bulk copies. A warp takes two spans of 128 values of each stage. Codes are multiplied as integers: a word's codes of row g
 // are its even nibbles, those of row g + 8 the odd ones, so a shift and two masks make eight of them, where f16 wants nearly twice that and
-// subtractions. x is an integer of 15 digits, times a power of two that the largest value of its span allows, in two columns: its upper and its lower
-// eight digits. Sums of a group are exact; then
+// subtractions. x is an integer of 14 binary digits and a sign, times a power of two that the largest value of its span allows, in two columns:
+// its upper and its lower eight digits. Sums of a group are exact; then
 //
 //       sum (code - zero) x  =  2^-e (256 upper + lower - zero sum x)
 //
-// and the scale is multiplied with it, in f32: no weight is rounded. Of a value of x below 2^-6 of the largest of 128 digits are lost, at most 2^-15 of
-// the largest; bf16 has lost as much of that one.
+// and the scale is multiplied with it, in f32: no weight is rounded. A value of x below 2^-6 of the largest of its
+// 128 loses digits, at most 2^-14 of the largest, of which bf16 itself had lost up to 2^-9.
 //
 //       x of a span:  upper digits, lower digits: [4 steps][lane t][4 words: of a step each, values 2t, 2t + 8, 2t + 1, 2t + 9]
 //

@@ -122,20 +122,6 @@ __device__ __forceinline__ float largest_of(const uint4& v) {
   return largest;
 }
 
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
-  return x;
-}
-
-// Eight values of bf16 as f16, times a power of two.
-__device__ __forceinline__ uint4 as_halves(const uint4& v, float factor) {
-  float f[8];
-  unpack(v, f);
-  return make_uint4(pack_as<__half>(f[0] * factor, f[1] * factor), pack_as<__half>(f[2] * factor, f[3] * factor),
-                    pack_as<__half>(f[4] * factor, f[5] * factor), pack_as<__half>(f[6] * factor, f[7] * factor));
-}
-
 // Hands a warp's part of a row of x, eight values a lane, to `take(vector, first value)`, with zeros up to a whole stage of `kValues`, of which
 // each warp has `kValues / kWarps`. Some are asked for ahead of the first that is taken. All lanes take as often; what is behind the last
 // stage has no place.

@@ -26,14 +26,14 @@ use crate::{
     cause::{self, Cause, Severity, root_cause},
     clock::SKEW,
     course::Course,
-    desired::{Desired, labels, url},
+    desired::{Desired, labels, preference::NODES_WITH_MODEL_MAX, url},
     fits::{self, Opinion},
     observe::Observed,
     plan::Plan,
     rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
-    validate::{NODES_WITH_MODEL_MAX, SpecError, ValidatedDeployment},
+    validate::{SpecError, ValidatedDeployment},
     verdict::{Verdict, whole_seconds},
 };
 

@@ -30,8 +30,6 @@ use crate::{allow::Allowed, canary::Canary, course::Course, peers::Peers, rollou
 pub const MODEL_MOUNT: &str = "/models";
 /// Where the link to a fetched model is.
 pub const LINK_DIR: &str = "/run/stoker/model";
-/// More nodes with a model than this are not written down, nor preferred: each is a line of every pod.
-pub const NODES_WITH_MODEL_MAX: usize = 16;
 /// That link: what the agent serves, whatever commit it leads to.
 pub const MODEL_LINK: &str = "/run/stoker/model/current";
 /// Key of a hub's token in a Secret, where a deployment names none.
@@ -385,39 +383,6 @@ impl ValidatedDeployment {
     /// The same on another revision, which was checked when its configuration was written.
     pub(crate) fn working_on(self, replica: ReplicaInputs, commit: Option<String>, course: Course) -> Self {
         Self { replica, commit, course, ..self }
-    }
-
-    /// The model, if it is kept by nodes, which share it among deployments.
-    pub fn kept_by_nodes(&self) -> Option<&ModelFetch> {
-        self.replica.fetch.as_ref().filter(|fetch| matches!(fetch.cache, CacheVolume::Node(_)))
-    }
-
-    /// The same, knowing what the status of others says of their models. Until a commit is known the same source is a good guess.
-    pub fn among<'a>(mut self, others: impl IntoIterator<Item = &'a ModelStatus>) -> Self {
-        let Some(source) = self.kept_by_nodes().map(|fetch| &fetch.source) else { return self };
-        let same = |other: &&ModelStatus| {
-            other.source == *source && self.commit.as_ref().is_none_or(|commit| *commit == other.commit)
-        };
-        self.nodes_of_others = others.into_iter().filter(same).flat_map(|other| &other.nodes).cloned().collect();
-        self
-    }
-
-    /// Nodes that new replicas prefer: each once, at most [`NODES_WITH_MODEL_MAX`], those of the deployment itself first.
-    pub fn preferred_nodes(&self) -> Vec<&str> {
-        let mut nodes: Vec<&str> = Vec::new();
-        for node in self.nodes_with_model().iter().chain(&self.nodes_of_others).map(String::as_str) {
-            if nodes.len() < NODES_WITH_MODEL_MAX && !nodes.contains(&node) {
-                nodes.push(node);
-            }
-        }
-        nodes
-    }
-
-    /// Nodes whose own cache had this very model when a replica served there.
-    pub fn nodes_with_model(&self) -> &[String] {
-        let same =
-            |fetched: &&ModelStatus| self.kept_by_nodes().is_some() && self.commit.as_ref() == Some(&fetched.commit);
-        self.fetched.as_ref().filter(same).map(|fetched| &*fetched.nodes).unwrap_or_default()
     }
 
     /// The same with no more replicas than are granted.

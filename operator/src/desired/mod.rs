@@ -8,7 +8,7 @@ mod fetch;
 pub mod labels;
 mod network_policy;
 mod pod;
-mod preference;
+pub(crate) mod preference;
 mod service;
 mod slices;
 
