@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// How long a step that is computed waits for masks: what a slow one costs its neighbours at most.
+/// How long a step waits for masks in any case: what a slow one costs its neighbours at most.
 const MASK_PATIENCE: Duration = Duration::from_micros(500);
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
@@ -190,7 +190,10 @@ impl EngineLoop {
             return Ok(());
         };
         let awaited = std::mem::take(&mut oldest.awaited);
-        for late in self.matchers.late(&awaited, Instant::now() + MASK_PATIENCE) {
+        // While its forward pass is computed, waiting costs nobody anything.
+        let begun_at = oldest.reading.launched_at.max(self.last_over);
+        let deadline = (begun_at + self.pace.busy_at_least()).max(Instant::now() + MASK_PATIENCE);
+        for late in self.matchers.late(&awaited, deadline) {
             if !put_off(&mut self.state, &mut oldest.plan, late) {
                 self.matchers.wait_for(late);
             }

@@ -10,6 +10,8 @@ const MIN_SHARE: usize = 128;
 const FIRST_SHARE: usize = 2048;
 /// A step counts for so much against all before it.
 const WEIGHT: f64 = 0.2;
+/// Of a step's time, what passes before the host must have launched what follows. Below 1, so that a wait does not prolong the next one.
+const BUSY_SHARE: f64 = 0.75;
 
 /// Time between two tokens of a sequence that prompts beside it may take, where decoding itself takes less.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +41,8 @@ impl ItlTarget {
 pub struct Pace {
     /// A step that only decodes.
     decode_seconds: Option<f64>,
+    /// The newest of those.
+    last_decode_seconds: Option<f64>,
     /// What a token of a prompt adds to it.
     seconds_per_token: Option<f64>,
 }
@@ -60,10 +64,17 @@ impl Pace {
         let PacedStep { n_prefill_tokens, n_decodes, seconds } = step;
         if n_prefill_tokens == 0 {
             mix(&mut self.decode_seconds, seconds);
+            self.last_decode_seconds = Some(seconds);
         } else if n_prefill_tokens >= MIN_SHARE {
             let decoding = if n_decodes > 0 { self.decode_seconds.unwrap_or(0.0) } else { 0.0 };
             mix(&mut self.seconds_per_token, (seconds - decoding).max(seconds / 2.0) / n_prefill_tokens as f64);
         }
+    }
+
+    /// How long the device is busy with a step at the least, before it draws: most of what steps that only decode took of late.
+    pub fn busy_at_least(&self) -> Duration {
+        let shortest = self.decode_seconds.into_iter().chain(self.last_decode_seconds).reduce(f64::min);
+        Duration::from_secs_f64(shortest.unwrap_or(0.0) * BUSY_SHARE)
     }
 
     /// Tokens of prompts beside decodes that keep a step within the target, or within twice what decoding takes anyway.
@@ -102,6 +113,23 @@ mod tests {
         assert_eq!(Pace::default().share(ItlTarget::DEFAULT.time), FIRST_SHARE);
         assert!((1180..=1220).contains(&share(25e-6, 40)), "{}", share(25e-6, 40));
         assert!((3500..=3700).contains(&share(25e-6, 100)));
+    }
+
+    #[test]
+    fn a_device_is_busy_for_most_of_the_shortest_of_late_steps() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.busy_at_least(), Duration::ZERO);
+        pace.note(step(0, 64, 0.008));
+        assert_eq!(pace.busy_at_least(), Duration::from_millis(6));
+        // Steps with prompts say nothing of those without.
+        pace.note(step(2048, 64, 0.050));
+        assert_eq!(pace.busy_at_least(), Duration::from_millis(6));
+        // Fewer sequences: the next one takes no longer than this.
+        pace.note(step(0, 1, 0.004));
+        assert_eq!(pace.busy_at_least(), Duration::from_millis(3));
+        // One that waited long is not believed at once.
+        pace.note(step(0, 1, 0.100));
+        assert!(pace.busy_at_least() < Duration::from_millis(25));
     }
 
     #[test]
