@@ -14,7 +14,7 @@ use crate::{
     launch::{self, AttentionSpec, BLOCK_SIZE, Heads, LaunchConfig, PREFILL_TILE_ROWS, PrefillKernel},
     plan::{DecodeItem, DecodeReader, PrefillTile, SplitPolicy},
     sys::Launch,
-    tensor_map::{BoxedTensor, TensorMap},
+    tensor_map::{BoxedTensor, Fetches, TensorMap},
 };
 
 const PREFILL: &str = "paged_prefill";
@@ -179,6 +179,7 @@ impl Kernels {
             sizes: [heads.dim, heads.n_q, n_rows],
             strides: [1, heads.dim, op.q_stride],
             box_sizes: [64, heads.group(), PREFILL_TILE_ROWS / heads.group()],
+            fetches: Fetches::Pair,
         };
         // One KV block of one head.
         let blocks = |cache: &CudaSlice<bf16>| BoxedTensor {
@@ -186,6 +187,7 @@ impl Kernels {
             sizes: [heads.dim, cache.len() / heads.dim],
             strides: [1, heads.dim],
             box_sizes: [64, BLOCK_SIZE],
+            fetches: Fetches::Pair,
         };
         let q = TensorMap::new(PREFILL, &q)?;
         let launch = self.functions.launch(PREFILL, config).map(&q);

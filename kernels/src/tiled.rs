@@ -12,7 +12,7 @@ use crate::{
     linear::{self, Linear, Operand, Output, RowScale, Update},
     quantise::E4M3_WHOLE,
     sys::Launch,
-    tensor_map::{BoxedTensor, TensorMap},
+    tensor_map::{BoxedTensor, Fetches, TensorMap},
 };
 
 const OP: &str = "gemm_sm90";
@@ -118,7 +118,7 @@ impl Kernels {
             return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {E4M3_WHOLE}", shape.k)));
         }
         let (stream, pairs) = (self.device().stream(), shape.k / 2);
-        let w = matrix(w.device_ptr(stream).0, [pairs, shape.n], plan.boxes.w)?;
+        let w = weights(w.device_ptr(stream).0, [pairs, shape.n], plan.boxes.w, shape.m)?;
         Ok(Maps { w, groups: None, x: matrix(x.device_ptr(stream).0, [pairs, shape.m], plan.boxes.x)? })
     }
 
@@ -130,7 +130,7 @@ impl Kernels {
         plan: &GemmPlan,
     ) -> Result<Maps, KernelError> {
         let stream = self.device().stream();
-        let w = matrix(w.device_ptr(stream).0, [k, n], plan.boxes.w)?;
+        let w = weights(w.device_ptr(stream).0, [k, n], plan.boxes.w, m)?;
         Ok(Maps { w, groups: None, x: matrix(x.device_ptr(stream).0, [k, m], plan.boxes.x)? })
     }
 
@@ -150,7 +150,8 @@ impl Kernels {
         let map = |address: u64, width: usize, n: usize, n_box: usize| {
             let strides = [1, width, width * n];
             let sizes = [width, n, layout.n_tiles()];
-            TensorMap::in_lines(OP, &BoxedTensor { address, sizes, strides, box_sizes: [width, n_box, tiles] })
+            let box_sizes = [width, n_box, tiles];
+            TensorMap::in_lines(OP, &BoxedTensor { address, sizes, strides, box_sizes, fetches: Fetches::Pair })
         };
         Ok(Maps {
             w: map(w.codes.device_ptr(stream).0, CHUNK, layout.n_chunks(), n_chunks)?,
@@ -199,7 +200,15 @@ fn start(launch: Launch<'_>, GemmShape { m, n, .. }: GemmShape, plan: &GemmPlan)
 
 /// A row-major matrix of which a copy moves a box; sizes are those of a row, then rows.
 fn matrix(address: u64, sizes: [usize; 2], box_sizes: [usize; 2]) -> Result<TensorMap, KernelError> {
-    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes })
+    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes, fetches: Fetches::Pair })
+}
+
+/// The same of weights that `m` rows of x are multiplied with. Few rows are bound by memory, which gives more line by line; with more, pairs
+/// are 0.4 % faster.
+fn weights(address: u64, sizes: [usize; 2], box_sizes: [usize; 2], m: usize) -> Result<TensorMap, KernelError> {
+    const LINES_ROWS_MAX: usize = 64;
+    let fetches = if m <= LINES_ROWS_MAX { Fetches::Line } else { Fetches::Pair };
+    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, sizes[0]], box_sizes, fetches })
 }
 
 /// Factors of so many rows have room in shared memory.
@@ -217,5 +226,6 @@ fn check_rows(m: usize) -> Result<(), KernelError> {
 fn panels(address: u64, [k, m]: [usize; 2], [n_rows, n_panels]: [usize; 2]) -> Result<TensorMap, KernelError> {
     const PANEL: usize = 64;
     let sizes = [PANEL, m, k / PANEL];
-    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, k, PANEL], box_sizes: [PANEL, n_rows, n_panels] })
+    let box_sizes = [PANEL, n_rows, n_panels];
+    TensorMap::new(OP, &BoxedTensor { address, sizes, strides: [1, k, PANEL], box_sizes, fetches: Fetches::Pair })
 }
