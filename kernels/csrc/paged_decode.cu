@@ -47,7 +47,8 @@ struct alignas(16) DecodeItem {
   int32_t sequence, begin, end;     // row of the first reader; -1: nothing to do
   int32_t n_shared;                 // tokens at the front of what is read that are all readers'; of a single one, all
   int32_t first_item, n_items;      // all pieces of these readers, this one included
-  int32_t first_reader, n_readers;  // at most 16 / G
+  int16_t first_reader, n_readers;  // at most 16 / G
+  int32_t n_settled;                // tokens at the front of what is read that no kernel of this step writes
 };
 
 // The same fields as `DecodeReader` in plan/decode.rs: a sequence, and where the tokens lie that it reads alone.
@@ -432,10 +433,14 @@ __device__ __forceinline__ void attend_piece(Softmax<kDim>& state, const PagedDe
     commit_copies();
     return block.reads;
   };
-  // What is read of those that are on their way, oldest first.
+  // What is read of those that are on their way, oldest first. What earlier steps wrote comes while the kernel in front still runs.
   int next[kRing - 1];
 #pragma unroll
-  for (int i = 0; i < kRing - 1; ++i) next[i] = request(i);
+  for (int i = 0; i < kRing - 1; ++i) {
+    if (block_begin(i) + kBlockSize > item.n_settled) wait_for_earlier_kernels();
+    next[i] = request(i);
+  }
+  wait_for_earlier_kernels();
   uint32_t q[kDim / 16][4];
   load_queries<Cached, kDim, kPlain>(q, p, item, readers, kv_head);
   for (int i = 0; i < n_mine; ++i) {
@@ -587,16 +592,18 @@ __device__ __forceinline__ void attend_item(const PagedDecode<Cached>& p, const 
 
 template <typename Cached, int kDim, bool kPlain>
 __device__ __forceinline__ void paged_decode(const PagedDecode<Cached>& p) {
-  wait_for_earlier_kernels();
   let_next_kernel_start();
   for (int at = blockIdx.y; at < p.n_items; at += gridDim.y) {
+    // Items, readers and block table came with the step's inputs, before its first kernel.
     const DecodeItem item = p.items[at];
     // Surplus items are the last ones.
-    if (item.sequence < 0) return;
+    if (item.sequence < 0) break;
     attend_item<Cached, kDim, kPlain>(p, item, at);
     // The next item's copies go over this one's results.
     __syncthreads();
   }
+  // Of a block without items, too: this kernel has not ended before the earlier ones have.
+  wait_for_earlier_kernels();
 }
 
 }  // namespace stoker

@@ -226,7 +226,10 @@ impl Cache {
     /// What decoding sequences of these lengths read.
     fn contexts(&self, lens: &[usize]) -> Vec<Context<'_, i32>> {
         let rows = self.table.chunks_exact(self.blocks_per_row);
-        lens.iter().zip(rows).map(|(&n_tokens, blocks)| Context { n_tokens, blocks }).collect()
+        lens.iter()
+            .zip(rows)
+            .map(|(&n_tokens, blocks)| Context { n_tokens, n_settled: n_tokens.saturating_sub(1), blocks })
+            .collect()
     }
 
     /// The reference of all rows, on all processors: it takes most of the time of a comparison.

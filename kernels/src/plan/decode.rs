@@ -29,6 +29,8 @@ const SHARING_TOKENS_MIN: usize = 512;
 pub struct Context<'a, B> {
     /// Tokens, the new one included.
     pub n_tokens: usize,
+    /// Those at the front whose keys and values no kernel of this step writes: they may be read ahead of the kernels in front.
+    pub n_settled: usize,
     /// Where they lie: its row of the block table, or as much of it as may be shared.
     pub blocks: &'a [B],
 }
@@ -58,9 +60,11 @@ pub struct DecodeItem {
     /// Pieces of its readers.
     pub n_items: i32,
     /// The first reader, an index into the plan's.
-    pub first_reader: i32,
+    pub first_reader: i16,
     /// Readers, one behind the other.
-    pub n_readers: i32,
+    pub n_readers: i16,
+    /// Tokens at the front of what is read that no kernel of this step writes.
+    pub n_settled: i32,
 }
 
 /// A sequence, and where the tokens that it reads alone lie in what is read together. The same fields as in
@@ -79,7 +83,7 @@ pub struct DecodeReader {
 // The memory plan counts by these.
 const _: () = assert!(size_of::<DecodeItem>() == DECODE_ITEM_BYTES && size_of::<DecodeReader>() == DECODE_READER_BYTES);
 
-// SAFETY: eight and three i32 without padding, as the kernels read them.
+// SAFETY: integers without padding, as the kernels read them.
 unsafe impl cudarc::driver::DeviceRepr for DecodeItem {}
 // SAFETY: as above: any bits are a value.
 unsafe impl bytemuck::Zeroable for DecodeItem {}
@@ -94,8 +98,17 @@ unsafe impl bytemuck::Pod for DecodeReader {}
 
 impl DecodeItem {
     /// What pads a plan.
-    pub const NONE: Self =
-        Self { sequence: -1, begin: 0, end: 0, n_shared: 0, first_item: 0, n_items: 1, first_reader: 0, n_readers: 1 };
+    pub const NONE: Self = Self {
+        sequence: -1,
+        begin: 0,
+        end: 0,
+        n_shared: 0,
+        first_item: 0,
+        n_items: 1,
+        first_reader: 0,
+        n_readers: 1,
+        n_settled: 0,
+    };
 }
 
 impl DecodeReader {
@@ -138,6 +151,7 @@ pub fn plan_decode<B: Copy + Ord>(contexts: &[Context<'_, B>], heads: Heads, pol
 struct Span {
     n_tokens: usize,
     n_shared: usize,
+    n_settled: usize,
     first_reader: usize,
     n_readers: usize,
 }
@@ -174,7 +188,9 @@ fn lay_out<B>(contexts: &[Context<'_, B>], order: &[usize], groups: &[Group]) ->
             readers.push(DecodeReader { sequence: index(row), begin: index(begin), end: index(end) });
         }
         let n_shared = if group.n_rows == 1 { end } else { n_shared };
-        spans.push(Span { n_tokens: end, n_shared, first_reader, n_readers: group.n_rows });
+        let settled = order[first_reader..].iter().take(group.n_rows).map(|row| contexts[*row].n_settled);
+        let n_settled = settled.min().unwrap_or(0).min(n_shared);
+        spans.push(Span { n_tokens: end, n_shared, n_settled, first_reader, n_readers: group.n_rows });
     }
     (readers, spans)
 }
@@ -189,9 +205,14 @@ fn cut(items: &mut Vec<DecodeItem>, span: &Span, sequence: i32, piece_tokens: us
         n_shared: index(span.n_shared),
         first_item,
         n_items,
-        first_reader: index(span.first_reader),
-        n_readers: index(span.n_readers),
+        first_reader: short_index(span.first_reader),
+        n_readers: short_index(span.n_readers),
+        n_settled: index(span.n_settled),
     }));
+}
+
+fn short_index(value: usize) -> i16 {
+    i16::try_from(value).expect("a step has fewer than 32768 sequences")
 }
 
 /// Tokens that each slot gets if all that is read is spread evenly over the slots.
@@ -233,7 +254,10 @@ mod tests {
     /// A plan of sequences of which nobody shares anything.
     fn apart(lens: &[usize], policy: SplitPolicy) -> DecodePlan {
         plan_decode(
-            &lens.iter().map(|&n_tokens| Context { n_tokens, blocks: &[0u32; 0] }).collect::<Vec<_>>(),
+            &lens
+                .iter()
+                .map(|&n_tokens| Context { n_tokens, n_settled: n_tokens.saturating_sub(1), blocks: &[0u32; 0] })
+                .collect::<Vec<_>>(),
             HEADS,
             policy,
         )
@@ -245,7 +269,11 @@ mod tests {
             |row: usize, at: usize| if (at + 1) * BLOCK_SIZE <= n_shared { at } else { (row + 1) * 10_000 + at };
         let table = |(row, len): (usize, &usize)| (0..len.div_ceil(BLOCK_SIZE)).map(|at| block(row, at)).collect();
         let tables: Vec<Vec<usize>> = lens.iter().enumerate().map(table).collect();
-        let contexts = lens.iter().zip(&tables).map(|(&n_tokens, blocks)| Context { n_tokens, blocks });
+        let contexts = lens.iter().zip(&tables).map(|(&n_tokens, blocks)| Context {
+            n_tokens,
+            n_settled: n_tokens.saturating_sub(1),
+            blocks,
+        });
         plan_decode(&contexts.collect::<Vec<_>>(), heads, policy)
     }
 
@@ -253,7 +281,8 @@ mod tests {
     fn read_by(plan: &DecodePlan, row: usize) -> Vec<(i32, i32)> {
         let at = plan.readers.iter().position(|reader| reader.sequence == index(row)).unwrap();
         let own = plan.readers[at];
-        let reads = |item: &&DecodeItem| (item.first_reader..item.first_reader + item.n_readers).contains(&index(at));
+        let reads =
+            |item: &&DecodeItem| (item.first_reader..item.first_reader + item.n_readers).contains(&short_index(at));
         let part = |item: &DecodeItem| {
             let shared = (item.begin, item.end.min(item.n_shared));
             let (begin, end) = (item.begin.max(own.begin), item.end.min(own.end));

@@ -104,7 +104,8 @@ mod tests {
 
     fn grouped(tables: &[Vec<u32>], n_rows_max: usize) -> Vec<(Vec<usize>, usize)> {
         let context = |blocks: &'_ Vec<u32>| (blocks.len() - 1) * BLOCK_SIZE + 1;
-        let contexts: Vec<_> = tables.iter().map(|blocks| Context { n_tokens: context(blocks), blocks }).collect();
+        let contexts: Vec<_> =
+            tables.iter().map(|blocks| Context { n_tokens: context(blocks), n_settled: 0, blocks }).collect();
         let (order, groups) = group(&contexts, n_rows_max);
         let mut rows = order.into_iter();
         groups.iter().map(|group| (rows.by_ref().take(group.n_rows).collect(), group.n_blocks)).collect()
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn the_block_of_the_newest_token_is_nobody_elses() {
         let same = table(7, 40, 0, 0);
-        let contexts = [Context { n_tokens: 40 * BLOCK_SIZE, blocks: &same[..40] }; 2];
+        let contexts = [Context { n_tokens: 40 * BLOCK_SIZE, n_settled: 0, blocks: &same[..40] }; 2];
         assert_eq!(group(&contexts, 4).1, [Group { n_rows: 2, n_blocks: 39 }]);
     }
 

@@ -87,8 +87,11 @@ impl<'a> Batch<'a> {
         let mut chunks: Vec<StepChunk<'a>> = step.chunks.iter().filter(is_decode).copied().collect();
         let n_decode = chunks.len();
         chunks.extend(step.chunks.iter().filter(|chunk| !is_decode(chunk)));
-        let contexts =
-            chunks[..n_decode].iter().map(|chunk| Context { n_tokens: chunk.start + 1, blocks: chunk.blocks });
+        let contexts = chunks[..n_decode].iter().map(|chunk| Context {
+            n_tokens: chunk.start + 1,
+            n_settled: settled(chunk),
+            blocks: chunk.blocks,
+        });
         let decodes = plan_decode(&contexts.collect::<Vec<_>>(), limits.heads, limits.policy);
         let prefills = prefill_chunks(&chunks, n_decode);
         let (sampled_rows, specs) = sampled(step, n_decode, &limits);
@@ -224,6 +227,15 @@ pub(super) fn prompt_shape(n: usize, limits: &BatchLimits) -> StepShape {
         n_sampled: 1,
         sampled: Sampled::Listed,
         blocks_per_row: limits.blocks_per_row(),
+    }
+}
+
+/// Tokens in front of a chunk that no kernel of its step writes. A sequence that the step before drew for had its blocks then; the blocks
+/// that one finds when it begins, or begins again, may be what another one computes in the same step.
+fn settled(chunk: &StepChunk<'_>) -> usize {
+    match chunk.input {
+        ChunkInput::Fed { .. } => chunk.start,
+        ChunkInput::Known(_) => 0,
     }
 }
 

@@ -103,7 +103,8 @@ fn decode_case(
     // The blocks that a cache's sequences share are in the same places of all tables.
     let known = if *reading == Reading::Together { n_shared / BLOCK_SIZE } else { 0 };
     let blocks: Vec<usize> = (0..known).collect();
-    let contexts: Vec<_> = lens.iter().map(|&n_tokens| Context { n_tokens, blocks: &blocks }).collect();
+    let contexts: Vec<_> =
+        lens.iter().map(|&n_tokens| Context { n_tokens, n_settled: n_tokens - 1, blocks: &blocks }).collect();
     let plan = plan::plan_decode(&contexts, heads, policy);
     let size = ScratchSize { n_sequences: lens.len(), n_items: plan.items.len(), policy, heads };
     let (items, readers) = (gpu.upload(&plan.items)?, gpu.upload(&plan.readers)?);
