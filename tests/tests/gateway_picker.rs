@@ -439,6 +439,9 @@ async fn a_tenant_s_key_opens_and_goes_no_further() -> Result<()> {
     write!(file, "tenants: [{{name: search, keys: [\"{hash}\"], limits: {{concurrentRequests: 1}}}}]")?;
     let rig = Rig::start(1, &["--tenants", file.path().to_str().unwrap()]).await?;
     assert_eq!(code(&rig.refusal(&Request::post(CHAT), &chat("Hi")).await?), (401, "invalid_api_key"));
+    let mut early = rig.picker.begin().await?;
+    early.ask(&Request::post(CHAT)).await?;
+    assert_eq!(code(&Refusal::of(&early.told().await?)?), (401, "invalid_api_key"), "before its body");
     let known = Request::post(CHAT).with("authorization", "Bearer key-of-search");
     let mut conversation = rig.picker.begin().await?;
     let told = conversation.whole(&known, chat("Hi").as_bytes()).await?.unwrap();

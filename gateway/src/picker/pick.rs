@@ -24,7 +24,6 @@ use crate::{
 const UNROUTED: [&str; 2] = ["/v1/models", "/v1/responses"];
 
 /// What is known of a request when a replica is picked for it.
-#[derive(Clone)]
 pub(super) struct Question {
     /// Its head, with its host.
     pub(super) parts: Parts,

@@ -27,6 +27,7 @@ use crate::{
     error::{Dialect, GatewayError},
     gateway::Gateway,
     headers::{ROUTE, request_id},
+    permit,
     proxy::is_stream,
     usage::Tail,
 };
@@ -148,6 +149,8 @@ impl Talk {
     async fn request(&mut self, opening: Opening, access: &mut Access) -> Result<Picked, Over> {
         let Opening { question, has_body, .. } = opening;
         let by_prompt = way(&question.parts)? == Way::ByPrompt;
+        // Before its body: nothing is kept for those who may not ask.
+        permit::who(&self.gateway, &question.parts.headers)?;
         match self.modes.request {
             BodySendMode::FullDuplexStreamed if by_prompt && has_body => {
                 let (body, followed) = self.collect(&question.parts.headers).await?;
