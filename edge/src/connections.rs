@@ -1,17 +1,17 @@
-//! Connections of the HTTP server: accepts them, speaks HTTP/1 on them, and at the end lets each finish its answer. Owns how
+//! Connections of the HTTP server: accepts them, speaks HTTP/1 on them, or what gRPC needs too, and at the end lets each finish its answer. Owns how
 //! many there are, how long a client may take to send the head of a request, and how long it may read nothing of an answer; for
 //! a body that is the handlers' business. Knows no endpoint.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, serve::Listener};
 use hyper::server::conn::http1;
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::stalled::Stalled;
 
@@ -25,11 +25,18 @@ pub struct Limits {
     /// Connections at once. One more is closed without a word, as a kernel does whose queue is full: whoever asks again is
     /// served once others have left.
     pub n_connections: usize,
+    /// It may speak HTTP/2 from its first byte on, as gRPC does.
+    pub http2: bool,
 }
+
+/// Requests at once on one connection of HTTP/2: a proxy sends all of its clients' on a few.
+const STREAMS: u32 = 16_384;
+/// A connection of HTTP/2 whose other side is gone without a word is found by this: requests on it may have places at replicas.
+const ALIVE_EVERY: Duration = Duration::from_secs(15);
 
 /// Of the admin port: one operator asks, every two seconds, and keeps its connection for ten.
 pub const ADMIN_LIMITS: Limits =
-    Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256 };
+    Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256, http2: false };
 
 impl Default for Limits {
     fn default() -> Self {
@@ -41,6 +48,7 @@ impl Default for Limits {
             stall: Duration::from_secs(60),
             // More than the clients of a replica with its longest queue, and memory for one is about 20 KB.
             n_connections: 16_384,
+            http2: false,
         }
     }
 }
@@ -78,8 +86,7 @@ pub async fn serve_at(
     ended: impl Future<Output = ()>,
 ) {
     let open = GracefulShutdown::new();
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.head);
+    let (http1, either) = (http1(limits), either(limits));
     let mut ended = pin!(ended);
     loop {
         let (io, _) = tokio::select! {
@@ -90,18 +97,46 @@ pub async fn serve_at(
             tracing::debug!(limit = limits.n_connections, "one connection too many");
             continue;
         };
-        let io = Stalled::new(TokioIo::new(io), limits.stall);
-        let served = http.serve_connection(io, TowerToHyperService::new(router.clone()));
-        let served = open.watch(served);
-        tokio::spawn(async move {
-            let _place = place;
-            // A client that breaks off, sends no HTTP or is too slow with it: its own affair.
-            if let Err(error) = served.await {
-                tracing::debug!(%error, "connection");
-            }
-            closed();
-        });
+        let (io, service) = (TokioIo::new(io), TowerToHyperService::new(router.clone()));
+        if limits.http2 {
+            let io = Stalled::opening(io, limits.stall, limits.head);
+            let served = open.watch(either.serve_connection(io, service).into_owned());
+            spawn(served, place, closed);
+        } else {
+            let served = open.watch(http1.serve_connection(Stalled::new(io, limits.stall), service));
+            spawn(served, place, closed);
+        }
     }
     drop(listener);
     open.shutdown().await;
+}
+
+fn http1(limits: Limits) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head);
+    http
+}
+
+/// What a client begins with says which one it speaks.
+fn either(limits: Limits) -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.head);
+    let mut http2 = http.http2();
+    http2.timer(TokioTimer::new()).max_concurrent_streams(STREAMS).keep_alive_interval(ALIVE_EVERY);
+    http
+}
+
+fn spawn<E: Display>(
+    served: impl Future<Output = Result<(), E>> + Send + 'static,
+    place: OwnedSemaphorePermit,
+    closed: fn(),
+) {
+    tokio::spawn(async move {
+        let _place = place;
+        // A client that breaks off, sends no HTTP or is too slow with it: its own affair.
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "connection");
+        }
+        closed();
+    });
 }

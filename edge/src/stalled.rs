@@ -1,5 +1,6 @@
 //! A connection whose other side stops reading. While bytes are there to be written and none can be, a clock runs; when it has
-//! run out the connection is broken, which ends what was being answered on it. Reading is left as it is.
+//! run out the connection is broken, which ends what was being answered on it. Reading is left as it is, but for the first byte where
+//! nobody else waits for it.
 
 use std::{
     io::{self, IoSlice},
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use tokio::time::{Sleep, sleep};
 
 /// A connection with a limit on how long its other side may read nothing.
@@ -17,11 +18,32 @@ pub(crate) struct Stalled<Io> {
     limit: Duration,
     /// Runs while nothing can be written.
     clock: Option<Pin<Box<Sleep>>>,
+    /// What the other side has to begin with, while it has not.
+    opening: Option<Opening>,
 }
+
+/// The first bytes of a connection that may be of either HTTP: which one is known by as many as the preface of HTTP/2 has.
+struct Opening {
+    n_missing: usize,
+    clock: Pin<Box<Sleep>>,
+}
+
+/// `PRI * HTTP/2.0`, two empty lines and `SM`. No head of HTTP/1.1 is shorter.
+const PREFACE_BYTES: usize = 24;
 
 impl<Io> Stalled<Io> {
     pub(crate) fn new(io: Io, limit: Duration) -> Self {
-        Self { io, limit, clock: None }
+        Self { io, limit, clock: None, opening: None }
+    }
+
+    /// One whose other side has to say within `opening` which HTTP it speaks.
+    pub(crate) fn opening(io: Io, limit: Duration, opening: Duration) -> Self {
+        Self {
+            io,
+            limit,
+            clock: None,
+            opening: Some(Opening { n_missing: PREFACE_BYTES, clock: Box::pin(sleep(opening)) }),
+        }
     }
 
     /// A write that was tried: one that must wait lets the clock run, any other stops it.
@@ -36,13 +58,37 @@ impl<Io> Stalled<Io> {
     }
 }
 
+impl Opening {
+    /// Reads no more than is missing, so that it is known how much that was.
+    fn read(
+        &mut self,
+        io: &mut (impl Read + Unpin),
+        context: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut bytes = [0; PREFACE_BYTES];
+        let mut piece = ReadBuf::new(&mut bytes[..self.n_missing.min(buffer.remaining())]);
+        let Poll::Ready(read) = Pin::new(io).poll_read(context, piece.unfilled()) else {
+            ready!(self.clock.as_mut().poll(context));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client says too little")));
+        };
+        self.n_missing -= piece.filled().len();
+        buffer.put_slice(piece.filled());
+        Poll::Ready(read)
+    }
+}
+
 impl<Io: Read + Unpin> Read for Stalled<Io> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
+        let Self { io, opening, .. } = &mut *self;
+        match opening {
+            Some(opening) if opening.n_missing > 0 => opening.read(io, context, buffer),
+            _ => Pin::new(io).poll_read(context, buffer),
+        }
     }
 }
 

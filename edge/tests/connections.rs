@@ -20,7 +20,7 @@ use tokio::{
 };
 
 const HEAD_TIMEOUT: Duration = Duration::from_millis(300);
-const LIMITS: Limits = Limits { head: HEAD_TIMEOUT, stall: Duration::from_millis(300), n_connections: 3 };
+const LIMITS: Limits = Limits { head: HEAD_TIMEOUT, stall: Duration::from_millis(300), n_connections: 3, http2: false };
 /// Longer than a head may take.
 const SLOW_ANSWER: Duration = Duration::from_millis(900);
 /// Enough on any machine for what happens within a second.
@@ -101,6 +101,26 @@ fn a_client_that_sends_its_head_byte_by_byte_is_let_go() {
 fn a_client_that_sends_nothing_is_let_go() {
     let server = Server::start();
     assert_eq!(read_to_close(&mut server.send("")), "");
+}
+
+#[test]
+fn where_http2_may_be_spoken_a_client_of_http1_is_served_and_one_that_does_not_say_which_is_let_go() {
+    let server = Server::with(Limits { http2: true, ..LIMITS });
+    let answer = read_to_close(&mut server.send(SLOW_REQUEST));
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("slow"), "{answer}");
+    for begun in ["", "P", "PRI * HTTP/2.0\r\n\r\n", "GET /slow HT"] {
+        let began = Instant::now();
+        let said = read_to_close(&mut server.send(begun));
+        assert!(
+            said.is_empty() && began.elapsed() >= HEAD_TIMEOUT / 2,
+            "{begun:?}: {said:?} after {:?}",
+            began.elapsed()
+        );
+    }
+    let mut of_http2 = server.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+    let mut frame = [0; 9];
+    of_http2.read_exact(&mut frame).unwrap();
+    assert_eq!(frame[3], 4, "it begins with its SETTINGS: {frame:?}");
 }
 
 #[test]

@@ -75,6 +75,11 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     line_bytes_max: usize,
 
+    /// Tell other proxies where requests go, too, as an endpoint picker of the Gateway API Inference Extension: gRPC
+    /// (envoy.service.ext_proc.v3) on the same addresses, on that of a deployment for it alone.
+    #[arg(long, env = "STOKER_ENDPOINT_PICKER")]
+    endpoint_picker: bool,
+
     /// Who may ask: a file of tenants with hashes of their keys, as a Secret is mounted; read again when it changes. Default:
     /// everybody may.
     #[arg(long, env = "STOKER_TENANTS", value_name = "FILE")]
@@ -123,6 +128,7 @@ impl Args {
             kept_bytes_max: self.kept_bytes_max,
             resume: Duration::from_secs_f64(self.resume),
             hold: Duration::from_secs_f64(self.hold),
+            picks_endpoints: self.endpoint_picker,
             line: Bounds { requests: self.line_max, bytes: self.line_bytes_max },
             ..Settings::default()
         }
@@ -131,7 +137,7 @@ impl Args {
     /// Where certificate and key are, if there is TLS.
     pub fn tls_files(&self) -> Option<TlsFiles> {
         let (certificate, key) = self.tls_certificate.clone().zip(self.tls_key.clone())?;
-        Some(TlsFiles { certificate, key })
+        Some(TlsFiles { certificate, key, http2: self.endpoint_picker })
     }
 
     /// How it ends.

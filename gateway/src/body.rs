@@ -16,14 +16,11 @@ use crate::error::GatewayError;
 /// instead of the answer.
 const DISCARDED: usize = 8;
 /// A body that has not arrived by then is given up.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The body, or why it is refused.
 pub async fn read(headers: &HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, GatewayError> {
-    if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        let message = format!("content-encoding {encoding:?} is not supported: send the body as it is");
-        return Err(GatewayError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message));
-    }
+    may_read(headers)?;
     let announced = body.size_hint().lower();
     let discarded_max = bytes_max.saturating_mul(DISCARDED);
     if announced > bytes_max as u64 && (awaits_word(headers) || announced > discarded_max as u64) {
@@ -31,11 +28,22 @@ pub async fn read(headers: &HeaderMap, body: Body, bytes_max: usize) -> Result<B
     }
     match tokio::time::timeout(TIMEOUT, collect(body, bytes_max)).await {
         Ok(read) => read,
-        Err(_) => {
-            let message = format!("the body did not arrive within {} s", TIMEOUT.as_secs());
-            Err(GatewayError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
-        }
+        Err(_) => Err(too_late()),
     }
+}
+
+/// Whether a body comes as it is.
+pub(crate) fn may_read(headers: &HeaderMap) -> Result<(), GatewayError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    let Some(encoding) = encoding else { return Ok(()) };
+    let message = format!("content-encoding {encoding:?} is not supported: send the body as it is");
+    Err(GatewayError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message))
+}
+
+/// A body of which not all came within [`TIMEOUT`].
+pub(crate) fn too_late() -> GatewayError {
+    let message = format!("the body did not arrive within {} s", TIMEOUT.as_secs());
+    GatewayError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
 }
 
 async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, GatewayError> {
@@ -70,7 +78,8 @@ fn broken(error: &axum::Error) -> GatewayError {
     GatewayError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the body ended early: {error}"))
 }
 
-fn too_large(received: u64, bytes_max: usize) -> GatewayError {
+/// A body of at least so many bytes.
+pub(crate) fn too_large(received: u64, bytes_max: usize) -> GatewayError {
     let message = format!("the body has at least {received} bytes, the limit is {bytes_max}: send a shorter prompt");
     GatewayError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
 }

@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(60);
 
 /// The host that a deployment's own port stands for.
 #[derive(Clone, Debug)]
-struct Meant(Arc<str>);
+pub(crate) struct Meant(Arc<str>);
 
 /// Who a request is for: by its port, else by the host that it names, however the request line says it.
 pub fn whom(parts: &Parts) -> Whom {
@@ -47,6 +47,7 @@ pub fn whom(parts: &Parts) -> Whom {
 #[derive(Clone, Debug)]
 pub struct House {
     routes: Router,
+    limits: Limits,
     places: Places,
     /// Turns true when no more are to come in.
     ended: watch::Receiver<bool>,
@@ -54,14 +55,14 @@ pub struct House {
 
 impl House {
     /// With these routes, until `ended` turns true.
-    pub fn new(routes: Router, ended: watch::Receiver<bool>) -> Self {
-        Self { routes, places: Limits::default().places(), ended }
+    pub fn new(routes: Router, limits: Limits, ended: watch::Receiver<bool>) -> Self {
+        Self { routes, limits, places: limits.places(), ended }
     }
 
     /// Serves the address for all deployments.
     pub async fn serve_all(self, listener: TcpListener, tls: Option<Tls>) {
         let ended = until(self.ended);
-        let (limits, listener) = (Limits::default(), quick(listener));
+        let (limits, listener) = (self.limits, quick(listener));
         match tls {
             Some(tls) => {
                 connections::serve_at(self.places, tls.over(listener), self.routes, limits, || {}, ended).await;
@@ -79,7 +80,7 @@ impl House {
                 () = dropped(closed) => {}
             }
         };
-        connections::serve_at(self.places, quick(listener), routes, Limits::default(), || {}, ended).await;
+        connections::serve_at(self.places, quick(listener), routes, self.limits, || {}, ended).await;
     }
 
     /// Keeps the ports of deployments open at this address.

@@ -3,7 +3,7 @@
 
 use axum::{
     body::Body,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::Response,
 };
 use bytes::Bytes;
@@ -91,6 +91,21 @@ impl GatewayError {
         Self::unavailable(code, message, 5)
     }
 
+    /// None of the endpoints that alone may be picked takes requests.
+    pub fn none_of_subset(deployment: &Deployment, n_named: usize) -> Self {
+        let message = format!(
+            "none of the {n_named} endpoint(s) that the proxy allows is a replica of {} that takes requests",
+            deployment.host()
+        );
+        Self::unavailable("no_ready_replicas", message, 5)
+    }
+
+    /// A path that no replica answers.
+    pub fn unknown_path(path: &str) -> Self {
+        let message = format!("there is no endpoint {path}: see GET /v1/models, POST /v1/chat/completions");
+        Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
+    }
+
     /// A request that does not wait in line any longer, or not at all.
     pub fn shed(host: &str, Refusal { shed, retry_after_seconds }: Refusal, hold_seconds: f64) -> Self {
         let why = match shed {
@@ -142,14 +157,24 @@ impl GatewayError {
 
     /// The answer.
     pub fn response(&self, dialect: Dialect) -> Response {
-        let mut response = Response::new(Body::from(self.body(dialect).to_string()));
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
+        let mut response = Response::new(Body::from(self.text(dialect)));
+        (*response.status_mut(), *response.headers_mut()) = (self.status, self.headers());
+        response
+    }
+
+    /// Headers of the answer.
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        response
+        headers
+    }
+
+    /// Its body.
+    pub fn text(&self, dialect: Dialect) -> String {
+        self.body(dialect).to_string()
     }
 
     /// The last events of a stream that cannot go on.

@@ -56,6 +56,8 @@ pub struct Settings {
     pub hold: Duration,
     /// What may wait so for each deployment.
     pub line: Bounds,
+    /// Whether other proxies may ask where requests go.
+    pub picks_endpoints: bool,
     /// Constants of the choice.
     pub rules: Rules,
 }
@@ -71,6 +73,7 @@ impl Default for Settings {
             resume: Duration::from_secs(30),
             hold: Duration::from_secs(45),
             line: Bounds { requests: 1024, bytes: 64 << 20 },
+            picks_endpoints: false,
             rules: Rules::default(),
         }
     }

@@ -66,6 +66,28 @@ pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Opti
     headers
 }
 
+/// What another proxy changes of a request's head before it sends it to a replica.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// Headers to set, in place of those of their names.
+    pub set: Vec<(HeaderName, HeaderValue)>,
+    /// Headers to remove.
+    pub removed: Vec<HeaderName>,
+}
+
+/// Of a request that came as `sent` and that this gateway would send on as `passed`. What is drawn or asked for so that an answer can
+/// go on elsewhere is left out: nobody would take marks out of it.
+pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
+    let named = |name: &HeaderName| Some((name.clone(), passed.get(name)?.clone()));
+    let set: Vec<(HeaderName, HeaderValue)> = [REQUEST_ID, SALT, PREFIXES].iter().filter_map(named).collect();
+    let is_set = |name: &HeaderName| set.iter().any(|(of, _)| of == name);
+    let stays = |name: &HeaderName| ![ROUTE, RESUME, SALT, PREFIXES, DRAWN, WHOLE].contains(name);
+    let is_key = |name: &HeaderName| [AUTHORIZATION, API_KEY].contains(name);
+    let goes = |name: &&HeaderName| !stays(name) || is_key(name) && !passed.contains_key(*name);
+    let removed = sent.keys().filter(goes).filter(|name| !is_set(name)).cloned().collect();
+    Changes { set, removed }
+}
+
 /// An answer's headers for a client.
 pub fn to_client(headers: &mut HeaderMap) {
     remove_hops(headers);
@@ -165,6 +187,39 @@ mod tests {
         assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 4), "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
         assert_eq!((shared.get(SALT), shared.len()), (None, 3), "{shared:?}");
+    }
+
+    #[test]
+    fn another_proxy_takes_out_what_replicas_believe_of_a_gateway_alone() {
+        let own = [
+            "x-stoker-route",
+            "x-stoker-drawn",
+            "x-stoker-whole",
+            "x-stoker-resume",
+            "x-stoker-salt",
+            "x-stoker-prefixes",
+        ];
+        let sent =
+            headers(&[&own.map(|name| (name, "1"))[..], &[("host", "a"), ("authorization", "Bearer key")]].concat());
+        let id = request_id(&sent);
+        let names = |changes: &Changes| {
+            let set: Vec<String> = changes.set.iter().map(|(name, _)| name.to_string()).collect();
+            let mut removed: Vec<String> = changes.removed.iter().map(ToString::to_string).collect();
+            removed.sort_unstable();
+            (set, removed)
+        };
+        let mut expected = own.map(str::to_owned).to_vec();
+        expected.sort_unstable();
+        let open = changes(&sent, &to_replica(sent.clone(), &id, None));
+        assert_eq!(names(&open), (vec!["x-request-id".to_owned()], expected.clone()));
+        let tenants = Tenants::parse("tenants: [{name: search, keys: []}]").unwrap();
+        let passed = to_replica(sent.clone(), &id, tenants.named("search").map(|tenant| &**tenant));
+        expected.retain(|name| name != "x-stoker-salt");
+        expected.insert(0, "authorization".to_owned());
+        assert_eq!(
+            names(&changes(&sent, &passed)),
+            (vec!["x-request-id".to_owned(), "x-stoker-salt".to_owned()], expected)
+        );
     }
 
     #[test]

@@ -79,8 +79,9 @@ impl Asked {
     }
 
     /// One that no prompt is in.
-    fn without_prompt(parts: Parts, id: &HeaderValue, tenant: Option<&Tenant>, body: Bytes) -> Self {
+    pub(crate) fn without_prompt(parts: Parts, id: &HeaderValue, tenant: Option<&Tenant>, body: Bytes) -> Self {
         Self {
+            explains: wants_reasons(&parts.headers),
             path_and_query: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
             method: parts.method,
             headers: to_replica(parts.headers, id, tenant),
@@ -91,15 +92,24 @@ impl Asked {
             // Nothing is computed for it: who is silent is lost.
             streams: true,
             follows: false,
-            explains: false,
             dialect: Dialect::Responses,
             class: 0,
             answer_tokens: 0,
         }
     }
 
+    /// Whether the reasons for its replica are to be in its answer.
+    pub(crate) fn explains(&self) -> bool {
+        self.explains
+    }
+
+    /// Headers of it for a replica.
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
     /// What waits in line for it.
-    fn waiter(&self, tenant: Option<&Tenant>, deadline_ms: u64) -> Waiter {
+    pub(crate) fn waiter(&self, tenant: Option<&Tenant>, deadline_ms: u64) -> Waiter {
         Waiter {
             tenant: tenant.map_or_else(String::new, |tenant| tenant.name.clone()),
             weight: tenant.map_or(1, |tenant| tenant.weight),
@@ -212,7 +222,7 @@ async fn serve(
 }
 
 /// Waits until a replica has room for a request.
-async fn wait(
+pub(crate) async fn wait(
     gateway: &Arc<Gateway>,
     asked: &Asked,
     waiter: Waiter,
@@ -234,8 +244,12 @@ fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Respon
     error.response(dialect)
 }
 
+fn wants_reasons(headers: &HeaderMap) -> bool {
+    headers.get(ROUTE).is_some_and(|value| value == "explain")
+}
+
 /// Reads what routing needs, and finds who is asked.
-fn ask<'a>(
+pub(crate) fn ask<'a>(
     fleet: &'a Fleet,
     whom: &Whom,
     tenant: Option<&Tenant>,
@@ -263,7 +277,7 @@ fn ask<'a>(
         request: hash(0, id.as_bytes()),
         streams: facts.stream,
         follows: facts.follows,
-        explains: headers.get(ROUTE).is_some_and(|value| value == "explain"),
+        explains: wants_reasons(&headers),
         dialect: Dialect::of(uri.path()),
         class: permit::class(tenant, facts.priority)?,
         answer_tokens: facts.max_tokens.unwrap_or(ANSWER_TOKENS).min(ANSWER_TOKENS),
@@ -431,7 +445,7 @@ async fn answer(
 }
 
 /// Who is there may have changed since.
-fn newest(gateway: &Gateway, deployment: Arc<Deployment>) -> Arc<Deployment> {
+pub(crate) fn newest(gateway: &Gateway, deployment: Arc<Deployment>) -> Arc<Deployment> {
     gateway.fleet().of_host(&deployment.host()).map_or(deployment, Arc::clone)
 }
 

@@ -12,6 +12,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use stoker_crds::endpoints::{LINES_PATH, Lines};
+use stoker_edge::connections::Limits;
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
@@ -19,13 +20,13 @@ use crate::{
     error::{Dialect, GatewayError},
     fleet::Lost,
     gateway::Gateway,
-    permit,
+    permit, picker,
     proxy::{forward, forward_stored},
     tls::Tls,
 };
 
 /// What replicas answer.
-const FORWARDED: [&str; 9] = [
+pub(crate) const FORWARDED: [&str; 9] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -60,6 +61,7 @@ pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
         .route(LINES_PATH, get(lines))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path);
+    let own = if gateway.settings.picks_endpoints { own.merge(picker::routes()) } else { own };
     FORWARDED.iter().fold(own, |router, path| router.route(path, post(forward))).with_state(gateway)
 }
 
@@ -74,7 +76,8 @@ pub async fn serve(
 ) {
     let (ended, told) = watch::channel(false);
     let address = listener.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
-    let house = House::new(router(Arc::clone(&gateway), pages), told);
+    let limits = Limits { http2: gateway.settings.picks_endpoints, ..Limits::default() };
+    let house = House::new(router(Arc::clone(&gateway), pages), limits, told);
     let (all, each) = (house.clone().serve_all(listener, tls), house.serve_each(Arc::clone(&gateway), address));
     let mut served = std::pin::pin!(async { tokio::join!(all, each) });
     tokio::select! {
@@ -137,8 +140,7 @@ fn card(id: &str) -> Value {
 }
 
 async fn unknown_path(uri: Uri) -> Response {
-    let message = format!("there is no endpoint {}: see GET /v1/models, POST /v1/chat/completions", uri.path());
-    GatewayError::new(StatusCode::NOT_FOUND, "unknown_url", message).response(Dialect::OpenAi)
+    GatewayError::unknown_path(uri.path()).response(Dialect::OpenAi)
 }
 
 async fn wrong_method(method: Method, request: Request) -> Response {

@@ -35,6 +35,8 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key, in PEM.
     pub key: PathBuf,
+    /// Clients may choose HTTP/2.
+    pub http2: bool,
 }
 
 /// See the module. Cheap to clone.
@@ -63,7 +65,8 @@ impl Tls {
         let versions = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let mut config =
             versions.context("choose versions of TLS")?.with_no_client_auth().with_cert_resolver(current.clone());
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let also = files.http2.then(|| b"h2".to_vec());
+        config.alpn_protocols = also.into_iter().chain([b"http/1.1".to_vec()]).collect();
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), current, files })
     }
 

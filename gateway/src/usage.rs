@@ -1,6 +1,7 @@
 //! What an answer cost, in tokens: of one that came whole, as its `usage` says; of a stream, as its marks say. Reads nothing else of an
 //! answer.
 
+use bytes::{Buf, BytesMut};
 use memchr::memmem;
 use serde::Deserialize;
 
@@ -48,9 +49,55 @@ impl Usage {
     }
 }
 
+/// Of an answer that passes in parts and has no marks: its last bytes, where its `usage` is, and how many events it had.
+#[derive(Debug, Default)]
+pub struct Tail {
+    last: BytesMut,
+    n_events: u32,
+}
+
+/// The last event of a stream, and the end of a whole answer, are shorter.
+const TAIL_BYTES: usize = 8 << 10;
+/// How an event with a part of an answer begins.
+const EVENT: &[u8] = b"data: {";
+
+impl Tail {
+    /// A part of it.
+    pub fn pass(&mut self, part: &[u8]) {
+        self.n_events = self.n_events.saturating_add(memmem::find_iter(part, EVENT).count() as u32);
+        let n_over = (self.last.len() + part.len()).saturating_sub(TAIL_BYTES);
+        self.last.advance(n_over.min(self.last.len()));
+        self.last.extend_from_slice(&part[part.len().saturating_sub(TAIL_BYTES)..]);
+    }
+
+    /// What it cost: as it says, or a token for each event of a stream that says nothing.
+    pub fn usage(&self) -> Usage {
+        let guess = Usage { completion_tokens: self.n_events, ..Usage::default() };
+        Usage::of_whole(&self.last).unwrap_or(guess)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_an_answer_says_what_it_cost_and_a_stream_that_does_not_is_counted() {
+        let usage = |parts: &[&[u8]]| {
+            let mut tail = Tail::default();
+            parts.iter().for_each(|part| tail.pass(part));
+            let Usage { prompt_tokens, completion_tokens, .. } = tail.usage();
+            (prompt_tokens, completion_tokens)
+        };
+        let long = [b'x'; 3 * TAIL_BYTES];
+        let said = br#"{"usage":{"prompt_tokens":9,"completion_tokens":4}}"#;
+        assert_eq!(usage(&[&long, said]), (Some(9), 4));
+        assert_eq!(usage(&[&[&long[..], said].concat()]), (Some(9), 4), "in one part");
+        assert_eq!(usage(&[&said[..20], &said[20..]]), (Some(9), 4), "in two");
+        let event: &[u8] = b"data: {\"a\":1}\n\n";
+        assert_eq!(usage(&[event, &event.repeat(2), b"data: [DONE]\n\n"]), (None, 3));
+        assert_eq!(usage(&[]), (None, 0));
+    }
 
     #[test]
     fn every_api_s_usage_is_read() {

@@ -1,7 +1,7 @@
 //! Carries out a plan: the only writer of children, of what replicas should do, and of `spec.replicas` when the number
 //! changes hands. No policy here, and no agent is asked: the probe tells them what is written.
 //!
-//! Order: configuration and Service before pods; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
+//! Order: configuration and Service before pods, and before the InferencePool that names it; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
 //! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
 //! refuses it still gets its replicas. Deletes and intents are bound to the
 //! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
@@ -26,7 +26,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use stoker_crds::{InferenceDeployment, contract::DrainSettings, intent::Want};
 use stoker_replica::Intent;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     desired::{Desired, labels},
@@ -34,6 +34,7 @@ use crate::{
     metrics::Metrics,
     observe::{Observed, is_stray},
     plan::{Handover, Plan, Upkeep},
+    pools::InferencePool,
     rollout::{Deletion, PodRef, RolloutPlan, Why},
 };
 
@@ -96,6 +97,7 @@ impl Apply {
             apply_canary_map,
             apply_keys,
             apply_budget,
+            apply_pool,
             network_policy,
             pods,
             revision: _,
@@ -131,6 +133,9 @@ impl Apply {
         }
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
+        }
+        for pool in desired.pool.iter().filter(|_| *apply_pool) {
+            self.apply_pool(pool, &mut applied).await?;
         }
         for name in prune_slices {
             self.remove::<EndpointSlice>(name, &mut applied).await?;
@@ -183,6 +188,17 @@ impl Apply {
         self.metrics.wrote(&kind, "apply");
         let result = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
         outcome(result, || format!("{kind} {}", child.name_any()), applied).map(drop)
+    }
+
+    /// Somebody may take the whole kind away at any time: then there are no pools.
+    async fn apply_pool(&self, pool: &InferencePool, applied: &mut Applied) -> Result<(), ReconcileError> {
+        match self.apply_child(pool, applied).await {
+            Err(ReconcileError::Apply { source: kube::Error::Api(answer), .. }) if answer.code == 404 => {
+                warn!(message = answer.message, "no InferencePool");
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     async fn keep_up(

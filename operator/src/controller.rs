@@ -65,6 +65,7 @@ use crate::{
     pages::{Board, Sources},
     pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
+    pools::{FailureMode, Pools},
     probe::Probe,
     readings::Readings,
     refused::{Attempt, RefusedWrites},
@@ -99,6 +100,8 @@ pub struct Options {
     pub defaults: Defaults,
     /// The gateways that Services lead to; `None`: they lead to replicas.
     pub gateways: Option<ServiceName>,
+    /// What Gateways do while nobody picks endpoints, in the InferencePools that are made where there can be any; `None`: none is made.
+    pub pools: Option<FailureMode>,
     /// Name of this process in Events.
     pub identity: String,
 }
@@ -176,6 +179,13 @@ pub async fn run(
             (Some(gateways), changed.boxed())
         }
         None => (None, futures::stream::pending().boxed()),
+    };
+    let (pools, pool_events, pools_listed) = match options.pools {
+        Some(failure_mode) => {
+            let (pools, events, listed) = Pools::watch(client.clone(), scope, failure_mode);
+            (Some(pools), events.boxed(), listed.boxed())
+        }
+        None => (None, futures::stream::pending().boxed(), futures::stream::pending().boxed()),
     };
     let (nodes, nodes_changed) = Watched::watch(Api::all(client.clone()), nodes::slim).await;
     let (given, given_changed) = Watched::watch(api(&client, scope), budgets::slim).await;
@@ -280,7 +290,7 @@ pub async fn run(
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        caches: Caches { pods, pods_of, services, slices, config_maps, budgets, network_policies },
+        caches: Caches { pods, pods_of, services, slices, config_maps, budgets, network_policies, pools },
         gateways,
         defaults: options.defaults,
         deployments: deployments.clone(),
@@ -305,6 +315,8 @@ pub async fn run(
         .owns_stream(service_events)
         .owns_stream(slice_events)
         .reconcile_all_on(gateways_changed)
+        .owns_stream(pool_events)
+        .reconcile_all_on(pools_listed)
         .reconcile_all_on(nodes_changed)
         .reconcile_all_on(given_changed)
         .owns_stream(config_map_events)
@@ -413,7 +425,8 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
     let revision_map = validate(&deployment, &context.defaults)
         .map(|valid| config_map_name(&valid.identity.name, &revision(&valid.replica)))
         .ok();
-    let live = observe_live(&deployment, revision_map.as_deref(), &context.client, &context.readings).await;
+    let (client, pools) = (&context.client, context.caches.pools.as_ref());
+    let live = observe_live(&deployment, revision_map.as_deref(), client, pools, &context.readings).await;
     match live.map_err(ReconcileError::Observe)? {
         Some(live) => context.carry_out(&live, context.readings.now()).await,
         None => Ok(Action::await_change()),
@@ -443,7 +456,9 @@ impl Context {
         let deployment = self.among_others(course::settle(asked, observed));
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
-        let desired = desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref());
+        let pools = self.caches.pools.as_ref().and_then(Pools::kept);
+        let desired =
+            desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref()).pooled(identity, pools);
         let fit = self.fit(&deployment, &desired, observed);
         let plan = plan::plan(&deployment, &desired, observed, now);
         let plan = if fit.opinion.is_hopeless { plan.without_hopeless(&deployment.course) } else { plan };

@@ -33,6 +33,7 @@ pub mod pages;
 pub mod pause;
 pub mod peers;
 pub mod plan;
+pub mod pools;
 pub mod probe;
 pub mod readings;
 pub mod refused;

@@ -21,6 +21,7 @@ use stoker_operator::{
     metrics::Metrics,
     pages::{self, Board},
     peers::Peers,
+    pools::FailureMode,
     scaling::Ledger,
     server,
     telemetry::{self, LogFormat},
@@ -61,6 +62,10 @@ struct Args {
     /// replicas, and what led them to gateways is removed.
     #[arg(long, env = "STOKER_GATEWAY_SERVICE", value_name = "NAMESPACE/NAME")]
     gateway_service: Option<ServiceName>,
+    /// Make an InferencePool (inference.networking.k8s.io/v1) for each deployment, in clusters that have the kind, for Gateways that ask
+    /// those gateways which replica is next; they run with --endpoint-picker. This is what a Gateway does while none answers.
+    #[arg(long, env = "STOKER_INFERENCE_POOLS", value_name = "FAILURE_MODE", requires = "gateway_service")]
+    inference_pools: Option<FailureMode>,
     /// URL of a mirror that models of hubs (hf://) are fetched from. Default: the hub itself, as agents know it.
     #[arg(long, value_name = "URL")]
     hub_endpoint: Option<String>,
@@ -155,7 +160,13 @@ async fn main() -> anyhow::Result<()> {
             node_cache_limit: args.model_cache_limit,
         },
     };
-    let options = controller::Options { namespace: args.namespace, defaults, gateways: args.gateway_service, identity };
+    let options = controller::Options {
+        namespace: args.namespace,
+        defaults,
+        gateways: args.gateway_service,
+        pools: args.inference_pools,
+        identity,
+    };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);
     let rounds = async |stop: watch::Receiver<bool>| {
         let keyring = tokio::select! {

@@ -44,6 +44,8 @@ pub struct Plan {
     pub apply_keys: bool,
     /// Write the PodDisruptionBudget: it is missing or says another number.
     pub apply_budget: bool,
+    /// Write the InferencePool: it is missing or says something else.
+    pub apply_pool: bool,
     /// What becomes of the NetworkPolicy.
     pub network_policy: Upkeep,
     /// What to do with pods.
@@ -115,6 +117,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
             .is_some_and(|canary| own_config_map(&canary.config_map, observed).is_none()),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),
+        apply_pool: pool_moves(desired, observed),
         network_policy: network_policy(desired, observed),
         pods: one_asks_first(deployment, observed, plan_rollout(&wanted, &observed.replicas, now), &desired.revision),
         revision: desired.revision.clone(),
@@ -161,6 +164,15 @@ fn budget_moves(desired: &Desired, observed: &Observed) -> bool {
         Child::Own(budget) => !holds(&desired.budget, budget.as_ref()),
         Child::Absent => true,
         Child::Foreign { .. } => false,
+    }
+}
+
+/// One of this name that somebody else made stands in the place of ours: nothing but Gateways needs it.
+fn pool_moves(desired: &Desired, observed: &Observed) -> bool {
+    match (&desired.pool, &observed.pool) {
+        (Some(wanted), Child::Own(pool)) => !holds(wanted, pool.as_ref()),
+        (Some(_), Child::Absent) => true,
+        (Some(_), Child::Foreign { .. }) | (None, _) => false,
     }
 }
 
@@ -312,6 +324,7 @@ impl Plan {
             apply_canary_map,
             apply_keys,
             apply_budget,
+            apply_pool,
             network_policy,
             pods,
             revision: _,
@@ -320,7 +333,8 @@ impl Plan {
             handover,
             taken: _,
         } = self;
-        let applies = *apply_service || *apply_config_map || *apply_canary_map || *apply_keys || *apply_budget;
+        let maps = *apply_config_map || *apply_canary_map || *apply_keys;
+        let applies = maps || *apply_service || *apply_budget || *apply_pool;
         !applies
             && *network_policy == Upkeep::Leave
             && pods.is_empty()
@@ -340,6 +354,7 @@ impl Display for Plan {
             apply_canary_map,
             apply_keys,
             apply_budget,
+            apply_pool,
             network_policy,
             pods,
             revision,
@@ -355,6 +370,9 @@ impl Display for Plan {
         apply_slices.iter().try_for_each(|name| writeln!(f, "apply EndpointSlice {name}"))?;
         if *apply_service {
             writeln!(f, "apply Service")?;
+        }
+        if *apply_pool {
+            writeln!(f, "apply InferencePool")?;
         }
         if *apply_config_map {
             writeln!(f, "apply ConfigMap of {revision}")?;

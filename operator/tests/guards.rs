@@ -61,6 +61,7 @@ fn planned(
         config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
         budget,
         network_policy,
+        pool: Child::Absent,
         descriptions: Default::default(),
     };
     plan::plan(&valid, &desired, &observed, Timestamp::UNIX_EPOCH)

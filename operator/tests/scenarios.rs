@@ -195,6 +195,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         budget,
         slices: Vec::new(),
         network_policy: Child::Absent,
+        pool: Child::Absent,
         descriptions: Default::default(),
     }
 }

@@ -56,6 +56,7 @@ fn planned(desired: &Desired, service: &Service, slices: &[EndpointSlice]) -> Pl
         config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
         budget: Child::Own(Arc::new(desired.budget.clone())),
         network_policy: Child::Absent,
+        pool: Child::Absent,
         descriptions: Default::default(),
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)

@@ -53,6 +53,8 @@ const SHAPES: [&[&str]; 9] = [
         "gateway.tls.secret=shown",
         "gateway.replicas=2",
         "gateway.holdSeconds=90",
+        "gateway.endpointPicker.enabled=true",
+        "gateway.endpointPicker.failureMode=FailOpen",
         "networkPolicy.enabled=true",
         "platformIds=true",
         "metrics.dashboard.enabled=true",
@@ -255,6 +257,12 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     for part in ["--tls-certificate=/etc/stoker/tls/tls.crt\n", "port: http, scheme: HTTPS}", "secretName: \"shown\""] {
         assert!(tls.contains(part), "{part}: {tls}");
     }
+    assert!(!text.contains("--endpoint-picker") && !text.contains("--inference-pools"), "{text}");
+    let picks = ["gateway.endpointPicker.enabled=true", "gateway.endpointPicker.failureMode=FailOpen"];
+    let picks = manifests(&[&GATEWAY[..], &picks].concat());
+    assert!(picks.contains("--endpoint-picker\n") && picks.contains("--inference-pools=FailOpen\n"), "{picks}");
+    let wrong = refusal(&[&IMAGES[..], &GATEWAY[..], &["gateway.endpointPicker.failureMode=Maybe"]].concat());
+    assert!(wrong.contains("failureMode"), "{wrong}");
     let tenants = manifests(&[&GATEWAY[..], &["gateway.tenants.secret=who"]].concat());
     assert!(
         tenants.contains("--tenants=/etc/stoker/tenants/tenants.yaml\n") && tenants.contains("secretName: \"who\"")

@@ -1,5 +1,5 @@
 //! What should exist for one deployment: a Service, the revision's ConfigMap, the operator's public keys, pods of that
-//! revision, a budget for their disruptions and, where it is asked for, a NetworkPolicy. Pure.
+//! revision, a budget for their disruptions and, where they are asked for, a NetworkPolicy and an InferencePool. Pure.
 
 mod additions;
 mod budget;
@@ -8,6 +8,7 @@ mod fetch;
 pub mod labels;
 mod network_policy;
 mod pod;
+mod pool;
 pub(crate) mod preference;
 mod service;
 mod slices;
@@ -32,6 +33,7 @@ pub use self::{
 use crate::{
     course::Course,
     gateways::Front,
+    pools::{FailureMode, InferencePool},
     revision::revision,
     validate::{Identity, ValidatedDeployment},
 };
@@ -55,6 +57,8 @@ pub struct Desired {
     pub budget: PodDisruptionBudget,
     /// Who may reach replicas, where that is limited.
     pub network_policy: Option<NetworkPolicy>,
+    /// How Gateways of others find replicas, where there can be any.
+    pub pool: Option<InferencePool>,
     /// A replica's pod, still without name and ordinal.
     template: Pod,
     /// Name of the deployment, the first part of every pod name.
@@ -78,6 +82,7 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
             .peers
             .as_ref()
             .map(|peers| network_policy::network_policy(&deployment.identity, peers)),
+        pool: None,
         template: pod::template(deployment, &revision),
         name: deployment.identity.name.clone(),
         revision,
@@ -92,6 +97,12 @@ impl Desired {
         if let Some(spec) = &mut self.service.spec {
             spec.selector = Some(labels::selector_of_nobody(&identity.name));
         }
+        self
+    }
+
+    /// The same with an InferencePool, if pools are kept.
+    pub fn pooled(mut self, identity: &Identity, failure_mode: Option<FailureMode>) -> Self {
+        self.pool = failure_mode.map(|failure_mode| pool::pool(identity, failure_mode));
         self
     }
 

@@ -33,7 +33,12 @@ pub use self::{
     index::PodIndex,
     pod::{intent_of, observe_replica},
 };
-use crate::{clock::SKEW, desired::labels, readings::Readings};
+use crate::{
+    clock::SKEW,
+    desired::labels,
+    pools::{InferencePool, Pools},
+    readings::Readings,
+};
 
 /// Everything that exists for one deployment. Possibly stale.
 #[derive(Clone, Debug)]
@@ -56,6 +61,8 @@ pub struct Observed {
     pub budget: Child<PodDisruptionBudget>,
     /// The NetworkPolicy of its name.
     pub network_policy: Child<NetworkPolicy>,
+    /// The InferencePool of its name.
+    pub pool: Child<InferencePool>,
     /// What its replicas say of their model, by the UID of the pod.
     pub descriptions: HashMap<String, Described>,
 }
@@ -102,6 +109,8 @@ pub struct Caches {
     pub budgets: Store<PodDisruptionBudget>,
     /// NetworkPolicies that the operator made.
     pub network_policies: Store<NetworkPolicy>,
+    /// InferencePools that the operator made, where it makes any.
+    pub pools: Option<Pools>,
 }
 
 impl fmt::Debug for Caches {
@@ -121,8 +130,9 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let slices = caches.slices.state().into_iter().filter(|slice| belongs(&**slice, &namespace, &name)).collect();
     let budget = caches.budgets.get(&ObjectRef::new(&name).within(&namespace));
     let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
+    let pool = caches.pools.as_ref().and_then(|pools| pools.get(&namespace, &name));
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
-    assemble(deployment, Found { pods, service, slices, config_maps, budget, network_policy, strays }, readings)
+    assemble(deployment, Found { pods, service, slices, config_maps, budget, network_policy, pool, strays }, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -130,6 +140,7 @@ pub async fn observe_live(
     deployment: &InferenceDeployment,
     revision_map: Option<&str>,
     client: &Client,
+    pools: Option<&Pools>,
     readings: &Readings,
 ) -> kube::Result<Option<Observed>> {
     let namespace = deployment.namespace().unwrap_or_default();
@@ -143,14 +154,17 @@ pub async fn observe_live(
     let config_maps = list::<ConfigMap>(client, &namespace, &labelled);
     let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &namespace);
     let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
-    let (fresh, pods, service, slices, mut config_maps, budget, network_policy) = tokio::try_join!(
+    let are_kept = pools.is_some_and(|pools| pools.kept().is_some());
+    let pool = async { if are_kept { pool(client, &namespace, &name).await } else { Ok(None) } };
+    let (fresh, pods, service, slices, mut config_maps, budget, network_policy, pool) = tokio::try_join!(
         deployments.get_opt(&name),
         pods,
         services.get_opt(&name),
         slices,
         config_maps,
         budgets.get_opt(&name),
-        policies.get_opt(&name)
+        policies.get_opt(&name),
+        pool
     )?;
     let Some(fresh) = fresh.filter(|fresh| fresh.uid() == deployment.uid()) else { return Ok(None) };
     // A ConfigMap of the name we need may carry none of our labels.
@@ -159,9 +173,18 @@ pub async fn observe_live(
         config_maps.extend(maps.get_opt(wanted).await?.map(Arc::new));
     }
     let strays = strays(&fresh, client).await?;
-    let (budget, network_policy) = (budget.map(Arc::new), network_policy.map(Arc::new));
-    let found = Found { pods, service: service.map(Arc::new), slices, config_maps, budget, network_policy, strays };
+    let (budget, network_policy, pool) = (budget.map(Arc::new), network_policy.map(Arc::new), pool.map(Arc::new));
+    let service = service.map(Arc::new);
+    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
+}
+
+/// The InferencePool of this name; none, if somebody took the whole kind away.
+async fn pool(client: &Client, namespace: &str, name: &str) -> kube::Result<Option<InferencePool>> {
+    match Api::<InferencePool>::namespaced(client.clone(), namespace).get_opt(name).await {
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(None),
+        found => found,
+    }
 }
 
 /// Of the pods that the status names as strays, those that still are.
@@ -196,6 +219,7 @@ struct Found {
     config_maps: Vec<Arc<ConfigMap>>,
     budget: Option<Arc<PodDisruptionBudget>>,
     network_policy: Option<Arc<NetworkPolicy>>,
+    pool: Option<Arc<InferencePool>>,
     strays: Vec<String>,
 }
 
@@ -224,6 +248,7 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
         config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
         budget: found.budget.map_or(Child::Absent, |budget| child(budget, &uid)),
         network_policy: found.network_policy.map_or(Child::Absent, |policy| child(policy, &uid)),
+        pool: found.pool.map_or(Child::Absent, |pool| child(pool, &uid)),
         deployment,
     }
 }

@@ -33,7 +33,7 @@ use crate::lease::Leadership;
 
 /// Of pages: each that is open holds one connection, and opens another one now and then.
 const LIMITS: Limits =
-    Limits { head: Duration::from_secs(30), stall: Duration::from_secs(60), n_connections: 2 * STREAMS };
+    Limits { head: Duration::from_secs(30), stall: Duration::from_secs(60), n_connections: 2 * STREAMS, http2: false };
 
 static ASSETS: [&Asset; 3] = [&STYLE, &SCRIPT, &ICON];
 

@@ -75,6 +75,7 @@ impl Life {
             budget: Child::Absent,
             slices: Vec::new(),
             network_policy: Child::Absent,
+            pool: Child::Absent,
             descriptions: Default::default(),
         }
     }

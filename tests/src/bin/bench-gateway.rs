@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::Parser;
 use futures::future::try_join_all;
+use serde_json::json;
 use stoker_crds::{
     contract::LoadReport,
     endpoints::{EndpointState, ReplicaEndpoint},
@@ -17,8 +18,10 @@ use stoker_crds::{
 use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_tests::{
     gateway::{GatewayProcess, Teller, deployment},
+    picker::{Destination, Picker, Request},
     transit::{Load, Pace, PacedReplica, Transit, silent_streams},
 };
+use tokio::task::JoinSet;
 
 /// Measures the gateway on this machine.
 #[derive(Debug, Parser)]
@@ -69,6 +72,7 @@ struct Bench {
 async fn main() -> Result<()> {
     let mut bench = Bench::start(Args::parse()).await?;
     bench.chat().await?;
+    bench.picks().await?;
     bench.long_prompts().await?;
     bench.idle().await?;
     bench.silent().await?;
@@ -163,6 +167,31 @@ impl Bench {
         Ok(())
     }
 
+    /// How long a proxy waits until it is told where a request goes, at the rate and with the prompts of a chat.
+    async fn picks(&mut self) -> Result<()> {
+        let gateway = GatewayProcess::start(self.teller.url(), &["--endpoint-picker"])?;
+        gateway.knows("chat", EndpointState::Serving, self.replicas.len()).await?;
+        let picker = Picker::at(&gateway.address()?.to_string())?;
+        let prompts: Vec<String> = (0..64).map(|number| format!("{number:03} {}", TOKEN.repeat(199))).collect();
+        let bodies = prompts.iter().map(|prompt| json!({"model": "chat", "prompt": prompt}).to_string());
+        let bodies: Vec<String> = bodies.collect();
+        let (mut cores, mut waits) = (Vec::new(), [Vec::new(), Vec::new()]);
+        picks(&picker, &bodies, self.args.rate, Duration::from_secs(2)).await?;
+        for _ in 0..self.args.pairs {
+            let (begun, before) = (Instant::now(), gateway.busy_seconds()?);
+            let waited = picks(&picker, &bodies, self.args.rate, Duration::from_secs(self.args.seconds)).await?;
+            cores.push((gateway.busy_seconds()? - before) / begun.elapsed().as_secs_f64());
+            waits[0].push(percentile(&waited, 0.5));
+            waits[1].push(percentile(&waited, 0.99));
+        }
+        let case = format!("picker_{:.0}", self.args.rate);
+        self.note(&case, "cores", &cores);
+        for (metric, samples) in ["pick_p50_ms", "pick_p99_ms"].iter().zip(&waits) {
+            self.note(&case, metric, samples);
+        }
+        Ok(())
+    }
+
     /// Replicas that have nothing to do: the operator tells of them whenever it has read them.
     async fn idle(&mut self) -> Result<()> {
         let report = LoadReport { start_id: "s".to_owned(), ..LoadReport::idle(10_000) };
@@ -200,6 +229,27 @@ impl Bench {
         let done = work.await;
         Ok((done, (self.gateway.busy_seconds()? - before) / begun.elapsed().as_secs_f64()))
     }
+}
+
+/// Milliseconds from the beginning of each conversation to where its request goes; it is answered then.
+async fn picks(picker: &Picker, bodies: &[String], rate: f64, time: Duration) -> Result<Vec<f64>> {
+    let mut due = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+    let count = (rate * time.as_secs_f64()) as usize;
+    let mut asking = JoinSet::new();
+    for number in 0..count {
+        due.tick().await;
+        let (picker, body) = (picker.clone(), bodies[number % bodies.len()].clone());
+        asking.spawn(async move {
+            let begun = Instant::now();
+            let mut conversation = picker.begin_whole(&Request::post("/v1/completions"), &body).await?;
+            Destination::of(&conversation.told().await?)?;
+            let waited = begun.elapsed().as_secs_f64() * 1000.0;
+            conversation.passed().await?;
+            conversation.answered("200", "{}").await?;
+            anyhow::Ok(waited)
+        });
+    }
+    asking.join_all().await.into_iter().collect()
 }
 
 fn whole(transit: Transit) -> Result<Transit> {

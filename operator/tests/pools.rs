@@ -1,0 +1,97 @@
+//! The InferencePool of a deployment: what it says, and what a plan does about one that is there.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use jiff::Timestamp;
+use serde_json::json;
+use stoker_crds::InferenceDeployment;
+use stoker_operator::{
+    desired::{Desired, desired, labels},
+    observe::{Child, Observed},
+    plan::{self, Plan},
+    pools::{FailureMode, InferencePool, PoolPort},
+    validate::{Defaults, ValidatedDeployment, validate},
+};
+
+fn deployment() -> InferenceDeployment {
+    let object = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+        "spec": {"model": {"source": "builtin://ember"}},
+        "metadata": {"name": "chat", "namespace": "team", "uid": "uid-chat", "generation": 1, "resourceVersion": "1"},
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+fn valid() -> ValidatedDeployment {
+    validate(&deployment(), &Defaults { agent_image: "agent:1".into(), ..Defaults::default() }).unwrap()
+}
+
+fn with_pool(failure_mode: Option<FailureMode>) -> Desired {
+    let valid = valid();
+    desired(&valid, "").pooled(&valid.identity, failure_mode)
+}
+
+/// What a plan does beside this pool, all other children being as they should be.
+fn planned(desired: &Desired, pool: Child<InferencePool>) -> Plan {
+    let observed = Observed {
+        deployment: Arc::new(deployment()),
+        replicas: Vec::new(),
+        foreign_pods: BTreeSet::new(),
+        strays: Vec::new(),
+        service: Child::Own(Arc::new(desired.service.clone())),
+        slices: Vec::new(),
+        config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
+        budget: Child::Own(Arc::new(desired.budget.clone())),
+        network_policy: Child::Absent,
+        pool,
+        descriptions: Default::default(),
+    };
+    plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
+}
+
+#[test]
+fn a_pool_has_the_replicas_of_its_service_and_names_it_as_who_picks() {
+    let pool = with_pool(Some(FailureMode::FailClose)).pool.unwrap();
+    assert_eq!(pool.spec.selector.match_labels, labels::selector("chat"));
+    let object = serde_json::to_value(&pool).unwrap();
+    assert_eq!(
+        (&object["apiVersion"], &object["kind"]),
+        (&json!("inference.networking.k8s.io/v1"), &json!("InferencePool"))
+    );
+    let picker = json!({"name": "chat", "port": {"number": 8000}, "failureMode": "FailClose"});
+    assert_eq!(
+        (&object["spec"]["endpointPickerRef"], &object["spec"]["targetPorts"]),
+        (&picker, &json!([{"number": 8000}]))
+    );
+    assert_eq!((&object["metadata"]["namespace"], object.get("status")), (&json!("team"), None));
+    assert_eq!(with_pool(None).pool, None);
+}
+
+#[test]
+fn a_pool_is_written_when_it_is_missing_or_says_something_else_and_another_s_is_left() {
+    let wanted = with_pool(Some(FailureMode::FailClose));
+    let own = |pool: &InferencePool| Child::Own(Arc::new(pool.clone()));
+    let made = wanted.pool.clone().unwrap();
+    let mut moved = made.clone();
+    moved.spec.target_ports = vec![PoolPort { number: 9 }];
+    let mut nobody = made.clone();
+    nobody.spec.endpoint_picker_ref = None;
+    let foreign = || Child::Foreign { name: "chat".into(), leaving: false };
+    for (name, there, applies) in [
+        ("missing", Child::Absent, true),
+        ("as it should be", own(&made), false),
+        ("another port", own(&moved), true),
+        ("nobody picks", own(&nobody), true),
+        ("of another mode", own(&with_pool(Some(FailureMode::FailOpen)).pool.unwrap()), true),
+        ("somebody else's", foreign(), false),
+    ] {
+        let plan = planned(&wanted, there);
+        assert_eq!((plan.apply_pool, plan.taken.len()), (applies, 0), "{name}");
+        assert_eq!(plan.to_string().contains("apply InferencePool"), applies, "{name}");
+    }
+    for there in [Child::Absent, own(&made), foreign()] {
+        assert!(!planned(&with_pool(None), there).apply_pool, "no pools are kept");
+    }
+}
