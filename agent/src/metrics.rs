@@ -68,6 +68,7 @@ struct OwnFamilies {
     prefix_evicted: IntCounter,
     grammars: IntCounterVec,
     grammar_seconds: Histogram,
+    forced_tokens: IntCounter,
     tool_calls: IntCounterVec,
     reasoning_answers: IntCounter,
     kv_events: IntCounterVec,
@@ -209,6 +210,10 @@ impl OwnFamilies {
                 &["outcome"],
             ),
             grammar_seconds: register.own_seconds("stoker_grammar_seconds", "Time a request waited for its grammar"),
+            forced_tokens: register.own_counter(
+                "stoker_forced_tokens_total",
+                "Tokens that grammars left no choice of, and that took no draw",
+            ),
             tool_calls: register.own_counter_vec(
                 "stoker_tool_calls_total",
                 "Tool calls in answers: complete, or cut off by the answer's end",
@@ -239,6 +244,7 @@ impl OwnFamilies {
         raise(&self.prefix_queried, load.prefix_query_tokens);
         raise(&self.prefix_hit, load.prefix_hit_tokens);
         raise(&self.prefix_evicted, load.prefix_evicted_blocks);
+        raise(&self.forced_tokens, load.forced_tokens);
     }
 
     fn set(&self, report: &LoadReport) {

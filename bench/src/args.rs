@@ -71,6 +71,7 @@ struct CurveGrid {
 ///     http_N            concurrent_N over HTTP and SSE                          share_of_in_process
 ///     sampled_KIND_N    concurrent_N with sampling options, and greedy before   share_of_greedy, tok_s
 ///     constrained_N     concurrent_N with a JSON schema each, and free before   share_of_free, tok_s
+///     required_N        the same, many required keys, token by token before     gain, tok_s, forced_share
 ///     neighbour_N       N - 1 greedy beside one with every option               loss
 ///     mix_N             N requests a second, a tenth with 8k to 14k in          short_ttft, itl, worst_gap, e2e by percentiles
 ///

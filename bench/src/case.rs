@@ -48,6 +48,8 @@ pub enum Case {
     Sampled(Kind, u32),
     /// `constrained_N`: `concurrent_N` with a JSON schema each, as a share of free generation's speed just before it.
     Constrained(u32),
+    /// `required_N`: `concurrent_N` with a JSON schema of many required keys each, beside the same token by token just before it.
+    Required(u32),
     /// `neighbour_N`: what N - 1 greedy requests lose when the N-th has every option.
     Neighbour(u32),
     /// `mix_N`: N requests a second, nine of ten with short prompts, one with a long one: see [`mix`].
@@ -146,6 +148,7 @@ impl Case {
             | Self::Http(n)
             | Self::Sampled(_, n)
             | Self::Constrained(n)
+            | Self::Required(n)
             | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
@@ -175,7 +178,7 @@ impl Case {
             Self::Constrained(_) => "share_of_free",
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
             Self::Concurrent(_) => "itl_ms",
-            Self::SharedPrefix => "gain",
+            Self::SharedPrefix | Self::Required(_) => "gain",
             Self::Neighbour(_) => "loss",
             Self::Mix(_) => "worst_gap_p95_ms",
             Self::Http(_) => "share_of_in_process",
@@ -198,6 +201,7 @@ impl fmt::Display for Case {
             Self::Offline(n) => write!(f, "offline_{n}"),
             Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
             Self::Constrained(n) => write!(f, "constrained_{n}"),
+            Self::Required(n) => write!(f, "required_{n}"),
             Self::Neighbour(n) => write!(f, "neighbour_{n}"),
             Self::Mix(n) => write!(f, "mix_{n}"),
             Self::Http(n) => write!(f, "http_{n}"),
@@ -222,6 +226,7 @@ impl FromStr for Case {
             Some(("offline", n)) => Ok(Self::Offline(n)),
             Some(("http", n)) => Ok(Self::Http(n)),
             Some(("constrained", n)) => Ok(Self::Constrained(n)),
+            Some(("required", n)) => Ok(Self::Required(n)),
             Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
             Some(("mix", n)) => Ok(Self::Mix(n)),
             Some((kind, n)) => sampled(kind).map(|kind| Self::Sampled(kind, n)).ok_or_else(|| no_case(name)),
@@ -239,7 +244,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, constrained_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, constrained_N, required_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 
@@ -255,7 +260,7 @@ mod tests {
             .chain(Case::GPU)
             .chain(Case::GPU_QUICK)
             .chain(Case::GPU_SAMPLED)
-            .chain(&[Case::Mix(6), Case::Constrained(8)])
+            .chain(&[Case::Mix(6), Case::Constrained(8), Case::Required(8)])
         {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }

@@ -4,13 +4,14 @@ use std::{
     collections::BTreeMap,
     num::NonZero,
     path::PathBuf,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use crate::{
     case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
-    constrained,
+    constrained::{self, TokenByToken},
     mix::{self, Answer, Arrival},
     prompts::Prompts,
     reading::{Phases, Reading, step_readings},
@@ -20,7 +21,9 @@ use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
     Quantization, RejectReason, Request, RequestEvent, RequestStream, SamplingParams, StopParams, TokenId,
-    constraint::Constraint, grammar::GrammarCompiler, ops::Isa,
+    constraint::Constraint,
+    grammar::{GrammarCompiler, GrammarSpec},
+    ops::Isa,
 };
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
@@ -188,6 +191,7 @@ impl InProcess {
             Case::Sampled(kind, _) => self.sampled(size, kind),
             Case::Neighbour(_) => self.neighbour(size),
             Case::Constrained(_) => self.constrained(size),
+            Case::Required(_) => self.required(size),
             Case::Mix(rate) => self.mix(&mix::arrivals(rate)),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
@@ -236,9 +240,7 @@ impl InProcess {
 
     /// Free first, so that both find the chip as warm. Schemas are compiled before.
     fn constrained(&mut self, size: Size) -> Result<Vec<Reading>> {
-        let compiler = GrammarCompiler::new(self.engine.tokenizer(), &self.engine.model().eos)?;
-        let schemas = (0..size.requests).map(|n| Ok(compiler.compile(&constrained::schema(n))?.0));
-        let schemas: Vec<Constraint> = schemas.collect::<Result<_>>()?;
+        let schemas = self.compiled(size, constrained::schema)?;
         let vocab_size = self.engine.model().vocab_size;
         let free = || Kind::Greedy.asked(vocab_size, 0);
         let bound = |idx: usize| {
@@ -249,6 +251,39 @@ impl InProcess {
         let seconds = self.all_ended(size, bound)?;
         let tok_s = size.all_completion_tokens() / seconds;
         Ok(vec![Reading::new("share_of_free", without / seconds), Reading::new("tok_s", tok_s)])
+    }
+
+    /// Token by token first. The same tokens both times, but for what prompts make of them.
+    fn required(&mut self, size: Size) -> Result<Vec<Reading>> {
+        let schemas = self.compiled(size, constrained::required)?;
+        let (vocab_size, end) = (self.engine.model().vocab_size, self.engine.model().eos[0]);
+        let bound = |constraint: Constraint| {
+            let Asked { sampling, logprobs } = Kind::Greedy.asked(vocab_size, 0);
+            Asked { sampling: SamplingParams { constraint: Some(constraint), ..sampling }, logprobs }
+        };
+        let token_by_token = |idx: usize| {
+            let grammar = TokenByToken { inner: schemas[idx].clone(), end };
+            bound(Constraint(Arc::new(grammar)))
+        };
+        let prompts = self.prompts.many(size.requests, size.prompt_tokens);
+        // An end token never comes: one by one, a mask says that it might.
+        let stop = StopParams { min_tokens: size.completion_tokens, ..endless(size.completion_tokens) };
+        let without = self.all_of(&prompts, &stop, token_by_token)?;
+        let before = self.engine.load();
+        let seconds = self.all_of(&prompts, &stop, |idx| bound(schemas[idx].clone()))?;
+        let after = self.engine.load();
+        let n_tokens = (after.generation_tokens - before.generation_tokens) as f64;
+        Ok(vec![
+            Reading::new("gain", without / seconds),
+            Reading::new("tok_s", size.all_completion_tokens() / seconds),
+            Reading::new("forced_share", (after.forced_tokens - before.forced_tokens) as f64 / n_tokens),
+        ])
+    }
+
+    /// A schema a request.
+    fn compiled(&self, size: Size, schema: fn(u32) -> GrammarSpec) -> Result<Vec<Constraint>> {
+        let compiler = GrammarCompiler::new(self.engine.tokenizer(), &self.engine.model().eos)?;
+        (0..size.requests).map(|n| Ok(compiler.compile(&schema(n))?.0)).collect()
     }
 
     /// Until the greedy requests have ended: the last one is not waited for.
@@ -290,13 +325,18 @@ impl InProcess {
     /// Seconds until all but the last of fresh requests have ended, and for a single one until it has.
     fn all_ended(&mut self, size: Size, asked_of: impl Fn(usize) -> Asked) -> Result<f64> {
         let prompts = self.prompts.many(size.requests, size.prompt_tokens);
+        self.all_of(&prompts, &endless(size.completion_tokens), asked_of)
+    }
+
+    /// The same of these prompts.
+    fn all_of(&self, prompts: &[Vec<TokenId>], stop: &StopParams, asked_of: impl Fn(usize) -> Asked) -> Result<f64> {
         let begun = Instant::now();
-        let submit = |(idx, prompt)| self.submit(prompt, size.completion_tokens, asked_of(idx));
-        let mut streams = prompts.into_iter().enumerate().map(submit).collect::<Result<Vec<_>, _>>()?;
+        let submit = |(idx, prompt): (usize, &Vec<TokenId>)| self.submit(prompt.clone(), stop.clone(), asked_of(idx));
+        let mut streams = prompts.iter().enumerate().map(submit).collect::<Result<Vec<_>, _>>()?;
         let last = if streams.len() > 1 { streams.pop() } else { None };
-        streams.iter_mut().try_for_each(|stream| to_the_end(stream, size.completion_tokens))?;
+        streams.iter_mut().try_for_each(|stream| to_the_end(stream, stop.max_tokens))?;
         let seconds = begun.elapsed().as_secs_f64();
-        last.into_iter().try_for_each(|mut stream| to_the_end(&mut stream, size.completion_tokens))?;
+        last.into_iter().try_for_each(|mut stream| to_the_end(&mut stream, stop.max_tokens))?;
         Ok(seconds)
     }
 
@@ -346,14 +386,18 @@ impl InProcess {
 
     /// For a load that may be more than the engine takes.
     pub(crate) fn try_greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> Result<RequestStream, RejectReason> {
-        self.submit(prompt, max_tokens, Kind::Greedy.asked(self.engine.model().vocab_size, 0))
+        self.submit(prompt, endless(max_tokens), Kind::Greedy.asked(self.engine.model().vocab_size, 0))
     }
 
-    fn submit(&self, prompt: Vec<TokenId>, max_tokens: u32, asked: Asked) -> Result<RequestStream, RejectReason> {
+    fn submit(&self, prompt: Vec<TokenId>, stop: StopParams, asked: Asked) -> Result<RequestStream, RejectReason> {
         let Asked { sampling, logprobs } = asked;
-        let stop = StopParams { max_tokens, ignore_eos: true, ..StopParams::default() };
         self.engine.submit(Request { prompt, sampling, stop, logprobs, ..Request::default() })
     }
+}
+
+/// So many tokens, whatever they are.
+fn endless(max_tokens: u32) -> StopParams {
+    StopParams { max_tokens, ignore_eos: true, ..StopParams::default() }
 }
 
 /// A sample whose first tokens nobody told apart from its last.

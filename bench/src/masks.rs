@@ -26,6 +26,8 @@ use stoker_engine::{
     sched::{SampleSpec, Sampled, Step, StepOutput},
 };
 
+use crate::constrained::AnySpelling;
+
 /// A token of the clock's own.
 const FREE: TokenId = 2000;
 const CONTEXT: u32 = 4096;
@@ -91,10 +93,11 @@ impl Bench {
         let json = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         let tokenizer = Tokenizer::from_json(&json)?;
         let end = tokenizer.token_id("</s>").context("the vocabulary has no </s>")?;
-        let compiler = GrammarCompiler::new(&tokenizer, &[end])?;
+        let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::from_json(&json)?), &[end])?;
         let words = Words::of(&tokenizer);
         let sample = |(name, spec, text): (_, GrammarSpec, String)| -> Result<Sample> {
             let (grammar, _) = compiler.compile(&spec).with_context(|| format!("compile {name}"))?;
+            let grammar = Constraint(Arc::new(AnySpelling(grammar)));
             Ok(Sample { name, grammar, tokens: words.encode(&text)? })
         };
         let samples = languages().into_iter().map(sample).collect::<Result<_>>()?;

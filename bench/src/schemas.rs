@@ -8,6 +8,7 @@ use std::{
     fs,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -52,6 +53,9 @@ struct Found {
     instances: [[usize; 2]; 2],
     n_drawn: usize,
     n_whole: usize,
+    /// Tokens of drawn texts, and those of them that were no choice.
+    n_tokens: usize,
+    n_forced: usize,
     compiles: Vec<Duration>,
     masks: Vec<Duration>,
 }
@@ -62,7 +66,7 @@ pub fn run(asked: &Asked) -> Result<()> {
     let tokenizer = Tokenizer::from_json(&json)?;
     let end = tokenizer.token_id("</s>").context("the vocabulary has no </s>")?;
     let walker = Walker {
-        compiler: GrammarCompiler::new(&tokenizer, &[end])?,
+        compiler: GrammarCompiler::new(&Arc::new(Tokenizer::from_json(&json)?), &[end])?,
         words: Words::of(&tokenizer),
         end,
         quote: Words::of(&tokenizer).encode("\"")?[0],
@@ -88,11 +92,11 @@ pub fn run(asked: &Asked) -> Result<()> {
 
 impl Found {
     fn print(self, n_schemas: usize) {
-        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, .. } = self;
+        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, n_tokens, n_forced, .. } = self;
         println!("schemas {n_schemas}, refused {n_refused}");
         println!("instances that a schema allows: {} taken, {} not", allowed[1], allowed[0]);
         println!("instances that a schema forbids: {} not taken, {} taken", forbidden[0], forbidden[1]);
-        println!("texts drawn {n_drawn}, whole {n_whole}");
+        println!("texts drawn {n_drawn}, whole {n_whole}; of their {n_tokens} tokens {n_forced} were no choice");
         println!("{:34} {:>7} {:>9} {:>9} {:>9}", "us", "n", "p50", "p99", "most");
         for (name, times) in [("compile", self.compiles), ("mask", self.masks)] {
             if !times.is_empty() {
@@ -131,7 +135,7 @@ impl Walker {
         if drawn_tokens == 0 {
             return Ok(None);
         }
-        let (text, is_whole) = self.draw(&grammar, drawn_tokens, seed, &mut found.masks)?;
+        let (text, is_whole) = self.draw(&grammar, drawn_tokens, seed, found)?;
         found.n_drawn += 1;
         found.n_whole += usize::from(is_whole);
         Ok(Some(json!({"name": case.name, "schema": case.schema, "text": text, "is_whole": is_whole})))
@@ -139,7 +143,7 @@ impl Walker {
 
     /// Whether a text is of the language.
     fn takes(&self, grammar: &Constraint, text: &str, masks: &mut Vec<Duration>) -> Result<bool> {
-        let (mut matcher, mut mask) = (grammar.0.matcher(), vec![0; mask_words(self.n_tokens)]);
+        let (mut matcher, mut mask) = (grammar.0.any_spelling(), vec![0; mask_words(self.n_tokens)]);
         for token in self.words.encode(text)?.into_iter().chain([self.end]) {
             let begun = Instant::now();
             mask.fill(0);
@@ -156,14 +160,16 @@ impl Walker {
     }
 
     /// A text drawn by nobody in particular: any token that may come, but often the end of the text or of a string; whether it ended.
-    fn draw(&self, grammar: &Constraint, most: usize, seed: u64, masks: &mut Vec<Duration>) -> Result<(String, bool)> {
+    fn draw(&self, grammar: &Constraint, most: usize, seed: u64, found: &mut Found) -> Result<(String, bool)> {
         let (mut matcher, mut mask) = (grammar.0.matcher(), vec![0; mask_words(self.n_tokens)]);
         let (mut random, mut bytes) = (StdRng::seed_from_u64(seed), Vec::new());
         for _ in 0..most {
             let begun = Instant::now();
             mask.fill(0);
             matcher.allow(&mut mask).map_err(|reason| anyhow!("{reason}"))?;
-            masks.push(begun.elapsed());
+            found.masks.push(begun.elapsed());
+            found.n_tokens += 1;
+            found.n_forced += usize::from(mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
             let token =
                 [self.end, self.quote].into_iter().find(|token| allows(&mask, *token) && random.random_bool(0.4));
             let token = token.or_else(|| any(&mask, &mut random)).context("a mask allows nothing")?;

@@ -28,7 +28,16 @@ pub fn allows(mask: &[u32], token: TokenId) -> bool {
 /// A language of completions, compiled. Requests share it; each of them gets a matcher of its own.
 pub trait Grammar: Debug + Send + Sync {
     /// At the beginning of a completion. Called on a grammar thread while the request stands in line: compile elsewhere.
+    ///
+    /// Where the grammar leaves one text, its masks leave the tokens that the model's tokenizer makes of it: what a model has
+    /// learnt to read, and known before it is computed.
     fn matcher(&self) -> Box<dyn Matcher>;
+
+    /// The same for whoever narrows masks further: every way to spell a text is allowed, so that one without a forbidden
+    /// token may be left.
+    fn any_spelling(&self) -> Box<dyn Matcher> {
+        self.matcher()
+    }
 }
 
 /// One completion's way through its grammar. Goes from grammar thread to grammar thread, survives preemption, is dropped

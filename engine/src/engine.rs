@@ -8,7 +8,7 @@ use std::{
         mpsc::{channel, sync_channel},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use stoker_fit::{
@@ -118,7 +118,7 @@ impl Engine {
         let EngineParts { model, tokenizer, sched, max_waiting } = parts;
         let n_blocks = model.memory.kv_blocks as usize;
         let abilities = executor.abilities();
-        let matchers = Matchers::new(model.vocab_size as usize);
+        let matchers = Matchers::new(model.vocab_size as usize, &sched.eos);
         let tokenizer = Arc::new(tokenizer);
         let meters = Arc::new(Meters::new(n_blocks, Instant::now()));
         // Until a step has started them, those that can run at once stand in line too.
@@ -143,6 +143,7 @@ impl Engine {
             matchers,
             pace: Pace::default(),
             last_over: Instant::now(),
+            last_took: Duration::ZERO,
         };
         let thread = spawn("engine", move || engine_loop.run());
         EngineHandle::new(Shared {

@@ -26,13 +26,17 @@ use crate::{
     prefix_news::PrefixTeller,
     request::{FinishReason, Request, RequestId},
     sched::{
-        Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
-        put_off, resolve, rows_wanted, schedule,
+        Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, jump,
+        jump_over_draw, put_off, resolve, rows_wanted, schedule,
     },
+    sequence::Sequence,
 };
 
 /// How long a step waits for masks in any case: what a slow one costs its neighbours at most.
 const MASK_PATIENCE: Duration = Duration::from_micros(500);
+/// Where the host computes, what a step waits for tokens that must come, as a part of what the last one took: a sixteenth for nothing
+/// is little beside a whole step of those who jump ahead.
+const AHEAD_PART: u32 = 16;
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
 /// `Submit` and at most two `End`.
@@ -75,6 +79,8 @@ pub(crate) struct EngineLoop {
     pub(crate) pace: Pace,
     /// When the last one was over.
     pub(crate) last_over: Instant,
+    /// What that one took.
+    pub(crate) last_took: Duration,
 }
 
 /// A step that was planned and not resolved. One without chunks was not launched; it only has effects.
@@ -137,10 +143,7 @@ impl EngineLoop {
     fn obey(&mut self, command: Command) -> Inbox {
         match command {
             Command::Submit { id, request } => {
-                if let Some(constraint) = &request.sampling.constraint {
-                    let tokens = request.resume.as_ref().map_or(&[][..], |resume| &resume.tokens);
-                    self.matchers.open(id, constraint, tokens);
-                }
+                self.matchers.open(id, &request);
                 self.state.submit(id, request);
             }
             Command::End { id, reason } => self.state.end(id, reason),
@@ -152,6 +155,7 @@ impl EngineLoop {
 
     /// Launches one step more if there is something to compute, and takes the oldest in when the executor takes no more.
     fn step(&mut self) -> Result<(), ExecError> {
+        self.wait_for_tokens_ahead();
         self.note_masks();
         let has_launched = !self.state.is_idle() && self.launch()?;
         if !has_launched {
@@ -166,12 +170,28 @@ impl EngineLoop {
         self.constrain_oldest()
     }
 
-    /// Draws that were put off and whose masks have come since are planned again.
+    /// Where the host computes, tokens that are not known before the step have to wait for the next one.
+    fn wait_for_tokens_ahead(&mut self) {
+        if self.executor.max_steps_in_flight() > 1 || self.matchers.is_empty() {
+            return;
+        }
+        let draws = |sequence: &&Sequence| sequence.in_flight == 0 && !sequence.awaits_mask;
+        let ids: Vec<RequestId> = self.state.running.iter().filter(draws).map(|sequence| sequence.id).collect();
+        self.matchers.late(&ids, Instant::now() + MASK_PATIENCE.min(self.last_took / AHEAD_PART));
+    }
+
+    /// Draws that were put off and whose masks have come since are planned again, and who has no draw in flight takes what
+    /// must come next.
     fn note_masks(&mut self) {
-        if self.state.awaits_masks() {
-            self.matchers.take_returns();
-            let Self { state, matchers, .. } = self;
+        let Self { state, matchers, limits, meters, .. } = self;
+        matchers.take_returns();
+        if state.awaits_masks() {
             state.note_masks(|id| !matchers.is_away(id));
+        }
+        for id in matchers.with_tokens_ahead() {
+            let n_tokens = jump(state, id, &matchers.ahead(id), limits);
+            matchers.take_ahead(id, n_tokens);
+            meters.jumped(n_tokens);
         }
     }
 
@@ -184,7 +204,7 @@ impl EngineLoop {
     }
 
     /// Gives the oldest step in flight the masks that it waits for: all tokens before its own are known now. Draws whose
-    /// masks are late are put off.
+    /// masks are late are put off, and those that are no choice are given up for what must come.
     fn constrain_oldest(&mut self) -> Result<(), ExecError> {
         let Some(oldest) = self.in_flight.front_mut().filter(|oldest| !oldest.awaited.is_empty()) else {
             return Ok(());
@@ -193,12 +213,21 @@ impl EngineLoop {
         // While its forward pass is computed, waiting costs nobody anything.
         let begun_at = oldest.reading.launched_at.max(self.last_over);
         let deadline = (begun_at + self.pace.busy_at_least()).max(Instant::now() + MASK_PATIENCE);
-        for late in self.matchers.late(&awaited, deadline) {
+        let ids: Vec<RequestId> = awaited.iter().map(|awaited| awaited.id).collect();
+        for late in self.matchers.late(&ids, deadline) {
             if !put_off(&mut self.state, &mut oldest.plan, late) {
                 self.matchers.wait_for(late);
             }
         }
-        let (masks, violations) = self.matchers.masks(&awaited, &self.limits);
+        for Awaited { id, .. } in &awaited {
+            let ahead = self.matchers.ahead(*id);
+            let n_tokens = jump_over_draw(&mut self.state, &mut oldest.plan, *id, &ahead, &self.limits);
+            self.matchers.take_ahead(*id, n_tokens);
+            self.meters.jumped(n_tokens);
+        }
+        let (masks, mut violations) = self.matchers.masks(&awaited, &self.limits);
+        // Behind what it took there may be nothing to draw; but that is told first.
+        violations.retain(|violation| oldest.plan.draws(violation.id));
         self.executor.constrain(masks)?;
         self.end_violators(violations);
         Ok(())
@@ -278,6 +307,7 @@ impl EngineLoop {
         let begun_at = launched_at.max(std::mem::replace(&mut self.last_over, now));
         let n_decodes = plan.chunks.iter().filter(|chunk| !chunk.is_prefill).count();
         if !plan.chunks.is_empty() {
+            self.last_took = now - begun_at;
             let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
             self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
             if let Some(target) = self.limits.itl_target {

@@ -131,7 +131,7 @@ impl EngineHandle {
     }
 
     /// Its tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.shared.tokenizer
     }
 

@@ -1,18 +1,19 @@
 //! The matchers of open requests, as the engine thread knows them: which are being walked, which have come back with a mask.
 //! Collects the masks of a step, and says whose did not come in time. Walks no grammar itself (`grammar_threads`).
 //!
-//! A matcher is sent off with every token that its request draws, and comes back with the mask of the next draw. So there is one
-//! task a request at most, and the order in which threads do them changes no mask.
+//! A matcher is sent off with every token that its request draws, and comes back with the mask of the next draw and the tokens
+//! that must come before that. So there is one task a request at most, and the order in which threads do them changes no mask.
 
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::{
-    constraint::{Constraint, Masks, mask_words},
-    grammar_threads::{GrammarThreads, Return, Task, Walk},
-    request::{RequestId, TokenId},
+    constraint::{Masks, mask_words},
+    grammar_threads::{GrammarThreads, Return, Spelling, Task, Walk},
+    request::{Request, RequestId, TokenId},
     sched::{SampledToken, SchedLimits},
     sequence::Sequence,
 };
@@ -59,18 +60,26 @@ pub(crate) struct Matchers {
     open: HashMap<RequestId, Place>,
     words: Vec<u32>,
     n_words_each: usize,
+    ends: Arc<[TokenId]>,
 }
 
 impl Matchers {
-    pub(crate) fn new(vocab_size: usize) -> Self {
-        Self { threads: None, open: HashMap::new(), words: Vec::new(), n_words_each: mask_words(vocab_size) }
+    /// Of a model whose completions `ends` may end.
+    pub(crate) fn new(vocab_size: usize, ends: &[TokenId]) -> Self {
+        let (open, words, n_words_each) = (HashMap::new(), Vec::new(), mask_words(vocab_size));
+        Self { threads: None, open, words, n_words_each, ends: ends.into() }
     }
 
-    /// When a request comes: its first mask is filled while it stands in line, behind the tokens that it brings.
-    pub(crate) fn open(&mut self, id: RequestId, constraint: &Constraint, tokens: &[TokenId]) {
+    /// When a request comes: its first mask is filled while it stands in line, behind the tokens that it brings. One that
+    /// nothing constrains has no matcher.
+    pub(crate) fn open(&mut self, id: RequestId, request: &Request) {
+        let Some(constraint) = request.sampling.constraint.clone() else { return };
         let threads = self.threads.get_or_insert_with(GrammarThreads::start);
-        let constraint = constraint.clone();
-        threads.send(id, Task::Begin { constraint, n_words: self.n_words_each, tokens: tokens.to_vec() });
+        let tokens = request.resume.as_ref().map_or(Vec::new(), |resume| resume.tokens.clone());
+        // Who wants a token less, wants another one in its place.
+        let spelling = if request.sampling.logit_bias.is_empty() { Spelling::Canonical } else { Spelling::Any };
+        let (n_words, ends) = (self.n_words_each, Arc::clone(&self.ends));
+        threads.send(id, Task::Begin { constraint, n_words, tokens, ends, spelling });
         self.open.insert(id, Place::Away);
     }
 
@@ -81,17 +90,43 @@ impl Matchers {
         }
     }
 
-    /// Sends off what a step drew for requests that go on.
+    /// Sends off what a step drew for requests that go on; what was known ahead needs no thread.
     pub(crate) fn accept(&mut self, tokens: &[SampledToken]) {
         if self.open.is_empty() {
             return;
         }
         for SampledToken { id, token, .. } in tokens {
             let Some(place) = self.open.get_mut(id) else { continue };
+            if let Place::Here(walk) = place
+                && walk.goes_on_by(*token)
+            {
+                continue;
+            }
             // Lost: it is about to leave.
             if let Place::Here(walk) = std::mem::replace(place, Place::Away) {
                 self.send(*id, Task::GoOn(walk, *token));
             }
+        }
+    }
+
+    /// Requests whose next tokens are known.
+    pub(crate) fn with_tokens_ahead(&self) -> Vec<RequestId> {
+        let is_ahead = |place: &Place| matches!(place, Place::Here(walk) if walk.ahead().len() > 0);
+        self.open.iter().filter(|(_, place)| is_ahead(place)).map(|(id, _)| *id).collect()
+    }
+
+    /// Tokens of a request that must come next.
+    pub(crate) fn ahead(&self, id: RequestId) -> Vec<TokenId> {
+        match self.open.get(&id) {
+            Some(Place::Here(walk)) => walk.ahead().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The scheduler has so many of them.
+    pub(crate) fn take_ahead(&mut self, id: RequestId, n_tokens: usize) {
+        if let Some(Place::Here(walk)) = self.open.get_mut(&id) {
+            walk.take_ahead(n_tokens);
         }
     }
 
@@ -112,11 +147,16 @@ impl Matchers {
         matches!(self.open.get(&id), Some(Place::Away))
     }
 
+    /// Nobody has one.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Those whose masks have not come at the deadline.
-    pub(crate) fn late(&mut self, awaited: &[Awaited], deadline: Instant) -> Vec<RequestId> {
+    pub(crate) fn late(&mut self, awaited: &[RequestId], deadline: Instant) -> Vec<RequestId> {
         loop {
             self.take_returns();
-            let late: Vec<RequestId> = awaited.iter().map(|one| one.id).filter(|id| self.is_away(*id)).collect();
+            let late: Vec<RequestId> = awaited.iter().copied().filter(|id| self.is_away(*id)).collect();
             let left = deadline.saturating_duration_since(Instant::now());
             if late.is_empty() || left.is_zero() {
                 return late;
@@ -140,10 +180,10 @@ impl Matchers {
         let mut violations = Vec::new();
         for (mask, awaited) in words.chunks_exact_mut(*n_words_each).zip(awaited) {
             let filled = match open.get(&awaited.id) {
-                Some(Place::Here(walk)) => {
-                    mask.copy_from_slice(walk.mask());
-                    if awaited.is_below_minimum { ban_the_end(mask, limits) } else { Ok(()) }
-                }
+                Some(Place::Here(walk)) => walk.fill_next(mask).and_then(|()| match awaited.is_below_minimum {
+                    true => ban_the_end(mask, limits),
+                    false => Ok(()),
+                }),
                 Some(Place::Lost(reason)) => Err(reason.clone()),
                 Some(Place::Away) | None => {
                     mask.fill(u32::MAX);

@@ -52,6 +52,8 @@ pub struct EngineLoad {
     pub prefix_evicted_blocks: u64,
     /// Tokens generated since start.
     pub generation_tokens: u64,
+    /// Of those, tokens that nobody drew: a grammar left nothing else.
+    pub forced_tokens: u64,
     /// Median of the time to first token over the last minute.
     pub ttft_p50_seconds: Option<f64>,
     /// 95th percentile of the time to first token over the last minute.
@@ -303,6 +305,13 @@ impl Meters {
         let Samples { steps, dropped, .. } = &mut readings.samples;
         push_bounded(steps, plan.times, dropped);
         readings.load.set_queues(state);
+    }
+
+    /// A sequence jumped ahead by so many tokens.
+    pub(crate) fn jumped(&self, n_tokens: usize) {
+        if n_tokens > 0 {
+            self.lock().load.forced_tokens += n_tokens as u64;
+        }
     }
 
     /// A step's results had to wait for the output thread.

@@ -46,6 +46,10 @@ pub struct Sequence {
     pub n_named: usize,
     /// Its own among the running sequences; `None` while it waits.
     pub slot: Option<usize>,
+    /// Known tokens at the end that were not drawn, because nothing else could come, and that nobody was told of yet.
+    pub n_untold: usize,
+    /// Tokens that are computed as one decode at most: 1, and more when it has jumped ahead.
+    pub decode_len: usize,
     /// A token was sampled for it, or is being sampled, since it has its slot.
     pub has_sampled_in_slot: bool,
     /// Its draw was put off until its mask is there.
@@ -72,6 +76,8 @@ impl Sequence {
             names: Vec::new(),
             n_named: 0,
             slot: None,
+            n_untold: 0,
+            decode_len: 1,
             has_sampled_in_slot: false,
             awaits_mask: false,
             leaving: None,
@@ -96,14 +102,14 @@ impl Sequence {
         self.len() - self.prompt_len()
     }
 
-    /// Tokens to compute before the next one can be sampled; 1 while decoding.
+    /// Tokens to compute before the next one can be sampled; 1 while decoding, if it does not jump ahead.
     pub fn remaining(&self) -> usize {
         self.len() - self.computed
     }
 
-    /// Whether only the newest token is left to compute.
+    /// Whether only the newest token is left to compute, and what had to come behind it.
     pub fn is_decoding(&self) -> bool {
-        self.remaining() == 1
+        self.remaining() <= self.decode_len
     }
 
     /// Whether it has all the tokens it may have, those in flight included.

@@ -46,7 +46,7 @@ fn mask_of(tokens: &[TokenId]) -> Vec<u32> {
 
 impl Grammar for TokenFilter {
     fn matcher(&self) -> Box<dyn Matcher> {
-        let inner = self.inner.as_ref().map(|inner| inner.0.matcher());
+        let inner = self.inner.as_ref().map(|inner| inner.0.any_spelling());
         Box::new(Filtered { rules: Arc::clone(&self.rules), inner, last: Vec::new() })
     }
 }

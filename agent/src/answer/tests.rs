@@ -367,7 +367,7 @@ fn drawn(constraint: &stoker_engine::constraint::Constraint, seed: u64) -> (Stri
 #[test]
 fn whatever_the_grammar_of_a_required_call_allows_is_read_as_calls_that_follow_their_schemas() {
     use stoker_engine::{Tokenizer, grammar::GrammarCompiler};
-    let compiler = GrammarCompiler::new(&Tokenizer::bytes(), &[256]).unwrap();
+    let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
     let parameters = json!({"type": "object", "required": ["city", "days"], "additionalProperties": false, "properties": {
         "city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
         "unit": {"enum": ["c", "f"]}}});

@@ -43,8 +43,17 @@ impl ThinkingBudget {
 
 impl Grammar for ThinkingBudget {
     fn matcher(&self) -> Box<dyn Matcher> {
+        self.around(self.inner.as_ref().map(|inner| inner.0.matcher()))
+    }
+
+    fn any_spelling(&self) -> Box<dyn Matcher> {
+        self.around(self.inner.as_ref().map(|inner| inner.0.any_spelling()))
+    }
+}
+
+impl ThinkingBudget {
+    fn around(&self, inner: Option<Box<dyn Matcher>>) -> Box<dyn Matcher> {
         let place = if self.rules.is_open { Place::Thinking } else { Place::Outside };
-        let inner = self.inner.as_ref().map(|inner| inner.0.matcher());
         Box::new(Thinking { rules: Arc::clone(&self.rules), inner, place, n_thought: 0, last: Vec::new() })
     }
 }

@@ -2,6 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use llguidance::TokenParser;
+
+use super::vocabulary;
 use crate::{
     constraint::{Grammar, Matcher},
     request::TokenId,
@@ -10,23 +13,36 @@ use crate::{
 /// A grammar at the beginning of a completion. Ways through it share what is learnt about its lexemes.
 pub(super) struct Compiled {
     start: Mutex<llguidance::Matcher>,
+    /// The same where every spelling of a text is allowed.
+    any_spelling: Mutex<llguidance::Matcher>,
 }
 
 impl Compiled {
     /// Computes the first mask, which the first request would wait for otherwise.
-    pub(super) fn new(mut start: llguidance::Matcher) -> Result<Self, String> {
+    pub(super) fn new(parser: TokenParser) -> Result<Self, String> {
+        let mut spelt_anyhow = parser.clone();
+        spelt_anyhow.token_env = vocabulary::any_spelling(&parser.token_env);
+        let [mut start, any_spelling] = [parser, spelt_anyhow].map(|parser| llguidance::Matcher::new(Ok(parser)));
         let first = start.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
         if first.is_zero() {
             return Err("nothing matches it".into());
         }
-        Ok(Self { start: Mutex::new(start) })
+        Ok(Self { start: Mutex::new(start), any_spelling: Mutex::new(any_spelling) })
     }
+}
+
+fn walk_from(start: &Mutex<llguidance::Matcher>) -> Box<dyn Matcher> {
+    let start = start.lock().unwrap_or_else(PoisonError::into_inner);
+    Box::new(Walk { inner: start.clone() })
 }
 
 impl Grammar for Compiled {
     fn matcher(&self) -> Box<dyn Matcher> {
-        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::new(Walk { inner: start.clone() })
+        walk_from(&self.start)
+    }
+
+    fn any_spelling(&self) -> Box<dyn Matcher> {
+        walk_from(&self.any_spelling)
     }
 }
 

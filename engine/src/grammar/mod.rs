@@ -63,7 +63,7 @@ const REASON_CHARS: usize = 600;
 impl GrammarCompiler {
     /// A compiler over a model's vocabulary; `eos` are the tokens that may end a completion. Takes a fraction of a second
     /// for a large vocabulary.
-    pub fn new(tokenizer: &Tokenizer, eos: &[TokenId]) -> Result<Self, GrammarError> {
+    pub fn new(tokenizer: &Arc<Tokenizer>, eos: &[TokenId]) -> Result<Self, GrammarError> {
         let env = vocabulary::environment(tokenizer, eos).map_err(GrammarError::Vocabulary)?;
         let slices = SlicedBiasComputer::general_slices();
         let factory = ParserFactory::new(&env, toktrie::InferenceCapabilities::default(), &slices);
@@ -85,8 +85,8 @@ impl GrammarCompiler {
     }
 
     fn compiled(&self, spec: &GrammarSpec) -> Result<Compiled, GrammarError> {
-        let matcher = llguidance::Matcher::new(self.factory.create_parser(spec.grammar()?));
-        Compiled::new(matcher).map_err(|reason| GrammarError::Refused(excerpt(&reason)))
+        let parser = self.factory.create_parser(spec.grammar()?).map_err(|error| error.to_string());
+        parser.and_then(Compiled::new).map_err(|reason| GrammarError::Refused(excerpt(&reason)))
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {

@@ -14,13 +14,14 @@ fn tokenizer(file: &str) -> Tokenizer {
 }
 
 /// Tokenizers of each kind, and their end tokens.
-fn tokenizers() -> [(Tokenizer, Vec<TokenId>); 4] {
+fn tokenizers() -> [(Arc<Tokenizer>, Vec<TokenId>); 4] {
     [
         (Tokenizer::bytes(), vec![256]),
         (tokenizer("models/ember/tokenizer.json"), vec![3, 2]),
         (tokenizer("tests/goldens/tokenizers/byte-level.json"), vec![0]),
         (tokenizer("tests/goldens/tokenizers/sentence-piece.json"), vec![2]),
     ]
+    .map(|(tokenizer, eos)| (Arc::new(tokenizer), eos))
 }
 
 /// A text drawn at random from what the masks allow, and whether it ended by itself.
@@ -57,8 +58,67 @@ fn texts(spec: &GrammarSpec) -> Vec<String> {
     texts
 }
 
+/// The tokens that come where a grammar has one text, and at how many of them the mask left a choice.
+fn spelt(matcher: &mut dyn Matcher, eos: &[TokenId], n_ids: usize) -> (Vec<TokenId>, usize) {
+    let (mut tokens, mut n_choices) = (Vec::new(), 0);
+    loop {
+        let mut mask = vec![0; mask_words(n_ids)];
+        matcher.allow(&mut mask).unwrap();
+        let allowed: Vec<TokenId> = (0..n_ids as TokenId).filter(|token| allows(&mask, *token)).collect();
+        if allowed.iter().any(|token| eos.contains(token)) {
+            return (tokens, n_choices);
+        }
+        n_choices += usize::from(allowed.len() > 1);
+        matcher.accept(allowed[0]).unwrap();
+        tokens.push(allowed[0]);
+    }
+}
+
+#[test]
+fn where_one_text_may_come_its_tokens_are_those_of_the_tokenizer() {
+    let texts = [
+        "{\"customer\": {\"first_name\": null}}",
+        "The parcel was delivered on Monday, 24 May.",
+        "Grüße aus Zürich: 東京 🔥!",
+        "<|im_end|></s>",
+    ];
+    for (tokenizer, eos) in tokenizers() {
+        let compiler = GrammarCompiler::new(&tokenizer, &eos).unwrap();
+        for text in texts {
+            let (grammar, _) = compiler.compile(&GrammarSpec::Choice(vec![text.into()])).unwrap();
+            let (tokens, n_choices) = spelt(&mut *grammar.0.matcher(), &eos, tokenizer.n_ids());
+            assert_eq!((tokenizer.decode(&tokens).as_str(), n_choices), (text, 0), "{tokens:?}");
+            let alone = tokenizer.encode(text, false).unwrap();
+            let is_plain = tokenizer.decode(&alone) == text && !alone.iter().any(|token| tokenizer.is_special(*token));
+            assert!(!is_plain || tokens == alone, "{text}: {tokens:?} is not {alone:?}");
+            let (anyhow, n_choices) = spelt(&mut *grammar.0.any_spelling(), &eos, tokenizer.n_ids());
+            assert_eq!(tokenizer.decode(&anyhow), text);
+            assert!(n_choices > 0 || tokenizer.n_ids() == 257, "{text}: other spellings are allowed, too");
+        }
+    }
+}
+
+#[test]
+fn a_key_is_left_to_its_tokenizer_and_a_value_to_the_model() {
+    let (tokenizer, eos) = tokenizers().into_iter().nth(1).expect("ember is the second");
+    let schema = json!({"type": "object", "properties": {"customer_name": {"type": "string"}},
+                        "required": ["customer_name"], "additionalProperties": false});
+    let (grammar, _) = GrammarCompiler::new(&tokenizer, &eos).unwrap().compile(&GrammarSpec::Json(schema)).unwrap();
+    let mut matcher = grammar.0.matcher();
+    let text = tokenizer.encode("{\"customer_name\": \"Ada\"}", false).unwrap();
+    let mut n_forced = 0;
+    for token in &text {
+        let mut mask = vec![0; mask_words(tokenizer.n_ids())];
+        matcher.allow(&mut mask).unwrap();
+        assert!(allows(&mask, *token), "the tokenizer's own spelling is never forbidden: {token} of {text:?}");
+        n_forced += usize::from(mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
+        matcher.accept(*token).unwrap();
+    }
+    assert!(n_forced >= 2 && n_forced < text.len(), "{n_forced} of {} tokens are forced", text.len());
+}
+
 fn refusal(spec: &GrammarSpec) -> String {
-    GrammarCompiler::new(&Tokenizer::bytes(), &[256]).unwrap().compile(spec).unwrap_err().to_string()
+    GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap().compile(spec).unwrap_err().to_string()
 }
 
 #[test]
@@ -140,7 +200,7 @@ fn a_frame_puts_languages_together() {
 
 #[test]
 fn the_same_question_is_compiled_once() {
-    let compiler = GrammarCompiler::new(&Tokenizer::bytes(), &[256]).unwrap();
+    let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
     let (first, source) = compiler.compile(&GrammarSpec::json_object()).unwrap();
     assert_eq!(source, Source::Compiled);
     assert_eq!(compiler.compile(&GrammarSpec::json_object()).unwrap(), (first.clone(), Source::Cached));

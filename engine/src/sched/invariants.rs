@@ -60,6 +60,10 @@ impl SchedState {
                 "{id:?}: an open sequence has room for one more token"
             );
             assert!(len <= limits.max_model_len, "{id:?}: no token in flight is beyond the context");
+            assert!(
+                sequence.n_untold <= sequence.tokens.len() - sequence.prompt_len(),
+                "{id:?}: only generated tokens are untold"
+            );
             assert!(sequence.in_flight <= MAX_STEPS_IN_FLIGHT, "{id:?}: one token a step in flight at most");
         }
     }

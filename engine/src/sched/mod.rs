@@ -6,6 +6,7 @@
 
 mod forecast;
 mod invariants;
+mod jump;
 mod lengths;
 mod order;
 mod pace;
@@ -20,6 +21,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use jump::{jump, jump_over_draw};
 pub use lengths::Lengths;
 pub use pace::{ItlTarget, Pace, PacedStep};
 pub use plan::{Chunk, Started, StepPlan, schedule};

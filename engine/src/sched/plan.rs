@@ -53,7 +53,7 @@ pub struct Chunk {
     pub enters_slot: bool,
     /// Part of a prompt (or of a recomputation) rather than a decode.
     pub is_prefill: bool,
-    /// What it samples goes nowhere, see [`put_off`](super::put_off()).
+    /// What it samples goes nowhere, see [`put_off`](super::put_off()) and [`jump_over_draw`](super::jump_over_draw()).
     pub is_put_off: bool,
 }
 
@@ -61,6 +61,11 @@ impl StepPlan {
     /// Tokens this step computes.
     pub fn n_tokens(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.n_tokens).sum()
+    }
+
+    /// Whether a sequence draws in it.
+    pub(crate) fn draws(&self, id: RequestId) -> bool {
+        self.chunks.iter().any(|chunk| chunk.id == id && chunk.samples && !chunk.is_put_off)
     }
 
     /// Tokens of prefill among them.
@@ -83,9 +88,9 @@ pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
     let mut draft = Draft { plan: StepPlan::default(), limits, budget: limits.max_batched_tokens, n_sampling: 0 };
     state.sort_running();
     plan_decodes(state, &mut draft);
-    let n_decodes = draft.plan.chunks.len();
-    if n_decodes > 0 && !yields_to_burst(state, &draft) {
-        draft.budget = of_whole_tiles(draft.budget.min(limits.prefill_share), n_decodes, limits.tile_rows);
+    let n_decoded = draft.plan.n_tokens();
+    if n_decoded > 0 && !yields_to_burst(state, &draft) {
+        draft.budget = of_whole_tiles(draft.budget.min(limits.prefill_share), n_decoded, limits.tile_rows);
     }
     plan_running_prefills(state, &mut draft);
     admit_waiting(state, &mut draft);
@@ -95,17 +100,24 @@ pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
 
 /// In order, so that the victim of a missing block, which is one of the last, is never one already planned.
 fn plan_decodes(state: &mut SchedState, draft: &mut Draft<'_>) {
+    let limits = draft.limits;
+    let decodes = |sequence: &Sequence| sequence.is_decoding() && goes_on(sequence, limits);
+    let mut n_behind = state.running.iter().filter(|sequence| decodes(sequence)).count();
     let mut idx = 0;
     while idx < state.running.len() && draft.budget > 0 {
-        let sequence = &state.running[idx];
-        if !sequence.is_decoding() || !goes_on(sequence, draft.limits) {
+        if !decodes(&state.running[idx]) {
             idx += 1;
             continue;
         }
+        n_behind = n_behind.saturating_sub(1);
         match make_room(state, idx, draft) {
             Room::Made => {
                 let SchedState { running, pool, .. } = state;
+                // Who jumps ahead leaves those behind it their tokens.
+                let held_back = n_behind.min(draft.budget - 1);
+                draft.budget -= held_back;
                 draft.push(&mut running[idx], idx, pool);
+                draft.budget += held_back;
                 idx += 1;
             }
             Room::Later => idx += 1,
@@ -130,7 +142,7 @@ fn goes_on(sequence: &Sequence, limits: &SchedLimits) -> bool {
     sequence.leaving.is_none() && !sequence.awaits_mask && !sequence.is_full(limits.max_model_len)
 }
 
-/// Finds a block for the next token of `running[idx]`, preempting from the end of the queue.
+/// Finds blocks for the next tokens of `running[idx]`, preempting from the end of the queue.
 fn make_room(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) -> Room {
     loop {
         let SchedState { running, pool, .. } = state;
@@ -155,6 +167,7 @@ fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
     victim.leave_slot(&mut state.slots);
     (victim.computed, victim.n_named, victim.n_found) = (0, 0, 0);
     victim.awaits_mask = false;
+    victim.decode_len = 1;
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
     if victim.leaving.is_none() && !victim.is_full(draft.limits.max_model_len) {
         draft.plan.preempted.push(victim.id);
@@ -183,8 +196,8 @@ fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft<'_>) {
 }
 
 /// A share of so many rows or somewhat fewer, so that with the decodes no tile is computed for a part of its rows.
-fn of_whole_tiles(share: usize, n_decodes: usize, tile_rows: usize) -> usize {
-    let n_over = (n_decodes + share) % tile_rows;
+fn of_whole_tiles(share: usize, n_decoded: usize, tile_rows: usize) -> usize {
+    let n_over = (n_decoded + share) % tile_rows;
     if n_over < share { share - n_over } else { share }
 }
 
@@ -266,7 +279,8 @@ fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draf
     sequence.slot = Some(state.slots.take());
     if !sequence.started {
         sequence.started = true;
-        let cached_tokens = draft.limits.prefix_caching.then_some(sequence.computed);
+        // It may have jumped ahead, but what is told of is the prompt.
+        let cached_tokens = draft.limits.prefix_caching.then_some(sequence.computed.min(sequence.prompt_len()));
         draft.plan.started.push(Started { id: sequence.id, cached_tokens });
     }
     draft.push(&mut sequence, state.running.len(), &mut state.pool);
@@ -314,6 +328,7 @@ impl Draft<'_> {
         if samples {
             sequence.in_flight += 1;
             sequence.has_sampled_in_slot = true;
+            sequence.decode_len = 1;
             sequence.sampled_entry = self.n_sampling;
             self.n_sampling += 1;
         }

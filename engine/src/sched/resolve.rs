@@ -46,7 +46,7 @@ impl Sampled {
     }
 }
 
-/// One new token of a sequence.
+/// One new token of a sequence: a draw, or one before it that had to come.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledToken {
     /// Whose.
@@ -73,7 +73,7 @@ pub struct StepEffects {
     pub started: Vec<Started>,
     /// Sequences that lost their blocks.
     pub preempted: Vec<RequestId>,
-    /// New tokens, at most one a sequence.
+    /// New tokens, in the order of each sequence: what it drew, behind what had to come before.
     pub tokens: Vec<SampledToken>,
     /// What rows of prompts hold, in the order of their tokens.
     pub read: Vec<(RequestId, RowsRead)>,
@@ -106,7 +106,7 @@ pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limit
         if !chunk.is_put_off
             && let Some((sequence, pool)) = finder.find(state, chunk.id)
         {
-            effects.tokens.extend(take_in(sequence, sampled, pool, limits));
+            take_in(sequence, sampled, (pool, limits), &mut effects.tokens);
         }
     }
     assert!(sampled.next().is_none(), "no entry beyond the chunks that sample");
@@ -140,26 +140,37 @@ impl Finder {
 fn take_in(
     sequence: &mut Sequence,
     sampled: Sampled,
-    pool: &mut BlockPool,
-    limits: &SchedLimits,
-) -> Option<SampledToken> {
+    (pool, limits): (&mut BlockPool, &SchedLimits),
+    told: &mut Vec<SampledToken>,
+) {
     sequence.in_flight -= 1;
     match sampled {
         Sampled::NotANumber => {
             prefix::forget_blocks(sequence, pool);
             sequence.leaving.get_or_insert_with(|| FinishReason::Error(NOT_A_NUMBER.into()));
-            None
         }
-        Sampled::Token { .. } if sequence.leaving.is_some() => None,
+        // What had to come has come, also where nothing can come behind it.
+        Sampled::Token { .. } if matches!(sequence.leaving, Some(FinishReason::Error(_))) => {
+            tell_untold(sequence, told)
+        }
+        Sampled::Token { .. } if sequence.leaving.is_some() => {}
         Sampled::Token { token, logprobs } => {
+            tell_untold(sequence, told);
             sequence.tokens.push(token);
             if limits.prefix_caching {
                 prefix::name_full_blocks(sequence, pool, limits);
             }
             sequence.leaving = finish_reason(sequence, token, limits);
-            Some(SampledToken { id: sequence.id, token, logprobs })
+            told.push(SampledToken { id: sequence.id, token, logprobs });
         }
     }
+}
+
+/// What had to come is told with the draw behind it: then its prompt has been read, and it has been computed itself.
+fn tell_untold(sequence: &mut Sequence, told: &mut Vec<SampledToken>) {
+    let n_untold = std::mem::take(&mut sequence.n_untold);
+    let untold = &sequence.tokens[sequence.tokens.len() - n_untold..];
+    told.extend(untold.iter().map(|token| SampledToken { id: sequence.id, token: *token, logprobs: None }));
 }
 
 /// Whether the sequence ends with the token it just got. Stop strings are not known here: they need text.

@@ -106,7 +106,7 @@ impl SchedState {
         self.waiting.iter().map(Sequence::remaining).sum()
     }
 
-    fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+    pub(super) fn sequences_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
         self.running.iter_mut().chain(&mut self.waiting)
     }
 }

@@ -2,6 +2,7 @@
 //! that nothing constrains; a grammar that cannot go on ends its own request and no other.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, Mutex},
     thread,
     time::Duration,
@@ -143,6 +144,43 @@ fn a_grammar_that_cannot_go_on_ends_its_own_request_with_the_reason() {
         let too_short = "the grammar allows only the end here, but min_tokens asks for more: lower min_tokens";
         assert_eq!((early.0.len(), early.1), (4, error(too_short)));
         assert_eq!((free.0.len(), free.1), (31, FinishReason::Stop));
+    }
+}
+
+/// Lets these tokens come, one after the other, and behind them nothing.
+#[derive(Clone, Debug)]
+struct Row(VecDeque<TokenId>);
+
+impl Grammar for Row {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(self.clone())
+    }
+}
+
+impl Matcher for Row {
+    fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
+        self.0.front().into_iter().for_each(|token| mask[*token as usize / 32] |= 1 << (token % 32));
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), String> {
+        (self.0.pop_front() == Some(token)).then_some(()).ok_or_else(|| format!("{token} is not next"))
+    }
+}
+
+#[test]
+fn what_had_to_come_is_told_before_the_end_of_a_grammar_that_cannot_go_on() {
+    for max_steps_in_flight in [1, 2] {
+        let script = SimScript { max_steps_in_flight, completion: "x".repeat(30), ..SimScript::default() };
+        let engine = SimExecutor::start(script, EngineLimits::default()).unwrap();
+        let constraint = Some(Constraint(Arc::new(Row([70, 71, 72, 73, 74].into()))));
+        let plain = asked(0, None);
+        let row = Request { sampling: SamplingParams { constraint, ..plain.sampling.clone() }, ..plain };
+        let drawn = Request { logprobs: Some(0), ..row.clone() };
+        let dead = FinishReason::Error("the grammar allows no token here".into());
+        for (tokens, reason) in run(&engine, vec![row, drawn]) {
+            assert_eq!((tokens, reason), (vec![70, 71, 72, 73, 74], dead.clone()));
+        }
     }
 }
 

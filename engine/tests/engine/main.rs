@@ -16,6 +16,7 @@ mod embeddings;
 mod families;
 mod gguf;
 mod goldens;
+mod jump;
 mod kernel_paths;
 mod overlap;
 mod prefix;

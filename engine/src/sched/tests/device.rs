@@ -2,7 +2,7 @@
 //! position was written to it, and a sampled token is a hash of all slots that the block table names, in order. A
 //! stale, foreign or missing key therefore changes the text.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     kv::BLOCK_TOKENS,
@@ -14,10 +14,12 @@ use crate::{
 pub(super) const EOS: TokenId = 0;
 const VOCAB: u64 = 50;
 
-/// Writes and reads slots, one step at once, in the order of launch.
+/// Writes and reads slots, one step at once, in the order of launch. Counts tokens of sequences as penalties need them: those that
+/// a sequence brings into its slot, then its draws.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FakeDevice {
     slots: Vec<Option<(usize, TokenId)>>,
+    counted: BTreeMap<usize, Vec<TokenId>>,
     last_tokens: Vec<TokenId>,
     outputs: VecDeque<StepOutput>,
 }
@@ -26,8 +28,8 @@ impl FakeDevice {
     pub(super) fn launch(&mut self, step: &Step<'_>) {
         let fed = std::mem::take(&mut self.last_tokens);
         step.chunks.iter().for_each(|chunk| self.write(chunk, &fed));
-        let tokens = step.chunks.iter().filter_map(|chunk| Some(self.token(chunk, &chunk.sample?)));
-        self.last_tokens = tokens.collect();
+        let draws = step.chunks.iter().filter_map(|chunk| Some((chunk, chunk.sample?)));
+        self.last_tokens = draws.map(|(chunk, spec)| self.draw(chunk, &spec)).collect();
         let entry = |token: &TokenId| Sampled::Token { token: *token, logprobs: None };
         self.outputs.push_back(StepOutput { sampled: self.last_tokens.iter().map(entry).collect() });
     }
@@ -48,7 +50,19 @@ impl FakeDevice {
         }
     }
 
-    fn token(&self, chunk: &StepChunk<'_>, spec: &SampleSpec<'_>) -> TokenId {
+    fn draw(&mut self, chunk: &StepChunk<'_>, spec: &SampleSpec<'_>) -> TokenId {
+        let tokens = self.read(chunk, spec);
+        let counted = self.counted.entry(spec.slot).or_default();
+        if spec.enters_slot {
+            *counted = spec.history.to_vec();
+        }
+        assert_eq!(*counted, tokens, "{:?}: what its slot counts is what it has", chunk.id);
+        let token = token_after(&tokens, spec.request, !spec.banned.is_empty());
+        counted.push(token);
+        token
+    }
+
+    fn read(&self, chunk: &StepChunk<'_>, spec: &SampleSpec<'_>) -> Vec<TokenId> {
         let read = |position| {
             let (written, token) = self.slots[slot(chunk, position)].expect("what attention reads was computed");
             assert_eq!(written, position, "{:?} reads its own keys", chunk.id);
@@ -57,7 +71,7 @@ impl FakeDevice {
         let tokens: Vec<TokenId> = (0..spec.position).map(read).collect();
         assert!(tokens.starts_with(spec.history), "the history is that of the sequence");
         assert!(!spec.enters_slot || spec.history == tokens, "who enters a slot brings every token");
-        token_after(&tokens, spec.request, !spec.banned.is_empty())
+        tokens
     }
 }
 
@@ -99,6 +113,8 @@ pub(super) struct Machine {
     in_flight: VecDeque<StepPlan>,
     /// One draw of so many is put off, and its mask comes one or some steps later; 0: none is.
     pub(super) late_one_in: u64,
+    /// One sequence of so many is told some of its next tokens, as a grammar would that leaves nothing else; 0: none is.
+    pub(super) ahead_one_in: u64,
     n_asked: u64,
 }
 
@@ -106,7 +122,7 @@ impl Machine {
     pub(super) fn new(n_blocks: usize, limits: SchedLimits, max_steps_in_flight: usize) -> Self {
         let state = SchedState::new(n_blocks);
         let (device, in_flight) = (FakeDevice::default(), VecDeque::new());
-        Self { state, limits, device, max_steps_in_flight, in_flight, late_one_in: 0, n_asked: 0 }
+        Self { state, limits, device, max_steps_in_flight, in_flight, late_one_in: 0, ahead_one_in: 0, n_asked: 0 }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -137,6 +153,7 @@ impl Machine {
     pub(super) fn step(&mut self) -> (StepPlan, StepEffects) {
         let came = self.chance(2);
         self.state.note_masks(|id| (id.0 % 2 == 0) == came);
+        self.tell_ahead();
         let plan = if self.state.is_idle() { StepPlan::default() } else { self.launch() };
         if self.in_flight.len() == 1 {
             self.put_off_the_late();
@@ -159,15 +176,46 @@ impl Machine {
                 // One that cannot be put off is waited for.
                 let _ = put_off(&mut self.state, &mut plan, id);
                 self.state.check(&self.limits);
+            } else if let Some(ahead) = self.ahead(id) {
+                jump_over_draw(&mut self.state, &mut plan, id, &ahead, &self.limits);
+                self.state.check(&self.limits);
             }
         }
         self.in_flight.push_front(plan);
     }
 
+    /// As when matchers have come back before a step is planned.
+    fn tell_ahead(&mut self) {
+        let all: Vec<RequestId> = self.state.running.iter().chain(&self.state.waiting).map(|s| s.id).collect();
+        for id in all {
+            if let Some(ahead) = self.ahead(id) {
+                jump(&mut self.state, id, &ahead, &self.limits);
+                self.state.check(&self.limits);
+            }
+        }
+    }
+
+    /// Some of the tokens that come behind those that a sequence knows.
+    fn ahead(&mut self, id: RequestId) -> Option<Vec<TokenId>> {
+        if self.ahead_one_in == 0 || !self.chance(self.ahead_one_in) {
+            return None;
+        }
+        let sequence = self.state.running.iter().chain(&self.state.waiting).find(|s| s.id == id)?;
+        let (mut tokens, n_known) = (sequence.tokens.clone(), sequence.tokens.len());
+        for _ in 0..1 + (self.n_asked % 23) {
+            let is_banned = sequence.is_below_minimum(tokens.len());
+            tokens.push(token_after(&tokens, &sequence.request, is_banned));
+        }
+        Some(tokens.split_off(n_known))
+    }
+
     /// Once in so many calls, without a pattern.
     fn chance(&mut self, one_in: u64) -> bool {
         self.n_asked += 1;
-        (self.n_asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33).is_multiple_of(one_in)
+        // Multiplied once, calls of a fixed distance would say the same for ever.
+        let mixed = self.n_asked.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (mixed >> 33).is_multiple_of(one_in)
     }
 
     /// The known tokens of a sequence that has not ended.

@@ -141,13 +141,14 @@ proptest! {
         tile_rows in 1usize..12,
         expected_completion in prop::option::of(0usize..40),
         late_one_in in prop_oneof![Just(0), 2u64..6],
+        ahead_one_in in prop_oneof![Just(0), 1u64..6],
     ) {
         let of_step = SchedLimits { max_batched_tokens, prefill_share, itl_target, tile_rows, ..limits() };
         let limits = SchedLimits { prefix_caching, replays_decodes, expected_completion, ..of_step };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(&**request) } else { None }).collect();
         let mut machine = Machine::new(n_blocks, limits.clone(), max_steps_in_flight);
-        machine.late_one_in = late_one_in;
+        (machine.late_one_in, machine.ahead_one_in) = (late_one_in, ahead_one_in);
         let outcome = play(machine, &events);
         prop_assert_eq!(outcome.ended.len(), requests.len());
         check(&outcome, &requests, &limits);

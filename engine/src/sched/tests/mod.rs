@@ -84,6 +84,74 @@ fn a_draw_that_is_put_off_is_made_later_and_its_neighbours_go_on() {
 }
 
 #[test]
+fn what_must_come_is_computed_in_one_step_and_told_with_the_draw_behind_it() {
+    let mut machine = machine(8);
+    machine.state.submit(RequestId(1), request(3, 9));
+    machine.state.submit(RequestId(2), request(5, 9));
+    machine.step();
+    let mut plan = machine.launch();
+    assert_eq!(shape(&plan), [(1, 3, 1), (2, 5, 1)]);
+    let Machine { state, limits, .. } = &mut machine;
+    assert_eq!(jump_over_draw(state, &mut plan, RequestId(1), &[11], limits), 0, "one token is drawn in the same step");
+    assert_eq!(jump_over_draw(state, &mut plan, RequestId(1), &[11, 12, 13], limits), 3);
+    assert_eq!(jump_over_draw(state, &mut plan, RequestId(1), &[11, 12], limits), 0, "a draw is given up once");
+    let output = StepOutput { sampled: [7, 8].map(|token| Sampled::Token { token, logprobs: None }).to_vec() };
+    let effects = resolve(state, plan, output, limits);
+    assert_eq!(told(&effects), [(2, 8)], "the draw that was given up goes nowhere");
+    let plan = schedule(state, limits);
+    assert_eq!(shape(&plan), [(1, 4, 3), (2, 6, 1)]);
+    assert_eq!((plan.n_prefill_tokens(), plan.chunks[0].enters_slot), (0, true));
+    let output = StepOutput { sampled: [9, 10].map(|token| Sampled::Token { token, logprobs: None }).to_vec() };
+    let effects = resolve(state, plan, output, limits);
+    assert_eq!(told(&effects), [(1, 11), (1, 12), (1, 13), (1, 9), (2, 10)]);
+}
+
+#[test]
+fn a_sequence_that_waits_computes_what_must_come_with_its_prompt() {
+    let limits = SchedLimits { prefix_caching: true, ..limits() };
+    let mut machine = Machine::new(8, limits, 1);
+    machine.state.submit(RequestId(1), request(16, 9));
+    machine.step();
+    machine.state.submit(RequestId(2), request(16, 9));
+    let Machine { state, limits, .. } = &mut machine;
+    assert_eq!(jump(state, RequestId(2), &[11, 12], limits), 2);
+    let plan = schedule(state, limits);
+    assert_eq!(shape(&plan), [(1, 16, 1), (2, 16, 2)]);
+    assert_eq!(plan.started, [Started { id: RequestId(2), cached_tokens: Some(16) }], "of the prompt, no more");
+}
+
+#[test]
+fn nothing_is_jumped_over_that_may_end_a_sequence() {
+    let taken = |edit: fn(&mut Request), ahead: &[u32]| {
+        let mut machine = machine(8);
+        let mut asked = Request::clone(&request(3, 5));
+        edit(&mut asked);
+        machine.state.submit(RequestId(1), Arc::new(asked));
+        jump(&mut machine.state, RequestId(1), ahead, &machine.limits)
+    };
+    assert_eq!(taken(|_| {}, &[11; 9]), 4, "the last token is drawn");
+    assert_eq!(taken(|_| {}, &[11, EOS, 11]), 1);
+    assert_eq!(taken(|asked| asked.stop.stop_token_ids = vec![12], &[11, 11, 12, 11]), 2);
+    assert_eq!(taken(|asked| asked.stop.max_tokens = 1, &[11; 9]), 0);
+    assert_eq!(taken(|asked| asked.logprobs = Some(0), &[11; 9]), 0, "what is told of a token is the model's own");
+    assert_eq!(taken(|asked| (asked.prompt = vec![1; 60], asked.stop.max_tokens = 99).1, &[11; 9]), 3);
+}
+
+#[test]
+fn who_jumps_ahead_leaves_those_behind_it_their_tokens() {
+    let mut machine = machine(8);
+    (1..=3).for_each(|id| machine.state.submit(RequestId(id), request(3, 60)));
+    machine.step();
+    let Machine { state, limits, .. } = &mut machine;
+    assert_eq!(jump(state, RequestId(1), &[11; 40], limits), 40);
+    assert_eq!(shape(&schedule(state, limits)), [(1, 3, 30), (2, 3, 1), (3, 3, 1)]);
+}
+
+fn told(effects: &StepEffects) -> Vec<(u64, u32)> {
+    effects.tokens.iter().map(|token| (token.id.0, token.token)).collect()
+}
+
+#[test]
 fn a_draw_whose_block_another_one_holds_cannot_be_put_off() {
     let limits = SchedLimits { prefix_caching: true, ..limits() };
     let mut machine = Machine::new(8, limits, 1);
