@@ -47,41 +47,45 @@ checkout:
 	find . -name '*.rs' -not -path './target/*' -exec touch -c {} +
 	echo "$(CURDIR)" > $(CARGO_TARGET_DIR)/checkout
 
-test: checkout kube helm krew registry prometheus binaries ## All tests: pure, real API server, real agent process, official OpenAI client
+# Without -p cargo takes the whole workspace, whatever is built of it: with fewer packages it would choose other features, and build twice.
+test: checkout kube helm registry prometheus ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
-	cargo test --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG)
+	cargo build --workspace --all-targets --message-format json-render-diagnostics > $(TEST_LOG).programs
+	failed=0; $(CARGO_TARGET_DIR)/debug/stoker-suite $(TEST_LOG).programs $(TEST_LOG) || failed=$$?
+	cargo test --workspace --doc 2>&1 | tee -a $(TEST_LOG) || failed=$$?
 	tools/slowest.sh $(TEST_LOG)
 	tools/skipped.sh $(SKIP_LOG)
+	exit $$failed
 
 check: fmt clippy generate-check test isa-check chart-check docs-check deny ## Everything CI runs
 
-isa-check: checkout ## The CPU back end on every instruction set of this machine, and of 64-bit Arm under qemu: kernels, goldens
+isa-check: checkout ## The CPU back end on the instruction sets that `make test` leaves out, 64-bit Arm under qemu too: kernels, goldens
 	@tools/isa.sh
 
 e2e: ## The same on a real kubelet + containerd node with images and Helm (root)
 	@tools/e2e/run.sh
 
 faults: checkout kube ## Operator and API server under scripted faults, STOKER_FAULT_SEEDS=200 seeds of each (an hour); docs/faults.md
-	@cargo build -p stoker-operator -p stoker-tests --bins
-	STOKER_FAULT_SEEDS=$${STOKER_FAULT_SEEDS:-200} cargo test -p stoker-tests --test fault_suite -- --test-threads 1 --nocapture
+	@cargo build --bins
+	STOKER_FAULT_SEEDS=$${STOKER_FAULT_SEEDS:-200} cargo test --test system fault_suite:: -- --test-threads 1 --nocapture
 
 rolls: checkout kube ## STOKER_ROLLS=1000 rolls, scale-downs, evictions and node drains on real agents that stream (an hour); docs/faults.md
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-tests --bins
-	STOKER_ROLLS=$${STOKER_ROLLS:-1000} cargo test -p stoker-tests --test operator_rolls -- --nocapture
+	@cargo build --bins
+	STOKER_ROLLS=$${STOKER_ROLLS:-1000} cargo test --test system operator_rolls:: -- --nocapture
 
 abuse: checkout ## A real agent among clients at their worst, CONNECTIONS=10000 of them for MINUTES=30; docs/faults.md
-	@cargo build -p stoker-agent -p stoker-tests --bins
+	@cargo build --bins
 	ulimit -n "$$(ulimit -Hn)"
 	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
-	cargo test -p stoker-tests --test agent_abuse -- --nocapture
+	cargo test --test system agent_abuse:: -- --nocapture
 
 resumes: checkout ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30; each answer is compared; docs/gateway.md
-	@cargo build -p stoker-agent -p stoker-gateway -p stoker-tests --bins
+	@cargo build --bins
 	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
-	cargo test -p stoker-tests --test gateway_resume -- --nocapture
+	cargo test --test system gateway_resume:: -- --nocapture
 
 pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
-	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test -p stoker-tests --test 'pages_*'
+	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test --test system pages_
 
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
 	@cargo run --release -p stoker-explore
@@ -136,18 +140,18 @@ clippy: ## Lints, warnings denied
 	@cargo clippy --workspace --all-targets -- -D warnings
 
 generate: ## Write the CRDs into the chart from the Rust types
-	@cargo run -q -p stoker-crds --bin crdgen charts/stoker/crds
+	@cargo run -q --bin crdgen charts/stoker/crds
 
 generate-check: ## The committed CRDs equal the generated ones
 	@made=$$(mktemp -d); trap 'rm -r "$$made"' EXIT
-	cargo run -q -p stoker-crds --bin crdgen "$$made"
+	cargo run -q --bin crdgen "$$made"
 	diff -u charts/stoker/crds "$$made" || { echo "a CRD in the chart is stale: run 'make generate' and commit"; exit 1; }
 
 chart-check: kube helm ## The chart lints, renders, and the API server accepts it
 	@charts/check.sh
 
 docs-check: ## Links in the docs lead somewhere; tables equal their figures
-	@cargo run -q -p stoker-tests --bin docs-check -- .
+	@cargo run -q --bin docs-check -- .
 
 deny: $(CARGO_DENY) ## Licences, duplicates and sources of dependencies
 	@$(CARGO_DENY) --all-features check bans licenses sources
@@ -174,7 +178,7 @@ prometheus: ## Fetch Prometheus once into the cache
 	@tools/prometheus.sh || echo "no Prometheus: its tests say so"
 
 binaries: checkout ## The programs that tests start
-	@cargo build -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-image -p stoker-cli -p stoker-loadgen -p stoker-bench
+	@cargo build --bins
 
 $(CARGO_MUTANTS):
 	@cargo install cargo-mutants --version 26.0.0 --locked --root $(STOKER_CACHE)/tools

@@ -5,4 +5,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 "$(tools/kube/build.sh --where helm)" lint --strict charts/stoker \
   --set image.repository=registry.example/stoker-operator,agent.image.repository=registry.example/stoker-agent
-cargo test -q -p stoker-tests --test chart
+cargo test -q --test system chart::

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Says at the end of `make test` which test programs took longest, and marks what took longer than it should on two cores that are free.
+# Says at the end of `make test` which files of tests took longest, and marks what took longer than it should on two cores that are free.
 # A busy machine is no reason to fail. Usage: tools/slowest.sh LOG [SECONDS]
 set -euo pipefail
-log=${1:?what cargo test wrote}
+log=${1:?what stoker-suite wrote}
 aim=${2:-90}
 awk -v aim="$aim" '
   / Running / || / Doc-tests / { sub(/^ *Running (unittests )?/, ""); sub(/^ *Doc-tests /, "documentation of "); sub(/ \(.*/, ""); name = $0 }

@@ -112,12 +112,19 @@ pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
 pub fn wait_at_most<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + patience;
     loop {
+        let looked = Instant::now();
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "not seen within {} s: {what}", patience.as_secs());
-        sleep(Duration::from_millis(100));
+        sleep(pause_after(looked.elapsed(), Duration::from_millis(100)));
     }
+}
+
+/// How long to wait after a look that took so long, `least` at least. Many tests wait at once, and a look may be a process: none of
+/// them takes more than a third of a core.
+pub(crate) fn pause_after(look: Duration, least: Duration) -> Duration {
+    least.max(look * 2)
 }
 
 /// The body of `GET http://ADDRESS/PATH` with status 200; the status or the failure otherwise.

@@ -43,13 +43,15 @@ pub type Noted = BTreeMap<String, Vec<Range<u64>>>;
 /// Bytes that look random, the same each time.
 pub fn noise(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed | 1;
-    let mut next = || {
+    let mut bytes = vec![0; count];
+    // By words: tests make hundreds of megabytes of it, and are not optimised.
+    for word in bytes.chunks_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(&mut next).flatten().take(count).collect()
+        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
+    }
+    bytes
 }
 
 /// A model of two shards, with what a repository has beside them.

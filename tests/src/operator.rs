@@ -36,7 +36,7 @@ use stoker_operator::{
 use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use crate::cluster::TestCluster;
+use crate::cluster::{TestCluster, pause_after};
 
 /// The image that deployments get by default: the stand-in agent.
 pub const AGENT_IMAGE: &str = "stand-in/agent:1";
@@ -172,10 +172,11 @@ impl Rig {
     pub fn wait(&self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> Result<bool>) -> Result<Duration> {
         let started = Instant::now();
         loop {
+            let looked = Instant::now();
             let outcome = holds(self);
             match outcome {
                 Ok(true) => return Ok(started.elapsed()),
-                _ if started.elapsed() < limit => std::thread::sleep(POLL),
+                _ if started.elapsed() < limit => std::thread::sleep(pause_after(looked.elapsed(), POLL)),
                 Ok(false) => bail!("{what}: not within {limit:?}\n{}", self.describe()),
                 Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
             }

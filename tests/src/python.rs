@@ -2,11 +2,10 @@
 //! pinned versions.
 
 use std::{
-    fs,
+    fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::PathBuf,
     process::Command,
-    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -14,9 +13,6 @@ use stoker_cluster::cache_dir;
 
 /// Python of the environment with these packages, which is made if it is not there. An error is a reason to skip.
 pub fn python_with(requirements: &str) -> Result<PathBuf> {
-    // One at a time makes an environment.
-    static MAKING: Mutex<()> = Mutex::new(());
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut versions = DefaultHasher::new();
     requirements.hash(&mut versions);
     let home = cache_dir().join(format!("python-clients-{:016x}", versions.finish()));
@@ -26,6 +22,12 @@ pub fn python_with(requirements: &str) -> Result<PathBuf> {
         return Ok(python);
     }
     fs::create_dir_all(&home)?;
+    // One of all tests on this machine makes it; the kernel gives the lock back when its process ends, however it ends.
+    let lock = File::create(home.join("lock"))?;
+    lock.lock()?;
+    if complete.is_file() {
+        return Ok(python);
+    }
     let listed = home.join("requirements.txt");
     fs::write(&listed, requirements)?;
     run(Command::new("python3").args(["-m", "venv"]).arg(&home)).context("python3 -m venv")?;

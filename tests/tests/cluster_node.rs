@@ -276,7 +276,7 @@ fn victim() {
 #[test]
 fn a_killed_test_leaves_no_process_and_no_folder() {
     let mut victim = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "victim", "--ignored", "--nocapture"])
+        .args(["--exact", "cluster_node::victim", "--ignored", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

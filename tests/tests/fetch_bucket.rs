@@ -166,7 +166,8 @@ fn a_file_that_is_replaced_in_the_middle_ends_the_fetch_and_the_next_one_brings_
     for checksum in [Some("SHA256"), None] {
         let how = |_: &str| Put { checksum, part_bytes: Some(8 << 20).filter(|_| checksum.is_none()), public: true };
         let Some(site) = Site::with(test, &old, how) else { return };
-        site.bucket.middle().slow_down(Duration::from_millis(3));
+        // Until the other file is there, however long a busy machine takes to put it.
+        site.bucket.middle().slow_down(Duration::from_millis(20));
         let link = site.fetcher.home().join("fetched");
         let mut fetch = site.fetcher.command(SOURCE, &["--link", link.to_str().unwrap(), "--connections", "1"]);
         let mut fetch = fetch.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap();

@@ -165,7 +165,8 @@ fn a_file_that_is_replaced_in_the_middle_ends_the_fetch_and_the_next_one_brings_
     };
     let new = noise(9, 36 << 20);
     let source = site.source("chat/");
-    site.web.middle().slow_down(Duration::from_millis(3));
+    // Until the other file is there, however long a busy machine takes to put it.
+    site.web.middle().slow_down(Duration::from_millis(20));
     let mut fetch = site.fetcher.command(&source, &["--connections", "1"]);
     let mut fetch = fetch.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     site.fetcher.wait_for(&mut fetch, 4 << 20);

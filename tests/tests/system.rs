@@ -1,0 +1,66 @@
+//! The tests of the whole system: each file beside this one is a module of it, and `cargo test --test system NAME` runs that file's.
+//! One program for all: each of them would be a minute of linking.
+
+mod agent_abuse;
+mod agent_clients;
+mod agent_forged;
+mod agent_http;
+mod canary_drift;
+mod chart;
+mod cluster_demo;
+mod cluster_node;
+mod fault_suite;
+mod fetch;
+mod fetch_bucket;
+mod fetch_registry;
+mod fetch_web;
+mod gateway_events;
+mod gateway_http;
+mod gateway_line;
+mod gateway_operator;
+mod gateway_resume;
+mod gateway_services;
+mod gateway_tenants;
+mod gateway_tls;
+mod kubectl_stoker;
+mod kubectl_words;
+mod model_sources;
+mod monitoring;
+mod operator_api;
+mod operator_budgets;
+mod operator_canary;
+mod operator_canary_weights;
+mod operator_clock;
+mod operator_faults;
+mod operator_fits;
+mod operator_gpus;
+mod operator_guards;
+mod operator_lifecycle;
+mod operator_node_loss;
+mod operator_process;
+mod operator_refused;
+mod operator_repairs;
+mod operator_rollback;
+mod operator_rolls;
+mod operator_upgrade;
+mod pages_dashboard;
+mod pages_demo;
+mod pages_fleet;
+mod pages_playground;
+mod pages_report;
+mod pages_walk;
+mod scale_to_zero;
+mod scaling_control;
+mod scaling_faults;
+mod scaling_load;
+
+use std::{collections::BTreeSet, fs};
+
+#[test]
+fn every_file_beside_this_one_is_a_module_of_it() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+    let names = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let files: BTreeSet<String> = names.filter(|name| name != "system.rs").collect();
+    let modules = include_str!("system.rs").lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    assert_eq!(files, modules.map(|module| format!("{module}.rs")).collect());
+}

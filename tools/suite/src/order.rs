@@ -1,0 +1,132 @@
+//! In which order parts are begun, and how many seats a machine has for tests that wait. Plain functions over values.
+
+use std::{collections::BTreeMap, fmt, fs, num::NonZero, thread};
+
+use anyhow::{Context, Result};
+
+use crate::part::{Lane, Part};
+
+/// Of a test's cluster: etcd, API server, controllers, operator, agents.
+const BYTES_PER_SEAT: u64 = 900 << 20;
+/// A cluster takes 4 s of a core to start, and then waits most of the time. With more than these two cores are never idle.
+const SEATS_PER_CORE: usize = 4;
+
+/// What there is to run tests on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Machine {
+    pub(crate) cores: usize,
+    /// Memory that nobody needs.
+    pub(crate) available_bytes: u64,
+}
+
+impl Machine {
+    /// As it is now.
+    pub(crate) fn this() -> Result<Self> {
+        let said = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        Ok(Self { cores, available_bytes: available_bytes(&said).context("the kernel says how much memory is free")? })
+    }
+
+    /// Tests of the whole system at once.
+    pub(crate) fn seats(self) -> usize {
+        let by_memory = usize::try_from(self.available_bytes / BYTES_PER_SEAT).unwrap_or(usize::MAX);
+        by_memory.min(self.cores * SEATS_PER_CORE).max(1)
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = self.available_bytes as f64 / f64::from(1 << 30);
+        write!(f, "{} tests at once that wait: {} cores, {gib:.1} GiB available", self.seats(), self.cores)
+    }
+}
+
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Seconds that parts took, by their titles, as a log of before says.
+pub(crate) fn times(log: &str) -> BTreeMap<String, f64> {
+    let (mut times, mut title) = (BTreeMap::new(), None);
+    for line in log.lines() {
+        if let Some(rest) = line.trim_start().strip_prefix("Running ") {
+            title = rest.split(" (").next();
+        } else if let Some((_, rest)) = line.split_once("; finished in ")
+            && let (Some(title), Some(seconds)) = (title, rest.strip_suffix('s').and_then(|text| text.parse().ok()))
+        {
+            times.insert(title.to_owned(), seconds);
+        }
+    }
+    times
+}
+
+/// What took longest is begun first, so that nothing long is left at the end; before it what nobody knows.
+pub(crate) fn longest_first(parts: &mut [Part], took: &BTreeMap<String, f64>) {
+    let took = |part: &Part| took.get(&part.title).copied().unwrap_or(f64::INFINITY);
+    parts.sort_by(|one, other| took(other).total_cmp(&took(one)).then_with(|| one.title.cmp(&other.title)));
+}
+
+/// The first part that fits on this many free seats of `all`.
+pub(crate) fn next(waiting: &[Part], free: usize, all: usize) -> Option<usize> {
+    waiting.iter().position(|part| seats_of(part, all) <= free)
+}
+
+/// Seats that a part takes; one that wants more than there are has all of them to itself.
+pub(crate) fn seats_of(part: &Part, all: usize) -> usize {
+    part.seats.unwrap_or(1).min(all)
+}
+
+/// Takes the parts of a lane out of all, in their order.
+pub(crate) fn lane(parts: &[Part], lane: Lane) -> Vec<Part> {
+    parts.iter().filter(|part| part.lane == lane).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(title: &str, seats: usize) -> Part {
+        let (program, folder) = ("/t/program".into(), "/w".into());
+        Part { title: title.into(), lane: Lane::Beside, seats: Some(seats), program, arguments: Vec::new(), folder }
+    }
+
+    #[test]
+    fn memory_or_cores_say_how_many_wait_at_once() {
+        let seats = |cores, gib: u64| Machine { cores, available_bytes: gib << 30 }.seats();
+        assert_eq!(seats(2, 22), 8, "cores");
+        assert_eq!(seats(8, 6), 6, "memory of a laptop");
+        assert_eq!(seats(64, 200), 227, "memory of a server");
+        assert_eq!(seats(2, 0), 1, "never none");
+    }
+
+    #[test]
+    fn the_kernel_says_how_much_memory_is_available() {
+        assert_eq!(available_bytes("MemTotal: 9 kB\nMemFree: 7 kB\nMemAvailable:   24 kB\n"), Some(24 << 10));
+        assert_eq!(available_bytes("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn what_took_longest_is_begun_first_and_what_is_new_before_it() {
+        let log = "     Running tests/tests/a.rs (/t/a-1)\n\nrunning 1 test\ntest x ... ok\n\n\
+            test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.50s\n\
+                 Running tests/tests/b.rs (/t/b-1)\n\
+            test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 70.01s\n";
+        let took = times(log);
+        assert_eq!(took, BTreeMap::from([("tests/tests/a.rs".into(), 2.5), ("tests/tests/b.rs".into(), 70.01)]));
+        let mut parts = ["tests/tests/a.rs", "tests/tests/b.rs", "tests/tests/new.rs"].map(|title| part(title, 1));
+        longest_first(&mut parts, &took);
+        assert_eq!(parts.map(|part| part.title), ["tests/tests/new.rs", "tests/tests/b.rs", "tests/tests/a.rs"]);
+    }
+
+    #[test]
+    fn a_part_begins_when_there_are_seats_for_it() {
+        let waiting = [part("large", 4), part("small", 1)];
+        assert_eq!(next(&waiting, 8, 8), Some(0));
+        assert_eq!(next(&waiting, 3, 8), Some(1), "a smaller one does not wait for a larger one");
+        assert_eq!(next(&waiting, 0, 8), None);
+        assert_eq!(next(&waiting, 2, 2), Some(0), "a part that is larger than the machine runs alone");
+        assert_eq!(next(&[], 8, 8), None);
+    }
+}

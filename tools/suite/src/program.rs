@@ -1,0 +1,73 @@
+//! Programs of tests, as cargo says that it built them and as they list what they have. Builds nothing, runs no test.
+
+use std::{path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// A program that holds tests.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Program {
+    /// Of the target: `system`, `stoker_engine`.
+    pub(crate) name: String,
+    /// The file that it was built from, from the folder of its crate.
+    pub(crate) source: String,
+    pub(crate) path: PathBuf,
+    /// Of its crate: where cargo would run it.
+    pub(crate) folder: PathBuf,
+}
+
+/// Programs of tests among what cargo says it built, one JSON object a line.
+pub(crate) fn read(messages: &str) -> Result<Vec<Program>> {
+    let messages = messages.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
+    messages.iter().filter(|message| message["profile"]["test"] == true).map(program).collect()
+}
+
+fn program(artifact: &Value) -> Result<Program> {
+    let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| format!("cargo says {artifact}"));
+    let folder = PathBuf::from(text(&artifact["manifest_path"])?).with_file_name("");
+    let source = PathBuf::from(text(&artifact["target"]["src_path"])?);
+    Ok(Program {
+        name: text(&artifact["target"]["name"])?,
+        source: source.strip_prefix(&folder)?.display().to_string(),
+        path: text(&artifact["executable"])?.into(),
+        folder,
+    })
+}
+
+impl Program {
+    /// Names of its tests.
+    pub(crate) fn tests(&self) -> Result<Vec<String>> {
+        let listing = Command::new(&self.path).args(["--list", "--format", "terse"]).current_dir(&self.folder).output();
+        let listing = listing.with_context(|| format!("run {}", self.path.display()))?;
+        ensure!(listing.status.success(), "{} does not list its tests", self.path.display());
+        let listing = String::from_utf8(listing.stdout)?;
+        Ok(listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_tests_are_those_that_cargo_built_to_test() {
+        let message = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/fit/Cargo.toml","profile":{{"test":{test}}},
+                "target":{{"name":"periods","src_path":"/w/fit/tests/periods.rs"}},"executable":{executable}}}"#
+            )
+            .replace('\n', " ")
+        };
+        let said = [message(false, "null"), message(true, "\"/t/periods-1\""), r#"{"reason":"build-finished"}"#.into()];
+        let program = Program {
+            name: "periods".into(),
+            source: "tests/periods.rs".into(),
+            path: "/t/periods-1".into(),
+            folder: "/w/fit/".into(),
+        };
+        assert_eq!(read(&said.join("\n")).unwrap(), [program]);
+        assert!(read("no JSON").is_err());
+        assert!(read(&message(true, "null")).is_err(), "what is to be tested can be run");
+    }
+}
