@@ -10,10 +10,8 @@ use std::{
     path::PathBuf,
     pin::Pin,
     process::Command,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::sleep,
     time::Duration,
 };
 
@@ -37,7 +35,10 @@ use stoker_operator::{desired::labels, observe, rollout::UNREACHABLE_PATIENCE};
 use stoker_replica::Intent;
 use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 
-use crate::operator::{client_of, serves};
+use crate::{
+    cluster::is_running,
+    operator::{client_of, serves},
+};
 
 /// What goes wrong, by the rows of docs/faults.md.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -87,8 +88,8 @@ pub struct FaultProxy {
 struct Shared {
     upstream: Client,
     script: Mutex<Script>,
-    /// Process of the operator that is to be killed.
-    victim: AtomicU32,
+    /// Process of the operator that is to be killed. Held while it is being killed, so that nobody takes it for alive meanwhile.
+    victim: Mutex<u32>,
     /// Raised when every watch is to end.
     watches_end: watch::Sender<u32>,
     seen: Mutex<Seen>,
@@ -132,7 +133,7 @@ impl FaultProxy {
         let shared = Arc::new(Shared {
             upstream,
             script: Mutex::new(script),
-            victim: AtomicU32::new(0),
+            victim: Mutex::new(0),
             watches_end: watch::Sender::new(0),
             seen: Mutex::default(),
         });
@@ -152,7 +153,7 @@ impl FaultProxy {
 
     /// From now on this goes wrong, and this process is the operator.
     pub fn begin(&self, fault: Fault, operator: u32) {
-        self.shared.victim.store(operator, Ordering::SeqCst);
+        *lock(&self.shared.victim) = operator;
         let mut script = lock(&self.shared.script);
         script.fault = fault;
         script.writes_to_live = script.random.random_range(1..12);
@@ -160,12 +161,12 @@ impl FaultProxy {
 
     /// True when this process is the one that is killed next.
     pub fn aims_at(&self, operator: u32) -> bool {
-        self.shared.victim.load(Ordering::SeqCst) == operator
+        *lock(&self.shared.victim) == operator
     }
 
     /// Nothing goes wrong any more. Watches begin anew: what they missed, they missed.
     pub fn end(&self) {
-        self.shared.victim.store(0, Ordering::SeqCst);
+        *lock(&self.shared.victim) = 0;
         lock(&self.shared.script).fault = Fault::None;
         self.shared.watches_end.send_modify(|count| *count += 1);
     }
@@ -338,10 +339,14 @@ impl Shared {
     }
 
     fn kill(&self) {
-        let victim = self.victim.swap(0, Ordering::SeqCst);
-        if victim != 0 {
+        let mut victim = lock(&self.victim);
+        let pid = std::mem::take(&mut *victim);
+        if pid != 0 {
             // It may have ended by itself.
-            let _ = Command::new("kill").args(["-s", "KILL", &victim.to_string()]).status();
+            let _ = Command::new("kill").args(["-s", "KILL", &pid.to_string()]).status();
+            while is_running(pid) {
+                sleep(Duration::from_millis(5));
+            }
         }
     }
 
