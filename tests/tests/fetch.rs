@@ -98,7 +98,7 @@ fn killed_twenty_times_it_brings_the_right_bytes_and_asks_for_none_that_it_has()
     let total: u64 = BYTES.iter().map(|bytes| *bytes as u64).sum();
     let source = format!("hf://{MODEL}");
     // Slow enough that it is in the middle whenever it is looked at; what decides is how much is there, not the time.
-    site.hub.slow_down(Duration::from_millis(3));
+    site.hub.slow_down(Duration::from_millis(15));
     let check = |noted: &Noted| none_twice(noted, &site.hub.take_asked());
     site.fetcher.kill_often(&source, total, || _ = site.hub.take_asked(), check);
     site.hub.slow_down(Duration::ZERO);

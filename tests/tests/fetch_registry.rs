@@ -211,7 +211,7 @@ fn a_killed_fetch_of_packed_layers_goes_on_where_it_was() {
     let Some(site) = Site::empty("a_killed_fetch_of_packed_layers_goes_on_where_it_was") else { return };
     let (dir, source) = (site.folder(&sharded(bytes)), site.source("packed/chat:v1"));
     site.registry.push("packed/chat:v1", dir.parent().unwrap(), &["pushed"]).unwrap();
-    site.registry.middle().slow_down(Duration::from_millis(3));
+    site.registry.middle().slow_down(Duration::from_millis(15));
     site.take_blobs();
     let mut fetch = site.fetcher.start(&source, &[]);
     site.fetcher.wait_for(&mut fetch, 10 << 20);
