@@ -8,7 +8,7 @@ use std::{
         mpsc::{channel, sync_channel},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use stoker_fit::{
@@ -143,7 +143,6 @@ impl Engine {
             matchers,
             pace: Pace::default(),
             last_over: Instant::now(),
-            last_took: Duration::ZERO,
         };
         let thread = spawn("engine", move || engine_loop.run());
         EngineHandle::new(Shared {

@@ -34,9 +34,9 @@ use crate::{
 
 /// How long a step waits for masks in any case: what a slow one costs its neighbours at most.
 const MASK_PATIENCE: Duration = Duration::from_micros(500);
-/// Where the host computes, what a step waits for tokens that must come, as a part of what the last one took: a sixteenth for nothing
-/// is little beside a whole step of those who jump ahead.
-const AHEAD_PART: u32 = 16;
+/// Where the host computes, what a step waits for tokens that must come, as a part of what decoding is busy for: a sixteenth of a step
+/// for nothing is little beside a whole one of those who jump ahead.
+const AHEAD_PART: u32 = 12;
 
 /// What the engine thread is told. The channel is unbounded because admission bounds it: a request sends one
 /// `Submit` and at most two `End`.
@@ -79,8 +79,6 @@ pub(crate) struct EngineLoop {
     pub(crate) pace: Pace,
     /// When the last one was over.
     pub(crate) last_over: Instant,
-    /// What that one took.
-    pub(crate) last_took: Duration,
 }
 
 /// A step that was planned and not resolved. One without chunks was not launched; it only has effects.
@@ -177,7 +175,7 @@ impl EngineLoop {
         }
         let draws = |sequence: &&Sequence| sequence.in_flight == 0 && !sequence.awaits_mask;
         let ids: Vec<RequestId> = self.state.running.iter().filter(draws).map(|sequence| sequence.id).collect();
-        self.matchers.late(&ids, Instant::now() + MASK_PATIENCE.min(self.last_took / AHEAD_PART));
+        self.matchers.late(&ids, Instant::now() + MASK_PATIENCE.min(self.pace.busy_at_least() / AHEAD_PART));
     }
 
     /// Draws that were put off and whose masks have come since are planned again, and who has no draw in flight takes what
@@ -307,7 +305,6 @@ impl EngineLoop {
         let begun_at = launched_at.max(std::mem::replace(&mut self.last_over, now));
         let n_decodes = plan.chunks.iter().filter(|chunk| !chunk.is_prefill).count();
         if !plan.chunks.is_empty() {
-            self.last_took = now - begun_at;
             let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
             self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
             if let Some(target) = self.limits.itl_target {

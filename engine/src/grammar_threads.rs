@@ -70,14 +70,15 @@ impl Walk {
         assert!(self.n_taken <= self.ahead.len(), "only what is ahead is taken");
     }
 
-    /// Takes a token in that was known ahead; `false`: it was not, and a thread has to.
-    pub(crate) fn goes_on_by(&mut self, token: TokenId) -> bool {
-        let is_known = !self.ahead.is_empty();
-        if is_known {
-            assert_eq!(self.ahead.pop_front(), Some(token), "what must come has come");
-            self.n_taken = self.n_taken.saturating_sub(1);
+    /// Takes a token in that was known ahead; `false`: it was not, and a thread has to. An error: another one was drawn, as it may be
+    /// where the model gives the only token that is allowed no chance at all.
+    pub(crate) fn goes_on_by(&mut self, token: TokenId) -> Result<bool, String> {
+        let Some(known) = self.ahead.pop_front() else { return Ok(false) };
+        if known != token {
+            return Err(format!("the grammar does not take token {token}: only {known} may come here"));
         }
-        is_known
+        self.n_taken = self.n_taken.saturating_sub(1);
+        Ok(true)
     }
 
     /// Brings the walk to the next draw that can have several outcomes.
@@ -283,8 +284,18 @@ mod tests {
         assert_eq!(next(&walk), Ok([0, 1 << 8]));
         walk.take_ahead(1);
         assert_eq!((next(&walk), walk.ahead().len()), (Ok([0b110, 0]), 0));
-        assert!(walk.goes_on_by(3) && walk.goes_on_by(40), "no thread is needed for what is told later");
-        assert!(!walk.goes_on_by(2), "what was drawn has to be taken in");
+        assert_eq!(
+            [3, 40].map(|token| walk.goes_on_by(token)),
+            [Ok(true), Ok(true)],
+            "no thread is needed for what is told later"
+        );
+        assert_eq!(walk.goes_on_by(2), Ok(false), "what was drawn has to be taken in");
+    }
+
+    #[test]
+    fn another_token_than_the_one_that_may_come_ends_its_request_and_no_other() {
+        let refused = walk(&[&[3], &[1, 2]], &[]).goes_on_by(9).unwrap_err();
+        assert_eq!(refused, "the grammar does not take token 9: only 3 may come here");
     }
 
     #[test]

@@ -97,10 +97,15 @@ impl Matchers {
         }
         for SampledToken { id, token, .. } in tokens {
             let Some(place) = self.open.get_mut(id) else { continue };
-            if let Place::Here(walk) = place
-                && walk.goes_on_by(*token)
-            {
-                continue;
+            if let Place::Here(walk) = place {
+                match walk.goes_on_by(*token) {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(reason) => {
+                        *place = Place::Lost(reason);
+                        continue;
+                    }
+                }
             }
             // Lost: it is about to leave.
             if let Place::Here(walk) = std::mem::replace(place, Place::Away) {

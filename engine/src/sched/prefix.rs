@@ -2,7 +2,7 @@
 //! its tokens, and names those that it fills. Preempted sequences find their own blocks again this way.
 //!
 //! A planned block counts as computed, also for others in the same step: every layer writes the keys and values of the
-//! whole step before its attention reads any.
+//! whole step before its attention reads any of them. (What sequences had before, attention on a GPU reads meanwhile: `exec/cuda/batch.rs`.)
 //!
 //! Where decodes are replayed (`SchedLimits::replays_decodes`), only blocks of prompts are found and named: those with generated
 //! tokens hold what the kernels for decoding gave, and somebody's prompt would be computed by others.

@@ -246,6 +246,8 @@ fn piece_tokens(len: usize, share: Share) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const HEADS: Heads = Heads { n_q: 32, n_kv: 8, dim: 128 };
@@ -345,6 +347,18 @@ mod tests {
         let (few, many) = ([2048 + 128; 8], [2048 + 128; 32]);
         assert_eq!(together(&few, 2048, HEADS, H200), apart(&few, H200));
         assert_eq!(together(&many, 2048, HEADS, H200).items.iter().map(|item| item.n_readers).max(), Some(4));
+    }
+
+    #[test]
+    fn what_may_be_read_early_is_what_all_readers_have_and_nobody_writes() {
+        let settled = |plan: DecodePlan| plan.items.iter().map(|item| item.n_settled).collect::<BTreeSet<_>>();
+        assert_eq!(settled(apart(&[333, 1], H200)), [332, 0].into());
+        assert_eq!(settled(together(&[2176; 32], 2048, HEADS, H200)), [2048].into());
+        let blocks: Vec<u32> = (0..136).collect();
+        let context =
+            |row: usize| Context { n_tokens: 2176, n_settled: if row == 5 { 0 } else { 2175 }, blocks: &blocks[..128] };
+        let one_is_new = plan_decode(&(0..32).map(context).collect::<Vec<_>>(), HEADS, H200);
+        assert_eq!(settled(one_is_new), [0, 2048].into(), "who begins now may read what another one writes");
     }
 
     #[test]

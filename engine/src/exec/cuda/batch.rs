@@ -378,6 +378,17 @@ mod tests {
     }
 
     #[test]
+    fn only_who_was_drawn_for_in_the_step_before_has_tokens_that_may_be_read_early() {
+        let fed = chunk(ChunkInput::Fed { entry: 0 }, 40, None);
+        // The last token of a prompt whose beginning was found: who computes that may be in the same step.
+        let found = StepChunk { is_prefill: true, ..chunk(ChunkInput::Known(&[1]), 48, None) };
+        let again = chunk(ChunkInput::Known(&[2]), 32, None);
+        let batch = Batch::new(&Step { chunks: vec![fed, found, again] }, LIMITS);
+        let of = |row: i32| batch.decodes.items.iter().find(|item| item.sequence == row).unwrap().n_settled;
+        assert_eq!([0, 1, 2].map(of), [40, 0, 0]);
+    }
+
+    #[test]
     fn where_bits_count_a_prompt_of_one_token_is_no_decode() {
         let invariant = BatchLimits { policy: SplitPolicy::fixed(64, 264), ..LIMITS };
         let of_prompt = StepChunk { is_prefill: true, ..chunk(ChunkInput::Known(&[1]), 5, None) };
