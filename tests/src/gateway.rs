@@ -60,6 +60,18 @@ impl Teller {
         });
         self.told.borrow().number
     }
+
+    /// Tells of a deployment `chat`, which these agents serve, after a change of each one's endpoint.
+    pub async fn tell_chat(&self, agents: &[AgentProcess], change: impl Fn(usize, &mut ReplicaEndpoint)) -> Result<()> {
+        let mut replicas = Vec::new();
+        for (at, agent) in agents.iter().enumerate() {
+            let mut told = replica(&format!("pod-{at}"), agent).await?;
+            change(at, &mut told);
+            replicas.push(told);
+        }
+        self.tell(vec![deployment("chat", &["chat", "ember"], replicas)]);
+        Ok(())
+    }
 }
 
 impl Drop for Teller {

@@ -57,14 +57,7 @@ impl Rig {
     }
 
     async fn tell(&self, change: impl Fn(usize, &mut ReplicaEndpoint)) -> Result<()> {
-        let mut replicas = Vec::new();
-        for (at, agent) in self.agents.iter().enumerate() {
-            let mut told = replica(&format!("pod-{at}"), agent).await?;
-            change(at, &mut told);
-            replicas.push(told);
-        }
-        self.teller.tell(vec![deployment("chat", &["chat", "ember"], replicas)]);
-        Ok(())
+        self.teller.tell_chat(&self.agents, change).await
     }
 
     fn setup(&self) -> Result<Setup> {
