@@ -32,6 +32,16 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
+// Both, of a small kernel between products. Of few blocks the next product's may be placed as the last one's end, and their weights come
+// meanwhile; many would take its places (NOTES.md). Who waits for this kernel has waited for all before it, which it waits for itself.
+__device__ __forceinline__ void wait_between_products() {
+  constexpr int kFewBlocks = 64;
+  const bool few = gridDim.x <= kFewBlocks;
+  if (few) let_next_kernel_start();
+  wait_for_earlier_kernels();
+  if (!few) let_next_kernel_start();
+}
+
 // bf16 is the upper half of an f32: a shift or a mask widens it exactly.
 __device__ __forceinline__ float low_half(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }

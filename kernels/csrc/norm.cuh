@@ -46,8 +46,7 @@ __device__ __forceinline__ void store_row(const QuantisedRows& rows, const float
 template <bool kAdd, int kVecs, typename Map, typename In, typename Out>
 __device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In x, const uint4* weight, const Map& map, float eps) {
   __shared__ float scratch[kWarp];
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
+  wait_between_products();
   x.give(map);
   uint4 carried[kVecs];
   if constexpr (kAdd) {

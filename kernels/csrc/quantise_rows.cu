@@ -9,8 +9,7 @@ namespace stoker {
 template <int kVecs>
 __device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const uint4* x, int n_vecs) {
   __shared__ float scratch[kWarp];
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
+  wait_between_products();
   const Vectors map{n_vecs};
   float value[kVecs][8] = {};
 #pragma unroll
