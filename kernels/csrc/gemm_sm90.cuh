@@ -50,10 +50,12 @@ struct GemmShape {
   Int4Format int4 = {};
 };
 
-// Of quantised operands, one a row; null where they are bf16.
+// Of quantised operands, one a row; null where they are bf16. Beside codes x has sums of each 128 of its numbers, too, [k / 128][stride].
 struct Scales {
   const float* w;
   const float* x;
+  const float* sums = nullptr;
+  int sums_stride = 0, n_sums = 0;
 };
 
 // Of the weights: their values or codes, and what groups of codes have in common.
@@ -92,12 +94,15 @@ enum class Cluster { kNone, kSharesX, kSplitsDepth };
 
 template <typename Element, int kWarpgroups, int kColumns, int kPanels, Cluster kKind>
 struct Gemm {
-  static constexpr bool kByWarps = std::is_same_v<Element, Int4ByWarps>, kIsInt4 = kByWarps || std::is_same_v<Element, Int4>;
+  static constexpr bool kByWarps = std::is_same_v<Element, Int4ByWarps>, kBesideE4m3 = std::is_same_v<Element, Int4BesideE4m3>;
+  static constexpr bool kIsPlainInt4 = std::is_same_v<Element, Int4>, kIsInt4 = kIsPlainInt4 || kByWarps || kBesideE4m3;
   static constexpr bool kIsFp8 = std::is_same_v<Element, uint8_t>;
   // Of wgmma on int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a
   // warpgroup.
-  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsInt4 && !kByWarps && kWarpgroups == 2 && kColumns >= 64;
-  static_assert(!kIsInt4 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
+  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsPlainInt4 && kWarpgroups == 2 && kColumns >= 64;
+  // Panels of codes, of 64 values, beside one of x.
+  static constexpr int kCodePanels = kBesideE4m3 ? 2 : 1, kStageCodePanels = kPanels * kCodePanels;
+  static_assert(!kIsInt4 || kBesideE4m3 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
   static constexpr int kConsumers = kWarpgroups * 128, kWarps = kConsumers / kWarp;
   static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
   static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
@@ -134,13 +139,15 @@ struct Gemm {
   }
 
   static __device__ __forceinline__ uint32_t w_panel_bytes(const GemmShape& s) { return s.rows * kRowBytes; }
-  static __device__ __forceinline__ uint32_t codes_bytes(const GemmShape& s) { return s.rows / kInt4Rows * kPanels * kInt4PanelBytes; }
+  static __device__ __forceinline__ uint32_t codes_bytes(const GemmShape& s) { return s.rows / kInt4Rows * kStageCodePanels * kInt4PanelBytes; }
   static __device__ __forceinline__ uint32_t groups_bytes(const GemmShape& s) {
-    return s.rows / kInt4Rows * (kPanels / 2 * s.int4.n_units) * kInt4GroupBytes;
+    return s.rows / kInt4Rows * (kStageCodePanels / 2 * s.int4.n_units) * kInt4GroupBytes;
   }
+  // Of rows of x that lie beside codes, a panel each.
+  static __device__ __forceinline__ uint32_t sums_bytes(const GemmShape& s) { return kBesideE4m3 ? kPanels * s.x_rows * sizeof(float) : 0; }
   // Where x begins in a stage.
   static __device__ __forceinline__ uint32_t w_bytes(const GemmShape& s) {
-    if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + 1023) / 1024 * 1024;
+    if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + sums_bytes(s) + 1023) / 1024 * 1024;
     return kPanels * w_panel_bytes(s);
   }
   // Rows of x that a panel has room for, and of these, those that one block of the cluster brings.
@@ -150,7 +157,7 @@ struct Gemm {
 
   static __device__ __forceinline__ void expect(const GemmShape& s, uint64_t* full) {
     const uint32_t w = kIsInt4 ? codes_bytes(s) + groups_bytes(s) : kPanels * w_panel_bytes(s);
-    arrive_expecting(full, w + kPanels * s.x_rows * kRowBytes);
+    arrive_expecting(full, w + sums_bytes(s) + kPanels * s.x_rows * kRowBytes);
   }
 
   // Of a panel of a step, in the whole depth.
@@ -163,8 +170,8 @@ struct Gemm {
                                                 uint64_t* full) {
     if constexpr (kIsInt4) {
       const int first = first_value(s, step, 0), tile_row = tile.n / kInt4Rows;
-      copy_box(stage, maps.values, 0, first / kPanelValues, tile_row, full);
-      copy_box(stage + codes_bytes(s), maps.groups, 0, first / kInt4Step * s.int4.n_units, tile_row, full);
+      copy_box(stage, maps.values, 0, first * kCodePanels / kPanelValues, tile_row, full);
+      copy_box(stage + codes_bytes(s), maps.groups, 0, first * kCodePanels / kInt4Step * s.int4.n_units, tile_row, full);
     } else {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -173,9 +180,20 @@ struct Gemm {
     }
   }
 
+  static __device__ __forceinline__ void load_sums(const GemmShape& s, const Scales& dequantise, uint32_t target, Tile tile, int step,
+                                                   uint64_t* full) {
+    const uint32_t n_bytes = s.x_rows * sizeof(float);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      // Behind the depth weights have scales of 0, so any sums will do there.
+      const int at = min(first_value(s, step, panel) / kPanelValues, dequantise.n_sums - 1);
+      copy_bytes(target + panel * n_bytes, dequantise.sums + static_cast<size_t>(at) * dequantise.sums_stride + tile.m, n_bytes, full);
+    }
+  }
+
   // Where rows are shared, this block's half of them to both.
-  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, uint32_t stage, Tile tile, int step,
-                                                uint64_t* full) {
+  static __device__ __forceinline__ void load_x(const GemmShape& s, const TensorMap& map, const Scales& dequantise, uint32_t stage,
+                                                Tile tile, int step, uint64_t* full) {
     const uint32_t target = stage + w_bytes(s);
     const int first = kShares ? cluster_rank() * brought_rows(s) : 0;
     if constexpr (kByWarps) {
@@ -188,6 +206,7 @@ struct Gemm {
       }
       return;
     }
+    if constexpr (kBesideE4m3) load_sums(s, dequantise, stage + codes_bytes(s) + groups_bytes(s), tile, step, full);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
@@ -212,8 +231,8 @@ struct Gemm {
     }
   }
 
-  static __device__ __forceinline__ void produce(const GemmShape& s, const WeightMaps& w, const TensorMap& x, Barriers& barriers,
-                                                 uint32_t stages) {
+  static __device__ __forceinline__ void produce(const GemmShape& s, const WeightMaps& w, const TensorMap& x, const Scales& dequantise,
+                                                 Barriers& barriers, uint32_t stages) {
     int n_ahead = 0;
     walk(s, [&](Tile tile, int step, Slot slot) {
       if (n_ahead == s.n_ahead) return false;
@@ -233,7 +252,7 @@ struct Gemm {
         expect(s, full);
         load_w(s, w, stage, tile, step, full);
       }
-      load_x(s, x, stage, tile, step, full);
+      load_x(s, x, dequantise, stage, tile, step, full);
       return true;
     });
   }
@@ -322,6 +341,71 @@ struct Gemm {
     pin(part[kParts - 1]);
     add_group(c, part[kParts - 1], upper[kParts - 1], lower[kParts - 1]);
     release(barriers, last);
+  }
+
+  // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: scale * (512 * sum of the codes' numbers -
+  // zero * sum of x). Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
+  static __device__ __forceinline__ void sum_beside_e4m3(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
+                                                         Slot& slot) {
+    constexpr int kSteps = kInt4Step / 32, kStageWords = kStageCodePanels * kPanelValues / 16;
+    const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
+    const uint32_t own_codes = tile * kStageWords * kWarp * 4 + lane * 16;
+    const uint32_t own_groups = codes_bytes(s) + tile * kPanels * kInt4GroupBytes + lane / 4 * 8;
+    const uint32_t own_sums = codes_bytes(s) + groups_bytes(s) + lane % 4 * 8;
+    float part[kColumns / 8][4];
+    clear(c);
+    clear(part);
+    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+      const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
+      wait_for(&barriers.full[slot.at], slot.parity);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        uint32_t words[8], a[kSteps][4];
+        load_words(words, stage + own_codes, panel);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          to_e4m3_fragment(a[i], words[2 * i], words[2 * i + 1]);
+          pin(a[i]);
+        }
+        const Int4Group group = load_group(stage + own_groups + panel * kInt4GroupBytes);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const uint64_t b = tile_descriptor(x + panel * kColumns * kRowBytes + i * 32, 0, 1024);
+          wgmma_registers_e4m3(part, a[i], b, i > 0);
+        }
+        commit_products();
+        wait_for_products<0>();
+        pin(part);
+        add_beside_e4m3(c, part, GroupOfRows(group, s.int4.is_f16), stage + own_sums + panel * s.x_rows * sizeof(float));
+      }
+      release(barriers, slot.at);
+    }
+  }
+
+  // Of a group of a lane's two weight rows: what a sum of codes' numbers is multiplied with, and one of x.
+  struct GroupOfRows {
+    float upper = 0.f, upper_zero = 0.f, lower = 0.f, lower_zero = 0.f;
+
+    GroupOfRows() = default;
+    __device__ __forceinline__ GroupOfRows(const Int4Group& group, bool is_f16) {
+      const float up = group.scale(group.upper, is_f16), low = group.scale(group.lower, is_f16);
+      upper = 512.f * up, upper_zero = up * (128.f - high_half(group.upper));
+      lower = 512.f * low, lower_zero = low * (128.f - high_half(group.lower));
+    }
+  };
+
+  static __device__ __forceinline__ void add_beside_e4m3(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4],
+                                                         const GroupOfRows& of, uint32_t sums) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+      // Of rows of x that are not there, whatever lies there.
+      const float2 x = load_float2(sums + 32 * j);
+      c[j][0] = fmaf(of.upper, part[j][0], fmaf(of.upper_zero, x.x, c[j][0]));
+      c[j][1] = fmaf(of.upper, part[j][1], fmaf(of.upper_zero, x.y, c[j][1]));
+      c[j][2] = fmaf(of.lower, part[j][2], fmaf(of.lower_zero, x.x, c[j][2]));
+      c[j][3] = fmaf(of.lower, part[j][3], fmaf(of.lower_zero, x.y, c[j][3]));
+    }
   }
 
   // The sums of a tile of codes where warps share the depth: of each 32 weight rows as many warps as there are take spans of 128 values in
@@ -440,6 +524,8 @@ struct Gemm {
       if constexpr (kByWarps) {
         const uint32_t scratch = staging + (kSplits ? kExchangeBytes<kConsumers, kColumns> : 0);
         s.int4.n_units == 1 ? sum_by_warps<1>(c, s, barriers, stages, scratch, slot) : sum_by_warps<4>(c, s, barriers, stages, scratch, slot);
+      } else if constexpr (kBesideE4m3) {
+        sum_beside_e4m3(c, s, barriers, stages, slot);
       } else if constexpr (kIsInt4) {
         s.int4.n_units == 1 ? sum_codes<1>(c, s, barriers, stages, slot) : sum_codes<4>(c, s, barriers, stages, slot);
       } else {
@@ -449,11 +535,11 @@ struct Gemm {
         float sums[kOwnColumns / 8][4];
         exchange_halves<kConsumers>(sums, c, barriers.exchange, staging, parity);
         parity ^= 1;
-        if constexpr (kIsFp8) scale_sums(sums, s, dequantise, tile, end);
+        if constexpr (kIsFp8 || kBesideE4m3) scale_sums(sums, s, dequantise, tile, end);
         if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
         finish(sums, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
       } else {
-        if constexpr (kIsFp8) scale_sums(c, s, dequantise, tile, end);
+        if constexpr (kIsFp8 || kBesideE4m3) scale_sums(c, s, dequantise, tile, end);
         if (scales && idx == blockIdx.x / kCluster) wait_for_scales();
         finish(c, s, y_map, y, beside, tile, end, addends, scales, barriers.scales, staging);
       }
@@ -465,7 +551,8 @@ struct Gemm {
   static __device__ __forceinline__ void scale_sums(float (&c)[kOwnColumns / 8][4], const GemmShape& s, const Scales& scales, Tile tile, int end) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g, n = tile.n + row;
-    const float upper = n < s.n ? scales.w[n] : 0.f, lower = n + 8 < s.n ? scales.w[n + 8] : 0.f;
+    // Those of codes are in their groups.
+    const float upper = kBesideE4m3 ? 1.f : n < s.n ? scales.w[n] : 0.f, lower = kBesideE4m3 ? 1.f : n + 8 < s.n ? scales.w[n + 8] : 0.f;
 #pragma unroll
     for (int j = 0; j < kOwnColumns / 8; ++j) {
 #pragma unroll
@@ -639,7 +726,7 @@ struct Gemm {
     } else if (threadIdx.x == kConsumers) {
       // Nothing but small kernels fits beside a block of this one; the next product's blocks take the places that come free first.
       let_next_kernel_start();
-      produce(s, w, x, barriers, stages);
+      produce(s, w, x, dequantise, barriers, stages);
     } else {
       wait_for_earlier_kernels();
       const bool scales = threadIdx.x >= kConsumers + kWarp && threadIdx.x < kConsumers + kWarp + kScalers;

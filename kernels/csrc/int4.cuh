@@ -18,9 +18,11 @@
 
 namespace stoker {
 
-// Marks weights of this format in what is compiled for several: multiplied by wgmma, or by `mma` with the depth shared by warps.
+// Marks weights of this format in what is compiled for several: multiplied by wgmma, by `mma` with the depth shared by warps, or with rows
+// of e4m3.
 struct Int4 {};
 struct Int4ByWarps {};
+struct Int4BesideE4m3 {};
 
 // Outputs of a tile; values of the larger groups; bytes of 64 values of a tile, and of a group of it.
 constexpr int kInt4Rows = 16, kInt4Step = 128, kInt4PanelBytes = 512, kInt4GroupBytes = 64;
@@ -57,6 +59,14 @@ __device__ __forceinline__ void to_fragment(uint32_t (&a)[4], uint32_t word, uin
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;\n" : "=r"(pair) : "r"(word >> 4 * j), "r"(0x43004300u));
     a[j] = less_zero(pair, j % 2 ? lower_zero : upper_zero);
   }
+}
+
+// Two words to the fragment of a that wgmma has for 16 x 32 values of e4m3. A code as it is, in a byte, is e4m3 already: numbers of it up to
+// 15 / 512 are evenly spaced, so it stands for code / 512. A quad's four values are then those of columns 2t, 2t + 8, 2t + 1, 2t + 9: x has to
+// lie in that order, too (zipped in quantise.cuh).
+__device__ __forceinline__ void to_e4m3_fragment(uint32_t (&a)[4], uint32_t first, uint32_t second) {
+  constexpr uint32_t kCodes = 0x0f0f0f0f;
+  a[0] = first & kCodes, a[1] = first >> 4 & kCodes, a[2] = second & kCodes, a[3] = second >> 4 & kCodes;
 }
 
 // A lane's codes of a group of eight steps of 16 values, or of two, of which a panel has four; from where its words of a stage begin in

@@ -28,6 +28,7 @@ struct Rows {
 struct QuantisedRows {
   uint2* out;
   float* scales;
+  GroupSums groups = {};
 };
 
 template <int kVecs, typename Map>
@@ -40,7 +41,7 @@ __device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVe
 
 template <int kVecs, typename Map>
 __device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], const Map& map, float* scratch) {
-  quantise_row(map.own_row(rows.out), rows.scales + blockIdx.x, y, map, scratch);
+  quantise_row(map.own_row(rows.out), rows.scales + blockIdx.x, y, map, scratch, rows.groups);
 }
 
 template <bool kAdd, int kVecs, typename Map, typename In, typename Out>

@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "common.cuh"
 
 namespace stoker {
@@ -44,9 +46,46 @@ struct Vectors {
   }
 };
 
+// What products of codes want of a row besides (gemm_int4_e4m3_sm90.cu): its numbers zipped, and the sum of each 128 of them at
+// [n / 128][stride]. Null for all others. The row's width is a multiple of 128 then.
+struct GroupSums {
+  float* sums = nullptr;
+  int stride = 0;
+};
+
+// Of two neighbouring lanes' 16 numbers the two halves in turn: 0 8 1 9 and so on.
+__device__ __forceinline__ uint2 zipped(uint2 codes, uint32_t lanes) {
+  const bool is_odd = threadIdx.x % 2;
+  const uint32_t other = __shfl_xor_sync(lanes, is_odd ? codes.x : codes.y, 1);
+  const uint32_t first = is_odd ? other : codes.x, second = is_odd ? codes.y : other;
+  return make_uint2(__byte_perm(first, second, 0x5140), __byte_perm(first, second, 0x7362));
+}
+
+__device__ __forceinline__ float sum_of_e4m3(uint32_t four) {
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(four >> 16 * i), __NV_E4M3);
+    const float2 values = __half22float2(__half2(pair));
+    sum += values.x + values.y;
+  }
+  return sum;
+}
+
+// By 16 lanes, who have 128 numbers.
+__device__ __forceinline__ uint2 beside_codes(uint2 codes, const GroupSums& groups, int group) {
+  const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
+  float sum = sum_of_e4m3(codes.x) + sum_of_e4m3(codes.y);
+#pragma unroll
+  for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(lanes, sum, distance);
+  if (threadIdx.x % 16 == 0) groups.sums[static_cast<size_t>(group) * groups.stride + blockIdx.x] = sum;
+  return zipped(codes, lanes);
+}
+
 // By a block; zeros where a thread has no values.
 template <int kVecs, typename Map>
-__device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const float (&value)[kVecs][8], const Map& map, float* scratch) {
+__device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const float (&value)[kVecs][8], const Map& map, float* scratch,
+                                             const GroupSums& groups = {}) {
   float largest = 0.f;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
@@ -62,7 +101,11 @@ __device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const
     float scaled[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) scaled[e] = __fdiv_rn(value[j][e], scale);
-    map.store_codes(row, j, make_uint2(four_e4m3(scaled), four_e4m3(scaled + 4)));
+    uint2 codes = make_uint2(four_e4m3(scaled), four_e4m3(scaled + 4));
+    if constexpr (std::is_same_v<Map, Vectors>) {
+      if (groups.sums != nullptr) codes = beside_codes(codes, groups, map.at(j) / 16);
+    }
+    map.store_codes(row, j, codes);
   }
 }
 

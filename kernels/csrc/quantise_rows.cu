@@ -7,7 +7,7 @@
 namespace stoker {
 
 template <int kVecs>
-__device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const uint4* x, int n_vecs) {
+__device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const GroupSums& groups, const uint4* x, int n_vecs) {
   __shared__ float scratch[kWarp];
   wait_between_products();
   const Vectors map{n_vecs};
@@ -16,15 +16,16 @@ __device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const u
   for (int j = 0; j < kVecs; ++j) {
     if (map.has(j)) unpack(map.load(map.own_row(x), j), value[j]);
   }
-  quantise_row(map.own_row(out), scales + blockIdx.x, value, map, scratch);
+  quantise_row(map.own_row(out), scales + blockIdx.x, value, map, scratch, groups);
 }
 
 }  // namespace stoker
 
 // `vecs` is how many 16-byte vectors a thread holds: 1 up to width 8192, 4 up to 32768.
-#define QUANTISE_ROWS(vecs)                                                                                                     \
-  extern "C" __global__ void __launch_bounds__(1024) quantise_rows_v##vecs(uint2* out, float* scales, const uint4* x, int n_vecs) { \
-    stoker::quantise_rows<vecs>(out, scales, x, n_vecs);                                                                        \
+#define QUANTISE_ROWS(vecs)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                     \
+      quantise_rows_v##vecs(uint2* out, float* scales, float* sums, int sums_stride, const uint4* x, int n_vecs) {       \
+    stoker::quantise_rows<vecs>(out, scales, {sums, sums_stride}, x, n_vecs);                                            \
   }
 QUANTISE_ROWS(1)
 QUANTISE_ROWS(4)

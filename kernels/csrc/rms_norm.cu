@@ -10,7 +10,7 @@
 // point of fusing is one launch less.
 // The normalised value is rounded to bf16 before the weight multiplies it, as the models' reference code does.
 //
-// Where a product of e4m3 is next, the row leaves quantised, with its scale (quantise.cuh): 5 or 7 B/value.
+// Where a product of e4m3 is next, the row leaves quantised, with its scale, and as products of codes want it (quantise.cuh): 5 or 7 B/value.
 //
 // `rms_norm_any` is for families whose norms stand behind attention and feed-forward, have a weight around zero, or run over a part
 // of a row. Each step only where its pointer is not null, rows `stride` vectors apart:
@@ -103,13 +103,16 @@ __device__ __forceinline__ void any_norm_row(const AnyNorm& p) {
     stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, residual, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
-      rms_norm_e4m3_v##vecs(uint2* out, float* scales, const uint4* x, const uint4* weight, int n_vecs, float eps) {  \
-    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales}, nullptr, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
+      rms_norm_e4m3_v##vecs(uint2* out, float* scales, float* sums, int sums_stride, const uint4* x,                  \
+                            const uint4* weight, int n_vecs, float eps) {                                             \
+    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, nullptr,               \
+                                      stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps);                       \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
-      add_rms_norm_e4m3_v##vecs(uint2* out, float* scales, uint4* residual, const uint4* x, const uint4* weight,      \
-                                int n_vecs, float eps) {                                                              \
-    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales}, residual, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
+      add_rms_norm_e4m3_v##vecs(uint2* out, float* scales, float* sums, int sums_stride, uint4* residual,             \
+                                const uint4* x, const uint4* weight, int n_vecs, float eps) {                         \
+    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, residual,               \
+                                     stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps);                        \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_any_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* after, const uint4* weight,      \

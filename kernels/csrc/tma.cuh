@@ -61,6 +61,13 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap& map, 
       : "memory");
 }
 
+// Bytes that lie together; a multiple of 16, as both addresses are.
+__device__ __forceinline__ void copy_bytes(uint32_t shared, const void* from, uint32_t n_bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(shared), "l"(from),
+               "r"(n_bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap& map, int x, int y, int z, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];\n" ::
@@ -87,6 +94,12 @@ __device__ __forceinline__ void send(uint32_t there, float4 v, uint32_t barrier)
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];\n" ::"r"(there), "f"(v.x), "f"(v.y),
                "f"(v.z), "f"(v.w), "r"(barrier)
                : "memory");
+}
+
+__device__ __forceinline__ float2 load_float2(uint32_t shared) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];\n" : "=f"(v.x), "=f"(v.y) : "r"(shared) : "memory");
+  return v;
 }
 
 __device__ __forceinline__ float4 load_float4(uint32_t shared) {

@@ -46,6 +46,9 @@ __device__ __forceinline__ void pin(float (&c)[kColumns][4]) {
   }
 }
 
+// Keeps it from making fragments behind `begin_products`, where it could not tell that they are left alone.
+__device__ __forceinline__ void pin(uint32_t (&a)[4]) { asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory"); }
+
 // The same tile, `bytes` further on. Addresses inside a descriptor do not carry out of their field.
 __device__ __forceinline__ uint64_t moved(uint64_t descriptor, uint32_t bytes) { return descriptor + (bytes >> 4); }
 
@@ -94,19 +97,23 @@ STOKER_WGMMA_ROWS(256, STOKER_NAMES_128, "%128", "%129", "%130", STOKER_32(c, 0)
 
 // The same with a from registers, as fragments of `mma` for the 16 rows of each warp; they must stay as they are until the products
 // have been waited for.
-#define STOKER_WGMMA_REGISTERS(columns, names, a_names, b_name, accumulate_name, ...)                                       \
-  __device__ __forceinline__ void wgmma_registers(float (&c)[columns / 8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) { \
+#define STOKER_WGMMA_REGISTERS(name, columns, type, options, names, a_names, b_name, accumulate_name, ...)                   \
+  __device__ __forceinline__ void name(float (&c)[columns / 8][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {   \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, " accumulate_name ", 0;\n"                                                 \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, {" a_names "}, " b_name        \
-                 ", p, 1, 1, 0; }\n"                                                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns type " {" names "}, {" a_names "}, " b_name                    \
+                 ", p, 1, 1" options "; }\n"                                                                                \
                  : __VA_ARGS__                                                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));                  \
   }
-STOKER_WGMMA_REGISTERS(8, "%0,%1,%2,%3", "%4,%5,%6,%7", "%8", "%9", STOKER_FOUR(c, 0))
-STOKER_WGMMA_REGISTERS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", STOKER_FOUR(c, 0),
-                       STOKER_FOUR(c, 1), STOKER_FOUR(c, 2), STOKER_FOUR(c, 3))
-STOKER_WGMMA_REGISTERS(64, STOKER_NAMES_32, "%32,%33,%34,%35", "%36", "%37", STOKER_32(c, 0))
-STOKER_WGMMA_REGISTERS(128, STOKER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", STOKER_32(c, 0), STOKER_32(c, 8))
+#define STOKER_WGMMA_REGISTERS_OF(columns, ...)                                              \
+  STOKER_WGMMA_REGISTERS(wgmma_registers, columns, "k16.f32.bf16.bf16", ", 0", __VA_ARGS__)  \
+  STOKER_WGMMA_REGISTERS(wgmma_registers_e4m3, columns, "k32.f32.e4m3.e4m3", "", __VA_ARGS__)
+STOKER_WGMMA_REGISTERS_OF(8, "%0,%1,%2,%3", "%4,%5,%6,%7", "%8", "%9", STOKER_FOUR(c, 0))
+STOKER_WGMMA_REGISTERS_OF(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16,%17,%18,%19", "%20", "%21", STOKER_FOUR(c, 0),
+                          STOKER_FOUR(c, 1), STOKER_FOUR(c, 2), STOKER_FOUR(c, 3))
+STOKER_WGMMA_REGISTERS_OF(64, STOKER_NAMES_32, "%32,%33,%34,%35", "%36", "%37", STOKER_32(c, 0))
+STOKER_WGMMA_REGISTERS_OF(128, STOKER_NAMES_64, "%64,%65,%66,%67", "%68", "%69", STOKER_32(c, 0), STOKER_32(c, 8))
+#undef STOKER_WGMMA_REGISTERS_OF
 #undef STOKER_WGMMA_REGISTERS
 
 // c += a * b; a as fragments of `mma`, b[16 x columns] in shared memory read across its rows.

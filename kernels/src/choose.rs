@@ -3,14 +3,15 @@
 
 use std::fmt;
 
-use stoker_fit::gpu::WIDENED_ROWS_MIN;
 pub use stoker_fit::gpu::WeightFormat;
+use stoker_fit::gpu::{BESIDE_E4M3_ROWS, WIDENED_ROWS_MIN};
 
 use crate::{
     blas::{self, Algorithm},
     device::Properties,
     error::KernelError,
     gemm::{self, Depth, Tile},
+    int4::GroupSize,
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyKernel},
     quantise::E4M3_WHOLE,
     table::{ChipTable, Entry, Header},
@@ -21,12 +22,25 @@ use crate::{
 pub struct GemmDesc {
     /// Sizes.
     pub shape: GemmShape,
-    /// How w is stored.
-    pub weights: WeightFormat,
+    /// What is multiplied with what.
+    pub operands: Operands,
     /// What rows of x are.
     pub prologue: Prologue,
     /// What is done with the sums.
     pub epilogue: Epilogue,
+}
+
+/// What is multiplied with what: x with w.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Operands {
+    /// Both are bf16.
+    Bf16,
+    /// Both are e4m3; of one row x is bf16.
+    E4m3,
+    /// Rows of bf16 with weights of four bits.
+    Int4,
+    /// Rows of e4m3, as [`crate::quantise::BesideCodes`] has them, with weights of four bits in groups of 128.
+    Int4BesideE4m3,
 }
 
 /// What the rows of x are.
@@ -165,21 +179,33 @@ impl Chip {
         self.table.set(self.numerics, desc, entry);
     }
 
-    /// What weights that are stored so are when they are multiplied with: those of four bits become e4m3 where rows are so many that
-    /// products are bound by arithmetic, which takes half as long then. Not where a row's bits may not depend on how many there are.
-    ///
-    /// On an H200 widening and multiplying take as long as multiplying codes at some 200 rows of the projections of an 8B model (decision
-    /// 0015); what rows of x cost to quantise comes on top.
-    pub fn multiplied_as(&self, stored: WeightFormat, shape: GemmShape, by: QuantisedBy) -> WeightFormat {
-        let rows_min = match by {
+    /// As what weights that are stored so are multiplied. Those of four bits are beside rows in e4m3, where rows are some and groups are of
+    /// 128 (`has_wide_groups`), or become e4m3 themselves, where rows are so many that products are bound by arithmetic. Not where a row's
+    /// bits may not depend on how many there are. Figures: decisions 0015 and 0025.
+    pub fn multiplied_as(
+        &self,
+        (stored, has_wide_groups): (WeightFormat, bool),
+        shape: GemmShape,
+        by: QuantisedBy,
+    ) -> Operands {
+        let may_quantise = self.is_hopper() && self.numerics == Numerics::Fastest;
+        let widened_rows_min = match by {
             QuantisedBy::Norm => WIDENED_ROWS_MIN,
             QuantisedBy::Launch => WIDENED_APART_ROWS_MIN,
         };
-        let is_whole = shape.k.is_multiple_of(E4M3_WHOLE);
-        let is_faster = shape.m >= rows_min && self.is_hopper() && self.numerics == Numerics::Fastest;
         match stored {
-            WeightFormat::Int4 if is_whole && is_faster => WeightFormat::E4m3,
-            _ => stored,
+            WeightFormat::Bf16 => Operands::Bf16,
+            WeightFormat::E4m3 => Operands::E4m3,
+            WeightFormat::Int4 if !may_quantise => Operands::Int4,
+            WeightFormat::Int4
+                if has_wide_groups
+                    && BESIDE_E4M3_ROWS.contains(&shape.m)
+                    && shape.k.is_multiple_of(GroupSize::G128.values()) =>
+            {
+                Operands::Int4BesideE4m3
+            }
+            WeightFormat::Int4 if shape.m >= widened_rows_min && shape.k.is_multiple_of(E4M3_WHOLE) => Operands::E4m3,
+            WeightFormat::Int4 => Operands::Int4,
         }
     }
 
@@ -192,8 +218,8 @@ impl Chip {
     /// - all else is cuBLASLt's best guess, which from 512 rows on adds to the residual.
     pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let found = match self.numerics {
-            _ if desc.weights == WeightFormat::E4m3 => self.quantised(desc),
-            Numerics::Fastest if desc.weights == WeightFormat::Int4 => self.four_bits(desc),
+            _ if matches!(desc.operands, Operands::E4m3 | Operands::Int4BesideE4m3) => self.quantised(desc),
+            Numerics::Fastest if desc.operands == Operands::Int4 => self.four_bits(desc),
             Numerics::BatchInvariant => self.batch_invariant(desc),
             Numerics::Fastest => match desc.prologue {
                 Prologue::NormScaled => self.norm_scaled(desc),
@@ -218,7 +244,7 @@ impl Chip {
             .filter(|tile| is_ours && GemmKernel::Tiled(*tile).fits(desc))
             .map(Entry::Tile);
         let is_theirs = self.numerics == Numerics::Fastest
-            && desc.weights == WeightFormat::Bf16
+            && desc.operands == Operands::Bf16
             && match desc.epilogue {
                 Epilogue::Bf16 => matches!(rows, Rows::Some | Rows::Many),
                 Epilogue::F32 | Epilogue::Sum => rows != Rows::One,
@@ -226,7 +252,7 @@ impl Chip {
             };
         let guesses = (0..blas::GUESSES).filter(|_| is_theirs).map(Entry::CublasLt);
         let is_apart_possible = self.numerics == Numerics::Fastest
-            && desc.weights == WeightFormat::Bf16
+            && desc.operands == Operands::Bf16
             && matches!(rows, Rows::Some | Rows::Many);
         let apart = (desc.epilogue == Epilogue::Gated && is_apart_possible).then_some(Entry::Apart);
         tiles.chain(guesses).chain(apart).collect()
@@ -330,10 +356,11 @@ impl Chip {
 
     /// Of ours, the cheapest by count first.
     fn tiles(&self, desc: GemmDesc, depth: Depth) -> Vec<Tile> {
-        let candidates = match desc.weights {
-            WeightFormat::Bf16 => gemm::candidates,
-            WeightFormat::E4m3 => gemm::candidates_e4m3,
-            WeightFormat::Int4 => gemm::candidates_int4,
+        let candidates = match desc.operands {
+            Operands::Bf16 => gemm::candidates,
+            Operands::E4m3 => gemm::candidates_e4m3,
+            Operands::Int4 => gemm::candidates_int4,
+            Operands::Int4BesideE4m3 => gemm::candidates_beside_e4m3,
         };
         candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors)
     }
@@ -380,10 +407,11 @@ impl GemmKernel {
     /// Whether it can.
     fn fits(self, desc: GemmDesc) -> bool {
         let GemmShape { m, n, k } = desc.shape;
-        match desc.weights {
-            WeightFormat::Bf16 => {}
-            WeightFormat::E4m3 => return self.fits_e4m3(desc),
-            WeightFormat::Int4 => return self.fits_int4(desc),
+        match desc.operands {
+            Operands::Bf16 => {}
+            Operands::E4m3 => return self.fits_e4m3(desc),
+            Operands::Int4 => return self.fits_int4(desc),
+            Operands::Int4BesideE4m3 => return self.fits_beside_e4m3(desc),
         }
         let needs_scale = desc.prologue == Prologue::NormScaled || desc.epilogue == Epilogue::Update;
         match self {
@@ -407,6 +435,13 @@ impl GemmKernel {
                 is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(desc.shape, desc.epilogue)
             }
             Self::CublasLt(_) => false,
+        }
+    }
+
+    fn fits_beside_e4m3(self, desc: GemmDesc) -> bool {
+        match self {
+            Self::Tiled(tile) => desc.prologue == Prologue::Plain && tile.fits_beside_e4m3(desc.shape, desc.epilogue),
+            Self::Skinny(_) | Self::CublasLt(_) => false,
         }
     }
 

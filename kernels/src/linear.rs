@@ -12,6 +12,7 @@ use crate::{
     gemm::{GemmPlan, Tile},
     int4::Int4View,
     launch::{Epilogue, GemmShape, refused},
+    quantise::BesideCodes,
 };
 
 /// y = x * w^T.
@@ -45,6 +46,8 @@ pub struct Quantised<'a> {
     pub values: CudaView<'a, u8>,
     /// One a row.
     pub scales: CudaView<'a, f32>,
+    /// Where codes are what they are multiplied with.
+    pub beside: Option<BesideCodes<CudaView<'a, f32>>>,
     /// When.
     pub written: Written,
 }
@@ -65,12 +68,13 @@ impl<'a> From<CudaView<'a, bf16>> for Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// Of a product with these weights by a tile that fits it.
-    fn plan(&self, tile: Tile, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        match self {
-            Self::Bf16(_) => tile.plan(shape, epilogue, n_multiprocessors),
-            Self::E4m3(_) => tile.plan_e4m3(shape, epilogue, n_multiprocessors),
-            Self::Int4(w) => tile.plan_int4(shape, epilogue, n_multiprocessors, w.layout.group),
+    /// Of a product of rows with these weights by a tile that fits it.
+    fn plan(&self, x: &Self, tile: Tile, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        match (self, x) {
+            (Self::Bf16(_), _) => tile.plan(shape, epilogue, n_multiprocessors),
+            (Self::E4m3(_), _) => tile.plan_e4m3(shape, epilogue, n_multiprocessors),
+            (Self::Int4(_), Self::E4m3(_)) => tile.plan_beside_e4m3(shape, epilogue, n_multiprocessors),
+            (Self::Int4(w), _) => tile.plan_int4(shape, epilogue, n_multiprocessors, w.layout.group),
         }
     }
 
@@ -189,7 +193,7 @@ impl Kernels {
         kernel: GemmKernel,
     ) -> Result<(), KernelError> {
         let (shape, epilogue) = (op.shape, op.y.epilogue());
-        let plan = |tile: Tile| op.w.plan(tile, shape, epilogue, self.properties().n_multiprocessors);
+        let plan = |tile: Tile| op.w.plan(&op.x, tile, shape, epilogue, self.properties().n_multiprocessors);
         match (kernel, scale) {
             (GemmKernel::Skinny(kernel), None) => self.skinny_gemm_by(op, kernel),
             (GemmKernel::Skinny(kernel), Some(scale)) => self.skinny_scaled_by(op, scale, kernel),
@@ -211,7 +215,8 @@ impl Kernels {
         match kernel {
             GemmKernel::Skinny(kernel) => self.skinny_update_by(op, kernel),
             GemmKernel::Tiled(tile) => {
-                let plan = op.w.plan(tile, op.shape, Epilogue::Update, self.properties().n_multiprocessors);
+                let (x, n_multiprocessors) = (Operand::Bf16(op.x.slice(..)), self.properties().n_multiprocessors);
+                let plan = op.w.plan(&x, tile, op.shape, Epilogue::Update, n_multiprocessors);
                 self.gemm_update_by(op, &plan)
             }
             GemmKernel::CublasLt(_) => Err(refused("gemm", "cuBLASLt leaves nothing for the next norm".to_owned())),

@@ -3,16 +3,21 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use half::bf16;
+use stoker_fit::gpu::BESIDE_CODES_STRIDE;
+pub use stoker_fit::gpu::beside_codes_sums;
 
 use crate::{
-    Device, KernelError, Kernels, check_len, check_room,
-    int4::Int4View,
+    Device, KernelError, Kernels, check_len, check_room, codes,
+    int4::{GroupSize, Int4View},
     launch::{self, Residual, Rows, refused},
     linear::{Quantised, Written},
+    sys::Launch,
 };
 
 /// Depths that are multiplied in e4m3 are multiples of this.
 pub(crate) const E4M3_WHOLE: usize = 16;
+/// Values of a group that rows beside codes have a sum of each.
+const WIDE_GROUP: usize = GroupSize::G128.values();
 /// The largest number of e4m3.
 pub const E4M3_MAX: f32 = 448.0;
 
@@ -21,6 +26,18 @@ pub const E4M3_MAX: f32 = 448.0;
 pub struct QuantisedRows {
     values: CudaSlice<u8>,
     scales: CudaSlice<f32>,
+    /// Empty where no rows are beside codes.
+    sums: CudaSlice<f32>,
+}
+
+/// What products of codes want of rows besides: in each 16 numbers of a row the two halves in turn (0 8 1 9 and so on), and the sum of each
+/// 128. At [width / 128][stride].
+#[derive(Debug)]
+pub struct BesideCodes<View> {
+    /// Of numbers without their scales.
+    pub sums: View,
+    /// From one 128 of a row to its next.
+    pub stride: usize,
 }
 
 /// Rows that are written.
@@ -30,6 +47,8 @@ pub struct QuantisedMut<'a> {
     pub values: CudaViewMut<'a, u8>,
     /// One a row.
     pub scales: CudaViewMut<'a, f32>,
+    /// Where codes are what they are multiplied with.
+    pub beside: Option<BesideCodes<CudaViewMut<'a, f32>>>,
 }
 
 /// `out = e4m3(x / scale)` by rows, `scale` the largest of the row by [`E4M3_MAX`].
@@ -71,17 +90,41 @@ pub struct WidenInt4<'a> {
 impl QuantisedRows {
     /// Zeros, of so many values in so many rows at the most.
     pub fn zeros(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
-        Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)? })
+        Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)?, sums: device.zeros(0)? })
+    }
+
+    /// With room for so many sums of rows that are beside codes: [`beside_codes_sums`].
+    pub fn beside_codes(self, device: &Device, n_sums: usize) -> Result<Self, KernelError> {
+        Ok(Self { sums: device.zeros(n_sums)?, ..self })
     }
 
     /// With these numbers and scales.
     pub fn holding(device: &Device, values: &[u8], scales: &[f32]) -> Result<Self, KernelError> {
-        Ok(Self { values: device.holding(values)?, scales: device.holding(scales)? })
+        Ok(Self { values: device.holding(values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
+    }
+
+    /// The same beside codes: numbers in the order of columns are brought into the one that [`BesideCodes`] says.
+    pub fn holding_beside_codes(
+        device: &Device,
+        numbers: &[u8],
+        scales: &[f32],
+        width: usize,
+    ) -> Result<Self, KernelError> {
+        const ZIPPED: usize = 16;
+        let zip = |pairs: &[u8]| (0..ZIPPED).map(|at| pairs[at / 2 + at % 2 * (ZIPPED / 2)]).collect::<Vec<_>>();
+        let zipped: Vec<u8> = numbers.chunks(ZIPPED).flat_map(zip).collect();
+        let mut sums = vec![0.0; beside_codes_sums(width)];
+        for (row, numbers) in numbers.chunks(width).enumerate() {
+            for (group, numbers) in numbers.chunks(WIDE_GROUP).enumerate() {
+                sums[group * BESIDE_CODES_STRIDE + row] = numbers.iter().map(|code| codes::e4m3(*code)).sum();
+            }
+        }
+        Ok(Self { values: device.holding(&zipped)?, scales: device.holding(scales)?, sums: device.holding(&sums)? })
     }
 
     /// With these scales, for so many numbers that are to be brought there.
     pub fn with_scales(device: &Device, n_values: usize, scales: &[f32]) -> Result<Self, KernelError> {
-        Ok(Self { values: device.zeros(n_values)?, scales: device.holding(scales)? })
+        Ok(Self { values: device.zeros(n_values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
     }
 
     /// The numbers' bytes two by two, for who moves bytes and knows bf16 only.
@@ -102,20 +145,41 @@ impl QuantisedRows {
         &self.scales
     }
 
+    /// The sums of rows beside codes.
+    pub fn sums(&self) -> &CudaSlice<f32> {
+        &self.sums
+    }
+
     /// The first rows, of this width, which the step has written.
     pub fn rows(&self, n_rows: usize, width: usize) -> Quantised<'_> {
         let (values, scales) = (self.values.slice(..n_rows * width), self.scales.slice(..n_rows));
-        Quantised { values, scales, written: Written::Lately }
+        Quantised { values, scales, beside: None, written: Written::Lately }
+    }
+
+    /// The same as they are beside codes.
+    pub fn rows_beside_codes(&self, n_rows: usize, width: usize) -> Quantised<'_> {
+        let sums = self.sums.slice(..width / WIDE_GROUP * BESIDE_CODES_STRIDE);
+        let beside = Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE });
+        Quantised { beside, ..self.rows(n_rows, width) }
     }
 
     /// All, which no step writes.
     pub fn all(&self) -> Quantised<'_> {
-        Quantised { values: self.values.as_view(), scales: self.scales.as_view(), written: Written::AtStart }
+        let (values, scales) = (self.values.as_view(), self.scales.as_view());
+        Quantised { values, scales, beside: None, written: Written::AtStart }
     }
 
     /// The first rows, of this width, to be written.
     pub fn rows_mut(&mut self, n_rows: usize, width: usize) -> QuantisedMut<'_> {
-        QuantisedMut { values: self.values.slice_mut(..n_rows * width), scales: self.scales.slice_mut(..n_rows) }
+        let (values, scales) = (self.values.slice_mut(..n_rows * width), self.scales.slice_mut(..n_rows));
+        QuantisedMut { values, scales, beside: None }
+    }
+
+    /// The same as they are beside codes.
+    pub fn rows_beside_codes_mut(&mut self, n_rows: usize, width: usize) -> QuantisedMut<'_> {
+        let sums = self.sums.slice_mut(..width / WIDE_GROUP * BESIDE_CODES_STRIDE);
+        let (values, scales) = (self.values.slice_mut(..n_rows * width), self.scales.slice_mut(..n_rows));
+        QuantisedMut { values, scales, beside: Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE }) }
     }
 }
 
@@ -126,7 +190,7 @@ impl Kernels {
         let QuantiseRows { mut out, x, width } = op;
         let rows = check_rows(OP, &out, x.len(), width)?;
         let launch = self.functions.launch(OP, launch::quantise_rows(rows)?);
-        launch.write(&mut out.values).write(&mut out.scales).read(&x).int(width / 8).start()
+        out.pass(launch).read(&x).int(width / 8).start()
     }
 
     /// Norms and quantises rows.
@@ -136,7 +200,7 @@ impl Kernels {
         let rows = check_rows(OP, &out, x.len(), weight.len())?;
         let adds = if residual.is_some() { Residual::Added } else { Residual::None };
         let launch = self.functions.launch(OP, launch::rms_norm_e4m3(rows, adds)?);
-        let launch = launch.write(&mut out.values).write(&mut out.scales);
+        let launch = out.pass(launch);
         let launch = match residual {
             Some(mut residual) => {
                 check_len(OP, "residual", residual.len(), x.len())?;
@@ -161,6 +225,26 @@ impl Kernels {
     }
 }
 
+impl QuantisedMut<'_> {
+    fn pass<'a>(&'a mut self, launch: Launch<'a>) -> Launch<'a> {
+        let launch = launch.write(&mut self.values).write(&mut self.scales);
+        let stride = self.beside.as_ref().map_or(0, |beside| beside.stride);
+        launch.write_optional(self.beside.as_mut().map(|beside| &mut beside.sums)).int(stride)
+    }
+
+    /// Sums have room, and rows are whole groups.
+    fn check_beside(&self, op: &'static str, Rows { n_rows, width }: Rows) -> Result<(), KernelError> {
+        let Some(BesideCodes { sums, stride }) = &self.beside else { return Ok(()) };
+        if !width.is_multiple_of(WIDE_GROUP) || n_rows > *stride {
+            return Err(refused(
+                op,
+                format!("{n_rows} rows of {width} are not {stride} of whole groups of {WIDE_GROUP}"),
+            ));
+        }
+        check_room(op, "sums", sums.len(), width / WIDE_GROUP * stride)
+    }
+}
+
 /// As many rows on both sides.
 fn check_rows(op: &'static str, out: &QuantisedMut<'_>, n_values: usize, width: usize) -> Result<Rows, KernelError> {
     if width == 0 || !n_values.is_multiple_of(width) {
@@ -169,5 +253,7 @@ fn check_rows(op: &'static str, out: &QuantisedMut<'_>, n_values: usize, width: 
     let n_rows = n_values / width;
     check_len(op, "out", out.values.len(), n_values)?;
     check_room(op, "scales", out.scales.len(), n_rows)?;
-    Ok(Rows { n_rows, width })
+    let rows = Rows { n_rows, width };
+    out.check_beside(op, rows)?;
+    Ok(rows)
 }

@@ -33,6 +33,7 @@ fatbins!(
     "embed",
     "feed_tokens",
     "gemm_fp8_sm90",
+    "gemm_int4_e4m3_sm90",
     "gemm_int4_sm90",
     "mark_tokens",
     "gemm_sm90",

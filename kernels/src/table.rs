@@ -6,14 +6,14 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    choose::{GemmDesc, Numerics, WeightFormat},
+    choose::{GemmDesc, Numerics, Operands},
     device::Properties,
     gemm::Tile,
     launch::{Epilogue, GemmShape},
 };
 
 /// All that were measured.
-const BUILT_IN: [&str; 1] = [include_str!("../tables/h200.json")];
+const BUILT_IN: [&str; 2] = [include_str!("../tables/h100.json"), include_str!("../tables/h200.json")];
 
 /// The fastest way that was found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -49,7 +49,7 @@ pub struct Header {
 }
 
 /// Numerics, format of the weights, epilogue, columns, depth.
-type Key = (Numerics, WeightFormat, Epilogue, usize, usize);
+type Key = (Numerics, Operands, Epilogue, usize, usize);
 
 /// A table as it lies in its file.
 #[derive(Deserialize, Serialize)]
@@ -134,7 +134,7 @@ impl ChipTable {
     /// What was the fastest at the shape for the next larger row count.
     pub fn get(&self, numerics: Numerics, desc: GemmDesc) -> Option<Entry> {
         let GemmShape { m, n, k } = desc.shape;
-        let by_rows = self.by_shape.get(&(numerics, desc.weights, desc.epilogue, n, k))?;
+        let by_rows = self.by_shape.get(&(numerics, desc.operands, desc.epilogue, n, k))?;
         by_rows.range(m..).next().map(|(_, entry)| *entry)
     }
 
@@ -142,7 +142,7 @@ impl ChipTable {
     pub fn nearest(&self, numerics: Numerics, desc: GemmDesc) -> Option<Entry> {
         let GemmShape { m, n, k } = desc.shape;
         let far = |a: usize, b: usize| (a as f64 / b as f64).ln().abs();
-        let of = (numerics, desc.weights, desc.epilogue);
+        let of = (numerics, desc.operands, desc.epilogue);
         let own = self
             .by_shape
             .iter()
@@ -162,7 +162,7 @@ impl ChipTable {
     /// Writes down what is the fastest.
     pub fn set(&mut self, numerics: Numerics, desc: GemmDesc, entry: Entry) {
         let GemmShape { m, n, k } = desc.shape;
-        self.by_shape.entry((numerics, desc.weights, desc.epilogue, n, k)).or_default().insert(m, entry);
+        self.by_shape.entry((numerics, desc.operands, desc.epilogue, n, k)).or_default().insert(m, entry);
     }
 }
 
@@ -175,7 +175,7 @@ impl FromStr for ChipTable {
         for Line { n, k, epilogue, batch_invariant, weights, rows } in file.gemms {
             let unreadable = |problem| TableError::Unreadable(format!("n {n} k {k} to {epilogue}: {problem}"));
             let numerics = if batch_invariant { Numerics::BatchInvariant } else { Numerics::Fastest };
-            let weights = weights.map_or(Ok(WeightFormat::Bf16), |name| format_named(&name)).map_err(unreadable)?;
+            let weights = weights.map_or(Ok(Operands::Bf16), |name| format_named(&name)).map_err(unreadable)?;
             let key = (numerics, weights, epilogue_named(&epilogue).map_err(unreadable)?, n, k);
             let rows = rows.into_iter().map(|(m, entry)| Ok((m, entry.parse()?)));
             table.by_shape.insert(key, rows.collect::<Result<_, String>>().map_err(unreadable)?);
@@ -215,9 +215,10 @@ fn name(epilogue: Epilogue) -> &'static str {
 }
 
 /// As a line says it; one of bf16 says nothing.
-const FORMATS: [(WeightFormat, &str); 2] = [(WeightFormat::E4m3, "e4m3"), (WeightFormat::Int4, "int4")];
+const FORMATS: [(Operands, &str); 3] =
+    [(Operands::E4m3, "e4m3"), (Operands::Int4, "int4"), (Operands::Int4BesideE4m3, "int4 beside e4m3")];
 
-fn format_named(text: &str) -> Result<WeightFormat, String> {
+fn format_named(text: &str) -> Result<Operands, String> {
     let found = FORMATS.into_iter().find(|(_, name)| *name == text);
     found.map(|(format, _)| format).ok_or_else(|| format!("no format of weights is named {text:?}"))
 }
@@ -266,7 +267,7 @@ mod tests {
 
     fn desc(m: usize, n: usize, epilogue: Epilogue) -> GemmDesc {
         let shape = GemmShape { m, n, k: 4096 };
-        GemmDesc { shape, weights: WeightFormat::Bf16, prologue: Prologue::Plain, epilogue }
+        GemmDesc { shape, operands: Operands::Bf16, prologue: Prologue::Plain, epilogue }
     }
 
     #[test]
@@ -284,7 +285,7 @@ mod tests {
             [Some(tile), Some(tile), Some(Entry::CublasLt(2)), Some(Entry::CublasLt(2)), None]
         );
         assert_eq!(table.get(Numerics::Fastest, desc(8, 6144, Epilogue::Gated)), None);
-        let quantised = GemmDesc { weights: WeightFormat::E4m3, ..desc(64, 6144, Epilogue::Bf16) };
+        let quantised = GemmDesc { operands: Operands::E4m3, ..desc(64, 6144, Epilogue::Bf16) };
         assert_eq!(table.get(Numerics::Fastest, quantised), Some(Entry::Tile("1x64/48".parse().unwrap())));
     }
 

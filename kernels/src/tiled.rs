@@ -7,7 +7,7 @@ use half::bf16;
 use crate::{
     KernelError, Kernels, check_len, check_room,
     gemm::GemmPlan,
-    int4::{self, Int4View},
+    int4::{self, GroupSize, Int4View},
     launch::{self, GemmShape, UPDATE_ROWS_MAX, refused},
     linear::{self, Linear, Operand, Output, RowScale, Update},
     quantise::E4M3_WHOLE,
@@ -84,6 +84,19 @@ impl Kernels {
             }
             return start(launch.read(&w.scales).read(&x.scales), op.shape, plan);
         }
+        if let (Operand::Int4(w), Operand::E4m3(x)) = (&op.w, &op.x) {
+            let Some(beside) = x.beside.as_ref().filter(|_| scale.is_none() && w.layout.group == GroupSize::G128)
+            else {
+                return Err(refused(
+                    OP,
+                    "codes in groups of 128 want sums of quantised rows, and no norm's factor".to_owned(),
+                ));
+            };
+            let n_sums = k / GroupSize::G128.values();
+            check_room(OP, "sums", beside.sums.len(), n_sums * beside.stride)?;
+            let launch = launch.read(&x.scales).read(&beside.sums).int(beside.stride).int(n_sums);
+            return start(w.layout.pass(launch), op.shape, plan);
+        }
         // What only updates use.
         let launch = launch.read_optional::<bf16>(None).read_optional::<bf16>(None);
         let launch = launch.read_optional(scale.as_ref().map(|scale| &scale.squares));
@@ -97,7 +110,19 @@ impl Kernels {
         match (w, x) {
             (Operand::Bf16(w), Operand::Bf16(x)) => self.gemm_maps((w, x), shape, plan),
             (Operand::E4m3(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), shape, plan),
-            (Operand::Int4(w), Operand::Bf16(x)) => self.int4_maps((w, x), shape, plan),
+            (Operand::Int4(w), Operand::Bf16(x)) => {
+                let x_address = x.device_ptr(self.device().stream()).0;
+                let x = if plan.tile.is_by_warps() {
+                    panels(x_address, [shape.k, shape.m], [plan.boxes.x[1], plan.boxes.w[0]])?
+                } else {
+                    matrix(x_address, [shape.k, shape.m], plan.boxes.x)?
+                };
+                self.int4_maps(w, x, plan)
+            }
+            (Operand::Int4(w), Operand::E4m3(x)) => {
+                let x_address = x.values.device_ptr(self.device().stream()).0;
+                self.int4_maps(w, matrix(x_address, [shape.k / 2, shape.m], plan.boxes.x)?, plan)
+            }
             _ => Err(refused(OP, "one operand is quantised, the other is not".to_owned())),
         }
     }
@@ -135,17 +160,11 @@ impl Kernels {
     }
 
     /// Of weights of four bits: chunks of a tile's codes lie together, as groups of a tile do.
-    fn int4_maps(
-        &self,
-        (w, x): (&Int4View<'_>, &CudaView<'_, bf16>),
-        GemmShape { m, k, .. }: GemmShape,
-        plan: &GemmPlan,
-    ) -> Result<Maps, KernelError> {
+    fn int4_maps(&self, w: &Int4View<'_>, x: TensorMap, plan: &GemmPlan) -> Result<Maps, KernelError> {
         // In values of 16 bits, as which the copy engine moves them.
         const CHUNK: usize = 256;
         const GROUP: usize = 32;
         let (stream, layout) = (self.device().stream(), w.layout);
-        let x_address = x.device_ptr(stream).0;
         let (tiles, [n_chunks, n_groups]) = (plan.rows / int4::TILE_ROWS, plan.boxes.w);
         let map = |address: u64, width: usize, n: usize, n_box: usize| {
             let strides = [1, width, width * n];
@@ -156,11 +175,7 @@ impl Kernels {
         Ok(Maps {
             w: map(w.codes.device_ptr(stream).0, CHUNK, layout.n_chunks(), n_chunks)?,
             groups: Some(map(w.groups.device_ptr(stream).0, GROUP, layout.n_groups(), n_groups)?),
-            x: if plan.tile.is_by_warps() {
-                panels(x_address, [k, m], [plan.boxes.x[1], n_chunks])?
-            } else {
-                matrix(x_address, [k, m], plan.boxes.x)?
-            },
+            x,
         })
     }
 }

@@ -9,9 +9,9 @@ use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 use stoker_engine::{
     DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, KvCacheDtype, LoadedModel, Quantization,
-    SamplingParams, exec::cuda::CudaModel,
+    SamplingParams, TokenId, exec::cuda::CudaModel,
 };
-use stoker_fit::gpu::WIDENED_ROWS_MIN;
+use stoker_fit::gpu::{BESIDE_E4M3_ROWS, WIDENED_ROWS_MIN};
 use stoker_kernels::{bf16, reference};
 
 use crate::{common, cuda, goldens::difference, quantised};
@@ -211,6 +211,45 @@ fn four_bits_that_are_widened_for_many_rows_stay_near() {
         // Both operands have three digits behind the first, then.
         assert!(few < 0.04 && many > few && many < 0.2, "{name}: {few:.2e} {many:.2e}");
     }
+}
+
+/// Rows in e4m3 with the codes as they are: nearer than with weights in e4m3, too, and answers are as right as one by one, where rows stay
+/// bf16.
+#[test]
+fn four_bits_beside_rows_of_e4m3_stay_near_and_answer_as_right() {
+    if !cuda::has_hopper("four_bits_beside_rows_of_e4m3_stay_near_and_answer_as_right") {
+        return;
+    }
+    const ROWS: usize = 64;
+    assert!(BESIDE_E4M3_ROWS.contains(&ROWS) && N_ROWS >= BESIDE_E4M3_ROWS.end);
+    let directory = tempfile::tempdir().unwrap();
+    write_four_bits(directory.path());
+    let rows = Some(N_ROWS as u32);
+    let limits =
+        EngineLimits { max_model_len: rows, max_num_seqs: rows, max_batched_tokens: rows, ..EngineLimits::default() };
+    let config = common::config(directory.path(), limits);
+    let tokens: Vec<TokenId> = cuda::golden().0.into_iter().cycle().take(N_ROWS).collect();
+    let expected = LoadedModel::open(&config, &|_| {}).unwrap().executor.teacher_forced_logits(&tokens, N_ROWS);
+    let config = EngineConfig { device: DeviceChoice::Cuda(0), ..config };
+    let mut gpu = CudaModel::open(&config, 0, &|_| {}).unwrap();
+    let [few, some, many] = [8, ROWS, N_ROWS].map(|chunk_len| {
+        let found = gpu.executor.teacher_forced_logits(&tokens, chunk_len).unwrap();
+        found.iter().zip(&expected).map(|(a, b)| cuda::difference(a, b)).sum::<f64>() / found.len() as f64
+    });
+    println!("of the largest logit: {few:.2e} beside bf16, {some:.2e} beside e4m3, {many:.2e} widened");
+    assert!(few < 2.0 * cuda::golden().1 && some > few && some < many && many < 0.1, "{few:.2e} {some:.2e} {many:.2e}");
+    drop(gpu);
+
+    let limits = EngineLimits { max_num_seqs: Some(ROWS as u32), ..EngineLimits::default() };
+    let engine = Engine::start(EngineConfig { limits, ..config }, |_| {}).expect("the model starts");
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let (prompts, expected) = cuda::questions(&engine);
+    let together = cuda::answers(&engine, &prompts, &greedy);
+    let alone: Vec<_> =
+        prompts.iter().flat_map(|prompt| cuda::answers(&engine, std::slice::from_ref(prompt), &greedy)).collect();
+    let [right, right_alone] = [&together, &alone].map(|answers| cuda::score(&engine, answers, &expected));
+    println!("right {:.1} % together, {:.1} % one by one", 100.0 * right, 100.0 * right_alone);
+    assert!(right >= right_alone - 0.01, "{right} {right_alone}");
 }
 
 /// What the tests on several GPUs read.

@@ -1,8 +1,10 @@
 //! How much GPU memory an executor takes besides weights and KV cache, before it takes any: the largest step, and the sizes that
 //! all its buffers are allocated by.
 
+use std::ops::Range;
+
 use super::{
-    DecoderSizes, ExchangeSize, Heads, PrefillSplit, ScratchSize, SplitPolicy, WeightFormat,
+    DecoderSizes, ExchangeSize, GroupSize, Heads, PrefillSplit, ScratchSize, SplitPolicy, WeightFormat,
     attention::{decode_items_max, prefill_pieces_max, prefill_scratch_bytes},
     inputs::{LargestStep, SAMPLE_ROW_BYTES, mask_input_words, newcomer_words},
     sampling::{LOGPROB_WORDS, marks_bytes, sample_scratch_bytes},
@@ -19,6 +21,10 @@ pub const TILES_MAX: usize = 65_535;
 pub const COUNT_MAX: usize = (1 << 20) - 1;
 /// Rows from which weights of four bits are widened to e4m3 for a product.
 pub const WIDENED_ROWS_MIN: usize = 256;
+/// Rows of e4m3 that weights of four bits in groups of 128 are multiplied beside as they are.
+pub const BESIDE_E4M3_ROWS: Range<usize> = 33..385;
+/// Sums of a group of 128 values that such rows have room for; a product may read those of rows that are not there.
+pub const BESIDE_CODES_STRIDE: usize = 1024;
 /// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
 pub const UPDATE_ROWS_MAX: usize = 128;
 /// Values of the residual stream whose squares an update adds up at the least.
@@ -27,6 +33,11 @@ pub const NORM_TILE: usize = 16;
 /// Sums of squares that an update leaves of a row for a norm over `width` values, at the most.
 pub fn norm_tiles(width: usize) -> usize {
     width.div_ceil(NORM_TILE)
+}
+
+/// Sums that rows of so many values beside codes have room for.
+pub fn beside_codes_sums(width: usize) -> usize {
+    width / GroupSize::G128.values() * BESIDE_CODES_STRIDE
 }
 
 /// What bounds every step.
@@ -134,7 +145,7 @@ impl Capacity {
         let shared = self.exchange(sizes, sizes.rank.of).map_or(0, |size| size.bytes());
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
-            + 4 * scales
+            + 4 * (scales + self.code_sums(sizes))
             + squares
             + sampled
             + scratch
@@ -159,10 +170,16 @@ impl Capacity {
     /// Values and rows that are quantised at once, at the most.
     pub fn quantised_rows(&self, sizes: &DecoderSizes) -> (usize, usize) {
         match sizes.projections {
-            WeightFormat::Int4 if self.widens(sizes) => (self.max_rows * sizes.widest_input(), self.max_rows),
-            WeightFormat::Bf16 | WeightFormat::Int4 => (0, 0),
-            WeightFormat::E4m3 => (self.max_rows * sizes.widest_input(), self.max_rows),
+            WeightFormat::Bf16 => (0, 0),
+            WeightFormat::Int4 if !self.only_speed_counts() => (0, 0),
+            WeightFormat::Int4 | WeightFormat::E4m3 => (self.max_rows * sizes.widest_input(), self.max_rows),
         }
+    }
+
+    /// Sums of what is quantised beside codes.
+    pub fn code_sums(&self, sizes: &DecoderSizes) -> usize {
+        let are_there = sizes.projections == WeightFormat::Int4 && self.only_speed_counts();
+        if are_there { beside_codes_sums(sizes.widest_input()) } else { 0 }
     }
 
     /// Values and outputs of the projection that is widened from four bits to e4m3 for a product, at the most.
@@ -170,10 +187,13 @@ impl Capacity {
         if self.widens(sizes) { (sizes.largest_projection(), sizes.most_outputs()) } else { (0, 0) }
     }
 
-    /// Where bits count every number of rows is multiplied by codes; a policy of fixed pieces says so.
     fn widens(&self, sizes: &DecoderSizes) -> bool {
-        let only_speed_counts = matches!(self.policy, SplitPolicy::Balanced { .. });
-        sizes.projections == WeightFormat::Int4 && only_speed_counts && self.max_rows >= WIDENED_ROWS_MIN
+        sizes.projections == WeightFormat::Int4 && self.only_speed_counts() && self.max_rows >= WIDENED_ROWS_MIN
+    }
+
+    /// Where bits count every number of rows of bf16 is multiplied by codes; a policy of fixed pieces says so.
+    fn only_speed_counts(&self) -> bool {
+        matches!(self.policy, SplitPolicy::Balanced { .. })
     }
 
     /// Words that a step's results take: tokens, then log-probabilities.

@@ -33,13 +33,16 @@ impl GroupSize {
     }
 
     /// Values of one.
-    pub fn values(self) -> usize {
+    pub const fn values(self) -> usize {
         STEP / self.n_units()
     }
 
     /// Of a stage.
-    pub fn n_units(self) -> usize {
-        if self == Self::G32 { 4 } else { 1 }
+    pub const fn n_units(self) -> usize {
+        match self {
+            Self::G32 => 4,
+            Self::G128 => 1,
+        }
     }
 }
 

@@ -57,6 +57,23 @@ const WIDENED_SHAPES: [(usize, usize, usize); 9] = [
     (600, 1552, 640),
     (1000, 4096, 144),
 ];
+/// (m, n, k) of products of rows in e4m3: on both sides of every tile, outputs and halves of the depth that end inside of one.
+const BESIDE_SHAPES: [(usize, usize, usize); 14] = [
+    (1, 16, 128),
+    (7, 48, 384),
+    (16, 4096, 1024),
+    (32, 6144, 4096),
+    (33, 17, 256),
+    (40, 304, 4096),
+    (64, 48, 14_336),
+    (65, 1552, 640),
+    (128, 4096, 14_336),
+    (129, 272, 128),
+    (200, 33, 2048),
+    (256, 28_672, 512),
+    (512, 272, 1152),
+    (768, 1552, 640),
+];
 /// (n, k) of rows at all counts.
 const INVARIANT_SIZES: [(usize, usize); 3] = [(16, 32), (272, 1056), (768, 2048)];
 const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 16, 32, 33, 64, 65, 128, 200, 300];
@@ -89,6 +106,11 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
                 outcomes.extend(widened_weights(gpu, &weights, GemmShape { m, n, k })?);
             }
         }
+    }
+    for (idx, (m, n, k)) in BESIDE_SHAPES.into_iter().enumerate() {
+        let scales = [ScaleFormat::F16, ScaleFormat::Bf16][idx % 2];
+        let weights = Weights::drawn(gpu, Int4Layout { n, k, group: GroupSize::G128, scales })?;
+        outcomes.extend(beside_e4m3(gpu, &weights, GemmShape { m, n, k })?);
     }
     for group in [GroupSize::G32, GroupSize::G128] {
         for scales in [ScaleFormat::F16, ScaleFormat::Bf16] {
@@ -210,7 +232,7 @@ fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result
     let layout = weights.device.layout();
     let (numbers, scales) = reference::widened_int4(&weights.codes, &weights.groups, (k, layout.group.values()));
     let (mut values, mut found_scales) = (gpu.poisoned::<u8>(n * k)?, gpu.poisoned::<f32>(n)?);
-    let out = QuantisedMut { values: values.view(), scales: found_scales.view() };
+    let out = QuantisedMut { values: values.view(), scales: found_scales.view(), beside: None };
     gpu.kernels.widen_int4(WidenInt4 { out, w: weights.device.view() })?;
     let found = gpu.written(&values)?.map(|codes| codes.into_iter().map(codes::e4m3).collect::<Vec<_>>());
     let is_same = found.as_ref().is_some_and(|found| *found == numbers)
@@ -238,6 +260,41 @@ fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result
         let found = gpu.written(&y)?.map(|it| widened(&it)).unwrap_or_default();
         let case = format!("{case}, {:?} of {} rows", plan.config.entry, plan.rows);
         outcomes.push(Outcome { op: "widen_int4", case, error: relative_error(&found, &wanted), limit: TWO_ROUNDINGS });
+    }
+    Ok(outcomes)
+}
+
+/// Rows in e4m3 with the codes as they are, by every plan. The sums of a group are the tensor cores', of codes that have not lost their zero
+/// point yet: some 14 bits of what is several times as large as what is left.
+fn beside_e4m3(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
+    const LIMIT: f64 = 2.0 * TWO_ROUNDINGS;
+    let GemmShape { m, n, k } = shape;
+    let (numbers, scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k);
+    let x: Vec<f32> =
+        numbers.chunks(k).zip(&scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect();
+    let sums = reference::linear(&x, &weights.values, shape);
+    let bits: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
+    let rows = QuantisedRows::holding_beside_codes(gpu.kernels.device(), &bits, &scales, k)?;
+    let mut outcomes = Vec::new();
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    for epilogue in [Epilogue::Bf16, Epilogue::Gated] {
+        if epilogue == Epilogue::Gated && !n.is_multiple_of(16) {
+            continue;
+        }
+        let wanted = match epilogue {
+            Epilogue::Gated => {
+                reference::silu_mul(&sums.iter().map(|sum| reference::rounded(*sum)).collect::<Vec<_>>())
+            }
+            _ => sums.clone(),
+        };
+        let plans = gemm::all_plans_beside_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors);
+        for plan in plans {
+            let x = Operand::E4m3(rows.rows_beside_codes(m, k));
+            let found = multiply(gpu, x, weights, shape, epilogue, &plan)?.unwrap_or_default();
+            let case = format!("m {m} n {n} k {k} {epilogue:?}, {:?} of {} rows", plan.config.entry, plan.rows);
+            let error = relative_error(&found, &wanted);
+            outcomes.push(Outcome { op: "gemm_int4_e4m3_sm90", case, error, limit: LIMIT });
+        }
     }
     Ok(outcomes)
 }

@@ -14,12 +14,14 @@ use crate::{
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
     pointwise::{AddRmsNorm, RmsNorm},
-    quantise::{QuantiseRows, QuantisedNorm, QuantisedRows},
+    quantise::{QuantiseRows, QuantisedNorm, QuantisedRows, beside_codes_sums},
     reference,
 };
 
 /// (rows, width): less than a warp, a block's threads, several vectors a thread.
 const ROWS: [(usize, usize); 5] = [(1, 8), (7, 264), (130, 4096), (3, 14336), (2, 32768)];
+/// The same of rows beside codes.
+const ROWS_BESIDE_CODES: [(usize, usize); 6] = [(1, 128), (7, 384), (33, 4096), (130, 2176), (3, 14_336), (2, 32_768)];
 /// (m, n, k): one row and few, tiles of every variant that end inside, depths that end inside a chunk.
 const SHAPES: [(usize, usize, usize); 5] =
     [(1, 16, 16), (9, 48, 1040), (70, 272, 144), (300, 304, 272), (129, 1552, 1024)];
@@ -32,6 +34,9 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         outcomes.push(rows(gpu, n_rows, width)?);
         outcomes.push(norms(gpu, n_rows, width, false)?);
         outcomes.push(norms(gpu, n_rows, width, true)?);
+    }
+    for (n_rows, width) in ROWS_BESIDE_CODES {
+        outcomes.extend(beside_codes(gpu, n_rows, width)?);
     }
     for (n, k) in FEW {
         for kernel in skinny_kernels(gpu) {
@@ -79,6 +84,40 @@ fn rows(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelErr
     gpu.kernels.quantise_rows(QuantiseRows { out: out.rows_mut(n_rows, width), x: x_gpu.as_view(), width })?;
     let error = equal_bits(&held(gpu, &out)?, &reference::quantise_rows(&x, width));
     Ok(Outcome { op: "quantise_rows", case: format!("{n_rows} of {width}"), error, limit: 0.0 })
+}
+
+/// As products of codes want them, alone and behind a norm: zipped, and sums of each 128.
+fn beside_codes(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Vec<Outcome>, KernelError> {
+    let device = gpu.kernels.device().clone();
+    let (x, weight) = (noise(gpu, n_rows, width), gpu.noise.normals(width));
+    let (x_gpu, weight) = (gpu.upload_bf16(&x)?, gpu.upload_bf16(&weight)?);
+    let mut normed = gpu.poisoned::<bf16>(n_rows * width)?;
+    let norm = RmsNorm { out: normed.view(), x: x_gpu.as_view(), weight: weight.as_view(), eps: EPS };
+    gpu.kernels.rms_norm(norm)?;
+    let normed = widened(&gpu.written(&normed)?.unwrap_or_default());
+    let mut outcomes = Vec::new();
+    for is_norm in [false, true] {
+        let (numbers, scales) = reference::quantise_rows(if is_norm { &normed } else { &x }, width);
+        let numbers: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
+        let wanted = QuantisedRows::holding_beside_codes(&device, &numbers, &scales, width)?;
+        let mut found = poisoned(gpu, n_rows, width)?.beside_codes(&device, beside_codes_sums(width))?;
+        let (out, x) = (found.rows_beside_codes_mut(n_rows, width), x_gpu.as_view());
+        match is_norm {
+            true => gpu.kernels.quantised_norm(QuantisedNorm {
+                out,
+                residual: None,
+                x,
+                weight: weight.as_view(),
+                eps: EPS,
+            })?,
+            false => gpu.kernels.quantise_rows(QuantiseRows { out, x, width })?,
+        }
+        let sums = bits(&gpu.download(found.sums())?) == bits(&gpu.download(wanted.sums())?);
+        let error = equal_bits(&held(gpu, &found)?, &held(gpu, &wanted)?) + if sums { 0.0 } else { f64::INFINITY };
+        let case = format!("{n_rows} of {width} beside codes{}", if is_norm { ", normed" } else { "" });
+        outcomes.push(Outcome { op: "quantise_rows", case, error, limit: 0.0 });
+    }
+    Ok(outcomes)
 }
 
 /// Every byte not a number.

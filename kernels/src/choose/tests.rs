@@ -12,7 +12,7 @@ fn chip(capability: (i32, i32)) -> Chip {
 }
 
 fn plain(m: usize, n: usize, k: usize, epilogue: Epilogue) -> GemmDesc {
-    GemmDesc { shape: GemmShape { m, n, k }, weights: WeightFormat::Bf16, prologue: Prologue::Plain, epilogue }
+    GemmDesc { shape: GemmShape { m, n, k }, operands: Operands::Bf16, prologue: Prologue::Plain, epilogue }
 }
 
 fn scaled(m: usize, n: usize, epilogue: Epilogue) -> GemmDesc {
@@ -90,7 +90,7 @@ fn every_plain_product_is_multiplied_by_someone_and_who_is_chosen_can() {
 
 #[test]
 fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and_additions_inside() {
-    let int4 = |desc: GemmDesc| GemmDesc { weights: WeightFormat::Int4, ..desc };
+    let int4 = |desc: GemmDesc| GemmDesc { operands: Operands::Int4, ..desc };
     let hopper = chip((9, 0));
     for m in [1, 2, 16, 32, 33, 256, 8192] {
         let is_few = m <= 32;

@@ -125,6 +125,29 @@ pub fn candidates_int4(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_mul
     ranked(Tile::all_int4(shape, epilogue, depth), cycles).near(NEAR, MOST)
 }
 
+/// The same beside rows in e4m3.
+pub fn candidates_beside_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<Tile> {
+    const NEAR: f64 = 1.5;
+    const MOST: usize = 20;
+    if check(shape, epilogue).is_err() {
+        return Vec::new();
+    }
+    let cycles =
+        |tile: Tile| Tiling { tile, shape: tile::in_pairs(shape) }.cycles_beside_e4m3(n_multiprocessors as usize);
+    ranked(Tile::all_beside_e4m3(shape, epilogue, depth), cycles).near(NEAR, MOST)
+}
+
+/// Plans of every tile that the kernel has for such a product: for comparing them.
+pub fn all_plans_beside_e4m3(
+    shape: GemmShape,
+    epilogue: Epilogue,
+    depth: Depth,
+    n_multiprocessors: u32,
+) -> Vec<GemmPlan> {
+    let tiles = Tile::all_beside_e4m3(shape, epilogue, depth);
+    tiles.map(|tile| tile.plan_beside_e4m3(shape, epilogue, n_multiprocessors)).collect()
+}
+
 /// Plans of every tile that the kernel has for a product of weights of four bits: for comparing them.
 pub fn all_plans_int4(
     shape: GemmShape,

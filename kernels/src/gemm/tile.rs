@@ -3,13 +3,12 @@
 
 use std::{fmt, str::FromStr};
 
-use stoker_fit::gpu::WeightFormat;
-
 use super::{
     BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
     variant::{VARIANTS, Variant},
 };
 use crate::{
+    choose::Operands,
     int4::{self, GroupSize},
     launch::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count},
 };
@@ -55,9 +54,14 @@ impl Tile {
         Self::every(depth).filter(move |tile| tile.fits_int4(shape, epilogue))
     }
 
+    /// The same beside rows in e4m3.
+    pub(super) fn all_beside_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
+        Self::every(depth).filter(move |tile| tile.fits_beside_e4m3(shape, epilogue))
+    }
+
     /// Whether the kernel has it for this product.
     pub fn fits(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        let has_entry = self.variant.entry(WeightFormat::Bf16, epilogue).is_some();
+        let has_entry = self.variant.entry(Operands::Bf16, epilogue).is_some();
         has_entry && Tiling { tile: self, shape }.is_possible(epilogue)
     }
 
@@ -83,20 +87,20 @@ impl Tile {
 
     /// Whether the kernel has it for this product of operands in e4m3.
     pub fn fits_e4m3(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        let has_entry = self.variant.entry(WeightFormat::E4m3, epilogue).is_some();
+        let has_entry = self.variant.entry(Operands::E4m3, epilogue).is_some();
         has_entry && Tiling { tile: self, shape: in_pairs(shape) }.is_possible(epilogue)
     }
 
     /// The launch for a product of operands in e4m3 that the tile fits. A pair of them stands where one of bf16 does.
     pub fn plan_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        let entry = self.entry(WeightFormat::E4m3, epilogue);
+        let entry = self.entry(Operands::E4m3, epilogue);
         Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize)
     }
 
     /// Whether the kernel has it for this product of weights of four bits: its rows are whole tiles of codes, and panels whole where one
     /// copy brings several.
     pub fn fits_int4(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        let has_entry = self.variant.entry(WeightFormat::Int4, epilogue).is_some();
+        let has_entry = self.variant.entry(Operands::Int4, epilogue).is_some();
         let is_whole =
             self.rows.is_multiple_of(int4::TILE_ROWS) && (!self.variant.by_warps || shape.k.is_multiple_of(64));
         has_entry && is_whole && Tiling { tile: self, shape }.is_possible(epilogue)
@@ -104,7 +108,7 @@ impl Tile {
 
     /// The launch for a product of weights of four bits that the tile fits.
     pub fn plan_int4(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32, group: GroupSize) -> GemmPlan {
-        let entry = self.entry(WeightFormat::Int4, epilogue);
+        let entry = self.entry(Operands::Int4, epilogue);
         let plan = Tiling { tile: self, shape }.plan(entry, epilogue, n_multiprocessors as usize);
         let Variant { warpgroups, columns, cluster, by_warps, .. } = self.variant;
         let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.int4_panels());
@@ -129,14 +133,45 @@ impl Tile {
         }
     }
 
+    /// Whether the kernel has it for this product of weights of four bits in groups of 128 with rows in e4m3: its rows are whole tiles of
+    /// codes, the depth is whole groups.
+    pub fn fits_beside_e4m3(self, shape: GemmShape, epilogue: Epilogue) -> bool {
+        let has_entry = self.variant.entry(Operands::Int4BesideE4m3, epilogue).is_some();
+        let is_whole = self.rows.is_multiple_of(int4::TILE_ROWS) && shape.k.is_multiple_of(GroupSize::G128.values());
+        has_entry && is_whole && Tiling { tile: self, shape: in_pairs(shape) }.is_possible(epilogue)
+    }
+
+    /// The launch for such a product that the tile fits.
+    pub fn plan_beside_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        let entry = self.entry(Operands::Int4BesideE4m3, epilogue);
+        let plan = Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize);
+        let Variant { columns, cluster, .. } = self.variant;
+        // Of x, of 128 values each, beside which are a group and two panels of codes.
+        let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.beside_e4m3_panels());
+        let w_bytes = n_tiles * panels * (2 * INT4_PANEL_BYTES + INT4_GROUP_BYTES);
+        let sums_bytes = panels * plan.x_rows * size_of::<f32>();
+        let stage_bytes = (w_bytes + sums_bytes).next_multiple_of(1024) + panels * columns * PANEL_ROW_BYTES;
+        let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
+        let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
+        GemmPlan {
+            config: LaunchConfig { shared_bytes: count(fixed_bytes + n_stages * stage_bytes), ..plan.config },
+            n_steps: shape.k.div_ceil(128 * panels).div_ceil(cluster.n_parts()),
+            n_stages,
+            // As with rows of bf16.
+            n_ahead: n_stages.min(2),
+            boxes: GemmBoxes { w: [2 * panels, panels], ..plan.boxes },
+            ..plan
+        }
+    }
+
     /// The launch for a product that the tile fits.
     pub fn plan(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        let entry = self.entry(WeightFormat::Bf16, epilogue);
+        let entry = self.entry(Operands::Bf16, epilogue);
         Tiling { tile: self, shape }.plan(entry, epilogue, n_multiprocessors as usize)
     }
 
-    fn entry(self, weights: WeightFormat, epilogue: Epilogue) -> Entry {
-        self.variant.entry(weights, epilogue).expect("no tile without an entry for its output fits")
+    fn entry(self, operands: Operands, epilogue: Epilogue) -> Entry {
+        self.variant.entry(operands, epilogue).expect("no tile without an entry for its output fits")
     }
 }
 
@@ -267,6 +302,32 @@ impl Tiling {
         let products = (warpgroups * (columns / 2).max(16)) as f64;
         // One warpgroup alone waits for its own products in between.
         let fragments = if warpgroups == 1 { 30.0 } else { 36.0 } + (warpgroups * columns) as f64 / 16.0;
+        let l2 = (w_bytes + x_bytes / cluster.n_tiles() as f64) * n_active / L2;
+        let memory = w_bytes * n_active / self.n_m_tiles() as f64 / MEMORY;
+        let costs = [products, fragments, l2, memory];
+        let slowest = costs.into_iter().fold(0.0, f64::max);
+        let step = OVERLAP * slowest + (1.0 - OVERLAP) * (costs.iter().sum::<f64>() - products.min(fragments));
+        let n_parts = cluster.n_parts();
+        let ends = ENDS + (4 * columns / n_parts) as f64;
+        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+    }
+
+    /// The same beside rows in e4m3, of which `shape` counts pairs: codes become fragments by fewer instructions, sums are added group by group.
+    pub(super) fn cycles_beside_e4m3(self, n_multiprocessors: usize) -> f64 {
+        const L2: f64 = 5500.0;
+        const MEMORY: f64 = 2900.0;
+        const ENDS: f64 = 500.0;
+        const OVERLAP: f64 = 0.5;
+        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
+        let places = n_multiprocessors / cluster.n_blocks();
+        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
+        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        // For 32 values of k, of which a row of x has 32 bytes, one of weights 16 and its share of a group.
+        let (w_bytes, x_bytes) = (17.0 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
+        let products = (warpgroups * (columns / 2).max(16)) as f64;
+        // One warpgroup alone waits for its own products in between.
+        let fragments =
+            warpgroups as f64 * (24.0 + columns as f64 / 3.0) + if warpgroups == 1 { products } else { 0.0 };
         let l2 = (w_bytes + x_bytes / cluster.n_tiles() as f64) * n_active / L2;
         let memory = w_bytes * n_active / self.n_m_tiles() as f64 / MEMORY;
         let costs = [products, fragments, l2, memory];

@@ -1,9 +1,10 @@
 //! The compilations of the product for any number of rows, one for each size of a tile and each way to share out work between the
 //! blocks of a cluster. Chooses none.
 
-use stoker_fit::gpu::WeightFormat;
-
-use crate::launch::{Entry, Epilogue};
+use crate::{
+    choose::Operands,
+    launch::{Entry, Epilogue},
+};
 
 /// Weight rows that a warpgroup multiplies at a time.
 pub(super) const GROUP_ROWS: usize = 64;
@@ -53,12 +54,14 @@ pub(super) struct Variant {
     pub(super) e4m3: &'static [(Epilogue, Entry)],
     /// The same of four bits.
     pub(super) int4: &'static [(Epilogue, Entry)],
+    /// The same of four bits beside rows in e4m3.
+    pub(super) beside_e4m3: &'static [(Epilogue, Entry)],
     /// Whether each warp sums spans of the depth, in place of each warpgroup all of it: of four bits and few rows.
     pub(super) by_warps: bool,
 }
 
 macro_rules! variant {
-    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident; $($of_int4:ident: $int4:ident),*) => {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident; $($of_int4:ident: $int4:ident),* $(; $beside:ident, $beside_gated:ident)?) => {
         Variant {
             warpgroups: $groups,
             columns: $columns,
@@ -67,6 +70,23 @@ macro_rules! variant {
             entries: &[$((Epilogue::$output, Entry::$entry)),*],
             e4m3: &[(Epilogue::Bf16, Entry::$e4m3), (Epilogue::Gated, Entry::$gated)],
             int4: &[$((Epilogue::$of_int4, Entry::$int4)),*],
+            beside_e4m3: &[$((Epilogue::Bf16, Entry::$beside), (Epilogue::Gated, Entry::$beside_gated))?],
+            by_warps: false,
+        }
+    };
+}
+
+macro_rules! beside_e4m3 {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $bf16:ident, $gated:ident) => {
+        Variant {
+            warpgroups: $groups,
+            columns: $columns,
+            panels: $panels,
+            cluster: Cluster::$cluster,
+            entries: &[],
+            e4m3: &[],
+            int4: &[],
+            beside_e4m3: &[(Epilogue::Bf16, Entry::$bf16), (Epilogue::Gated, Entry::$gated)],
             by_warps: false,
         }
     };
@@ -86,13 +106,14 @@ macro_rules! by_warps {
                 (Epilogue::Gated, Entry::$gated),
                 (Epilogue::Update, Entry::$update),
             ],
+            beside_e4m3: &[],
             by_warps: true,
         }
     };
 }
 
 #[rustfmt::skip]
-pub(super) const VARIANTS: [Variant; 16] = [
+pub(super) const VARIANTS: [Variant; 19] = [
     variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
         GemmE4m31x8Bf16, GemmE4m31x8Activated;
         Bf16: GemmInt41x8Bf16, Gated: GemmInt41x8Activated, Update: GemmInt41x8Updated),
@@ -101,36 +122,49 @@ pub(super) const VARIANTS: [Variant; 16] = [
         Bf16: GemmInt42x8Bf16, Gated: GemmInt42x8Activated),
     variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated;
         GemmE4m31x32Bf16, GemmE4m31x32Activated;
-        Bf16: GemmInt41x32Bf16, Gated: GemmInt41x32Activated, Update: GemmInt41x32Updated),
+        Bf16: GemmInt41x32Bf16, Gated: GemmInt41x32Activated, Update: GemmInt41x32Updated;
+        GemmInt4E4m31x32Bf16, GemmInt4E4m31x32Activated),
     variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated;
         GemmE4m32x32Bf16, GemmE4m32x32Activated;
-        Bf16: GemmInt42x32Bf16, Gated: GemmInt42x32Activated),
+        Bf16: GemmInt42x32Bf16, Gated: GemmInt42x32Activated;
+        GemmInt4E4m32x32Bf16, GemmInt4E4m32x32Activated),
     variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated;
         GemmE4m31x64Bf16, GemmE4m31x64Activated;
-        Bf16: GemmInt41x64Bf16, Gated: GemmInt41x64Activated, Update: GemmInt41x64Updated),
+        Bf16: GemmInt41x64Bf16, Gated: GemmInt41x64Activated, Update: GemmInt41x64Updated;
+        GemmInt4E4m31x64Bf16, GemmInt4E4m31x64Activated),
     variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated;
         GemmE4m32x64Bf16, GemmE4m32x64Activated;
-        Bf16: GemmInt42x64Bf16, Gated: GemmInt42x64Activated),
+        Bf16: GemmInt42x64Bf16, Gated: GemmInt42x64Activated;
+        GemmInt4E4m32x64Bf16, GemmInt4E4m32x64Activated),
     variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated;
         GemmE4m31x128Bf16, GemmE4m31x128Activated;
-        Bf16: GemmInt41x128Bf16, Gated: GemmInt41x128Activated, Update: GemmInt41x128Updated),
+        Bf16: GemmInt41x128Bf16, Gated: GemmInt41x128Activated, Update: GemmInt41x128Updated;
+        GemmInt4E4m31x128Bf16, GemmInt4E4m31x128Activated),
     variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated;
         GemmE4m32x128Bf16, GemmE4m32x128Activated;
-        Bf16: GemmInt42x128Bf16, Gated: GemmInt42x128Activated),
+        Bf16: GemmInt42x128Bf16, Gated: GemmInt42x128Activated;
+        GemmInt4E4m32x128Bf16, GemmInt4E4m32x128Activated),
     variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated;
         GemmE4m32x256Bf16, GemmE4m32x256Activated; ),
     variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated;
         GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated;
-        Bf16: GemmInt41x32SplitBf16, Gated: GemmInt41x32SplitActivated, Update: GemmInt41x32SplitUpdated),
+        Bf16: GemmInt41x32SplitBf16, Gated: GemmInt41x32SplitActivated, Update: GemmInt41x32SplitUpdated;
+        GemmInt4E4m31x32SplitBf16, GemmInt4E4m31x32SplitActivated),
     variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated;
         GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated;
-        Bf16: GemmInt41x64SplitBf16, Gated: GemmInt41x64SplitActivated, Update: GemmInt41x64SplitUpdated),
+        Bf16: GemmInt41x64SplitBf16, Gated: GemmInt41x64SplitActivated, Update: GemmInt41x64SplitUpdated;
+        GemmInt4E4m31x64SplitBf16, GemmInt4E4m31x64SplitActivated),
     variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated;
         GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated;
-        Bf16: GemmInt41x128SplitBf16, Gated: GemmInt41x128SplitActivated, Update: GemmInt41x128SplitUpdated),
+        Bf16: GemmInt41x128SplitBf16, Gated: GemmInt41x128SplitActivated, Update: GemmInt41x128SplitUpdated;
+        GemmInt4E4m31x128SplitBf16, GemmInt4E4m31x128SplitActivated),
     variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated;
         GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated;
-        Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated),
+        Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated;
+        GemmInt4E4m32x128SplitBf16, GemmInt4E4m32x128SplitActivated),
+    beside_e4m3!(4 x 64, 1, SharesX, GemmInt4E4m34x64Bf16, GemmInt4E4m34x64Activated),
+    beside_e4m3!(2 x 64, 2, SplitsDepth, GemmInt4E4m32x64SplitBf16, GemmInt4E4m32x64SplitActivated),
+    beside_e4m3!(4 x 64, 1, SplitsDepth, GemmInt4E4m34x64SplitBf16, GemmInt4E4m34x64SplitActivated),
     by_warps!(4 x 8, Alone, GemmInt44x8WarpsBf16, GemmInt44x8WarpsActivated, GemmInt44x8WarpsUpdated),
     by_warps!(4 x 16, Alone, GemmInt44x16WarpsBf16, GemmInt44x16WarpsActivated, GemmInt44x16WarpsUpdated),
     by_warps!(4 x 16, SplitsDepth, GemmInt44x16WarpsSplitBf16, GemmInt44x16WarpsSplitActivated, GemmInt44x16WarpsSplitUpdated),
@@ -160,14 +194,20 @@ impl Variant {
         self.by_warps || self.cluster == Cluster::SplitsDepth
     }
 
-    /// The entry point for weights of a format, if it has one.
-    pub(super) fn entry(self, weights: WeightFormat, output: Epilogue) -> Option<Entry> {
-        let entries = match weights {
-            WeightFormat::Bf16 => self.entries,
-            WeightFormat::E4m3 => self.e4m3,
-            WeightFormat::Int4 => self.int4,
+    /// The entry point for these operands, if it has one.
+    pub(super) fn entry(self, operands: Operands, output: Epilogue) -> Option<Entry> {
+        let entries = match operands {
+            Operands::Bf16 => self.entries,
+            Operands::E4m3 => self.e4m3,
+            Operands::Int4 => self.int4,
+            Operands::Int4BesideE4m3 => self.beside_e4m3,
         };
         entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
+    }
+
+    /// 128 values of k each, of a stage of weights of four bits beside rows in e4m3.
+    pub(super) fn beside_e4m3_panels(self) -> usize {
+        if self.columns <= 64 && self.warpgroups <= 2 { 2 } else { 1 }
     }
 
     /// 64 values of k each, of a stage of weights of four bits.

@@ -69,7 +69,8 @@ impl Buffers {
             activated: rows(shape.inner)?,
             quantised: {
                 let (n_values, n_rows) = capacity.quantised_rows(&shape.sizes());
-                QuantisedRows::zeros(device, n_values, n_rows)?
+                let rows = QuantisedRows::zeros(device, n_values, n_rows)?;
+                rows.beside_codes(device, capacity.code_sums(&shape.sizes()))?
             },
             widened: {
                 let (n_values, n_outputs) = capacity.widened(&shape.sizes());

@@ -19,7 +19,7 @@ use stoker_kernels::{
     pointwise::{
         AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, SiluMul, Softcap,
     },
-    quantise::{QuantiseRows, QuantisedNorm, QuantisedRows, WidenInt4},
+    quantise::{QuantiseRows, QuantisedMut, QuantisedNorm, QuantisedRows, WidenInt4},
     ranks::{Exchange, Half, NormOf, SampleShared, Sum},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
@@ -30,7 +30,7 @@ use super::{
     kv_scales::Scale,
     layout::{StepLayout, StepShape},
     memory::{Angles, Memory},
-    program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits},
+    program::{Adds, Between, Gemm, Matrix, Norm, Op, Programs, Reads, RowLimits, Rows},
     shape::{ModelShape, QkNorm as NormsOfHeads},
     slots::EntryLayout,
     weights::{Projection, Weights},
@@ -218,7 +218,7 @@ impl Forward {
         match *op {
             Op::Embed => self.embed(step),
             Op::Norm(between) => self.norm(between, m),
-            Op::Quantise(reads) => self.quantise(reads, m),
+            Op::Quantise(reads, rows) => self.quantise(reads, rows, m),
             Op::Widen { matrix, layer } => self.widen(matrix, layer),
             Op::Gemm(ref gemm) => self.gemm(gemm, m),
             Op::AddBias { matrix, layer } => self.add_bias(matrix, layer, m),
@@ -256,8 +256,8 @@ impl Forward {
 
     /// What is between two GEMMs as a launch of its own.
     fn norm(&mut self, between: Between, m: usize) -> Result<(), KernelError> {
-        if between.quantises {
-            return self.quantised_norm(between, m);
+        if let Some(rows) = between.quantises {
+            return self.quantised_norm(between, rows, m);
         }
         let Between { adds, next, .. } = between;
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
@@ -293,7 +293,7 @@ impl Forward {
     }
 
     /// The same where a quantised product is next.
-    fn quantised_norm(&mut self, Between { adds, next, .. }: Between, m: usize) -> Result<(), KernelError> {
+    fn quantised_norm(&mut self, Between { adds, next, .. }: Between, rows: Rows, m: usize) -> Result<(), KernelError> {
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, .. } = &mut b.stream;
@@ -308,11 +308,12 @@ impl Forward {
             Adds::Update => (Some(residual.slice_mut(..size)), update.slice(..size)),
             Adds::NormedUpdate(_) => unreachable!("what is normed before it is added leaves as bf16"),
         };
-        kernels.quantised_norm(QuantisedNorm { out: b.quantised.rows_mut(m, width), residual, x, weight, eps })
+        let out = quantised_mut(&mut b.quantised, rows, [m, width]);
+        kernels.quantised_norm(QuantisedNorm { out, residual, x, weight, eps })
     }
 
     /// What a product reads, to e4m3.
-    fn quantise(&mut self, reads: Reads, m: usize) -> Result<(), KernelError> {
+    fn quantise(&mut self, reads: Reads, to: Rows, m: usize) -> Result<(), KernelError> {
         let Self { kernels, buffers: b, shape, .. } = self;
         let (rows, width) = match reads {
             Reads::Residual => (&b.stream.residual, shape.hidden),
@@ -321,7 +322,7 @@ impl Forward {
             Reads::KeptAttended => (&b.gathered, shape.attended_width()),
             Reads::Activated => (&b.activated, shape.inner),
         };
-        let (out, x) = (b.quantised.rows_mut(m, width), rows.slice(..m * width));
+        let (out, x) = (quantised_mut(&mut b.quantised, to, [m, width]), rows.slice(..m * width));
         kernels.quantise_rows(QuantiseRows { out, x, width })
     }
 
@@ -359,10 +360,10 @@ impl Forward {
             (Epilogue::Sum | Epilogue::Update, _) => unreachable!("only what reads no norm adds to the residual"),
         };
         let Stream { residual, normed, squares, .. } = &b.stream;
-        let x = match gemm.reads {
-            _ if gemm.reads_quantised() => Operand::E4m3(b.quantised.rows(m, shape.k)),
-            Reads::Residual => Operand::Bf16(residual.slice(..m * shape.k)),
-            _ => Operand::Bf16(normed.slice(..m * shape.k)),
+        let x = match (gemm.reads_quantised(), gemm.reads) {
+            (Some(rows), _) => quantised(&b.quantised, rows, [m, shape.k]),
+            (None, Reads::Residual) => Operand::Bf16(residual.slice(..m * shape.k)),
+            (None, _) => Operand::Bf16(normed.slice(..m * shape.k)),
         };
         let op = Linear { y, x, w: matrix(weights, &b.widened, gemm, model), shape };
         let scale = match gemm.desc.prologue {
@@ -400,8 +401,8 @@ impl Forward {
             Epilogue::F32 | Epilogue::Gated => unreachable!("what is added to the residual is as wide"),
         };
         let x = match gemm.reads_quantised() {
-            true => Operand::E4m3(b.quantised.rows(m, shape.k)),
-            false => Operand::Bf16(x),
+            Some(rows) => quantised(&b.quantised, rows, [m, shape.k]),
+            None => Operand::Bf16(x),
         };
         kernels.linear(blas.as_ref(), Linear { y, x, w, shape }, None, gemm.kernel)
     }
@@ -601,6 +602,20 @@ impl Forward {
             selection,
             scratch: &mut b.sample_scratch,
         })
+    }
+}
+
+fn quantised(buffer: &QuantisedRows, rows: Rows, [m, width]: [usize; 2]) -> Operand<'_> {
+    Operand::E4m3(match rows {
+        Rows::Plain => buffer.rows(m, width),
+        Rows::BesideCodes => buffer.rows_beside_codes(m, width),
+    })
+}
+
+fn quantised_mut(buffer: &mut QuantisedRows, rows: Rows, [m, width]: [usize; 2]) -> QuantisedMut<'_> {
+    match rows {
+        Rows::Plain => buffer.rows_mut(m, width),
+        Rows::BesideCodes => buffer.rows_beside_codes_mut(m, width),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use stoker_kernels::{
-    choose::{Chip, Numerics, Prologue, WeightFormat},
+    choose::{Chip, Numerics, Operands, Prologue},
     launch::{Epilogue, GemmShape, NormWeight},
 };
 
@@ -84,7 +84,7 @@ fn is_alike(a: &Op, b: &Op) -> bool {
         (Op::Gemm(a), Op::Gemm(b)) => (a.matrix, a.desc, a.kernel) == (b.matrix, b.desc, b.kernel),
         (Op::Norm(a), Op::Norm(b)) => between_named(*a) == between_named(*b),
         (Op::AddBias { matrix: a, .. }, Op::AddBias { matrix: b, .. }) => a == b,
-        (Op::Quantise(a), Op::Quantise(b)) => a == b,
+        (Op::Quantise(a, _), Op::Quantise(b, _)) => a == b,
         (Op::Widen { matrix: a, .. }, Op::Widen { matrix: b, .. }) => a == b,
         _ => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
@@ -103,7 +103,7 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
             let GemmShape { m, n, k } = gemm.desc.shape;
             (named(gemm), format!("{m} x {n} x {k}"), gemm.kernel.to_string(), Some(gemm_us(gemm, ceilings)))
         }
-        Op::Quantise(reads) => {
+        Op::Quantise(reads, _) => {
             let width = match reads {
                 Reads::Residual | Reads::Normed => shape.hidden,
                 Reads::Attended | Reads::KeptAttended => shape.attended_width(),
@@ -139,10 +139,10 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
 /// What it does, and how many values of each column of the residual stream it reads and writes.
 fn between_named(Between { adds, next, quantises }: Between) -> (&'static str, usize) {
     match (adds, next) {
-        (Adds::Ranks(_), _) if quantises => ("add ranks, norm, quantise", 5),
+        (Adds::Ranks(_), _) if quantises.is_some() => ("add ranks, norm, quantise", 5),
         (Adds::Ranks(_), _) => ("add ranks, norm", 5),
-        (Adds::Nothing, _) if quantises => ("norm, quantise", 2),
-        (Adds::Update, _) if quantises => ("add, norm, quantise", 4),
+        (Adds::Nothing, _) if quantises.is_some() => ("norm, quantise", 2),
+        (Adds::Update, _) if quantises.is_some() => ("add, norm, quantise", 4),
         (Adds::Nothing, _) => ("norm", 2),
         (Adds::Update, Some(_)) => ("add, norm", 4),
         (Adds::Update, None) => ("add", 3),
@@ -181,10 +181,11 @@ fn gemm_us(gemm: &Gemm, ceilings: Ceilings) -> f64 {
         Epilogue::Update => 6 * m * n,
     };
     // Bits of a weight, with its share of a group of 128, and bytes of a value of x: of one byte they are multiplied at twice the rate.
-    let (bits, value) = match gemm.desc.weights {
-        WeightFormat::Bf16 => (16.0, 2),
-        WeightFormat::E4m3 => (8.0, 1),
-        WeightFormat::Int4 => (4.25, 2),
+    let (bits, value) = match gemm.desc.operands {
+        Operands::Bf16 => (16.0, 2),
+        Operands::E4m3 => (8.0, 1),
+        Operands::Int4 => (4.25, 2),
+        Operands::Int4BesideE4m3 => (4.25, 1),
     };
     let bytes = bits / 8.0 * (n * k) as f64 + (value * m * k + written) as f64;
     (bytes / ceilings.gb_s / 1e3).max((value * m * n * k) as f64 / ceilings.tflop_s / 1e6)

@@ -18,7 +18,7 @@ mod tests;
 use std::{collections::BTreeMap, sync::Arc};
 
 use stoker_kernels::{
-    choose::{Chip, GemmDesc, GemmKernel, Prologue, QuantisedBy, WeightFormat},
+    choose::{Chip, GemmDesc, GemmKernel, Operands, Prologue, QuantisedBy, WeightFormat},
     launch::{Epilogue, GemmShape, NormWeight},
     ranks::Half,
 };
@@ -37,7 +37,7 @@ pub(super) enum Op {
     /// What is between two GEMMs of the residual stream and not inside of them.
     Norm(Between),
     /// What a quantised product reads, where no norm leaves it so.
-    Quantise(Reads),
+    Quantise(Reads, Rows),
     /// Weights of four bits to e4m3, for the GEMM behind.
     Widen {
         matrix: Matrix,
@@ -93,7 +93,16 @@ pub(super) struct Between {
     /// The norm of the residual.
     pub(super) next: Option<Norm>,
     /// The norm leaves quantised, for a product that wants it so.
-    pub(super) quantises: bool,
+    pub(super) quantises: Option<Rows>,
+}
+
+/// How rows of e4m3 lie.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Rows {
+    /// In the order of columns.
+    Plain,
+    /// As products with weights of four bits want them.
+    BesideCodes,
 }
 
 /// What is added to the residual.
@@ -280,12 +289,16 @@ impl Matrix {
 impl Gemm {
     /// Whether its weights are what [`Op::Widen`] in front leaves.
     pub(super) fn reads_widened(&self, shape: &ModelShape) -> bool {
-        self.desc.weights != self.matrix.stored(shape)
+        self.desc.operands == Operands::E4m3 && self.matrix.stored(shape) == WeightFormat::Int4
     }
 
-    /// Whether its x is in e4m3 as its weights are: the kernel for few rows takes bf16.
-    pub(super) fn reads_quantised(&self) -> bool {
-        self.desc.weights == WeightFormat::E4m3 && !matches!(self.kernel, GemmKernel::Skinny(_))
+    /// How its x lies if it is in e4m3: the kernel for few rows takes bf16.
+    pub(super) fn reads_quantised(&self) -> Option<Rows> {
+        match self.desc.operands {
+            Operands::E4m3 if !matches!(self.kernel, GemmKernel::Skinny(_)) => Some(Rows::Plain),
+            Operands::Int4BesideE4m3 => Some(Rows::BesideCodes),
+            Operands::Bf16 | Operands::E4m3 | Operands::Int4 => None,
+        }
     }
 }
 
@@ -396,9 +409,7 @@ impl<'a> Builder<'a> {
         let reads = if norm.is_some() { Reads::Normed } else { Reads::Residual };
         let gemm = self.gemm(of, (Prologue::Plain, epilogue), reads).expect("it was seen, or all chips multiply so");
         let is_quantised = self.settle(norm, gemm.reads_quantised());
-        if gemm.reads_quantised() && !is_quantised {
-            self.ops.push(Op::Quantise(reads));
-        }
+        self.ops.extend(gemm.reads_quantised().filter(|_| !is_quantised).map(|rows| Op::Quantise(reads, rows)));
         self.multiply(gemm);
     }
 
@@ -413,19 +424,19 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds what is to be added, and norms. Whether what it leaves is quantised, as `wanted`.
-    fn settle(&mut self, next: Option<Norm>, wanted: bool) -> bool {
+    fn settle(&mut self, next: Option<Norm>, wanted: Option<Rows>) -> bool {
         let adds = match self.left {
             Left::Update { after: Some(norm) } => Adds::NormedUpdate(norm),
             Left::Update { after: None } => Adds::Update,
             Left::Partial(half) => Adds::Ranks(half),
             Left::Residual | Left::Weighted { .. } => Adds::Nothing,
         };
-        let quantises = wanted && next.is_some() && self.may_quantise();
+        let quantises = wanted.filter(|_| next.is_some() && self.may_quantise());
         self.left = Left::Residual;
         if adds != Adds::Nothing || next.is_some() {
             self.ops.push(Op::Norm(Between { adds, next, quantises }));
         }
-        quantises
+        quantises.is_some()
     }
 
     /// Whether the norm of the residual, with what was left added, may leave quantised.
@@ -452,9 +463,7 @@ impl<'a> Builder<'a> {
             Epilogue::Sum => Left::Residual,
             Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated => Left::Update { after },
         };
-        if gemm.reads_quantised() {
-            self.ops.push(Op::Quantise(reads));
-        }
+        self.ops.extend(gemm.reads_quantised().map(|rows| Op::Quantise(reads, rows)));
         self.multiply(Gemm { next, ..gemm });
         if self.shape.is_shared() {
             let half = matrix.half();
@@ -477,8 +486,9 @@ impl<'a> Builder<'a> {
         let (n, k) = matrix.sizes(self.shape);
         let shape = GemmShape { m: self.m, n, k };
         let by = if reads == Reads::Normed && self.may_quantise() { QuantisedBy::Norm } else { QuantisedBy::Launch };
-        let weights = self.chip.multiplied_as(matrix.stored(self.shape), shape, by);
-        let desc = GemmDesc { shape, weights, prologue, epilogue };
+        let stored = (matrix.stored(self.shape), self.shape.has_wide_groups && !self.shape.is_shared());
+        let operands = self.chip.multiplied_as(stored, shape, by);
+        let desc = GemmDesc { shape, operands, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;
         Some(Gemm { matrix, layer, desc, kernel, reads, next: None, squares_tile: 0 })
     }

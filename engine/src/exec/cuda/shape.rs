@@ -8,6 +8,7 @@ use stoker_kernels::{
     cache::KvFormat,
     choose::{Numerics, WeightFormat},
     device::{Link, Properties},
+    int4::{GroupSize, Int4Layout},
     launch::{self, AttentionSpec, Heads, NormWeight, Push, RotaryForm, Rows},
     plan::SplitPolicy,
 };
@@ -57,6 +58,8 @@ pub(super) struct ModelShape {
     pub(super) kv_format: KvFormat,
     /// Bytes of those in four bits.
     pub(super) int4_bytes: u64,
+    /// Whether all of these have groups of 128 inputs.
+    pub(super) has_wide_groups: bool,
 }
 
 /// What every layer of a model does.
@@ -144,6 +147,7 @@ impl ModelShape {
             projections,
             kv_format,
             int4_bytes,
+            has_wide_groups: false,
         })
     }
 
@@ -189,9 +193,11 @@ impl ModelShape {
         }
     }
 
-    /// With the projections of layers in four bits, which take so many bytes.
-    pub(super) fn in_four_bits(self, int4_bytes: u64) -> Self {
-        Self { projections: WeightFormat::Int4, int4_bytes, ..self }
+    /// With the projections of layers in four bits, which lie like this.
+    pub(super) fn in_four_bits(self, layouts: &[Int4Layout]) -> Self {
+        let int4_bytes = layouts.iter().map(|layout| layout.n_bytes() as u64).sum();
+        let has_wide_groups = layouts.iter().all(|layout| layout.group == GroupSize::G128);
+        Self { projections: WeightFormat::Int4, int4_bytes, has_wide_groups, ..self }
     }
 
     /// Tokens whose logits this rank computes.

@@ -332,8 +332,9 @@ fn way(slot: &Slot<'_>, parts: &[StoredMatrix], projections: WeightFormat) -> Wa
 /// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
 pub(super) fn as_described(shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
     let is_taken = shape.sizes().may_have_four_bits(properties.capability);
-    match described_int4_bytes(spec, shape.rank).filter(|_| is_taken) {
-        Some(bytes) => shape.in_four_bits(bytes),
+    let layouts: Option<Vec<_>> = projections(spec, shape.rank).iter().map(described_int4_layout).collect();
+    match layouts.filter(|_| is_taken) {
+        Some(layouts) => shape.in_four_bits(&layouts),
         None => shape,
     }
 }
@@ -357,16 +358,12 @@ pub(super) fn as_stored(
                 .to_owned()),
         };
     match layouts {
-        Ok(layouts) => shape.in_four_bits(bytes_of(&layouts)),
+        Ok(layouts) => shape.in_four_bits(&layouts),
         Err(reason) => {
             tracing::warn!(reason, "weights of four bits are made bf16");
             shape
         }
     }
-}
-
-fn bytes_of(layouts: &[Int4Layout]) -> u64 {
-    layouts.iter().map(|layout| layout.n_bytes() as u64).sum()
 }
 
 /// How what layers multiply with lies in four bits, one buffer behind the other; or why it does not.

@@ -8,7 +8,7 @@ use stoker_kernels::{
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape},
     linear::{Linear, Operand, Output},
-    quantise::{QuantiseRows, QuantisedRows, WidenInt4},
+    quantise::{QuantiseRows, QuantisedRows, WidenInt4, beside_codes_sums},
 };
 
 use crate::{
@@ -32,6 +32,12 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Resul
             let name = format!("kernel_widened_{layer}_m{m}");
             if report.wants(&name) {
                 widened_product(gpu, report, &name, GemmShape { m, n, k }, epilogue)?;
+            }
+        }
+        for m in [16, 32, 64, 128, 256, 512] {
+            let name = format!("kernel_int4_e4m3_{layer}_m{m}");
+            if report.wants(&name) {
+                beside_e4m3(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
             }
         }
         for m in [1, 8, 16, 32, 64, 128, 256, 384, 512, 2048, 8192] {
@@ -85,6 +91,46 @@ fn product(
     }
     let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
     let us = time(&tile.plan_int4(shape, epilogue, n_multiprocessors, layout.group))?;
+    report.add(name, "stoker", work, us);
+    Ok(())
+}
+
+/// With rows in e4m3.
+fn beside_e4m3(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    name: &str,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    every_tile: bool,
+) -> Result<()> {
+    let GemmShape { m, n, k } = shape;
+    let w = rotated(gpu, n, k)?;
+    let (rows, mut y, device) = (gpu.random(m * k)?, gpu.random(m * n)?, gpu.kernels.device().clone());
+    let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, beside_codes_sums(k))?;
+    let out = x.rows_beside_codes_mut(m, k);
+    gpu.kernels.quantise_rows(QuantiseRows { out, x: rows.as_view(), width: k })?;
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    let work = if m < 64 { Work::Bytes(w[0].layout().n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
+    let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
+    let mut time = |plan: &GemmPlan| {
+        clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
+            let y = y.slice_mut(..size);
+            let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
+            let x = Operand::E4m3(x.rows_beside_codes(m, k));
+            let op = Linear { y, x, w: Operand::Int4(w[i % w.len()].view()), shape };
+            gpu.kernels.gemm_by_plan(op, plan)
+        })
+    };
+    if every_tile {
+        let plans = gemm::all_plans_beside_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors);
+        for plan in plans.into_iter().filter(|plan| plan.n_m_tiles <= m.div_ceil(64)) {
+            report.add(&format!("{name}_{}", plan.tile), "stoker", work, time(&plan)?);
+        }
+        return Ok(());
+    }
+    let tile = gemm::candidates_beside_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
+    let us = time(&tile.plan_beside_e4m3(shape, epilogue, n_multiprocessors))?;
     report.add(name, "stoker", work, us);
     Ok(())
 }

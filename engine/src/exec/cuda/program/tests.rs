@@ -36,7 +36,9 @@ fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs 
 fn brief(ops: &[Op]) -> String {
     let words = ops.iter().map(|op| match op {
         Op::Embed => "embed".to_owned(),
-        Op::Quantise(reads) => format!("quantise-{reads:?}"),
+        Op::Quantise(reads, rows) => {
+            format!("quantise-{reads:?}{}", if *rows == Rows::Plain { "" } else { "-beside-codes" })
+        }
         Op::Widen { matrix, .. } => format!("widen-{matrix:?}"),
         Op::Norm(Between { adds, next, quantises }) => {
             let adds = match adds {
@@ -46,7 +48,11 @@ fn brief(ops: &[Op]) -> String {
                 Adds::Ranks(_) => "reduce+add+",
             };
             let next = if next.is_some() { "norm" } else { "." };
-            format!("{adds}{next}{}", if *quantises { "-quantised" } else { "" })
+            let quantised = quantises.map_or("", |rows| match rows {
+                Rows::Plain => "-quantised",
+                Rows::BesideCodes => "-quantised-beside-codes",
+            });
+            format!("{adds}{next}{quantised}")
         }
         Op::Gemm(Gemm { matrix, desc, reads, .. }) => {
             let scaled = if desc.prologue == Prologue::NormScaled { "scaled-" } else { "" };
@@ -209,8 +215,12 @@ fn quantised_products_read_what_norms_leave_quantised_and_one_row_stays_as_it_is
 
 const AWQ: &str = r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"}"#;
 
-fn four_bits(numerics: Numerics, architecture: &str, mut changes: Value) -> (Programs, ModelShape) {
-    changes["quantization_config"] = serde_json::from_str(AWQ).unwrap();
+fn four_bits(numerics: Numerics, architecture: &str, changes: Value) -> (Programs, ModelShape) {
+    four_bits_as(AWQ, numerics, architecture, changes)
+}
+
+fn four_bits_as(config: &str, numerics: Numerics, architecture: &str, mut changes: Value) -> (Programs, ModelShape) {
+    changes["quantization_config"] = serde_json::from_str(config).unwrap();
     let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
     let spec = spec(architecture, changes);
     let shape = weights::as_described(ModelShape::of(&spec, Rank::ALONE).unwrap(), &spec, chip.properties());
@@ -231,8 +241,6 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
             ),
         );
     }
-    let some = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
-    assert_eq!([64, 128].map(|n| brief(&llama.body(n).ops)), [some, some]);
     let invariant = four_bits(Numerics::BatchInvariant, "LlamaForCausalLM", json!({})).0;
     assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
     // Of two layers, half a byte a weight and four bytes a group of 128.
@@ -242,8 +250,36 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
 }
 
 #[test]
-fn weights_of_four_bits_are_widened_for_many_rows_the_more_where_a_norm_quantises_these() {
-    let (llama, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
+fn weights_of_four_bits_in_groups_of_128_are_beside_rows_of_e4m3_where_rows_are_some() {
+    let (llama, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    assert!(shape.has_wide_groups);
+    for n in [64, 128, 256] {
+        check(
+            &llama,
+            n,
+            "embed norm-quantised-beside-codes Qkv:Bf16 rope attend quantise-Attended-beside-codes O:Bf16 \
+             add+norm-quantised-beside-codes GateUp:Gated quantise-Activated-beside-codes Down:Bf16 \
+             add+norm-quantised-beside-codes Qkv:Bf16 rope",
+            "attend quantise-Attended-beside-codes O:Bf16 add+norm-quantised-beside-codes GateUp:Gated \
+             quantise-Activated-beside-codes Down:Bf16 add+norm Head:F32 draw",
+        );
+    }
+    let plain = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
+    let narrow = AWQ.replace("128", "32");
+    let (narrow, shape) = four_bits_as(&narrow, Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    assert!(!shape.has_wide_groups);
+    assert_eq!([64, 128].map(|n| brief(&narrow.body(n).ops)), [plain, plain]);
+    // Depths that are no whole groups.
+    let odd = json!({"intermediate_size": 14_352});
+    let (odd, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", odd);
+    let body = brief(&odd.body(64).ops);
+    assert!(body.contains("quantise-Attended-beside-codes") && !body.contains("quantise-Activated"), "{body}");
+}
+
+#[test]
+fn weights_of_four_bits_in_other_groups_are_widened_for_many_rows_the_more_where_a_norm_quantises_these() {
+    let narrow = AWQ.replace("128", "32");
+    let (llama, _) = four_bits_as(&narrow, Numerics::Fastest, "LlamaForCausalLM", json!({}));
     check(
         &llama,
         256,
@@ -251,12 +287,13 @@ fn weights_of_four_bits_are_widened_for_many_rows_the_more_where_a_norm_quantise
          add+norm-quantised widen-Qkv Qkv:Bf16 rope",
         "attend O:Bf16 add+norm-quantised widen-GateUp GateUp:Gated Down:Bf16 add+norm Head:F32 draw",
     );
+    let (llama, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
     let most = "embed norm-quantised widen-Qkv Qkv:Bf16 rope attend quantise-Attended widen-O O:Bf16 add+norm-quantised \
                 widen-GateUp GateUp:Gated quantise-Activated widen-Down Down:Bf16 add+norm-quantised widen-Qkv Qkv:Bf16 rope";
     assert_eq!([512, 8192].map(|n| brief(&llama.body(n).ops)), [most, most]);
     // Its norms leave bf16: rows are quantised by launches of their own.
     let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
-    let (gemma, _) = four_bits(Numerics::Fastest, "Gemma2ForCausalLM", gemma);
+    let (gemma, _) = four_bits_as(&narrow, Numerics::Fastest, "Gemma2ForCausalLM", gemma);
     let [some, many] = [256, 512].map(|n| brief(&gemma.body(n).ops));
     assert!(!some.contains("widen"), "{some}");
     assert!(many.starts_with("embed norm quantise-Normed widen-Qkv Qkv:Bf16"), "{many}");
@@ -267,7 +304,7 @@ fn weights_of_four_bits_are_widened_for_many_rows_the_more_where_a_norm_quantise
 }
 
 #[test]
-fn what_is_widened_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
+fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
     let (_, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
     let fastest = SplitPolicy::Balanced { n_slots: 264 };
     let of = |max_rows, policy| {
@@ -280,11 +317,13 @@ fn what_is_widened_has_room_for_the_largest_projection_where_steps_have_so_many_
             max_model_len: 8192,
         };
         let capacity = Capacity::new(&bounds);
-        (capacity.widened(&shape.sizes()), capacity.quantised_rows(&shape.sizes()))
+        let sizes = shape.sizes();
+        (capacity.widened(&sizes), capacity.quantised_rows(&sizes), capacity.code_sums(&sizes))
     };
-    assert_eq!(of(255, fastest), ((0, 0), (0, 0)));
-    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256)));
-    assert_eq!(of(256, SplitPolicy::fixed(8192, 264)), ((0, 0), (0, 0)), "the batch-invariant mode widens nothing");
+    assert_eq!(of(255, fastest), ((0, 0), (255 * 14336, 255), 112 << 10));
+    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256), 112 << 10));
+    let invariant = of(256, SplitPolicy::fixed(8192, 264));
+    assert_eq!(invariant, ((0, 0), (0, 0), 0), "the batch-invariant mode quantises nothing");
 }
 
 #[test]
