@@ -195,7 +195,7 @@ impl Proof<'_> {
         let deployment = round.deployment;
         let was_made = round.observed.replicas.iter().any(|pod| pod.pod.revision == self.asked);
         let held = !deployment.auto_rollback || deployment.paused || deployment.replicas == 0;
-        if self.served || held || !was_made || !self.is_own_fault() {
+        if self.served || held || !was_made || !self.is_own_fault(round) {
             return (None, None);
         }
         if self.target(round).is_none() {
@@ -223,8 +223,15 @@ impl Proof<'_> {
         })
     }
 
-    fn is_own_fault(&self) -> bool {
-        !self.cause.is_some_and(|cause| matches!(cause.severity, Severity::NoRoom | Severity::Refused))
+    /// While an older replica leaves for it, or its node fetches its model first, it waits for room all the same, although nobody has to act.
+    fn is_own_fault(&self, round: &Round<'_>) -> bool {
+        let waits =
+            |pod: &Replica| pod.pod.revision == self.asked && matches!(pod.pod.stage, Stage::Unscheduled { .. });
+        match self.cause.map(|cause| cause.severity) {
+            Some(Severity::NoRoom | Severity::Refused) => false,
+            Some(Severity::Passing) => !round.observed.replicas.iter().any(waits),
+            Some(_) | None => true,
+        }
     }
 
     /// What it is tried beside, else the newest other one that served and can be made again.

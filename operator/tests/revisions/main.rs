@@ -8,7 +8,7 @@ mod life;
 
 use serde_json::{Value, json};
 use stoker_crds::status::RolloutPhase;
-use stoker_operator::course::Course;
+use stoker_operator::{course::Course, rollout::Strategy};
 use stoker_replica::{Stage, Trouble};
 
 use crate::life::{Life, spec};
@@ -64,6 +64,24 @@ fn want_of_room_is_waited_for() {
     let since = "2026-01-31T12:00:00Z".parse().unwrap();
     let (life, _, _) = waited(json!({}), Stage::Unscheduled { trouble, since });
     assert_eq!(life.rollout().rolled_back, None);
+}
+
+/// Until its place is free nothing shows that it could not serve, however long an older replica's last streams take.
+#[test]
+fn room_that_an_older_replica_makes_is_waited_for() {
+    let trouble = Trouble::new("Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.");
+    let since = "2026-01-31T12:00:00Z".parse().unwrap();
+    let (mut life, ..) = waited(json!({"maxUnavailable": 1}), Stage::Unscheduled { trouble, since });
+    let seen = life.after(1);
+    assert_eq!((seen.plan.pods.strategy, seen.plan.pods.drain.len()), (Strategy::ReplaceInPlace, 1), "{}", seen.plan);
+    assert_eq!(life.rollout().rolled_back, None);
+
+    life.replicas[1].pod.stage = cannot_be_pulled();
+    life.after(1);
+    life.after(599);
+    assert_eq!(life.rollout().rolled_back, None, "it has as long as any other from when it has its place");
+    life.after(1);
+    assert!(life.rollout().rolled_back.is_some());
 }
 
 #[test]
