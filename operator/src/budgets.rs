@@ -26,9 +26,12 @@ use stoker_crds::{InferenceBudget, InferenceDeployment, inference_budget::Infere
 use tokio::sync::mpsc;
 use tracing::warn;
 
-pub use self::report::{budget_status, granted_verdict};
+pub use self::{
+    claims::budget_of,
+    report::{budget_status, granted_verdict},
+};
 use self::{
-    claims::{budget, claim, leaves},
+    claims::{claim, leaves},
     grants::{Budget, Claim, Grant},
 };
 use crate::{
@@ -152,7 +155,7 @@ impl Treasurer {
     }
 
     async fn look(&self, objects: &[InferenceBudget], now: Timestamp) {
-        let budgets: Vec<Budget> = objects.iter().map(budget).collect();
+        let budgets: Vec<Budget> = objects.iter().map(budget_of).collect();
         let (deployments, claims) = self.claims(&budgets, now);
         let grants = grants::grants(&budgets, &claims);
         let by_uid = deployments

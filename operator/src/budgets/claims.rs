@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The budget of an object.
-pub(super) fn budget(object: &InferenceBudget) -> Budget {
+pub fn budget_of(object: &InferenceBudget) -> Budget {
     let borrowing = object.spec.borrowing.as_ref();
     Budget {
         namespace: object.namespace().unwrap_or_default(),
