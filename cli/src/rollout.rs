@@ -218,6 +218,9 @@ fn text(deployment: &InferenceDeployment, now: Timestamp) -> String {
         let since = passing_since.as_ref().map(|since| format!(", passing for {}", ago(since.0, now)));
         let _ = writeln!(text, "canary of revision {revision}: {phase:?}{}: {message}", since.unwrap_or_default());
     }
+    if let Some(prefetch) = &rollout.prefetch {
+        let _ = writeln!(text, "prefetch of revision {}: {}", prefetch.revision, prefetch.message);
+    }
     text.push_str("\nNUMBER   REVISION\n");
     for entry in rollout.revisions.iter().rev() {
         let word = match entry {

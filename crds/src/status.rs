@@ -90,6 +90,9 @@ pub struct RolloutStatus {
     /// How the revision that is asked for does, or did, on one replica, if it is tried on one first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<CanaryStatus>,
+    /// How far nodes are that fetch the model of a revision before their replicas are drained for it; absent while none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<PrefetchStatus>,
     /// Revisions whose configuration is kept, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub revisions: Vec<RevisionStatus>,
@@ -176,6 +179,23 @@ impl CanaryMeasured {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// How far nodes are that fetch a model before their replicas are drained.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PrefetchStatus {
+    /// The revision whose model it is.
+    pub revision: String,
+    /// Nodes with replicas of another model.
+    pub nodes: i32,
+    /// Those of them that have it by now.
+    pub done: i32,
+    /// The same in words, with what a fetch met.
+    pub message: String,
+    /// What the API server said when it refused a pod that was to fetch: then replicas fetch for themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// A revision that was given up.

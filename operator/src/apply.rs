@@ -3,7 +3,7 @@
 //!
 //! Order: configuration and Service before pods, and before the InferencePool that names it; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
 //! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
-//! refuses it still gets its replicas. Deletes and intents are bound to the
+//! refuses it still gets its replicas; what is fetched ahead last, as nothing else waits for it. Deletes and intents are bound to the
 //! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
 //! the status; what may pass is an error, and the round is tried again.
 
@@ -35,7 +35,7 @@ use crate::{
     observe::{Observed, is_stray},
     plan::{Handover, Plan, Upkeep},
     pools::InferencePool,
-    rollout::{Deletion, PodRef, RolloutPlan, Why},
+    rollout::{Deletion, PodRef, RolloutPlan, Why, prefetch::PrefetchPlan},
 };
 
 /// Owner of every field we write.
@@ -52,6 +52,10 @@ pub struct Applied {
     pub undrained: Vec<String>,
     /// Names of deleted pods, and why they could go.
     pub deleted: Vec<(String, Why)>,
+    /// Names of pods that fetch a model ahead.
+    pub prefetching: Vec<String>,
+    /// What the API server said when it refused such a pod: nothing else is kept from being done for it.
+    pub prefetch_refused: Option<String>,
     /// Names that could not be given to new pods: pods without our labels have them.
     pub strays: Vec<String>,
     /// What the API server refused for good.
@@ -116,6 +120,7 @@ impl Apply {
             failures: _,
             held_until: _,
             strategy: _,
+            prefetch,
             look_again: _,
         } = pods;
         let mut applied = Applied::default();
@@ -175,6 +180,7 @@ impl Apply {
         if let Some(handover) = handover {
             self.hand_over(handover, &mut applied).await?;
         }
+        self.prefetch(prefetch, desired, &mut applied).await?;
         Ok(applied)
     }
 
@@ -228,6 +234,45 @@ impl Apply {
         }
         if outcome(result, || format!("Pod {}", pod.name_any()), applied)?.is_some() {
             applied.created.push(pod.name_any());
+        }
+        Ok(())
+    }
+
+    async fn prefetch(
+        &self,
+        plan: &PrefetchPlan,
+        desired: &Desired,
+        applied: &mut Applied,
+    ) -> Result<(), ReconcileError> {
+        for pod in &plan.end {
+            let params = DeleteParams {
+                preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+                ..DeleteParams::default()
+            };
+            self.metrics.wrote("Pod", "delete");
+            let result = self.api::<Pod>().delete(&pod.name, &params).await;
+            found(result.map(drop), || format!("Pod {}", pod.name), applied)?;
+        }
+        for pod in plan.begin.iter().filter_map(|node| desired.prefetch(&plan.revision, node)) {
+            self.begin_prefetch(&pod, applied).await?;
+        }
+        Ok(())
+    }
+
+    /// One that is there already, which the cache did not know yet, is as good.
+    async fn begin_prefetch(&self, pod: &Pod, applied: &mut Applied) -> Result<(), ReconcileError> {
+        if applied.prefetch_refused.is_some() {
+            return Ok(());
+        }
+        self.metrics.wrote("Pod", "create");
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run: false };
+        match self.api::<Pod>().create(&params, pod).await {
+            Ok(_) => applied.prefetching.push(pod.name_any()),
+            Err(kube::Error::Api(answer)) if answer.code == 409 => {}
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 403 | 422) => {
+                applied.prefetch_refused = Some(answer.message);
+            }
+            Err(source) => return Err(ReconcileError::Apply { what: format!("Pod {}", pod.name_any()), source }),
         }
         Ok(())
     }

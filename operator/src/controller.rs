@@ -165,6 +165,7 @@ pub async fn run(
         slim(pod);
         noted.note(pod, Instant::now());
     });
+    let (prefetches, prefetch_events) = cached_of::<Pod>(&client, scope, &labels::prefetch_selector(), slim);
     let (services, service_events) = cached::<Service>(&client, scope, strip);
     let made = labels::slices_selector();
     let (slices, slice_events) = cached_of::<EndpointSlice>(&client, scope, &made, strip);
@@ -290,7 +291,7 @@ pub async fn run(
         kube::runtime::events::Reporter { controller: FIELD_MANAGER.into(), instance: Some(options.identity) };
     let context = Arc::new(Context {
         recorder: Recorder::new(client.clone(), reporter),
-        caches: Caches { pods, pods_of, services, slices, config_maps, budgets, network_policies, pools },
+        caches: Caches { pods, pods_of, services, slices, config_maps, budgets, network_policies, pools, prefetches },
         gateways,
         defaults: options.defaults,
         deployments: deployments.clone(),
@@ -312,6 +313,7 @@ pub async fn run(
         .with_config(Config::default().concurrency(CONCURRENT_ROUNDS))
         .trigger_backoff(NoPause)
         .owns_stream(pod_events)
+        .owns_stream(prefetch_events)
         .owns_stream(service_events)
         .owns_stream(slice_events)
         .reconcile_all_on(gateways_changed)
@@ -425,8 +427,8 @@ async fn round(deployment: Arc<InferenceDeployment>, context: &Context) -> Resul
     let revision_map = validate(&deployment, &context.defaults)
         .map(|valid| config_map_name(&valid.identity.name, &revision(&valid.replica)))
         .ok();
-    let (client, pools) = (&context.client, context.caches.pools.as_ref());
-    let live = observe_live(&deployment, revision_map.as_deref(), client, pools, &context.readings).await;
+    let (client, caches) = (&context.client, &context.caches);
+    let live = observe_live(&deployment, revision_map.as_deref(), client, caches, &context.readings).await;
     match live.map_err(ReconcileError::Observe)? {
         Some(live) => context.carry_out(&live, context.readings.now()).await,
         None => Ok(Action::await_change()),

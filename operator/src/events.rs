@@ -25,7 +25,8 @@ pub fn events_of(
     before: Option<&InferenceDeploymentStatus>,
     after: &InferenceDeploymentStatus,
 ) -> Vec<Event> {
-    let Applied { created, draining, undrained, deleted, strays: _, refusals: _ } = applied;
+    let Applied { created, draining, undrained, deleted, prefetching, prefetch_refused: _, strays: _, refusals: _ } =
+        applied;
     let of_pods = |reason: &'static str, action: &'static str, pods: &[String]| -> Vec<Event> {
         pods.iter().take(PODS_TOLD).map(|pod| pod_event(namespace, pod, Change { reason, action, why: None })).collect()
     };
@@ -36,6 +37,7 @@ pub fn events_of(
         of_pods("Created", "CreatePod", created),
         of_pods("Draining", "DrainPod", draining),
         of_pods("TakenBack", "UndrainPod", undrained),
+        of_pods("Prefetching", "CreatePod", prefetching),
         deleted.collect(),
     ];
     let conditions = turned(before, after);

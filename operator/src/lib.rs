@@ -34,6 +34,7 @@ pub mod pause;
 pub mod peers;
 pub mod plan;
 pub mod pools;
+mod prefetch;
 pub mod probe;
 pub mod readings;
 pub mod refused;

@@ -20,10 +20,13 @@ use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
 use stoker_replica::{Needs, Replica};
 
 use crate::{
-    course::Course,
+    course::{Course, kept_inputs},
     desired::{Desired, config_map_name, labels},
     observe::{Child, Observed},
-    rollout::{CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout},
+    rollout::{
+        CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout,
+        prefetch::{ModelToCome, Prefetching},
+    },
     validate::{ReplicaInputs, ValidatedDeployment},
 };
 
@@ -212,7 +215,31 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         needs: needs(&deployment.replica),
         canary: canary(deployment, desired, observed),
         foreign_pods: observed.foreign_pods.clone(),
+        prefetching: Prefetching {
+            model: model_to_come(deployment, desired, observed),
+            pods: observed.prefetches.clone(),
+        },
     }
+}
+
+/// The model of the revision that replaces others, if nodes keep it.
+fn model_to_come(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> Option<ModelToCome> {
+    let (newcomer, made) = match &deployment.course {
+        Course::Canary(asked) => (&**asked, desired.canary.as_deref()?),
+        Course::AsAsked | Course::Held { .. } | Course::RolledBack(_) => (deployment, desired),
+    };
+    let fetch = newcomer.kept_by_nodes()?;
+    let is_same = |inputs: ReplicaInputs| inputs.fetch.is_some_and(|other| other.source == fetch.source);
+    let others: BTreeSet<&String> = observed.replicas.iter().map(|replica| &replica.pod.revision).collect();
+    let others = others.into_iter().filter(|revision| **revision != made.revision);
+    let rollout = observed.deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
+    let written = rollout.and_then(|rollout| rollout.prefetch.as_ref());
+    Some(ModelToCome {
+        also_in: others.filter(|revision| kept_inputs(observed, revision).is_some_and(is_same)).cloned().collect(),
+        patience: deployment.progress_deadline,
+        is_refused: written.is_some_and(|written| written.revision == made.revision && written.refused.is_some()),
+        revision: made.revision.clone(),
+    })
 }
 
 /// Beside nobody there is none.
@@ -421,6 +448,7 @@ fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revisions: Revisio
         failures: _,
         held_until,
         strategy,
+        prefetch,
         look_again,
     } = plan;
     undrain.iter().try_for_each(|pod| writeln!(f, "undrain {}", pod.name))?;
@@ -430,6 +458,9 @@ fn write_pods(f: &mut fmt::Formatter<'_>, plan: &RolloutPlan, revisions: Revisio
     held_until.iter().try_for_each(|until| writeln!(f, "create nothing before {until}: pods fail"))?;
     drain.iter().try_for_each(|pod| writeln!(f, "drain {}", pod.name))?;
     reassert.iter().try_for_each(|pod| writeln!(f, "reassert {}", pod.name))?;
+    prefetch.end.iter().try_for_each(|pod| writeln!(f, "prefetch no more: {}", pod.name))?;
+    prefetch.begin.iter().try_for_each(|node| writeln!(f, "prefetch {} on {node}", prefetch.revision))?;
+    prefetch.awaited.iter().try_for_each(|node| writeln!(f, "keep who is on {node} until it has the model"))?;
     match strategy {
         Strategy::Settled => {}
         Strategy::Surge => writeln!(f, "rolling: surge")?,

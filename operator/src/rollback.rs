@@ -21,6 +21,7 @@ use crate::{
     clock::SKEW,
     course::{Course, kept_inputs},
     desired::Desired,
+    prefetch,
     status::Round,
     validate::ValidatedDeployment,
     verdict::whole_seconds,
@@ -71,6 +72,7 @@ pub(crate) fn rollout_status(
         progress,
         rolled_back,
         canary,
+        prefetch: prefetch::status(round),
         revisions,
     };
     (status, [judged_at, canary_moves_at].into_iter().flatten().min())

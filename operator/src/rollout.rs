@@ -10,6 +10,7 @@ mod canary;
 mod failures;
 mod fleet;
 mod leave;
+pub mod prefetch;
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,11 @@ use stoker_crds::contract::DrainSettings;
 use stoker_replica::{Needs, Replica};
 
 pub(crate) use self::leave::{deadline, told_since, unseen_since};
-use self::{failures::Failures, fleet::Fleet};
+use self::{
+    failures::Failures,
+    fleet::Fleet,
+    prefetch::{PrefetchPlan, Prefetching},
+};
 use crate::clock::SKEW;
 
 /// Seconds that a replica of an old revision may be unready before it is replaced like a broken one.
@@ -47,6 +52,8 @@ pub struct Wanted {
     pub canary: Option<CanaryWanted>,
     /// Names of pods that exist and are not ours.
     pub foreign_pods: BTreeSet<String>,
+    /// What nodes may fetch before their replicas go, and what they do.
+    pub prefetching: Prefetching,
 }
 
 /// A revision that is tried on one replica, beside those of the wanted one.
@@ -106,6 +113,8 @@ pub struct RolloutPlan {
     pub held_until: Option<Timestamp>,
     /// How an older revision is being replaced.
     pub strategy: Strategy,
+    /// What nodes fetch before their replicas go.
+    pub prefetch: PrefetchPlan,
     /// When time alone changes the plan.
     pub look_again: Option<Timestamp>,
 }
@@ -203,6 +212,7 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Rollou
     plan.failures = failures.count();
     plan.held_until = failures.pause_until().filter(|until| now < *until);
     create_missing(wanted, &fleet, now, &mut plan);
+    prefetch::plan(wanted, &fleet, pods, now, &mut plan);
     leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
     canary::create(wanted, &fleet, &failures, now, &mut plan);
     reassert(pods, now, &mut plan);
@@ -237,20 +247,21 @@ fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut Rollo
     if wanted.paused {
         return Strategy::Held;
     }
-    if wanted.may_be_missing() == 0 {
-        return Strategy::Surge;
+    match waits_for_room_since(wanted, fleet) {
+        Some(since) if !plan.wait_until(since + wanted.replacing.surge_patience, now) => Strategy::ReplaceInPlace,
+        Some(_) | None => Strategy::Surge,
+    }
+}
+
+/// Since when a surplus pod waits for a node that an old pod would free, where one may be missing.
+fn waits_for_room_since(wanted: &Wanted, fleet: &Fleet<'_>) -> Option<Timestamp> {
+    if wanted.paused || wanted.may_be_missing() == 0 {
+        return None;
     }
     // Pods on their way out will free their place by themselves.
-    let Some(since) = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves) else { return Strategy::Surge };
+    let since = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves)?;
     let (replaced, needs) = fleet.replaced(wanted);
-    if !replaced.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, needs)) {
-        return Strategy::Surge;
-    }
-    if plan.wait_until(since + wanted.replacing.surge_patience, now) {
-        Strategy::Surge
-    } else {
-        Strategy::ReplaceInPlace
-    }
+    replaced.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, needs)).then_some(since)
 }
 
 /// Creates what is missing, and one surplus pod to roll an older revision.
@@ -297,6 +308,7 @@ impl RolloutPlan {
             failures: _,
             held_until: _,
             strategy: _,
+            prefetch: _,
             look_again: _,
         } = self;
         let comes = !create.is_empty() || create_canary.is_some();
@@ -305,6 +317,6 @@ impl RolloutPlan {
 
     /// True when pods stay as they are.
     pub fn is_empty(&self) -> bool {
-        !self.moves_replicas() && self.reassert.is_empty()
+        !self.moves_replicas() && self.reassert.is_empty() && self.prefetch.is_empty()
     }
 }

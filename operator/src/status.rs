@@ -30,6 +30,7 @@ use crate::{
     fits::{self, Opinion},
     observe::Observed,
     plan::Plan,
+    prefetch,
     rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
@@ -101,7 +102,8 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
     let verdicts = verdicts.map(|(type_, verdict)| {
         let verdict = by_budget(type_, verdict, *granted);
         let verdict = if plan.canary.is_some() { on_trial(type_, verdict, &rollout, cause.as_ref()) } else { verdict };
-        (type_, by_course(type_, verdict, &rollout, &deployment.progress_deadline))
+        let verdict = by_course(type_, verdict, &rollout, &deployment.progress_deadline);
+        (type_, prefetch::said_with(type_, verdict, rollout.prefetch.as_ref()))
     });
     let dated = Dated { previous: &previous.conditions, generation: deployment.identity.generation, now };
     let of_pods: Vec<Condition> =

@@ -80,6 +80,7 @@ fn plan(replicas: &[Replica], now: Timestamp) -> RolloutPlan {
         drain: DRAIN,
         replacing: Replacing { max_unavailable: 1, surge_patience: SignedDuration::from_secs(60) },
         foreign_pods: Default::default(),
+        prefetching: Default::default(),
     };
     let dated: Vec<Replica> = replicas.iter().map(|replica| replica.clone().dated_by(now, SKEW)).collect();
     plan_rollout(&wanted, &dated, now)

@@ -191,6 +191,48 @@ fn nodes_where_others_serve_the_same_model_are_preferred_too() {
 }
 
 #[test]
+fn what_fetches_ahead_runs_on_one_node_asks_for_nothing_and_is_no_replica() {
+    let on_nodes = || ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let status = json!({"model": {"source": "hf://org/model", "commit": COMMIT}});
+    let desired = made(of_hub(), status, on_nodes());
+    let ahead = desired.prefetch(&desired.revision, "node-a.example").unwrap();
+    let spec = ahead.spec.clone().unwrap();
+    let [container] = &spec.containers[..] else { panic!("one container") };
+    let said = container.args.clone().unwrap().join(" ");
+    assert_eq!(
+        said,
+        format!("fetch hf://org/model --cache /models --token-name key token of Secret hub --commit {COMMIT}")
+    );
+    assert_eq!((container.resources.clone(), spec.priority_class_name.clone()), (None, None));
+    assert_eq!(secrets(container), [("HF_TOKEN".to_owned(), "hub".to_owned(), "token".to_owned(), false)]);
+    assert_eq!(container.security_context, fetcher(&desired.pod(0)).security_context);
+    assert_eq!(volume(&ahead, "model-cache")["hostPath"]["path"], "/var/lib/models");
+    let mounts: Vec<_> =
+        container.volume_mounts.iter().flatten().map(|mount| (&*mount.mount_path, mount.read_only)).collect();
+    assert_eq!(mounts, [("/models", None), ("/mnt/ca", Some(true))]);
+    let required =
+        serde_json::to_value(&spec.affinity).unwrap()["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            ["nodeSelectorTerms"]
+            .clone();
+    let is_node = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-a.example"]}]}]);
+    assert_eq!(required, is_node);
+    assert_eq!(spec.restart_policy.as_deref(), Some("OnFailure"));
+
+    let labels = |pod: &Pod| pod.metadata.labels.clone().unwrap();
+    let (own, of_replica) = (labels(&ahead), labels(&desired.pod(0)));
+    for key in ["app.kubernetes.io/managed-by", "app.kubernetes.io/component"] {
+        assert_ne!(own[key], of_replica[key], "{key}: by this replicas are found");
+    }
+    let name = |node: &str| desired.prefetch(&desired.revision, node).unwrap().metadata.name.unwrap();
+    assert_ne!(name("a"), name("b"));
+    assert_eq!(name("a"), name("a"));
+    assert!(name("a").starts_with(&format!("chat-{}-prefetch-", desired.revision)));
+    assert_eq!(desired.prefetch("another", "a"), None);
+    let in_pods = made(of_hub(), Value::Null, ModelDefaults::default());
+    assert_eq!(in_pods.prefetch(&in_pods.revision, "a"), None, "each pod has its own cache");
+}
+
+#[test]
 fn a_commit_that_is_known_is_told_and_moves_no_revision() {
     let plain = made(of_hub(), Value::Null, ModelDefaults::default());
     assert!(!args(&plain).contains("--commit"), "{}", args(&plain));

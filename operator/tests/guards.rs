@@ -63,6 +63,7 @@ fn planned(
         network_policy,
         pool: Child::Absent,
         descriptions: Default::default(),
+        prefetches: Vec::new(),
     };
     plan::plan(&valid, &desired, &observed, Timestamp::UNIX_EPOCH)
 }

@@ -47,6 +47,7 @@ fn planned(desired: &Desired, pool: Child<InferencePool>) -> Plan {
         network_policy: Child::Absent,
         pool,
         descriptions: Default::default(),
+        prefetches: Vec::new(),
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
 }

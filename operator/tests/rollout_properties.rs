@@ -14,7 +14,7 @@ use stoker_crds::{
 use stoker_operator::{
     lint,
     plan::Plan,
-    rollout::{CanaryWanted, PodRef, Replacing, RolloutPlan, Wanted, plan_rollout},
+    rollout::{CanaryWanted, PodRef, Replacing, RolloutPlan, Wanted, plan_rollout, prefetch::Prefetching},
 };
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
@@ -83,6 +83,7 @@ impl World {
             needs: Needs::default(),
             canary: None,
             foreign_pods: BTreeSet::new(),
+            prefetching: Prefetching::default(),
         };
         Self { now: "2026-11-21T10:00:00Z".parse().unwrap(), wanted, pods: Vec::new(), made: 0 }
     }

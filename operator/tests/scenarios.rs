@@ -197,6 +197,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         network_policy: Child::Absent,
         pool: Child::Absent,
         descriptions: Default::default(),
+        prefetches: Vec::new(),
     }
 }
 

@@ -58,6 +58,7 @@ fn planned(desired: &Desired, service: &Service, slices: &[EndpointSlice]) -> Pl
         network_policy: Child::Absent,
         pool: Child::Absent,
         descriptions: Default::default(),
+        prefetches: Vec::new(),
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
 }

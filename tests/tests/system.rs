@@ -26,6 +26,7 @@ mod gateway_tenants;
 mod gateway_tls;
 mod kubectl_stoker;
 mod kubectl_words;
+mod model_prefetch;
 mod model_sources;
 mod monitoring;
 mod operator_api;

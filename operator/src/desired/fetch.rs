@@ -33,7 +33,7 @@ pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Opti
         name: FETCH_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.clone(),
-        args: Some(args(fetch, commit)),
+        args: Some(args(fetch, commit).into_iter().chain(link()).chain(told_by_operator()).collect()),
         env: Some(inputs.env.iter().map(additions::env).chain(secret(fetch)).chain([pod_uid()]).collect()),
         resources: resources_without_gpus(inputs),
         volume_mounts: Some(mounts().into_iter().map(writable).chain(own_mounts()).chain(added).collect()),
@@ -41,6 +41,26 @@ pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Opti
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
     }
+}
+
+/// The same where no agent follows: it fills the cache and tells nobody.
+pub(super) fn ahead(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Option<&str>) -> Container {
+    let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
+    let cache = writable(read_only_mount(CACHE_VOLUME, MODEL_MOUNT));
+    Container {
+        args: Some(args(fetch, commit)),
+        env: Some(inputs.env.iter().map(additions::env).chain(secret(fetch)).collect()),
+        resources: None,
+        volume_mounts: Some([cache].into_iter().chain(added).collect()),
+        ..container(inputs, fetch, commit)
+    }
+}
+
+/// Its volumes.
+pub(super) fn volumes_ahead(inputs: &ReplicaInputs, fetch: &ModelFetch) -> Vec<Volume> {
+    let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume(place, volume));
+    let [cache, _link] = volumes(fetch);
+    [cache].into_iter().chain(added).collect()
 }
 
 /// The agent's mounts for it.
@@ -78,14 +98,17 @@ fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
     });
     let flags = [
         flag("--cache", Some(MODEL_MOUNT.to_owned())),
-        flag("--link", Some(MODEL_LINK.to_owned())),
         flag("--endpoint", fetch.endpoint.clone()),
         flag("--token-name", secret),
         flag("--cache-limit", fetch.limit_bytes.map(|bytes| bytes.to_string())),
         flag("--commit", commit.map(str::to_owned)),
     ];
     let command = ["fetch".to_owned(), fetch.source.clone()].into_iter();
-    command.chain(flags.into_iter().flatten().flatten()).chain(told_by_operator()).collect()
+    command.chain(flags.into_iter().flatten().flatten()).collect()
+}
+
+fn link() -> [String; 2] {
+    ["--link", MODEL_LINK].map(str::to_owned)
 }
 
 /// Variables that the fetcher reads.

@@ -13,6 +13,11 @@ pub const REVISION: &str = "stoker.dev/revision";
 /// What a replica should do, see [`crate::intent`]: kept on its pod, so that a successor goes on with the same number.
 pub const INTENT: &str = "stoker.dev/intent";
 
+/// On which node a pod fetches a model ahead: an annotation, as names of nodes can be too long for a label.
+pub const PREFETCH_NODE: &str = "stoker.dev/prefetch-node";
+/// Value of [`MANAGED_BY`] on pods that fetch ahead: who looks for replicas finds none of them.
+const PREFETCH_MANAGER: &str = "stoker-prefetch";
+
 /// Which Service an EndpointSlice is part of.
 pub const SERVICE: &str = "kubernetes.io/service-name";
 /// Who writes an EndpointSlice. Labels of its Service are on it whoever does.
@@ -72,6 +77,18 @@ pub fn slice(deployment: &str) -> BTreeMap<String, String> {
 /// Labels of a child that no revision owns.
 pub fn child(deployment: &str) -> BTreeMap<String, String> {
     owned(&[(NAME, "stoker-agent"), (MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])
+}
+
+/// Labels of a pod that fetches the model of a revision ahead.
+pub fn prefetch(deployment: &str, revision: &str) -> BTreeMap<String, String> {
+    let mut labels = child_of_revision(deployment, revision);
+    labels.extend(owned(&[(MANAGED_BY, PREFETCH_MANAGER), (COMPONENT, "prefetch")]));
+    labels
+}
+
+/// Selects all such pods, in a watch.
+pub fn prefetch_selector() -> String {
+    format!("{MANAGED_BY}={PREFETCH_MANAGER}")
 }
 
 /// Labels of a child of a revision.

@@ -10,6 +10,7 @@ mod network_policy;
 mod pod;
 mod pool;
 pub(crate) mod preference;
+mod prefetch;
 mod service;
 mod slices;
 
@@ -61,6 +62,8 @@ pub struct Desired {
     pub pool: Option<InferencePool>,
     /// A replica's pod, still without name and ordinal.
     template: Pod,
+    /// What brings its model onto a node ahead, still without a node; where nodes keep models.
+    prefetch: Option<Pod>,
     /// Name of the deployment, the first part of every pod name.
     name: String,
 }
@@ -84,6 +87,7 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
             .map(|peers| network_policy::network_policy(&deployment.identity, peers)),
         pool: None,
         template: pod::template(deployment, &revision),
+        prefetch: prefetch::template(deployment, &revision),
         name: deployment.identity.name.clone(),
         revision,
     }
@@ -116,6 +120,13 @@ impl Desired {
         let mut pod = self.template.clone();
         pod.metadata.name = Some(self.pod_name(ordinal));
         pod
+    }
+
+    /// The pod that fetches the model of `revision`, this or the canary's, onto a node ahead of the replica there.
+    pub fn prefetch(&self, revision: &str, node: &str) -> Option<Pod> {
+        let all = [Some(self), self.canary.as_deref()];
+        let made = all.into_iter().flatten().find(|made| made.revision == revision)?;
+        Some(prefetch::on(made.prefetch.as_ref()?, &format!("{}-{revision}", made.name), node))
     }
 }
 

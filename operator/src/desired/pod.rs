@@ -73,16 +73,23 @@ fn pod_spec(inputs: &ReplicaInputs, commit: Option<&str>, config_maps: [String; 
         init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch, commit)]),
         containers: vec![container(inputs)],
         volumes: Some(volumes(inputs, config_maps)),
+        node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
+        priority_class_name: inputs.priority_class_name.clone(),
+        scheduler_name: inputs.scheduler_name.clone(),
+        termination_grace_period_seconds: Some(grace_period_seconds(&inputs.drain)),
+        ..surroundings(inputs)
+    }
+}
+
+/// As whom and among what containers of the deployment run, whatever they do.
+pub(super) fn surroundings(inputs: &ReplicaInputs) -> PodSpec {
+    PodSpec {
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         image_pull_secrets: some_unless_empty(inputs.image_pull_secrets.iter().map(|name| secret_ref(name)).collect()),
-        node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
-        priority_class_name: inputs.priority_class_name.clone(),
         runtime_class_name: inputs.runtime_class_name.clone(),
-        scheduler_name: inputs.scheduler_name.clone(),
         security_context: Some(pod_security(inputs)),
         service_account_name: inputs.service_account_name.clone(),
-        termination_grace_period_seconds: Some(grace_period_seconds(&inputs.drain)),
         tolerations: Some(tolerations(inputs)),
         ..PodSpec::default()
     }

@@ -61,11 +61,14 @@ pub(super) fn affinity(asked: Option<&Affinity>, nodes: &[&str]) -> Option<Affin
 
 /// By its name, which a node's labels need not say; a term takes one.
 fn prefer(node: &str) -> PreferredSchedulingTerm {
+    PreferredSchedulingTerm { weight: WEIGHT, preference: is_node(node) }
+}
+
+pub(super) fn is_node(node: &str) -> NodeSelectorTerm {
     let is_it = NodeSelectorRequirement {
         key: "metadata.name".to_owned(),
         operator: "In".to_owned(),
         values: Some(vec![node.to_owned()]),
     };
-    let preference = NodeSelectorTerm { match_fields: Some(vec![is_it]), match_expressions: None };
-    PreferredSchedulingTerm { weight: WEIGHT, preference }
+    NodeSelectorTerm { match_fields: Some(vec![is_it]), match_expressions: None }
 }

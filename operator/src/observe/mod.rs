@@ -5,6 +5,7 @@
 
 mod index;
 mod pod;
+mod prefetch;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,12 +33,14 @@ pub(crate) use self::pod::{agent, exit_code, fetcher, last_words};
 pub use self::{
     index::PodIndex,
     pod::{intent_of, observe_replica},
+    prefetch::observe_prefetch,
 };
 use crate::{
     clock::SKEW,
     desired::labels,
     pools::{InferencePool, Pools},
     readings::Readings,
+    rollout::prefetch::PrefetchPod,
 };
 
 /// Everything that exists for one deployment. Possibly stale.
@@ -65,6 +68,8 @@ pub struct Observed {
     pub pool: Child<InferencePool>,
     /// What its replicas say of their model, by the UID of the pod.
     pub descriptions: HashMap<String, Described>,
+    /// Pods that fetch a model ahead, by the watch cache alone: each has one name, so that nothing is done twice.
+    pub prefetches: Vec<PrefetchPod>,
 }
 
 /// What a replica says of its model, and where it runs.
@@ -111,6 +116,8 @@ pub struct Caches {
     pub network_policies: Store<NetworkPolicy>,
     /// InferencePools that the operator made, where it makes any.
     pub pools: Option<Pools>,
+    /// Pods that fetch models ahead.
+    pub prefetches: Store<Pod>,
 }
 
 impl fmt::Debug for Caches {
@@ -132,7 +139,9 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
     let pool = caches.pools.as_ref().and_then(|pools| pools.get(&namespace, &name));
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
-    assemble(deployment, Found { pods, service, slices, config_maps, budget, network_policy, pool, strays }, readings)
+    let prefetches = prefetches(&deployment, caches);
+    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, prefetches };
+    assemble(deployment, found, readings)
 }
 
 /// What exists according to the API server, now. `None`: the deployment is gone, or another one took its name.
@@ -140,7 +149,7 @@ pub async fn observe_live(
     deployment: &InferenceDeployment,
     revision_map: Option<&str>,
     client: &Client,
-    pools: Option<&Pools>,
+    caches: &Caches,
     readings: &Readings,
 ) -> kube::Result<Option<Observed>> {
     let namespace = deployment.namespace().unwrap_or_default();
@@ -154,7 +163,7 @@ pub async fn observe_live(
     let config_maps = list::<ConfigMap>(client, &namespace, &labelled);
     let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &namespace);
     let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
-    let are_kept = pools.is_some_and(|pools| pools.kept().is_some());
+    let are_kept = caches.pools.as_ref().is_some_and(|pools| pools.kept().is_some());
     let pool = async { if are_kept { pool(client, &namespace, &name).await } else { Ok(None) } };
     let (fresh, pods, service, slices, mut config_maps, budget, network_policy, pool) = tokio::try_join!(
         deployments.get_opt(&name),
@@ -175,7 +184,8 @@ pub async fn observe_live(
     let strays = strays(&fresh, client).await?;
     let (budget, network_policy, pool) = (budget.map(Arc::new), network_policy.map(Arc::new), pool.map(Arc::new));
     let service = service.map(Arc::new);
-    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays };
+    let prefetches = prefetches(&fresh, caches);
+    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, prefetches };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
 }
 
@@ -221,6 +231,16 @@ struct Found {
     network_policy: Option<Arc<NetworkPolicy>>,
     pool: Option<Arc<InferencePool>>,
     strays: Vec<String>,
+    prefetches: Vec<PrefetchPod>,
+}
+
+/// Pods that fetch ahead for a deployment, in the order of their names.
+fn prefetches(deployment: &InferenceDeployment, caches: &Caches) -> Vec<PrefetchPod> {
+    let uid = deployment.uid().unwrap_or_default();
+    let own = caches.prefetches.state().into_iter().filter(|pod| controlled_by(&**pod, &uid));
+    let mut pods: Vec<PrefetchPod> = own.filter_map(|pod| observe_prefetch(&pod)).collect();
+    pods.sort_by(|one, other| one.name.cmp(&other.name));
+    pods
 }
 
 fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
@@ -241,6 +261,7 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
     Observed {
         replicas,
         descriptions: own.iter().filter_map(describe).collect(),
+        prefetches: found.prefetches,
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
         strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),

@@ -124,7 +124,7 @@ fn fetching(status: &PodStatus) -> Option<Stage> {
 }
 
 /// The fetcher's last words say what to change.
-fn not_fetched(ended: Option<&ContainerStateTerminated>) -> Trouble {
+pub(super) fn not_fetched(ended: Option<&ContainerStateTerminated>) -> Trouble {
     let message = ended.and_then(|ended| ended.message.as_deref()).unwrap_or_default().trim();
     let last = message.lines().last().map(|line| line.trim_start_matches("stoker-agent: "));
     let code = ended.map_or(0, |ended| ended.exit_code);

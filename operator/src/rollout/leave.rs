@@ -101,7 +101,10 @@ pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timest
     sort_by_loss(&mut fleet.current);
     for pod in fleet.old.iter().chain(fleet.current.iter().take(surplus_current)) {
         let blocked = match &pod.pod.stage {
-            Stage::Serving => serving <= floor || (dip == 1 && !frees_enough(&pod.pod.needs, needs)),
+            Stage::Serving => {
+                let may_go = || frees_enough(&pod.pod.needs, needs) && !plan.prefetch.awaits(pod);
+                serving <= floor || (dip == 1 && !may_go())
+            }
             Stage::Faltering { since, .. } if pod.pod.revision != wanted.revision => {
                 plan.wait_until(*since + FALTER_PATIENCE, now)
             }

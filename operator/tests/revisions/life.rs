@@ -77,6 +77,7 @@ impl Life {
             network_policy: Child::Absent,
             pool: Child::Absent,
             descriptions: Default::default(),
+            prefetches: Vec::new(),
         }
     }
 

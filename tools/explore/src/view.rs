@@ -7,7 +7,7 @@ use stoker_crds::{
     contract::{AgentPhase, DrainSettings, LoadReport},
     intent::Want,
 };
-use stoker_operator::rollout::{CanaryWanted, Replacing, Wanted};
+use stoker_operator::rollout::{CanaryWanted, Replacing, Wanted, prefetch::Prefetching};
 use stoker_replica::{Answer, Expected, Intent, Judge, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
 use crate::{
@@ -46,6 +46,7 @@ pub fn wanted(world: &World, scope: &Scope) -> Wanted {
             is_announced: true,
         }),
         foreign_pods: BTreeSet::new(),
+        prefetching: Prefetching::default(),
     }
 }
 
