@@ -16,7 +16,7 @@ use stoker_crds::{
     contract::{ModelReport, is_commit},
     description::CONFIG_BYTES_MAX,
 };
-use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelInfo, StartError};
+use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelFiles, ModelInfo, StartError, model::planning_config};
 use stoker_fetch::{cache, lease};
 
 use crate::{
@@ -116,18 +116,18 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     Ok(Served::new(engine, template, settings.formats))
 }
 
-/// The `config.json` of a directory, if it is short enough to be told. A GGUF file describes itself, in words of its own.
+/// The configuration of a model, if it is short enough to be told: its `config.json`, or what stands for that of a GGUF file.
 fn config_text(source: &Path) -> Option<String> {
-    let file = source.join("config.json");
-    let is_gguf = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|end| end == "gguf");
-    if fs::read_dir(source).ok()?.flatten().any(|entry| is_gguf(&entry)) {
-        return None;
-    }
-    // With its spaces it is longer.
-    let is_short = fs::metadata(&file).is_ok_and(|found| found.len() <= 2 * CONFIG_BYTES_MAX as u64);
-    let text = is_short.then(|| fs::read(&file).ok())??;
-    let config: Value = serde_json::from_slice(&text).ok()?;
+    // What is wrong with a file is said when it is loaded.
+    let of_gguf = planning_config(&ModelFiles::Directory(source.to_owned())).ok()?;
+    let config = of_gguf.or_else(|| read_config(&source.join("config.json")))?;
     Some(config.to_string()).filter(|text| text.len() <= CONFIG_BYTES_MAX)
+}
+
+fn read_config(file: &Path) -> Option<Value> {
+    // With its spaces it is longer than it is told.
+    let is_short = fs::metadata(file).is_ok_and(|found| found.len() <= 2 * CONFIG_BYTES_MAX as u64);
+    serde_json::from_slice(&is_short.then(|| fs::read(file).ok())??).ok()
 }
 
 /// What a cache of fetched models calls the directory; `None` for one that is in none.

@@ -10,7 +10,7 @@ mod remedy;
 mod tests;
 
 pub use self::{
-    model::Model,
+    model::{HOST_WEIGHTS_BYTES, Model},
     remedy::{Remedy, RemedyText, gib, grouped, remedies},
 };
 use crate::{
@@ -257,7 +257,7 @@ fn on_host(model: &Model, asked: &Asked, limit_bytes: u64, max_model_len: usize)
         max_model_len,
     };
     let needs = MemoryNeeds {
-        weights_bytes: model.stored_bytes(),
+        weights_bytes: model.host_bytes(),
         workspace_bytes: workspace_bytes(&model.config, step),
         kv_bytes_per_token: kv_bytes_per_token(&model.spec, asked.n_ranks, model.host_kv_bytes()),
     };

@@ -15,7 +15,7 @@ mod tensor;
 mod weights;
 
 pub use assets::{ChatTemplates, ModelAssets};
-pub use checkpoint::{Checkpoint, describe};
+pub use checkpoint::{Checkpoint, describe, planning_config};
 pub use files::{FileBytes, ModelSource};
 pub(crate) use quantization::QuantisedWeight;
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::{fs, path::PathBuf};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use stoker_engine::{EngineLimits, LoadedModel, TokenId};
+use stoker_engine::{EngineLimits, LoadedModel, ModelFiles, TokenId, model::planning_config};
+use stoker_fit::plan::{Asked, Model, Place, plan};
 use tempfile::TempDir;
 
 use crate::{
@@ -207,6 +208,26 @@ fn every_quantised_format_in_one_model() {
     let directory = File::of("llama-mixed").write();
     let model = common::open(&directory.path().join("model.gguf")).unwrap();
     assert_eq!(model.parts.model.dtype, "q6_k", "the format of the largest tensor is the one that is told");
+}
+
+/// What an agent tells of a file is enough for others to plan with: the same numbers as the engine's, which reads the weights.
+#[test]
+fn what_stands_for_a_config_json_plans_as_the_engine_does() {
+    let names =
+        ["llama2", "llama3", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "llama-q8_0", "llama-q4_0", "llama-mixed"];
+    for name in names {
+        let directory = File::of(name).write();
+        let (max_model_len, kv_cache_tokens) = (Some(32), Some(256));
+        let limits = EngineLimits { max_model_len, kv_cache_tokens, ..EngineLimits::default() };
+        let engine = common::config(directory.path(), limits);
+        let found = LoadedModel::open(&engine, &|_| {}).unwrap().parts.model.memory;
+        let config = planning_config(&engine.model).unwrap().unwrap();
+        let model = Model::from_json(&config, "model.gguf").unwrap();
+        let asked = Asked { max_model_len, kv_cache_tokens, ..Asked::default() };
+        let planned = plan(&model, &asked, Place::Host { limit_bytes: found.limit_bytes }).unwrap().memory;
+        assert_eq!(planned, found, "{name}");
+    }
+    assert_eq!(planning_config(&ModelFiles::Directory(common::ember())).unwrap(), None, "it has a config.json");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A model as its `config.json` describes it.
+//! A model as its `config.json` describes it, or what stands for one where a file describes itself.
 
 use serde_json::Value;
 
@@ -6,6 +6,10 @@ use crate::model::{CheckpointFormat, ModelConfig, ModelError, ModelSpec};
 
 /// `config.json` of the model inside the agent.
 const EMBER: &str = include_str!("../../../models/ember/config.json");
+
+/// What GGUF's blocks take on a CPU, as they are kept there: a member of the configuration that stands for such a file. On a GPU they become
+/// bf16, whatever they are.
+pub const HOST_WEIGHTS_BYTES: &str = "stoker_host_weights_bytes";
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -16,6 +20,8 @@ pub struct Model {
     pub spec: ModelSpec,
     /// How numbers are stored that are not quantised.
     stored: Stored,
+    /// Bytes of all weights on a CPU, where the configuration says so.
+    host_weights_bytes: Option<u64>,
 }
 
 /// A number format of files.
@@ -40,13 +46,14 @@ impl Model {
             Some("float16") => Stored::F16,
             _ => Stored::Bf16,
         };
+        let host_weights_bytes = config.get(HOST_WEIGHTS_BYTES).and_then(Value::as_u64);
         let config = ModelConfig::from_json(config, file)?;
         let spec = ModelSpec::new(&config, CheckpointFormat::HuggingFace)?;
-        Ok(Self { config, spec, stored })
+        Ok(Self { config, spec, stored, host_weights_bytes })
     }
 
-    /// Bytes of all weights as they lie in files. Those that are quantised count as the eight bits that a CPU keeps them in.
-    pub(super) fn stored_bytes(&self) -> u64 {
+    /// Bytes of all weights as a CPU keeps them. Where nobody says that, as they lie in files; those that are quantised count as the eight bits that a CPU keeps them in.
+    pub(super) fn host_bytes(&self) -> u64 {
         let plain_bytes = match self.stored {
             Stored::Bf16 | Stored::F16 => 2,
             Stored::F32 => 4,
@@ -55,7 +62,7 @@ impl Model {
             None => weight.n_values().saturating_mul(plain_bytes),
             Some(_) => weight.n_values().saturating_mul(34) / 32,
         };
-        self.spec.weights().map(bytes).fold(0, u64::saturating_add)
+        self.host_weights_bytes.unwrap_or_else(|| self.spec.weights().map(bytes).fold(0, u64::saturating_add))
     }
 
     /// Bytes of a number of the KV cache on a CPU: no more exact than the weights are.
