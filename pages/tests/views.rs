@@ -207,6 +207,7 @@ fn full(words: &str, n_replicas: usize) -> Deployment {
                 points: (0..300).map(|idx| (NOW_MS + idx * 2_000, 2, 3)).collect(),
             }),
             recorded: Some((NOW_MS - 600_000, NOW_MS, 300)),
+            limits: vec![condition.clone(); 2],
         },
         events: vec![told; 30],
         conditions: vec![condition; 7],
@@ -263,6 +264,21 @@ fn a_deployment_of_which_nothing_is_known_has_a_page() {
     let found = check(&deployment::page(&Deployment::default(), &DeploymentQuery::default()));
     assert!(found.text.contains("No point yet") && found.text.contains("No replica."));
     check(&fleet::page(&Fleet::default(), &FleetQuery::default()));
+}
+
+#[test]
+fn what_keeps_wanted_replicas_from_being_had_stands_where_their_number_is_explained() {
+    let mut view = full("w", 3);
+    view.scaling.limits[0].reason = "BudgetSpent".into();
+    view.scaling.limits[0].message = "2 of 3 replicas are granted".into();
+    let why = |view: &Deployment| {
+        let page = deployment::page(view, &DeploymentQuery::default());
+        check(&page);
+        page.split("id=\"why\"").nth(1).unwrap().split("</section>").next().unwrap().to_owned()
+    };
+    assert!(why(&view).contains("BudgetSpent: 2 of 3 replicas are granted"), "{}", why(&view));
+    view.scaling.limits.clear();
+    assert!(!why(&view).contains("note wait"), "{}", why(&view));
 }
 
 #[test]

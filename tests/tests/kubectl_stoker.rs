@@ -175,7 +175,16 @@ fn status_is_one_screen_from_the_api_server_alone() {
 #[test]
 fn explain_shows_keeps_and_repeats_what_the_operator_decided() {
     let stage = Stage::set();
-    stage.deployment(scaled(), &json!({"replicas": 4}));
+    let condition = |type_: &str, reason: &str, message: &str| {
+        json!({"type": type_, "status": "False", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-31T12:00:30Z"})
+    };
+    let conditions = [
+        condition("Granted", "BudgetSpent", "3 of 4 replicas: the namespace has what it may have"),
+        condition("Fits", "FitsSomeNodes", "not on 1 x Tesla-T4"),
+    ];
+    let budget = json!({"wanted": 4, "granted": 3, "blockedBy": ["default/other"]});
+    stage.deployment(scaled(), &json!({"replicas": 3, "budget": budget, "conditions": conditions}));
     let lines = recorded(&stage);
     let operator = StandIn::answering(&lines[..500]);
     let explain = |args: &[&str]| stage.said(&[&["explain", "chat", "--operator", &operator.url], args].concat());
@@ -184,7 +193,16 @@ fn explain_shows_keeps_and_repeats_what_the_operator_decided() {
         last.contains("\n* work  ") && last.contains("\n  bound  ") && last.ends_with(&format!("{ALL_DECIDED}\n")),
         "{last}"
     );
+    for words in [
+        "  granted     no, BudgetSpent: 3 of 4 replicas: the namespace has what it may have\n",
+        "  fits        no, FitsSomeNodes: not on 1 x Tesla-T4\n",
+    ] {
+        assert!(last.contains(words), "no {words:?} in:\n{last}");
+    }
+    let limits: Value = serde_json::from_str(&explain(&["--output", "json"])).unwrap();
+    assert_eq!((&limits["limits"]["budget"]["granted"], &limits["reproduced"]), (&json!(3), &json!(true)));
     let changes = explain(&["--changes"]);
+    assert!(!changes.contains("BudgetSpent"), "that is of now: {changes}");
     let grew = lines[..500].iter().find_map(|line| growth(line)).expect("the step takes more replicas");
     assert!(changes.contains(&grew) && changes.contains(ALL_DECIDED), "{changes}");
     // 900 s of virtual time after its beginning the load steps up.

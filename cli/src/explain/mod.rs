@@ -1,6 +1,7 @@
 //! `kubectl stoker explain`: decisions in a person's words, each made again from its record.
 
 mod journal;
+mod limits;
 mod pick;
 mod source;
 mod watch;
@@ -12,6 +13,7 @@ use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::json;
+use stoker_crds::InferenceDeploymentStatus;
 use stoker_scaling::DecisionRecord;
 
 use self::{
@@ -79,6 +81,11 @@ struct Which {
 }
 
 impl Which {
+    /// Only the last one is asked for.
+    fn is_newest(&self) -> bool {
+        matches!(self, Self { last: None, at: None, changes: false })
+    }
+
     fn pick(&self, now: Timestamp) -> Pick {
         match (self.at, self.last, self.changes) {
             (Some(at), ..) => Pick::InForceAt(at.ms(now)),
@@ -100,14 +107,15 @@ pub(crate) async fn explain(args: &Explain) -> Result<ExitCode> {
     if let Some(journal) = &mut journal {
         journal.append(&records)?;
     }
-    show(args, &records)
+    show(args, &records, source.status())
 }
 
-fn show(args: &Explain, records: &[DecisionRecord]) -> Result<ExitCode> {
+fn show(args: &Explain, records: &[DecisionRecord], status: Option<&InferenceDeploymentStatus>) -> Result<ExitCode> {
     let picked = pick::picked(records, args.which.pick(Timestamp::now()), args.which.changes)?;
     if args.output.is_json() {
         let verdict = Verdict::of(records);
-        println!("{:#}", json!({"decisions": picked, "reproduced": verdict.is_reproduced()}));
+        let limits = status.map(limits::json);
+        println!("{:#}", json!({"decisions": picked, "reproduced": verdict.is_reproduced(), "limits": limits}));
         return Ok(verdict.exit_code());
     }
     for record in picked {
@@ -116,6 +124,11 @@ fn show(args: &Explain, records: &[DecisionRecord]) -> Result<ExitCode> {
             let other = record.what_if(&settings::spec(record.spec.clone(), &args.settings)?);
             println!("{}", words::otherwise(&args.settings, &other));
         }
+    }
+    // They are of now: beside decisions of other times they would mislead.
+    let limits = status.filter(|_| args.which.is_newest()).map(limits::lines).unwrap_or_default();
+    if !limits.is_empty() {
+        println!("Of these replicas\n{limits}");
     }
     let verdict = Verdict::of(records);
     println!("{verdict}");

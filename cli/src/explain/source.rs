@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use stoker_crds::InferenceDeploymentStatus;
 use stoker_scaling::DecisionRecord;
 
 use super::Explain;
@@ -24,6 +25,8 @@ pub(super) enum Source {
         cluster: Cluster,
         /// Its name.
         name: String,
+        /// What its status said when it was found.
+        status: Box<InferenceDeploymentStatus>,
     },
 }
 
@@ -38,7 +41,16 @@ impl Source {
             deployment.spec.scaling.is_some(),
             "{name} has no spec.scaling, so nothing is decided about it: it keeps spec.replicas"
         );
-        Ok(Self::Operator { args: args.operator.clone(), cluster, name })
+        let status = Box::new(deployment.status.unwrap_or_default());
+        Ok(Self::Operator { args: args.operator.clone(), cluster, name, status })
+    }
+
+    /// What the status says of the deployment, if it is one of a cluster.
+    pub(super) fn status(&self) -> Option<&InferenceDeploymentStatus> {
+        match self {
+            Self::File(_) => None,
+            Self::Operator { status, .. } => Some(status),
+        }
     }
 
     /// Records made after this Unix time in milliseconds, oldest first. None is an error only where none can come.
@@ -48,7 +60,7 @@ impl Source {
                 let name = path.display().to_string();
                 records::parse(&name, &fs::read_to_string(path).with_context(|| format!("read {name}"))?)
             }
-            Self::Operator { args, cluster, name } => {
+            Self::Operator { args, cluster, name, status: _ } => {
                 let text = operator::records(args, cluster, name, after_ms).await?;
                 let is_quiet = after_ms > 0 && text.trim().is_empty();
                 if is_quiet { Ok(Vec::new()) } else { records::parse("the operator's answer", &text) }

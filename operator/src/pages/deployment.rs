@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Condition as KubeCondition};
 use stoker_crds::{
     InferenceDeployment,
-    conditions::{DEGRADED, METRICS_HEALTHY, PROGRESSING, RECONCILING, SCALING, STALLED},
+    conditions::{DEGRADED, FITS, GRANTED, METRICS_HEALTHY, PROGRESSING, RECONCILING, SCALING, STALLED},
     contract::{AgentPhase, LoadReport},
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::DecisionStatus,
@@ -260,6 +260,7 @@ fn scaling(scene: &Scene<'_>, query: &DeploymentQuery) -> Scaling {
         opened: opened(&records, &changed, query.at),
         what_if: tried.zip(decides).map(|(tried, spec)| what_if(&records, spec, tried)),
         recorded: records.first().zip(records.last()).map(|(first, last)| (first.at_ms, last.at_ms, records.len())),
+        limits: limits(scene.object),
     }
 }
 
@@ -296,6 +297,14 @@ fn settings(spec: &ScalingSpec) -> Settings {
         hour: prices.replica_hour,
         spare: spec.behavior.spare_replicas,
     }
+}
+
+/// Grants that are fewer than what is wanted, and nodes that the model does not fit.
+fn limits(object: &InferenceDeployment) -> Vec<Condition> {
+    let conditions = object.status.iter().flat_map(|status| &status.conditions);
+    let limit =
+        |condition: &&KubeCondition| [GRANTED, FITS].contains(&condition.type_.as_str()) && condition.status == "False";
+    conditions.filter(limit).map(condition).collect()
 }
 
 /// What the records have, and before them what the status has.

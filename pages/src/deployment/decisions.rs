@@ -18,6 +18,9 @@ pub(super) fn why(view: &Deployment, query: &DeploymentQuery) -> Markup {
         section #why aria-labelledby="why-h" {
             h2 #why-h { "Why " (wanted) @if wanted == 1 { " replica" } @else { " replicas" } "?" }
             p.clip { (words::beginning(&view.scaling.who, 400)) }
+            @for limit in &view.scaling.limits {
+                p.note.wait.clip { (words::beginning(&limit.reason, 60)) ": " (words::beginning(&limit.message, 400)) }
+            }
             @match &view.scaling.opened {
                 Opened::Nothing => {},
                 Opened::Newest(decision) => (in_words(decision, view, "The decision that stands")),
@@ -42,7 +45,7 @@ fn in_words(decision: &Decision, view: &Deployment, title: &str) -> Markup {
             figcaption { (title) @if is_asked { " " (words::moment(decision.at_ms, view.now_ms)) } ", in the words of " code { "kubectl stoker explain" }
                 @if !decision.is_reproduced { ". " strong { "Decided again from its record it comes out otherwise: the record was altered." } }
             }
-            div.explained { @for line in words::beginning(&decision.words, 10_000).lines() { div { (line) } } }
+            div.explained { @for line in words::beginning(&decision.words, 9_000).lines() { div { (line) } } }
         }
     }
 }

@@ -144,6 +144,8 @@ pub struct Scaling {
     pub what_if: Option<WhatIf>,
     /// Full records of the last decisions: from when, until when, how many.
     pub recorded: Option<(u64, u64, usize)>,
+    /// What keeps replicas that are wanted from being had: a budget that grants fewer, nodes that the model does not fit.
+    pub limits: Vec<Condition>,
 }
 
 /// The decision that is shown in words.
