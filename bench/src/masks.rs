@@ -199,6 +199,7 @@ impl Bench {
             memory: MemoryPlan::new(needs, limits.cache_use(&sched), MemoryBudget::host(u32::MAX.into()))?,
             defaults: GenerationDefaults::default(),
             embedding: EmbeddingForm::default(),
+            relevance: None,
             chat_template: None,
             bos_token: None,
             eos_token: None,

@@ -5,6 +5,7 @@ use stoker_fit::memory::MemoryPlan;
 use crate::{
     model::{ChatTemplates, ModelAssets, ModelConfig},
     pooling::EmbeddingForm,
+    relevance::Relevance,
     request::TokenId,
     sched::SchedLimits,
 };
@@ -34,6 +35,8 @@ pub struct ModelInfo {
     pub defaults: GenerationDefaults,
     /// How embeddings are made.
     pub embedding: EmbeddingForm,
+    /// How it compares texts, if it was made for that.
+    pub relevance: Option<Relevance>,
     /// The chat templates, if the model has any.
     pub chat_template: Option<ChatTemplates>,
     /// Text of the begin token, for the template.
@@ -72,6 +75,7 @@ impl ModelInfo {
             memory,
             defaults: assets.defaults.clone(),
             embedding: assets.embedding,
+            relevance: assets.relevance.clone(),
             chat_template: assets.chat_template.clone(),
             bos_token: assets.bos_token.clone(),
             eos_token: assets.eos_token.clone(),

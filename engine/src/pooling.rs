@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use crate::model::{ModelError, ModelSource};
-
-/// Which parts a text goes through to become a vector, one after the other.
-const MODULES_FILE: &str = "modules.json";
+use crate::{
+    model::{ModelError, ModelSource},
+    modules::{MODULES_FILE, Module, open_modules, refused},
+};
 
 /// The tokens of a text whose outputs its vector is made of.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -49,18 +49,18 @@ impl Pooling {
 impl EmbeddingForm {
     /// What the model's files say. What is not computed here is refused: its vectors would be others.
     pub(crate) fn open(source: &ModelSource) -> Result<Self, ModelError> {
-        let modules = source.json_optional(MODULES_FILE)?;
-        let Some(modules) = modules.as_array() else { return Ok(Self::default()) };
+        let Some(modules) = open_modules(source)? else { return Ok(Self::default()) };
         let mut form = Self { normalizes: false, ..Self::default() };
         for (idx, module) in modules.iter().enumerate() {
-            let kind = module["type"].as_str().unwrap_or_default();
-            // Newer files name the class by another path.
-            match kind.rsplit('.').next().unwrap_or_default() {
+            match module.kind() {
+                // Of a reranker, which is asked for scores ([`Relevance`](crate::Relevance)).
+                "LogitScore" => return Ok(Self::default()),
                 "Transformer" => {}
-                "Pooling" => form.pooling = open_pooling(source, module["path"].as_str().unwrap_or_default())?,
+                "Pooling" => form.pooling = open_pooling(source, module)?,
                 "Normalize" => form.normalizes = true,
                 _ => {
-                    let problem = format!("is {kind}; known are Transformer, Pooling and Normalize");
+                    let problem =
+                        format!("is {}; known are Transformer, Pooling, Normalize and LogitScore", module.class);
                     return Err(refused(source, MODULES_FILE, &format!("[{idx}].type"), problem));
                 }
             }
@@ -69,32 +69,23 @@ impl EmbeddingForm {
     }
 }
 
-/// The kind by its name, or in older files `pooling_mode_KIND: true`, of one. In the cache of fetched models the file's folder is a part
-/// of its name.
-fn open_pooling(source: &ModelSource, path: &str) -> Result<Pooling, ModelError> {
-    let (file, in_cache) = (format!("{path}/config.json"), format!("{path}-config.json"));
-    let config = match source.json_optional(&file)? {
-        Value::Null => source.json_optional(&in_cache)?,
-        config => config,
-    };
+/// The kind by its name, or in older files `pooling_mode_KIND: true`, of one.
+fn open_pooling(source: &ModelSource, module: &Module) -> Result<Pooling, ModelError> {
+    let settings = module.settings(source)?;
     let chosen = |(name, value): (&String, &Value)| match (name.strip_prefix("pooling_mode"), value) {
         (Some(""), Value::String(kind)) => Some(kind.clone()),
         (Some(kind), Value::Bool(true)) => Some(kind.trim_start_matches('_').to_owned()),
         _ => None,
     };
-    let kinds: Vec<String> = config.as_object().into_iter().flatten().filter_map(chosen).collect();
+    let kinds: Vec<String> = settings.as_object().into_iter().flatten().filter_map(chosen).collect();
     match kinds.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["lasttoken"] => Ok(Pooling::LastToken),
         ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
         _ => {
             let problem = format!("is {kinds:?}, expected one of lasttoken and mean");
-            Err(refused(source, &file, "pooling_mode", problem))
+            Err(refused(source, &module.settings_file(), "pooling_mode", problem))
         }
     }
-}
-
-fn refused(source: &ModelSource, file: &str, field: &str, problem: String) -> ModelError {
-    ModelError::Field { file: source.display(file), field: field.into(), problem }
 }
 
 /// The vector of a prompt while its rows come, in their order. They are summed one by one, so that where the prompt was cut

@@ -16,14 +16,17 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
 /// Taken if they are there.
 const BESIDE_WEIGHTS: &[&str] = &[
+    "1_LogitScore/config.json",
     "1_Pooling/config.json",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
     "modules.json",
     "quantize_config.json",
+    "sentence_bert_config.json",
     "special_tokens_map.json",
     "tokenizer.model",
     "tokenizer_config.json",

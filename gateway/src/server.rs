@@ -26,13 +26,18 @@ use crate::{
 };
 
 /// What replicas answer.
-pub(crate) const FORWARDED: [&str; 9] = [
+pub(crate) const FORWARDED: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
     "/invocations",
     "/tokenize",
     "/detokenize",

@@ -139,6 +139,8 @@ async fn answers_are_those_of_the_agent_byte_by_byte() -> Result<()> {
         ("/tokenize", json!({"model": "ember", "prompt": "Grüße, 世界!"})),
         ("/v1/embeddings", json!({"model": "ember", "input": ["Grüße, 世界!", "Hello"]})),
         ("/v1/embeddings", json!({"model": "ember", "input": []})),
+        ("/v1/rerank", json!({"model": "ember", "query": "Who?", "documents": ["I", "you"]})),
+        ("/score", json!({"model": "ember", "text_1": "Who?", "text_2": "I", "top_n": 1})),
     ] {
         let ask = async |base: &str| {
             let response = Client::new().post(format!("{base}{path}")).json(&body).send().await?;

@@ -15,6 +15,7 @@ use crate::{
         fields::Fields,
         generate::{self, Encoding},
         params::{both_salts, cache_salt, priority, truncation},
+        usage::PromptUsage,
         wire_prompt::WirePrompt,
     },
     replica::{Replica, Served},
@@ -49,7 +50,7 @@ pub(crate) struct Embeddings {
     object: &'static str,
     data: Vec<Entry>,
     model: String,
-    usage: EmbeddingUsage,
+    usage: PromptUsage,
 }
 
 #[derive(Serialize)]
@@ -66,12 +67,6 @@ enum Vector {
     Base64(String),
 }
 
-#[derive(Serialize)]
-struct EmbeddingUsage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-}
-
 /// Vectors of all texts.
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
@@ -84,15 +79,8 @@ pub(crate) async fn create(
     let truncate = truncation(&mut fields)?;
     fields.take::<String>("user")?;
     let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
-    let template = Request {
-        priority: priority(&mut fields)?,
-        cache_salt: both_salts(open.passage.salt.as_ref(), cache_salt(&mut fields)?),
-        pooling: Some(served.engine.model().embedding.pooling),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        // The step that reads the end of a prompt samples a token, which nobody is told.
-        stop: StopParams { max_tokens: 1, ..StopParams::default() },
-        ..Request::default()
-    };
+    let salt = both_salts(open.passage.salt.as_ref(), cache_salt(&mut fields)?);
+    let template = request(&served, priority(&mut fields)?, salt);
     fields.finish()?;
     check_number(input.len())?;
     let mut prompts = input.tokens(&served, Encoding::new(specials, truncate)).await.map_err(of_input)?;
@@ -107,7 +95,7 @@ pub(crate) async fn create(
         object: "list",
         data: vectors.into_iter().enumerate().map(entry).collect(),
         model: replica.settings().served_names[0].clone(),
-        usage: EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens },
+        usage: PromptUsage::of(n_tokens),
     }))
 }
 
@@ -119,8 +107,21 @@ fn check_number(n_texts: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid("input", message))
 }
 
+/// What asks for the vector of a prompt that is still to be named.
+pub(crate) fn request(served: &Served, priority: i32, cache_salt: Option<Arc<str>>) -> Request {
+    Request {
+        priority,
+        cache_salt,
+        pooling: Some(served.engine.model().embedding.pooling),
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        // The step that reads the end of a prompt samples a token, which nobody is told.
+        stop: StopParams { max_tokens: 1, ..StopParams::default() },
+        ..Request::default()
+    }
+}
+
 /// One text, from its tokens to what the engine makes of them.
-async fn vector_of(served: &Served, open: &Arrival, request: Request) -> Result<Vec<f32>, ApiError> {
+pub(crate) async fn vector_of(served: &Served, open: &Arrival, request: Request) -> Result<Vec<f32>, ApiError> {
     let submitted = served.engine.submit(request);
     let mut events = submitted.map_err(|reason| of_input(reason.into()))?;
     let mut vector = None;

@@ -147,12 +147,10 @@ pub(crate) fn answer_head(
     generation: &Generation,
     drawn: Option<&Drawn>,
 ) -> AnswerHead {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-    let created = drawn.map_or_else(now, |drawn| drawn.created);
-    let own = || drawn.map_or_else(|| format!("{:032x}", rand::random::<u128>()), |drawn| drawn.id.clone());
+    let naming = Naming::new(generation.request_id.clone(), drawn);
     AnswerHead {
-        id: format!("{prefix}-{}", generation.request_id.clone().unwrap_or_else(own)),
-        created,
+        id: naming.id(prefix),
+        created: naming.created,
         model: replica.settings().served_names[0].clone(),
         prompt_token_ids: None,
         tells_times: replica.settings().wording.tells_times,
@@ -160,6 +158,27 @@ pub(crate) fn answer_head(
 }
 
 /// How much of a text is read: one that does not fit is refused, unless only its end is wanted. Then it may be longer than what
+/// What an answer that begins now is called, and when that is.
+pub(crate) struct Naming {
+    name: String,
+    /// Unix time in seconds.
+    pub(crate) created: u64,
+}
+
+impl Naming {
+    /// As the client says, or else a gateway, or chance and this machine's clock.
+    pub(crate) fn new(request_id: Option<String>, drawn: Option<&Drawn>) -> Self {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
+        let own = || drawn.map_or_else(|| format!("{:032x}", rand::random::<u128>()), |drawn| drawn.id.clone());
+        Self { name: request_id.unwrap_or_else(own), created: drawn.map_or_else(now, |drawn| drawn.created) }
+    }
+
+    /// With what says its kind.
+    pub(crate) fn id(&self, prefix: &str) -> String {
+        format!("{prefix}-{}", self.name)
+    }
+}
+
 /// is kept, but no text is read without an end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Encoding {

@@ -29,7 +29,10 @@ mod probes;
 mod prompt;
 mod prompt_work;
 mod reasoning_tokens;
+mod relevance;
+mod rerank;
 mod responses;
+mod score;
 mod stream;
 mod structure;
 mod tokenize;
@@ -72,6 +75,11 @@ pub fn router(replica: Arc<Replica>, pages: Router<Arc<Replica>>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/models", get(models::list))
+        .route("/v1/score", post(score::create))
+        .route("/score", post(score::create))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/v2/rerank", post(rerank::create))
+        .route("/rerank", post(rerank::create))
         .route("/v1/models/{*id}", get(models::get))
         .route("/invocations", post(invocations))
         .route("/tokenize", post(tokenize::tokenize))

@@ -239,7 +239,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
 }
 
 /// It becomes part of the answer's id and of logs.
-fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
+pub(crate) fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
     let is_name =
         |id: &String| (1..=MAX_REQUEST_ID_CHARS).contains(&id.len()) && id.chars().all(|c| c.is_ascii_graphic());
     fields.checked("request_id", "1 to 128 visible ASCII characters", is_name)

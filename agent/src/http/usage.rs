@@ -19,6 +19,20 @@ pub(crate) struct UsageBody {
     timing: Option<RequestTiming>,
 }
 
+/// The counts of what generates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct PromptUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+impl PromptUsage {
+    /// Of so many tokens read.
+    pub(crate) fn of(prompt_tokens: usize) -> Self {
+        Self { prompt_tokens, total_tokens: prompt_tokens }
+    }
+}
+
 /// How long an answer took, by vLLM's names; milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct AnswerMetrics {

@@ -30,6 +30,7 @@ use stoker_crds::contract::EngineSettings;
 use stoker_crds::contract::ModelConfig;
 use stoker_crds::contract::ParallelSettings;
 use stoker_edge::playground::Playground;
+use stoker_engine::EngineHandle;
 use stoker_engine::EngineLimits;
 use stoker_engine::exec::sim::SimExecutor;
 use stoker_engine::exec::sim::SimScript;
@@ -72,6 +73,15 @@ impl Agent {
         let template = ChatTemplate::compile(template.into(), SpecialTokens::default()).unwrap();
         let engine = SimExecutor::start(script, limits).unwrap();
         agent.replica.serve(Served::new(engine, Some(template), FormatChoice::default()));
+        agent
+    }
+
+    /// Over a real engine, with its model's own template.
+    pub(crate) fn of(engine: EngineHandle) -> Self {
+        let agent = Self::loading(&EngineLimits::default());
+        let source = engine.model().chat_template.clone();
+        let template = source.map(|source| ChatTemplate::compile(source.default, SpecialTokens::default()).unwrap());
+        agent.replica.serve(Served::new(engine, template, FormatChoice::default()));
         agent
     }
 

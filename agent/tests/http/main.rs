@@ -1,5 +1,5 @@
-//! The HTTP surface over a simulated engine: scripted text, scripted timing, scripted failures. The real engine behind a
-//! real socket is tested in the `tests` crate.
+//! The HTTP surface over a simulated engine: scripted text, scripted timing, scripted failures; where numbers count (`relevance`), over
+//! tiny models. The real engine behind a real socket is tested in the `tests` crate.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,6 +12,7 @@ mod life;
 mod named_events;
 mod page;
 mod refusals;
+mod relevance;
 mod responses;
 mod resume;
 mod tokens;

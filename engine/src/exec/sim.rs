@@ -98,6 +98,7 @@ impl SimExecutor {
             memory,
             defaults: GenerationDefaults::default(),
             embedding: EmbeddingForm::default(),
+            relevance: None,
             chat_template: None,
             bos_token: None,
             eos_token: Some("<|end|>".into()),

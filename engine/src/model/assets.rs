@@ -5,7 +5,9 @@ use serde_json::Value;
 use stoker_fit::model::Fields;
 
 use super::{ModelConfig, ModelError, ModelSource, gguf::Gguf};
-use crate::{info::GenerationDefaults, pooling::EmbeddingForm, request::TokenId, text::Tokenizer};
+use crate::{
+    info::GenerationDefaults, pooling::EmbeddingForm, relevance::Relevance, request::TokenId, text::Tokenizer,
+};
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
@@ -31,6 +33,8 @@ pub struct ModelAssets {
     pub defaults: GenerationDefaults,
     /// How embeddings are made.
     pub embedding: EmbeddingForm,
+    /// How texts are compared.
+    pub relevance: Option<Relevance>,
 }
 
 /// A model's chat templates (Jinja).
@@ -58,6 +62,7 @@ impl ModelAssets {
             eos,
             defaults,
             embedding: EmbeddingForm::open(source)?,
+            relevance: Relevance::open(source, config.vocab_size)?,
             tokenizer,
         })
     }
@@ -75,6 +80,7 @@ impl ModelAssets {
             eos: config.eos_token_ids.clone(),
             defaults: GenerationDefaults::default(),
             embedding: EmbeddingForm::default(),
+            relevance: None,
             tokenizer,
         })
     }
