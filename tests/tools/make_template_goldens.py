@@ -23,11 +23,6 @@ from transformers import __version__
 from transformers.utils import chat_template_utils
 
 GOLDENS = pathlib.Path(__file__).resolve().parent.parent / "goldens" / "templates"
-NAMES = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen-QwQ-32B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct",
-         "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407",
-         "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "HuggingFaceTB-SmolLM3-3B",
-         "ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-         "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "ByteDance-Seed-OSS"]
 
 
 class Now(datetime.datetime):
@@ -89,7 +84,7 @@ def main():
         print(render(read(name), conversations[int(idx)]), end="")
         return
     templates = []
-    for name in NAMES:
+    for name in sorted(file.stem for file in arguments.directory.glob("*.jinja")):
         prompts = [render(read(name), conversation) for conversation in conversations]
         templates.append([name, digest(read(name)), [prompt and digest(prompt) for prompt in prompts]])
         print(f"{name}: {sum(prompt is None for prompt in prompts)} of {len(prompts)} refused")

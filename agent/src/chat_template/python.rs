@@ -21,6 +21,7 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.set_unknown_method_callback(method);
     environment.add_filter("wordcount", |text: Cow<'_, str>| n_words(&text));
     environment.add_filter("truncate", truncate);
+    environment.add_filter("indent", indent);
     environment.add_filter("center", |text: Cow<'_, str>, width: Option<usize>| {
         padded(&text, width.unwrap_or(80), ' ', Side::Both)
     });
@@ -86,6 +87,26 @@ fn default(value: Value, positional: Rest<Value>, named: Kwargs) -> Result<Value
     let also_false = also_false.or(named.get("boolean")?).unwrap_or(false);
     named.assert_all_used()?;
     Ok(if value.is_undefined() || (also_false && !value.is_true()) { other } else { value })
+}
+
+/// `indent(width=4, first=False, blank=False)`. A line break at the end stays: the empty line behind it is a line.
+fn indent(text: Cow<'_, str>, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
+    let (width, first, blank): (Option<Value>, Option<bool>, Option<bool>) = from_args(&positional.0)?;
+    let width = width.or(named.get("width")?).unwrap_or(Value::from(4));
+    let first = first.or(named.get("first")?).unwrap_or(false);
+    let blank = blank.or(named.get("blank")?).unwrap_or(false);
+    named.assert_all_used()?;
+    let indention = match width.as_str() {
+        Some(text) => text.to_owned(),
+        None => " ".repeat(usize::try_from(width)?),
+    };
+    let line = |(idx, line): (usize, &str)| match idx {
+        0 if first => format!("{indention}{line}"),
+        1.. if blank || !line.is_empty() => format!("{indention}{line}"),
+        _ => line.to_owned(),
+    };
+    // Python's `splitlines` leaves out what is behind the last line break, so one more is put there.
+    Ok(format!("{text}\n").lines().enumerate().map(line).collect::<Vec<_>>().join("\n"))
 }
 
 fn url_encoded(text: &str) -> String {
