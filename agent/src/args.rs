@@ -11,7 +11,7 @@ use stoker_crds::{
     },
     intent::POD_UID_VARIABLE,
 };
-use stoker_edge::playground::Playground;
+use stoker_edge::{cors::AllowedOrigin, playground::Playground};
 use stoker_engine::DeviceChoice;
 
 use crate::{
@@ -78,6 +78,10 @@ pub struct Args {
     /// The page at `/` on which people talk to the model.
     #[arg(long, env = "STOKER_PLAYGROUND", value_enum, default_value_t)]
     pub playground: Playground,
+
+    /// Origin whose pages may ask from a browser (CORS), as https://app.example, or `*` for all; repeat for more. Default: none may.
+    #[arg(long = "allow-origin", env = "STOKER_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub allowed_origins: Vec<AllowedOrigin>,
 
     /// Path under which a proxy shows this server: every endpoint also answers below it.
     #[arg(long, value_name = "PATH")]

@@ -20,7 +20,7 @@ use stoker_agent::{
 };
 use stoker_edge::{
     connections::{self, ADMIN_LIMITS, Limits},
-    telemetry,
+    cors, telemetry,
 };
 use stoker_engine::{
     exec::cuda::{Finding, survey},
@@ -138,7 +138,8 @@ fn guarded(args: &Args, router: Router) -> anyhow::Result<Router> {
         Some(written) => Some(access::root_path(written).with_context(|| format!("--root-path {written} is no path"))?),
         None => None,
     };
-    Ok(access::guarded(router, keys, root.as_deref()))
+    // Browsers ask whether they may ask before they send a key.
+    Ok(cors::shared(access::guarded(router, keys, root.as_deref()), &args.allowed_origins))
 }
 
 async fn listen(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {

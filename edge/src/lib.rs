@@ -1,8 +1,9 @@
 //! What agent and gateway do alike at the edge to clients: connections within limits, an end that cuts no answer, the form of their
-//! log, keys that clients send, and the playground. Knows no endpoint of an API.
+//! log, keys that clients send, pages of other origins, and the playground. Knows no endpoint of an API.
 
 pub mod api_key;
 pub mod connections;
+pub mod cors;
 pub mod playground;
 mod stalled;
 pub mod telemetry;

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use hyper::Uri;
-use stoker_edge::playground::Playground;
+use stoker_edge::{cors::AllowedOrigin, playground::Playground};
 
 use crate::{gateway::Settings, line::Bounds, server::Leaving, tls::TlsFiles};
 
@@ -106,6 +106,10 @@ pub struct Args {
     #[arg(long, env = "STOKER_PLAYGROUND", value_enum, default_value_t)]
     pub playground: Playground,
 
+    /// Origin whose pages may ask from a browser (CORS), as https://app.example, or `*` for all; repeat for more. Default: none may.
+    #[arg(long = "allow-origin", env = "STOKER_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub allowed_origins: Vec<AllowedOrigin>,
+
     /// What to log: error, warn, info, debug, or a filter. One line a request is at info.
     #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
@@ -129,6 +133,7 @@ impl Args {
             resume: Duration::from_secs_f64(self.resume),
             hold: Duration::from_secs_f64(self.hold),
             picks_endpoints: self.endpoint_picker,
+            allowed_origins: self.allowed_origins.clone(),
             line: Bounds { requests: self.line_max, bytes: self.line_bytes_max },
             ..Settings::default()
         }

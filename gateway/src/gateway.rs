@@ -18,6 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use stoker_crds::endpoints::{EndpointState, Endpoints};
+use stoker_edge::cors::AllowedOrigin;
 use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route};
 use tokio::sync::watch;
 
@@ -38,7 +39,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What an operator of the gateway may set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Largest body of a request.
     pub body_bytes_max: usize,
@@ -58,6 +59,8 @@ pub struct Settings {
     pub line: Bounds,
     /// Whether other proxies may ask where requests go.
     pub picks_endpoints: bool,
+    /// Whose pages may ask from a browser.
+    pub allowed_origins: Vec<AllowedOrigin>,
     /// Constants of the choice.
     pub rules: Rules,
 }
@@ -74,6 +77,7 @@ impl Default for Settings {
             hold: Duration::from_secs(45),
             line: Bounds { requests: 1024, bytes: 64 << 20 },
             picks_endpoints: false,
+            allowed_origins: Vec::new(),
             rules: Rules::default(),
         }
     }
@@ -121,14 +125,15 @@ impl Gateway {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_timer(TokioTimer::new())
             .build(connector);
+        let (line, prefixes_max) = (settings.line, settings.prefixes_max);
         Ok(Arc::new(Self {
             settings,
             metrics: Arc::new(Metrics::new()?),
-            turns: Turns::bounded(settings.line),
+            turns: Turns::bounded(line),
             upstream,
             fleet: watch::Sender::default(),
             registry: Mutex::default(),
-            index: Mutex::new(PrefixIndex::bounded(settings.prefixes_max)),
+            index: Mutex::new(PrefixIndex::bounded(prefixes_max)),
             budget: Mutex::default(),
             begun: Instant::now(),
             kept_bytes: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use stoker_crds::endpoints::{LINES_PATH, Lines};
-use stoker_edge::connections::Limits;
+use stoker_edge::{connections::Limits, cors};
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
@@ -82,7 +82,8 @@ pub async fn serve(
     let (ended, told) = watch::channel(false);
     let address = listener.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
     let limits = Limits { http2: gateway.settings.picks_endpoints, ..Limits::default() };
-    let house = House::new(router(Arc::clone(&gateway), pages), limits, told);
+    let shared = cors::shared(router(Arc::clone(&gateway), pages), &gateway.settings.allowed_origins);
+    let house = House::new(shared, limits, told);
     let (all, each) = (house.clone().serve_all(listener, tls), house.serve_each(Arc::clone(&gateway), address));
     let mut served = std::pin::pin!(async { tokio::join!(all, each) });
     tokio::select! {
