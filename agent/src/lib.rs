@@ -22,5 +22,6 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
+pub mod spans;
 pub mod startup;
 pub mod wording;

@@ -15,7 +15,9 @@ use stoker_agent::{
         access::{self, ApiKeys},
     },
     replica::Replica,
-    shutdown, startup,
+    shutdown,
+    spans::SpanLine,
+    startup,
     wording::in_words_of,
 };
 use stoker_edge::{
@@ -101,6 +103,10 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     tracing::info!(%address, %admin, source = settings.source, revision = settings.revision, "listening");
 
     let replica = Replica::new(settings);
+    if let Some(endpoint) = &args.otlp_endpoint {
+        let (service, dropped) = ("stoker-agent".to_owned(), replica.metrics().spans_dropped());
+        replica.trace(SpanLine::open(endpoint, service, dropped).context("--otlp-endpoint")?);
+    }
     let exit = replica.exit_code();
     let ended_replica = Arc::clone(&replica);
     let mut leaving = exit.clone();

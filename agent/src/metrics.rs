@@ -29,6 +29,8 @@ const VLLM_REQUEST: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 ];
+const VLLM_STEP: [f64; 13] = [1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
+const VLLM_N: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 /// Powers of two up to a million tokens.
 const TOKENS: [f64; 21] = [
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0,
@@ -72,6 +74,7 @@ struct OwnFamilies {
     tool_calls: IntCounterVec,
     reasoning_answers: IntCounter,
     kv_events: IntCounterVec,
+    spans_dropped: IntCounter,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -88,13 +91,29 @@ struct VllmFamilies {
     generation_tokens: IntCounter,
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
+    prompt_tokens_cached: IntCounter,
     request_success: IntCounterVec,
     ttft: Histogram,
     itl: Histogram,
+    iteration_tokens: Histogram,
+    params_n: Histogram,
+    request: VllmRequestFamilies,
+}
+
+/// Of requests that ended.
+struct VllmRequestFamilies {
     e2e: Histogram,
     queue: Histogram,
-    request_prompt_tokens: Histogram,
-    request_generation_tokens: Histogram,
+    inference: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    per_token: Histogram,
+    prompt_tokens: Histogram,
+    prefill_computed: Histogram,
+    generation_tokens: Histogram,
+    max_generation_tokens: Histogram,
+    params_max_tokens: Histogram,
+    preemptions: Histogram,
 }
 
 impl Metrics {
@@ -123,6 +142,11 @@ impl Metrics {
     /// What counts changes of the prefix cache, by their kind.
     pub fn kv_events(&self) -> IntCounterVec {
         self.own.kv_events.clone()
+    }
+
+    /// What counts spans that reach no collector.
+    pub fn spans_dropped(&self) -> IntCounter {
+        self.own.spans_dropped.clone()
     }
 
     /// Counts a grammar that a request asked for.
@@ -160,8 +184,16 @@ impl Metrics {
         }
         for request in &samples.requests {
             self.own.request(request);
-            self.vllm.request(request);
+            self.vllm.request.observe(request);
         }
+        for step in &samples.steps {
+            self.vllm.iteration_tokens.observe(step.n_tokens as f64);
+        }
+    }
+
+    /// Counts a request by the completions that it asked for.
+    pub fn asked(&self, n: u32) {
+        self.vllm.params_n.observe(n.into());
     }
 
     /// The text form, with the gauges of this reading.
@@ -224,6 +256,8 @@ impl OwnFamilies {
                 "Beginnings of prompts that the prefix cache got and gave up, as gateways are told; lost: all were told anew",
                 &["kind"],
             ),
+            spans_dropped: register
+                .own_counter("stoker_trace_spans_dropped_total", "Spans that did not reach the collector of traces"),
             reasoning_answers: register
                 .own_counter("stoker_reasoning_answers_total", "Choices of chat answers that began with reasoning"),
             ttft: register.own_seconds("stoker_time_to_first_token_seconds", "From submission to the first token"),
@@ -287,6 +321,8 @@ impl VllmFamilies {
             generation_tokens: register.vllm_counter("vllm:generation_tokens_total", "Tokens generated since start"),
             prefix_queries: register.vllm_counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up"),
             prefix_hits: register.vllm_counter("vllm:prefix_cache_hits_total", "Prompt tokens found"),
+            prompt_tokens_cached: register
+                .vllm_counter("vllm:prompt_tokens_cached_total", "Prompt tokens that were not computed since start"),
             request_success: register.vllm_counter_vec(
                 "vllm:request_success_total",
                 "Requests that ended, by reason",
@@ -294,24 +330,10 @@ impl VllmFamilies {
             ),
             ttft: register.vllm_histogram("vllm:time_to_first_token_seconds", "Time to first token", &VLLM_TTFT),
             itl: register.vllm_histogram("vllm:inter_token_latency_seconds", "Time between tokens", &VLLM_ITL),
-            e2e: register.vllm_histogram("vllm:e2e_request_latency_seconds", "Time of a request", &VLLM_REQUEST),
-            queue: register.vllm_histogram("vllm:request_queue_time_seconds", "Time in the queue", &VLLM_REQUEST),
-            request_prompt_tokens: register.vllm_histogram("vllm:request_prompt_tokens", "Tokens of a prompt", &TOKENS),
-            request_generation_tokens: register.vllm_histogram(
-                "vllm:request_generation_tokens",
-                "Tokens generated for a request",
-                &TOKENS,
-            ),
+            iteration_tokens: register.vllm_histogram("vllm:iteration_tokens_total", "Tokens of a step", &VLLM_STEP),
+            params_n: register.vllm_histogram("vllm:request_params_n", "Completions asked for", &VLLM_N),
+            request: VllmRequestFamilies::new(register),
         }
-    }
-
-    fn request(&self, request: &RequestSample) {
-        self.e2e.observe(request.e2e_seconds);
-        if let Some(seconds) = request.queue_seconds {
-            self.queue.observe(seconds);
-        }
-        self.request_prompt_tokens.observe(f64::from(request.usage.prompt_tokens));
-        self.request_generation_tokens.observe(f64::from(request.usage.completion_tokens));
     }
 
     fn raise(&self, load: &EngineLoad) {
@@ -320,6 +342,7 @@ impl VllmFamilies {
         raise(&self.generation_tokens, load.generation_tokens);
         raise(&self.prefix_queries, load.prefix_query_tokens);
         raise(&self.prefix_hits, load.prefix_hit_tokens);
+        raise(&self.prompt_tokens_cached, load.prefix_hit_tokens);
         let ended = &load.finished;
         for (reason, total) in
             [("stop", ended.stop), ("length", ended.length), ("abort", ended.abort), ("error", ended.error)]
@@ -337,6 +360,56 @@ impl VllmFamilies {
         let sizes = [KV_BLOCK_TOKENS.to_string(), report.total_blocks.to_string()];
         self.cache_config.reset();
         self.cache_config.with_label_values(&[&sizes[0], &sizes[1]]).set(1.0);
+    }
+}
+
+impl VllmRequestFamilies {
+    fn new(register: &Registration<'_>) -> Self {
+        let seconds = |name, help| register.vllm_histogram(name, help, &VLLM_REQUEST);
+        let tokens = |name, help| register.vllm_histogram(name, help, &TOKENS);
+        Self {
+            e2e: seconds("vllm:e2e_request_latency_seconds", "Time of a request"),
+            queue: seconds("vllm:request_queue_time_seconds", "Time in the queue"),
+            inference: seconds("vllm:request_inference_time_seconds", "Time behind the queue"),
+            prefill: seconds("vllm:request_prefill_time_seconds", "From the first step to the first token"),
+            decode: seconds("vllm:request_decode_time_seconds", "From the first token to the end"),
+            per_token: register.vllm_histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time between the tokens of a request",
+                &VLLM_ITL,
+            ),
+            prompt_tokens: tokens("vllm:request_prompt_tokens", "Tokens of a prompt"),
+            prefill_computed: tokens("vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that no cache had"),
+            generation_tokens: tokens("vllm:request_generation_tokens", "Tokens generated for a request"),
+            max_generation_tokens: tokens(
+                "vllm:request_max_num_generation_tokens",
+                "Most tokens generated for one completion of a request: each completion is a request here",
+            ),
+            params_max_tokens: tokens("vllm:request_params_max_tokens", "Completion tokens at most"),
+            preemptions: register.vllm_histogram("vllm:request_num_preemptions", "Preemptions of a request", &VLLM_N),
+        }
+    }
+
+    fn observe(&self, request: &RequestSample) {
+        let RequestSample { usage, max_tokens, queue_seconds, ttft_seconds, e2e_seconds, preemptions, .. } = request;
+        self.e2e.observe(*e2e_seconds);
+        if let Some(queue) = queue_seconds {
+            self.queue.observe(*queue);
+            self.inference.observe(e2e_seconds - queue);
+        }
+        if let Some((queue, ttft)) = queue_seconds.zip(*ttft_seconds) {
+            self.prefill.observe(ttft - queue);
+            self.decode.observe(e2e_seconds - ttft);
+            if usage.completion_tokens > 1 {
+                self.per_token.observe((e2e_seconds - ttft) / f64::from(usage.completion_tokens - 1));
+            }
+        }
+        self.prompt_tokens.observe(usage.prompt_tokens.into());
+        self.prefill_computed.observe(usage.prompt_tokens.saturating_sub(usage.cached_tokens).into());
+        self.generation_tokens.observe(usage.completion_tokens.into());
+        self.max_generation_tokens.observe(usage.completion_tokens.into());
+        self.params_max_tokens.observe((*max_tokens).into());
+        self.preemptions.observe((*preemptions).into());
     }
 }
 
@@ -414,7 +487,7 @@ impl Registration<'_> {
 
 #[cfg(test)]
 mod tests {
-    use stoker_engine::{FinishReason, FinishedCounts, Usage};
+    use stoker_engine::{FinishReason, FinishedCounts, StepTimes, Usage};
 
     use super::*;
 
@@ -435,13 +508,21 @@ mod tests {
     fn samples() -> Samples {
         let request = RequestSample {
             reason: FinishReason::Stop,
-            usage: Usage { prompt_tokens: 5, completion_tokens: 3, cached_tokens: 0 },
-            queue_seconds: Some(0.001),
-            ttft_seconds: Some(0.01),
-            e2e_seconds: 0.03,
+            usage: Usage { prompt_tokens: 5, completion_tokens: 3, cached_tokens: 1 },
+            max_tokens: 16,
+            queue_seconds: Some(0.25),
+            ttft_seconds: Some(0.5),
+            e2e_seconds: 1.0,
             preemptions: 0,
         };
-        Samples { ttft: vec![0.01], itl: vec![0.004, 0.004], requests: vec![request], ..Samples::default() }
+        let step = StepTimes { n_tokens: 7, ..StepTimes::default() };
+        Samples {
+            ttft: vec![0.01],
+            itl: vec![0.004, 0.004],
+            requests: vec![request],
+            steps: vec![step],
+            ..Samples::default()
+        }
     }
 
     #[test]
@@ -454,6 +535,7 @@ mod tests {
             ..EngineLoad::default()
         };
         metrics.observe(&load, &samples());
+        metrics.asked(3);
         let text = metrics.text(&report());
         for line in [
             "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3",
@@ -462,6 +544,17 @@ mod tests {
             "vllm:cache_config_info{block_size=\"16\",engine=\"0\",model_name=\"m\",num_gpu_blocks=\"10\"} 1",
             "vllm:inter_token_latency_seconds_count{engine=\"0\",model_name=\"m\"} 2",
             "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\",model_name=\"m\"} 0",
+            "vllm:prompt_tokens_cached_total{engine=\"0\",model_name=\"m\"} 80",
+            "vllm:request_inference_time_seconds_sum{engine=\"0\",model_name=\"m\"} 0.75",
+            "vllm:request_prefill_time_seconds_sum{engine=\"0\",model_name=\"m\"} 0.25",
+            "vllm:request_decode_time_seconds_sum{engine=\"0\",model_name=\"m\"} 0.5",
+            "vllm:request_time_per_output_token_seconds_sum{engine=\"0\",model_name=\"m\"} 0.25",
+            "vllm:request_prefill_kv_computed_tokens_sum{engine=\"0\",model_name=\"m\"} 4",
+            "vllm:request_max_num_generation_tokens_sum{engine=\"0\",model_name=\"m\"} 3",
+            "vllm:request_params_max_tokens_sum{engine=\"0\",model_name=\"m\"} 16",
+            "vllm:request_params_n_sum{engine=\"0\",model_name=\"m\"} 3",
+            "vllm:request_num_preemptions_bucket{engine=\"0\",model_name=\"m\",le=\"1\"} 1",
+            "vllm:iteration_tokens_total_sum{engine=\"0\",model_name=\"m\"} 7",
             "stoker_phase{phase=\"ready\"} 1",
             "vllm:prefix_cache_queries_total{engine=\"0\",model_name=\"m\"} 96",
             "vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"m\"} 80",

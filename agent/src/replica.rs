@@ -32,6 +32,7 @@ use crate::{
     kv_log::KvLog,
     lifecycle::{Action, Departure, Event, Purpose, State, next},
     metrics::Metrics,
+    spans::SpanLine,
 };
 
 /// This process's replica.
@@ -49,6 +50,7 @@ pub struct Replica {
     identity: OnceLock<Identity>,
     memory: Mutex<Memory>,
     kv_log: Arc<KvLog>,
+    spans: OnceLock<SpanLine>,
 }
 
 /// A loaded model: the engine and what turns messages into its prompts.
@@ -118,6 +120,7 @@ impl Replica {
             identity: OnceLock::new(),
             memory: Mutex::default(),
             kv_log,
+            spans: OnceLock::new(),
         })
     }
 
@@ -129,6 +132,16 @@ impl Replica {
     /// When the process started, in Unix seconds.
     pub fn started_unix(&self) -> u64 {
         self.started_unix
+    }
+
+    /// Writes spans of requests from now on.
+    pub fn trace(&self, spans: SpanLine) {
+        self.spans.get_or_init(|| spans);
+    }
+
+    /// Where spans of requests go, if anywhere.
+    pub(crate) fn spans(&self) -> Option<&SpanLine> {
+        self.spans.get()
     }
 
     /// Its metrics.

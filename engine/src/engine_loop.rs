@@ -249,6 +249,7 @@ impl EngineLoop {
             self.executor.launch(&plan.step(&self.state, &self.limits))?;
         }
         let times = StepTimes {
+            n_tokens: plan.chunks.iter().map(|chunk| chunk.n_tokens).sum(),
             n_prefill_tokens: plan.n_prefill_tokens(),
             schedule_seconds: (planned_at - began).as_secs_f64(),
             launch_seconds: planned_at.elapsed().as_secs_f64(),

@@ -26,6 +26,7 @@ struct OpenRequest {
     events: EventSender,
     text: TextAssembler,
     usage: Usage,
+    max_tokens: u32,
     /// Its prompt's part of the usage is known from where it began.
     is_resumed: bool,
     submitted: Instant,
@@ -88,6 +89,7 @@ impl Ledger {
             text,
             is_resumed: resumed.is_some(),
             usage,
+            max_tokens: request.stop.max_tokens,
             submitted: now,
             started: None,
             first_token: None,
@@ -205,6 +207,7 @@ impl OpenRequest {
         RequestSample {
             reason,
             usage: self.usage,
+            max_tokens: self.max_tokens,
             queue_seconds: self.started.map(since_submission),
             ttft_seconds: self.first_token.map(since_submission),
             e2e_seconds: since_submission(now),

@@ -121,7 +121,9 @@ pub struct Samples {
 /// Where the time of one step went, in seconds: the engine thread's, and the device's before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTimes {
-    /// Prompt tokens that it computed; 0: it only decoded.
+    /// Tokens that it computed.
+    pub n_tokens: usize,
+    /// Prompt tokens of these; 0: it only decoded.
     pub n_prefill_tokens: usize,
     /// A device's idle time between the step before and this one, if that one was still under way when this one was handed over:
     /// what is lost between two steps that follow each other.
@@ -143,6 +145,8 @@ pub struct RequestSample {
     pub reason: FinishReason,
     /// Token counts.
     pub usage: Usage,
+    /// Completion tokens that it might have had.
+    pub max_tokens: u32,
     /// From submission to the first step; `None` if it never started.
     pub queue_seconds: Option<f64>,
     /// From submission to the first token; `None` if there was none.
@@ -457,6 +461,7 @@ mod tests {
             RequestSample {
                 reason: FinishReason::Stop,
                 usage,
+                max_tokens: 100,
                 queue_seconds: None,
                 ttft_seconds: None,
                 e2e_seconds: 1.0,

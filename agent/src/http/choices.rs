@@ -153,6 +153,9 @@ impl Choices {
             None => {
                 let Numbered { index, cached_tokens, event } = self.events.next().await?;
                 self.cached[index as usize] = cached_tokens;
+                if let Some(span) = &mut self.open.span {
+                    span.note(index, &event);
+                }
                 Some((index, event))
             }
         }

@@ -18,6 +18,7 @@ use crate::{
         fields::Fields,
         passage::{Passage, TOLD_BYTES_MAX},
         prompt_work,
+        trace::RequestSpan,
     },
     replica::{OpenRequest, Replica},
 };
@@ -58,6 +59,8 @@ pub(crate) struct Arrival {
     pub(crate) open: OpenRequest,
     /// How it came.
     pub(crate) passage: Passage,
+    /// Its part of a trace.
+    pub(crate) span: Option<RequestSpan>,
 }
 
 impl Arrival {
@@ -77,11 +80,12 @@ impl FromRequest<Arc<Replica>> for Admitted {
         refuse_encoded(&request)?;
         match enter(replica) {
             Ok(open) => {
+                let span = RequestSpan::begin(replica.spans(), &request, &replica.settings().served_names[0]);
                 let (mut passage, n_told) = Passage::of(request.headers())?;
                 let bytes_max = MAX_BODY_BYTES + n_told.min(TOLD_BYTES_MAX);
                 let mut body = read_body(request, bytes_max).await?.freeze();
                 passage.take_told(&mut body, n_told)?;
-                Ok(Self { open: Arrival { open, passage }, fields: fields_of(body).await? })
+                Ok(Self { open: Arrival { open, passage, span }, fields: fields_of(body).await? })
             }
             Err(refused) => {
                 discard(request).await;

@@ -44,6 +44,7 @@ pub(crate) fn start(
     open: Arrival,
 ) -> Result<Choices, ApiError> {
     admit_prompts(replica, request.prompts.len(), &request.generation)?;
+    replica.metrics().asked(request.generation.n);
     if request.logprobs.is_none() && !request.generation.logprob_tokens.is_empty() {
         let message = "`logprob_token_ids` says whose log-probabilities are wanted: ask for `logprobs` too";
         return Err(ApiError::invalid("logprob_token_ids", message));
@@ -157,7 +158,6 @@ pub(crate) fn answer_head(
     }
 }
 
-/// How much of a text is read: one that does not fit is refused, unless only its end is wanted. Then it may be longer than what
 /// What an answer that begins now is called, and when that is.
 pub(crate) struct Naming {
     name: String,
@@ -179,6 +179,7 @@ impl Naming {
     }
 }
 
+/// How much of a text is read: one that does not fit is refused, unless only its end is wanted. Then it may be longer than what
 /// is kept, but no text is read without an end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Encoding {

@@ -37,6 +37,7 @@ mod stream;
 mod structure;
 mod tokenize;
 mod tools;
+mod trace;
 mod usage;
 mod whole;
 mod wire_prompt;
@@ -54,7 +55,7 @@ use axum::{
 
 pub use self::admin::admin_router;
 use crate::{
-    http::{error::ApiError, extract::Admitted},
+    http::{error::ApiError, extract::Admitted, trace::Parent},
     replica::Replica,
 };
 
@@ -74,12 +75,12 @@ pub fn router(replica: Arc<Replica>, pages: Router<Arc<Replica>>) -> Router {
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/embeddings", post(embeddings::create))
-        .route("/v1/models", get(models::list))
         .route("/v1/score", post(score::create))
         .route("/score", post(score::create))
         .route("/v1/rerank", post(rerank::create))
         .route("/v2/rerank", post(rerank::create))
         .route("/rerank", post(rerank::create))
+        .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/invocations", post(invocations))
         .route("/tokenize", post(tokenize::tokenize))
@@ -121,7 +122,7 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
     let method = request.method().clone();
     let path =
         request.extensions().get::<MatchedPath>().map_or("unmatched".to_owned(), |path| path.as_str().to_owned());
-    let trace_id = trace_id(&request).map(str::to_owned).unwrap_or_default();
+    let trace_id = Parent::of(request.headers()).map_or_else(String::new, |parent| parent.trace_id);
     let mut response = next.run(request).await;
     let status = response.status().as_u16();
     replica.metrics().http_request(&path, status);
@@ -141,36 +142,4 @@ fn request_id(request: &Request) -> HeaderValue {
         let drawn = format!("req-{:016x}", rand::random::<u64>());
         HeaderValue::from_str(&drawn).expect("hexadecimal digits are visible ASCII")
     })
-}
-
-/// The trace that this request is part of, as W3C's `traceparent: 00-TRACE-PARENT-FLAGS` names it.
-fn trace_id(request: &Request) -> Option<&str> {
-    let sent = request.headers().get("traceparent")?.to_str().ok()?;
-    let mut parts = sent.split('-');
-    let (version, trace) = (parts.next()?, parts.next()?);
-    let is_hex =
-        |text: &str, len| text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let is_named = is_hex(version, 2) && version != "ff" && is_hex(trace, 32) && trace.bytes().any(|byte| byte != b'0');
-    is_named.then_some(trace)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trace_is_named_by_a_well_formed_header_only() {
-        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-        for (sent, named) in [
-            (format!("00-{trace}-00f067aa0ba902b7-01"), Some(trace)),
-            (format!("cc-{trace}-00f067aa0ba902b7-01-what-the-future-will-be-like"), Some(trace)),
-            (format!("ff-{trace}-00f067aa0ba902b7-01"), None),
-            (format!("00-{}-00f067aa0ba902b7-01", trace.to_uppercase()), None),
-            ("00-00000000000000000000000000000000-00f067aa0ba902b7-01".to_owned(), None),
-            ("nonsense".to_owned(), None),
-        ] {
-            let request = Request::get("/").header("traceparent", &sent).body(axum::body::Body::empty()).unwrap();
-            assert_eq!(trace_id(&request), named, "{sent}");
-        }
-    }
 }

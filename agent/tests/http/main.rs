@@ -16,3 +16,4 @@ mod relevance;
 mod responses;
 mod resume;
 mod tokens;
+mod trace;
