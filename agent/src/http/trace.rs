@@ -96,7 +96,7 @@ impl RequestSpan {
             ("gen_ai.usage.output_tokens", usage.completion_tokens.into()),
         ];
         attributes.extend(finish_word(reason).map(|word| ("gen_ai.response.finish_reasons", word.into())));
-        attributes.extend(timing.into_iter().flat_map(|timing| {
+        attributes.extend(timing.iter().flat_map(|timing| {
             [
                 ("gen_ai.latency.time_in_queue", timing.queue_seconds.into()),
                 ("gen_ai.latency.time_to_first_token", timing.ttft_seconds.into()),

@@ -12,6 +12,7 @@ mod cuda_gguf;
 mod cuda_invariance;
 mod cuda_quantised;
 mod cuda_ranks;
+mod determinism;
 mod embeddings;
 mod families;
 mod gguf;
