@@ -85,6 +85,10 @@ resumes: checkout ## Replicas die, freeze and are drained under streams of every
 	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
 	cargo test --test system gateway_resume:: -- --nocapture
 
+measuring: checkout ## lm-eval, GuideLLM and aiperf, unchanged, against an agent here (their packages: several GB); docs/clients.md
+	@cargo build --bins
+	tests/tools/check_measuring_clients.py $(CARGO_TARGET_DIR)/debug/stoker-agent $(STOKER_CACHE)/measuring-clients
+
 pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
 	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test --test system pages_
 
@@ -187,4 +191,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help checkout isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check
+.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check

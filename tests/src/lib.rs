@@ -21,6 +21,7 @@ pub mod hub;
 pub mod looks;
 pub mod measured;
 pub mod middle;
+pub mod node;
 pub mod operator;
 pub mod picker;
 pub mod picture;

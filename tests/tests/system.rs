@@ -4,6 +4,7 @@
 mod agent_abuse;
 mod agent_clients;
 mod agent_forged;
+mod agent_frameworks;
 mod agent_http;
 mod canary_drift;
 mod chart;
