@@ -194,6 +194,11 @@ impl Encoding {
     pub(crate) fn new(specials: AddSpecials, truncate: Option<Truncation>) -> Self {
         Self { specials, contexts: if truncate.is_some() { CONTEXTS_READ_TO_CUT } else { 1 } }
     }
+
+    /// Of a text of which a part becomes a part of a prompt.
+    pub(crate) fn of_what_is_cut() -> Self {
+        Self { specials: AddSpecials::No, contexts: CONTEXTS_READ_TO_CUT }
+    }
 }
 
 /// Tokens of texts.

@@ -368,8 +368,7 @@ async fn shortened(served: &Arc<Served>, texts: &[String], most: Option<usize>) 
     prompt_work::run(n_bytes, move |is_abandoned| {
         let tokenizer = served.engine.tokenizer();
         let shorten = |text: String| {
-            // No more of it is read than that many tokens can spell.
-            let encoded = generate::encode(&served, &text, Encoding::new(AddSpecials::No, None), is_abandoned)?;
+            let encoded = generate::encode(&served, &text, Encoding::of_what_is_cut(), is_abandoned)?;
             let kept = &encoded[..most.min(encoded.len())];
             Ok(if kept.len() < encoded.len() { tokenizer.decode(kept) } else { text })
         };

@@ -139,6 +139,8 @@ async fn a_document_is_read_as_far_as_the_client_says() {
     let of = async |document: &str, fields: Value| scores(&agent, &json!("?"), &json!([document]), fields).await;
     let cut = of("abcdefghij", json!({"max_tokens_per_doc": 4})).await;
     assert_eq!(cut, of("abcd", json!({})).await, "a token is a byte here");
+    let beyond_the_context = "abcdefghij".repeat(150);
+    assert_eq!(of(&beyond_the_context, json!({"max_tokens_per_doc": 4})).await, cut);
     assert_eq!(of("abcd", json!({"max_tokens_per_doc": 4})).await, cut);
     assert_eq!(of("abcd", json!({"max_tokens_per_doc": 0})).await, cut, "0 is no bound");
     assert_ne!(of("abcdefghij", json!({})).await, cut);
