@@ -5,7 +5,6 @@
 //! API.
 
 pub mod admit;
-pub mod allocator;
 pub mod answer;
 pub mod args;
 pub mod builtin;

@@ -6,7 +6,6 @@ use anyhow::{Context, anyhow};
 use axum::{Router, serve::ListenerExt};
 use clap::Parser;
 use stoker_agent::{
-    allocator,
     args::{Args, Command},
     config::{Settings, model_files},
     fetch,
@@ -21,6 +20,7 @@ use stoker_agent::{
     wording::in_words_of,
 };
 use stoker_edge::{
+    allocator,
     connections::{self, ADMIN_LIMITS, Limits},
     cors, telemetry,
 };

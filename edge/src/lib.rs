@@ -1,6 +1,8 @@
 //! What agent and gateway do alike at the edge to clients: connections within limits, an end that cuts no answer, the form of their
-//! log, keys that clients send, pages of other origins, and the playground. Knows no endpoint of an API.
+//! log, memory that goes back when a storm of them is over, keys that clients send, pages of other origins, and the playground. Knows no
+//! endpoint of an API.
 
+pub mod allocator;
 pub mod api_key;
 pub mod connections;
 pub mod cors;

@@ -9,12 +9,15 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
+use stoker_edge::allocator::note_body;
 
 use crate::error::GatewayError;
 
 /// A body above the limit is read to its end up to this many times the limit: a client that still writes would see a broken connection
 /// instead of the answer.
 const DISCARDED: usize = 8;
+/// A shorter body is less than the buffer that it comes in.
+const COPIED_BYTES: usize = 16 << 10;
 /// A body that has not arrived by then is given up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -27,7 +30,7 @@ pub async fn read(headers: &HeaderMap, body: Body, bytes_max: usize) -> Result<B
         return Err(too_large(announced, bytes_max));
     }
     match tokio::time::timeout(TIMEOUT, collect(body, bytes_max)).await {
-        Ok(read) => read,
+        Ok(read) => read.inspect(|body| note_body(body.len())),
         Err(_) => Err(too_late()),
     }
 }
@@ -54,7 +57,7 @@ async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, GatewayError
         received += data.len();
         if received == data.len() && received >= announced && body.is_end_stream() {
             // All of it came at once.
-            return if received > bytes_max { Err(too_large(received as u64, bytes_max)) } else { Ok(data) };
+            return if received > bytes_max { Err(too_large(received as u64, bytes_max)) } else { Ok(alone(data)) };
         }
         if received > bytes_max.saturating_mul(DISCARDED) {
             break;
@@ -67,6 +70,11 @@ async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, GatewayError
         }
     }
     if received > bytes_max { Err(too_large(received as u64, bytes_max)) } else { Ok(kept.freeze()) }
+}
+
+/// A short body is copied: it would keep the buffer that its connection reads into for as long as its answer lasts.
+fn alone(data: Bytes) -> Bytes {
+    if data.len() < COPIED_BYTES { Bytes::copy_from_slice(&data) } else { data }
 }
 
 /// `Expect: 100-continue`: the client sends its body once it is asked for, which reading it does.

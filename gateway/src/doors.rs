@@ -10,7 +10,10 @@ use axum::{
     http::{header::HOST, request::Parts},
     serve::{Listener, ListenerExt},
 };
-use stoker_edge::connections::{self, Limits, Places};
+use stoker_edge::{
+    allocator::note_connection,
+    connections::{self, Limits, Places},
+};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -65,9 +68,10 @@ impl House {
         let (limits, listener) = (self.limits, quick(listener));
         match tls {
             Some(tls) => {
-                connections::serve_at(self.places, tls.over(listener), self.routes, limits, || {}, ended).await;
+                connections::serve_at(self.places, tls.over(listener), self.routes, limits, note_connection, ended)
+                    .await;
             }
-            None => connections::serve_at(self.places, listener, self.routes, limits, || {}, ended).await,
+            None => connections::serve_at(self.places, listener, self.routes, limits, note_connection, ended).await,
         }
     }
 
@@ -80,7 +84,7 @@ impl House {
                 () = dropped(closed) => {}
             }
         };
-        connections::serve_at(self.places, quick(listener), routes, self.limits, || {}, ended).await;
+        connections::serve_at(self.places, quick(listener), routes, self.limits, note_connection, ended).await;
     }
 
     /// Keeps the ports of deployments open at this address.

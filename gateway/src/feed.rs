@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::{Request, Uri};
 use stoker_crds::endpoints::{ENDPOINTS_PATH, Endpoints, WAIT_SECONDS_MAX};
 use tokio::time::{Instant, sleep, timeout};
@@ -57,7 +57,7 @@ async fn ask(gateway: &Gateway, operator: &Uri) -> anyhow::Result<Endpoints> {
         .version()
         .map(|known| format!("?source={}&after={}&wait={WAIT_SECONDS_MAX}", known.source, known.number));
     let uri = format!("{}{ENDPOINTS_PATH}{}", base.trim_end_matches('/'), query.unwrap_or_default());
-    let request = Request::get(uri).body(Full::<Bytes>::default()).context("make a request")?;
+    let request = Request::get(uri).body(Bytes::new()).context("make a request")?;
     let answered = timeout(TIMEOUT, async {
         let response = gateway.send(request).await?;
         let status = response.status();

@@ -10,13 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use axum::http::{Request, Response};
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming};
-use hyper_util::{
-    client::legacy::{Client, Error, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
 use stoker_crds::endpoints::{EndpointState, Endpoints};
 use stoker_edge::cors::AllowedOrigin;
 use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route};
@@ -31,12 +26,8 @@ use crate::{
     quota::{Exceeded, Quota},
     tenants::{Tenant, Tenants},
     turns::Turns,
+    upstream::{ReplicaBody, SendError, Upstream},
 };
-
-/// For a connection to a replica in the same cluster.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// An agent closes what is idle for 100 s: the gateway has to be the first, or the request that it sends at that moment is lost.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What an operator of the gateway may set.
 #[derive(Clone, Debug)]
@@ -92,7 +83,7 @@ pub struct Gateway {
     pub metrics: Arc<Metrics>,
     /// Requests that wait for their turn.
     pub turns: Turns,
-    upstream: Client<HttpConnector, Full<Bytes>>,
+    upstream: Upstream,
     fleet: watch::Sender<Arc<Fleet>>,
     registry: Mutex<Registry>,
     index: Mutex<PrefixIndex>,
@@ -118,19 +109,12 @@ pub struct Routed<'a> {
 impl Gateway {
     /// One that has heard of nobody yet.
     pub fn new(settings: Settings) -> prometheus::Result<Arc<Self>> {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_nodelay(true);
-        let upstream = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(TokioTimer::new())
-            .build(connector);
         let (line, prefixes_max) = (settings.line, settings.prefixes_max);
         Ok(Arc::new(Self {
             settings,
             metrics: Arc::new(Metrics::new()?),
             turns: Turns::bounded(line),
-            upstream,
+            upstream: Upstream::default(),
             fleet: watch::Sender::default(),
             registry: Mutex::default(),
             index: Mutex::new(PrefixIndex::bounded(prefixes_max)),
@@ -207,8 +191,8 @@ impl Gateway {
     }
 
     /// Sends a request to a replica.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
-        self.upstream.request(request).await
+    pub async fn send(&self, request: Request<Bytes>) -> Result<Response<ReplicaBody>, SendError> {
+        self.upstream.send(request).await
     }
 
     /// A request came: it earns a part of a retry.

@@ -63,7 +63,16 @@ pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Opti
     headers.insert(REQUEST_ID, request_id.clone());
     headers.insert(DRAWN, drawn());
     headers.insert(WHOLE, HeaderValue::from_static("marks"));
-    headers
+    copied(&headers)
+}
+
+/// As they came they are parts of the buffer that their connection reads into, which would stay for as long as the answer lasts.
+fn copied(headers: &HeaderMap) -> HeaderMap {
+    headers.iter().map(|(name, value)| (name.clone(), copy(value))).collect()
+}
+
+fn copy(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).expect("a value is one")
 }
 
 /// What another proxy changes of a request's head before it sends it to a replica.
@@ -127,7 +136,7 @@ fn remove_hops(headers: &mut HeaderMap) {
 /// The id that the client sent, or one of our own.
 pub fn request_id(headers: &HeaderMap) -> HeaderValue {
     let sent = headers.get(REQUEST_ID).filter(|id| id.len() <= REQUEST_ID_BYTES_MAX && id.to_str().is_ok());
-    sent.cloned().unwrap_or_else(|| {
+    sent.map(copy).unwrap_or_else(|| {
         let drawn = format!("req-{:016x}", rand::random::<u64>());
         HeaderValue::from_str(&drawn).expect("hexadecimal digits are visible ASCII")
     })

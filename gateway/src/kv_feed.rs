@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::Request;
 use stoker_crds::{
     endpoints::EndpointState,
@@ -155,7 +155,7 @@ impl Listener {
             .as_ref()
             .map(|known| format!("?start={}&since={}&wait={WAIT_SECONDS_MAX}", known.start_id, known.number));
         let uri = format!("http://{}{KV_EVENTS_PATH}{}", self.teller.address, query.unwrap_or_default());
-        let request = Request::get(uri).body(Full::<Bytes>::default()).context("make a request")?;
+        let request = Request::get(uri).body(Bytes::new()).context("make a request")?;
         let answered = timeout(TIMEOUT, async {
             let response = self.gateway.send(request).await?;
             let status = response.status();

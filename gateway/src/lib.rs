@@ -1,10 +1,10 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
 //! `feed` follows the operator and `kv_feed` what replicas say of their caches, `fleet` is what is known, `scan` reads what routing
-//! needs of a body, `stoker_routing` chooses, `proxy` sends and `relay` passes the answer on; when its replica is lost, `resume` has
-//! another one go on behind what `journal` kept, for as long as `search` says. Where no replica has `room`, requests wait for their
-//! `turns` in a `line`. `tenants` are who may ask, if not everybody, `permit` is their leave. `picker` tells other proxies where requests
-//! go, by the same choice.
+//! needs of a body, `stoker_routing` chooses, `proxy` sends on a connection of `upstream` and `relay` passes the answer on; when its
+//! replica is lost, `resume` has another one go on behind what `journal` kept, for as long as `search` says. Where no replica has
+//! `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, `permit` is their leave. `picker`
+//! tells other proxies where requests go, by the same choice.
 //! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;
@@ -39,6 +39,7 @@ pub mod server;
 pub mod tenants;
 pub mod tls;
 pub mod turns;
+pub mod upstream;
 pub mod usage;
 pub mod watch;
 pub mod whole;

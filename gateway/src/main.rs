@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use stoker_edge::telemetry;
+use stoker_edge::{allocator, telemetry};
 use stoker_gateway::{args::Args, feed, gateway::Gateway, keys, kv_feed, server, tls::Tls, watch};
 use tokio::{
     net::TcpListener,
@@ -22,9 +22,14 @@ fn main() -> ExitCode {
     }
 }
 
-#[tokio::main]
-async fn run(args: &Args) -> anyhow::Result<()> {
+fn run(args: &Args) -> anyhow::Result<()> {
     telemetry::init(&args.log).context("log filter")?;
+    // Before there are threads.
+    allocator::use_one_heap();
+    tokio::runtime::Runtime::new().context("start a runtime")?.block_on(serve(args))
+}
+
+async fn serve(args: &Args) -> anyhow::Result<()> {
     let gateway = Gateway::new(args.settings()).context("register metrics")?;
     if let Some(path) = &args.tenants {
         gateway.learn_tenants(keys::read(path)?);
@@ -41,6 +46,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
     tokio::spawn(kv_feed::follow(gateway.clone()));
     tokio::spawn(watch::watch(gateway.clone()));
+    tokio::spawn(allocator::give_back_after_storms());
     let stop = async {
         tokio::select! {
             _ = terminate.recv() => {}

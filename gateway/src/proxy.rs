@@ -1,7 +1,7 @@
 //! One request: read, find its deployment, choose a replica, send it there and, while nothing has come back, to another one if that is
 //! of use. What comes back is relayed.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -10,8 +10,8 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use http_body_util::{BodyExt, Either, Full};
-use hyper::body::{Body as _, Incoming};
+use http_body_util::{Either, Full};
+use hyper::body::Body as _;
 use stoker_routing::{Chain, hash};
 
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
     search::{Loss, Losses, Rounds},
     tenants::Tenant,
     turns::{Turn, turn},
+    upstream::ReplicaBody,
     usage::Usage,
     whole::Telling,
 };
@@ -46,7 +47,7 @@ const ANSWER_TOKENS: u32 = 256;
 const UNCOMPUTED: [&str; 3] = ["/tokenize", "/detokenize", "/v1/messages/count_tokens"];
 
 /// An answer of a replica: on its way, or all of it.
-pub type Answered = hyper::Response<Either<Incoming, Full<Bytes>>>;
+pub type Answered = hyper::Response<Either<ReplicaBody, Full<Bytes>>>;
 
 /// A request that was read.
 pub struct Asked {
@@ -505,12 +506,12 @@ pub async fn attempt(
 }
 
 /// Waits for all of an answer that was made before its head was sent, so that the request can be sent again if it breaks off.
-async fn whole_if_short(response: hyper::Response<Incoming>) -> Result<Answered, hyper::Error> {
+async fn whole_if_short(response: hyper::Response<ReplicaBody>) -> io::Result<Answered> {
     let (mut parts, body) = response.into_parts();
     let is_short = body.size_hint().exact().is_some_and(|n_bytes| n_bytes <= WHOLE_BYTES_MAX);
     let body = match is_short && !is_stream(&parts.headers) {
         true => {
-            let whole = body.collect().await?.to_bytes();
+            let whole = body.whole().await?;
             if parts.status == StatusCode::OK {
                 parts.extensions.insert(Usage::of_whole(&whole).unwrap_or_default());
             }
@@ -526,10 +527,10 @@ pub fn is_stream(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
-fn request(asked: &Asked, told: Option<&Bytes>, address: &str) -> hyper::http::Result<hyper::Request<Full<Bytes>>> {
+fn request(asked: &Asked, told: Option<&Bytes>, address: &str) -> hyper::http::Result<hyper::Request<Bytes>> {
     let uri = format!("http://{address}{}", asked.path_and_query);
     let body = told.map_or_else(|| asked.body.clone(), |told| [told.as_ref(), &asked.body].concat().into());
-    let mut request = hyper::Request::builder().method(asked.method.clone()).uri(uri).body(Full::new(body))?;
+    let mut request = hyper::Request::builder().method(asked.method.clone()).uri(uri).body(body)?;
     *request.headers_mut() = asked.headers.clone();
     if let Some(told) = told {
         request.headers_mut().insert(RESUME, told.len().into());

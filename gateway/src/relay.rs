@@ -11,7 +11,7 @@ use std::{
 use axum::http::StatusCode;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
     journal::{Passed, Then},
     resume::{GoneOn, Resumable},
     search::Loss,
+    upstream::ReplicaBody,
 };
 
 /// A replica that streams says something at least every 15 s.
@@ -32,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub struct Relay {
-    inner: Either<Incoming, Full<Bytes>>,
+    inner: Either<ReplicaBody, Full<Bytes>>,
     flight: Flight,
     access: Access,
     stream: Option<Stream>,
@@ -69,7 +70,7 @@ pub struct ReplicaLost(String);
 impl Relay {
     /// Passes an answer on; `events`: it is a stream, of this form; `resumable`: it can go on elsewhere.
     pub fn new(
-        inner: Either<Incoming, Full<Bytes>>,
+        inner: Either<ReplicaBody, Full<Bytes>>,
         flight: Flight,
         access: Access,
         events: Option<Dialect>,

@@ -5,7 +5,6 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::{Request, Uri};
 
 use crate::{
@@ -65,7 +64,7 @@ async fn ask(gateway: Arc<Gateway>, question: Option<Uri>, vital: Arc<Vital>) {
 
 /// Any answer is one: what it says of its health is the operator's to judge.
 async fn answers(gateway: &Gateway, question: &Uri, limit: Duration) -> bool {
-    let mut request = Request::new(Full::<Bytes>::default());
+    let mut request = Request::new(Bytes::new());
     *request.uri_mut() = question.clone();
     matches!(tokio::time::timeout(limit, gateway.send(request)).await, Ok(Ok(_)))
 }

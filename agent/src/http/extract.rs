@@ -9,10 +9,10 @@ use axum::{
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body;
+use stoker_edge::allocator;
 
 use crate::{
     admit::{Asked, admit},
-    allocator,
     http::{
         error::ApiError,
         fields::Fields,

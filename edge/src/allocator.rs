@@ -40,7 +40,7 @@ pub fn use_one_heap() {
 pub fn use_one_heap() {}
 
 /// To be called for every body that was read.
-pub(crate) fn note_body(n_bytes: usize) {
+pub fn note_body(n_bytes: usize) {
     if n_bytes >= LARGE_BYTES {
         USED.fetch_add(n_bytes, Ordering::Relaxed);
     }
