@@ -89,6 +89,9 @@ measuring: checkout ## lm-eval, GuideLLM and aiperf, unchanged, against an agent
 	@cargo build --bins
 	tests/tools/check_measuring_clients.py $(CARGO_TARGET_DIR)/debug/stoker-agent $(STOKER_CACHE)/measuring-clients
 
+fuzz: ## Parsers of the gateway before INPUTS=10000000 changed requests, bodies and streams each (minutes); docs/faults.md
+	@STOKER_FUZZ_INPUTS=$${INPUTS:-10000000} cargo test --release -p stoker-gateway --test fuzz -- --nocapture
+
 pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
 	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test --test system pages_
 
@@ -124,9 +127,15 @@ bench-routes: ## Where requests go: our rule beside others' on simulated replica
 
 bench-gateway: ## What a gateway costs: time added to requests, processor time, memory; before replicas that compute nothing; append figures, render
 	@cargo build --release -p stoker-gateway -p stoker-sim -p stoker-tests -p stoker-figures --bins
+	# Clients and replicas of ten thousand streams are one process.
 	ulimit -n "$$(ulimit -Hn)"
 	$(RELEASE)/bench-gateway --out docs/benchmarks/results/gateway.jsonl
 	$(RELEASE)/stoker-routes --time-only --out docs/benchmarks/results/gateway.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
+bench-gateway-live: ## What clients of real replicas see through a gateway: a replica killed under 200 streams, a greedy tenant, shared prompts; append figures, render
+	@cargo build --release -p stoker-agent -p stoker-gateway -p stoker-tests -p stoker-figures --bins
+	$(RELEASE)/bench-gateway-live --out docs/benchmarks/results/gateway.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 check-gpu: ## All that only a machine with a GPU can check: kernels, engine beside transformers, memory and race checkers
@@ -191,4 +200,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check
+.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check bench-gateway-live fuzz

@@ -43,8 +43,8 @@ impl Usage {
         let written = serde_json::Deserializer::from_slice(&body[at..]).into_iter::<Written>().next()?.ok()?;
         let details = written.prompt_tokens_details.unwrap_or_default().cached_tokens;
         // Anthropic does not count cached tokens among those of the prompt.
-        let prompt_tokens = Some(written.prompt_tokens + written.cache_read_input_tokens);
-        let cached_tokens = details + written.cache_read_input_tokens;
+        let prompt_tokens = Some(written.prompt_tokens.saturating_add(written.cache_read_input_tokens));
+        let cached_tokens = details.saturating_add(written.cache_read_input_tokens);
         Some(Self { prompt_tokens, cached_tokens, completion_tokens: written.completion_tokens })
     }
 }
@@ -121,6 +121,10 @@ mod tests {
                 usage(2, 0, 3),
             ),
             (r#"{"choices":[{"text":"\"usage\":{\"prompt_tokens\":1}"}]}"#, None),
+            (
+                r#"{"usage":{"input_tokens":4294967295,"output_tokens":4,"cache_read_input_tokens":4294967295}}"#,
+                usage(u32::MAX, u32::MAX, 4),
+            ),
             (r#"{"usage":null}"#, None),
             (r#"{"usage":{"prompt_tokens":-1}}"#, None),
             (r#"{"usage":"#, None),
