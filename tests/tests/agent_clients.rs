@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use stoker_crds::endpoints::EndpointState;
 use stoker_tests::{
     agent::AgentProcess,
@@ -12,6 +12,8 @@ use stoker_tests::{
 };
 
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
+const LIBRARIES: &str = include_str!("../clients/libraries-requirements.txt");
+const LOAD_TOOL: &str = include_str!("../clients/load-requirements.txt");
 
 #[tokio::test]
 async fn the_official_openai_client_works_unchanged() -> Result<()> {
@@ -35,6 +37,21 @@ async fn the_official_anthropic_client_works_through_the_gateway() -> Result<()>
     run_script(test, "clients/test_anthropic.py", Before::Gateway).await
 }
 
+#[tokio::test]
+async fn litellm_and_langchain_work_through_the_gateway() -> Result<()> {
+    let script = ["clients/test_libraries.py"];
+    run_with("litellm_and_langchain_work_through_the_gateway", LIBRARIES, &script, Before::Gateway).await
+}
+
+#[tokio::test]
+async fn locust_loads_the_gateway_and_sees_no_failure() -> Result<()> {
+    // It ends with 1 if any request failed.
+    let arguments =
+        "-m locust --headless --only-summary --users 8 --spawn-rate 8 --run-time 8s --stop-timeout 60s --locustfile";
+    let arguments: Vec<&str> = arguments.split(' ').chain(["clients/locustfile.py"]).collect();
+    run_with("locust_loads_the_gateway_and_sees_no_failure", LOAD_TOOL, &arguments, Before::Gateway).await
+}
+
 /// What stands before the agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Before {
@@ -43,7 +60,12 @@ enum Before {
 }
 
 async fn run_script(test: &str, script: &str, before: Before) -> Result<()> {
-    let python = match tokio::task::spawn_blocking(|| python_with(REQUIREMENTS)).await? {
+    run_with(test, REQUIREMENTS, &[script], before).await
+}
+
+/// Runs Python with these packages and arguments, of which the last is a file.
+async fn run_with(test: &str, requirements: &'static str, arguments: &[&str], before: Before) -> Result<()> {
+    let python = match tokio::task::spawn_blocking(move || python_with(requirements)).await? {
         Ok(python) => python,
         Err(error) => {
             skip(test, &format!("{error:#}"));
@@ -56,11 +78,14 @@ async fn run_script(test: &str, script: &str, before: Before) -> Result<()> {
     let gateway = GatewayProcess::start(teller.url(), &[])?;
     gateway.knows("chat", EndpointState::Serving, 1).await?;
     let base = if before == Before::Gateway { gateway.base() } else { agent.base() };
+    let (script, options) = arguments.split_last().context("a file to run")?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let mut tests = Command::new(python);
     // Bytecode beside the script would be litter in the checkout.
-    tests.arg("-B").arg(script).env("STOKER_BASE_URL", base).env("STOKER_ADMIN_URL", agent.admin_url(""));
+    tests.arg("-B").args(options).arg(script).env("STOKER_BASE_URL", base).env("STOKER_ADMIN_URL", agent.admin_url(""));
+    tests.env("LOCUST_HOST", base);
     let output = tokio::task::spawn_blocking(move || tests.output()).await??;
-    ensure!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), agent.log());
+    let [said, complained] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    ensure!(output.status.success(), "{said}\n{complained}\n{}", agent.log());
     Ok(())
 }
