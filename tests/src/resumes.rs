@@ -18,6 +18,8 @@ use crate::{
     process::PATIENCE,
 };
 
+/// Asks a gateway for its reasons, and has them in the answer.
+const ROUTE: &str = "x-stoker-route";
 /// Seconds for which a drained replica may stream on.
 const DRAIN_SECONDS: &str = "0";
 
@@ -113,20 +115,44 @@ impl Case {
 
     /// Asks at this base; `started` is told of the first bytes.
     pub async fn ask(&self, base: &str, mut started: impl FnMut()) -> Result<Said> {
-        let response = Client::new().post(format!("{base}{}", self.path)).json(&self.body).send().await?;
-        let (status, mut chunks) = (response.status(), response.bytes_stream());
-        let mut body = Vec::new();
-        while let Some(chunk) = chunks.next().await {
-            if body.is_empty() {
+        let mut is_begun = false;
+        let came = || {
+            if !std::mem::replace(&mut is_begun, true) {
                 started();
             }
+        };
+        Ok(self.listen(base, came).await?.said)
+    }
+
+    /// The same; `came` is told of all bytes, whenever some come. A gateway says where it went.
+    pub async fn listen(&self, base: &str, mut came: impl FnMut()) -> Result<Listened> {
+        let request = Client::new().post(format!("{base}{}", self.path)).json(&self.body);
+        // Whoever asks again does so by the same id.
+        let request = request.header(ROUTE, "explain").header("x-request-id", self.name.replace(' ', "-"));
+        let response = request.send().await?;
+        let (status, route) = (response.status(), response.headers().get(ROUTE).cloned());
+        let (mut chunks, mut body) = (response.bytes_stream(), Vec::new());
+        while let Some(chunk) = chunks.next().await {
             body.extend_from_slice(&chunk?);
+            came();
         }
         let body = String::from_utf8(body)?;
         ensure!(status == 200, "{}: {status} {body}", self.name);
         let said = if self.body["stream"] == true { said(&body) } else { said_whole(&body) };
-        said.with_context(|| format!("{}: {body}", self.name))
+        let said = said.with_context(|| format!("{}: {body}", self.name))?;
+        let pod =
+            route.and_then(|route| Some(route.to_str().ok()?.split_once("replica=")?.1.split(' ').next()?.to_owned()));
+        Ok(Listened { said, pod })
     }
+}
+
+/// An answer, and the pod that began it, if it came through a gateway.
+#[derive(Clone, Debug)]
+pub struct Listened {
+    /// What it says.
+    pub said: Said,
+    /// The pod.
+    pub pod: Option<String>,
 }
 
 fn said_whole(body: &str) -> Result<Said> {

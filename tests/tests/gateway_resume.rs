@@ -88,6 +88,40 @@ async fn streams_outlive_a_replica_that_is_drained_past_its_deadline() -> Result
 }
 
 #[tokio::test]
+async fn whoever_lost_its_gateway_asks_another_one_again_and_gets_the_same_answer() -> Result<()> {
+    let agents = try_join_all((0..2).map(|_| AgentProcess::ready(&[]))).await?;
+    let teller = Teller::start().await?;
+    teller.tell_chat(&agents, |_, _| {}).await?;
+    let [lost, other] = [GatewayProcess::start(teller.url(), &[])?, GatewayProcess::start(teller.url(), &[])?];
+    lost.knows("chat", EndpointState::Serving, 2).await?;
+    other.knows("chat", EndpointState::Serving, 2).await?;
+    let cases = [cases(1, 250), whole_cases(1, 250)].concat();
+    let expected = try_join_all(cases.iter().map(|case| case.ask(agents[0].base(), || {}))).await?;
+    let n_begun = Arc::new(AtomicUsize::new(0));
+    let begin = |case: &Case| {
+        let (case, base, n_begun) = (case.clone(), lost.base().to_owned(), Arc::clone(&n_begun));
+        tokio::spawn(async move { case.ask(&base, || _ = n_begun.fetch_add(1, Ordering::Relaxed)).await })
+    };
+    let answers: Vec<_> = cases.iter().map(begin).collect();
+    let deadline = Instant::now() + PATIENCE;
+    while n_begun.load(Ordering::Relaxed) < 6 {
+        ensure!(Instant::now() < deadline, "they do not begin");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    lost.signal("KILL")?;
+    let mut n_lost = 0;
+    for ((answer, case), expected) in answers.into_iter().zip(&cases).zip(&expected) {
+        let seen = tokio::time::timeout(PATIENCE, answer).await.context(case.name)??;
+        n_lost += usize::from(seen.is_err());
+        // By the same id and seed: `ask` sends both.
+        let again = case.ask(other.base(), || {}).await.with_context(|| other.log())?;
+        assert_eq!(&again, expected, "{}", case.name);
+    }
+    assert!(n_lost >= 6, "{n_lost} of {} answers were lost with the gateway", cases.len());
+    Ok(())
+}
+
+#[tokio::test]
 async fn whoever_lost_its_replica_waits_for_one_that_comes_also_if_nothing_was_said_yet() -> Result<()> {
     let mut fleet = Fleet::start(3, &["--stall", "1"]).await?;
     let cases: Vec<Case> = whole_cases(1, 250).into_iter().filter(|case| case.name == "a whole answer").collect();
