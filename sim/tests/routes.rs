@@ -3,7 +3,7 @@
 use stoker_sim::routing::{Hears, Kind, Load, Outcome, RuleName, Setting, run, shared_cache_hits};
 
 fn load(kind: Kind) -> Load {
-    Load { kind, n_replicas: 4, seconds: 30.0, seed: 3 }
+    Load { kind, n_replicas: 4, seconds: 30.0, pace: 1.0, seed: 3 }
 }
 
 fn outcome(kind: Kind, rule: RuleName) -> Outcome {

@@ -19,6 +19,9 @@ struct Args {
     /// Virtual seconds for which requests come.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
+    /// How often sessions begin, beside what is usual: 1 leaves room for every rule.
+    #[arg(long, value_delimiter = ',', default_value = "1,1.5")]
+    paces: Vec<f64>,
     /// Of everything that is left to chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -42,8 +45,9 @@ fn main() -> Result<()> {
     }
     if !args.time_only {
         for kind in Kind::ALL {
-            for n_replicas in &args.replicas {
-                let load = Load { kind, n_replicas: *n_replicas, seconds: args.seconds, seed: args.seed };
+            for (n_replicas, pace) in args.replicas.iter().flat_map(|n| args.paces.iter().map(move |pace| (*n, *pace)))
+            {
+                let load = Load { kind, n_replicas, seconds: args.seconds, pace, seed: args.seed };
                 found.extend(compared(&run, &load));
             }
         }
@@ -56,21 +60,25 @@ fn main() -> Result<()> {
 
 /// All rules on one load.
 fn compared(figures: &Run, load: &Load) -> Vec<Figure> {
-    let case = format!("route_{}_{}", load.kind.word(), load.n_replicas);
+    let pace = if load.pace == 1.0 { String::new() } else { format!("_at_{}", load.pace) };
+    let case = format!("route_{}_{}{pace}", load.kind.word(), load.n_replicas);
     let oracle = shared_cache_hits(load);
     println!("\n{case}: one cache for all would have {:.1} % of prompt tokens", 100.0 * oracle);
-    println!("| rule | hits, of the oracle's | TTFT p50 | p99 | imbalance | requests |\n|---|---|---|---|---|---|");
+    println!(
+        "| rule | hits, of the oracle's | TTFT p50 | p99 | imbalance | agreement | requests |\n|---|---|---|---|---|---|---|"
+    );
     let mut found = Vec::new();
     for rule in RuleName::ALL {
         let outcome = run(&Setting { load: *load, rule });
         let share = if oracle > 0.01 { outcome.hit_share / oracle } else { 1.0 };
         let [p50, p99] = [outcome.ttft.p50, outcome.ttft.p99].map(|seconds| 1e3 * seconds);
         println!(
-            "| {} | {:.1} %, {:.3} | {p50:.0} ms | {p99:.0} ms | {:.2} | {} |",
+            "| {} | {:.1} %, {:.3} | {p50:.0} ms | {p99:.0} ms | {:.2} | {:.3} | {} |",
             rule.word(),
             100.0 * outcome.hit_share,
             share,
             outcome.imbalance,
+            outcome.agreement,
             outcome.n_requests
         );
         let version = if rule.word().starts_with("stoker") { env!("CARGO_PKG_VERSION") } else { "as documented" };
@@ -80,6 +88,9 @@ fn compared(figures: &Run, load: &Load) -> Vec<Figure> {
             figures.figure_of(&system, key, &[value])
         };
         found.extend([figure("ttft_p50_ms", p50), figure("ttft_p99_ms", p99), figure("imbalance", outcome.imbalance)]);
+        if matches!(rule, RuleName::Stoker { n_gateways: 2.., .. }) {
+            found.push(figure("agreement", outcome.agreement));
+        }
         if load.kind != Kind::NoSharing {
             found.push(figure("hits_of_oracle", share));
         }

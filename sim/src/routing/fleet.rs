@@ -8,7 +8,7 @@ use super::{
     load::{Load, Request, Session},
     prompt::BLOCK_TOKENS,
     replica::{CACHE_BLOCKS, Cache, Replica, Said},
-    rules::{Rule, RuleName},
+    rules::{Agreed, Rule, RuleName},
 };
 
 /// Requests of the beginning are not counted: caches are empty.
@@ -32,6 +32,8 @@ pub struct Outcome {
     pub ttft: Percentiles,
     /// The busiest replica's seconds over the mean's.
     pub imbalance: f64,
+    /// Choices of other gateways for the same request that were the same; 1 where there is one gateway.
+    pub agreement: f64,
     /// Requests that were counted.
     pub n_requests: usize,
 }
@@ -159,6 +161,7 @@ struct Tally {
     prompt_tokens: u64,
     cached_tokens: u64,
     busy: Vec<f64>,
+    agreed: Agreed,
 }
 
 struct World {
@@ -248,6 +251,7 @@ impl World {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.replicas.iter().map(|replica| replica.cached_tokens).sum(),
             busy: self.replicas.iter().map(|replica| replica.busy).collect(),
+            agreed: self.rule.agreed,
         }
     }
 
@@ -260,10 +264,13 @@ impl World {
         let begun = before.busy.iter().copied().chain(std::iter::repeat(0.0));
         let busy: Vec<f64> = after.busy.iter().zip(begun).map(|(after, before)| after - before).collect();
         let cached = (after.cached_tokens - before.cached_tokens) as f64;
+        let n_compared = after.agreed.compared - before.agreed.compared;
+        let n_same = after.agreed.same - before.agreed.same;
         Outcome {
             hit_share: cached / (after.prompt_tokens - before.prompt_tokens) as f64,
             ttft: Percentiles { p50: at(0.5), p99: at(0.99) },
             imbalance: busy.iter().copied().fold(0.0, f64::max) * busy.len() as f64 / busy.iter().sum::<f64>(),
+            agreement: if n_compared > 0 { n_same as f64 / n_compared as f64 } else { 1.0 },
             n_requests: counted.len(),
         }
     }

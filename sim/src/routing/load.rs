@@ -116,6 +116,8 @@ pub struct Load {
     pub n_replicas: usize,
     /// Sessions begin for so long.
     pub seconds: f64,
+    /// So many times as often as usual.
+    pub pace: f64,
     /// Of everything that is left to chance.
     pub seed: u64,
 }
@@ -124,7 +126,7 @@ impl Load {
     /// All sessions with the second at which they begin.
     pub(crate) fn sessions(&self) -> Vec<(f64, Session)> {
         let mut rng = Rng::seeded(self.seed);
-        let rate = self.kind.sessions_per_second() * self.n_replicas as f64;
+        let rate = self.kind.sessions_per_second() * self.pace * self.n_replicas as f64;
         let (mut now, mut sessions) = (0.0, Vec::new());
         loop {
             now += rng.exponential() / rate;

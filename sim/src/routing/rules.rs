@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use stoker_routing::{Ask, Hearing, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
+use stoker_routing::{Ask, Choice, Hearing, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
 use stoker_workload::Rng;
 
 use super::{
@@ -136,6 +136,7 @@ impl RuleName {
             },
             sent: vec![(0, 0); n_replicas],
             open: Vec::new(),
+            agreed: Agreed::default(),
         }
     }
 }
@@ -196,6 +197,47 @@ impl Gateway {
     }
 }
 
+impl Gateway {
+    /// What it would choose, by what it has heard and sent.
+    fn would_choose(&mut self, request: &Request, now: f64, said: &[Said]) -> Choice {
+        self.listen(now);
+        let view = |(replica, (said, sent)): (usize, (&Said, &Sent))| {
+            let reported = Reported {
+                running: said.running,
+                waiting: said.waiting,
+                prefill_tokens: said.prefill_tokens,
+                kv_share: said.referenced_blocks as f32 / CACHE_BLOCKS as f32,
+            };
+            ReplicaView {
+                slot: replica as u32,
+                seed: mix(17, replica as u64),
+                weight: 100,
+                serving_since_ms: 0,
+                is_healthy: true,
+                load: load(Some(reported), sent.then, sent.now),
+            }
+        };
+        let views: Vec<ReplicaView> = said.iter().zip(&self.sent).enumerate().map(view).collect();
+        let (chain, now_ms) = (&*request.prompt.chain, gateway_ms(now));
+        let matches = self.index.matches(chain, now_ms, |_| CACHE_BLOCKS as u32);
+        let ask = Ask { chain, session: None, request: 0, now_ms };
+        route(&ask, &views, &matches, &Rules::default()).expect("there are replicas")
+    }
+}
+
+/// By a gateway's clock: nobody is new.
+fn gateway_ms(now: f64) -> u64 {
+    1_000_000 + (1000.0 * now) as u64
+}
+
+/// Choices that gateways were asked for beside the one that had the request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Agreed {
+    pub(crate) compared: u64,
+    /// Of these, those that were the same.
+    pub(crate) same: u64,
+}
+
 /// A request on its way: where, by which gateway, how much prefill it was thought to need.
 #[derive(Clone, Copy, Debug)]
 struct Open {
@@ -218,6 +260,7 @@ pub struct Rule {
     /// Prefill blocks and decode blocks active on each replica (Dynamo).
     sent: Vec<(u64, u64)>,
     open: Vec<Open>,
+    pub(crate) agreed: Agreed,
 }
 
 impl Rule {
@@ -297,32 +340,14 @@ impl Rule {
     }
 
     fn ours(&mut self, at: usize, request: &Request, now: f64, said: &[Said]) -> usize {
-        let gateway = &mut self.gateways[at];
-        gateway.listen(now);
-        let view = |(replica, (said, sent)): (usize, (&Said, &Sent))| {
-            let reported = Reported {
-                running: said.running,
-                waiting: said.waiting,
-                prefill_tokens: said.prefill_tokens,
-                kv_share: said.referenced_blocks as f32 / CACHE_BLOCKS as f32,
-            };
-            ReplicaView {
-                slot: replica as u32,
-                seed: mix(17, replica as u64),
-                weight: 100,
-                serving_since_ms: 0,
-                is_healthy: true,
-                load: load(Some(reported), sent.then, sent.now),
-            }
-        };
-        let views: Vec<ReplicaView> = said.iter().zip(&gateway.sent).enumerate().map(view).collect();
-        let chain = &*request.prompt.chain;
-        // Nobody is new.
-        let now_ms = 1_000_000 + (1000.0 * now) as u64;
-        let matches = gateway.index.matches(chain, now_ms, |_| CACHE_BLOCKS as u32);
-        let ask = Ask { chain, session: None, request: 0, now_ms };
-        let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
-        gateway.index.note(chain, choice.place as u32, choice.matched, now_ms);
+        let choice = self.gateways[at].would_choose(request, now, said);
+        for other in (0..self.gateways.len()).filter(|other| *other != at) {
+            self.agreed.compared += 1;
+            let same = self.gateways[other].would_choose(request, now, said).place == choice.place;
+            self.agreed.same += u64::from(same);
+        }
+        let now_ms = gateway_ms(now);
+        self.gateways[at].index.note(&request.prompt.chain, choice.place as u32, choice.matched, now_ms);
         self.opens(Open {
             replica: choice.place,
             gateway: at,
