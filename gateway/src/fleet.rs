@@ -108,12 +108,16 @@ pub struct Vital {
     breaker: Mutex<Breaker>,
     /// When something came from it last, by the gateway's clock.
     heard_ms: AtomicU64,
-    is_asked: AtomicBool,
+    /// Since when it is asked whether it lives; 0: it is not.
+    asked_ms: AtomicU64,
     is_stalled: AtomicBool,
 }
 
 /// How often somebody who waits for a replica looks whether it has stalled.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(50);
+/// Who lives answers that sooner, also while it computes. Whoever does not is sent nothing while there are others: it may have stalled, and that is
+/// known much later.
+const SUSPECT_MS: u64 = 100;
 
 impl Vital {
     /// Something came from it.
@@ -142,13 +146,19 @@ impl Vital {
     }
 
     /// Whoever gets `true` asks it whether it lives, and nobody else until that has ended.
-    pub fn begin_asking(&self) -> bool {
-        !self.is_asked.swap(true, Ordering::Relaxed)
+    pub fn begin_asking(&self, now_ms: u64) -> bool {
+        self.asked_ms.compare_exchange(0, now_ms.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// See [`Vital::begin_asking`].
     pub fn end_asking(&self) {
-        self.is_asked.store(false, Ordering::Relaxed);
+        self.asked_ms.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether it has not said yet that it lives.
+    fn is_suspect(&self, now_ms: u64) -> bool {
+        let asked_ms = self.asked_ms.load(Ordering::Relaxed);
+        asked_ms > 0 && now_ms.saturating_sub(asked_ms) >= SUSPECT_MS
     }
 
     /// Waits until it has stalled.
@@ -388,7 +398,8 @@ impl Member {
     /// Whether it answers and computes.
     pub fn is_healthy(&self, now_ms: u64) -> bool {
         let stalls = self.fresh(now_ms).is_some_and(|report| report.load.stalled_seconds > STALLED_SECONDS);
-        !stalls && !self.vital.is_stalled() && self.vital.breaker(|breaker| breaker.admits(now_ms))
+        let lives = !self.vital.is_stalled() && !self.vital.is_suspect(now_ms);
+        !stalls && lives && self.vital.breaker(|breaker| breaker.admits(now_ms))
     }
 
     /// KV blocks that its cache has; as many as can be where that is not known.
@@ -678,6 +689,18 @@ mod tests {
         assert_eq!(room(&third, u32::MAX).places, 2 + 2 * 41 - 1, "forty were answered since, and nobody waits");
         let starting = ReplicaEndpoint { state: EndpointState::Starting, ..replica("a", 0) };
         assert!(!room(&registry.after(&second, of(vec![starting]), 0).fleet, 0).serves);
+    }
+
+    #[test]
+    fn who_does_not_say_that_it_lives_is_suspect_until_it_does() {
+        let vital = Vital::default();
+        assert!(
+            !vital.is_suspect(0) && vital.begin_asking(1000) && !vital.begin_asking(1000),
+            "one question at a time"
+        );
+        assert_eq!([1000, 1099, 1100].map(|now_ms| vital.is_suspect(now_ms)), [false, false, true]);
+        vital.end_asking();
+        assert!(!vital.is_suspect(5000) && vital.begin_asking(0) && vital.is_suspect(200), "also at the first moment");
     }
 
     #[test]

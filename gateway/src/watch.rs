@@ -25,7 +25,7 @@ pub async fn watch(gateway: Arc<Gateway>) {
         let (fleet, now_ms) = (gateway.fleet(), gateway.now_ms());
         for member in fleet.deployments().iter().flat_map(|deployment| &deployment.members) {
             let is_silent = now_ms.saturating_sub(member.vital.heard_ms()) > silence.as_millis() as u64;
-            if is_silent && member.vital.has_requests() && member.vital.begin_asking() {
+            if is_silent && member.vital.has_requests() && member.vital.begin_asking(now_ms) {
                 tokio::spawn(ask(Arc::clone(&gateway), question_of(member), Arc::clone(&member.vital)));
             }
         }
