@@ -257,11 +257,13 @@ pub enum Blow {
     Freeze,
     /// SIGTERM, with less time than its streams take.
     Drain,
+    /// The same, after its successor serves.
+    Roll,
 }
 
 impl Blow {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Kill, Self::Freeze, Self::Drain];
+    pub const ALL: [Self; 4] = [Self::Kill, Self::Freeze, Self::Drain, Self::Roll];
 }
 
 /// Agents behind a gateway that are replaced when they are gone.
@@ -308,7 +310,7 @@ impl Fleet {
         match blow {
             Blow::Kill => agent.signal("KILL")?,
             Blow::Freeze => agent.signal("STOP")?,
-            Blow::Drain => agent.terminate()?,
+            Blow::Drain | Blow::Roll => agent.terminate()?,
         }
         self.struck.push(agent);
         Ok(())

@@ -29,6 +29,9 @@ struct Args {
     /// File that figures are appended to. Default: none is written.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// What is measured. Default: all of it.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
+    parts: Vec<Part>,
     /// Replicas that answer.
     #[arg(long, default_value_t = 8)]
     replicas: usize,
@@ -47,6 +50,20 @@ struct Args {
     /// Streams that stand still.
     #[arg(long, default_value_t = 10_000)]
     streams: usize,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    Chat,
+    Picks,
+    LongPrompts,
+    Idle,
+    Silent,
+}
+
+impl Part {
+    const ALL: [Self; 5] = [Self::Chat, Self::Picks, Self::LongPrompts, Self::Idle, Self::Silent];
 }
 
 /// A token is about four bytes.
@@ -71,11 +88,15 @@ struct Bench {
 #[tokio::main]
 async fn main() -> Result<()> {
     let mut bench = Bench::start(Args::parse()).await?;
-    bench.chat().await?;
-    bench.picks().await?;
-    bench.long_prompts().await?;
-    bench.idle().await?;
-    bench.silent().await?;
+    for part in bench.args.parts.clone() {
+        match part {
+            Part::Chat => bench.chat().await?,
+            Part::Picks => bench.picks().await?,
+            Part::LongPrompts => bench.long_prompts().await?,
+            Part::Idle => bench.idle().await?,
+            Part::Silent => bench.silent().await?,
+        }
+    }
     match &bench.args.out {
         Some(out) => figures::append(out, &bench.found),
         None => Ok(()),
