@@ -420,13 +420,21 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
         .collect();
     let (begun, mut blows, mut random) = (Instant::now(), BTreeMap::<Blow, u32>::new(), StdRng::seed_from_u64(7));
     while begun.elapsed() < Duration::from_secs_f64(minutes * 60.0) {
-        tokio::time::sleep(Duration::from_millis(random.random_range(200..1500))).await;
-        let (place, blow) = (random.random_range(0..fleet.agents().len()), Blow::ALL[random.random_range(0..3)]);
-        fleet.strike(place, blow)?;
+        // A thousand in half an hour.
+        tokio::time::sleep(Duration::from_millis(random.random_range(100..1000))).await;
+        let blow = Blow::ALL[random.random_range(0..Blow::ALL.len())];
         *blows.entry(blow).or_default() += 1;
-        // The gateway hears of it as late as an operator would say it.
-        tokio::time::sleep(Duration::from_millis(random.random_range(0..2000))).await;
-        fleet.add().await?;
+        if blow == Blow::Roll {
+            fleet.add().await?;
+            fleet.strike(0, blow)?;
+            fleet.tell().await?;
+        } else {
+            let place = random.random_range(0..fleet.agents().len());
+            fleet.strike(place, blow)?;
+            // The gateway hears of it as late as an operator would say it.
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..1500))).await;
+            fleet.add().await?;
+        }
         if blows.values().sum::<u32>().is_multiple_of(20) {
             // Those that were frozen and drained have been left behind by now.
             tokio::time::sleep(Duration::from_secs(5)).await;
