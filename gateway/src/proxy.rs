@@ -12,6 +12,7 @@ use axum::{
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Body as _;
+use memchr::memmem;
 use stoker_routing::{Chain, hash};
 
 use crate::{
@@ -498,12 +499,22 @@ pub async fn attempt(
         }
     };
     vital.breaker(|breaker| breaker.answered());
+    if response.extensions().get::<Ended>().is_some() {
+        return Attempt::Silent(Silence::Lost(Loss::Left, "it ended before the answer did".to_owned()));
+    }
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
         StatusCode::NOT_FOUND if asked.follows => Attempt::Refused(response, flight),
         _ => Attempt::Answered(response, flight),
     }
 }
+
+/// A replica had a request and says that it ends before the answer does: no refusal, but a loss.
+#[derive(Clone, Copy)]
+struct Ended;
+
+/// How agents call that. A text has its quotes escaped.
+const ENDED: &[u8] = b"\"replica_ended\"";
 
 /// Waits for all of an answer that was made before its head was sent, so that the request can be sent again if it breaks off.
 async fn whole_if_short(response: hyper::Response<ReplicaBody>) -> io::Result<Answered> {
@@ -512,8 +523,12 @@ async fn whole_if_short(response: hyper::Response<ReplicaBody>) -> io::Result<An
     let body = match is_short && !is_stream(&parts.headers) {
         true => {
             let whole = body.whole().await?;
-            if parts.status == StatusCode::OK {
-                parts.extensions.insert(Usage::of_whole(&whole).unwrap_or_default());
+            match parts.status {
+                StatusCode::OK => _ = parts.extensions.insert(Usage::of_whole(&whole).unwrap_or_default()),
+                StatusCode::SERVICE_UNAVAILABLE if memmem::find(&whole, ENDED).is_some() => {
+                    parts.extensions.insert(Ended);
+                }
+                _ => {}
             }
             Either::Right(Full::new(whole))
         }

@@ -202,6 +202,31 @@ async fn before(fakes: &[Fake], flags: &[&str]) -> Result<(Teller, GatewayProces
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
+async fn a_whole_answer_whose_replicas_end_one_after_the_other_is_no_refusal() -> Result<()> {
+    let n_asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&n_asked);
+    let answer = move || async move {
+        let (status, body) = match counted.fetch_add(1, Ordering::SeqCst) {
+            0..5 => (503, r#"{"error":{"message":"the drain deadline passed","code":"replica_ended"}}"#),
+            _ => (200, r#"{"choices":[]}"#),
+        };
+        let head = Response::builder().status(status).header("content-type", "application/json");
+        head.body(Body::from(body)).unwrap()
+    };
+    let routes = Router::new().route(CHAT, post(answer)).route("/healthz", get(|| async { "ok" }));
+    let mut fake = Fake::start("only", "aa-bb", 200, &[]).await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    fake.endpoint.address = Some(listener.local_addr()?.to_string());
+    // It ends with the test.
+    tokio::spawn(async { axum::serve(listener, routes).await });
+    let (_teller, gateway) = before(&[fake], &[]).await?;
+    let asked = reqwest::Client::new().post(gateway.url(CHAT)).body(r#"{"model":"ember"}"#).send().await?;
+    assert_eq!((asked.status().as_u16(), asked.text().await?.as_str()), (200, r#"{"choices":[]}"#));
+    assert_eq!(n_asked.load(Ordering::SeqCst), 6);
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_ends_replicas_does_not_go_through_all_of_them() -> Result<()> {
     let names = ["a", "b", "c", "d", "e"];
     let fake = |name| Fake::start(name, "aa-bb", 200, &["data: 0\n\n: stoker opened\n"]);
