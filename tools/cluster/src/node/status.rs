@@ -62,13 +62,9 @@ fn phase(pod: &Pod, facts: &PodFacts) -> &'static str {
     };
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match views.iter().map(ended).collect::<Option<Vec<i32>>>() {
-        Some(codes) if !restarts || deleting => {
-            if codes.iter().all(|&code| code == 0) {
-                "Succeeded"
-            } else {
-                "Failed"
-            }
-        }
+        Some(codes) if (!restarts || deleting) && codes.iter().all(|&code| code == 0) => "Succeeded",
+        // Who is started again on failure has not failed in between.
+        Some(_) if never || deleting => "Failed",
         _ if views.iter().all(ContainerView::has_run) => "Running",
         _ => "Pending",
     }
@@ -345,5 +341,10 @@ mod tests {
         assert_eq!(status(&never, view(0)).phase.as_deref(), Some("Succeeded"));
         assert_eq!(status(&never, view(1)).phase.as_deref(), Some("Failed"));
         assert_eq!(status(&pod(json!({})), view(1)).phase.as_deref(), Some("Running"));
+        let on_failure = pod(json!({"spec": {"restartPolicy": "OnFailure"}}));
+        assert_eq!(
+            [0, 1].map(|code| status(&on_failure, view(code)).phase),
+            ["Succeeded", "Running"].map(|phase| Some(phase.to_owned()))
+        );
     }
 }
