@@ -31,6 +31,14 @@ pub(super) struct Tiling {
     pub(super) shape: GemmShape,
 }
 
+/// How a product's tiles lie on a chip.
+struct Spread {
+    /// Tiles that the busiest block takes.
+    n_rounds: f64,
+    /// Blocks that take any.
+    n_active: f64,
+}
+
 impl Tile {
     /// All that there are.
     fn every(depth: Depth) -> impl Iterator<Item = Self> {
@@ -238,6 +246,12 @@ impl Tiling {
         self.shape.m.div_ceil(n_m_tiles).next_multiple_of(8 * cluster.n_tiles())
     }
 
+    fn spread(self, n_multiprocessors: usize) -> Spread {
+        let n_blocks = self.tile.variant.cluster.n_blocks();
+        let (places, n_tiles) = (n_multiprocessors / n_blocks, self.n_m_tiles() * self.n_n_tiles());
+        Spread { n_rounds: n_tiles.div_ceil(places) as f64, n_active: (n_tiles.min(places) * n_blocks) as f64 }
+    }
+
     /// Cycles until the last block is through: those of a tile's slowest resource and a share of the others', which overlap
     /// it imperfectly, times the tiles that a block takes.
     pub(super) fn cycles(self, n_multiprocessors: usize) -> f64 {
@@ -249,9 +263,7 @@ impl Tiling {
         const EXCHANGE: f64 = 80.0;
         const OVERLAP: f64 = 0.43;
         let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
-        let places = n_multiprocessors / cluster.n_blocks();
-        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
-        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
         // For 16 values of k, of which a row has 32 bytes.
         let bytes = |rows: f64| 32.0 * rows;
         let (w_rows, x_rows) = (self.tile.rows as f64, self.x_rows() as f64);
@@ -264,7 +276,7 @@ impl Tiling {
         let step = OVERLAP * slowest + (1.0 - OVERLAP) * costs.iter().sum::<f64>();
         let n_parts = cluster.n_parts();
         let ends = ENDS + (n_parts - 1) as f64 * EXCHANGE + (4 * columns / n_parts) as f64;
-        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+        n_rounds * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
     /// The same of weights of four bits where warps share the depth. Two tiles of codes share fragments of x; fitted to some 40 tilings, as against what
@@ -273,15 +285,13 @@ impl Tiling {
         const MEMORY: f64 = 2600.0;
         const ENDS: f64 = 1500.0;
         let Variant { columns, cluster, .. } = self.tile.variant;
-        let places = n_multiprocessors / cluster.n_blocks();
-        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
-        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
         // For 16 values of k.
         let n_code_tiles = (self.tile.rows / int4::TILE_ROWS).next_multiple_of(2) as f64;
         let multiplied = if columns == 8 { 4.0 + 8.2 * n_code_tiles } else { 18.0 + 7.0 * n_code_tiles };
         let memory = 8.5 * self.tile.rows as f64 * n_active / self.n_m_tiles() as f64 / MEMORY;
         let step = multiplied.max(memory);
-        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * cluster.n_parts()) as f64 * step + ENDS)
+        n_rounds * (self.shape.k.div_ceil(16 * cluster.n_parts()) as f64 * step + ENDS)
     }
 
     /// The same of weights of four bits: fewer bytes of them, and what makes fragments of codes, by warps that share four schedulers.
@@ -294,9 +304,7 @@ impl Tiling {
         const ENDS: f64 = 500.0;
         const OVERLAP: f64 = 0.5;
         let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
-        let places = n_multiprocessors / cluster.n_blocks();
-        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
-        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
         // For 16 values of k, of which a row of x has 32 bytes, one of weights 8 and its share of a group.
         let (w_bytes, x_bytes) = (8.5 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
         let products = (warpgroups * (columns / 2).max(16)) as f64;
@@ -309,7 +317,7 @@ impl Tiling {
         let step = OVERLAP * slowest + (1.0 - OVERLAP) * (costs.iter().sum::<f64>() - products.min(fragments));
         let n_parts = cluster.n_parts();
         let ends = ENDS + (4 * columns / n_parts) as f64;
-        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+        n_rounds * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
     /// The same beside rows in e4m3, of which `shape` counts pairs: codes become fragments by fewer instructions, sums are added group by group.
@@ -319,9 +327,7 @@ impl Tiling {
         const ENDS: f64 = 500.0;
         const OVERLAP: f64 = 0.5;
         let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
-        let places = n_multiprocessors / cluster.n_blocks();
-        let n_tiles = self.n_m_tiles() * self.n_n_tiles();
-        let n_active = (n_tiles.min(places) * cluster.n_blocks()) as f64;
+        let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
         // For 32 values of k, of which a row of x has 32 bytes, one of weights 16 and its share of a group.
         let (w_bytes, x_bytes) = (17.0 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
         let products = (warpgroups * (columns / 2).max(16)) as f64;
@@ -335,7 +341,7 @@ impl Tiling {
         let step = OVERLAP * slowest + (1.0 - OVERLAP) * (costs.iter().sum::<f64>() - products.min(fragments));
         let n_parts = cluster.n_parts();
         let ends = ENDS + (4 * columns / n_parts) as f64;
-        n_tiles.div_ceil(places) as f64 * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+        n_rounds * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
     }
 
     pub(super) fn plan(self, entry: Entry, epilogue: Epilogue, n_multiprocessors: usize) -> GemmPlan {
