@@ -377,26 +377,14 @@ struct Gemm {
         commit_products();
         wait_for_products<0>();
         pin(part);
-        add_beside_e4m3(c, part, GroupOfRows(group, s.int4.is_f16), stage + own_sums + panel * s.x_rows * sizeof(float));
+        add_beside_e4m3(c, part, Int4GroupBesideE4m3(group, s.int4.is_f16), stage + own_sums + panel * s.x_rows * sizeof(float));
       }
       release(barriers, slot.at);
     }
   }
 
-  // Of a group of a lane's two weight rows: what a sum of codes' numbers is multiplied with, and one of x.
-  struct GroupOfRows {
-    float upper = 0.f, upper_zero = 0.f, lower = 0.f, lower_zero = 0.f;
-
-    GroupOfRows() = default;
-    __device__ __forceinline__ GroupOfRows(const Int4Group& group, bool is_f16) {
-      const float up = group.scale(group.upper, is_f16), low = group.scale(group.lower, is_f16);
-      upper = 512.f * up, upper_zero = up * (128.f - high_half(group.upper));
-      lower = 512.f * low, lower_zero = low * (128.f - high_half(group.lower));
-    }
-  };
-
   static __device__ __forceinline__ void add_beside_e4m3(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4],
-                                                         const GroupOfRows& of, uint32_t sums) {
+                                                         const Int4GroupBesideE4m3& of, uint32_t sums) {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       // Of rows of x that are not there, whatever lies there.

@@ -85,12 +85,10 @@ impl Kernels {
             return start(launch.read(&w.scales).read(&x.scales), op.shape, plan);
         }
         if let (Operand::Int4(w), Operand::E4m3(x)) = (&op.w, &op.x) {
-            let Some(beside) = x.beside.as_ref().filter(|_| scale.is_none() && w.layout.group == GroupSize::G128)
-            else {
-                return Err(refused(
-                    OP,
-                    "codes in groups of 128 want sums of quantised rows, and no norm's factor".to_owned(),
-                ));
+            let is_taken = scale.is_none() && w.layout.group == GroupSize::G128;
+            let Some(beside) = x.beside.as_ref().filter(|beside| is_taken && m <= beside.stride) else {
+                let wanted = "codes in groups of 128 want sums of all quantised rows, and no norm's factor";
+                return Err(refused(OP, wanted.to_owned()));
             };
             let n_sums = k / GroupSize::G128.values();
             check_room(OP, "sums", beside.sums.len(), n_sums * beside.stride)?;

@@ -62,6 +62,6 @@ pub enum WeightFormat {
     Bf16,
     /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
     E4m3,
-    /// In four bits with a scale and a zero point for each group. Rows of x stay bf16.
+    /// In four bits with a scale and a zero point for each group. Few rows of x stay bf16.
     Int4,
 }

@@ -262,12 +262,12 @@ impl Tiling {
         const ENDS: f64 = 400.0;
         const EXCHANGE: f64 = 80.0;
         const OVERLAP: f64 = 0.43;
-        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
+        let Variant { columns, cluster, .. } = self.tile.variant;
         let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
         // For 16 values of k, of which a row has 32 bytes.
         let bytes = |rows: f64| 32.0 * rows;
         let (w_rows, x_rows) = (self.tile.rows as f64, self.x_rows() as f64);
-        let products = (warpgroups * (columns / 2).max(16)) as f64;
+        let products = self.tile.variant.product_cycles();
         let l2 = bytes(w_rows + x_rows / cluster.n_tiles() as f64) * n_active / L2;
         // A box takes as long as six rows more would.
         let memory = bytes(w_rows + 6.0) * n_active / self.n_m_tiles() as f64 / MEMORY;
@@ -294,46 +294,38 @@ impl Tiling {
         n_rounds * (self.shape.k.div_ceil(16 * cluster.n_parts()) as f64 * step + ENDS)
     }
 
-    /// The same of weights of four bits: fewer bytes of them, and what makes fragments of codes, by warps that share four schedulers.
+    /// The same of weights of four bits, for 16 values of k: fewer bytes of them, and what makes fragments of codes, by warps that share four
+    /// schedulers.
     pub(super) fn cycles_int4(self, n_multiprocessors: usize) -> f64 {
         if self.tile.variant.by_warps {
             return self.cycles_by_warps(n_multiprocessors);
         }
-        const L2: f64 = 5500.0;
-        const MEMORY: f64 = 2900.0;
-        const ENDS: f64 = 500.0;
-        const OVERLAP: f64 = 0.5;
-        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
-        let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
-        // For 16 values of k, of which a row of x has 32 bytes, one of weights 8 and its share of a group.
-        let (w_bytes, x_bytes) = (8.5 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
-        let products = (warpgroups * (columns / 2).max(16)) as f64;
+        let Variant { warpgroups, columns, .. } = self.tile.variant;
         // One warpgroup alone waits for its own products in between.
         let fragments = if warpgroups == 1 { 30.0 } else { 36.0 } + (warpgroups * columns) as f64 / 16.0;
-        let l2 = (w_bytes + x_bytes / cluster.n_tiles() as f64) * n_active / L2;
-        let memory = w_bytes * n_active / self.n_m_tiles() as f64 / MEMORY;
-        let costs = [products, fragments, l2, memory];
-        let slowest = costs.into_iter().fold(0.0, f64::max);
-        let step = OVERLAP * slowest + (1.0 - OVERLAP) * (costs.iter().sum::<f64>() - products.min(fragments));
-        let n_parts = cluster.n_parts();
-        let ends = ENDS + (4 * columns / n_parts) as f64;
-        n_rounds * (self.shape.k.div_ceil(16 * n_parts) as f64 * step + ends)
+        self.cycles_of_codes(n_multiprocessors, 8.5, fragments)
     }
 
-    /// The same beside rows in e4m3, of which `shape` counts pairs: codes become fragments by fewer instructions, sums are added group by group.
+    /// The same beside rows in e4m3, of which `shape` counts pairs, for 32 values of k: codes become fragments by fewer instructions, sums are
+    /// added group by group.
     pub(super) fn cycles_beside_e4m3(self, n_multiprocessors: usize) -> f64 {
+        let Variant { warpgroups, columns, .. } = self.tile.variant;
+        let waits = if warpgroups == 1 { self.tile.variant.product_cycles() } else { 0.0 };
+        let fragments = warpgroups as f64 * (24.0 + columns as f64 / 3.0) + waits;
+        self.cycles_of_codes(n_multiprocessors, 17.0, fragments)
+    }
+
+    /// Where a step has so many bytes of a weight row, its share of a group among them, and 32 of a row of x, and making fragments takes so
+    /// many cycles.
+    fn cycles_of_codes(self, n_multiprocessors: usize, row_bytes: f64, fragments: f64) -> f64 {
         const L2: f64 = 5500.0;
         const MEMORY: f64 = 2900.0;
         const ENDS: f64 = 500.0;
         const OVERLAP: f64 = 0.5;
-        let Variant { warpgroups, columns, cluster, .. } = self.tile.variant;
+        let Variant { columns, cluster, .. } = self.tile.variant;
         let Spread { n_rounds, n_active } = self.spread(n_multiprocessors);
-        // For 32 values of k, of which a row of x has 32 bytes, one of weights 16 and its share of a group.
-        let (w_bytes, x_bytes) = (17.0 * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
-        let products = (warpgroups * (columns / 2).max(16)) as f64;
-        // One warpgroup alone waits for its own products in between.
-        let fragments =
-            warpgroups as f64 * (24.0 + columns as f64 / 3.0) + if warpgroups == 1 { products } else { 0.0 };
+        let (w_bytes, x_bytes) = (row_bytes * self.tile.rows as f64, 32.0 * self.x_rows() as f64);
+        let products = self.tile.variant.product_cycles();
         let l2 = (w_bytes + x_bytes / cluster.n_tiles() as f64) * n_active / L2;
         let memory = w_bytes * n_active / self.n_m_tiles() as f64 / MEMORY;
         let costs = [products, fragments, l2, memory];

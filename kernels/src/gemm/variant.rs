@@ -178,6 +178,11 @@ impl Variant {
         format!("{}x{}{warps}{split}", self.warpgroups, self.columns)
     }
 
+    /// Cycles that the tensor cores need for 32 bytes of each row of x.
+    pub(super) fn product_cycles(self) -> f64 {
+        (self.warpgroups * (self.columns / 2).max(16)) as f64
+    }
+
     /// Most weight rows of a tile.
     pub(super) fn rows_max(self) -> usize {
         if self.by_warps { 2 * GROUP_ROWS } else { self.warpgroups * GROUP_ROWS }

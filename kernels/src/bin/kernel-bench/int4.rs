@@ -37,13 +37,13 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Resul
         for m in [16, 32, 64, 128, 256, 512] {
             let name = format!("kernel_int4_e4m3_{layer}_m{m}");
             if report.wants(&name) {
-                beside_e4m3(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
+                beside_e4m3(gpu, report, &Case { name: &name, shape: GemmShape { m, n, k }, epilogue, every_tile })?;
             }
         }
         for m in [1, 8, 16, 32, 64, 128, 256, 384, 512, 2048, 8192] {
             let name = format!("kernel_int4_{layer}_m{m}");
             if report.wants(&name) {
-                product(gpu, report, &name, GemmShape { m, n, k }, epilogue, every_tile)?;
+                product(gpu, report, &Case { name: &name, shape: GemmShape { m, n, k }, epilogue, every_tile })?;
             }
         }
     }
@@ -58,80 +58,74 @@ fn rotated(gpu: &mut Gpu, n: usize, k: usize) -> Result<Vec<Int4Matrix>> {
     Ok((0..turns(layout.n_bytes())).map(matrix).collect::<Result<_, _>>()?)
 }
 
-fn product(
-    gpu: &mut Gpu,
-    report: &mut Report,
-    name: &str,
+/// What is timed.
+struct Case<'a> {
+    name: &'a str,
     shape: GemmShape,
     epilogue: Epilogue,
     every_tile: bool,
-) -> Result<()> {
-    let GemmShape { m, n, k } = shape;
-    let w = rotated(gpu, n, k)?;
-    let layout = w[0].layout();
-    let (x, mut y) = (gpu.random(m * k)?, gpu.random(m * n)?);
-    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
-    let work = if m < 64 { Work::Bytes(layout.n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
-    let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
-    let mut time = |plan: &GemmPlan| {
-        clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
-            let y = y.slice_mut(..size);
-            let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
-            let op = Linear { y, x: x.as_view().into(), w: Operand::Int4(w[i % w.len()].view()), shape };
-            gpu.kernels.gemm_by_plan(op, plan)
-        })
-    };
-    if every_tile {
-        let plans = gemm::all_plans_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors, layout.group);
-        // Those of few columns read the weights anew for each of theirs.
-        for plan in plans.into_iter().filter(|plan| plan.n_m_tiles <= m.div_ceil(128)) {
-            report.add(&format!("{name}_{}", plan.tile), "stoker", work, time(&plan)?);
+}
+
+/// With rows in bf16.
+fn product(gpu: &mut Gpu, report: &mut Report, case: &Case<'_>) -> Result<()> {
+    let &Case { shape, epilogue, every_tile, .. } = case;
+    let x = gpu.random(shape.m * shape.k)?;
+    let (n, group) = (gpu.kernels.properties().n_multiprocessors, GroupSize::G128);
+    let plans = match every_tile {
+        true => gemm::all_plans_int4(shape, epilogue, Depth::MaySplit, n, group),
+        false => {
+            let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n)[0];
+            vec![tile.plan_int4(shape, epilogue, n, group)]
         }
-        return Ok(());
-    }
-    let tile = gemm::candidates_int4(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
-    let us = time(&tile.plan_int4(shape, epilogue, n_multiprocessors, layout.group))?;
-    report.add(name, "stoker", work, us);
-    Ok(())
+    };
+    // Those of few columns read the weights anew for each of theirs.
+    let plans = plans.into_iter().filter(|plan| !every_tile || plan.n_m_tiles <= shape.m.div_ceil(128));
+    time_plans(gpu, report, case, || x.as_view().into(), plans)
 }
 
 /// With rows in e4m3.
-fn beside_e4m3(
-    gpu: &mut Gpu,
-    report: &mut Report,
-    name: &str,
-    shape: GemmShape,
-    epilogue: Epilogue,
-    every_tile: bool,
-) -> Result<()> {
-    let GemmShape { m, n, k } = shape;
-    let w = rotated(gpu, n, k)?;
-    let (rows, mut y, device) = (gpu.random(m * k)?, gpu.random(m * n)?, gpu.kernels.device().clone());
+fn beside_e4m3(gpu: &mut Gpu, report: &mut Report, case: &Case<'_>) -> Result<()> {
+    let &Case { shape, epilogue, every_tile, .. } = case;
+    let GemmShape { m, k, .. } = shape;
+    let (rows, device) = (gpu.random(m * k)?, gpu.kernels.device().clone());
     let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, beside_codes_sums(k))?;
     let out = x.rows_beside_codes_mut(m, k);
     gpu.kernels.quantise_rows(QuantiseRows { out, x: rows.as_view(), width: k })?;
-    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
-    let work = if m < 64 { Work::Bytes(w[0].layout().n_bytes() as f64) } else { Work::Flops(2.0 * (m * n * k) as f64) };
+    let n = gpu.kernels.properties().n_multiprocessors;
+    let plans = match every_tile {
+        true => gemm::all_plans_beside_e4m3(shape, epilogue, Depth::MaySplit, n),
+        false => {
+            let tile = gemm::candidates_beside_e4m3(shape, epilogue, Depth::MaySplit, n)[0];
+            vec![tile.plan_beside_e4m3(shape, epilogue, n)]
+        }
+    };
+    let plans = plans.into_iter().filter(|plan| !every_tile || plan.n_m_tiles <= m.div_ceil(64));
+    time_plans(gpu, report, case, || Operand::E4m3(x.rows_beside_codes(m, k)), plans)
+}
+
+fn time_plans<'x>(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    case: &Case<'_>,
+    x: impl Fn() -> Operand<'x>,
+    plans: impl Iterator<Item = GemmPlan>,
+) -> Result<()> {
+    let &Case { name, shape, epilogue, every_tile } = case;
+    let GemmShape { m, n, k } = shape;
+    let (w, mut y) = (rotated(gpu, n, k)?, gpu.random(m * n)?);
+    let bytes = w[0].layout().n_bytes() as f64;
+    let work = if m < 64 { Work::Bytes(bytes) } else { Work::Flops(2.0 * (m * n * k) as f64) };
     let size = if epilogue == Epilogue::Gated { m * n / 2 } else { m * n };
-    let mut time = |plan: &GemmPlan| {
-        clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
+    for plan in plans {
+        let us = clock::time(gpu, if m < 256 { 24 } else { 4 }, |i| {
             let y = y.slice_mut(..size);
             let y = if epilogue == Epilogue::Gated { Output::Gated(y) } else { Output::Bf16(y) };
-            let x = Operand::E4m3(x.rows_beside_codes(m, k));
-            let op = Linear { y, x, w: Operand::Int4(w[i % w.len()].view()), shape };
-            gpu.kernels.gemm_by_plan(op, plan)
-        })
-    };
-    if every_tile {
-        let plans = gemm::all_plans_beside_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors);
-        for plan in plans.into_iter().filter(|plan| plan.n_m_tiles <= m.div_ceil(64)) {
-            report.add(&format!("{name}_{}", plan.tile), "stoker", work, time(&plan)?);
-        }
-        return Ok(());
+            let op = Linear { y, x: x(), w: Operand::Int4(w[i % w.len()].view()), shape };
+            gpu.kernels.gemm_by_plan(op, &plan)
+        })?;
+        let name = if every_tile { format!("{name}_{}", plan.tile) } else { name.to_owned() };
+        report.add(&name, "stoker", work, us);
     }
-    let tile = gemm::candidates_beside_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0];
-    let us = time(&tile.plan_beside_e4m3(shape, epilogue, n_multiprocessors))?;
-    report.add(name, "stoker", work, us);
     Ok(())
 }
 
