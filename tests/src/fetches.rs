@@ -150,6 +150,8 @@ impl Fetcher {
         let files = partial.flat_map(|model| fs::read_dir(model.path()).into_iter().flatten().flatten());
         let of_file = |path: PathBuf| {
             let name = path.file_name()?.to_str()?.strip_suffix(".state")?.to_owned();
+            // A whole file is moved among the blobs before its notes go: they count no more.
+            path.with_file_name(&name).exists().then_some(())?;
             let notes = fs::read(&path).ok()?;
             let (counts, _) = notes.as_chunks::<8>();
             let counts = counts.iter().map(|bytes| u64::from_le_bytes(*bytes)).enumerate();
