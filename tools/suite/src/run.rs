@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{Read, Seek, Write, stdout},
     path::Path,
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::mpsc::{Receiver, Sender, channel},
     thread,
     time::Instant,
@@ -24,7 +24,7 @@ const GARBAGE_PERCENT: &str = "400";
 /// How a part ended.
 struct Ended {
     part: Part,
-    passed: bool,
+    status: ExitStatus,
     /// All that it wrote, in its order.
     said: Vec<u8>,
     seconds: f64,
@@ -85,11 +85,11 @@ fn run(part: Part, niceness: &str) -> Result<Ended> {
         command.env("GOGC", GARBAGE_PERCENT);
     }
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
-    let passed = command.status().with_context(|| format!("start {}", part.title))?.success();
+    let status = command.status().with_context(|| format!("start {}", part.title))?;
     let mut said = Vec::new();
     output.rewind()?;
     output.read_to_end(&mut said)?;
-    Ok(Ended { part, passed, said, seconds: begun.elapsed().as_secs_f64() })
+    Ok(Ended { part, status, said, seconds: begun.elapsed().as_secs_f64() })
 }
 
 /// What is said to whoever waits, and kept.
@@ -100,14 +100,15 @@ struct Report {
 
 impl Report {
     fn add(&mut self, ended: Ended) -> Result<()> {
-        let Ended { part, passed, said, seconds } = ended;
-        let state = if passed { "" } else { "FAILED, " };
+        let Ended { part, status, said, seconds } = ended;
+        // Who was killed could not say so.
+        let state = if status.success() { String::new() } else { format!("FAILED, {status}, ") };
         let heading = format!("     Running {} ({state}{seconds:.1} s)\n", part.title);
         for bytes in [heading.as_bytes(), &said, b"\n"] {
             stdout().write_all(bytes)?;
             self.log.write_all(bytes)?;
         }
-        if !passed {
+        if !status.success() {
             self.failed.push(part.title);
         }
         Ok(())
