@@ -341,19 +341,49 @@ pub struct EngineSpec {
     pub kv_cache_dtype: Option<KvCacheDtype>,
 }
 
-/// How an older revision is replaced: one replica at a time, a new one first.
+/// How an older revision is replaced: new replicas first, until one of them serves only one, then a tenth at a time.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.minAvailable) || !has(self.maxUnavailable)").message(
+        "rollout.minAvailable and rollout.maxUnavailable say the same from two sides: remove one of them"
+    ),
+    validation = Rule::new(
+        "!has(self.maxSurge) || !(string(self.maxSurge) in ['0', '0%']) || has(self.minAvailable) || (has(self.maxUnavailable) && self.maxUnavailable > 0)"
+    ).message(
+        "rollout.maxSurge is 0 and no replica may be missing, so nothing could ever be replaced: raise maxSurge, or let replicas be missing by maxUnavailable or minAvailable"
+    ),
+    validation = Rule::new("!has(self.maxSurge) || !(string(self.maxSurge) in ['0', '0%']) || !has(self.canary)").message(
+        "rollout.maxSurge is 0, and rollout.canary is one replica more: raise maxSurge or remove canary"
+    )
+)]
 pub struct RolloutSpec {
-    /// Replicas that may be missing during a change, 0 or 1. With 0 no old replica goes before a new one serves: where the
-    /// cluster has no room for one more, the change waits and says so. With 1 an old replica goes first when a new one found
+    /// Replicas that may be missing during a change, 0 to 1000. With 0 no old replica goes before a new one serves: where the
+    /// cluster has no room for one more, the change waits and says so. With more, so many old replicas go first when new ones found
     /// no room for `surgeSeconds`; a deployment of one replica then does not serve for as long as the new one takes to load.
-    /// Default: 0.
+    /// A node drain may evict as many at a time, but at least one. Not beside `minAvailable`. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 1))]
+    #[schemars(range(min = 0, max = 1000))]
     pub max_unavailable: Option<u32>,
+    /// The same from the other side: replicas that serve at least during a change, a number from 0 to 1000 or a part of those that are
+    /// wanted ("90%", rounded up). Not beside `maxUnavailable`. Default: as `maxUnavailable` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity_schema")]
+    #[x_kube(validation = Rule::new(
+        "string(self).matches('^([0-9]{1,3}|1000|([0-9]{1,2}|100)%)$')"
+    ).message("rollout.minAvailable: a number of replicas from 0 to 1000 or a percentage of them, for example 9 or \"90%\""))]
+    pub min_available: Option<Amount>,
+    /// Replicas that there may be beyond the wanted ones during a change, a number from 0 to 1000 or a part of those that are wanted
+    /// ("25%", rounded up): so many are replaced at a time, from the moment that a new one serves. With 0, as for a namespace whose quota
+    /// has no room, old replicas go before new ones are made; where none may be missing, 1 is meant. Default: "10%".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity_schema")]
+    #[x_kube(validation = Rule::new(
+        "string(self).matches('^([0-9]{1,3}|1000|([0-9]{1,2}|100)%)$')"
+    ).message("rollout.maxSurge: a number of replicas from 0 to 1000 or a percentage of them, for example 2 or \"10%\""))]
+    pub max_surge: Option<Amount>,
     /// Seconds that a new replica waits for room before an old one goes for it, 0 to 3600: as long as a cluster autoscaler
-    /// takes for a node. Says nothing with `maxUnavailable` 0. Default: 120.
+    /// takes for a node. Says nothing where no replica may be missing, or none too many. Default: 120.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
     pub surge_seconds: Option<u32>,
@@ -377,7 +407,7 @@ pub struct RolloutSpec {
     /// refusals of the API server are waited for. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_rollback: Option<bool>,
-    /// Try a change on one replica first. Default: it is not tried, replicas are replaced one after the other.
+    /// Try a change on one replica first. Default: it is not tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<CanarySpec>,
 }

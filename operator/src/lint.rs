@@ -34,7 +34,7 @@ pub enum Violation {
         /// Fewest allowed.
         needed: usize,
     },
-    /// More pods would be created than wanted plus one.
+    /// More pods would be created than may be beyond the wanted ones.
     #[error("{after} pods would stay, {allowed} may")]
     TooManyPods {
         /// Staying afterwards.
@@ -98,7 +98,7 @@ fn serves_too_few(plan: &Plan, wanted: &Wanted, pods: &[Replica]) -> Option<Viol
     let serving: Vec<&Replica> = pods.iter().filter(|pod| pod.serves()).collect();
     let gone = going(plan);
     let after = serving.iter().filter(|pod| !gone.contains(pod.pod.uid.as_str())).count();
-    let dip = usize::from(plan.pods.strategy == Strategy::ReplaceInPlace).min(wanted.replacing.max_unavailable);
+    let dip = if plan.pods.strategy == Strategy::ReplaceInPlace { wanted.replacing.max_unavailable } else { 0 };
     let needed = serving.len().min(wanted.replicas.saturating_sub(dip));
     (after < needed).then_some(Violation::ServesTooFew { before: serving.len(), after, needed })
 }
@@ -108,7 +108,8 @@ fn too_many_pods(plan: &Plan, wanted: &Wanted, pods: &[Replica]) -> Option<Viola
     let staying = pods.iter().filter(|pod| pod.is_live() && pod.drain_since().is_none());
     let kept = staying.filter(|pod| !gone.contains(pod.pod.uid.as_str())).count() + plan.pods.undrain.len();
     let created = plan.pods.create.len() + usize::from(plan.pods.create_canary.is_some());
-    let (after, allowed) = (kept + created, wanted.replicas + 1);
+    let surplus = wanted.replacing.max_surge.max(usize::from(wanted.canary.is_some()));
+    let (after, allowed) = (kept + created, wanted.replicas + surplus);
     (created > 0 && after > allowed).then_some(Violation::TooManyPods { after, allowed })
 }
 

@@ -210,7 +210,7 @@ pub fn wanted(deployment: &ValidatedDeployment, desired: &Desired, observed: &Ob
         replicas: deployment.replicas as usize,
         revision: desired.revision.clone(),
         drain: deployment.replica.drain,
-        replacing: deployment.replacing,
+        replacing: deployment.replacing.of(deployment.replicas as usize),
         paused: deployment.paused,
         needs: needs(&deployment.replica),
         canary: canary(deployment, desired, observed),

@@ -1,16 +1,18 @@
 //! Which pods to create, drain, take back and delete so that the wanted replicas of the wanted revision serve. Pure.
 //!
-//! Rules: missing capacity is created at once; an older revision is replaced one pod at a time, the new one first when
-//! it fits (surge), the old one first when it does not and may (replace in place); nobody who may hold streams is deleted
-//! before it is drained; serving replicas never become fewer than wanted, except by the one that replacing in place
-//! costs, where the deployment allows it. A revision that is tried first gets one replica beside those, or in the place of one where one
-//! may be missing. Never looks at a clock: `now` is an argument.
+//! Rules: missing capacity is created at once; an older revision is replaced by as many pods at a time as [`Replacing`] says, new ones
+//! first where they fit (surge), old ones first where they do not and may (replace in place); by one pod until a replica of the new
+//! revision serves, so that a bad one costs no more than that. Nobody who may hold streams is deleted before it is drained; serving
+//! replicas never become fewer than wanted, except by those that replacing in place costs, where the deployment allows it. A revision that
+//! is tried first gets one replica beside those, or in the place of one where one may be missing. Never looks at a clock: `now` is an
+//! argument.
 
 mod canary;
 mod failures;
 mod fleet;
 mod leave;
 pub mod prefetch;
+mod replacing;
 
 use std::collections::BTreeSet;
 
@@ -19,6 +21,7 @@ use stoker_crds::contract::DrainSettings;
 use stoker_replica::{Needs, Replica};
 
 pub(crate) use self::leave::{deadline, told_since, unseen_since};
+pub use self::replacing::{Missing, Replacing, ReplacingRule, Share};
 use self::{
     failures::Failures,
     fleet::Fleet,
@@ -75,22 +78,6 @@ impl Wanted {
     }
 }
 
-/// What replacing an older revision may cost.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Replacing {
-    /// Replicas that may be missing.
-    pub max_unavailable: usize,
-    /// How long a surplus pod waits for room before one is given up for it.
-    pub surge_patience: SignedDuration,
-}
-
-impl Default for Replacing {
-    /// Never fewer than served; time for a cluster autoscaler to add a node.
-    fn default() -> Self {
-        Self { max_unavailable: 0, surge_patience: SignedDuration::from_secs(120) }
-    }
-}
-
 /// What to do with pods now, and when to look again if nothing happens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RolloutPlan {
@@ -125,9 +112,9 @@ pub enum Strategy {
     /// No pod of an older revision is left.
     #[default]
     Settled,
-    /// One pod more than wanted: the new one serves before an old one goes.
+    /// More pods than wanted: new ones serve before old ones go.
     Surge,
-    /// The surplus pod does not fit: an old one goes before the new one starts.
+    /// Surplus pods do not fit, or there may be none: old ones go before new ones start.
     ReplaceInPlace,
     /// Nobody is replaced: somebody paused it.
     Held,
@@ -208,12 +195,14 @@ pub fn plan_rollout(wanted: &Wanted, pods: &[Replica], now: Timestamp) -> Rollou
     take_back(wanted, &mut fleet, &mut plan);
     leave::settle_draining(wanted, &fleet.draining, now, &mut plan);
     leave::remove_useless_old(&mut fleet, &mut plan);
-    plan.strategy = strategy(wanted, &fleet, now, &mut plan);
+    let overdue = overdue(wanted, &fleet, now, &mut plan);
+    plan.strategy = strategy(wanted, &fleet, overdue);
     plan.failures = failures.count();
     plan.held_until = failures.pause_until().filter(|until| now < *until);
     create_missing(wanted, &fleet, now, &mut plan);
     prefetch::plan(wanted, &fleet, pods, now, &mut plan);
-    leave::remove_surplus(wanted, &mut fleet, now, &mut plan);
+    let may_go_first = may_go_first(wanted, &fleet, overdue);
+    leave::remove_surplus(wanted, &mut fleet, may_go_first, now, &mut plan);
     canary::create(wanted, &fleet, &failures, now, &mut plan);
     reassert(pods, now, &mut plan);
     plan
@@ -239,51 +228,78 @@ fn take_back(wanted: &Wanted, fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) {
     }
 }
 
-/// Surge, unless the surplus pod has been waiting for a node that an old pod would free, and one may be missing.
-fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) -> Strategy {
-    if fleet.old.is_empty() && wanted.canary.is_none() {
-        return Strategy::Settled;
-    }
-    if wanted.paused {
-        return Strategy::Held;
-    }
-    match waits_for_room_since(wanted, fleet) {
-        Some(since) if !plan.wait_until(since + wanted.replacing.surge_patience, now) => Strategy::ReplaceInPlace,
-        Some(_) | None => Strategy::Surge,
+/// Surge, unless surplus pods have been waiting for a node that old pods would free, or there may be none.
+fn strategy(wanted: &Wanted, fleet: &Fleet<'_>, overdue: usize) -> Strategy {
+    match () {
+        () if fleet.old.is_empty() && wanted.canary.is_none() => Strategy::Settled,
+        () if wanted.paused => Strategy::Held,
+        () if overdue > 0 || goes_first(wanted, fleet) => Strategy::ReplaceInPlace,
+        () => Strategy::Surge,
     }
 }
 
-/// Since when a surplus pod waits for a node that an old pod would free, where one may be missing.
-fn waits_for_room_since(wanted: &Wanted, fleet: &Fleet<'_>) -> Option<Timestamp> {
-    if wanted.paused || wanted.may_be_missing() == 0 {
-        return None;
-    }
-    // Pods on their way out will free their place by themselves.
-    let since = fleet.short_of_room_since().filter(|_| fleet.nobody_leaves)?;
+/// Old replicas go although nobody waits for their room: no pod may be too many.
+fn goes_first(wanted: &Wanted, fleet: &Fleet<'_>) -> bool {
+    wanted.replacing.max_surge == 0 && wanted.may_be_missing() > 0 && !wanted.paused && !fleet.old.is_empty()
+}
+
+/// Surplus pods that have waited for as long as they should for a node that old pods would free.
+fn overdue(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) -> usize {
+    let waiting = wait_for_old(wanted, fleet);
+    waiting.iter().filter(|since| !plan.wait_until(**since + wanted.replacing.surge_patience, now)).count()
+}
+
+/// Since when surplus pods wait for a node that old pods would free, where replicas may be missing; longest first.
+fn wait_for_old(wanted: &Wanted, fleet: &Fleet<'_>) -> Vec<Timestamp> {
     let (replaced, needs) = fleet.replaced(wanted);
-    replaced.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, needs)).then_some(since)
+    let helps = || replaced.iter().any(|pod| fleet::frees_enough(&pod.pod.needs, needs));
+    if wanted.paused || wanted.may_be_missing() == 0 || !helps() { Vec::new() } else { fleet.short_of_room_since() }
 }
 
-/// Creates what is missing, and one surplus pod to roll an older revision.
+/// How many old replicas may go before their successors serve. Those on their way out free their places by themselves, and until a
+/// replica of the new revision serves one place is enough to find out whether any does.
+fn may_go_first(wanted: &Wanted, fleet: &Fleet<'_>, overdue: usize) -> usize {
+    let under_way = fleet.loading() + fleet.waiting();
+    let unasked = if goes_first(wanted, fleet) { wanted.may_be_missing().saturating_sub(under_way) } else { 0 };
+    let most = if fleet.is_proven() { usize::MAX } else { 1_usize.saturating_sub(fleet.loading()) };
+    overdue.max(unasked).min(most).saturating_sub(fleet.leaving)
+}
+
+/// Since when a surplus pod waits for room that nobody frees yet.
+fn waits_for_room_since(wanted: &Wanted, fleet: &Fleet<'_>) -> Option<Timestamp> {
+    wait_for_old(wanted, fleet).get(fleet.leaving).copied()
+}
+
+/// Creates what is missing, and surplus pods to roll an older revision.
 fn create_missing(wanted: &Wanted, fleet: &Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) {
     let staying = fleet.current.len() + fleet.old.len();
     let missing = fleet.fewest(wanted).saturating_sub(staying);
-    let surge = fleet.old.len().min(1).min(wanted.replicas.saturating_sub(fleet.current.len()));
-    let room_to_surge = !wanted.paused
-        && staying + fleet.draining.len() <= wanted.replicas
-        && fleet.current.iter().all(|pod| pod.serves());
-    let count = if missing > 0 {
-        missing
-    } else if room_to_surge {
-        surge
-    } else {
-        0
+    let count = match () {
+        // A quota counts those that are on their way out, too.
+        () if wanted.replacing.max_surge == 0 => {
+            missing.min(wanted.replicas.saturating_sub(staying + fleet.leaving + plan.delete.len()))
+        }
+        () if missing > 0 => missing,
+        () if wanted.paused => 0,
+        () => surplus(wanted, fleet, staying),
     };
     if plan.held_until.is_some_and(|until| count > 0 && plan.wait_until(until, now)) {
         return;
     }
     plan.held_until = None;
     plan.create = fleet.free_ordinals(&wanted.revision).take(count).collect();
+}
+
+/// How many pods are made beyond the wanted ones. Those that load in the place of old ones hold up nobody: the next ones wait for room
+/// meanwhile, and where there is some they need no old one to go.
+fn surplus(wanted: &Wanted, fleet: &Fleet<'_>, staying: usize) -> usize {
+    let room = (wanted.replicas + wanted.replacing.max_surge).saturating_sub(staying + fleet.draining.len());
+    let (at_once, in_place) =
+        if fleet.is_proven() { (wanted.replacing.max_surge, wanted.may_be_missing()) } else { (1, 0) };
+    let loading = fleet.loading();
+    let under_way = fleet.waiting() + loading - loading.min(in_place);
+    let successors = fleet.old.len().min(wanted.replicas.saturating_sub(fleet.current.len()));
+    successors.min(room).min(at_once.saturating_sub(under_way))
 }
 
 impl RolloutPlan {

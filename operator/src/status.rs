@@ -407,8 +407,9 @@ fn degraded(cause: Option<&Cause>, strays: &[String]) -> Verdict {
 
 /// For lack of room a replica is being given up already: nobody else has to do anything.
 fn in_hand(cause: Cause, round: &Round<'_>) -> Cause {
-    let is_last = round.plan.canary.is_some() && round.deployment.replicas < 2;
-    let may_replace = round.deployment.replacing.max_unavailable > 0 && !is_last;
+    let replicas = round.deployment.replicas as usize;
+    let is_last = round.plan.canary.is_some() && replicas < 2;
+    let may_replace = round.deployment.replacing.of(replicas).max_unavailable > 0 && !is_last;
     match round.plan.pods.strategy {
         _ if cause.severity != Severity::NoRoom => cause,
         Strategy::ReplaceInPlace => Cause { severity: Severity::Passing, ..cause },

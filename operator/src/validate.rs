@@ -24,7 +24,13 @@ use stoker_crds::{
 };
 use thiserror::Error;
 
-use crate::{allow::Allowed, canary::Canary, course::Course, peers::Peers, rollout::Replacing};
+use crate::{
+    allow::Allowed,
+    canary::Canary,
+    course::Course,
+    peers::Peers,
+    rollout::{Missing, ReplacingRule, Share},
+};
 
 /// Where a PersistentVolumeClaim with weights is mounted in the agent's container.
 pub const MODEL_MOUNT: &str = "/models";
@@ -79,7 +85,7 @@ pub struct ValidatedDeployment {
     /// Replicas to work towards.
     pub replicas: u32,
     /// How an older revision is replaced. No part of the revision: changing it rolls nothing.
-    pub replacing: Replacing,
+    pub replacing: ReplacingRule,
     /// How long waiting is no fault.
     pub progress_deadline: SignedDuration,
     /// Changes are held.
@@ -609,12 +615,23 @@ fn drain_settings(spec: Option<&DrainSpec>) -> DrainSettings {
     }
 }
 
-fn replacing(spec: Option<&RolloutSpec>) -> Replacing {
-    let (spec, default) = (spec.cloned().unwrap_or_default(), Replacing::default());
+fn replacing(spec: Option<&RolloutSpec>) -> ReplacingRule {
+    let (spec, default) = (spec.cloned().unwrap_or_default(), ReplacingRule::default());
     let patience = |seconds: u32| SignedDuration::from_secs(seconds.into());
-    Replacing {
-        max_unavailable: spec.max_unavailable.map_or(default.max_unavailable, |count| count as usize),
+    let available = spec.min_available.as_ref().and_then(share).map(Missing::AllBut);
+    let missing = spec.max_unavailable.map(|count| Missing::AtMost(count as usize));
+    ReplacingRule {
+        missing: available.or(missing).unwrap_or(default.missing),
+        surge: spec.max_surge.as_ref().and_then(share).unwrap_or(default.surge),
         surge_patience: spec.surge_seconds.map_or(default.surge_patience, patience),
+    }
+}
+
+/// A number of replicas or a percentage of them; the schema takes nothing else.
+fn share(amount: &Amount) -> Option<Share> {
+    match amount {
+        Amount::Whole(count) => usize::try_from(*count).ok().map(Share::Count),
+        Amount::Text(text) => text.strip_suffix('%')?.parse().ok().map(Share::Percent),
     }
 }
 

@@ -78,7 +78,7 @@ fn plan(replicas: &[Replica], now: Timestamp) -> RolloutPlan {
         needs: Needs::default(),
         canary: None,
         drain: DRAIN,
-        replacing: Replacing { max_unavailable: 1, surge_patience: SignedDuration::from_secs(60) },
+        replacing: Replacing { max_unavailable: 1, max_surge: 1, surge_patience: SignedDuration::from_secs(60) },
         foreign_pods: Default::default(),
         prefetching: Default::default(),
     };

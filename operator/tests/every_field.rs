@@ -48,7 +48,7 @@ fn objects() -> [Value; 3] {
         },
         "replicas": 3,
         "rollout": {
-            "maxUnavailable": 1, "surgeSeconds": 45, "progressDeadlineSeconds": 900, "paused": true, "keepRevisions": 2,
+            "maxUnavailable": 1, "maxSurge": 2, "surgeSeconds": 45, "progressDeadlineSeconds": 900, "paused": true, "keepRevisions": 2,
             "autoRollback": false,
             "canary": {
                 "weight": 20, "seconds": 60,
@@ -65,6 +65,7 @@ fn objects() -> [Value; 3] {
         "model": {"source": "builtin://ember"},
         "parallelism": {"tensor": 2},
         "pod": {"securityContext": {"platformIds": true}},
+        "rollout": {"minAvailable": "75%"},
         "scaling": {
             "min": 2, "max": 8, "mode": "advisory",
             "targets": {"kv": 0.7, "slowdown": 3.0, "queueSeconds": 0.5, "preemptionsPerMinute": 1.5, "ttftMs": 1500.0, "itlMs": 50.0},

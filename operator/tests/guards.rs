@@ -77,7 +77,7 @@ fn own<K>(object: K) -> Child<K> {
 }
 
 #[test]
-fn all_replicas_but_one_stay_and_the_last_may_go() {
+fn all_replicas_stay_but_one_or_those_that_may_be_missing_and_the_last_may_go() {
     for (spec, least) in [
         ("{}", 0),
         ("replicas: 0", 0),
@@ -86,6 +86,9 @@ fn all_replicas_but_one_stay_and_the_last_may_go() {
         ("replicas: 1000", 999),
         // The number is the operator's own: such a deployment has no spec.replicas.
         ("scaling: {min: 3, max: 8}", 2),
+        (r#"{replicas: 10, rollout: {minAvailable: "70%"}}"#, 7),
+        ("{replicas: 10, rollout: {maxUnavailable: 1}}", 9),
+        (r#"{replicas: 10, rollout: {minAvailable: "100%"}}"#, 9),
     ] {
         let budget = desired(&valid(&deployment(spec), None), "").budget;
         let expected = yaml(&format!(

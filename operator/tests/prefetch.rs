@@ -84,7 +84,7 @@ impl World {
             replicas: nodes.len(),
             revision: NEW.to_owned(),
             drain: DrainSettings { deadline_seconds: 60, withdraw_seconds: 3 },
-            replacing: Replacing { max_unavailable: 1, surge_patience: SignedDuration::from_secs(SURGE) },
+            replacing: Replacing { max_unavailable: 1, max_surge: 1, surge_patience: SignedDuration::from_secs(SURGE) },
             paused: false,
             needs: gpu(),
             canary: None,

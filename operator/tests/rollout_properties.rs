@@ -14,7 +14,10 @@ use stoker_crds::{
 use stoker_operator::{
     lint,
     plan::Plan,
-    rollout::{CanaryWanted, PodRef, Replacing, RolloutPlan, Wanted, plan_rollout, prefetch::Prefetching},
+    rollout::{
+        CanaryWanted, Missing, PodRef, Replacing, ReplacingRule, RolloutPlan, Share, Wanted, plan_rollout,
+        prefetch::Prefetching,
+    },
 };
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
@@ -27,6 +30,8 @@ enum Happening {
     SpecChanges {
         replicas: usize,
         revision: usize,
+        missing: usize,
+        surge: usize,
     },
     /// A revision is tried, or none any more.
     Tries {
@@ -91,9 +96,10 @@ impl World {
     fn happen(&mut self, happening: &Happening) {
         match happening {
             Happening::TimePasses { seconds } => self.now += SignedDuration::from_secs(*seconds),
-            Happening::SpecChanges { replicas, revision } => {
+            Happening::SpecChanges { replicas, revision, missing, surge } => {
                 self.wanted.replicas = *replicas;
-                self.wanted.replacing.max_unavailable = replicas % 2;
+                let (missing, surge) = (Missing::AtMost(*missing), Share::Count(*surge));
+                self.wanted.replacing = ReplacingRule { missing, surge, ..ReplacingRule::default() }.of(*replicas);
                 self.wanted.revision = REVISIONS[*revision].into();
                 self.tries(None);
             }
@@ -110,7 +116,9 @@ impl World {
     /// As the operator's course: nothing is tried beside itself or beside nobody.
     fn tries(&mut self, revision: Option<usize>) {
         let revision = revision.map(|revision| REVISIONS[revision].to_owned());
-        let revision = revision.filter(|revision| *revision != self.wanted.revision && self.wanted.replicas > 0);
+        // It is one replica more.
+        let may_be = self.wanted.replicas > 0 && self.wanted.replacing.max_surge > 0;
+        let revision = revision.filter(|revision| *revision != self.wanted.revision && may_be);
         self.wanted.canary =
             revision.map(|revision| CanaryWanted { revision, needs: Needs::default(), is_announced: true });
     }
@@ -283,7 +291,9 @@ fn pod_change() -> impl Strategy<Value = PodChange> {
 fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         2 => (1..40i64).prop_map(|seconds| Happening::TimePasses { seconds }),
-        1 => (0..5usize, 0..3usize).prop_map(|(replicas, revision)| Happening::SpecChanges { replicas, revision }),
+        1 => (0..7usize, 0..3usize, 0..4usize, 0..4usize).prop_map(|(replicas, revision, missing, surge)| {
+            Happening::SpecChanges { replicas, revision, missing, surge }
+        }),
         1 => prop::option::of(0..3usize).prop_map(|revision| Happening::Tries { revision }),
         8 => (any::<usize>(), pod_change()).prop_map(|(which, what)| Happening::Pod { which, what }),
     ]

@@ -99,6 +99,27 @@ fn accepted(spec: Value) {
 }
 
 #[test]
+fn a_rollout_that_could_replace_nothing_or_says_two_things_is_refused() {
+    let rollout = |rollout: Value| ember_with(json!({"rollout": rollout}));
+    accepted(rollout(json!({"minAvailable": "90%", "maxSurge": 0})));
+    accepted(rollout(json!({"maxUnavailable": 2, "maxSurge": "0%"})));
+    accepted(rollout(json!({"minAvailable": 3, "maxSurge": "25%"})));
+    refused(
+        rollout(json!({"minAvailable": 3, "maxUnavailable": 1})),
+        &["rollout.minAvailable and rollout.maxUnavailable"],
+    );
+    refused(rollout(json!({"maxSurge": 0})), &["rollout.maxSurge is 0", "raise maxSurge"]);
+    refused(rollout(json!({"maxSurge": "0%", "maxUnavailable": 0})), &["rollout.maxSurge is 0"]);
+    let canary = json!({"analysis": {"prompts": {}}});
+    let tried = json!({"maxSurge": 0, "maxUnavailable": 1, "canary": canary});
+    refused(rollout(tried), &["raise maxSurge or remove canary"]);
+    for wrong in [json!("101%"), json!(1001), json!(-1), json!("some"), json!("5 %")] {
+        refused(rollout(json!({"minAvailable": wrong})), &["rollout.minAvailable: a number of replicas"]);
+        refused(rollout(json!({"maxSurge": wrong})), &["rollout.maxSurge: a number of replicas"]);
+    }
+}
+
+#[test]
 fn the_smallest_object_is_accepted() {
     accepted(ember_with(json!({})));
 }

@@ -46,6 +46,7 @@ mod operator_process;
 mod operator_refused;
 mod operator_repairs;
 mod operator_rollback;
+mod operator_rollouts;
 mod operator_rolls;
 mod operator_upgrade;
 mod pages_dashboard;

@@ -39,9 +39,11 @@ pub(super) fn claim<'a>(
     let replicas: Vec<Replica> = pods.map(|pod| observe_replica(pod, Reading::default())).collect();
     let count = |is: &dyn Fn(&Replica) -> bool| replicas.iter().filter(|replica| is(replica)).count() as u32;
     let running = count(&holds);
+    let missing = wanted.saturating_sub(running);
+    // Surplus pods of a rollout wait for the room of those that they replace: nobody is missing for that.
+    let without_room = missing.min(count(&|replica| is_stuck(replica, deadline, now)));
     // What the API server refuses, as for a quota, has no pod to wait with.
-    let refused = if is_refused(deployment) { wanted.saturating_sub(running) } else { 0 };
-    let stuck = refused.max(count(&|replica| is_stuck(replica, deadline, now)));
+    let stuck = if is_refused(deployment) { missing } else { without_room };
     let scaling = deployment.spec.scaling.as_ref();
     Claim {
         namespace: deployment.namespace().unwrap_or_default(),
@@ -131,6 +133,12 @@ mod tests {
         assert_eq!((soon.held, soon.stuck, soon.kept()), (1, 0, 1), "where nothing was granted, what runs is held");
         let late = claimed(&asked(600), &pods, Some(3));
         assert_eq!((late.held, late.stuck, late.kept()), (3, 1, 2));
+        let rolling = claimed(&deployment(json!({"replicas": 1}), Value::Null), &pods[..2], Some(1));
+        assert_eq!(
+            (rolling.stuck, rolling.kept()),
+            (0, 1),
+            "a surplus pod that waits takes nothing from those that serve"
+        );
         let refused = json!({"conditions": [{"type": "Ready", "status": "False", "reason": "ChildRefused", "message": "exceeded quota",
             "lastTransitionTime": NOW}]});
         let refused = claimed(&deployment(json!({"replicas": 3}), refused), &pods[..1], Some(3));

@@ -1,4 +1,5 @@
-//! The PodDisruptionBudget: evictions, as node drains make them, take one replica at a time. Pure.
+//! The PodDisruptionBudget: evictions, as node drains make them, take one replica at a time, or as many as may be missing during a
+//! change. Pure.
 //!
 //! It names a number of pods and follows the replicas that are wanted: `maxUnavailable` would be counted against
 //! `spec.replicas`, which deployments that scale do not have. An eviction ends in SIGTERM, on which an agent finishes its
@@ -27,7 +28,7 @@ pub(super) fn budget(deployment: &ValidatedDeployment) -> PodDisruptionBudget {
             ..ObjectMeta::default()
         },
         spec: Some(PodDisruptionBudgetSpec {
-            min_available: Some(IntOrString::Int(least_available(deployment.replicas))),
+            min_available: Some(IntOrString::Int(least_available(deployment))),
             max_unavailable: None,
             selector: Some(LabelSelector { match_labels: Some(labels::selector(name)), ..LabelSelector::default() }),
             // A replica that serves nobody holds up no node drain.
@@ -37,7 +38,9 @@ pub(super) fn budget(deployment: &ValidatedDeployment) -> PodDisruptionBudget {
     }
 }
 
-/// All but one.
-fn least_available(replicas: u32) -> i32 {
-    i32::try_from(replicas.saturating_sub(1)).unwrap_or(i32::MAX)
+/// All but one, or but those that may be missing.
+fn least_available(deployment: &ValidatedDeployment) -> i32 {
+    let replicas = deployment.replicas as usize;
+    let missing = deployment.replacing.of(replicas).max_unavailable.max(1);
+    i32::try_from(replicas.saturating_sub(missing)).unwrap_or(i32::MAX)
 }

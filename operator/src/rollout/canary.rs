@@ -14,7 +14,7 @@ pub(super) fn create(
 ) {
     let Some(canary) = wanted.canary.as_ref().filter(|canary| canary.is_announced && !wanted.paused) else { return };
     let is_missing = fleet.canary.is_none() && fleet.old.is_empty();
-    let others_stay = fleet.nobody_leaves && fleet.current.len() == wanted.replicas && !plan.moves_replicas();
+    let others_stay = fleet.leaving == 0 && fleet.current.len() == wanted.replicas && !plan.moves_replicas();
     if !is_missing || !others_stay {
         return;
     }

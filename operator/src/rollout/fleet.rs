@@ -22,8 +22,8 @@ pub(super) struct Fleet<'a> {
     pub(super) old: Vec<&'a Replica>,
     /// Draining, of any revision.
     pub(super) draining: Vec<&'a Replica>,
-    /// True when no pod is draining or on its way out.
-    pub(super) nobody_leaves: bool,
+    /// How many are draining or on their way out.
+    pub(super) leaving: usize,
     names: BTreeSet<&'a str>,
 }
 
@@ -34,9 +34,10 @@ impl<'a> Fleet<'a> {
         let (current, mut old): (Vec<_>, Vec<_>) =
             staying.into_iter().partition(|pod| pod.pod.revision == wanted.revision);
         let canary = wanted.canary.as_ref().and_then(|canary| take_canary(&mut old, &canary.revision));
-        let leaving = pods.iter().any(|pod| pod.pod.stage == Stage::Leaving && !pod.pod.lost && !is_stuck(pod, now));
+        let goes = |pod: &&Replica| pod.pod.stage == Stage::Leaving && !pod.pod.lost && !is_stuck(pod, now);
+        let leaving = draining.len() + pods.iter().filter(goes).count();
         let names = pods.iter().map(|pod| pod.pod.name.as_str()).chain(wanted.foreign_pods.iter().map(String::as_str));
-        Self { current, canary, old, nobody_leaves: draining.is_empty() && !leaving, draining, names: names.collect() }
+        Self { current, canary, old, draining, leaving, names: names.collect() }
     }
 
     /// Replicas that serve and are meant to stay.
@@ -61,14 +62,27 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Since when a pod that replaces others waits for room on a node: for lack of resources, not for want of a matching node.
-    pub(super) fn short_of_room_since(&self) -> Option<Timestamp> {
+    /// A replica of the wanted revision serves: more of them may be made at a time.
+    pub(super) fn is_proven(&self) -> bool {
+        self.current.iter().any(|pod| pod.serves())
+    }
+
+    /// Replicas of the wanted revision that have no room yet.
+    pub(super) fn waiting(&self) -> usize {
+        self.current.iter().filter(|pod| short_of_room(pod).is_some()).count()
+    }
+
+    /// Replicas of the wanted revision that have room and do not serve.
+    pub(super) fn loading(&self) -> usize {
+        self.current.iter().filter(|pod| !pod.serves() && short_of_room(pod).is_none()).count()
+    }
+
+    /// Since when pods that replace others wait for room on a node, longest first.
+    pub(super) fn short_of_room_since(&self) -> Vec<Timestamp> {
         let newcomers = if self.old.is_empty() { self.canary.as_slice() } else { &self.current };
-        let waiting = newcomers.iter().filter_map(|pod| match &pod.pod.stage {
-            Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
-            _ => None,
-        });
-        waiting.min()
+        let mut since: Vec<Timestamp> = newcomers.iter().filter_map(|pod| short_of_room(pod)).collect();
+        since.sort_unstable();
+        since
     }
 
     /// Ordinals whose pod name is free, smallest first.
@@ -89,6 +103,14 @@ fn take_canary<'a>(old: &mut Vec<&'a Replica>, revision: &str) -> Option<&'a Rep
 /// True when it should have been gone for a while: its node is lost, and nobody knows when its room is free.
 fn is_stuck(pod: &Replica, now: Timestamp) -> bool {
     pod.pod.gone_by.is_some_and(|gone_by| now >= gone_by + STUCK_AFTER)
+}
+
+/// Since when it waits for room on a node: for lack of resources, not for want of a matching node.
+fn short_of_room(pod: &Replica) -> Option<Timestamp> {
+    match &pod.pod.stage {
+        Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
+        _ => None,
+    }
 }
 
 /// The scheduler's words for nodes that match but are full.

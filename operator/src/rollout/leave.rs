@@ -7,7 +7,7 @@ use stoker_crds::contract::{DrainSettings, LoadReport};
 use stoker_replica::{Replica, Sight, Stage};
 
 use super::{
-    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, Strategy, UNREACHABLE_PATIENCE, Wanted, Why,
+    DEADLINE_SLACK, Deletion, FALTER_PATIENCE, PodRef, RolloutPlan, UNREACHABLE_PATIENCE, Wanted, Why,
     failures::Failures,
     fleet::{Fleet, frees_enough},
 };
@@ -86,25 +86,33 @@ pub(super) fn remove_useless_old(fleet: &mut Fleet<'_>, plan: &mut RolloutPlan) 
     });
 }
 
-/// Lets surplus pods go, older revisions first, without serving fewer than wanted.
-pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timestamp, plan: &mut RolloutPlan) {
-    let dip = usize::from(plan.strategy == Strategy::ReplaceInPlace);
-    let floor = wanted.replicas.saturating_sub(dip);
+/// Lets surplus pods go, older revisions first: without serving fewer than wanted, except by `may_go_first`.
+pub(super) fn remove_surplus(
+    wanted: &Wanted,
+    fleet: &mut Fleet<'_>,
+    mut may_go_first: usize,
+    now: Timestamp,
+    plan: &mut RolloutPlan,
+) {
+    let floor = wanted.replicas.saturating_sub(wanted.may_be_missing());
     let mut serving = fleet.serving();
     let canary = usize::from(fleet.canary_stands_in(wanted));
-    let mut surplus = (fleet.current.len() + fleet.old.len() + canary).saturating_sub(wanted.replicas);
+    let staying = fleet.current.len() + fleet.old.len() + canary;
+    // Where no pod may be too many there is no surplus: who goes first makes the place of its successor.
+    let of_old = if wanted.replacing.max_surge == 0 { may_go_first } else { 0 };
+    let mut surplus = staying.saturating_sub(wanted.replicas).max(of_old);
     // One of the wanted revision goes only for a canary that has no room beside it.
-    let for_canary = if fleet.old.is_empty() { canary.min(dip) } else { 0 };
+    let for_canary = if fleet.old.is_empty() { canary.min(may_go_first) } else { 0 };
     let surplus_current = fleet.current.len().saturating_sub(wanted.replicas) + for_canary;
     let needs = fleet.replaced(wanted).1;
     sort_by_loss(&mut fleet.old);
     sort_by_loss(&mut fleet.current);
     for pod in fleet.old.iter().chain(fleet.current.iter().take(surplus_current)) {
+        let is_spare = serving > wanted.replicas;
+        let frees = || of_old > 0 || (frees_enough(&pod.pod.needs, needs) && !plan.prefetch.awaits(pod));
+        let goes_first = || may_go_first > 0 && serving > floor && frees();
         let blocked = match &pod.pod.stage {
-            Stage::Serving => {
-                let may_go = || frees_enough(&pod.pod.needs, needs) && !plan.prefetch.awaits(pod);
-                serving <= floor || (dip == 1 && !may_go())
-            }
+            Stage::Serving => !is_spare && !goes_first(),
             Stage::Faltering { since, .. } if pod.pod.revision != wanted.revision => {
                 plan.wait_until(*since + FALTER_PATIENCE, now)
             }
@@ -114,6 +122,7 @@ pub(super) fn remove_surplus(wanted: &Wanted, fleet: &mut Fleet<'_>, now: Timest
             continue;
         }
         surplus -= 1;
+        may_go_first -= usize::from(pod.serves() && !is_spare);
         serving -= usize::from(pod.serves());
         let_go(pod, plan);
     }

@@ -8,6 +8,7 @@ pub mod explore;
 pub mod moves;
 pub mod pod;
 pub mod promises;
+pub mod rollouts;
 pub mod round;
 pub mod view;
 pub mod world;

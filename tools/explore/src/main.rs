@@ -25,6 +25,9 @@ struct Args {
     /// `rollout.maxUnavailable`.
     #[arg(long, default_value_t = 0)]
     max_unavailable: u8,
+    /// `rollout.maxSurge`.
+    #[arg(long, default_value_t = 1)]
+    max_surge: u8,
     /// Agents that the operator cannot reach may never be reached again.
     #[arg(long)]
     mute_for_ever: bool,
@@ -37,18 +40,19 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let Args { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries } = Args::parse();
+    let Args { replicas, changes, faults, room, max_unavailable, max_surge, mute_for_ever, pauses, canaries } =
+        Args::parse();
     let scopes = match replicas {
         Some(replicas) => {
             let room = room.unwrap_or(replicas + 1);
-            vec![Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries }]
+            vec![Scope { replicas, changes, faults, room, max_unavailable, max_surge, mute_for_ever, pauses, canaries }]
         }
         None => Scope::recorded(),
     };
     println!(
-        "| Replicas | Changes | Faults | Room | May be missing | Mute for ever | Pauses | Canaries | States | Moves | Depth | Seconds | Found |"
+        "| Replicas | Changes | Faults | Room | May be missing | Too many | Mute for ever | Pauses | Canaries | States | Moves | Depth | Seconds | Found |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let found = scopes.iter().filter(|scope| finds(scope)).count();
     ExitCode::from(u8::from(found > 0))
 }
@@ -57,10 +61,10 @@ fn main() -> ExitCode {
 fn finds(scope: &Scope) -> bool {
     let seen = explore(scope, |seen, left| eprint!("\r{seen} states seen, {left} to go   "));
     eprint!("\r\x1b[K");
-    let Scope { replicas, changes, faults, room, max_unavailable, mute_for_ever, pauses, canaries } = scope;
+    let Scope { replicas, changes, faults, room, max_unavailable, max_surge, mute_for_ever, pauses, canaries } = scope;
     let found = seen.fault.as_ref().map_or("nothing", |finding| &finding.what);
     println!(
-        "| {replicas} | {changes} | {faults} | {room} | {max_unavailable} | {mute_for_ever} | {pauses} | {canaries} | {} | {} | {} | {:.1} | {found} |",
+        "| {replicas} | {changes} | {faults} | {room} | {max_unavailable} | {max_surge} | {mute_for_ever} | {pauses} | {canaries} | {} | {} | {} | {:.1} | {found} |",
         seen.states,
         seen.moves,
         seen.depth,

@@ -37,7 +37,7 @@ pub fn wanted(world: &World, scope: &Scope) -> Wanted {
         replicas: world.replicas.into(),
         revision: REVISIONS[usize::from(world.revision)].into(),
         drain: DRAIN,
-        replacing: Replacing { max_unavailable, surge_patience: SURGE_PATIENCE },
+        replacing: Replacing { max_unavailable, max_surge: scope.max_surge.into(), surge_patience: SURGE_PATIENCE },
         paused: world.paused,
         needs: Needs::default(),
         canary: (world.trial && world.replicas > 0).then(|| CanaryWanted {

@@ -18,6 +18,8 @@ pub struct Scope {
     pub room: u8,
     /// `rollout.maxUnavailable`.
     pub max_unavailable: u8,
+    /// `rollout.maxSurge`.
+    pub max_surge: u8,
     /// Agents that the operator cannot reach may never be reached again.
     pub mute_for_ever: bool,
     /// The user may pause changes, and go on.
@@ -34,12 +36,18 @@ impl Scope {
         faults: 1,
         room: 2,
         max_unavailable: 0,
+        max_surge: 1,
         mute_for_ever: false,
         pauses: false,
         canaries: false,
     };
     /// The same without that room: the old pod goes first.
     pub const IN_PLACE: Self = Self { room: 1, max_unavailable: 1, ..Self::ONE };
+
+    /// The same where no pod may be too many: as under a quota.
+    pub const BY_QUOTA: Self = Self { max_surge: 0, ..Self::IN_PLACE };
+    /// Several replicas may be replaced at a time.
+    pub const SEVERAL: Self = Self { replicas: 3, room: 3, max_unavailable: 2, max_surge: 2, faults: 0, ..Self::ONE };
 
     /// What is looked at in a release build, with its figures in docs/faults.md.
     pub fn recorded() -> Vec<Self> {
@@ -57,6 +65,9 @@ impl Scope {
             Self { faults: 0, canaries: true, room: 2, max_unavailable: 1, ..two },
             Self { faults: 0, canaries: true, ..two },
             Self { faults: 2, ..Self::IN_PLACE },
+            Self { faults: 2, ..Self::BY_QUOTA },
+            Self { max_unavailable: 1, ..Self::SEVERAL },
+            Self::SEVERAL,
             Self { faults: 0, ..two },
             Self { changes: 0, faults: 2, ..two },
             Self { changes: 1, faults: 1, ..two },

@@ -17,7 +17,7 @@ fn whatever_fails_nothing_is_cut_and_the_wanted_replicas_serve_in_the_end() {
     let paused = Scope { pauses: true, changes: 2, faults: 0, ..Scope::ONE };
     let tried = Scope { canaries: true, ..Scope::ONE };
     let tried_in_place = Scope { replicas: 2, room: 2, max_unavailable: 1, faults: 0, ..tried };
-    let alone = [Scope::ONE, Scope { mute_for_ever: true, ..Scope::ONE }, Scope::IN_PLACE];
+    let alone = [Scope::ONE, Scope { mute_for_ever: true, ..Scope::ONE }, Scope::IN_PLACE, Scope::BY_QUOTA];
     for scope in alone.into_iter().chain([two, paused, tried, tried_in_place]) {
         let seen = seen(scope);
         assert!(seen.core > 0 && seen.fault.is_none(), "{scope:?}: {:#?}", seen.fault);
