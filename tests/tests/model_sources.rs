@@ -18,7 +18,7 @@ use stoker_tests::{
     bucket::{Bucket, Put},
     cluster::built,
     hub::{Access, Commit, Hub, Repository},
-    operator::{Rig, condition},
+    operator::{AGENT_IMAGE, Rig, condition},
     registry::{LOGIN, Registry},
     skip::skip,
     web::Web,
@@ -96,6 +96,40 @@ fn variables(pod: &Pod) -> [Vec<String>; 2] {
             .map(|variable| variable.name.clone())
             .collect()
     })
+}
+
+/// The first block of YAML in the README.
+fn first_screen() -> Result<String> {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md"))?;
+    let block = readme.split_once("```yaml\n").and_then(|(_, rest)| rest.split_once("```"));
+    Ok(block.context("the README has a block of YAML")?.0.to_owned())
+}
+
+#[test]
+fn three_lines_on_the_first_screen_of_the_readme_serve_a_named_model_of_a_hub() -> Result<()> {
+    let yaml = first_screen()?;
+    ensure!(
+        yaml.lines().count() == 3 && !yaml.contains("http"),
+        "three lines, and the hub is the platform's affair: {yaml}"
+    );
+    let object: Value = serde_norway::from_str(&yaml)?;
+    let model = object["spec"]["model"]["source"].as_str().and_then(|source| source.strip_prefix("hf://"));
+    // Under its name the hub has a model that a test can load.
+    let hub = Hub::start(vec![Repository::public(model.context("of a hub")?, ember()?)])?;
+    let mut rig = Rig::start(Audit::Off)?;
+    rig.cluster.node.add_image(AGENT_IMAGE, built("stoker-agent"));
+    rig.operator.restart_with(&["--hub-endpoint", &hub.endpoint()])?;
+
+    let file = tempfile::NamedTempFile::new()?;
+    fs::write(&file, &yaml)?;
+    let applied = rig.cluster.control_plane.kubectl()?.args(["apply", "-f"]).arg(file.path()).output()?;
+    ensure!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    let name = object["metadata"]["name"].as_str().context("it has a name")?;
+    rig.wait_ready(name, LIMIT)?;
+    let served = rig.get(name)?.status.and_then(|status| status.model).context("the status says the model")?;
+    ensure!(served.commit == ember()?.sha(), "all replicas are held to what was served: {served:?}");
+    ensure!(!ask(&rig, name)?.is_empty(), "the model says something");
+    Ok(())
 }
 
 #[test]
