@@ -12,7 +12,7 @@ use std::{
 };
 
 use stoker_fit::{
-    host::{kv_bytes_per_token, workspace_bytes},
+    host::{kv_bytes_per_token, weight_bytes, workspace_bytes},
     memory::{MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
 };
 
@@ -324,10 +324,10 @@ pub(crate) fn rank_threads(name: &str, n_ranks: usize) -> Result<Pool, StartErro
 
 fn weights_bytes(config: &ModelConfig, spec: &ModelSpec, weights: &WeightStore) -> Result<u64, ModelError> {
     let quantised_bytes = match &config.quantization {
-        Some(_) => weights.quantised_bytes_by(spec, CpuOps::weight_bytes)?,
+        Some(_) => weights.quantised_bytes_by(spec, weight_bytes)?,
         None => 0,
     };
-    Ok(weights.bytes_by(CpuOps::weight_bytes) + quantised_bytes)
+    Ok(weights.bytes_by(weight_bytes) + quantised_bytes)
 }
 
 /// What the weights are stored as, in one word.

@@ -1,6 +1,9 @@
 //! Memory that a model takes on the CPU.
 
-use crate::model::{ModelConfig, ModelSpec, spec::Rank};
+use crate::{
+    format::WeightFormat,
+    model::{ModelConfig, ModelSpec, spec::Rank},
+};
 
 /// Rows of a prompt whose logits are held at once.
 pub const SCORED_ROWS: usize = 32;
@@ -43,4 +46,15 @@ pub fn kv_bytes_per_token(spec: &ModelSpec, n_ranks: usize, number_bytes: usize)
             .fold(2, |bytes: u64, n| bytes.saturating_mul(n as u64))
     };
     Rank::all(n_ranks).map(of_rank).fold(0, u64::saturating_add)
+}
+
+/// Bytes of a weight as it is kept: blocks of four bits as they are, others as blocks of eight, where a matrix is in any; else numbers.
+pub fn weight_bytes(format: WeightFormat, shape: &[usize]) -> u64 {
+    let kept = match (format, shape.len()) {
+        (plain, _) if plain.is_plain() => plain,
+        (WeightFormat::Q4_0, 2) => WeightFormat::Q4_0,
+        (_, 2) => WeightFormat::Q8_0,
+        (_, _) => WeightFormat::F32,
+    };
+    kept.bytes_of(shape.iter().product()) as u64
 }

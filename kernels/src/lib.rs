@@ -16,7 +16,6 @@ pub mod device;
 pub mod draw;
 mod entry;
 pub mod error;
-pub mod format;
 pub mod gemm;
 pub mod graph;
 pub mod int4;

@@ -10,11 +10,11 @@ use std::{
 
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, PinnedHostSlice, result};
 use half::bf16;
+use stoker_fit::format::WeightFormat;
 
 use crate::{
     Device, KernelError, Kernels,
     code_words::{CodeWords, WORD_BYTES},
-    format::WeightFormat,
     int4::Int4Layout,
     launch,
 };

@@ -1,6 +1,7 @@
 //! `kubectl stoker plan`: does a model fit, with what numbers, and what to change where it does not. From a manifest, the model's
 //! `config.json` and a kind of GPU; without one, from the nodes of a cluster. Writes nothing.
 
+mod gguf;
 mod nodes;
 mod words;
 
@@ -39,7 +40,8 @@ pub(crate) struct PlanArgs {
     /// Manifest with the InferenceDeployment; `-` is standard input.
     #[arg(long, short, value_name = "FILE")]
     filename: PathBuf,
-    /// The model's config.json, as its hub shows it. Default: of a builtin:// or file:// model its own.
+    /// The model's config.json, as its hub shows it, or its .gguf file, of which the first megabytes are enough. Default: of a builtin://
+    /// or file:// model its own.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Kind of GPU, such as H200, H100-80GB, A100-40GB, L40S: nothing is asked of a cluster.
@@ -153,26 +155,46 @@ fn manifest(path: &Path) -> Result<Vec<InferenceDeployment>> {
     Ok(found)
 }
 
-/// The model by its configuration.
+/// The model by its configuration, or by the file that describes itself.
 fn model(args: &PlanArgs, spec: &InferenceDeploymentSpec) -> Result<Model> {
     let source = spec.model.source.as_str();
-    let own =
-        source.strip_prefix("file://").map(|path| Path::new(path).join("config.json")).filter(|path| path.is_file());
-    let builtin = source.strip_prefix("builtin://").and_then(Model::builtin);
-    let (text, file) = match (&args.config, builtin) {
-        (Some(path), _) => (read(path)?, path.display().to_string()),
-        (None, Some(config)) => (config.to_owned(), format!("config.json of {source}")),
-        (None, None) => match own {
-            Some(path) => (read(&path)?, path.display().to_string()),
-            None => bail!(
-                "nobody here knows how large {source} is: give its config.json with --config, as its hub shows it among the model's files"
-            ),
-        },
-    };
-    let config: Value = serde_json::from_str(&text).with_context(|| format!("{file} is not JSON"))?;
-    Ok(Model::from_json(&config, &file)?)
+    if let Some(path) = &args.config {
+        return model_of(path);
+    }
+    if let Some(config) = source.strip_prefix("builtin://").and_then(Model::builtin) {
+        return model_of_text(config, &format!("config.json of {source}"));
+    }
+    match source.strip_prefix("file://").and_then(own) {
+        Some(path) => model_of(&path),
+        None => bail!("nobody here knows how large {source} is: give {}", what_to_give(source)),
+    }
 }
 
-fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+fn what_to_give(source: &str) -> &'static str {
+    let path = source.split(['@', '?', '#']).next().unwrap_or(source);
+    if path.ends_with(".gguf") {
+        "that file or its first megabytes (curl -L -r 0-67108863) with --config"
+    } else {
+        "its config.json with --config, as its hub shows it among the model's files"
+    }
+}
+
+/// What describes a model of this machine: its config.json, or the file itself.
+fn own(path: &str) -> Option<PathBuf> {
+    let path = Path::new(path);
+    let candidates = [path.join("config.json"), path.to_owned()];
+    candidates.into_iter().find(|candidate| candidate.is_file()).or_else(|| gguf::only_one(path))
+}
+
+fn model_of(path: &Path) -> Result<Model> {
+    if gguf::is_one(path)? {
+        return Ok(Model::from_json(&gguf::planning_config(path)?, &path.display().to_string())?);
+    }
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    model_of_text(&text, &path.display().to_string())
+}
+
+fn model_of_text(text: &str, file: &str) -> Result<Model> {
+    let config: Value = serde_json::from_str(text).with_context(|| format!("{file} is not JSON"))?;
+    Ok(Model::from_json(&config, file)?)
 }

@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use stoker_fit::plan::HOST_WEIGHTS_BYTES;
 
 use super::{
     ModelAssets, ModelConfig, ModelError, ModelSource, ModelSpec, WeightStore,
@@ -12,7 +11,7 @@ use super::{
     safetensors,
     spec::{Description, Rank},
 };
-use crate::{config::ModelFiles, ops::CpuOps};
+use crate::config::ModelFiles;
 
 const CONFIG_FILE: &str = "config.json";
 
@@ -63,11 +62,7 @@ impl Checkpoint {
 /// What a plan needs to know of a GGUF file, as the `config.json` that it has not; `None` for other models. Reads no weight.
 pub fn planning_config(files: &ModelFiles) -> Result<Option<Value>, ModelError> {
     let Some(path) = gguf_file(files)? else { return Ok(None) };
-    let gguf = Gguf::open(&path)?;
-    let (mut config, weights) = (gguf.config()?, gguf.weights());
-    config["dtype"] = if weights.is_bf16_or_less() { "bfloat16" } else { "float32" }.into();
-    config[HOST_WEIGHTS_BYTES] = weights.bytes_by(CpuOps::weight_bytes).into();
-    Ok(Some(config))
+    Gguf::open(&path)?.planning_config().map(Some)
 }
 
 /// A model in words: its layers, weights with shapes and formats, and what they take. Looks for every weight; reads none,

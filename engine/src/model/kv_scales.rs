@@ -67,7 +67,7 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use serde_json::json;
-    use stoker_kernels::format::WeightFormat;
+    use stoker_fit::format::WeightFormat;
 
     use super::*;
     use crate::model::{CheckpointFormat, FileBytes, ModelConfig};

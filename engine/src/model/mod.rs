@@ -21,12 +21,12 @@ pub(crate) use quantization::QuantisedWeight;
 #[cfg(test)]
 pub(crate) use quantization::tests::all_weights as quantised_goldens;
 pub use rope::RopeTable;
+pub use stoker_fit::format::{WeightFormat, to_q8_0};
 pub use stoker_fit::model::{
     Activation, Activations, AttentionSpec, BiasesPresent, Bits, CheckpointFormat, Codes, Family, GroupIndices,
     HeadShape, Llama3Scaling, LongRopeScaling, ModelConfig, ModelError, ModelSpec, NormWeight, Quantization,
     RopeOfLayer, RopeScaling, RopeSettings, Scheme, SharedBy, YarnScaling, spec,
 };
-pub use stoker_kernels::format::{WeightFormat, to_q8_0};
 pub(crate) use tensor::StoredWeight;
 pub(crate) use weights::StoredMatrix;
 pub use weights::{BoundWeights, TensorView, WeightStore};

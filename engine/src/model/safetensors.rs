@@ -9,7 +9,7 @@ use std::{
 use safetensors::{Dtype, tensor::TensorInfo};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
-use stoker_kernels::format::WeightFormat;
+use stoker_fit::format::WeightFormat;
 
 use super::{CheckpointFormat, FileBytes, ModelError, ModelSource, WeightStore, tensor::Tensor};
 

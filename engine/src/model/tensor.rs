@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use safetensors::Dtype;
-use stoker_kernels::format::WeightFormat;
+use stoker_fit::format::WeightFormat;
 
 use super::{
     FileBytes, ModelError,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_kernels::format::WeightFormat;
+use stoker_fit::format::WeightFormat;
 
 use super::{
     CheckpointFormat, ModelError, ModelSpec, QuantisedWeight, Scheme, kv_scales,

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use stoker_fit::format::WeightFormat;
+
 use super::{Gpu, Outcome, fixture::widened, relative_error};
 use crate::{
     KernelError, bf16,
     code_words::{CodeOrder, CodeWords, FOURS, place_of_awq},
-    format::WeightFormat,
     int4::{GroupSize, Int4Layout, ScaleFormat},
     launch::GATE_UP_GROUP,
     upload::{PlacedCodes, RowPlaces, Stored, Upload, upload},

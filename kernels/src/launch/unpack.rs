@@ -1,10 +1,11 @@
 //! Launches that unpack stored weights.
 
+use stoker_fit::format::WeightFormat;
+
 use super::{Entry, LaunchConfig, config, count, not_empty, refused};
 use crate::{
     code_words::{CodeOrder, FOURS},
     error::KernelError,
-    format::WeightFormat,
     int4::Int4Layout,
     quantise::E4M3_WHOLE,
 };

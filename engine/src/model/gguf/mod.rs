@@ -1,16 +1,16 @@
-//! GGUF, the one-file format of llama.cpp: weights, hyper-parameters, tokenizer and chat template. Each part is turned
-//! into what a Hugging Face directory would hold, so that everything behind it is the same.
+//! GGUF, the one-file format of llama.cpp: weights, tokenizer and chat template. Each part is turned into what a Hugging Face directory
+//! would hold, so that everything behind it is the same. The header and the hyper-parameters in it are read by `stoker_fit::gguf`.
 
-mod config;
-mod header;
 mod merges;
 mod tensors;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
-use header::Header;
 use serde_json::Value;
+use stoker_fit::gguf::{Extent, Gguf as Described, Header};
 
 use super::{FileBytes, ModelError, WeightStore, files};
 
@@ -27,7 +27,7 @@ impl Gguf {
     pub(super) fn open(path: &Path) -> Result<Self, ModelError> {
         let file: Arc<str> = path.display().to_string().into();
         let content = files::map(path).map_err(|source| ModelError::Open { file: file.to_string(), source })?;
-        let header = Header::read(&content).map_err(|reason| ModelError::Header {
+        let header = Header::read(&content, Extent::Whole).map_err(|reason| ModelError::Header {
             file: file.to_string(),
             format: "GGUF",
             reason,
@@ -40,9 +40,23 @@ impl Gguf {
         &self.file
     }
 
+    /// What its header says.
+    pub(super) fn described(&self) -> Described<'_> {
+        Described { file: &self.file, header: &self.header }
+    }
+
     /// What its `config.json` would say.
     pub(super) fn config(&self) -> Result<Value, ModelError> {
-        config::config_json(self)
+        self.described().config(&|range| self.bytes(range))
+    }
+
+    /// The same with what plans need beside it.
+    pub(super) fn planning_config(&self) -> Result<Value, ModelError> {
+        self.described().planning_config(&|range| self.bytes(range))
+    }
+
+    fn bytes(&self, range: Range<usize>) -> Option<Vec<u8>> {
+        self.content.get(range).map(<[u8]>::to_vec)
     }
 
     /// What its `tokenizer.json` would say.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use stoker_fit::gguf::SETTINGS;
+
 use super::Gguf;
 use crate::model::{CheckpointFormat, WeightStore, tensor::Tensor};
-
-/// Those that are settings: they went into the configuration.
-const SETTINGS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 pub(super) fn weights(gguf: &Gguf) -> WeightStore {
     let described = gguf.header.tensors.iter().filter(|(name, _)| !SETTINGS.contains(&name.as_str()));

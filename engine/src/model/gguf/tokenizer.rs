@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Gguf, config::family_of, merges::merges_of};
+use super::{Gguf, merges::merges_of};
 use crate::model::ModelError;
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -105,7 +105,7 @@ fn byte_level(gguf: &Gguf, tokens: &Tokens) -> Result<Value, ModelError> {
 }
 
 fn sentence_piece(gguf: &Gguf, tokens: &Tokens) -> Result<Value, ModelError> {
-    let architecture = family_of(gguf)?.architecture;
+    let architecture = gguf.described().family()?.architecture;
     let is_gemma = architecture.starts_with("Gemma");
     let texts: Vec<String> =
         tokens.texts.iter().map(|text| if is_gemma { respelled(text) } else { text.to_string() }).collect();

@@ -6,11 +6,13 @@ use std::ops::Range;
 use half::f16;
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use stoker_fit::model::quantization::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy};
+use stoker_fit::{
+    format::WeightFormat,
+    model::quantization::{Bits, Codes, Part, PartKind, SCALES_OF_ONE, Scheme, SharedBy},
+};
 use stoker_kernels::{
     code_words::{CodeOrder, CodeWords, WORD_BYTES, place_of_awq},
     codes,
-    format::WeightFormat,
     int4::{GroupSize, ScaleFormat},
 };
 

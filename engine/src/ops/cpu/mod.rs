@@ -57,11 +57,6 @@ impl CpuOps {
         self.pool.n_threads()
     }
 
-    /// Bytes that a tensor of that format and shape takes in memory, those of its file included if they are read there.
-    pub(crate) fn weight_bytes(format: WeightFormat, shape: &[usize]) -> u64 {
-        CpuMatrix::bytes_of(format, shape)
-    }
-
     /// The threads, for work of others between two forward passes.
     pub(crate) fn pool(&mut self) -> &mut Pool {
         &mut self.pool

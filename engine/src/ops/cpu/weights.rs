@@ -119,17 +119,6 @@ impl CpuMatrix {
         Self(Form::Panels(panels))
     }
 
-    /// Bytes that it takes in memory, or keeps of its file there.
-    pub(super) fn bytes_of(format: WeightFormat, shape: &[usize]) -> u64 {
-        let n_values = shape.iter().product();
-        let bytes = match (plain(format), shape.len()) {
-            (None, 2) => quant_of(format).bytes_of(n_values),
-            (None, _) => WeightFormat::F32.bytes_of(n_values),
-            (Some(_), _) => format.bytes_of(n_values),
-        };
-        bytes as u64
-    }
-
     pub(super) fn n_outputs(&self) -> usize {
         match &self.0 {
             Form::Stored(matrix) => matrix.n_outputs,

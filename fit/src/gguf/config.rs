@@ -2,12 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use stoker_kernels::format::WeightFormat;
-
-use super::Gguf;
-use stoker_fit::model::FAMILIES;
-
-use crate::model::{Family, ModelError};
+use super::{Bytes, Gguf};
+use crate::{
+    format::WeightFormat,
+    model::{FAMILIES, Family, ModelError},
+};
 
 const ARCHITECTURE: &str = "general.architecture";
 
@@ -32,19 +31,19 @@ const OPTIONAL: [(&str, &str); 8] = [
 ];
 
 /// The family that the file's architecture belongs to.
-pub(super) fn family_of(gguf: &Gguf) -> Result<&'static Family, ModelError> {
+pub(super) fn family_of(gguf: &Gguf<'_>) -> Result<&'static Family, ModelError> {
     let found = gguf.value(ARCHITECTURE);
     let name = found.as_str().ok_or_else(|| gguf.error(ARCHITECTURE, format!("is {found}, expected a name")))?;
     let known = || FAMILIES.iter().filter_map(|family| Some((family, family.gguf?.architecture)));
     let family = known().find(|(_, known)| *known == name).map(|(family, _)| *family);
     family.ok_or_else(|| ModelError::UnsupportedArchitecture {
-        file: gguf.file().into(),
+        file: gguf.file.into(),
         found: name.into(),
         supported: known().map(|(_, name)| name).collect(),
     })
 }
 
-pub(super) fn config_json(gguf: &Gguf) -> Result<Value, ModelError> {
+pub(super) fn config_json(gguf: &Gguf<'_>, bytes: Bytes<'_>) -> Result<Value, ModelError> {
     let family = family_of(gguf)?;
     let own = |key: &str| format!("{}.{key}", family.gguf.expect("the family was found by it").architecture);
     let mut config = Map::new();
@@ -73,23 +72,23 @@ pub(super) fn config_json(gguf: &Gguf) -> Result<Value, ModelError> {
     config.insert("bos_token_id".into(), gguf.value("tokenizer.ggml.bos_token_id").clone());
     config.insert("eos_token_id".into(), eos(gguf));
     config.insert("query_pre_attn_scalar".into(), attention_scalar(&config));
-    rotary(gguf, &own("rope"), &mut config)?;
+    rotary(gguf, bytes, &own("rope"), &mut config)?;
     Ok(Value::Object(config))
 }
 
 /// Rows of the embedding table: the list of tokens may be shorter.
-fn vocab_size(gguf: &Gguf) -> Result<usize, ModelError> {
+fn vocab_size(gguf: &Gguf<'_>) -> Result<usize, ModelError> {
     let table = gguf.header.tensors.get("token_embd.weight");
     let size = table.and_then(|table| table.shape.first());
     size.copied().ok_or_else(|| ModelError::MissingTensor {
-        file: gguf.file().into(),
+        file: gguf.file.into(),
         tensor: "token_embd.weight".into(),
         expected: Vec::new(),
     })
 }
 
 /// The end of a text and the end of a turn both end a completion.
-fn eos(gguf: &Gguf) -> Value {
+fn eos(gguf: &Gguf<'_>) -> Value {
     let ids = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"].map(|key| gguf.value(key).clone());
     ids.into_iter().filter(|id| !id.is_null()).collect()
 }
@@ -105,7 +104,7 @@ fn attention_scalar(config: &Map<String, Value>) -> Value {
 }
 
 /// Llama 3's stretch is stored as a divisor for each frequency, LongRoPE's as two sets of them, others by their names.
-fn rotary(gguf: &Gguf, prefix: &str, config: &mut Map<String, Value>) -> Result<(), ModelError> {
+fn rotary(gguf: &Gguf<'_>, bytes: Bytes<'_>, prefix: &str, config: &mut Map<String, Value>) -> Result<(), ModelError> {
     let width = gguf.value(&format!("{prefix}.dimension_count"));
     let head_dim =
         match (config["head_dim"].as_u64(), config["hidden_size"].as_u64(), config["num_attention_heads"].as_u64()) {
@@ -117,7 +116,8 @@ fn rotary(gguf: &Gguf, prefix: &str, config: &mut Map<String, Value>) -> Result<
         config.insert("partial_rotary_factor".into(), (width as f64 / head_dim as f64).into());
     }
     let scaling = |key: &str| gguf.value(&format!("{prefix}.scaling.{key}")).clone();
-    let [all, short, long] = ["rope_freqs", "rope_factors_short", "rope_factors_long"].map(|name| divisors(gguf, name));
+    let [all, short, long] =
+        ["rope_freqs", "rope_factors_short", "rope_factors_long"].map(|name| divisors(gguf, bytes, name));
     let settings = match (all?, short?, long?) {
         (Some(divisors), _, _) => json!({"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors,
                                          "attention_factor": 1.0}),
@@ -133,12 +133,15 @@ fn rotary(gguf: &Gguf, prefix: &str, config: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
-fn divisors(gguf: &Gguf, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
+fn divisors(gguf: &Gguf<'_>, bytes: Bytes<'_>, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
     let name = format!("{name}.weight");
     let Some(info) = gguf.header.tensors.get(&name) else { return Ok(None) };
     if info.format != WeightFormat::F32 || info.shape.len() != 1 {
         return Err(gguf.error(&name, "is not a list of F32 numbers"));
     }
-    let bytes = &gguf.content[info.range.clone()];
-    Ok(Some(info.format.unpack(bytes)))
+    let numbers = bytes(info.range.clone());
+    let numbers = numbers.ok_or_else(|| {
+        gguf.error(&name, format!("is not in what is here of the file: give its first {} bytes", info.range.end))
+    })?;
+    Ok(Some(info.format.unpack(&numbers)))
 }
