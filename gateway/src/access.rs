@@ -9,6 +9,15 @@ use axum::http::{HeaderMap, HeaderValue, Method};
 
 use crate::{metrics::Metrics, permit::Permit, tenants::Tenant, usage::Usage};
 
+/// A replica that was lost with an answer that goes on.
+struct Loss {
+    pod: String,
+    why: String,
+    /// What came from it last, came then.
+    heard: Instant,
+    known: Instant,
+}
+
 /// What is said of a request. Writes its line when it is dropped.
 pub struct Access {
     metrics: Arc<Metrics>,
@@ -35,6 +44,8 @@ pub struct Access {
     pub usage: Usage,
     tenant: Option<Arc<Tenant>>,
     permit: Option<Permit>,
+    /// Whose loss its client waits out.
+    loss: Option<Loss>,
     n_bytes: u64,
     head_seconds: f64,
     ending: &'static str,
@@ -67,6 +78,7 @@ impl Access {
             usage: Usage::default(),
             tenant: None,
             permit: None,
+            loss: None,
             n_bytes: 0,
             head_seconds: 0.0,
             ending: "left",
@@ -94,6 +106,13 @@ impl Access {
         self.n_bytes += n_bytes as u64;
     }
 
+    /// Its replica was lost, of which it heard last then. Of several before anything comes the first counts: the client waits since.
+    pub fn lost(&mut self, why: &str, heard: Instant) {
+        let pod = &self.pod;
+        tracing::warn!(pod, why, "a replica was lost before the end of its answer");
+        self.loss.get_or_insert_with(|| Loss { pod: pod.clone(), why: why.to_owned(), heard, known: Instant::now() });
+    }
+
     /// Its replica was lost, and this one goes on.
     pub fn goes_on(&mut self, pod: &str, is_exact: bool) {
         let exact = if is_exact { "true" } else { "false" };
@@ -102,10 +121,19 @@ impl Access {
         self.pod = pod.to_owned();
     }
 
-    /// The client waited so long for that.
-    pub fn waited(&self, gap: Duration) {
-        self.metrics.resume_seconds.observe(gap.as_secs_f64());
-        tracing::info!(pod = self.pod, gap_ms = gap.as_millis() as u64, "an answer goes on elsewhere");
+    /// Something came: if a replica was lost before, its client waited for this since it had heard of that one.
+    pub fn came(&mut self) {
+        let Some(Loss { pod, why, heard, known }) = self.loss.take() else { return };
+        self.metrics.resume_seconds.observe(heard.elapsed().as_secs_f64());
+        let millis = |time: Duration| time.as_millis() as u64;
+        tracing::info!(
+            lost = pod,
+            why,
+            pod = self.pod,
+            gap_ms = millis(heard.elapsed()),
+            search_ms = millis(known.elapsed()),
+            "an answer goes on elsewhere"
+        );
     }
 
     /// The answer ended as it should.

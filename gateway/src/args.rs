@@ -50,7 +50,8 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     answer_timeout: u64,
 
-    /// A replica that has requests and says nothing for so long, not even that it lives, has stalled: its streams go on elsewhere.
+    /// A replica that has requests and says nothing for so long, not even that it lives, has stalled: its streams go on elsewhere. While other
+    /// replicas speak, they do after half a second.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     stall: f64,
 

@@ -3,26 +3,25 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
-    time::Duration,
+    sync::Arc,
 };
 
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointLoad, EndpointState, Endpoints, ReplicaEndpoint};
 use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
 use crate::{
-    breaker::Breaker,
-    room::{BURST, Told, Unanswered, places, window},
+    room::{BURST, Told, places, window},
     tenants::Tenant,
+    vital::{Life, Vital},
 };
 
 /// A load that has not changed for so long is not believed: the agents' clocks go on in every report.
 const STALE_MS: u64 = 10_000;
 /// A replica that has not computed anything for so long while work waited is as one that does not answer.
 const STALLED_SECONDS: f64 = 10.0;
+/// Who is in no document any more is known for as long as it has requests, and for so long: one may be on its way there by a document of
+/// before, and who comes back is the same.
+const LINGER_MS: u64 = 60_000;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +30,28 @@ pub struct Fleet {
     pub version: Option<Version>,
     deployments: Vec<Arc<Deployment>>,
     by_model: HashMap<String, Vec<usize>>,
+    /// Those that are in no document any more and may have requests.
+    left: Vec<Left>,
+}
+
+/// A replica that was in a document before.
+#[derive(Clone, Debug)]
+struct Left {
+    uid: String,
+    address: Option<String>,
+    vital: Arc<Vital>,
+    left_ms: u64,
+}
+
+/// A replica of which is asked whether it lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched<'a> {
+    /// `IP:PORT`.
+    pub address: Option<&'a str>,
+    /// What is known of it.
+    pub vital: &'a Arc<Vital>,
+    /// It is in no document any more.
+    pub has_left: bool,
 }
 
 /// A document's number.
@@ -94,142 +115,6 @@ struct Report {
     own_then: Own,
     /// Requests that may be there without an answer until the next one.
     window: u32,
-}
-
-/// What this gateway has on a replica, and whether that answered. Shared by all fleets that know the replica.
-#[derive(Debug, Default)]
-pub struct Vital {
-    requests: AtomicU32,
-    /// Of these, those of which nothing has come back.
-    unanswered: AtomicU32,
-    /// The most of them since the last report.
-    unanswered_most: AtomicU32,
-    prefill_tokens: AtomicU64,
-    breaker: Mutex<Breaker>,
-    /// When something came from it last, by the gateway's clock.
-    heard_ms: AtomicU64,
-    /// Since when it is asked whether it lives; 0: it is not.
-    asked_ms: AtomicU64,
-    is_stalled: AtomicBool,
-}
-
-/// How often somebody who waits for a replica looks whether it has stalled.
-const LOOK: Duration = Duration::from_millis(50);
-/// Who lives answers that sooner, also while it computes. Whoever does not is sent nothing while there are others: it may have stalled, and that is
-/// known much later.
-const SUSPECT_MS: u64 = 100;
-
-impl Vital {
-    /// Something came from it.
-    pub fn heard(&self, now_ms: u64) {
-        self.heard_ms.store(now_ms, Ordering::Relaxed);
-    }
-
-    /// When something came last.
-    pub fn heard_ms(&self) -> u64 {
-        self.heard_ms.load(Ordering::Relaxed)
-    }
-
-    /// Whether requests wait for it.
-    pub fn has_requests(&self) -> bool {
-        self.requests.load(Ordering::Relaxed) > 0
-    }
-
-    /// Whether it has not answered for too long.
-    pub fn is_stalled(&self) -> bool {
-        self.is_stalled.load(Ordering::Relaxed)
-    }
-
-    /// Says so; whether that is new.
-    pub fn set_stalled(&self, is_stalled: bool) -> bool {
-        self.is_stalled.swap(is_stalled, Ordering::Relaxed) != is_stalled
-    }
-
-    /// Whoever gets `true` asks it whether it lives, and nobody else until that has ended.
-    pub fn begin_asking(&self, now_ms: u64) -> bool {
-        self.asked_ms.compare_exchange(0, now_ms.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    /// See [`Vital::begin_asking`].
-    pub fn end_asking(&self) {
-        self.asked_ms.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether it has not said yet that it lives.
-    fn is_suspect(&self, now_ms: u64) -> bool {
-        let asked_ms = self.asked_ms.load(Ordering::Relaxed);
-        asked_ms > 0 && now_ms.saturating_sub(asked_ms) >= SUSPECT_MS
-    }
-
-    /// Waits until it has stalled.
-    pub async fn stalled(&self) {
-        while !self.is_stalled() {
-            tokio::time::sleep(LOOK).await;
-        }
-    }
-
-    /// Changes the breaker, or asks it.
-    pub fn breaker<T>(&self, with: impl FnOnce(&mut Breaker) -> T) -> T {
-        with(&mut self.breaker.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn own(&self) -> Own {
-        Own {
-            requests: self.requests.load(Ordering::Relaxed),
-            prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
-        }
-    }
-
-    /// The most requests that were unanswered since this was asked last.
-    fn begin_most(&self) -> u32 {
-        self.unanswered_most.swap(self.unanswered.load(Ordering::Relaxed), Ordering::Relaxed)
-    }
-
-    fn unanswered(&self) -> Unanswered {
-        Unanswered {
-            requests: self.unanswered.load(Ordering::Relaxed),
-            tokens: self.prefill_tokens.load(Ordering::Relaxed),
-        }
-    }
-}
-
-/// One request on a replica, until it is dropped.
-#[derive(Debug)]
-pub struct Flight {
-    vital: Arc<Vital>,
-    prefill_tokens: u64,
-    is_answered: bool,
-}
-
-impl Flight {
-    /// A request that needs this much prefill begins.
-    pub fn begin(vital: &Arc<Vital>, prefill_tokens: u32) -> Self {
-        vital.requests.fetch_add(1, Ordering::Relaxed);
-        let unanswered = vital.unanswered.fetch_add(1, Ordering::Relaxed) + 1;
-        vital.unanswered_most.fetch_max(unanswered, Ordering::Relaxed);
-        vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
-        Self { vital: Arc::clone(vital), prefill_tokens: prefill_tokens.into(), is_answered: false }
-    }
-
-    /// The replica it is on.
-    pub fn vital(&self) -> &Arc<Vital> {
-        &self.vital
-    }
-
-    /// Something came back: its prompt is computed.
-    pub fn prefilled(&mut self) {
-        if !std::mem::replace(&mut self.is_answered, true) {
-            self.vital.prefill_tokens.fetch_sub(self.prefill_tokens, Ordering::Relaxed);
-            self.vital.unanswered.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        self.prefilled();
-        self.vital.requests.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// Whether a deployment's replicas take more requests now.
@@ -320,8 +205,28 @@ impl Fleet {
         }
     }
 
+    /// All replicas that may have requests: those of each deployment together, and those that left.
+    pub fn watched<'a>(&'a self) -> impl Iterator<Item = Vec<Watched<'a>>> {
+        let member =
+            |member: &'a Member| Watched { address: member.address.as_deref(), vital: &member.vital, has_left: false };
+        let left = |left: &'a Left| Watched { address: left.address.as_deref(), vital: &left.vital, has_left: true };
+        let together = self.deployments.iter().map(move |deployment| deployment.members.iter().map(member).collect());
+        together.chain([self.left.iter().map(left).collect()])
+    }
+
     fn members(&self) -> impl Iterator<Item = &Member> {
         self.deployments.iter().flat_map(|deployment| &deployment.members)
+    }
+
+    /// Who is in none of these documents but was before.
+    fn left_without(&self, uids: &HashSet<String>, now_ms: u64) -> Vec<Left> {
+        let leaves = |member: &Member| {
+            let Member { uid, address, vital, .. } = member;
+            Left { uid: uid.clone(), address: address.clone(), vital: Arc::clone(vital), left_ms: now_ms }
+        };
+        let lingers = |left: &Left| left.vital.has_requests() || now_ms.saturating_sub(left.left_ms) < LINGER_MS;
+        let all = self.members().map(leaves).chain(self.left.iter().cloned());
+        all.filter(|left| !uids.contains(&left.uid) && lingers(left)).collect()
     }
 }
 
@@ -353,6 +258,12 @@ impl Deployment {
             }
         }
         Room { serves, places: places.unwrap_or(u32::MAX) }
+    }
+
+    /// Whether a member has spoken since one that has not was asked.
+    pub fn speaks_louder_than(&self, silent: &Vital) -> bool {
+        let spoke = |since_ms| self.members.iter().any(|member| member.vital.heard_ms() > since_ms);
+        silent.unanswered_since_ms().is_some_and(spoke)
     }
 
     /// KV blocks that the cache of a slot's replica has; none of another deployment's.
@@ -398,7 +309,7 @@ impl Member {
     /// Whether it answers and computes.
     pub fn is_healthy(&self, now_ms: u64) -> bool {
         let stalls = self.fresh(now_ms).is_some_and(|report| report.load.stalled_seconds > STALLED_SECONDS);
-        let lives = !self.vital.is_stalled() && !self.vital.is_suspect(now_ms);
+        let lives = self.vital.life() == Life::Lives && !self.vital.is_suspect(now_ms);
         !stalls && lives && self.vital.breaker(|breaker| breaker.admits(now_ms))
     }
 
@@ -454,6 +365,9 @@ impl Registry {
         let replicas = endpoints.deployments.iter().flat_map(|deployment| &deployment.replicas);
         let uids: HashSet<String> = replicas.map(|replica| replica.uid.clone()).collect();
         let mut forgotten = self.release(&uids);
+        let left = before.left_without(&uids, now_ms);
+        let left_before: HashMap<&str, &Arc<Vital>> =
+            before.left.iter().map(|left| (left.uid.as_str(), &left.vital)).collect();
         // Before the first document nobody served longer: those that are there then are not new.
         let is_first = before.version.is_none();
         let deployments = endpoints.deployments.into_iter().map(|deployment| {
@@ -463,7 +377,10 @@ impl Registry {
                 if before.is_some_and(|before| before.restarted(&replica)) {
                     forgotten.push(slot);
                 }
-                Member::after(before, replica, slot, if is_first { 0 } else { now_ms }, now_ms)
+                let vital =
+                    before.map(|before| &before.vital).or_else(|| left_before.get(replica.uid.as_str()).copied());
+                let vital = vital.map(Arc::clone).unwrap_or_default();
+                Member::after(before, vital, replica, slot, if is_first { 0 } else { now_ms }, now_ms)
             });
             let members: Vec<Member> = members.collect();
             let DeploymentEndpoints { namespace, name, models, replicas_wanted, port, .. } = deployment;
@@ -479,7 +396,7 @@ impl Registry {
             }
         }
         let version = Some(Version { source: endpoints.source, number: endpoints.number });
-        Change { fleet: Fleet { version, deployments, by_model }, forgotten }
+        Change { fleet: Fleet { version, deployments, by_model, left }, forgotten }
     }
 
     fn slot(&mut self, uid: &str) -> u32 {
@@ -503,8 +420,14 @@ impl Registry {
 }
 
 impl Member {
-    fn after(before: Option<&Self>, replica: ReplicaEndpoint, slot: u32, serving_if_new_ms: u64, now_ms: u64) -> Self {
-        let vital = before.map(|before| Arc::clone(&before.vital)).unwrap_or_default();
+    fn after(
+        before: Option<&Self>,
+        vital: Arc<Vital>,
+        replica: ReplicaEndpoint,
+        slot: u32,
+        serving_if_new_ms: u64,
+        now_ms: u64,
+    ) -> Self {
         let known = before.and_then(|before| before.report.as_ref());
         let report = replica.load.map(|load| match known.filter(|known| known.load == load) {
             Some(known) => known.clone(),
@@ -536,8 +459,10 @@ impl Member {
 #[cfg(test)]
 mod tests {
     use stoker_crds::{contract::LoadReport, endpoints::WHOLE_WEIGHT};
+    use stoker_routing::Own;
 
     use super::*;
+    use crate::vital::Flight;
 
     fn replica(uid: &str, running: u32) -> ReplicaEndpoint {
         let report = LoadReport { running, start_id: "s".into(), ..LoadReport::idle(100) };
@@ -631,6 +556,35 @@ mod tests {
     }
 
     #[test]
+    fn who_left_with_requests_is_watched_until_they_end_and_is_the_same_when_it_comes_back() {
+        let mut registry = Registry::default();
+        let of = |replicas| endpoints(vec![deployment("d", "c", &["c"], replicas)]);
+        let first = registry.after(&Fleet::default(), of(vec![replica("a", 1), replica("b", 1)]), 0).fleet;
+        let vital = Arc::clone(&first.deployments[0].members[0].vital);
+        let flight = Flight::begin(&vital, 70);
+        let left = |fleet: &Fleet| {
+            fleet
+                .watched()
+                .flatten()
+                .filter(|watched| watched.has_left)
+                .map(|left| Arc::clone(left.vital))
+                .collect::<Vec<_>>()
+        };
+        let without = |registry: &mut Registry, before: &Fleet, now_ms| {
+            registry.after(before, of(vec![replica("b", 1)]), now_ms).fleet
+        };
+        let second = without(&mut registry, &first, 5);
+        let third = without(&mut registry, &second, 5 + 2 * LINGER_MS);
+        assert!(left(&first).is_empty() && Arc::ptr_eq(&left(&third)[0], &vital), "it has a request");
+        let back = registry.after(&third, of(vec![replica("b", 1), replica("a", 1)]), 3 * LINGER_MS).fleet;
+        assert!(left(&back).is_empty() && Arc::ptr_eq(&back.deployments[0].members[1].vital, &vital));
+        let gone = without(&mut registry, &back, 4 * LINGER_MS);
+        drop(flight);
+        assert_eq!(left(&without(&mut registry, &gone, 5 * LINGER_MS - 1)).len(), 1, "a request may be on its way");
+        assert!(left(&without(&mut registry, &gone, 5 * LINGER_MS)).is_empty());
+    }
+
+    #[test]
     fn a_load_that_does_not_change_grows_stale_and_the_own_requests_go_on_to_count() {
         let mut registry = Registry::default();
         let of = |running| endpoints(vec![deployment("d", "c", &["c"], vec![replica("a", running)])]);
@@ -677,30 +631,18 @@ mod tests {
         assert_eq!(room(&second, u32::MAX), Room { serves: true, places: 0 }, "nine wait there");
         flights.iter_mut().take(8).for_each(Flight::prefilled);
         assert_eq!(room(&second, u32::MAX).places, 1, "eight began since");
-        vital.set_stalled(true);
+        vital.set_life(Life::Stalled);
         assert_eq!(
             room(&second, u32::MAX),
             Room { serves: true, places: u32::MAX },
             "who asks learns why nobody answers"
         );
-        vital.set_stalled(false);
+        vital.set_life(Life::Lives);
         drop((0..40).map(|_| Flight::begin(&vital, 70)).collect::<Vec<_>>());
         let third = registry.after(&second, of(vec![replica("a", 5)]), 0).fleet;
         assert_eq!(room(&third, u32::MAX).places, 2 + 2 * 41 - 1, "forty were answered since, and nobody waits");
         let starting = ReplicaEndpoint { state: EndpointState::Starting, ..replica("a", 0) };
         assert!(!room(&registry.after(&second, of(vec![starting]), 0).fleet, 0).serves);
-    }
-
-    #[test]
-    fn who_does_not_say_that_it_lives_is_suspect_until_it_does() {
-        let vital = Vital::default();
-        assert!(
-            !vital.is_suspect(0) && vital.begin_asking(1000) && !vital.begin_asking(1000),
-            "one question at a time"
-        );
-        assert_eq!([1000, 1099, 1100].map(|now_ms| vital.is_suspect(now_ms)), [false, false, true]);
-        vital.end_asking();
-        assert!(!vital.is_suspect(5000) && vital.begin_asking(0) && vital.is_suspect(200), "also at the first moment");
     }
 
     #[test]

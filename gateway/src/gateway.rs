@@ -102,6 +102,8 @@ pub struct Gateway {
 pub struct Routed<'a> {
     /// Who was chosen.
     pub member: &'a Member,
+    /// Of whom.
+    pub deployment: &'a Deployment,
     /// Why.
     pub choice: Choice,
 }
@@ -182,7 +184,7 @@ impl Gateway {
         };
         count("cached", choice.terms.cached_tokens);
         count("uncached", choice.terms.uncached_tokens);
-        Some(Routed { member, choice })
+        Some(Routed { member, deployment, choice })
     }
 
     /// Who holds which beginnings of prompts. Every request waits for it: not to be kept.

@@ -32,7 +32,7 @@ pub struct Metrics {
     pub cut: IntCounterVec,
     /// Streams that went on elsewhere when their replica was lost, by whether their text is what it would have been.
     pub resumed: IntCounterVec,
-    /// From the loss of a replica to the next byte of an answer.
+    /// From the last that came of a replica that was lost to the next byte of its answer.
     pub resume_seconds: Histogram,
     /// Bytes of requests that are kept so that their streams can go on elsewhere.
     pub kept_bytes: IntGauge,

@@ -21,7 +21,7 @@ use crate::{
     doors::whom,
     error::{Dialect, GatewayError},
     explain::explained,
-    fleet::{Deployment, Fleet, Flight, Member, Whom},
+    fleet::{Deployment, Fleet, Member, Whom},
     gateway::{Gateway, Routed},
     headers::{PREFIXES, REQUEST_ID, RESUME, ROUTE, prefixes, request_id, to_client, to_replica},
     line::Waiter,
@@ -29,11 +29,12 @@ use crate::{
     relay::{Relay, SILENCE},
     resume::Resumable,
     scan::Facts,
-    search::{Loss, Losses, Rounds},
+    search::{Loss, Losses, Patience, Rounds},
     tenants::Tenant,
     turns::{Turn, turn},
     upstream::ReplicaBody,
     usage::Usage,
+    vital::{DEAD, Flight, Life, Vital},
     whole::Telling,
 };
 
@@ -46,6 +47,9 @@ const WHOLE_BYTES_MAX: u64 = 8 << 20;
 const ANSWER_TOKENS: u32 = 256;
 /// Requests that no engine computes anything for: they go past the line where a replica takes requests.
 const UNCOMPUTED: [&str; 3] = ["/tokenize", "/detokenize", "/v1/messages/count_tokens"];
+
+/// How often somebody who waits for a replica looks whether it has said a word.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// An answer of a replica: on its way, or all of it.
 pub type Answered = hyper::Response<Either<ReplicaBody, Full<Bytes>>>;
@@ -139,6 +143,17 @@ pub enum Silence {
     Unreachable(String),
     /// It was lost after the request was sent.
     Lost(Loss, String),
+    /// It did not say that it lives, while others spoke. It may be slow: it can be asked again, and has more time then.
+    Doubted,
+}
+
+impl Silence {
+    fn why(&self) -> &str {
+        match self {
+            Self::Unreachable(error) | Self::Lost(_, error) => error,
+            Self::Doubted => DEAD,
+        }
+    }
 }
 
 /// Answers a request about a response that one replica keeps: asks one after the other until one knows it.
@@ -165,15 +180,15 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
         for member in deployment.candidates(gateway.now_ms(), &[]).0 {
             access.attempts += 1;
             access.pod.clone_from(&member.pod);
-            match attempt(&gateway, &asked, None, member, 0).await {
+            match attempt_at(&gateway, &asked, None, None, member, 0).await {
                 Attempt::Answered(response, _) if response.status() == StatusCode::NOT_FOUND => {}
                 Attempt::Answered(response, flight) | Attempt::Refused(response, flight) => {
                     let mut response = relayed(Relayed { response, flight, resumable: None }, access, &asked);
                     response.headers_mut().insert(REQUEST_ID, id);
                     return response;
                 }
-                Attempt::Silent(Silence::Unreachable(error) | Silence::Lost(_, error)) => {
-                    last = GatewayError::no_answer(deployment, access.attempts, &error);
+                Attempt::Silent(silence) => {
+                    last = GatewayError::no_answer(deployment, access.attempts, silence.why());
                 }
             }
         }
@@ -311,6 +326,7 @@ struct Tries {
     tried: Vec<u32>,
     n_refused: u32,
     losses: Losses,
+    patience: Patience,
     /// Since somebody was silent.
     rounds: Option<Rounds>,
     refusal: Option<Relayed>,
@@ -406,7 +422,7 @@ async fn answer(
         tries.tried.push(routed.member.slot);
         // From here on it counts at its replica.
         drop(turn.take());
-        let why = match attempt(gateway, asked, None, routed.member, routed.choice.terms.uncached_tokens).await {
+        let why = match attempt(gateway, asked, None, tries.patience, &routed).await {
             Attempt::Answered(mut response, flight) => {
                 explain(asked, &routed, access, &mut response);
                 let resumable = resumable(gateway, asked, &routed, access, &response);
@@ -430,6 +446,11 @@ async fn answer(
                 }
                 tries.unreachable(error, gateway.settings.resume);
                 "unreachable"
+            }
+            Attempt::Silent(Silence::Doubted) => {
+                tries.patience.double();
+                tries.unreachable(DEAD.to_owned(), gateway.settings.resume);
+                "silent"
             }
             Attempt::Silent(Silence::Lost(how, error)) => {
                 tracing::warn!(pod = access.pod, error, "a replica was lost before it answered");
@@ -459,17 +480,41 @@ fn why_refused(status: StatusCode) -> &'static str {
     }
 }
 
-/// Asks one replica; `told`: to go on behind what was told of the answer.
+/// Asks the replica that was chosen; `told`: to go on behind what was told of the answer.
 pub async fn attempt(
     gateway: &Gateway,
     asked: &Asked,
     told: Option<&Bytes>,
+    patience: Patience,
+    routed: &Routed<'_>,
+) -> Attempt {
+    // Who alone knows the answer is not left for others.
+    let others = Some((routed.deployment, patience)).filter(|_| !asked.follows);
+    attempt_at(gateway, asked, told, others, routed.member, routed.choice.terms.uncached_tokens).await
+}
+
+/// Waits until a replica has been asked whether it lives, and others have spoken since and it has not for longer than is patience.
+async fn doubted(gateway: &Gateway, vital: &Vital, others: Option<(&Deployment, Patience)>) {
+    let Some((deployment, patience)) = others else { return std::future::pending().await };
+    let is_doubted = || vital.is_silent_for(patience.time(), gateway.now_ms()) && deployment.speaks_louder_than(vital);
+    while !is_doubted() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Asks one replica; `others`: who can be asked instead.
+async fn attempt_at(
+    gateway: &Gateway,
+    asked: &Asked,
+    told: Option<&Bytes>,
+    others: Option<(&Deployment, Patience)>,
     member: &Member,
     prefill_tokens: u32,
 ) -> Attempt {
     let vital = &member.vital;
-    if vital.is_stalled() {
-        return Attempt::Silent(Silence::Unreachable("it has stalled".to_owned()));
+    let leaves_at = if others.is_some() { Life::LeftBehind } else { Life::Stalled };
+    if vital.life() >= leaves_at {
+        return Attempt::Silent(Silence::Unreachable(DEAD.to_owned()));
     }
     let flight = Flight::begin(vital, prefill_tokens);
     let address = member.address.as_deref().unwrap_or_default();
@@ -489,7 +534,8 @@ pub async fn attempt(
     let silent = || Silence::Lost(Loss::Broken, format!("no answer came within {} s", limit.as_secs()));
     let answer = tokio::select! {
         answer = tokio::time::timeout(limit, answer) => answer.unwrap_or_else(|_| Err(silent())),
-        () = vital.stalled() => Err(Silence::Lost(Loss::Left, "it has stalled".to_owned())),
+        () = vital.falls_to(leaves_at) => Err(Silence::Lost(Loss::Left, DEAD.to_owned())),
+        () = doubted(gateway, vital, others) => return Attempt::Silent(Silence::Doubted),
     };
     let response = match answer {
         Ok(response) => response,

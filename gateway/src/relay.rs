@@ -12,24 +12,27 @@ use axum::http::StatusCode;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::{
+    sync::futures::OwnedNotified,
+    time::{Instant, Sleep, sleep},
+};
 
 use crate::{
     access::Access,
     error::{Dialect, GatewayError},
     events::Events,
-    fleet::Flight,
     journal::{Passed, Then},
     resume::{GoneOn, Resumable},
     search::Loss,
     upstream::ReplicaBody,
+    vital::{DEAD, Flight, Life},
 };
 
 /// A replica that streams says something at least every 15 s.
 pub const SILENCE: Duration = Duration::from_secs(45);
 
-/// How often a stream looks whether its replica still lives.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often a stream looks for how long its replica has been silent.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Relay {
@@ -46,6 +49,8 @@ struct Stream {
     dialect: Dialect,
     heard: Instant,
     look: Pin<Box<Sleep>>,
+    /// Ends when its replica lives less than before.
+    lives_less: Pin<Box<OwnedNotified>>,
     resumable: Option<Resumable>,
 }
 
@@ -53,10 +58,8 @@ enum Stage {
     Passing,
     /// All was said; what is left is the end of the connection's.
     Done,
-    /// Its replica was lost then; another one is looked for, and why.
-    GoingOn(Instant, GoingOn),
-    /// Another one goes on; nothing came from it yet.
-    Waiting(Instant),
+    /// Its replica was lost; another one is looked for.
+    GoingOn(GoingOn),
     Ended,
 }
 
@@ -81,6 +84,7 @@ impl Relay {
             dialect,
             heard: Instant::now(),
             look: Box::pin(sleep(LOOK)),
+            lives_less: Box::pin(flight.vital().lives_less()),
             resumable,
         });
         Self { inner, flight, access, stream, stage: Stage::Passing }
@@ -95,10 +99,7 @@ impl Relay {
             return Passed { data: stream.events.pass(data), then: Then::More };
         };
         self.flight.vital().heard(resumable.gateway().now_ms());
-        if let Stage::Waiting(lost) = self.stage {
-            self.access.waited(lost.elapsed());
-            self.stage = Stage::Passing;
-        }
+        self.access.came();
         let passed = resumable.journal.pass(data);
         self.access.usage = resumable.journal.usage();
         passed
@@ -111,14 +112,8 @@ impl Relay {
             return Some(Err(ReplicaLost(why.to_owned())));
         };
         if let Some(search) = stream.resumable.as_mut().and_then(|resumable| resumable.go_on(how)) {
-            tracing::warn!(
-                pod = self.access.pod,
-                why,
-                "a replica was lost in the middle of a stream: it goes on elsewhere"
-            );
-            // A second loss before anything came: the client waits since the first.
-            let since = if let Stage::Waiting(lost) = self.stage { lost } else { Instant::now() };
-            self.stage = Stage::GoingOn(since, Box::pin(search));
+            self.access.lost(why, stream.heard.into_std());
+            self.stage = Stage::GoingOn(Box::pin(search));
             // The connection with it: whoever is alive nevertheless stops computing.
             self.inner = Either::Right(Full::default());
             return None;
@@ -136,7 +131,7 @@ impl Relay {
     }
 
     /// Goes on with what was found.
-    fn went_on(&mut self, since: Instant, there: GoneOn) {
+    fn went_on(&mut self, there: GoneOn) {
         let Some(stream) = &mut self.stream else { return };
         let Some(resumable) = &mut stream.resumable else { return };
         resumable.moved(&there);
@@ -144,7 +139,8 @@ impl Relay {
         self.flight = there.flight;
         self.inner = there.answer.into_body();
         stream.heard = Instant::now();
-        self.stage = Stage::Waiting(since);
+        stream.lives_less.set(self.flight.vital().lives_less());
+        self.stage = Stage::Passing;
     }
 
     fn found_nobody(&mut self, error: &GatewayError) -> Option<Result<Frame<Bytes>, ReplicaLost>> {
@@ -157,10 +153,14 @@ impl Relay {
     /// Whether the replica of a stream that waits is lost, and why.
     fn looks_lost(&mut self, context: &mut Context<'_>) -> Option<String> {
         let stream = self.stream.as_mut()?;
+        let vital = self.flight.vital();
+        while stream.lives_less.as_mut().poll(context).is_ready() {
+            stream.lives_less.set(vital.lives_less());
+        }
+        if vital.life() >= stream.resumable.as_ref().map_or(Life::Stalled, Resumable::leaves_at) {
+            return Some(DEAD.to_owned());
+        }
         while stream.look.as_mut().poll(context).is_ready() {
-            if self.flight.vital().is_stalled() {
-                return Some("it has stalled".to_owned());
-            }
             if stream.heard.elapsed() >= SILENCE {
                 return Some(format!("it was silent for {} s", SILENCE.as_secs()));
             }
@@ -223,17 +223,14 @@ impl Body for Relay {
         loop {
             let said = match &mut relay.stage {
                 Stage::Ended => return Poll::Ready(None),
-                Stage::GoingOn(since, search) => {
-                    let since = *since;
-                    match ready!(search.as_mut().poll(context)) {
-                        Ok(there) => {
-                            relay.went_on(since, there);
-                            None
-                        }
-                        Err(error) => relay.found_nobody(&error),
+                Stage::GoingOn(search) => match ready!(search.as_mut().poll(context)) {
+                    Ok(there) => {
+                        relay.went_on(there);
+                        None
                     }
-                }
-                Stage::Passing | Stage::Waiting(_) | Stage::Done => {
+                    Err(error) => relay.found_nobody(&error),
+                },
+                Stage::Passing | Stage::Done => {
                     let is_done = matches!(relay.stage, Stage::Done);
                     match Pin::new(&mut relay.inner).poll_frame(context) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().ok().and_then(|data| relay.came(data)),

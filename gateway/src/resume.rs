@@ -8,11 +8,11 @@ use bytes::Bytes;
 
 use crate::{
     error::GatewayError,
-    fleet::Flight,
     gateway::Gateway,
     journal::Journal,
     proxy::{Answered, Asked, Attempt, Silence, attempt},
-    search::{Loss, Losses, Rounds},
+    search::{Loss, Losses, Patience, Rounds},
+    vital::{DEAD, Flight, Life},
 };
 
 /// How an agent names the vocabulary of the tokens it tells, and the bits of its logits: `VOCABULARY-BITS`.
@@ -100,6 +100,11 @@ impl Resumable {
         &self.gateway
     }
 
+    /// How little its replica may live before it is left: who has nowhere to go waits longer.
+    pub fn leaves_at(&self) -> Life {
+        if self.kept.is_some() { Life::LeftBehind } else { Life::Stalled }
+    }
+
     /// What finds a replica that goes on, after this one was lost; `None` if the request is not kept.
     pub fn go_on(&mut self, how: Loss) -> Option<impl Future<Output = Result<GoneOn, GatewayError>> + Send + 'static> {
         self.journal.drop_unsaid();
@@ -115,6 +120,7 @@ impl Resumable {
             told: self.journal.told(&self.model.vocabulary).map(Bytes::from),
             model: self.model.clone(),
             losses: self.losses,
+            patience: Patience::default(),
         };
         Some(search.run(self.slot))
     }
@@ -141,6 +147,7 @@ struct Search {
     told: Option<Bytes>,
     model: Model,
     losses: Losses,
+    patience: Patience,
 }
 
 impl Search {
@@ -166,8 +173,7 @@ impl Search {
         while !self.losses.are_too_many() {
             let routed = self.gateway.choose(&deployment, &self.asked, tried)?;
             tried.push(routed.member.slot);
-            let uncached = routed.choice.terms.uncached_tokens;
-            match attempt(&self.gateway, &self.asked, self.told.as_ref(), routed.member, uncached).await {
+            match attempt(&self.gateway, &self.asked, self.told.as_ref(), self.patience, &routed).await {
                 Attempt::Answered(answer, flight) if goes_on(&answer) => {
                     let model = Model::of(answer.headers());
                     let is_exact = model.as_ref().is_some_and(|model| model.promises_the_text_of(&self.model));
@@ -178,6 +184,10 @@ impl Search {
                     *why = format!("{} answered {}", routed.member.pod, answer.status().as_u16());
                 }
                 Attempt::Silent(Silence::Unreachable(error)) => *why = error,
+                Attempt::Silent(Silence::Doubted) => {
+                    self.patience.double();
+                    *why = DEAD.to_owned();
+                }
                 Attempt::Silent(Silence::Lost(how, error)) => {
                     self.losses.add(how);
                     *why = error;

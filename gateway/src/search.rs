@@ -75,6 +75,29 @@ impl Rounds {
     }
 }
 
+/// How long a replica that is asked may say nothing, not even that it lives, while others speak: twice as long after each that did not, since
+/// it may be that nothing is fast now.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Duration::from_millis(100))
+    }
+}
+
+impl Patience {
+    /// So long.
+    pub fn time(self) -> Duration {
+        self.0
+    }
+
+    /// One was left after this time.
+    pub fn double(&mut self) {
+        self.0 *= 2;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,21 +1,23 @@
 //! An answer that is not streamed, while its replica tells its tokens: waited for until all of it is there, with whoever goes on when
 //! that replica is lost. Its bytes are the agent's, and its client sees nothing of this.
 
+use std::time::Instant;
+
 use axum::http::StatusCode;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::{
     access::Access,
     error::GatewayError,
-    fleet::Flight,
     journal::{Passed, Then},
     proxy::Answered,
     relay::SILENCE,
     resume::Resumable,
     search::Loss,
     usage::Usage,
+    vital::{DEAD, Flight},
 };
 
 /// One that is being made.
@@ -38,15 +40,13 @@ enum Part {
 impl Telling {
     /// All of it.
     pub async fn whole(mut self, access: &mut Access) -> Result<(Answered, Flight), GatewayError> {
-        // Since when the client waits for somebody who goes on.
-        let mut lost_at = None;
         loop {
-            let (how, why) = match self.part(access, &mut lost_at).await {
+            let mut heard = Instant::now();
+            let (how, why) = match self.part(access, &mut heard).await {
                 Part::All(body, status) => return Ok(self.answered(body, status)),
                 Part::Lost(how, why) => (how, why),
             };
-            lost_at.get_or_insert_with(Instant::now);
-            tracing::warn!(pod = access.pod, why, "a replica was lost while it made an answer: it goes on elsewhere");
+            access.lost(&why, heard);
             let Some(search) = self.resumable.go_on(how) else {
                 let message = format!("the replica that made this answer was lost: {why}");
                 return Err(GatewayError::new(StatusCode::BAD_GATEWAY, "replica_lost", message));
@@ -61,13 +61,13 @@ impl Telling {
     }
 
     /// Reads what this replica tells, until all is there or the replica is lost.
-    async fn part(&mut self, access: &mut Access, lost_at: &mut Option<Instant>) -> Part {
+    async fn part(&mut self, access: &mut Access, heard: &mut Instant) -> Part {
         let lost = |how, why: &str| Part::Lost(how, why.to_owned());
         loop {
             let vital = self.flight.vital();
             let frame = tokio::select! {
                 frame = timeout(SILENCE, self.response.body_mut().frame()) => frame,
-                () = vital.stalled() => return lost(Loss::Left, "it has stalled"),
+                () = vital.falls_to(self.resumable.leaves_at()) => return lost(Loss::Left, DEAD),
             };
             let data = match frame {
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
@@ -77,9 +77,8 @@ impl Telling {
             };
             vital.heard(self.resumable.gateway().now_ms());
             self.flight.prefilled();
-            if let Some(since) = lost_at.take() {
-                access.waited(since.elapsed());
-            }
+            *heard = Instant::now();
+            access.came();
             let Passed { data, then } = self.resumable.journal.pass(data);
             match then {
                 Then::More => {}

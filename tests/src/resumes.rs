@@ -304,16 +304,16 @@ impl Fleet {
         self.agents.iter().map(|(agent, _)| agent)
     }
 
-    /// Strikes a replica. The gateway hears of it from nobody but the replica until [`Fleet::tell`].
-    pub fn strike(&mut self, place: usize, blow: Blow) -> Result<()> {
-        let (agent, _) = self.agents.remove(place);
+    /// Strikes a replica; its pod. The gateway hears of it from nobody but the replica until [`Fleet::tell`].
+    pub fn strike(&mut self, place: usize, blow: Blow) -> Result<String> {
+        let (agent, endpoint) = self.agents.remove(place);
         match blow {
             Blow::Kill => agent.signal("KILL")?,
             Blow::Freeze => agent.signal("STOP")?,
             Blow::Drain | Blow::Roll => agent.terminate()?,
         }
         self.struck.push(agent);
-        Ok(())
+        Ok(endpoint.pod)
     }
 
     /// Tells the gateway which replicas there are.

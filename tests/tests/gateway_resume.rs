@@ -39,8 +39,15 @@ async fn undisturbed(fleet: &Fleet, cases: &[Case]) -> Result<Vec<Said>> {
     try_join_all(cases.iter().map(|case| case.ask(&base, || {}))).await
 }
 
-/// Strikes a replica in the middle of many streams; all must say what they say undisturbed.
-async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
+/// Whether the gateway is told that a replica that was struck is none any more.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Told {
+    Never,
+    AtOnce,
+}
+
+/// Strikes a replica in the middle of many streams; all must say what they say undisturbed. What the gateway logged.
+async fn check(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<String> {
     let mut fleet = Fleet::start(2, gateway_args).await?;
     let cases = [cases(1, 250), whole_cases(1, 250)].concat();
     let expected = undisturbed(&fleet, &cases).await?;
@@ -60,6 +67,9 @@ async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     fleet.strike(0, blow)?;
+    if told == Told::AtOnce {
+        fleet.tell().await?;
+    }
     for ((answer, case), expected) in answers.into_iter().zip(&cases).zip(&expected) {
         let seen = tokio::time::timeout(PATIENCE, answer).await.context(case.name)??;
         let seen = seen.with_context(|| format!("{blow:?}: {}\n{}", case.name, fleet.gateway.log()))?;
@@ -69,22 +79,34 @@ async fn check(blow: Blow, gateway_args: &[&str]) -> Result<()> {
     let unsure = fleet.counted("stoker_gateway_resumed_total", "exact=\"false\"").await?;
     assert!(resumed >= 1.0 && unsure == 0.0, "{blow:?}: {resumed} went on, {unsure} of them unsure");
     assert_eq!(fleet.counted("stoker_gateway_answers_cut_total", "").await?, 0.0);
-    Ok(())
+    Ok(fleet.gateway.log())
 }
 
 #[tokio::test]
 async fn streams_outlive_a_killed_replica() -> Result<()> {
-    check(Blow::Kill, &[]).await
+    check(Blow::Kill, Told::Never, &[]).await.map(drop)
 }
 
 #[tokio::test]
-async fn streams_outlive_a_frozen_replica() -> Result<()> {
-    check(Blow::Freeze, &["--stall", "1"]).await
+async fn streams_outlive_a_frozen_replica_that_others_leave_behind() -> Result<()> {
+    // By itself it would be taken for lost long after this test.
+    let log = check(Blow::Freeze, Told::Never, &["--stall", "3600"]).await?;
+    assert!(log.contains("a replica is silent while others are not"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn streams_outlive_a_frozen_replica_that_is_in_no_document_any_more() -> Result<()> {
+    let log = check(Blow::Freeze, Told::AtOnce, &[]).await?;
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let why: Vec<Value> = lines.filter(|line| line["gap_ms"].is_u64()).map(|line| line["why"].clone()).collect();
+    assert!(!why.is_empty() && why.iter().all(|why| why == "it does not say that it lives"), "{why:?}");
+    Ok(())
 }
 
 #[tokio::test]
 async fn streams_outlive_a_replica_that_is_drained_past_its_deadline() -> Result<()> {
-    check(Blow::Drain, &[]).await
+    check(Blow::Drain, Told::Never, &[]).await.map(drop)
 }
 
 #[tokio::test]
@@ -418,12 +440,45 @@ async fn client(base: String, pool: Arc<Vec<(Case, Said)>>, tally: Arc<Tally>, s
     }
 }
 
-/// Milliseconds that clients waited when their stream went on elsewhere, ascending.
-fn gaps(log: &str) -> Vec<u64> {
+/// An answer that went on elsewhere.
+struct Gap {
+    /// What befell the replica that was lost with it; `None`: nothing, the gateway gave it up.
+    blow: Option<Blow>,
+    /// Milliseconds between the last that came of that replica and the next byte.
+    millis: u64,
+    /// Of these, those since the gateway knew.
+    search_millis: u64,
+}
+
+/// What a gateway's log says of answers that went on; `struck` says what befell pods.
+fn gaps(log: &str, struck: &BTreeMap<String, Blow>) -> Vec<Gap> {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut gaps: Vec<u64> = lines.filter_map(|line| line["gap_ms"].as_u64()).collect();
-    gaps.sort_unstable();
-    gaps
+    let gap = |line: Value| {
+        let blow = struck.get(line["lost"].as_str()?).copied();
+        Some(Gap { blow, millis: line["gap_ms"].as_u64()?, search_millis: line["search_ms"].as_u64()? })
+    };
+    lines.filter_map(gap).collect()
+}
+
+/// Two percentiles and the longest.
+fn spread(mut millis: Vec<u64>) -> String {
+    millis.sort_unstable();
+    let at = |share: f64| millis.get((millis.len().saturating_sub(1) as f64 * share) as usize).copied().unwrap_or(0);
+    format!("p50 {}, p99 {}, longest {} ms", at(0.5), at(0.99), at(1.0))
+}
+
+fn print_gaps(gaps: &[Gap]) {
+    let of = |name: &str, of: &dyn Fn(&Gap) -> bool| {
+        let some: Vec<&Gap> = gaps.iter().filter(|gap| of(gap)).collect();
+        let all = spread(some.iter().map(|gap| gap.millis).collect());
+        let search = spread(some.iter().map(|gap| gap.search_millis).collect());
+        println!("gaps after {name}: {} of them, {all}; since the loss was known {search}", some.len());
+    };
+    of("all blows", &|_| true);
+    for blow in Blow::ALL {
+        of(&format!("{blow:?}"), &|gap| gap.blow == Some(blow));
+    }
+    of("no blow", &|gap| gap.blow.is_none());
 }
 
 #[tokio::test]
@@ -443,7 +498,8 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     let clients: Vec<_> = (0..n_clients)
         .map(|seed| tokio::spawn(client(base.clone(), Arc::clone(&pool), Arc::clone(&tally), Arc::clone(&stop), seed)))
         .collect();
-    let (begun, mut blows, mut random) = (Instant::now(), BTreeMap::<Blow, u32>::new(), StdRng::seed_from_u64(7));
+    let (begun, mut random) = (Instant::now(), StdRng::seed_from_u64(7));
+    let (mut blows, mut struck) = (BTreeMap::<Blow, u32>::new(), BTreeMap::<String, Blow>::new());
     while begun.elapsed() < Duration::from_secs_f64(minutes * 60.0) {
         // A thousand in half an hour.
         tokio::time::sleep(Duration::from_millis(random.random_range(100..1000))).await;
@@ -451,11 +507,11 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
         *blows.entry(blow).or_default() += 1;
         if blow == Blow::Roll {
             fleet.add().await?;
-            fleet.strike(0, blow)?;
+            struck.insert(fleet.strike(0, blow)?, blow);
             fleet.tell().await?;
         } else {
             let place = random.random_range(0..fleet.agents().len());
-            fleet.strike(place, blow)?;
+            struck.insert(fleet.strike(place, blow)?, blow);
             // The gateway hears of it as late as an operator would say it.
             tokio::time::sleep(Duration::from_millis(random.random_range(0..1500))).await;
             fleet.add().await?;
@@ -470,10 +526,6 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     for client in clients {
         client.await?;
     }
-    let gaps = gaps(&fleet.gateway.log());
-    let at = |share: f64| {
-        gaps.get(((gaps.len() as f64 * share) as usize).min(gaps.len().saturating_sub(1))).copied().unwrap_or_default()
-    };
     let resumed = [
         fleet.counted("stoker_gateway_resumed_total", "\"true\"").await?,
         fleet.counted("stoker_gateway_resumed_total", "\"false\"").await?,
@@ -481,16 +533,13 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     let wrong = tally.wrong.lock().unwrap().clone();
     let n_different = wrong.iter().filter(|wrong| wrong.contains("\ninstead of ")).count();
     println!(
-        "{minutes} minutes, {n_clients} clients: {} answers, {} of them wrong, {n_different} of these whole and different; {blows:?}; {} streams went on elsewhere, {} of them unsure; \
-         gap p50 {} ms, p99 {} ms, longest {} ms",
+        "{minutes} minutes, {n_clients} clients: {} answers, {} of them wrong, {n_different} of these whole and different; {blows:?}; {} streams went on elsewhere, {} of them unsure",
         tally.answers.load(Ordering::Relaxed),
         wrong.len(),
         resumed[0] + resumed[1],
         resumed[1].abs(),
-        at(0.5),
-        at(0.99),
-        at(1.0),
     );
+    print_gaps(&gaps(&fleet.gateway.log(), &struck));
     assert!(wrong.is_empty(), "{} wrong answers, the first:\n{}", wrong.len(), wrong[0]);
     Ok(())
 }

@@ -11,13 +11,14 @@ use crate::{
     doors::whom,
     error::GatewayError,
     explain::explained,
-    fleet::{Deployment, Fleet, Flight, Whom},
+    fleet::{Deployment, Fleet, Whom},
     gateway::Gateway,
     headers::{self, Changes},
     permit::{self, Permit},
     proxy::{Asked, ask, newest, wait},
     server::FORWARDED,
     tenants::Tenant,
+    vital::Flight,
 };
 
 /// Paths under which replicas say what they are or keep, beside those that are routed by what is asked.
