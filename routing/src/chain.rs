@@ -35,6 +35,7 @@ pub struct Chain {
     marks: Vec<Mark>,
     n_bytes: u32,
     key: u64,
+    whole: u64,
 }
 
 impl Chain {
@@ -61,6 +62,7 @@ impl Chain {
             // Where a part ends is a part of what it says.
             state = mix(state, 1);
         }
+        chain.whole = state;
         chain.key = chain.key_mark().map_or(state, |mark| mark.hash);
         chain
     }
@@ -82,6 +84,11 @@ impl Chain {
     /// The same for prompts that begin alike: what to choose by among equals.
     pub fn key(&self) -> u64 {
         self.key
+    }
+
+    /// The same for the same prompt only.
+    pub fn whole(&self) -> u64 {
+        self.whole
     }
 
     /// Bytes of the whole.

@@ -4,7 +4,9 @@
 //! that wait there, and for each sequence beside it what it slows prefill by. The first weigh more: who waits loses time, who computes again
 //! what another one holds takes it from all. Replicas that have more than their share of requests are
 //! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
-//! each other send prompts that begin alike to the same replica. Where no replica has told its load, the first two by the key are
+//! each other send prompts that begin alike to the same replica. Where several hold the same of a prompt, all of it is the key: what many prompts begin with would lead all
+//! of them to one of those that hold it. Nearly equal is what four sequences are: gateways do not know what others sent since the last report, and
+//! the more replicas are equal to all of them, the more often they choose alike ([0030](../../docs/decisions/0030-gateways-agree-by-what-they-take-for-equal.md)). Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!
 //! A replica of less than a whole weight is one that is tried: it gets its part of all requests, whatever it holds and has to do, by a
@@ -31,8 +33,10 @@ pub struct Rules {
     pub uncached_weight: f64,
     /// Tokens of prefill that a sequence in progress counts as.
     pub sequence_tokens: f64,
-    /// Costs that differ by at most this many tokens are equal.
+    /// Costs that differ by at most this many tokens are equal,
     pub near_tokens: f64,
+    /// by at most this many among those that hold as much of the prompt: what is found there does not depend on which of them is chosen.
+    pub alike_tokens: f64,
     /// From this share of referenced KV blocks on, a replica is likely to preempt.
     pub kv_high: f64,
     /// Tokens of prefill that a full cache counts as.
@@ -48,7 +52,8 @@ impl Default for Rules {
             slack: 2.0,
             uncached_weight: 1.5,
             sequence_tokens: 256.0,
-            near_tokens: 256.0,
+            near_tokens: 1024.0,
+            alike_tokens: 256.0,
             kv_high: 0.8,
             kv_full_tokens: 8192.0,
             slow_start_ms: 10_000,
@@ -171,7 +176,6 @@ struct Scene<'a> {
     replicas: &'a [ReplicaView],
     matches: &'a Matches,
     rules: &'a Rules,
-    key: u64,
 }
 
 /// Chooses; `None` if there is nobody to choose.
@@ -188,7 +192,7 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
         fresh |= replica.load.is_fresh;
     }
     let bound = rules.balance * (requests + 1.0) / shares + rules.slack / f64::from(WHOLE);
-    let scene = Scene { ask, replicas, matches, rules, key: ask.session.unwrap_or(ask.chain.key()) };
+    let scene = Scene { ask, replicas, matches, rules };
     let (mut fitting, mut over) = (Vec::with_capacity(replicas.len()), Vec::new());
     for (place, replica) in replicas.iter().enumerate().filter(|(_, replica)| may(replica)) {
         let most = (bound * share(replica, ask.now_ms, rules)).max(1.0);
@@ -251,6 +255,12 @@ fn affinity(key: u64, replica: &ReplicaView) -> f64 {
     -f64::from(replica.weight) / drawn.ln()
 }
 
+/// Those that cost at most so much more than the least.
+fn cheapest(candidates: impl Iterator<Item = Candidate> + Clone, more: f64) -> Vec<Candidate> {
+    let lowest = candidates.clone().map(|candidate| candidate.cost).min_by(f64::total_cmp);
+    candidates.filter(|candidate| lowest.is_some_and(|lowest| candidate.cost <= lowest + more)).collect()
+}
+
 impl Scene<'_> {
     fn terms(&self, replica: &ReplicaView) -> Terms {
         let (load, rules) = (&replica.load, self.rules);
@@ -274,25 +284,25 @@ impl Scene<'_> {
         self.matches.of(self.replicas[candidate.place].slot)
     }
 
-    fn affinity(&self, candidate: &Candidate) -> f64 {
-        affinity(self.key, &self.replicas[candidate.place])
+    /// Whose it is, among those that say they hold this much of it.
+    fn affinity(&self, candidate: &Candidate, exact: u32) -> f64 {
+        let of_prompt = if exact > 0 { self.ask.chain.whole() } else { self.ask.chain.key() };
+        affinity(self.ask.session.unwrap_or(of_prompt), &self.replicas[candidate.place])
     }
 
     /// Of those that cost nearly as little as the least, the one that says it holds most; of equals the key's own. What was only sent
     /// somewhere does not count for this: other gateways sent other things, and all of them have the key.
     fn least(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
-        let lowest = candidates.iter().map(|candidate| candidate.cost).min_by(f64::total_cmp)?;
-        let is_near = |candidate: &&Candidate| candidate.cost <= lowest + self.rules.near_tokens;
         let exact = |candidate: &Candidate| self.matches.exact(self.replicas[candidate.place].slot);
-        let (mut n_near, mut best) = (0, None::<(u32, f64, &Candidate)>);
-        for candidate in candidates.iter().filter(is_near) {
-            n_near += 1;
-            let rank = (exact(candidate), self.affinity(candidate));
-            if best.is_none_or(|(exact, affinity, _)| rank > (exact, affinity)) {
-                best = Some((rank.0, rank.1, candidate));
-            }
+        let mut near = cheapest(candidates.iter().copied(), self.rules.near_tokens);
+        let n_near = near.len();
+        let held = near.iter().map(exact).max()?;
+        if held > 0 {
+            let holders = near.iter().copied().filter(|candidate| exact(candidate) == held);
+            near = cheapest(holders, self.rules.alike_tokens);
         }
-        let (.., chosen) = best?;
+        let affinity = |candidate: &Candidate| self.affinity(candidate, held);
+        let chosen = near.iter().max_by(|a, b| affinity(a).total_cmp(&affinity(b)))?;
         let reason = match (self.matched(chosen), n_near) {
             (1.., _) => Reason::Prefix,
             (0, 1) => Reason::Load,
@@ -304,7 +314,7 @@ impl Scene<'_> {
     /// The cheaper of the key's first two and of those that hold a prefix.
     fn of_two(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
         let mut by_key: Vec<(f64, &Candidate)> =
-            candidates.iter().map(|candidate| (self.affinity(candidate), candidate)).collect();
+            candidates.iter().map(|candidate| (self.affinity(candidate, 0), candidate)).collect();
         by_key.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         let compared =
             by_key.iter().enumerate().filter(|(rank, (_, candidate))| *rank < 2 || self.matched(candidate) > 0);

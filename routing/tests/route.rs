@@ -112,6 +112,37 @@ fn of_nearly_equals_who_says_that_it_holds_the_prompt_is_chosen_and_who_was_only
 }
 
 #[test]
+fn what_one_gateway_sent_since_the_last_report_changes_no_choice_of_another() {
+    let index = PrefixIndex::bounded(100);
+    for seed in 0..40 {
+        let chain = prompt(seed, 4000);
+        let own = slot_of(&chain, &fleet(8, |_| {}), &index).0;
+        let sent = |count| fleet(8, |view| view.load.requests = if view.slot == own { count } else { 0 });
+        assert_eq!(slot_of(&chain, &sent(2), &index), (own, Reason::Key));
+        assert_ne!(slot_of(&chain, &sent(5), &index).0, own, "five are too many for it");
+    }
+}
+
+#[test]
+fn prompts_that_many_hold_the_beginning_of_are_spread_among_these_and_stay_off_the_busier_ones() {
+    let mut index = PrefixIndex::bounded(10_000);
+    let beginning = prompt(1, 8192);
+    for slot in 0..6 {
+        let hearing = index.hear(slot);
+        beginning.marks().iter().for_each(|mark| index.store(&hearing, mark.hash));
+    }
+    // The first is busier by less than would keep a prompt's only holder from it.
+    let replicas = fleet(8, |view| view.load.requests = if view.slot == 0 { 2 } else { 0 });
+    let mut counts = [0; 8];
+    for number in 0..600u32 {
+        let chain = Chain::of(1, &[&vec![1; 8192], &number.to_le_bytes()]);
+        counts[slot_of(&chain, &replicas, &index).0 as usize] += 1;
+    }
+    assert!(counts[1..6].iter().all(|count| (80..160).contains(count)), "{counts:?}");
+    assert_eq!([counts[0], counts[6], counts[7]], [0; 3], "{counts:?}");
+}
+
+#[test]
 fn equals_share_keys_by_weight_and_a_new_replica_takes_only_its_own() {
     let index = PrefixIndex::bounded(100);
     let keys: Vec<Chain> = (0..4000u64).map(|key| Chain::of(key, &[b"x"])).collect();

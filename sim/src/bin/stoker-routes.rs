@@ -25,6 +25,9 @@ struct Args {
     /// Of everything that is left to chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Only these kinds of load (shared, chat, agents, unshared) and rules (by their names in figures); repeat for more. Default: all.
+    #[arg(long, value_parser = word)]
+    only: Vec<String>,
     /// File that figures are appended to. Default: none is written.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -44,11 +47,11 @@ fn main() -> Result<()> {
         found.push(time_of_choices(&run));
     }
     if !args.time_only {
-        for kind in Kind::ALL {
+        for kind in Kind::ALL.into_iter().filter(|kind| is_meant(&args.only, &kinds(), kind.word())) {
             for (n_replicas, pace) in args.replicas.iter().flat_map(|n| args.paces.iter().map(move |pace| (*n, *pace)))
             {
                 let load = Load { kind, n_replicas, seconds: args.seconds, pace, seed: args.seed };
-                found.extend(compared(&run, &load));
+                found.extend(compared(&run, &load, &args.only));
             }
         }
     }
@@ -58,8 +61,27 @@ fn main() -> Result<()> {
     }
 }
 
-/// All rules on one load.
-fn compared(figures: &Run, load: &Load) -> Vec<Figure> {
+fn kinds() -> Vec<&'static str> {
+    Kind::ALL.map(Kind::word).into()
+}
+
+fn rules() -> Vec<&'static str> {
+    RuleName::ALL.map(RuleName::word).into()
+}
+
+/// A kind of load or a rule.
+fn word(text: &str) -> Result<String, String> {
+    let known = [kinds(), rules()].concat();
+    if known.contains(&text) { Ok(text.to_owned()) } else { Err(format!("one of: {}", known.join("; "))) }
+}
+
+/// Whether one of these words is asked for: it is named, or none of them is.
+fn is_meant(only: &[String], words: &[&str], word: &str) -> bool {
+    only.iter().any(|named| named == word) || !only.iter().any(|named| words.contains(&named.as_str()))
+}
+
+/// Rules on one load.
+fn compared(figures: &Run, load: &Load, only: &[String]) -> Vec<Figure> {
     let pace = if load.pace == 1.0 { String::new() } else { format!("_at_{}", load.pace) };
     let case = format!("route_{}_{}{pace}", load.kind.word(), load.n_replicas);
     let oracle = shared_cache_hits(load);
@@ -68,7 +90,7 @@ fn compared(figures: &Run, load: &Load) -> Vec<Figure> {
         "| rule | hits, of the oracle's | TTFT p50 | p99 | imbalance | agreement | requests |\n|---|---|---|---|---|---|---|"
     );
     let mut found = Vec::new();
-    for rule in RuleName::ALL {
+    for rule in RuleName::ALL.into_iter().filter(|rule| is_meant(only, &rules(), rule.word())) {
         let outcome = run(&Setting { load: *load, rule });
         let share = if oracle > 0.01 { outcome.hit_share / oracle } else { 1.0 };
         let [p50, p99] = [outcome.ttft.p50, outcome.ttft.p99].map(|seconds| 1e3 * seconds);
