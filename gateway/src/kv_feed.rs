@@ -110,6 +110,10 @@ fn judge(known: Option<&Known>, told: &KvEvents) -> News {
     }
 }
 
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(rand::random::<f64>() / 2.0 + 0.5)
+}
+
 /// Listens to one replica. What it said is known no more when this is dropped.
 struct Listener {
     gateway: Arc<Gateway>,
@@ -131,8 +135,18 @@ impl Listener {
         loop {
             match self.ask().await {
                 Ok(told) => {
-                    (pause, heard, is_silent) = (FIRST_PAUSE, Instant::now(), false);
+                    (heard, is_silent) = (Instant::now(), false);
+                    let (news, is_empty) = (judge(self.known.as_ref(), &told), told.events.is_empty());
                     self.take(told).await;
+                    pause = match news {
+                        News::More => FIRST_PAUSE,
+                        News::Whole => pause,
+                        News::Gap => (pause * 2).min(LONGEST_PAUSE),
+                    };
+                    // Whoever does not wait with an answer, or has nothing follow, is not asked the faster for it.
+                    if is_empty || news != News::More {
+                        sleep(jittered(pause)).await;
+                    }
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_silent, true) {
@@ -142,7 +156,7 @@ impl Listener {
                     if heard.elapsed() > PATIENCE {
                         self.forget();
                     }
-                    sleep(pause.mul_f64(rand::random::<f64>() / 2.0 + 0.5)).await;
+                    sleep(jittered(pause)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }

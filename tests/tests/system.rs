@@ -17,6 +17,7 @@ mod fetch_registry;
 mod fetch_web;
 mod gateway_envoy;
 mod gateway_events;
+mod gateway_feeds;
 mod gateway_http;
 mod gateway_line;
 mod gateway_operator;
