@@ -21,6 +21,5 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod replica;
 pub mod shutdown;
-pub mod spans;
 pub mod startup;
 pub mod wording;

@@ -14,15 +14,15 @@ use stoker_agent::{
         access::{self, ApiKeys},
     },
     replica::Replica,
-    shutdown,
-    spans::SpanLine,
-    startup,
+    shutdown, startup,
     wording::in_words_of,
 };
 use stoker_edge::{
     allocator,
     connections::{self, ADMIN_LIMITS, Limits},
-    cors, telemetry,
+    cors,
+    spans::SpanLine,
+    telemetry,
 };
 use stoker_engine::{
     exec::cuda::{Finding, survey},

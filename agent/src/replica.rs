@@ -16,6 +16,7 @@ use stoker_crds::{
     intent::Want,
     kv_events::KvEvents,
 };
+use stoker_edge::spans::SpanLine;
 use stoker_engine::{EngineHandle, EngineLoad, ModelInfo, SamplingParams};
 use stoker_replica::history::Memory;
 use tokio::sync::watch;
@@ -32,7 +33,6 @@ use crate::{
     kv_log::KvLog,
     lifecycle::{Action, Departure, Event, Purpose, State, next},
     metrics::Metrics,
-    spans::SpanLine,
 };
 
 /// This process's replica.

@@ -1,5 +1,5 @@
 //! What agent and gateway do alike at the edge to clients: connections within limits, an end that cuts no answer, the form of their
-//! log, memory that goes back when a storm of them is over, keys that clients send, pages of other origins, and the playground. Knows no
+//! log, requests as spans of traces, memory that goes back when a storm of them is over, keys that clients send, pages of other origins, and the playground. Knows no
 //! endpoint of an API.
 
 pub mod allocator;
@@ -7,5 +7,7 @@ pub mod api_key;
 pub mod connections;
 pub mod cors;
 pub mod playground;
+pub mod spans;
 mod stalled;
 pub mod telemetry;
+pub mod trace;

@@ -1,4 +1,5 @@
-//! The one line in the log that each request has, written when its answer has ended, however it did. No prompt and no key is in it.
+//! The one line in the log that each request has, written when its answer has ended, however it did, and its span, if there is a collector
+//! of traces. No prompt and no key is in either.
 
 use std::{
     sync::Arc,
@@ -6,8 +7,9 @@ use std::{
 };
 
 use axum::http::{HeaderMap, HeaderValue, Method};
+use stoker_edge::trace::{Asked, Parent, ServerSpan};
 
-use crate::{metrics::Metrics, permit::Permit, tenants::Tenant, usage::Usage};
+use crate::{gateway::Gateway, metrics::Metrics, permit::Permit, tenants::Tenant, usage::Usage};
 
 /// A replica that was lost with an answer that goes on.
 struct Loss {
@@ -26,6 +28,7 @@ pub struct Access {
     path: String,
     request_id: HeaderValue,
     trace_id: String,
+    span: Option<ServerSpan>,
     /// `NAME.NAMESPACE` of the deployment that was asked.
     pub deployment: String,
     /// Pod of the replica that answered.
@@ -53,21 +56,17 @@ pub struct Access {
 
 impl Access {
     /// A request came.
-    pub fn begin(
-        metrics: Arc<Metrics>,
-        method: Method,
-        path: &str,
-        headers: &HeaderMap,
-        request_id: HeaderValue,
-    ) -> Self {
-        metrics.in_flight.inc();
+    pub fn begin(gateway: &Gateway, method: Method, path: &str, headers: &HeaderMap, request_id: HeaderValue) -> Self {
+        gateway.metrics.in_flight.inc();
+        let span = ServerSpan::begin(gateway.spans(), Asked { method: &method, route: path, headers });
         Self {
-            metrics,
+            metrics: Arc::clone(&gateway.metrics),
             begun: Instant::now(),
             method,
             path: path.to_owned(),
             request_id,
-            trace_id: trace_id(headers).unwrap_or_default().to_owned(),
+            trace_id: Parent::of(headers).map_or_else(String::new, |parent| parent.trace_id),
+            span,
             deployment: String::new(),
             pod: String::new(),
             reason: "",
@@ -83,6 +82,11 @@ impl Access {
             head_seconds: 0.0,
             ending: "left",
         }
+    }
+
+    /// What replicas are told of the trace, if they are to know themselves as a part of this; else they are told what came.
+    pub fn traceparent(&self) -> Option<HeaderValue> {
+        self.span.as_ref().map(ServerSpan::traceparent)
     }
 
     /// It is this tenant's.
@@ -148,6 +152,41 @@ impl Access {
     }
 }
 
+impl Access {
+    /// What its span says of it.
+    fn end_span(&mut self, code: u16, tenant: &str) {
+        let Some(mut span) = self.span.take() else { return };
+        if self.line_time > Duration::ZERO {
+            span.know([("stoker.line_seconds", self.line_time.as_secs_f64().into())]);
+        }
+        if self.head_seconds > 0.0 {
+            span.know([("stoker.head_seconds", self.head_seconds.into())]);
+        }
+        let texts = [
+            ("stoker.deployment", self.deployment.as_str()),
+            ("stoker.pod", &self.pod),
+            ("stoker.reason", self.reason),
+            ("stoker.tenant", tenant),
+            ("stoker.ending", self.ending),
+            ("gen_ai.request.id", self.request_id.to_str().unwrap_or_default()),
+        ];
+        span.know(texts.into_iter().filter(|(_, text)| !text.is_empty()).map(|(key, text)| (key, text.into())));
+        span.know([
+            ("http.response.status_code", code.into()),
+            ("stoker.attempts", self.attempts.into()),
+            ("stoker.resumes", self.resumes.into()),
+            ("gen_ai.usage.input_tokens", self.usage.prompt_tokens.into()),
+            ("gen_ai.usage.cache_read.input_tokens", self.usage.cached_tokens.into()),
+            ("gen_ai.usage.output_tokens", self.usage.completion_tokens.into()),
+        ]);
+        if self.ending == "cut" {
+            span.fail("the replica was lost in the middle of the answer".to_owned());
+        } else if code >= 500 {
+            span.fail(format!("answered {code}"));
+        }
+    }
+}
+
 impl Drop for Access {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
@@ -157,7 +196,9 @@ impl Drop for Access {
         if self.head_seconds > 0.0 {
             self.metrics.head_seconds.with_label_values(&[&self.deployment]).observe(self.head_seconds);
         }
-        let tenant = self.tenant.as_ref().map_or("", |tenant| tenant.name.as_str());
+        let of = self.tenant.clone();
+        let tenant = of.as_ref().map_or("", |tenant| tenant.name.as_str());
+        self.end_span(code, tenant);
         if !tenant.is_empty() {
             self.metrics.tenant_requests.with_label_values(&[tenant, &code.to_string()]).inc();
         }
@@ -187,11 +228,4 @@ impl Drop for Access {
             "request"
         );
     }
-}
-
-/// The trace that a request is part of, as W3C's `traceparent: 00-TRACE-PARENT-FLAGS` names it. It is logged, so only what looks like one.
-fn trace_id(headers: &HeaderMap) -> Option<&str> {
-    let trace = headers.get("traceparent")?.to_str().ok()?.split('-').nth(1)?;
-    let is_hex = trace.len() == 32 && trace.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_hex.then_some(trace)
 }

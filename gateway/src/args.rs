@@ -107,6 +107,11 @@ pub struct Args {
     #[arg(long, env = "STOKER_PLAYGROUND", value_enum, default_value_t)]
     pub playground: Playground,
 
+    /// Collector of traces, as http://localhost:4318: each request is a span there (OTLP over HTTP, in JSON), and what a replica does for it is
+    /// a part of that. Default: none.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
     /// Origin whose pages may ask from a browser (CORS), as https://app.example, or `*` for all; repeat for more. Default: none may.
     #[arg(long = "allow-origin", env = "STOKER_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
     pub allowed_origins: Vec<AllowedOrigin>,

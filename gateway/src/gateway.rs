@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -13,7 +13,7 @@ use std::{
 use axum::http::{Request, Response};
 use bytes::Bytes;
 use stoker_crds::endpoints::{EndpointState, Endpoints};
-use stoker_edge::cors::AllowedOrigin;
+use stoker_edge::{cors::AllowedOrigin, spans::SpanLine};
 use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route};
 use tokio::sync::watch;
 
@@ -84,6 +84,7 @@ pub struct Gateway {
     /// Requests that wait for their turn.
     pub turns: Turns,
     upstream: Upstream,
+    spans: OnceLock<SpanLine>,
     fleet: watch::Sender<Arc<Fleet>>,
     registry: Mutex<Registry>,
     index: Mutex<PrefixIndex>,
@@ -117,6 +118,7 @@ impl Gateway {
             metrics: Arc::new(Metrics::new()?),
             turns: Turns::bounded(line),
             upstream: Upstream::default(),
+            spans: OnceLock::new(),
             fleet: watch::Sender::default(),
             registry: Mutex::default(),
             index: Mutex::new(PrefixIndex::bounded(prefixes_max)),
@@ -132,6 +134,16 @@ impl Gateway {
     /// Milliseconds since it began.
     pub fn now_ms(&self) -> u64 {
         self.begun.elapsed().as_millis() as u64
+    }
+
+    /// Writes spans of requests from now on.
+    pub fn trace(&self, spans: SpanLine) {
+        self.spans.get_or_init(|| spans);
+    }
+
+    /// Where spans of requests go, if anywhere.
+    pub fn spans(&self) -> Option<&SpanLine> {
+        self.spans.get()
     }
 
     /// What is known now.

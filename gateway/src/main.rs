@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use stoker_edge::{allocator, telemetry};
+use stoker_edge::{allocator, spans::SpanLine, telemetry};
 use stoker_gateway::{args::Args, feed, gateway::Gateway, keys, kv_feed, server, tls::Tls, watch};
 use tokio::{
     net::TcpListener,
@@ -31,6 +31,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
 
 async fn serve(args: &Args) -> anyhow::Result<()> {
     let gateway = Gateway::new(args.settings()).context("register metrics")?;
+    if let Some(endpoint) = &args.otlp_endpoint {
+        let dropped = gateway.metrics.spans_dropped.clone();
+        gateway.trace(SpanLine::open(endpoint, "stoker-gateway".to_owned(), dropped).context("--otlp-endpoint")?);
+    }
     if let Some(path) = &args.tenants {
         gateway.learn_tenants(keys::read(path)?);
         tokio::spawn(keys::follow(gateway.clone(), path.clone()));

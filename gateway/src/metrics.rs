@@ -36,6 +36,8 @@ pub struct Metrics {
     pub resume_seconds: Histogram,
     /// Bytes of requests that are kept so that their streams can go on elsewhere.
     pub kept_bytes: IntGauge,
+    /// Spans that reach no collector.
+    pub spans_dropped: IntCounter,
     /// Requests being answered.
     pub in_flight: IntGauge,
     /// Requests of tenants, by status.
@@ -120,6 +122,11 @@ impl Metrics {
         ))?;
         registry.register(Box::new(resume_seconds.clone()))?;
         registry.register(Box::new(retries_refused.clone()))?;
+        let spans_dropped = IntCounter::with_opts(named(
+            "trace_spans_dropped_total",
+            "Spans that did not reach the collector of traces",
+        ))?;
+        registry.register(Box::new(spans_dropped.clone()))?;
         let refused_keys = IntCounter::with_opts(named("refused_keys_total", "Requests without the key of a tenant"))?;
         registry.register(Box::new(refused_keys.clone()))?;
         Ok(Self {
@@ -142,6 +149,7 @@ impl Metrics {
                 &["deployment", "exact"],
             )?,
             resume_seconds,
+            spans_dropped,
             kept_bytes: gauge(
                 "kept_bytes",
                 "Bytes of requests that are kept so that their streams can go on elsewhere",

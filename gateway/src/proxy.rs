@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Body as _;
 use memchr::memmem;
+use stoker_edge::trace::TRACEPARENT;
 use stoker_routing::{Chain, hash};
 
 use crate::{
@@ -104,6 +105,14 @@ impl Asked {
         }
     }
 
+    /// With the trace that replicas are told.
+    fn traced(mut self, access: &Access) -> Self {
+        if let Some(parent) = access.traceparent() {
+            self.headers.insert(TRACEPARENT, parent);
+        }
+        self
+    }
+
     /// Whether the reasons for its replica are to be in its answer.
     pub(crate) fn explains(&self) -> bool {
         self.explains
@@ -160,8 +169,7 @@ impl Silence {
 pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let id = request_id(&parts.headers);
-    let metrics = Arc::clone(&gateway.metrics);
-    let mut access = Access::begin(metrics, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
+    let mut access = Access::begin(&gateway, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
     let whom = whom(&parts);
     let tenant = match permit::who(&gateway, &parts.headers) {
         Ok(tenant) => tenant,
@@ -169,7 +177,7 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
     };
     access.asked_by(tenant.as_ref());
     let asked = match body::read(&parts.headers, body, gateway.settings.body_bytes_max).await {
-        Ok(body) => Arc::new(Asked::without_prompt(parts, &id, tenant.as_deref(), body)),
+        Ok(body) => Asked::without_prompt(parts, &id, tenant.as_deref(), body).traced(&access),
         Err(error) => return refused(&error, Dialect::Responses, access),
     };
     let fleet = gateway.fleet();
@@ -201,8 +209,7 @@ pub async fn forward(State(gateway): State<Arc<Gateway>>, request: Request) -> R
     let (parts, body) = request.into_parts();
     let id = request_id(&parts.headers);
     let path = parts.uri.path().to_owned();
-    let metrics = Arc::clone(&gateway.metrics);
-    let mut access = Access::begin(metrics, parts.method.clone(), &path, &parts.headers, id.clone());
+    let mut access = Access::begin(&gateway, parts.method.clone(), &path, &parts.headers, id.clone());
     let mut response = match serve(&gateway, parts, body, &id, &mut access).await {
         Ok((answer, asked)) => relayed(answer, access, &asked),
         Err(error) => refused(&error, Dialect::of(&path), access),
@@ -224,6 +231,7 @@ async fn serve(
     let body = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await?;
     let fleet = gateway.fleet();
     let (asked, deployment) = ask(&fleet, &whom, tenant.as_deref(), parts, id, body)?;
+    let asked = asked.traced(access);
     let begin = |tenant| Permit::begin(gateway, tenant, asked.chain.n_tokens());
     access.permitted(tenant.as_ref().map(begin).transpose()?);
     let asked = Arc::new(asked);

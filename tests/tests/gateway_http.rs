@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use axum::{Json, Router, routing::post};
 use futures::{StreamExt, future::try_join_all, stream::FuturesUnordered};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
@@ -17,6 +18,7 @@ use stoker_tests::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
     time::timeout,
 };
 
@@ -162,6 +164,60 @@ async fn answers_are_those_of_the_agent_byte_by_byte() -> Result<()> {
     assert_eq!((&line["status"], &line["ending"]), (&json!(200), &json!("whole")));
     assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
     assert_eq!(line["deployment"], "chat.default");
+    Ok(())
+}
+
+/// An address that takes spans, and what it was sent, with the service that sent it.
+async fn collector() -> Result<(String, UnboundedReceiver<(String, Value)>)> {
+    let (sent, spans) = unbounded_channel();
+    let take = move |Json(message): Json<Value>| async move {
+        let resource = &message["resourceSpans"][0];
+        let service = resource["resource"]["attributes"][0]["value"]["stringValue"].as_str().unwrap().to_owned();
+        for span in resource["scopeSpans"][0]["spans"].as_array().unwrap() {
+            sent.send((service.clone(), span.clone())).unwrap();
+        }
+        Json(json!({}))
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    // It ends with the test.
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/v1/traces", post(take))).await });
+    Ok((url, spans))
+}
+
+#[tokio::test]
+async fn a_request_is_a_span_of_its_trace_and_what_a_replica_does_for_it_is_a_part_of_that() -> Result<()> {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let (url, mut spans) = collector().await?;
+    let traced = ["--otlp-endpoint", url.as_str()];
+    let rig = Rig::start(1, &traced, &traced).await?;
+    for flags in ["00", "01"] {
+        let parent = format!("00-{TRACE}-00f067aa0ba902b7-{flags}");
+        let ask = rig.ask(CHAT, &streamed(chat("Hi", 3, "s"))).header("traceparent", parent);
+        text_of(ask.send().await?.error_for_status()?).await?;
+    }
+    // Three of the second request, and nothing of the first: its caller does not sample it.
+    let mut found = Vec::new();
+    while found.len() < 3 {
+        found.push(timeout(PATIENCE, spans.recv()).await?.context("a span")?);
+    }
+    let of = |service: &str, kind: u32| {
+        let mut all = found.iter().filter(|(from, span)| from == service && span["kind"] == kind);
+        all.next().map(|(_, span)| span.clone()).with_context(|| format!("{service}, {kind} in {found:?}"))
+    };
+    let (gateway, agent) = (of("stoker-gateway", 2)?, of("stoker-agent", 2)?);
+    assert!([&gateway, &agent].iter().all(|span| span["traceId"] == TRACE), "{gateway} {agent}");
+    assert_eq!((&gateway["parentSpanId"], &agent["parentSpanId"]), (&json!("00f067aa0ba902b7"), &gateway["spanId"]));
+    assert_eq!(of("stoker-agent", 1)?["parentSpanId"], agent["spanId"]);
+    let known = |key: &str| {
+        let attributes = gateway["attributes"].as_array().unwrap();
+        attributes.iter().find(|attribute| attribute["key"] == key).map(|attribute| attribute["value"].clone())
+    };
+    assert_eq!(known("stoker.deployment"), Some(json!({"stringValue": "chat.default"})));
+    assert_eq!(known("stoker.pod"), Some(json!({"stringValue": "pod-0"})));
+    assert_eq!(known("http.response.status_code"), Some(json!({"intValue": "200"})));
+    assert_eq!(known("stoker.ending"), Some(json!({"stringValue": "whole"})));
+    assert!(gateway.get("status").is_none(), "{gateway}");
     Ok(())
 }
 

@@ -52,10 +52,11 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use stoker_edge::trace::Parent;
 
 pub use self::admin::admin_router;
 use crate::{
-    http::{error::ApiError, extract::Admitted, trace::Parent},
+    http::{error::ApiError, extract::Admitted},
     replica::Replica,
 };
 

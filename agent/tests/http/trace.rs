@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{Json, Router, body::Body, extract::State, http::Request, routing::post};
 use serde_json::{Value, json};
-use stoker_agent::spans::SpanLine;
+use stoker_edge::spans::SpanLine;
 use stoker_engine::{EngineLimits, exec::sim::SimScript};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tower::ServiceExt;

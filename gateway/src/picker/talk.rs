@@ -107,8 +107,8 @@ impl Talk {
         let Some(opening) = self.opening().await else { return };
         let Question { parts, id, .. } = &opening.question;
         let (id, dialect) = (id.clone(), opening.dialect);
-        let metrics = Arc::clone(&self.gateway.metrics);
-        let mut access = Access::begin(metrics, parts.method.clone(), parts.uri.path(), &parts.headers, id.clone());
+        let mut access =
+            Access::begin(&self.gateway, parts.method.clone(), parts.uri.path(), &parts.headers, id.clone());
         match self.request(opening, &mut access).await {
             // An error: the other side has gone, and what the request had goes with it.
             Ok(picked) => _ = Passing::begin(&self.gateway, picked, access).run(&mut self).await,

@@ -116,7 +116,7 @@ impl Collector {
 fn message(service: &str, spans: &[Span]) -> Value {
     let resource = [("service.name", service.into()), ("service.version", env!("CARGO_PKG_VERSION").into())];
     let spans: Vec<Value> = spans.iter().map(written).collect();
-    let scope = json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")});
+    let scope = json!({"name": service, "version": env!("CARGO_PKG_VERSION")});
     json!({"resourceSpans": [{
         "resource": {"attributes": attributes(&resource)}, "scopeSpans": [{"scope": scope, "spans": spans}]}]})
 }
