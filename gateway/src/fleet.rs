@@ -247,17 +247,19 @@ impl Deployment {
 
     /// How much room there is; no more members are looked at than it takes to find as much as is `enough`.
     pub fn room(&self, now_ms: u64, enough: u32) -> Room {
-        let (mut serves, mut places) = (false, None::<u32>);
+        // Who is only suspect has its places where nobody else has any: a moment's silence of the only one lets nobody past the line.
+        let (mut serves, mut places, mut of_suspects) = (false, None::<u32>, None::<u32>);
         for member in self.members.iter().filter(|member| member.takes_requests()) {
             serves = true;
-            if member.is_healthy(now_ms) {
-                places = Some(places.unwrap_or(0).saturating_add(member.places(now_ms)));
+            if member.is_up(now_ms) {
+                let all = if member.vital.is_suspect(now_ms) { &mut of_suspects } else { &mut places };
+                *all = Some(all.unwrap_or(0).saturating_add(member.places(now_ms)));
             }
             if places.is_some_and(|places| places >= enough) {
                 break;
             }
         }
-        Room { serves, places: places.unwrap_or(u32::MAX) }
+        Room { serves, places: places.or(of_suspects).unwrap_or(u32::MAX) }
     }
 
     /// Whether a member has spoken since one that has not was asked.
@@ -308,9 +310,13 @@ impl Member {
 
     /// Whether it answers and computes.
     pub fn is_healthy(&self, now_ms: u64) -> bool {
+        self.is_up(now_ms) && !self.vital.is_suspect(now_ms)
+    }
+
+    /// The same of one that may be silent for a moment.
+    fn is_up(&self, now_ms: u64) -> bool {
         let stalls = self.fresh(now_ms).is_some_and(|report| report.load.stalled_seconds > STALLED_SECONDS);
-        let lives = self.vital.life() == Life::Lives && !self.vital.is_suspect(now_ms);
-        !stalls && lives && self.vital.breaker(|breaker| breaker.admits(now_ms))
+        !stalls && self.vital.life() == Life::Lives && self.vital.breaker(|breaker| breaker.admits(now_ms))
     }
 
     /// KV blocks that its cache has; as many as can be where that is not known.
@@ -631,6 +637,9 @@ mod tests {
         assert_eq!(room(&second, u32::MAX), Room { serves: true, places: 0 }, "nine wait there");
         flights.iter_mut().take(8).for_each(Flight::prefilled);
         assert_eq!(room(&second, u32::MAX).places, 1, "eight began since");
+        assert!(vital.begin_asking(0) && vital.is_suspect(200));
+        assert_eq!(second.deployments[0].room(200, u32::MAX).places, 1, "it is only suspect");
+        vital.end_asking();
         vital.set_life(Life::Stalled);
         assert_eq!(
             room(&second, u32::MAX),

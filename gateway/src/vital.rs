@@ -43,8 +43,10 @@ pub struct Vital {
     unanswered_most: AtomicU32,
     prefill_tokens: AtomicU64,
     breaker: Mutex<Breaker>,
-    /// When something came from it last, by the gateway's clock.
+    /// When something came from it last, by the gateway's clock,
     heard_ms: AtomicU64,
+    /// and when something of an answer did.
+    said_ms: AtomicU64,
     /// Since when it is asked whether it lives; 0: it is not.
     asked_ms: AtomicU64,
     /// A [`Life`].
@@ -54,9 +56,20 @@ pub struct Vital {
 }
 
 impl Vital {
-    /// Something came from it.
+    /// Something of an answer came from it.
     pub fn heard(&self, now_ms: u64) {
+        self.said_ms.store(now_ms, Ordering::Relaxed);
+        self.lives(now_ms);
+    }
+
+    /// It said that it lives.
+    pub fn lives(&self, now_ms: u64) {
         self.heard_ms.fetch_max(now_ms, Ordering::Relaxed);
+    }
+
+    /// When something of an answer came last.
+    pub fn said_ms(&self) -> u64 {
+        self.said_ms.load(Ordering::Relaxed)
     }
 
     /// When something came last.

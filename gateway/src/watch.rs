@@ -18,6 +18,9 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(50);
 /// Who has requests and says nothing for so long is asked: streams say something with every token.
 const QUIET_MS: u64 = 150;
+/// Who has had nothing to say for long and lives is asked after a quarter of that time, and this often at least: whoever waits there has waited
+/// for as long already.
+const RARELY_MS: u64 = 1000;
 /// Who does not answer for so long, while others say something, is left behind. A lost packet is sent again sooner.
 const BEHIND_MS: u64 = 300;
 /// Between two questions.
@@ -51,7 +54,7 @@ fn look(gateway: &Arc<Gateway>, together: &[Watched<'_>]) {
             say(watched.address, life, quiet_ms);
         }
         lacks_a_witness |= silence.unanswered_ms.is_some() && !silence.others_speak;
-        if quiet_ms >= QUIET_MS.min(stall_ms / 2) {
+        if quiet_ms >= next_question_ms(now_ms.saturating_sub(vital.said_ms()), stall_ms) {
             ask(gateway, watched, now_ms);
         }
     }
@@ -61,6 +64,11 @@ fn look(gateway: &Arc<Gateway>, together: &[Watched<'_>]) {
     if lacks_a_witness && let Some(witness) = together.iter().find(is_idle) {
         ask(gateway, witness, now_ms);
     }
+}
+
+/// For how long it may be quiet before it is asked, if it has said nothing of an answer for so long.
+fn next_question_ms(silent_ms: u64, stall_ms: u64) -> u64 {
+    (silent_ms / 4).clamp(QUIET_MS, RARELY_MS).min(stall_ms / 2)
 }
 
 fn say(address: Option<&str>, life: Life, quiet_ms: u64) {
@@ -109,7 +117,7 @@ fn ask(gateway: &Arc<Gateway>, watched: &Watched<'_>, now_ms: u64) {
 async fn go_on_asking(gateway: Arc<Gateway>, question: Uri, vital: Arc<Vital>, begun_ms: u64) {
     loop {
         if answers(&gateway, &question).await {
-            vital.heard(gateway.now_ms().max(begun_ms + 1));
+            vital.lives(gateway.now_ms().max(begun_ms + 1));
         }
         // Nobody else knows of it: it is not even among those that left.
         let is_forgotten = Arc::strong_count(&vital) == 1;
@@ -131,6 +139,13 @@ async fn answers(gateway: &Gateway, question: &Uri) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longer_nothing_is_said_the_rarer_are_questions() {
+        let next = [0, 600, 800, 4000, 60_000].map(|silent_ms| next_question_ms(silent_ms, 3000));
+        assert_eq!(next, [150, 150, 200, 1000, 1000]);
+        assert_eq!(next_question_ms(60_000, 200), 100, "twice in the time that it may say nothing");
+    }
 
     #[test]
     fn who_is_silent_while_others_speak_is_left_behind_and_who_is_silent_for_long_has_stalled() {
