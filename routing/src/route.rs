@@ -5,7 +5,7 @@
 //! what another one holds takes it from all. Replicas that have more than their share of requests are
 //! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
 //! each other send prompts that begin alike to the same replica. Where several hold the same of a prompt, all of it is the key: what many prompts begin with would lead all
-//! of them to one of those that hold it. Nearly equal is what four sequences are: gateways do not know what others sent since the last report, and
+//! of them to one of those that hold it. What is nearly equal is some sequences wide: gateways do not know what others sent since the last report, and
 //! the more replicas are equal to all of them, the more often they choose alike ([0030](../../docs/decisions/0030-gateways-agree-by-what-they-take-for-equal.md)). Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!
@@ -33,9 +33,9 @@ pub struct Rules {
     pub uncached_weight: f64,
     /// Tokens of prefill that a sequence in progress counts as.
     pub sequence_tokens: f64,
-    /// Costs that differ by at most this many tokens are equal,
+    /// Who holds more of the prompt is chosen although it costs at most this many tokens more,
     pub near_tokens: f64,
-    /// by at most this many among those that hold as much of the prompt: what is found there does not depend on which of them is chosen.
+    /// and of those that hold as much, if anything, costs that differ by at most this many are equal.
     pub alike_tokens: f64,
     /// From this share of referenced KV blocks on, a replica is likely to preempt.
     pub kv_high: f64,
@@ -53,7 +53,7 @@ impl Default for Rules {
             uncached_weight: 1.5,
             sequence_tokens: 256.0,
             near_tokens: 1024.0,
-            alike_tokens: 256.0,
+            alike_tokens: 512.0,
             kv_high: 0.8,
             kv_full_tokens: 8192.0,
             slow_start_ms: 10_000,
@@ -294,16 +294,13 @@ impl Scene<'_> {
     /// somewhere does not count for this: other gateways sent other things, and all of them have the key.
     fn least(&self, candidates: &[Candidate]) -> Option<(usize, Reason)> {
         let exact = |candidate: &Candidate| self.matches.exact(self.replicas[candidate.place].slot);
-        let mut near = cheapest(candidates.iter().copied(), self.rules.near_tokens);
-        let n_near = near.len();
+        let near = cheapest(candidates.iter().copied(), self.rules.near_tokens);
         let held = near.iter().map(exact).max()?;
-        if held > 0 {
-            let holders = near.iter().copied().filter(|candidate| exact(candidate) == held);
-            near = cheapest(holders, self.rules.alike_tokens);
-        }
+        let alike = near.iter().copied().filter(|candidate| exact(candidate) == held);
+        let alike = cheapest(alike, self.rules.alike_tokens);
         let affinity = |candidate: &Candidate| self.affinity(candidate, held);
-        let chosen = near.iter().max_by(|a, b| affinity(a).total_cmp(&affinity(b)))?;
-        let reason = match (self.matched(chosen), n_near) {
+        let chosen = alike.iter().max_by(|a, b| affinity(a).total_cmp(&affinity(b)))?;
+        let reason = match (self.matched(chosen), alike.len()) {
             (1.., _) => Reason::Prefix,
             (0, 1) => Reason::Load,
             (0, _) => Reason::Key,

@@ -132,7 +132,7 @@ fn prompts_that_many_hold_the_beginning_of_are_spread_among_these_and_stay_off_t
         beginning.marks().iter().for_each(|mark| index.store(&hearing, mark.hash));
     }
     // The first is busier by less than would keep a prompt's only holder from it.
-    let replicas = fleet(8, |view| view.load.requests = if view.slot == 0 { 2 } else { 0 });
+    let replicas = fleet(8, |view| view.load.requests = if view.slot == 0 { 3 } else { 0 });
     let mut counts = [0; 8];
     for number in 0..600u32 {
         let chain = Chain::of(1, &[&vec![1; 8192], &number.to_le_bytes()]);
