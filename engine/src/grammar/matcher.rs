@@ -10,6 +10,9 @@ use crate::{
     request::TokenId,
 };
 
+/// What llguidance says where no token can begin.
+const NO_TOKEN: &str = "NoExtensionBias";
+
 /// A grammar at the beginning of a completion. Ways through it share what is learnt about its lexemes.
 pub(super) struct Compiled {
     start: Mutex<llguidance::Matcher>,
@@ -23,9 +26,10 @@ impl Compiled {
         let mut spelt_anyhow = parser.clone();
         spelt_anyhow.token_env = vocabulary::any_spelling(&parser.token_env);
         let [mut start, any_spelling] = [parser, spelt_anyhow].map(|parser| llguidance::Matcher::new(Ok(parser)));
-        let first = start.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
-        if first.is_zero() {
-            return Err("nothing matches it".into());
+        match start.compute_mask_or_eos() {
+            Ok(first) if !first.is_zero() => {}
+            Err(error) if !error.to_string().contains(NO_TOKEN) => return Err(format!("{error:#}")),
+            _ => return Err("nothing matches it".into()),
         }
         Ok(Self { start: Mutex::new(start), any_spelling: Mutex::new(any_spelling) })
     }

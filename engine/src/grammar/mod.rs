@@ -9,17 +9,23 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod words;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
 
-use llguidance::{ParserFactory, earley::SlicedBiasComputer};
+use llguidance::{ParserFactory, TokenParser, earley::SlicedBiasComputer};
 
 use crate::{constraint::Constraint, request::TokenId, text::Tokenizer};
 use cache::Cache;
 use matcher::Compiled;
+use words::{WordMasks, Words};
 
 pub use notation::{lark_from_ebnf, quoted};
-pub use spec::{GrammarSpec, MAX_CHOICES, MAX_GRAMMAR_BYTES};
+pub use spec::{GrammarSpec, MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_LARK_BYTES};
 
 /// Why there is no grammar.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -45,6 +51,7 @@ pub enum GrammarError {
 /// Compiles grammars for one model.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    words: Arc<Words>,
     cache: Mutex<Cache>,
 }
 
@@ -56,6 +63,10 @@ pub enum Source {
     /// An earlier request asked for the same.
     Cached,
 }
+
+/// Stack of the thread that compiles. llguidance goes down a chain of rules or references by recursion, and what is sent may be one
+/// chain: some 3 KB of stack for each 5 bytes of a grammar. Only what is used of it becomes memory.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Longest reason of a refusal in characters: llguidance repeats the grammar.
 const REASON_CHARS: usize = 600;
@@ -69,7 +80,8 @@ impl GrammarCompiler {
         let factory = ParserFactory::new(&env, toktrie::InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
-        Ok(Self { factory, cache: Mutex::default() })
+        let words = Arc::new(Words::new(factory.slicer()));
+        Ok(Self { factory, words, cache: Mutex::default() })
     }
 
     /// A grammar, ready for requests. Blocks while it compiles.
@@ -79,14 +91,21 @@ impl GrammarCompiler {
         if let Some(found) = self.cache().get(&key) {
             return Ok((found, Source::Cached));
         }
-        let constraint = Constraint(Arc::new(self.compiled(spec)?));
+        let constraint = Constraint(Arc::new(with_stack(|| self.compiled(spec))?));
         self.cache().insert(key, constraint.clone());
         Ok((constraint, Source::Compiled))
     }
 
     fn compiled(&self, spec: &GrammarSpec) -> Result<Compiled, GrammarError> {
-        let parser = self.factory.create_parser(spec.grammar()?).map_err(|error| error.to_string());
-        parser.and_then(Compiled::new).map_err(|reason| GrammarError::Refused(excerpt(&reason)))
+        let parser = self.parser(spec)?;
+        Compiled::new(parser).map_err(|reason| GrammarError::Refused(excerpt(&reason)))
+    }
+
+    fn parser(&self, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
+        let parser = self.factory.create_parser(spec.grammar()?);
+        let mut parser = parser.map_err(|error| GrammarError::Refused(excerpt(&error.to_string())))?;
+        parser.bias_computer = Arc::new(WordMasks::new(Arc::clone(&self.words)));
+        Ok(parser)
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
@@ -99,6 +118,15 @@ impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("GrammarCompiler").finish_non_exhaustive()
     }
+}
+
+fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) -> Result<T, GrammarError> {
+    let no_thread = |error: io::Error| GrammarError::Refused(format!("there is no thread to compile it: {error}"));
+    thread::scope(|scope| {
+        let compiling = thread::Builder::new().name("compile".into()).stack_size(STACK_BYTES);
+        let compiling = compiling.spawn_scoped(scope, work).map_err(no_thread)?;
+        compiling.join().unwrap_or_else(|_| Err(GrammarError::Refused("compiling it failed".into())))
+    })
 }
 
 /// The reason without what llguidance says about its own state.

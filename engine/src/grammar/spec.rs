@@ -7,6 +7,8 @@ use super::{GrammarError, notation::quoted};
 
 /// Largest schema, expression or grammar, in bytes: one thirtieth of a body, far beyond any that was written by hand.
 pub const MAX_GRAMMAR_BYTES: usize = 256 * 1024;
+/// Largest grammar in Lark, in bytes: what a chain of its rules takes of the compiling thread's stack is bounded by it.
+pub const MAX_LARK_BYTES: usize = 128 * 1024;
 /// Texts to choose from at most.
 pub const MAX_CHOICES: usize = 4096;
 
@@ -61,6 +63,9 @@ impl GrammarSpec {
         };
         if let Self::Choice(choices) = self {
             check("choices", choices.len(), MAX_CHOICES)?;
+        }
+        if let Self::Lark(lark) = self {
+            check("bytes", lark.len(), MAX_LARK_BYTES)?;
         }
         check("bytes", self.key().len(), MAX_GRAMMAR_BYTES)
     }

@@ -117,6 +117,65 @@ fn a_key_is_left_to_its_tokenizer_and_a_value_to_the_model() {
     assert!(n_forced >= 2 && n_forced < text.len(), "{n_forced} of {} tokens are forced", text.len());
 }
 
+/// Goes a way through a grammar, with masks as they are and as llguidance computes them by itself. Returns the nodes of the
+/// vocabulary that either tried.
+fn beside_llguidance(tokenizer: &Arc<Tokenizer>, eos: &[TokenId], spec: &GrammarSpec, seed: u64) -> [usize; 2] {
+    let compiler = GrammarCompiler::new(tokenizer, eos).unwrap();
+    let by_itself = compiler.factory.create_parser(spec.grammar().unwrap());
+    let mut both = [compiler.parser(spec), Ok(by_itself.unwrap())].map(|parser| {
+        let mut parser = parser.unwrap();
+        parser.token_env = vocabulary::any_spelling(&parser.token_env);
+        llguidance::Matcher::new(Ok(parser))
+    });
+    let mut n_tried = [0, 0];
+    for position in 0..60 {
+        let [mask, expected] = both.each_mut().map(|matcher| matcher.compute_mask_or_eos().unwrap());
+        assert!(mask == expected, "{spec:?}, seed {seed}, token {position}");
+        let tried = both.each_ref().map(|matcher| matcher.last_step_stats().unwrap().trie_nodes_walked);
+        n_tried = [n_tried[0] + tried[0], n_tried[1] + tried[1]];
+        let noise = Draw::new(seed, position);
+        let allowed = (0..tokenizer.n_ids() as TokenId).filter(|token| mask.is_allowed(*token));
+        let token = allowed.max_by(|a, b| noise.gumbel(*a).total_cmp(&noise.gumbel(*b))).unwrap();
+        if eos.contains(&token) {
+            break;
+        }
+        both.iter_mut().for_each(|matcher| matcher.consume_token(token).unwrap());
+    }
+    n_tried
+}
+
+#[test]
+fn what_is_known_of_words_changes_no_mask() {
+    let regexes = [
+        r"(https?://[a-z0-9.-]{1,60}(/[A-Za-z0-9_-]{1,30}){0,8},? ?){1,20}",
+        r"[a-z]{3,9}(-[a-z]{1,4}){0,5}",
+        r"([a-f]+|[A-Za-z]{2,18}!)+",
+        r"(?i)[a-z_]+(, [a-z_]+)*",
+        r"(?:[a-z]{0,6}x[a-z]{0,20}){1,4}",
+        r"[^\n]{0,40}\n",
+    ];
+    let schema = json!({"type": "object", "required": ["email", "code", "kind"], "additionalProperties": false, "properties": {
+        "email": {"type": "string", "format": "email"}, "code": {"type": "string", "pattern": "^[A-Z][a-z]{2,7}[0-9]*$"},
+        "kind": {"enum": ["alpha", "beta", "betamax"]}, "note": {"type": "string", "maxLength": 12}}});
+    let lark = r#"start: WORD ("-" WORD)* /[a-z ]+/ "." "#.to_owned() + "\nWORD: /[a-z]{2,12}/ | \"to\"";
+    let specs = regexes.map(|regex| GrammarSpec::Regex(regex.into())).into_iter();
+    for spec in specs.chain([GrammarSpec::Json(schema), GrammarSpec::Lark(lark)]) {
+        for (tokenizer, eos) in tokenizers() {
+            for seed in 0..3 {
+                beside_llguidance(&tokenizer, &eos, &spec, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_word_is_not_tried_token_by_token() {
+    let (tokenizer, eos) = tokenizers().into_iter().nth(1).expect("ember is the second");
+    let spec = GrammarSpec::Regex("[A-Za-z0-9_-]{200,300}".into());
+    let [tried, by_itself] = beside_llguidance(&tokenizer, &eos, &spec, 7);
+    assert!(4 * tried < by_itself, "{tried} of {by_itself}");
+}
+
 fn refusal(spec: &GrammarSpec) -> String {
     GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap().compile(spec).unwrap_err().to_string()
 }
@@ -211,11 +270,55 @@ fn the_same_question_is_compiled_once() {
     assert!(source == Source::Compiled && again != first, "the cache is bounded");
 }
 
+/// Rules that lead to the next one, as many as may be sent.
+fn chain(rule: impl Fn(usize) -> String) -> String {
+    let (mut lark, mut n) = ("start: r0".to_owned(), 0);
+    while lark.len() < MAX_LARK_BYTES - 200 {
+        lark += &rule(n);
+        n += 1;
+    }
+    format!("{lark}\nr{n}: \"a\"")
+}
+
+#[test]
+fn the_longest_chains_of_rules_and_references_are_compiled_or_refused() {
+    let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
+    let (open, close) = ("(".repeat(25), ")".repeat(25));
+    let links = 8000;
+    let defs: serde_json::Map<String, Value> =
+        (0..links).map(|n| (format!("a{n}"), json!({"$ref": format!("#/$defs/a{}", n + 1)}))).collect();
+    let defs = defs.into_iter().chain([(format!("a{links}"), json!({"type": "null"}))]).collect::<Value>();
+    for spec in [
+        GrammarSpec::Lark(chain(|n| format!("\nr{n}: r{}", n + 1))),
+        GrammarSpec::Lark(chain(|n| format!("\nr{n}: {open}r{}{close}", n + 1))),
+        GrammarSpec::Json(json!({"$ref": "#/$defs/a0", "$defs": defs})),
+    ] {
+        // Each overflowed the stack of an ordinary thread, and ended the process.
+        compiler.compile(&spec).unwrap();
+    }
+    for (lark, word) in [
+        ("start: start", "nothing matches it"),
+        ("start: WORD\nWORD: \"a\" WORD | \"b\"", "circular reference"),
+        (&format!("start: {}\"a\"{}", "(".repeat(9000), ")".repeat(9000)), "too deeply nested"),
+    ] {
+        let reason = refusal(&GrammarSpec::Lark(lark.into()));
+        assert!(reason.contains(word), "{reason}");
+    }
+    for schema in [
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+        json!({"allOf": (0..30).map(|n| json!({"anyOf": [{"properties": {format!("a{n}"): {"type": "null"}}},
+            {"properties": {format!("b{n}"): {"type": "null"}}}]})).collect::<Vec<_>>()}),
+    ] {
+        assert!(refusal(&GrammarSpec::Json(schema)).len() < 2000);
+    }
+}
+
 #[test]
 fn what_cannot_be_compiled_is_refused_with_a_reason() {
     let many = (0..10_000).map(|n| n.to_string()).collect();
     assert_eq!(refusal(&GrammarSpec::Choice(many)), "it has 10000 choices, the limit is 4096: send a smaller one");
     assert!(refusal(&GrammarSpec::Choice(vec![])).contains("at least one"));
+    assert!(refusal(&GrammarSpec::Lark("x".repeat(MAX_LARK_BYTES + 1))).contains("the limit is 131072"));
     assert!(refusal(&GrammarSpec::Regex("x".repeat(MAX_GRAMMAR_BYTES))).contains("the limit is 262144"));
     for (spec, word) in [
         (GrammarSpec::Json(json!({"type": "strin"})), "strin"),
