@@ -31,6 +31,8 @@ pub const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
 pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// Cached prompts of requests with another salt are not theirs: a tenant's name.
 pub const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
+/// Whose request it is: responses that a replica keeps are for the tenant that asked for them.
+pub const TENANT: HeaderName = HeaderName::from_static("x-stoker-tenant");
 /// What this gateway calls beginnings of the prompt: the replica says by these names what it holds.
 pub const PREFIXES: HeaderName = HeaderName::from_static(PREFIXES_HEADER);
 /// Longer ids are replaced: they end up in logs.
@@ -51,14 +53,15 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 /// A request's headers for a replica. Its length and host are the connection's own there; a tenant's key is the gateway's to know.
 pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Option<&Tenant>) -> HeaderMap {
     remove_hops(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT, PREFIXES] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT, TENANT, PREFIXES] {
         headers.remove(name);
     }
     if let Some(tenant) = tenant {
         headers.remove(AUTHORIZATION);
         headers.remove(API_KEY);
-        let salt = (!tenant.shares_prefixes).then(|| HeaderValue::from_str(&tenant.name));
-        headers.extend(salt.and_then(Result::ok).map(|salt| (SALT, salt)));
+        let name = HeaderValue::from_str(&tenant.name).ok();
+        headers.extend(name.clone().map(|name| (TENANT, name)));
+        headers.extend(name.filter(|_| !tenant.shares_prefixes).map(|name| (SALT, name)));
     }
     headers.insert(REQUEST_ID, request_id.clone());
     headers.insert(DRAWN, drawn());
@@ -88,9 +91,9 @@ pub struct Changes {
 /// go on elsewhere is left out: nobody would take marks out of it.
 pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
     let named = |name: &HeaderName| Some((name.clone(), passed.get(name)?.clone()));
-    let set: Vec<(HeaderName, HeaderValue)> = [REQUEST_ID, SALT, PREFIXES].iter().filter_map(named).collect();
+    let set: Vec<(HeaderName, HeaderValue)> = [REQUEST_ID, SALT, TENANT, PREFIXES].iter().filter_map(named).collect();
     let is_set = |name: &HeaderName| set.iter().any(|(of, _)| of == name);
-    let stays = |name: &HeaderName| ![ROUTE, RESUME, SALT, PREFIXES, DRAWN, WHOLE].contains(name);
+    let stays = |name: &HeaderName| ![ROUTE, RESUME, SALT, TENANT, PREFIXES, DRAWN, WHOLE].contains(name);
     let is_key = |name: &HeaderName| [AUTHORIZATION, API_KEY].contains(name);
     let goes = |name: &&HeaderName| !stays(name) || is_key(name) && !passed.contains_key(*name);
     let removed = sent.keys().filter(goes).filter(|name| !is_set(name)).cloned().collect();
@@ -170,6 +173,7 @@ mod tests {
             ("x-stoker-drawn", "of the client's"),
             ("x-stoker-resume", "7"),
             ("x-stoker-salt", "another's"),
+            ("x-stoker-tenant", "another"),
             ("x-stoker-prefixes", "256 256:1"),
             ("authorization", "Bearer key"),
             ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
@@ -186,16 +190,26 @@ mod tests {
 
     #[test]
     fn a_tenant_s_key_stays_here_and_its_prompts_are_its_own() {
-        let sent = || headers(&[("authorization", "Bearer key"), ("x-api-key", "key"), ("x-stoker-salt", "another's")]);
+        let sent = || {
+            headers(&[
+                ("authorization", "Bearer key"),
+                ("x-api-key", "key"),
+                ("x-stoker-salt", "another's"),
+                ("x-stoker-tenant", "another"),
+            ])
+        };
         let tenant = |more: &str| {
             let text = format!("tenants: [{{name: search, keys: []{more}}}]");
             Tenants::parse(&text).unwrap().named("search").unwrap().clone()
         };
         let passed = |tenant: &Tenant| to_replica(sent(), &request_id(&HeaderMap::new()), Some(tenant));
         let own = passed(&tenant(""));
-        assert_eq!((own.get(SALT).unwrap(), own.len()), (&HeaderValue::from_static("search"), 4), "{own:?}");
+        let name = HeaderValue::from_static("search");
+        assert_eq!([own.get(SALT), own.get(TENANT)], [Some(&name); 2], "{own:?}");
+        assert_eq!(own.len(), 5, "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
-        assert_eq!((shared.get(SALT), shared.len()), (None, 3), "{shared:?}");
+        assert_eq!([shared.get(SALT), shared.get(TENANT)], [None, Some(&name)], "{shared:?}");
+        assert_eq!(shared.len(), 4, "{shared:?}");
     }
 
     #[test]
@@ -206,13 +220,15 @@ mod tests {
             "x-stoker-whole",
             "x-stoker-resume",
             "x-stoker-salt",
+            "x-stoker-tenant",
             "x-stoker-prefixes",
         ];
         let sent =
             headers(&[&own.map(|name| (name, "1"))[..], &[("host", "a"), ("authorization", "Bearer key")]].concat());
         let id = request_id(&sent);
         let names = |changes: &Changes| {
-            let set: Vec<String> = changes.set.iter().map(|(name, _)| name.to_string()).collect();
+            let mut set: Vec<String> = changes.set.iter().map(|(name, _)| name.to_string()).collect();
+            set.sort_unstable();
             let mut removed: Vec<String> = changes.removed.iter().map(ToString::to_string).collect();
             removed.sort_unstable();
             (set, removed)
@@ -223,11 +239,11 @@ mod tests {
         assert_eq!(names(&open), (vec!["x-request-id".to_owned()], expected.clone()));
         let tenants = Tenants::parse("tenants: [{name: search, keys: []}]").unwrap();
         let passed = to_replica(sent.clone(), &id, tenants.named("search").map(|tenant| &**tenant));
-        expected.retain(|name| name != "x-stoker-salt");
+        expected.retain(|name| name != "x-stoker-salt" && name != "x-stoker-tenant");
         expected.insert(0, "authorization".to_owned());
         assert_eq!(
             names(&changes(&sent, &passed)),
-            (vec!["x-request-id".to_owned(), "x-stoker-salt".to_owned()], expected)
+            (vec!["x-request-id".to_owned(), "x-stoker-salt".to_owned(), "x-stoker-tenant".to_owned()], expected)
         );
     }
 

@@ -1,8 +1,12 @@
 //! `/v1/responses`: OpenAI's newer API.
 
-use axum::http::StatusCode;
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
 use serde_json::json;
 use stoker_engine::{EngineLimits, exec::sim::SimScript};
+use tower::ServiceExt;
 
 use crate::agent::*;
 use crate::named_events::*;
@@ -32,6 +36,42 @@ async fn a_response_is_kept_followed_and_forgotten() {
     assert_eq!((status.as_u16(), &answer["error"]["param"]), (404, &json!("previous_response_id")));
     let (_, unkept) = agent.post("/v1/responses", json!({"input": "x", "store": false})).await;
     assert_eq!(agent.get(&format!("/v1/responses/{}", unkept["id"].as_str().unwrap())).await.0, 404);
+}
+
+/// What one asks of a path, with a header of whose it is.
+async fn asks(agent: &Agent, (name, value): (&str, &str), method: &str, path: &str, body: &str) -> serde_json::Value {
+    let request = Request::builder().method(method).uri(path).header(name, value);
+    let response = agent.router.clone().oneshot(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+    json_of(response).await.1
+}
+
+#[tokio::test]
+async fn a_response_is_there_for_the_key_and_the_tenant_that_asked_for_it() {
+    let agent = Agent::new();
+    let [ours, others, tenant] = [("authorization", "Bearer a"), ("x-api-key", "b"), ("x-stoker-tenant", "search")];
+    for (owner, strangers) in [(ours, [others, tenant]), (tenant, [ours, ("x-stoker-tenant", "chat")])] {
+        let kept = asks(&agent, owner, "POST", "/v1/responses", r#"{"input": "hi", "background": true}"#).await;
+        let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+        let follow = json!({"input": "and?", "previous_response_id": kept["id"]}).to_string();
+        for stranger in strangers {
+            for (method, path, body) in [
+                ("GET", path.as_str(), ""),
+                ("POST", &format!("{path}/cancel"), "{}"),
+                ("DELETE", &path, ""),
+                ("POST", "/v1/responses", &follow),
+            ] {
+                let answer = asks(&agent, stranger, method, path, body).await;
+                assert_eq!(answer["error"]["code"], "response_not_found", "{stranger:?} {method} {path}: {answer}");
+            }
+        }
+        assert_eq!(agent.get(&path).await.0, 404, "nobody in particular is a stranger, too");
+        assert_eq!(
+            asks(&agent, owner, "GET", &path, "").await["id"],
+            kept["id"],
+            "what strangers asked changed nothing"
+        );
+        assert_eq!(asks(&agent, owner, "DELETE", &path, "").await["deleted"], true);
+    }
 }
 
 #[tokio::test]

@@ -15,11 +15,21 @@ use crate::http::{
     parts::{Part, Parts},
     responses::{
         aligned::Aligned,
+        owner::Owner,
         request::message_of_answer,
         store::{Store, Stored},
     },
     usage::UsageBody,
 };
+
+/// Where a response is kept when it has ended.
+pub(super) struct Keeping {
+    pub(super) store: Arc<Mutex<Store>>,
+    /// Who asked for it.
+    pub(super) owner: Owner,
+    /// The conversation before it.
+    pub(super) messages: Vec<String>,
+}
 
 /// A response as it grows.
 pub(super) struct Growing {
@@ -31,8 +41,8 @@ pub(super) struct Growing {
     pub(super) is_open: bool,
     /// Log-probabilities of tokens whose text has not come yet; they belong to what is said, not to thoughts and calls.
     pub(super) aligned: Aligned,
-    /// Where it is kept, and the conversation before it.
-    pub(super) keep: Option<(Arc<Mutex<Store>>, Vec<String>)>,
+    /// Where it is kept, if it is to be.
+    pub(super) keep: Option<Keeping>,
 }
 
 /// One item of the output.
@@ -180,9 +190,9 @@ impl Growing {
             "input_tokens": usage.prompt_tokens(), "input_tokens_details": {"cached_tokens": usage.cached_tokens()},
             "output_tokens": usage.completion_tokens(), "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens()},
             "total_tokens": usage.prompt_tokens() + usage.completion_tokens()});
-        if let Some((store, mut messages)) = self.keep.take() {
+        if let Some(Keeping { store, owner, mut messages }) = self.keep.take() {
             messages.push(self.message());
-            let stored = Stored { response: response.clone(), messages };
+            let stored = Stored { owner, response: response.clone(), messages };
             store.lock().unwrap_or_else(PoisonError::into_inner).put(self.id.clone(), stored);
         }
         response

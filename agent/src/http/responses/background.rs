@@ -18,8 +18,9 @@ static UNDER_WAY: LazyLock<Mutex<HashMap<String, AbortHandle>>> = LazyLock::new(
 /// Begins to make a response; what is to be answered now.
 pub(super) fn start(choices: Choices, usage: UsageSum, growing: Growing) -> Value {
     let id = growing.id.clone();
-    let messages = growing.keep.as_ref().map(|(_, messages)| messages.clone()).unwrap_or_default();
-    let queued = Stored { response: with_status(growing.begun(), "queued"), messages };
+    let response = with_status(growing.begun(), "queued");
+    let keeping = growing.keep.as_ref().expect("what nobody waits for is kept");
+    let queued = Stored { owner: keeping.owner, response, messages: keeping.messages.clone() };
     store().put(id.clone(), queued.clone());
     // Before the work can end, and so before it can be taken out.
     let mut under_way = under_way();

@@ -4,6 +4,7 @@
 mod aligned;
 mod answer;
 mod background;
+mod owner;
 mod request;
 mod store;
 
@@ -29,7 +30,8 @@ use crate::{
         parts::Parts,
         responses::{
             aligned::Aligned,
-            answer::{Events, Growing},
+            answer::{Events, Growing, Keeping},
+            owner::Owner,
             request::Translated,
             store::{Store, Stored},
         },
@@ -51,11 +53,12 @@ static STORE: LazyLock<Arc<Mutex<Store>>> =
 /// Answers a request.
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
+    owner: Owner,
     Admitted { open, mut fields }: Admitted,
 ) -> Result<Response, ApiError> {
     let previous = fields.take::<String>("previous_response_id")?;
     let before = match &previous {
-        Some(id) => followed(id)?,
+        Some(id) => followed(id, owner)?,
         None => Vec::new(),
     };
     let Translated { chat, messages, echoed, store, is_waited_for } = request::translate(&mut fields, before)?;
@@ -75,7 +78,7 @@ pub(crate) async fn create(
         items: Vec::new(),
         is_open: false,
         aligned: Aligned::default(),
-        keep: store.then(|| (Arc::clone(&STORE), messages)),
+        keep: store.then(|| Keeping { store: Arc::clone(&STORE), owner, messages }),
     };
     if !is_waited_for {
         return Ok(Json(background::start(choices, usage, growing)).into_response());
@@ -105,13 +108,13 @@ fn response_of(mut growing: Growing, completions: Vec<Completion>, usage: UsageB
 }
 
 /// A response that was kept.
-pub(crate) async fn get(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(stored(&id, "response_id")?.response))
+pub(crate) async fn get(owner: Owner, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(stored(&id, owner, "response_id")?.response))
 }
 
 /// Ends a response that is made in the background; one that has ended stays as it is.
-pub(crate) async fn cancel(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    let kept = stored(&id, "response_id")?;
+pub(crate) async fn cancel(owner: Owner, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let kept = stored(&id, owner, "response_id")?;
     if kept.response["background"] != true {
         let message =
             "Cannot cancel a synchronous response. It has ended; to end one that is being made, close its connection";
@@ -119,18 +122,17 @@ pub(crate) async fn cancel(Path(id): Path<String>) -> Result<Json<Value>, ApiErr
     }
     if background::stop(&id) {
         let response = background::with_status(kept.response, "cancelled");
-        store().put(id, Stored { response: response.clone(), messages: kept.messages });
+        store().put(id, Stored { response: response.clone(), ..kept });
         return Ok(Json(response));
     }
-    Ok(Json(stored(&id, "response_id")?.response))
+    Ok(Json(stored(&id, owner, "response_id")?.response))
 }
 
 /// Forgets a response, and ends it if it is still being made.
-pub(crate) async fn delete(Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn delete(owner: Owner, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    stored(&id, owner, "response_id")?;
     background::stop(&id);
-    if !store().delete(&id) {
-        return Err(not_kept(&id, "response_id"));
-    }
+    store().delete(&id);
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
@@ -138,13 +140,14 @@ fn store() -> MutexGuard<'static, Store> {
     STORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn stored(id: &str, param: &str) -> Result<Stored, ApiError> {
-    store().get(id).cloned().ok_or_else(|| not_kept(id, param))
+/// A response of whoever asks. One of somebody else is not told from none.
+fn stored(id: &str, owner: Owner, param: &str) -> Result<Stored, ApiError> {
+    store().get(id).filter(|stored| stored.owner == owner).cloned().ok_or_else(|| not_kept(id, param))
 }
 
 /// The conversation up to the end of a response.
-fn followed(id: &str) -> Result<Vec<String>, ApiError> {
-    let Stored { response, messages } = stored(id, "previous_response_id")?;
+fn followed(id: &str, owner: Owner) -> Result<Vec<String>, ApiError> {
+    let Stored { response, messages, .. } = stored(id, owner, "previous_response_id")?;
     match response["status"].as_str() {
         Some("completed" | "incomplete") => Ok(messages),
         status => {
@@ -157,7 +160,7 @@ fn followed(id: &str) -> Result<Vec<String>, ApiError> {
 
 fn not_kept(id: &str, param: &str) -> ApiError {
     let message = format!(
-        "Response with id `{id}` not found. This replica keeps its own newest {MAX_STORED} that were asked for with `store: true`"
+        "Response with id `{id}` not found. This replica keeps its own newest {MAX_STORED} that were asked for with `store: true`, each for the key it was asked with"
     );
     ApiError { param: Some(param.to_owned()), ..ApiError::new(StatusCode::NOT_FOUND, "response_not_found", message) }
 }

@@ -5,9 +5,13 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
+use super::owner::Owner;
+
 /// A response, and the conversation up to its end as JSON texts of chat messages.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
+    /// Who asked for it.
+    pub(crate) owner: Owner,
     /// As it was answered.
     pub(crate) response: Value,
     /// What a response that follows it begins with.
@@ -63,7 +67,7 @@ mod tests {
     use super::*;
 
     fn stored(text: &str) -> Stored {
-        Stored { response: Value::Null, messages: vec![text.to_owned()] }
+        Stored { owner: Owner::default(), response: Value::Null, messages: vec![text.to_owned()] }
     }
 
     #[test]
