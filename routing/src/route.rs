@@ -6,7 +6,7 @@
 //! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
 //! each other send prompts that begin alike to the same replica. Where several hold the same of a prompt, all of it is the key: what many prompts begin with would lead all
 //! of them to one of those that hold it. What is nearly equal is some sequences wide: gateways do not know what others sent since the last report, and
-//! the more replicas are equal to all of them, the more often they choose alike ([0030](../../docs/decisions/0030-gateways-agree-by-what-they-take-for-equal.md)). Where no replica has told its load, the first two by the key are
+//! the more replicas are equal to all of them, the more often they choose alike ([0027](../../docs/decisions/0027-gateways-agree-by-what-they-take-for-equal.md)). Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!
 //! A replica of less than a whole weight is one that is tried: it gets its part of all requests, whatever it holds and has to do, by a
