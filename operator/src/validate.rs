@@ -631,7 +631,10 @@ fn replacing(spec: Option<&RolloutSpec>) -> ReplacingRule {
 fn share(amount: &Amount) -> Option<Share> {
     match amount {
         Amount::Whole(count) => usize::try_from(*count).ok().map(Share::Count),
-        Amount::Text(text) => text.strip_suffix('%')?.parse().ok().map(Share::Percent),
+        Amount::Text(text) => match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().map(Share::Percent),
+            None => text.parse().ok().map(Share::Count),
+        },
     }
 }
 

@@ -87,6 +87,7 @@ fn all_replicas_stay_but_one_or_those_that_may_be_missing_and_the_last_may_go() 
         // The number is the operator's own: such a deployment has no spec.replicas.
         ("scaling: {min: 3, max: 8}", 2),
         (r#"{replicas: 10, rollout: {minAvailable: "70%"}}"#, 7),
+        (r#"{replicas: 10, rollout: {minAvailable: "6"}}"#, 6),
         ("{replicas: 10, rollout: {maxUnavailable: 1}}", 9),
         (r#"{replicas: 10, rollout: {minAvailable: "100%"}}"#, 9),
     ] {

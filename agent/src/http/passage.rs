@@ -7,6 +7,7 @@
 //! x-stoker-whole: marks             of an answer that is not streamed: its marks come before it, so that it can go on elsewhere, too
 //! x-stoker-prefixes: BYTES END:NAME...  what gateways call beginnings of its prompt, to hear which of them are cached ([`Prefixes`])
 //! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
+//! x-stoker-tenant: NAME             whose request it is: what is kept for others is not found by it (`responses/owner.rs`)
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
 //! Marks are comments, one behind all that is written at a time: what has no mark behind it was not said.
