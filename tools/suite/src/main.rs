@@ -1,18 +1,23 @@
 //! `stoker-suite`: every test of the workspace, as `make test` runs it. Tests of the whole system mostly wait, for a real API server, for
 //! probes, for timers, so many more of them run at once than there are cores; tests that compute run behind them, on what they leave.
 //!
-//! What is run when is decided in [`part`] and [`order`]; [`run`] starts processes and writes what they say.
+//! What is run when is decided in [`part`] and [`order`]; [`run`] starts processes and writes what they say. Above each stands a
+//! process of this program that says what it cost ([`steward`]).
 
 mod order;
 mod part;
 mod program;
 mod run;
+mod steward;
 
-use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
+use std::{ffi::OsString, fs, path::Path, process::ExitCode, time::Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{order::Machine, part::Part};
+
+/// Parts that are named at the end for what they took of cores.
+const DEAREST: usize = 10;
 
 const USAGE: &str = "\
 stoker-suite PROGRAMS LOG
@@ -22,23 +27,34 @@ says were built. What they say goes to standard output and to LOG, part by part;
 begun with. Ends with 1 when a test failed. Run by cargo it would hand on cargo's environment, by which some crates are built again.";
 
 fn main() -> Result<ExitCode> {
-    let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let (programs, log) = arguments.next().zip(arguments.next()).context(USAGE)?;
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [word, program, arguments @ ..] if word == steward::WORD => steward::run(Path::new(program), arguments),
+        [programs, log] => suite(Path::new(programs), Path::new(log)),
+        _ => bail!(USAGE),
+    }
+}
+
+fn suite(programs: &Path, log: &Path) -> Result<ExitCode> {
     let begun = Instant::now();
-    let took = order::times(&fs::read_to_string(&log).unwrap_or_default());
+    let took = order::times(&fs::read_to_string(log).unwrap_or_default());
     let mut parts: Vec<Part> = Vec::new();
-    let messages = fs::read_to_string(&programs).with_context(|| format!("read {}", programs.display()))?;
+    let messages = fs::read_to_string(programs).with_context(|| format!("read {}", programs.display()))?;
     for program in program::read(&messages)? {
         parts.extend(part::of(&program, &program.tests()?));
     }
     order::longest_first(&mut parts, &took);
     let machine = Machine::this()?;
     println!("{} parts; {machine}", parts.len());
-    let failed = run::all(&parts, machine, &log)?;
-    println!("{} s in all", begun.elapsed().as_secs());
-    if failed.is_empty() {
+    let outcome = run::all(&parts, machine, log)?;
+    let all: f64 = outcome.costs.iter().map(|(_, seconds)| seconds).sum();
+    println!("{} s in all, {all:.0} s of a core", begun.elapsed().as_secs());
+    for (title, seconds) in order::dearest(outcome.costs, DEAREST) {
+        println!("{seconds:7.1} s of a core  {title}");
+    }
+    if outcome.failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    println!("failed: {}", failed.join(", "));
+    println!("failed: {}", outcome.failed.join(", "));
     Ok(ExitCode::FAILURE)
 }

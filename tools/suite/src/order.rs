@@ -69,6 +69,13 @@ pub(crate) fn longest_first(parts: &mut [Part], took: &BTreeMap<String, f64>) {
     parts.sort_by(|one, other| took(other).total_cmp(&took(one)).then_with(|| one.title.cmp(&other.title)));
 }
 
+/// Those that took most, most first.
+pub(crate) fn dearest(mut costs: Vec<(String, f64)>, n_most: usize) -> Vec<(String, f64)> {
+    costs.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    costs.truncate(n_most);
+    costs
+}
+
 /// The first part that fits on this many free seats of `all`.
 pub(crate) fn next(waiting: &[Part], free: usize, all: usize) -> Option<usize> {
     waiting.iter().position(|part| seats_of(part, all) <= free)
@@ -119,6 +126,12 @@ mod tests {
         let mut parts = ["tests/tests/a.rs", "tests/tests/b.rs", "tests/tests/new.rs"].map(|title| part(title, 1));
         longest_first(&mut parts, &took);
         assert_eq!(parts.map(|part| part.title), ["tests/tests/new.rs", "tests/tests/b.rs", "tests/tests/a.rs"]);
+    }
+
+    #[test]
+    fn those_that_took_most_are_named_most_first() {
+        let costs = [("a", 1.0), ("b", 7.5), ("c", 3.0)].map(|(title, seconds)| (title.to_owned(), seconds));
+        assert_eq!(dearest(costs.to_vec(), 2), [("b".to_owned(), 7.5), ("c".to_owned(), 3.0)]);
     }
 
     #[test]

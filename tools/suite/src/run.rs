@@ -1,11 +1,11 @@
-//! Starts parts, waits for them, and writes what each said when it is over, so that it stays together. Decides nothing.
+//! Starts parts, each below a steward, waits for them, and writes what each said when it is over, so that it stays together. Decides nothing.
 
 use std::{
     env,
     fs::File,
     io::{Read, Seek, Write, stdout},
     path::Path,
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
     sync::mpsc::{Receiver, Sender, channel},
     thread,
     time::Instant,
@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use crate::{
     order::{self, Machine},
     part::{Lane, Part},
+    steward::{self, Account},
 };
 
 /// Of Go's heaps, beside what is in use, until it is collected. Starting an API server is a fifth cheaper than with 100.
@@ -24,23 +25,32 @@ const GARBAGE_PERCENT: &str = "400";
 /// How a part ended.
 struct Ended {
     part: Part,
-    status: ExitStatus,
+    account: Account,
     /// All that it wrote, in its order.
     said: Vec<u8>,
     seconds: f64,
 }
 
-/// Runs all parts; titles of those that failed.
-pub(crate) fn all(parts: &[Part], machine: Machine, log: &Path) -> Result<Vec<String>> {
-    let mut report =
-        Report { log: File::create(log).with_context(|| format!("create {}", log.display()))?, failed: Vec::new() };
+/// What all parts came to.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Titles of those that failed.
+    pub(crate) failed: Vec<String>,
+    /// What each took of cores, in seconds.
+    pub(crate) costs: Vec<(String, f64)>,
+}
+
+/// Runs all parts.
+pub(crate) fn all(parts: &[Part], machine: Machine, log: &Path) -> Result<Outcome> {
+    let log = File::create(log).with_context(|| format!("create {}", log.display()))?;
+    let mut report = Report { log, outcome: Outcome::default() };
     let (ended, endings) = channel();
     let behind = order::lane(parts, Lane::Behind);
     let n_behind = behind.len();
     let at_its_end = ended.clone();
     thread::spawn(move || behind.into_iter().for_each(|part| _ = at_its_end.send(run(part, "10"))));
     beside(order::lane(parts, Lane::Beside), machine.seats(), n_behind, &ended, &endings, &mut report)?;
-    Ok(report.failed)
+    Ok(report.outcome)
 }
 
 /// Runs parts side by side on so many seats, and sees those of the other lane to their end too.
@@ -79,38 +89,41 @@ fn run(part: Part, niceness: &str) -> Result<Ended> {
     // Not a pipe: a process that a test left behind would hold its other end.
     let mut output = tempfile::tempfile()?;
     let mut command = Command::new("nice");
-    command.args(["-n", niceness]).arg(&part.program).args(&part.arguments).current_dir(&part.folder);
-    command.env("CARGO_MANIFEST_DIR", &part.folder).stdin(Stdio::null());
+    command.args(["-n", niceness]).arg(env::current_exe()?).arg(steward::WORD).arg(&part.program).args(&part.arguments);
+    command.current_dir(&part.folder).env("CARGO_MANIFEST_DIR", &part.folder).stdin(Stdio::null());
     if env::var_os("GOGC").is_none() {
         command.env("GOGC", GARBAGE_PERCENT);
     }
-    command.stdout(output.try_clone()?).stderr(output.try_clone()?);
-    let status = command.status().with_context(|| format!("start {}", part.title))?;
+    let steward = command.stderr(output.try_clone()?).output().with_context(|| format!("start {}", part.title))?;
+    // Who was killed could not say so.
+    let killed = || Account { cpu_seconds: 0.0, failure: Some(steward.status.to_string()) };
+    let account = steward::read(&String::from_utf8_lossy(&steward.stdout)).unwrap_or_else(killed);
     let mut said = Vec::new();
     output.rewind()?;
     output.read_to_end(&mut said)?;
-    Ok(Ended { part, status, said, seconds: begun.elapsed().as_secs_f64() })
+    Ok(Ended { part, account, said, seconds: begun.elapsed().as_secs_f64() })
 }
 
 /// What is said to whoever waits, and kept.
 struct Report {
     log: File,
-    failed: Vec<String>,
+    outcome: Outcome,
 }
 
 impl Report {
     fn add(&mut self, ended: Ended) -> Result<()> {
-        let Ended { part, status, said, seconds } = ended;
-        // Who was killed could not say so.
-        let state = if status.success() { String::new() } else { format!("FAILED, {status}, ") };
-        let heading = format!("     Running {} ({state}{seconds:.1} s)\n", part.title);
+        let Ended { part, account, said, seconds } = ended;
+        let state = account.failure.as_ref().map(|failure| format!("FAILED, {failure}, ")).unwrap_or_default();
+        let took = format!("{seconds:.1} s, {:.1} of a core", account.cpu_seconds);
+        let heading = format!("     Running {} ({state}{took})\n", part.title);
         for bytes in [heading.as_bytes(), &said, b"\n"] {
             stdout().write_all(bytes)?;
             self.log.write_all(bytes)?;
         }
-        if !status.success() {
-            self.failed.push(part.title);
+        if account.failure.is_some() {
+            self.outcome.failed.push(part.title.clone());
         }
+        self.outcome.costs.push((part.title, account.cpu_seconds));
         Ok(())
     }
 }
