@@ -65,7 +65,7 @@ use crate::{
     pages::{Board, Sources},
     pause::{NoPause, Pause, WatchPauses},
     plan::{self, Plan},
-    pools::{FailureMode, Pools},
+    pools::{PoolOptions, Pools},
     probe::Probe,
     readings::Readings,
     refused::{Attempt, RefusedWrites},
@@ -100,8 +100,8 @@ pub struct Options {
     pub defaults: Defaults,
     /// The gateways that Services lead to; `None`: they lead to replicas.
     pub gateways: Option<ServiceName>,
-    /// What Gateways do while nobody picks endpoints, in the InferencePools that are made where there can be any; `None`: none is made.
-    pub pools: Option<FailureMode>,
+    /// The InferencePools that are made where there can be any; `None`: none is made.
+    pub pools: Option<PoolOptions>,
     /// Name of this process in Events.
     pub identity: String,
 }
@@ -182,8 +182,8 @@ pub async fn run(
         None => (None, futures::stream::pending().boxed()),
     };
     let (pools, pool_events, pools_listed) = match options.pools {
-        Some(failure_mode) => {
-            let (pools, events, listed) = Pools::watch(client.clone(), scope, failure_mode);
+        Some(kept) => {
+            let (pools, events, listed) = Pools::watch(client.clone(), scope, kept);
             (Some(pools), events.boxed(), listed.boxed())
         }
         None => (None, futures::stream::pending().boxed(), futures::stream::pending().boxed()),

@@ -21,7 +21,7 @@ use stoker_operator::{
     metrics::Metrics,
     pages::{self, Board},
     peers::Peers,
-    pools::FailureMode,
+    pools::{FailureMode, PoolOptions},
     scaling::Ledger,
     server,
     telemetry::{self, LogFormat},
@@ -66,6 +66,9 @@ struct Args {
     /// those gateways which replica is next; they run with --endpoint-picker. This is what a Gateway does while none answers.
     #[arg(long, env = "STOKER_INFERENCE_POOLS", value_name = "FAILURE_MODE", requires = "gateway_service")]
     inference_pools: Option<FailureMode>,
+    /// Between two looks whether the cluster has that kind, as long as it has not.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    inference_pools_look_seconds: u64,
     /// URL of a mirror that models of hubs (hf://) are fetched from. Default: the hub itself, as agents know it.
     #[arg(long, value_name = "URL")]
     hub_endpoint: Option<String>,
@@ -164,7 +167,10 @@ async fn main() -> anyhow::Result<()> {
         namespace: args.namespace,
         defaults,
         gateways: args.gateway_service,
-        pools: args.inference_pools,
+        pools: args.inference_pools.map(|failure_mode| PoolOptions {
+            failure_mode,
+            look_again: Duration::from_secs(args.inference_pools_look_seconds),
+        }),
         identity,
     };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);

@@ -27,9 +27,6 @@ use tracing::{info, warn};
 
 use crate::{desired::labels, pause::WatchPauses};
 
-/// How often somebody looks whether the kind is there by now.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
-
 /// `spec` of an InferencePool, as far as it is written here.
 #[derive(Clone, CustomResource, Debug, Deserialize, PartialEq, Serialize)]
 #[kube(
@@ -87,6 +84,15 @@ pub enum FailureMode {
     FailClose,
 }
 
+/// Which pools are kept, and from when on.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    /// What Gateways do while nobody picks.
+    pub failure_mode: FailureMode,
+    /// Between two looks whether the kind is there by now.
+    pub look_again: Duration,
+}
+
 /// Those that the operator made, where there are any. Cheap to clone.
 #[derive(Clone)]
 pub struct Pools {
@@ -104,7 +110,7 @@ impl Pools {
     pub fn watch(
         client: Client,
         scope: Option<&str>,
-        failure_mode: FailureMode,
+        options: PoolOptions,
     ) -> Watching<
         impl Stream<Item = watcher::Result<InferencePool>> + Send + use<>,
         impl Stream<Item = ()> + Send + use<>,
@@ -116,10 +122,11 @@ impl Pools {
             None => Api::all(client),
         };
         let config = watcher::Config::default().labels(&labels::managed_selector());
-        let events = there(api.clone()).map(move |()| watcher(api, config).backoff(WatchPauses::default()));
+        let events =
+            there(api.clone(), options.look_again).map(move |()| watcher(api, config).backoff(WatchPauses::default()));
         let events = events.flatten_stream().modify(|pool| pool.managed_fields_mut().clear());
         let events = events.reflect(writer).touched_objects();
-        let pools = Self { store: store.clone(), are_listed: Arc::default(), failure_mode };
+        let pools = Self { store: store.clone(), are_listed: Arc::default(), failure_mode: options.failure_mode };
         let are_listed = Arc::clone(&pools.are_listed);
         let listed = stream::once(async move {
             // An error: the watch has ended, and with it the process.
@@ -141,7 +148,7 @@ impl Pools {
 }
 
 /// Until the API server knows the kind, and lets the operator list it.
-async fn there(api: Api<InferencePool>) {
+async fn there(api: Api<InferencePool>, look_again: Duration) {
     let mut is_told = false;
     loop {
         match api.list_metadata(&ListParams::default().limit(1)).await {
@@ -156,6 +163,6 @@ async fn there(api: Api<InferencePool>) {
             }
             Err(error) => warn!(%error, "look for InferencePools"),
         }
-        sleep(LOOK_AGAIN).await;
+        sleep(look_again).await;
     }
 }

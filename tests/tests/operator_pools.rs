@@ -125,7 +125,7 @@ fn each_deployment_has_a_pool_where_the_kind_is_and_it_is_kept() {
 #[test]
 fn without_the_kind_nothing_is_missed_and_pools_come_with_it() {
     let mut town = Town(Rig::start(Audit::Off).unwrap());
-    town.0.operator.restart_with(&POOLS).unwrap();
+    town.0.operator.restart_with(&[&POOLS[..], &["--inference-pools-look-seconds", "2"]].concat()).unwrap();
     town.spec(1);
     town.wait_ready();
     town.spec(2);
@@ -134,7 +134,6 @@ fn without_the_kind_nothing_is_missed_and_pools_come_with_it() {
         .unwrap();
     town.0.cluster.apply(&crd()).unwrap();
     town.0.cluster.kubectl(&["wait", "--for=condition=Established", "crd", KIND, "--timeout=60s"]);
-    // The operator looks every minute.
     town.wait_pools("a pool, once there is its kind", |pools| pools.len() == 1);
     // And without it again, rounds go on.
     town.0.cluster.kubectl(&["delete", "crd", KIND]);
