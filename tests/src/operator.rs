@@ -65,13 +65,11 @@ impl Rig {
 
     /// The same with another control plane and node.
     pub fn start_with(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self> {
-        let mut cluster = TestCluster::start_with(options, node);
+        let cluster = TestCluster::start_with(ControlPlaneOptions { kinds: kinds(), ..options }, node);
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
         let client = runtime.block_on(client_of(&cluster.control_plane.kubeconfig_path()))?;
         runtime.block_on(prepare(&client))?;
-        // The garbage collector looks for new kinds of owners every 30 s, and ours is new; at its start it looks at once.
-        cluster.control_plane.restart_controllers()?;
         let operator = Operator::start(&cluster.control_plane)?;
         Ok(Self { operator, cluster, client, runtime })
     }
@@ -490,12 +488,13 @@ pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
     Ok(Client::try_from(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)?)
 }
 
-/// Installs the CRD and gives the operator the chart's rights.
+/// The kinds of ours that an operator needs.
+pub fn kinds() -> Vec<CustomResourceDefinition> {
+    vec![stoker_crds::crd::crd(), stoker_crds::crd::budget_crd()]
+}
+
+/// Gives the operator the chart's rights, and waits until our kinds can be used.
 pub async fn prepare(client: &Client) -> Result<()> {
-    let crds = Api::<CustomResourceDefinition>::all(client.clone());
-    for crd in [stoker_crds::crd::crd(), stoker_crds::crd::budget_crd()] {
-        crds.patch(&crd.name_any(), &applying(), &Patch::Apply(&crd)).await?;
-    }
     let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": OPERATOR_NAMESPACE}}))?;
     Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
     grant(client).await?;

@@ -22,7 +22,7 @@ use stoker_tests::{
     browser::Browser,
     fleet::Fleet,
     measured::{Requests, Rounds, Writes},
-    operator::{NAMESPACE, Operator, client_of, is_ready, prepare},
+    operator::{NAMESPACE, Operator, client_of, is_ready, kinds, prepare},
     readers::{Readers, paint},
 };
 use tokio::runtime::Runtime;
@@ -144,6 +144,7 @@ impl Bench {
             controllers: Controllers::None,
             audit: Audit::Metadata,
             services,
+            kinds: kinds(),
             ..Default::default()
         };
         let control_plane = ControlPlane::start(options)?;

@@ -14,7 +14,9 @@ use std::{
 };
 
 use http::Request;
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::{
+    api::core::v1::ServiceAccount, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{Api, Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 use tempfile::TempDir;
 
@@ -25,6 +27,7 @@ use crate::{
     credentials::{Credentials, Identity},
     error::ClusterError,
     keeper::Keeper,
+    kinds,
     servers::{Servers, flag},
     slot::Slot,
 };
@@ -46,6 +49,8 @@ pub struct ControlPlaneOptions {
     pub dir: Option<PathBuf>,
     /// Addresses of Services. Default: 254 that no other cluster on this machine has.
     pub services: Option<String>,
+    /// Kinds beside Kubernetes' own. The garbage collector looks for new ones every 30 s, but at its start at once: these are there before.
+    pub kinds: Vec<CustomResourceDefinition>,
 }
 
 /// What runs beside etcd and the API server.
@@ -121,6 +126,7 @@ impl ControlPlane {
             dir,
         };
         control_plane.wait_until_ready()?;
+        control_plane.make_kinds(&options.kinds)?;
         if let Some((controller_manager, scheduler)) = specs {
             control_plane.controller_manager = Some(Component::start(controller_manager, &control_plane.keeper)?);
             control_plane.scheduler = Some(Component::start(scheduler, &control_plane.keeper)?);
@@ -235,6 +241,17 @@ impl ControlPlane {
                 return Err(self.apiserver.not_ready(format!("was not ready after {} s", READY_TIMEOUT.as_secs())));
             }
             sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn make_kinds(&self, kinds: &[CustomResourceDefinition]) -> Result<(), ClusterError> {
+        if kinds.is_empty() {
+            return Ok(());
+        }
+        let made = async { kinds::make(&self.client().await?, kinds, READY_TIMEOUT).await };
+        if !block_on(made)? {
+            return Err(self.apiserver.not_ready("tells nobody of the kinds that it was given"));
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod credentials;
 mod error;
 mod gateway;
 mod keeper;
+mod kinds;
 mod node;
 mod operator;
 mod proxy;
