@@ -5,16 +5,22 @@
 
 use std::{
     collections::BTreeSet,
+    future::ready,
     process::{Child, Command, Stdio},
-    sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     thread::sleep,
     time::Duration,
 };
 
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_crds::InferenceDeployment;
 use stoker_tests::{
     measured,
     operator::{Rig, condition, get, intent_of, is_ready, revision_of, serves},
@@ -88,6 +94,25 @@ fn hold_for(address: &str, seconds: u64) -> Child {
 /// Lets the streams of a replica come to their end.
 fn finish(pod: &Pod) {
     post(&format!("http://{}/finish", address(pod)));
+}
+
+/// Every reason of its progress that a deployment's status gives from now on. Some are over within a round: who asks now and then misses them.
+fn reasons(rig: &Rig, name: &str) -> Arc<Mutex<BTreeSet<String>>> {
+    let told = Arc::<Mutex<BTreeSet<String>>>::default();
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let changes = watcher(rig.api::<InferenceDeployment>(), config).default_backoff().applied_objects();
+    let all = Arc::clone(&told);
+    let listened = changes.for_each(move |change| {
+        let reason = change.ok().and_then(|deployment| condition(&deployment, "Progressing"));
+        lock(&all).extend(reason.map(|(_, reason, _)| reason));
+        ready(())
+    });
+    rig.spawn(listened);
+    told
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The last line of a stream.
@@ -488,10 +513,9 @@ fn a_change_without_room_for_a_surplus_pod_replaces_in_place() {
     // It keeps the old replica for as long as this has to be seen.
     let pod = rig.pods("large").unwrap().remove(0);
     let stream = hold(&address(&pod));
+    let told = reasons(&rig, "large");
     rig.apply("large", spec(1, large("b"))).unwrap();
-    let replaces =
-        |rig: &Rig| Ok(condition(&rig.get("large")?, "Progressing").is_some_and(|told| told.1 == "ReplacingInPlace"));
-    rig.wait("it is replaced in place", SOON, replaces).unwrap();
+    rig.wait("it is replaced in place", SOON, |_| Ok(lock(&told).contains("ReplacingInPlace"))).unwrap();
     finish(&pod);
     assert_eq!(end_of(stream), "done");
     rig.wait("the change is rolled out", SOON * 2, |rig| {
