@@ -41,7 +41,7 @@ fn suite(programs: &Path, log: &Path) -> Result<ExitCode> {
     let mut parts: Vec<Part> = Vec::new();
     let messages = fs::read_to_string(programs).with_context(|| format!("read {}", programs.display()))?;
     for program in program::read(&messages)? {
-        parts.extend(part::of(&program, &program.tests()?));
+        parts.extend(part::of(&program, &program.tests()?, |module| program.shares(module)));
     }
     order::longest_first(&mut parts, &took);
     let machine = Machine::this()?;

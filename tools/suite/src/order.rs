@@ -76,16 +76,6 @@ pub(crate) fn dearest(mut costs: Vec<(String, f64)>, n_most: usize) -> Vec<(Stri
     costs
 }
 
-/// The first part that fits on this many free seats of `all`.
-pub(crate) fn next(waiting: &[Part], free: usize, all: usize) -> Option<usize> {
-    waiting.iter().position(|part| seats_of(part, all) <= free)
-}
-
-/// Seats that a part takes; one that wants more than there are has all of them to itself.
-pub(crate) fn seats_of(part: &Part, all: usize) -> usize {
-    part.seats.unwrap_or(1).min(all)
-}
-
 /// Takes the parts of a lane out of all, in their order.
 pub(crate) fn lane(parts: &[Part], lane: Lane) -> Vec<Part> {
     parts.iter().filter(|part| part.lane == lane).cloned().collect()
@@ -95,9 +85,9 @@ pub(crate) fn lane(parts: &[Part], lane: Lane) -> Vec<Part> {
 mod tests {
     use super::*;
 
-    fn part(title: &str, seats: usize) -> Part {
+    fn part(title: &str) -> Part {
         let (program, folder) = ("/t/program".into(), "/w".into());
-        Part { title: title.into(), lane: Lane::Beside, seats: Some(seats), program, arguments: Vec::new(), folder }
+        Part { title: title.into(), lane: Lane::Beside, program, arguments: Vec::new(), folder }
     }
 
     #[test]
@@ -119,28 +109,18 @@ mod tests {
     fn what_took_longest_is_begun_first_and_what_is_new_before_it() {
         let log = "     Running tests/tests/a.rs (/t/a-1)\n\nrunning 1 test\ntest x ... ok\n\n\
             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.50s\n\
-                 Running tests/tests/b.rs (/t/b-1)\n\
+                 Running tests/tests/b.rs waits (70.2 s, 9.1 of a core)\n\
             test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 70.01s\n";
         let took = times(log);
-        assert_eq!(took, BTreeMap::from([("tests/tests/a.rs".into(), 2.5), ("tests/tests/b.rs".into(), 70.01)]));
-        let mut parts = ["tests/tests/a.rs", "tests/tests/b.rs", "tests/tests/new.rs"].map(|title| part(title, 1));
+        assert_eq!(took, BTreeMap::from([("tests/tests/a.rs".into(), 2.5), ("tests/tests/b.rs waits".into(), 70.01)]));
+        let mut parts = ["tests/tests/a.rs", "tests/tests/b.rs waits", "tests/tests/new.rs"].map(part);
         longest_first(&mut parts, &took);
-        assert_eq!(parts.map(|part| part.title), ["tests/tests/new.rs", "tests/tests/b.rs", "tests/tests/a.rs"]);
+        assert_eq!(parts.map(|part| part.title), ["tests/tests/new.rs", "tests/tests/b.rs waits", "tests/tests/a.rs"]);
     }
 
     #[test]
     fn those_that_took_most_are_named_most_first() {
         let costs = [("a", 1.0), ("b", 7.5), ("c", 3.0)].map(|(title, seconds)| (title.to_owned(), seconds));
         assert_eq!(dearest(costs.to_vec(), 2), [("b".to_owned(), 7.5), ("c".to_owned(), 3.0)]);
-    }
-
-    #[test]
-    fn a_part_begins_when_there_are_seats_for_it() {
-        let waiting = [part("large", 4), part("small", 1)];
-        assert_eq!(next(&waiting, 8, 8), Some(0));
-        assert_eq!(next(&waiting, 3, 8), Some(1), "a smaller one does not wait for a larger one");
-        assert_eq!(next(&waiting, 0, 8), None);
-        assert_eq!(next(&waiting, 2, 2), Some(0), "a part that is larger than the machine runs alone");
-        assert_eq!(next(&[], 8, 8), None);
     }
 }

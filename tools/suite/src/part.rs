@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use crate::program::Program;
 
-/// The program whose tests wait for more than they compute. Each of its modules is a part: the tests of one share a cluster.
+/// The program whose tests wait for more than they compute. Each test is a part, but those of a module that share a cluster are one.
 const SYSTEM: &str = "system";
-/// Tests of a part at once: beyond that a cluster of its own is what they wait for.
-const SEATS_MAX: usize = 4;
+/// Tests at once that share a cluster. They wait for it and for each other: together they take as much of the cores as one with its own.
+const SHARING_MAX: usize = 4;
 
 /// Beside what a part may run.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -21,19 +21,17 @@ pub(crate) enum Lane {
 /// What one process runs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Part {
-    /// The file that holds its tests.
+    /// The file that holds its tests, and which of them if it is one.
     pub(crate) title: String,
     pub(crate) lane: Lane,
-    /// Of its tests at once; none to leave it to the program.
-    pub(crate) seats: Option<usize>,
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<String>,
     /// Where it runs.
     pub(crate) folder: PathBuf,
 }
 
-/// The parts of a program that has these tests.
-pub(crate) fn of(program: &Program, tests: &[String]) -> Vec<Part> {
+/// The parts of a program that has these tests; those of modules that share a cluster stay together.
+pub(crate) fn of(program: &Program, tests: &[String], shares: impl Fn(&str) -> bool) -> Vec<Part> {
     if program.name != SYSTEM {
         return vec![whole(program)];
     }
@@ -42,7 +40,10 @@ pub(crate) fn of(program: &Program, tests: &[String]) -> Vec<Part> {
         let module = test.split_once("::").map_or(SYSTEM, |(module, _)| module);
         modules.entry(module).or_default().push(test.clone());
     }
-    modules.into_iter().map(|(module, tests)| module_of(program, module, tests)).collect()
+    let parts = modules.into_iter().flat_map(|(module, tests)| {
+        if shares(module) { vec![together(program, module, tests)] } else { one_by_one(program, module, tests) }
+    });
+    parts.collect()
 }
 
 fn whole(program: &Program) -> Part {
@@ -50,20 +51,30 @@ fn whole(program: &Program) -> Part {
     Part {
         title: format!("{folder}/{}", program.source),
         lane: Lane::Behind,
-        seats: None,
         program: program.path.clone(),
         arguments: Vec::new(),
         folder: program.folder.clone(),
     }
 }
 
-fn module_of(program: &Program, module: &str, tests: Vec<String>) -> Part {
-    let seats = tests.len().min(SEATS_MAX);
-    let mut arguments = vec!["--test-threads".to_owned(), seats.to_string(), "--exact".to_owned()];
+fn together(program: &Program, module: &str, tests: Vec<String>) -> Part {
+    let mut arguments = vec!["--test-threads".to_owned(), tests.len().min(SHARING_MAX).to_string()];
+    arguments.push("--exact".to_owned());
     arguments.extend(tests);
-    let (path, folder) = (program.path.clone(), program.folder.clone());
-    let title = format!("tests/tests/{module}.rs");
-    Part { title, lane: Lane::Beside, seats: Some(seats), program: path, arguments, folder }
+    waiting(program, format!("tests/tests/{module}.rs"), arguments)
+}
+
+fn one_by_one(program: &Program, module: &str, tests: Vec<String>) -> Vec<Part> {
+    let part = |test: String| {
+        let name = test.strip_prefix(&format!("{module}::")).unwrap_or(&test);
+        waiting(program, format!("tests/tests/{module}.rs {name}"), vec!["--exact".to_owned(), test])
+    };
+    tests.into_iter().map(part).collect()
+}
+
+fn waiting(program: &Program, title: String, arguments: Vec<String>) -> Part {
+    let (program, folder) = (program.path.clone(), program.folder.clone());
+    Part { title, lane: Lane::Beside, program, arguments, folder }
 }
 
 #[cfg(test)]
@@ -81,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_program_that_computes_is_one_part() {
-        let parts = of(&program("periods"), &names(&["a::b", "c"]));
+        let parts = of(&program("periods"), &names(&["a::b", "c"]), |_| true);
         let [part] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!((part.title.as_str(), part.lane), ("fit/tests/periods.rs", Lane::Behind));
         assert!(part.arguments.is_empty(), "it runs all that it has");
@@ -89,23 +100,24 @@ mod tests {
 
     #[test]
     fn every_test_of_the_system_is_in_one_part_by_its_whole_name() {
-        let tests = names(&["fetch::a", "fetch_web::a", "fetch::b", "fetch_web::c::d", "bare"]);
-        let parts = of(&program("system"), &tests);
-        let titles: Vec<_> = parts.iter().map(|part| (part.title.as_str(), part.seats)).collect();
-        let two = Some(2);
-        assert_eq!(
-            titles,
-            [("tests/tests/fetch.rs", two), ("tests/tests/fetch_web.rs", two), ("tests/tests/system.rs", Some(1))]
-        );
-        assert_eq!(parts[0].arguments, names(&["--test-threads", "2", "--exact", "fetch::a", "fetch::b"]));
-        let mut all: Vec<_> = parts.iter().flat_map(|part| part.arguments[3..].to_vec()).collect();
+        let tests = names(&["fetch::a", "repairs::a", "fetch::b", "repairs::c::d", "bare"]);
+        let parts = of(&program("system"), &tests, |module| module == "repairs");
+        let titles: Vec<_> = parts.iter().map(|part| part.title.as_str()).collect();
+        let [fetch, repairs] = ["tests/tests/fetch.rs", "tests/tests/repairs.rs"];
+        assert_eq!(titles, [&format!("{fetch} a"), &format!("{fetch} b"), repairs, "tests/tests/system.rs bare"]);
+        assert_eq!(parts[0].arguments, names(&["--exact", "fetch::a"]));
+        let shared = names(&["--test-threads", "2", "--exact", "repairs::a", "repairs::c::d"]);
+        assert_eq!(parts[2].arguments, shared, "they share a cluster");
+        assert!(parts.iter().all(|part| part.lane == Lane::Beside));
+        let is_test = |argument: &&String| tests.contains(argument);
+        let mut all: Vec<_> = parts.iter().flat_map(|part| part.arguments.iter().filter(is_test).cloned()).collect();
         all.sort();
-        assert_eq!(all, names(&["bare", "fetch::a", "fetch::b", "fetch_web::a", "fetch_web::c::d"]));
+        assert_eq!(all, names(&["bare", "fetch::a", "fetch::b", "repairs::a", "repairs::c::d"]));
     }
 
     #[test]
-    fn a_part_with_many_tests_runs_some_of_them_at_once() {
-        let tests: Vec<String> = (0..20).map(|number| format!("chart::t{number}")).collect();
-        assert_eq!(of(&program("system"), &tests)[0].seats, Some(SEATS_MAX));
+    fn of_many_tests_that_share_a_cluster_some_run_at_once() {
+        let tests: Vec<String> = (0..20).map(|number| format!("lifecycle::t{number}")).collect();
+        assert_eq!(of(&program("system"), &tests, |_| true)[0].arguments[1], SHARING_MAX.to_string());
     }
 }

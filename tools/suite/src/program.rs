@@ -1,6 +1,6 @@
 //! Programs of tests, as cargo says that it built them and as they list what they have. Builds nothing, runs no test.
 
-use std::{path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -46,9 +46,29 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Whether tests of a module share something that one of them starts, by its text: a static of the standard library's lazy kinds.
+    pub(crate) fn shares(&self, module: &str) -> bool {
+        let text = fs::read_to_string(self.folder.join("tests").join(module).with_extension("rs")).unwrap_or_default();
+        is_shared(&text)
+    }
+}
+
+fn is_shared(text: &str) -> bool {
+    let statics = text.lines().map(str::trim_start).filter(|line| line.starts_with("static "));
+    statics.into_iter().any(|line| line.contains("LazyLock<") || line.contains("OnceLock<"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_share_what_a_static_holds() {
+        assert!(is_shared("use x;\nstatic RIG: LazyLock<Rig> = LazyLock::new(|| Rig::start());\n"));
+        assert!(is_shared("fn cluster() {\n    static CLUSTER: OnceLock<Cluster> = OnceLock::new();\n}\n"));
+        assert!(!is_shared("use std::sync::LazyLock;\nconst SOON: u32 = 1;\nfn f(of: &'static str) {}\n"));
+    }
 
     #[test]
     fn programs_of_tests_are_those_that_cargo_built_to_test() {

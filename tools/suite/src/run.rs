@@ -1,17 +1,21 @@
 //! Starts parts, each below a steward, waits for them, and writes what each said when it is over, so that it stays together. Decides nothing.
 
 use std::{
+    collections::VecDeque,
     env,
     fs::File,
     io::{Read, Seek, Write, stdout},
     path::Path,
     process::{Command, Stdio},
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Sender, channel},
+    },
     thread,
     time::Instant,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     order::{self, Machine},
@@ -45,41 +49,28 @@ pub(crate) fn all(parts: &[Part], machine: Machine, log: &Path) -> Result<Outcom
     let log = File::create(log).with_context(|| format!("create {}", log.display()))?;
     let mut report = Report { log, outcome: Outcome::default() };
     let (ended, endings) = channel();
-    let behind = order::lane(parts, Lane::Behind);
-    let n_behind = behind.len();
-    let at_its_end = ended.clone();
-    thread::spawn(move || behind.into_iter().for_each(|part| _ = at_its_end.send(run(part, "10"))));
-    beside(order::lane(parts, Lane::Beside), machine.seats(), n_behind, &ended, &endings, &mut report)?;
+    for (lane, seats, niceness) in [(Lane::Beside, machine.seats(), "0"), (Lane::Behind, 1, "10")] {
+        let waiting = Arc::new(Mutex::new(VecDeque::from(order::lane(parts, lane))));
+        for _ in 0..seats {
+            let (waiting, ended) = (Arc::clone(&waiting), ended.clone());
+            thread::spawn(move || sit(&waiting, niceness, &ended));
+        }
+    }
+    drop(ended);
+    for over in endings {
+        report.add(over?)?;
+    }
+    ensure!(report.outcome.costs.len() == parts.len(), "not every part was run to its end");
     Ok(report.outcome)
 }
 
-/// Runs parts side by side on so many seats, and sees those of the other lane to their end too.
-fn beside(
-    mut waiting: Vec<Part>,
-    seats: usize,
-    n_behind: usize,
-    ended: &Sender<Result<Ended>>,
-    endings: &Receiver<Result<Ended>>,
-    report: &mut Report,
-) -> Result<()> {
-    let (mut free, mut running) = (seats, n_behind);
-    loop {
-        while let Some(idx) = order::next(&waiting, free, seats) {
-            let (part, ended) = (waiting.remove(idx), ended.clone());
-            free -= order::seats_of(&part, seats);
-            running += 1;
-            // Nobody listens any more when something else went wrong.
-            thread::spawn(move || _ = ended.send(run(part, "0")));
+/// Runs one part after another, until none waits or nobody listens any more, since something went wrong.
+fn sit(waiting: &Mutex<VecDeque<Part>>, niceness: &str, ended: &Sender<Result<Ended>>) {
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    while let Some(part) = next() {
+        if ended.send(run(part, niceness)).is_err() {
+            return;
         }
-        if running == 0 {
-            return Ok(());
-        }
-        let over = endings.recv()??;
-        running -= 1;
-        if over.part.lane == Lane::Beside {
-            free += order::seats_of(&over.part, seats);
-        }
-        report.add(over)?;
     }
 }
 
