@@ -176,9 +176,9 @@ impl Replica {
         }
     }
 
-    /// Puts a request into the queue.
+    /// Puts a request into the queue at the time it arrives: no step that begins before knows of it.
     pub fn submit(&mut self, request: Request) {
-        self.now = if self.is_empty() { self.now.max(request.arrived) } else { self.now };
+        self.advance(request.arrived);
         self.wait(Sequence::new(request), VecDeque::push_back);
     }
 
@@ -535,6 +535,17 @@ mod tests {
         let decoding = outcome.finished - outcome.arrived - outcome.ttft;
         assert!((decoding - 100.0 * model.decode_seconds(1, 690)).abs() < 1e-4, "{decoding}");
         assert_eq!((replica.referenced_blocks(), replica.finished()), (0, 1));
+    }
+
+    #[test]
+    fn who_comes_while_others_decode_is_not_answered_before() {
+        let mut replica = replica(1000);
+        replica.submit(request(0.0, 100, 1000));
+        replica.submit(request(0.7, 100, 10));
+        let second = run(&mut replica)[0];
+        assert_eq!(second.arrived, 0.7);
+        let model = ReplicaModel::default();
+        assert!(second.ttft > model.decode_seconds(1, 100) + model.prefill_seconds(100, 0), "{second:?}");
     }
 
     #[test]
