@@ -14,6 +14,7 @@ use stoker_engine::EngineLimits;
 use stoker_loadgen::{
     client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling},
     run::Heard,
+    shape::Shape,
 };
 use tokio::runtime::Runtime;
 
@@ -108,7 +109,7 @@ impl Agent {
 
     /// Seconds from exec until it has answered `prompt` with one token.
     pub fn first_token(&mut self, prompt: Prompt) -> Result<f64> {
-        let ask = Ask { prompt, max_tokens: 1, seed: 0 };
+        let ask = Ask { prompt, max_tokens: 1, seed: 0, shape: Shape::Text };
         loop {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status} before its first token", self.program.display());

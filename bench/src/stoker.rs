@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use stoker_engine::{EngineLimits, MemoryPlan};
 use stoker_figures::System;
-use stoker_loadgen::client::{Ask, Prompt};
+use stoker_loadgen::{
+    client::{Ask, Prompt},
+    shape::Shape,
+};
 
 use crate::{
     agent::{Agent, AgentOptions, Resident},
@@ -107,7 +110,7 @@ fn one_token() -> Prompt {
 
 fn asks(prompts: &mut Prompts, size: Size) -> Vec<Ask> {
     let prompts = prompts.many(size.requests, size.prompt_tokens).into_iter().map(Prompt::Tokens);
-    prompts.map(|prompt| Ask { prompt, max_tokens: size.completion_tokens, seed: 0 }).collect()
+    prompts.map(|prompt| Ask { prompt, max_tokens: size.completion_tokens, seed: 0, shape: Shape::Text }).collect()
 }
 
 impl Contender for Stoker {

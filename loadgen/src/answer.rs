@@ -1,4 +1,5 @@
-//! A streamed answer as it comes: server-sent events, when each piece of text came, and how it ended. Reads no clock.
+//! A streamed answer as it comes: server-sent events, what they say and when each piece of it came, and how it ended.
+//! Reads no clock.
 
 use std::time::Instant;
 
@@ -11,6 +12,9 @@ pub struct Answer {
     unread: Vec<u8>,
     pieces: Vec<Instant>,
     usage: Option<Usage>,
+    text: String,
+    calls: Vec<Call>,
+    finish_reason: Option<String>,
     is_done: bool,
 }
 
@@ -31,6 +35,23 @@ pub struct Complete {
     pub pieces: Vec<Instant>,
     /// Without it completion tokens are taken to be the pieces.
     pub usage: Option<Usage>,
+    /// What was said, thoughts left out.
+    pub text: String,
+    /// Tools that were called.
+    pub calls: Vec<Call>,
+    /// Why it ended, in the server's word.
+    pub finish_reason: Option<String>,
+}
+
+/// A tool call, put together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Call {
+    /// The server's name of it.
+    pub id: String,
+    /// Of the tool.
+    pub name: String,
+    /// JSON, if all went well.
+    pub arguments: String,
 }
 
 /// Why a stream is no answer.
@@ -65,10 +86,27 @@ struct Choice {
     finish_reason: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
+    reasoning: Option<String>,
     reasoning_content: Option<String>,
+    #[serde(default)]
+    tool_calls: Option<Vec<CallDelta>>,
+}
+
+#[derive(Deserialize)]
+struct CallDelta {
+    #[serde(default)]
+    index: usize,
+    id: Option<String>,
+    function: Option<FunctionDelta>,
+}
+
+#[derive(Deserialize)]
+struct FunctionDelta {
+    name: Option<String>,
+    arguments: Option<String>,
 }
 
 impl Answer {
@@ -87,7 +125,9 @@ impl Answer {
         match self {
             Self { is_done: false, pieces, .. } => Err(AnswerError::Cut(pieces.len())),
             Self { pieces, .. } if pieces.is_empty() => Err(AnswerError::Empty),
-            Self { pieces, usage, .. } => Ok(Complete { pieces, usage }),
+            Self { pieces, usage, text, calls, finish_reason, .. } => {
+                Ok(Complete { pieces, usage, text, calls, finish_reason })
+            }
         }
     }
 
@@ -108,6 +148,30 @@ impl Answer {
             self.pieces.push(now);
         }
         self.usage = chunk.usage.or(self.usage);
+        chunk.choices.into_iter().try_for_each(|choice| self.said(choice))
+    }
+
+    fn said(&mut self, choice: Choice) -> Result<(), AnswerError> {
+        let delta = choice.delta.unwrap_or_default();
+        for text in [choice.text, delta.content].into_iter().flatten() {
+            self.text += &text;
+        }
+        self.finish_reason = choice.finish_reason.or(self.finish_reason.take());
+        delta.tool_calls.unwrap_or_default().into_iter().try_for_each(|call| self.called(call))
+    }
+
+    /// Parts of a call come one after the other, those of the next call behind them.
+    fn called(&mut self, CallDelta { index, id, function }: CallDelta) -> Result<(), AnswerError> {
+        if index == self.calls.len() {
+            self.calls.push(Call::default());
+        }
+        let skipped = || AnswerError::Malformed(format!("tool call {index} comes before those in front of it"));
+        let call = self.calls.get_mut(index).ok_or_else(skipped)?;
+        call.id += &id.unwrap_or_default();
+        if let Some(FunctionDelta { name, arguments }) = function {
+            call.name += &name.unwrap_or_default();
+            call.arguments += &arguments.unwrap_or_default();
+        }
         Ok(())
     }
 }
@@ -115,7 +179,10 @@ impl Answer {
 impl Choice {
     fn is_piece(&self) -> bool {
         let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        let delta = self.delta.as_ref().is_some_and(|delta| has(&delta.content) || has(&delta.reasoning_content));
+        let delta = self.delta.as_ref().is_some_and(|delta| {
+            let calls = delta.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
+            calls || [&delta.content, &delta.reasoning, &delta.reasoning_content].into_iter().any(has)
+        });
         delta || has(&self.text)
     }
 }
@@ -175,6 +242,34 @@ mod tests {
     fn completions_without_chat_are_read_too() {
         let piece = "data: {\"choices\":[{\"text\":\"a\",\"index\":0}]}\r\n\r\n";
         assert_eq!(read(&[piece, piece, DONE]).unwrap().pieces.len(), 2);
+    }
+
+    #[test]
+    fn text_and_calls_are_put_together_and_thoughts_left_out() {
+        let chunk = |delta: &str| format!("data: {{\"choices\":[{{\"delta\":{delta}}}]}}\n\n");
+        let complete = read(&[
+            ROLE,
+            &chunk(r#"{"reasoning":"hm","reasoning_content":"hm"}"#),
+            &text("so "),
+            &text("be it"),
+            &chunk(r#"{"tool_calls":[{"index":0,"id":"a","type":"function","function":{"name":"f","arguments":""}}]}"#),
+            &chunk(r#"{"tool_calls":[{"index":0,"function":{"arguments":"{\"x\": "}}]}"#),
+            &chunk(r#"{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}"#),
+            &chunk(r#"{"tool_calls":[{"index":1,"id":"b","function":{"name":"g","arguments":"{}"}}]}"#),
+            &FINISH.replace("stop", "tool_calls"),
+            DONE,
+        ])
+        .unwrap();
+        let call = |id: &str, name: &str, arguments: &str| Call {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        };
+        assert_eq!(complete.text, "so be it");
+        assert_eq!(complete.calls, [call("a", "f", "{\"x\": 1}"), call("b", "g", "{}")]);
+        assert_eq!((complete.finish_reason.as_deref(), complete.pieces.len()), (Some("tool_calls"), 7));
+        let skips = chunk(r#"{"tool_calls":[{"index":1,"function":{"name":"g"}}]}"#);
+        assert!(matches!(read(&[&skips, DONE]), Err(AnswerError::Malformed(_))));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
@@ -20,6 +20,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 use crate::{
     answer::{Answer, AnswerError, Complete, Usage, shortened},
     prompt::{Counted, TokenCount, words},
+    shape::Shape,
 };
 
 /// Error bodies and lists of models are not longer.
@@ -90,6 +91,8 @@ pub enum Prompt {
     Text(String),
     /// As tokens, which only [`Form::Completions`] takes.
     Tokens(Vec<u32>),
+    /// As a conversation, which only [`Form::Chat`] takes.
+    Messages(Vec<Value>),
 }
 
 /// One completion to ask for.
@@ -101,6 +104,8 @@ pub struct Ask {
     pub max_tokens: u32,
     /// Makes the text repeatable where the server can.
     pub seed: u64,
+    /// What the answer has to be; other than text only [`Form::Chat`] takes it.
+    pub shape: Shape,
 }
 
 /// Kinds of failure, as they are counted.
@@ -120,6 +125,8 @@ pub enum FailureKind {
     Timeout,
     /// Never sent: too many were in flight.
     NotSent,
+    /// Never sent: the turn before it in its session failed.
+    Unreached,
     /// The run was stopped first.
     Abandoned,
 }
@@ -134,6 +141,7 @@ impl fmt::Display for FailureKind {
             Self::Malformed => f.write_str("malformed"),
             Self::Timeout => f.write_str("timeout"),
             Self::NotSent => f.write_str("not sent"),
+            Self::Unreached => f.write_str("not reached"),
             Self::Abandoned => f.write_str("abandoned"),
         }
     }
@@ -201,7 +209,7 @@ pub enum ClientError {
     #[error("{what}: {failure}")]
     Endpoint {
         /// What was tried.
-        what: &'static str,
+        what: String,
         /// What happened.
         failure: Failure,
     },
@@ -229,6 +237,8 @@ struct Body<'a> {
     model: &'a str,
     #[serde(flatten)]
     prompt: Value,
+    #[serde(flatten)]
+    shape: Map<String, Value>,
     max_tokens: u32,
     seed: u64,
     stream: bool,
@@ -266,7 +276,7 @@ impl Client {
 
     /// The first model of the endpoint's list.
     pub async fn first_model(&self) -> Result<String, ClientError> {
-        let endpoint = |failure| ClientError::Endpoint { what: "ask for models", failure };
+        let endpoint = |failure| ClientError::Endpoint { what: "ask for models".to_owned(), failure };
         let request = self.request(Method::GET, "/v1/models", Bytes::new());
         let asked = async {
             let body = whole(self.send(request).await?.into_body()).await?;
@@ -282,9 +292,10 @@ impl Client {
         let mut usages = Vec::new();
         for n_words in COUNTED_WORDS {
             let prompt = words(1, n_words).collect::<Vec<_>>().join(" ");
-            let ask = Ask { prompt: Prompt::Text(prompt), max_tokens: 1, seed: 0 };
+            let ask = Ask { prompt: Prompt::Text(prompt), max_tokens: 1, seed: 0, shape: Shape::Text };
             let answer = self.ask(model, &ask, Instant::now() + FIRST_WORDS_TIMEOUT).await;
-            let answer = answer.map_err(|failure| ClientError::Endpoint { what: "ask for one token", failure })?;
+            let what = || format!("ask {model} for one token");
+            let answer = answer.map_err(|failure| ClientError::Endpoint { what: what(), failure })?;
             usages.push(answer.usage);
         }
         let counted =
@@ -300,13 +311,17 @@ impl Client {
     }
 
     async fn stream(&self, model: &str, ask: &Ask) -> Result<Complete, Failure> {
-        let (path, prompt) = match self.options.form {
-            Form::Chat => ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": ask.prompt}]})),
-            Form::Completions => ("/v1/completions", json!({"prompt": ask.prompt})),
+        let (path, prompt) = match (self.options.form, &ask.prompt) {
+            (Form::Chat, Prompt::Messages(messages)) => ("/v1/chat/completions", json!({"messages": messages})),
+            (Form::Chat, prompt) => {
+                ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": prompt}]}))
+            }
+            (Form::Completions, prompt) => ("/v1/completions", json!({"prompt": prompt})),
         };
         let body = Body {
             model,
             prompt,
+            shape: ask.shape.fields(),
             max_tokens: ask.max_tokens,
             seed: ask.seed,
             stream: true,

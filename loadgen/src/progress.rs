@@ -66,12 +66,17 @@ fn text(progress: &Progress<'_>, news: &[Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stoker_loadgen::client::{Failure, FailureKind};
+    use stoker_loadgen::{
+        client::{Failure, FailureKind},
+        run::Which,
+        shape::Kind,
+    };
 
     #[test]
     fn the_line_counts_what_was_sent_answered_and_failed() {
         let failure = Failure { kind: FailureKind::Cut, message: String::new() };
-        let outcomes = [Outcome { planned: None, send_lag: Duration::ZERO, result: Err(failure) }];
+        let which = Which { planned: Duration::ZERO, model_idx: 0, turn_idx: 0, kind: Kind::Text };
+        let outcomes = [Outcome { which, send_lag: Duration::ZERO, result: Err(failure), verdict: None }];
         let progress =
             Progress { elapsed: Duration::from_secs(12), n_planned: 9, n_sent: 3, n_in_flight: 2, outcomes: &outcomes };
         let words = text(&progress, &outcomes);

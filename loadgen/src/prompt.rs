@@ -1,7 +1,9 @@
 //! Prompts of a wanted number of tokens, without the server's tokenizer: words, and how many tokens the server counts
 //! for them. Words differ from request to request, so that a prefix cache finds only what a trace says it finds.
 
-use stoker_workload::{Request, Rng};
+use stoker_workload::Rng;
+
+use crate::session::Turn;
 
 /// Common words: one to two tokens each in every tokenizer.
 const WORDS: [&str; 32] = [
@@ -44,10 +46,10 @@ impl TokenCount {
     }
 }
 
-/// The prompt of a planned request; `idx` makes it unlike the others.
-pub fn prompt(request: &Request, count: TokenCount, idx: u64) -> String {
-    let n_words = count.words(request.prompt_tokens);
-    let n_shared = (f64::from(request.cached_tokens) / count.per_word) as usize;
+/// What the user says in a turn; `idx` makes it unlike the others.
+pub fn prompt(turn: &Turn, count: TokenCount, idx: u64) -> String {
+    let n_words = count.words(turn.prompt_tokens);
+    let n_shared = (f64::from(turn.shared_tokens) / count.per_word) as usize;
     let shared = words(SHARED_SEED, n_shared.min(n_words));
     let own = words(idx + 1, n_words.saturating_sub(n_shared));
     shared.chain(own).collect::<Vec<_>>().join(" ")
@@ -61,12 +63,13 @@ pub fn words(seed: u64, n: usize) -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use stoker_workload::HashIds;
+    use std::time::Duration;
 
     use super::*;
+    use crate::shape::Shape;
 
-    fn request(prompt_tokens: u32, cached_tokens: u32) -> Request {
-        Request { arrived: 0.0, prompt_tokens, cached_tokens, completion_tokens: 1, hash_ids: HashIds::default() }
+    fn turn(prompt_tokens: u32, shared_tokens: u32) -> Turn {
+        Turn { think: Duration::ZERO, prompt_tokens, shared_tokens, completion_tokens: 1, shape: Shape::Text }
     }
 
     #[test]
@@ -74,17 +77,17 @@ mod tests {
         let count = |words, tokens| Counted { words, tokens };
         // Ten tokens of template, one and a half a word.
         let line = TokenCount::through(count(20, 40), count(120, 190)).unwrap();
-        let n_words = |request: &Request| prompt(request, line, 4).split(' ').count();
-        assert_eq!(n_words(&request(310, 0)), 200);
-        assert_eq!(n_words(&request(3, 0)), 1, "a prompt is never empty");
-        assert_eq!(n_words(&request(310, 310)), 200, "cached tokens are among those of the prompt");
+        let n_words = |turn: &Turn| prompt(turn, line, 4).split(' ').count();
+        assert_eq!(n_words(&turn(310, 0)), 200);
+        assert_eq!(n_words(&turn(3, 0)), 1, "a prompt is never empty");
+        assert_eq!(n_words(&turn(310, 310)), 200, "cached tokens are among those of the prompt");
         assert_eq!(TokenCount::through(count(20, 40), count(120, 40)), None);
     }
 
     #[test]
     fn only_the_cached_part_is_shared() {
         let line = TokenCount::through(Counted { words: 0, tokens: 0 }, Counted { words: 1, tokens: 1 }).unwrap();
-        let (one, other) = (prompt(&request(100, 50), line, 1), prompt(&request(100, 50), line, 2));
+        let (one, other) = (prompt(&turn(100, 50), line, 1), prompt(&turn(100, 50), line, 2));
         let same = one.split(' ').zip(other.split(' ')).take_while(|(a, b)| a == b).count();
         assert!((50..60).contains(&same), "{same}");
     }

@@ -1,21 +1,64 @@
-//! A run as a report for a browser, in the look of all pages: the summary, and its course over time. Pure.
+//! A run as a report for a browser, in the look of all pages: the summary, its course over time, and whole distributions, of all
+//! requests and of each model, kind and place in sessions. Pure.
+
+use std::time::Duration;
 
 use stoker_pages::report::{Course, Line, Report, Section};
 
 use crate::{
-    run::{Heard, Outcome},
-    summary::{Failures, Percentiles, Summary},
+    run::{Heard, Model, Outcome},
+    summary::{Failures, Goodput, Group, Percentiles, SORTS, Summary},
 };
 
-const ABOUT: &str = "Written by stoker-load --html. Requests leave when they were planned, answered or not; latencies count from that moment. \
-                     Courses are by the moment at which a request was planned.";
+const ABOUT: &str = "Written by stoker-load --html. Sessions begin when they were planned, answered or not; a later turn is planned when the \
+                     answer before it has ended and its user has thought. Latencies count from the planned moment, and courses over \
+                     time are by it.";
 /// Points of a course at most.
 const POINTS: f64 = 120.0;
+/// A picture has no more lines, since it has no more colours. Tables have all.
+const LINES_MAX: usize = 5;
+
+/// A time that every answer has.
+type Time = fn(&Heard) -> Vec<Duration>;
+
+const TIMES: [(&str, Time); 3] = [
+    ("Milliseconds to the first text", |heard| vec![heard.ttft]),
+    ("Milliseconds between pieces of text", |heard| heard.gaps.clone()),
+    ("Milliseconds to the last text", |heard| vec![heard.e2e]),
+];
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Told<'a> {
+    /// Of all requests.
+    pub summary: &'a Summary,
+    /// Of some of them.
+    pub groups: &'a [Group],
+    /// One by one.
+    pub outcomes: &'a [Outcome],
+    /// What outcomes count models by.
+    pub models: &'a [Model],
+}
 
 /// The file.
-pub fn report(title: &str, summary: &Summary, outcomes: &[Outcome]) -> String {
-    let sections = vec![requests(summary), latencies(summary, outcomes)];
+pub fn report(title: &str, told: Told<'_>) -> String {
+    let all: Vec<&Outcome> = told.outcomes.iter().collect();
+    let mut sections = vec![requests(told.summary), latencies(told.summary, &all), distributions(&[("all", all)])];
+    let by = SORTS.into_iter().map(|by| told.members(by)).filter(|members| !members.is_empty());
+    sections.extend(by.flat_map(|members| [table(&members), compared(&members)]));
     Report { title: title.to_owned(), about: ABOUT.to_owned(), sections }.render()
+}
+
+/// A group and its requests.
+type Members<'a> = Vec<(&'a Group, Vec<&'a Outcome>)>;
+
+impl<'a> Told<'a> {
+    /// The groups of one sort.
+    fn members(&self, by: &str) -> Members<'a> {
+        let belongs = |group: &Group, outcome: &&Outcome| group.name == outcome.group(by, self.models);
+        let groups = self.groups.iter().filter(|group| group.by == by);
+        groups.map(|group| (group, self.outcomes.iter().filter(|one| belongs(group, one)).collect())).collect()
+    }
 }
 
 fn requests(summary: &Summary) -> Section {
@@ -25,8 +68,12 @@ fn requests(summary: &Summary) -> Section {
         row("Answered", summary.answered.to_string()),
         row("Answered a second", format!("{:.2}", summary.answered_per_second)),
         row("Completion tokens a second", format!("{:.1}", summary.completion_tokens_per_second)),
-        row("Met the targets", format!("{} ({:.1} %)", summary.goodput.count, summary.goodput.share * 100.0)),
     ];
+    let good = |Goodput { slo, count, share, .. }: &Goodput| {
+        row(&format!("Met {slo}"), format!("{count} ({:.1} %)", share * 100.0))
+    };
+    rows.extend(summary.goodput.iter().map(good));
+    rows.extend(summary.checked.iter().map(|checked| row("JSON and tool calls", checked.to_string())));
     let failed = |(kind, Failures { count, first }): (&String, &Failures)| row(kind, format!("{count}: {first}"));
     rows.extend(summary.failures.iter().map(failed));
     Section {
@@ -37,7 +84,7 @@ fn requests(summary: &Summary) -> Section {
     }
 }
 
-fn latencies(summary: &Summary, outcomes: &[Outcome]) -> Section {
+fn latencies(summary: &Summary, outcomes: &[&Outcome]) -> Section {
     let rows = [
         ("To the first text", &summary.ttft_seconds),
         ("Between pieces of text", &summary.itl_seconds),
@@ -58,11 +105,11 @@ fn latencies(summary: &Summary, outcomes: &[Outcome]) -> Section {
 }
 
 /// Over steps of at least a second.
-fn courses(outcomes: &[Outcome]) -> Vec<Course> {
-    let planned = |outcome: &Outcome| outcome.planned.map_or(0.0, |planned| planned.as_secs_f64());
-    let step = (outcomes.iter().map(planned).fold(0.0, f64::max) / POINTS).max(1.0);
+fn courses(outcomes: &[&Outcome]) -> Vec<Course> {
+    let planned = |outcome: &Outcome| outcome.which.planned.as_secs_f64();
+    let step = (outcomes.iter().map(|one| planned(one)).fold(0.0, f64::max) / POINTS).max(1.0);
     let mut steps: Vec<Vec<&Outcome>> = Vec::new();
-    for outcome in outcomes.iter().filter(|outcome| outcome.planned.is_some()) {
+    for outcome in outcomes {
         let idx = (planned(outcome) / step) as usize;
         if steps.len() <= idx {
             steps.resize(idx + 1, Vec::new());
@@ -74,20 +121,77 @@ fn courses(outcomes: &[Outcome]) -> Vec<Course> {
         points: steps.iter().enumerate().map(|(idx, all)| (idx as f64 * step, of(all))).collect(),
     };
     let answers = |all: &[&Outcome]| heard(all).count() as f64 / step;
-    let ttft =
-        |of: fn(Percentiles) -> f64| move |all: &[&Outcome]| of(Percentiles::of(heard(all).map(|heard| heard.ttft)));
-    vec![
-        Course {
-            name: "Requests a second".to_owned(),
-            lines: vec![line("answered", &answers), line("planned", &|all| all.len() as f64 / step)],
-        },
-        Course {
-            name: "Seconds to the first text".to_owned(),
-            lines: vec![line("p50", &ttft(|of| of.p50)), line("p99", &ttft(|of| of.p99))],
-        },
-    ]
+    let rates = Course {
+        name: "Requests a second".to_owned(),
+        lines: vec![line("answered", &answers), line("planned", &|all| all.len() as f64 / step)],
+    };
+    let course = |(name, time): (&str, Time)| {
+        let percentile =
+            |of: fn(Percentiles) -> f64| move |all: &[&Outcome]| 1e3 * of(Percentiles::of(times(all, time)));
+        let lines = vec![line("p50", &percentile(|of| of.p50)), line("p99", &percentile(|of| of.p99))];
+        Course { name: name.to_owned(), lines }
+    };
+    std::iter::once(rates).chain(TIMES.map(course)).collect()
 }
 
-fn heard<'a>(outcomes: &'a [&'a Outcome]) -> impl Iterator<Item = &'a Heard> {
-    outcomes.iter().filter_map(|outcome| outcome.result.as_ref().ok())
+/// Every percentile of every time.
+fn distributions(members: &[(&str, Vec<&Outcome>)]) -> Section {
+    let course = |(name, time): (&str, Time)| Course {
+        name: name.to_owned(),
+        lines: members.iter().take(LINES_MAX).map(|(name, all)| percentiles(name, times(all, time))).collect(),
+    };
+    Section {
+        title: "From the fastest to the slowest".to_owned(),
+        courses: TIMES.map(course).to_vec(),
+        along: Some("100 % of them".to_owned()),
+        ..Section::default()
+    }
+}
+
+fn percentiles(name: &str, times: impl Iterator<Item = Duration>) -> Line {
+    let mut ms: Vec<f64> = times.map(|time| time.as_secs_f64() * 1e3).collect();
+    ms.sort_by(f64::total_cmp);
+    let last = ms.len().saturating_sub(1) as f64;
+    let at = |percent: u32| {
+        let idx = (f64::from(percent) / 100.0 * last).round() as usize;
+        ms.get(idx).map(|value| (f64::from(percent), *value))
+    };
+    Line { name: name.to_owned(), points: (0..=100).filter_map(at).collect() }
+}
+
+/// A row for each group.
+fn table(members: &Members<'_>) -> Section {
+    let by = members.first().map_or("", |(group, _)| group.by);
+    let mut columns: Vec<String> =
+        [by, "answered", "ttft p50", "p99", "itl p50", "p99", "e2e p50", "p99"].map(str::to_owned).to_vec();
+    let slos = members.iter().flat_map(|(group, _)| &group.summary.goodput).map(|good| format!("met {}", good.slo));
+    columns.extend(slos.take(members.first().map_or(0, |(group, _)| group.summary.goodput.len())));
+    let row = |(Group { name, summary, .. }, _): &(&Group, Vec<&Outcome>)| {
+        let mut cells = vec![name.clone(), format!("{} / {}", summary.answered, summary.planned)];
+        for Percentiles { p50, p99, .. } in [&summary.ttft_seconds, &summary.itl_seconds, &summary.e2e_seconds] {
+            cells.extend([p50, p99].map(|seconds| format!("{seconds:.3}")));
+        }
+        cells.extend(summary.goodput.iter().map(|good| format!("{:.1} %", good.share * 100.0)));
+        cells
+    };
+    Section {
+        title: format!("By {by}, in seconds"),
+        columns,
+        rows: members.iter().map(row).collect(),
+        ..Section::default()
+    }
+}
+
+fn compared(members: &Members<'_>) -> Section {
+    let named: Vec<_> = members.iter().map(|(group, all)| (group.name.as_str(), all.clone())).collect();
+    let by = members.first().map_or("", |(group, _)| group.by);
+    Section { title: format!("By {by}, from the fastest to the slowest"), ..distributions(&named) }
+}
+
+fn times<'a>(outcomes: &[&'a Outcome], time: Time) -> impl Iterator<Item = Duration> + 'a {
+    heard(outcomes).flat_map(time)
+}
+
+fn heard<'a>(outcomes: &[&'a Outcome]) -> impl Iterator<Item = &'a Heard> + 'a {
+    outcomes.iter().copied().filter_map(|outcome| outcome.result.as_ref().ok()).collect::<Vec<_>>().into_iter()
 }

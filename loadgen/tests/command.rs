@@ -22,7 +22,9 @@ fn complaint(args: &[&str]) -> String {
 #[test]
 fn help_shows_examples_and_says_what_the_words_mean() {
     let help = String::from_utf8(stoker_load(&["--help"]).stdout).unwrap();
-    for words in ["--step 30s:1,60s:8", "goodput", "the planned moment", "promptTokens"] {
+    for words in
+        ["--step 30s:1,60s:8", "goodput", "the planned moment", "promptTokens", "--turns 2..6", "--model large=3"]
+    {
         assert!(help.contains(words), "no {words} in:\n{help}");
     }
 }
@@ -43,9 +45,19 @@ fn bad_arguments_are_refused_with_what_to_write() {
     let url = ["--url", "http://127.0.0.1:1"];
     let refused = |args: &[&str]| complaint(&[&url[..], args].concat());
     assert!(refused(&["--step", "30:1"]).contains("write DURATION:RATE"));
-    assert!(refused(&["--step", "1s:0"]).contains("no request falls into"));
+    assert!(refused(&["--step", "1s:0"]).contains("no session falls into"));
     assert!(refused(&["--step", "1s:1", "--max-tokens", "0"]).contains("lognormal:MEDIAN:SIGMA"));
     assert!(refused(&[]).contains("--step"));
+    let refused = |args: &[&str]| refused(&[&["--step", "1s:9"], args].concat());
+    assert!(refused(&["--slo", "ttft=1s,tpot=1s"]).contains("\"tpot=1s\" is no target: write ttft, itl or e2e"));
+    assert!(refused(&["--tools", "0.2"]).contains("write a percentage"));
+    assert!(refused(&["--tools", "60%", "--schemas", "50%"]).contains("lower one"));
+    assert!(refused(&["--tools", "60%", "--ignore-eos"]).contains("leave it out"));
+    assert!(refused(&["--turns", "2", "--form", "completions"]).contains("--turns needs --form chat"));
+    assert!(refused(&["--turns", "2", "--trace", "x"]).contains("--trace"));
+    assert!(refused(&["--model", "a=0"]).contains("a weight above 0"));
+    assert!(refused(&["--model", "a=2", "--model", "a"]).contains("--model a is given twice"));
+    assert!(refused(&["--schema-file", "absent.json", "--schemas", "1%"]).contains("read absent.json"));
     assert!(complaint(&["--url", "localhost:8000", "--step", "1s:9"]).contains("no http or https URL"));
 }
 

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stoker_loadgen::client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling};
+use stoker_loadgen::{
+    client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling},
+    shape::Shape,
+};
 
 /// For one answer, on a busy machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(120);
@@ -36,7 +39,12 @@ impl Clients {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let threads = (0..count as u64).map(|seed| {
             let (stop, answered, service) = (stop.clone(), answered.clone(), service.clone());
-            let ask = Ask { prompt: Prompt::Text("Tell me a story about the sea.".into()), max_tokens, seed };
+            let ask = Ask {
+                prompt: Prompt::Text("Tell me a story about the sea.".into()),
+                max_tokens,
+                seed,
+                shape: Shape::Text,
+            };
             std::thread::spawn(move || client(&service, &ask, pause, &stop, &answered))
         });
         Self { threads: threads.collect(), stop, answered }

@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 use stoker_crds::endpoints::{EndpointState, ReplicaEndpoint};
-use stoker_loadgen::client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling};
+use stoker_loadgen::{
+    client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling},
+    shape::Shape,
+};
 use tokio::task::JoinHandle;
 
 use crate::{
@@ -124,7 +127,7 @@ impl Asker {
     /// Asks, at the next base if there are several.
     pub async fn ask(&self, prompt: String, max_tokens: u32) -> Result<Timed> {
         let turn = self.n_asked.fetch_add(1, Ordering::Relaxed) as usize;
-        let ask = Ask { prompt: Prompt::Text(prompt), max_tokens, seed: 0 };
+        let ask = Ask { prompt: Prompt::Text(prompt), max_tokens, seed: 0, shape: Shape::Text };
         let begun = Instant::now();
         let answer = self.clients[turn % self.clients.len()].ask(MODEL, &ask, (begun + ANSWERED_WITHIN).into()).await?;
         let first = answer.pieces.first().copied().unwrap_or(begun);

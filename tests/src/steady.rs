@@ -194,7 +194,7 @@ fn load(url: &str, rate: f64, seconds: u32, seed: u64) -> Result<Child> {
     command.args(["--url", url, "--model", NAME, "--json", "--ignore-eos", "--seed", &seed.to_string()]);
     command.args(["--step", &format!("{seconds}s:{rate}")]);
     command.args(["--prompt-tokens", &PROMPT_TOKENS.to_string(), "--max-tokens", &COMPLETION_TOKENS.to_string()]);
-    command.args(["--ttft-ms", &TTFT_MS.to_string(), "--itl-ms", &ITL_MS.to_string()]);
+    command.args(["--slo", &format!("ttft={TTFT_MS}ms,itl={ITL_MS}ms")]);
     command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("start stoker-load")
 }
 
@@ -204,6 +204,6 @@ fn told(load: Child) -> Result<(usize, usize)> {
     ensure!(output.status.success(), "stoker-load answered nothing");
     let summary: Value = serde_json::from_slice(&output.stdout).context("read the summary of stoker-load")?;
     let count = |at: &str| summary.pointer(at).and_then(Value::as_u64).with_context(|| format!("no {at} in {summary}"));
-    let (planned, good) = (count("/planned")?, count("/goodput/count")?);
+    let (planned, good) = (count("/planned")?, count("/goodput/0/count")?);
     Ok((usize::try_from(planned)?, usize::try_from(planned - good)?))
 }

@@ -42,7 +42,9 @@ async fn reports_stand_by_themselves() -> Result<()> {
     let simulate = ["simulate", "--trace", "step", "--against", "kpa:target=0.7", "--out", &out.to_string_lossy()];
     tokio::task::block_in_place(|| run("kubectl-stoker", &simulate))?;
     let agent = AgentProcess::ready(&[]).await?;
-    let args = ["--url", agent.base(), "--step", "3s:2,3s:6", "--max-tokens", "16", "--html", &load.to_string_lossy()];
+    let html = load.to_string_lossy();
+    let load_args = "--step 3s:2,3s:6 --max-tokens 16 --turns 1..2 --tools 30% --slo ttft=1s,itl=100ms";
+    let args: Vec<&str> = load_args.split_whitespace().chain(["--url", agent.base(), "--html", &html]).collect();
     tokio::task::block_in_place(|| run("stoker-load", &args))?;
     let (figures, html) = (ROOT.to_owned() + FIGURES, bench.to_string_lossy());
     tokio::task::block_in_place(|| run("stoker-bench", &["report", &figures, "--run", RUN, "--html", &html]))?;

@@ -28,6 +28,7 @@ mod gateway_tenants;
 mod gateway_tls;
 mod kubectl_stoker;
 mod kubectl_words;
+mod load_generator;
 mod model_prefetch;
 mod model_sources;
 mod monitoring;

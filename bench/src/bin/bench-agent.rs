@@ -11,6 +11,7 @@ use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_loadgen::{
     client::{Ask, Form, Prompt, Sampling},
     run::Heard,
+    shape::Shape,
 };
 
 /// Measures the agent on its embedded model, on this machine's CPU.
@@ -92,6 +93,7 @@ fn asks(n: usize) -> Vec<Ask> {
         prompt: Prompt::Text(format!("Count from {idx} to {}.", idx + 40)),
         max_tokens: COMPLETION_TOKENS,
         seed: idx as u64,
+        shape: Shape::Text,
     };
     (0..n).map(ask).collect()
 }
