@@ -24,6 +24,8 @@ use stoker_agent::lifecycle::Event;
 use stoker_agent::lifecycle::Purpose;
 use stoker_agent::replica::Replica;
 use stoker_agent::replica::Served;
+use stoker_agent::startup;
+use stoker_agent::startup::Loaded;
 use stoker_crds::contract::AgentConfig;
 use stoker_crds::contract::DrainSettings;
 use stoker_crds::contract::EngineSettings;
@@ -50,16 +52,22 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn loading(limits: &EngineLimits) -> Self {
+        Self::loading_with(EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() })
+    }
+
+    fn loading_with(engine: EngineSettings) -> Self {
+        let names = vec!["sim".into(), "alias".into()];
+        let model = ModelConfig { source: "/simulated".into(), served_names: names, ..ModelConfig::default() };
+        Self::configured(model, engine)
+    }
+
+    fn configured(model: ModelConfig, engine: EngineSettings) -> Self {
         let config = AgentConfig {
             revision: "r1".into(),
-            model: ModelConfig {
-                source: "/simulated".into(),
-                served_names: vec!["sim".into(), "alias".into()],
-                ..ModelConfig::default()
-            },
+            model,
             gpus: 0,
             parallelism: ParallelSettings::default(),
-            engine: EngineSettings { max_waiting: Some(limits.max_waiting), ..EngineSettings::default() },
+            engine,
             drain: DrainSettings::default(),
         };
         let settings = Settings::validate(config, StartedBy::Operator).unwrap();
@@ -73,6 +81,19 @@ impl Agent {
         let template = ChatTemplate::compile(template.into(), SpecialTokens::default()).unwrap();
         let engine = SimExecutor::start(script, limits).unwrap();
         agent.replica.serve(Served::new(engine, Some(template), FormatChoice::default()));
+        agent
+    }
+
+    /// As it is started on a folder with a model.
+    pub(crate) fn of_folder(folder: &std::path::Path) -> Self {
+        let model = ModelConfig {
+            source: folder.to_str().unwrap().into(),
+            served_names: vec!["sim".into()],
+            ..ModelConfig::default()
+        };
+        let engine = EngineSettings { threads: Some(1), ..EngineSettings::default() };
+        let agent = Self::configured(model, engine);
+        assert_eq!(startup::load(&agent.replica, ([127, 0, 0, 1], 8000).into()).unwrap(), Loaded::Serving);
         agent
     }
 
